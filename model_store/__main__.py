@@ -1,0 +1,60 @@
+"""Look after a model store: `python -m model_store list | verify | alias | keep`."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from model_store.errors import DubitoError, StoreError
+from model_store.store import ModelStore
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; return the exit code: 0 done, 1 a version is broken, 2 a wrong call."""
+    parser = argparse.ArgumentParser(prog="python -m model_store", description=__doc__)
+    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="every model, its versions and aliases")
+    commands.add_parser("verify", help="read every version and check every file against its manifest")
+    alias = commands.add_parser("alias", help="point an alias at a version; `latest` rolls back")
+    alias.add_argument("name")
+    alias.add_argument("alias")
+    alias.add_argument("version")
+    keep = commands.add_parser("keep", help="delete all versions but the newest N and those with an alias")
+    keep.add_argument("name")
+    keep.add_argument("newest", type=int)
+    options = parser.parse_args(arguments)
+    store = ModelStore(options.store)
+    try:
+        match options.command:
+            case "list":
+                for name in store.names():
+                    aliases = ", ".join(f"{a} -> {v}" for a, v in sorted(store.aliases(name).items()))
+                    print(f"{name}: versions {', '.join(store.versions(name))} ({aliases})")
+            case "verify":
+                return _verify(store)
+            case "alias":
+                store.set_alias(options.name, options.alias, options.version)
+            case "keep":
+                print("deleted:", ", ".join(store.keep(options.name, options.newest)) or "nothing")
+    except DubitoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _verify(store: ModelStore) -> int:
+    broken = 0
+    for name in store.names():
+        for version in store.versions(name):
+            try:
+                store.open(name, version, wanted=())
+                print(f"{name} version {version}: whole")
+            except StoreError as error:
+                print(f"error: {error}")
+                broken += 1
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Conformal p-values of uncertainty scores, and the combined statistic behind the flag.
+
+The calibration data are two splits that the model was not fitted on, scored as served (same draws per row, same
+precision, same runtime), once for each number of draws in a grid, from prefixes of the same draws:
+
+* the *reference* split fits each detector: a detector is a score of which more means more unlike the data. Its
+  p-value for a score s is (1 + #{reference scores >= s}) / (n + 1); its surprise is -log of the same tail
+  probability, interpolated so that it is continuous and strictly increasing beyond the reference scores;
+* the *ranking* split ranks the combined statistic, the sum of the named detectors' surprises. The flag's p-value
+  is (1 + #{ranking statistics >= t}) / (n + 1).
+
+For inputs exchangeable with the ranking split P(p <= fpr) = floor(fpr (n + 1)) / (n + 1), whatever the dependence
+between detectors (Vovk, Gammerman and Shafer, "Algorithmic learning in a random world", 2005, chapter 2; ties make
+it smaller, never larger). The smallest usable fpr is therefore 1 / (n + 1).
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+TAIL_FRACTION = 0.1  # of the reference scores, from which the tail beyond the largest is extrapolated
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the detectors say of N rows. P-values lie in (0, 1]; small ones mean unlike the calibration data."""
+
+    p_value: Float64[np.ndarray, "N"]
+    detector_p_values: dict[str, Float64[np.ndarray, "N"]]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Sorted calibration scores by number of draws. J numbers of draws, n rows of either split."""
+
+    draw_counts: Int64[np.ndarray, "J"]
+    combined: tuple[str, ...]
+    reference: dict[str, Float64[np.ndarray, "J n"]]
+    ranking: Float64[np.ndarray, "J m"]
+
+    @classmethod
+    def fit(
+        cls,
+        draw_counts: list[int],
+        reference_scores: dict[str, Float64[np.ndarray, "J n"]],
+        ranking_scores: dict[str, Float64[np.ndarray, "J m"]],
+        combined: tuple[str, ...],
+    ) -> Self:
+        """Fit detectors on the reference split's scores and rank the ranking split's combined statistic.
+
+        Args:
+            draw_counts: the J numbers of draws that the scores were made with, rising.
+            reference_scores: each detector's scores of the reference split, (J, n).
+            ranking_scores: the same of the ranking split, (J, m).
+            combined: names of the detectors whose surprises are added up for the flag.
+        """
+        reference = {name: np.sort(scores, axis=1) for name, scores in reference_scores.items()}
+        ranking = [
+            combined_surprise({name: reference[name][j] for name in combined}, row_scores(ranking_scores, j))
+            for j in range(len(draw_counts))
+        ]
+        return cls(np.array(draw_counts, dtype=np.int64), combined, reference, np.sort(np.stack(ranking), axis=1))
+
+    @property
+    def smallest_fpr(self) -> float:
+        """The smallest false-positive rate that this calibration can tell apart from 0."""
+        return 1.0 / (self.ranking.shape[1] + 1)
+
+    def draws_used(self, num_draws: int) -> int:
+        """How many of a request's draws the detectors look at: the largest calibrated number it has.
+
+        The first draws of a seed are draws of that seed, so a request with a number of draws that was not
+        calibrated is judged, exactly as calibrated, by its first ones.
+        """
+        return int(self.draw_counts[np.searchsorted(self.draw_counts, num_draws, side="right") - 1])
+
+    def judge(self, scores: dict[str, Float64[np.ndarray, "N"]], num_draws: int) -> Judgement:
+        """Return p-values of N rows whose scores were made with `num_draws` draws, a calibrated number.
+
+        Raises:
+            ValueError: if that number of draws was not calibrated.
+        """
+        (match,) = np.nonzero(self.draw_counts == num_draws)
+        if match.size == 0:
+            raise ValueError(f"expected one of {self.draw_counts.tolist()} draws, got {num_draws}")
+        j = int(match[0])
+        reference = {name: sorted_scores[j] for name, sorted_scores in self.reference.items()}
+        statistic = combined_surprise({name: reference[name] for name in self.combined}, scores)
+        return Judgement(
+            conformal_p_value(statistic, self.ranking[j]),
+            {name: conformal_p_value(scores[name], reference[name]) for name in reference},
+        )
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Return the arrays of `calibration.safetensors`."""
+        return {
+            "draw_counts": self.draw_counts,
+            "ranking": self.ranking,
+            **{f"reference.{name}": scores for name, scores in self.reference.items()},
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, np.ndarray], combined: tuple[str, ...]) -> Self:
+        """Read back what `tensors` gave; raises ValueError for anything inconsistent."""
+        reference = {
+            key.removeprefix("reference."): value for key, value in tensors.items() if key.startswith("reference.")
+        }
+        missing = [name for name in ("draw_counts", "ranking") if name not in tensors]
+        missing += [f"reference.{name}" for name in combined if name not in reference]
+        if missing:
+            raise ValueError(f"expected tensors {missing}, which are not there")
+        draw_counts, ranking = tensors["draw_counts"], tensors["ranking"]
+        rising = draw_counts.ndim == 1 and draw_counts.size > 0 and draw_counts[0] == 1
+        if not rising or draw_counts.dtype != np.int64 or np.any(np.diff(draw_counts) <= 0):
+            raise ValueError("draw_counts: expected rising int64 numbers from 1")
+        for name, array in {"ranking": ranking, **reference}.items():
+            shaped = array.ndim == 2 and len(array) == len(draw_counts) and array.shape[1] > 0
+            if not shaped or array.dtype != np.float64 or not np.all(np.diff(array, axis=1) >= 0):
+                raise ValueError(f"{name}: expected sorted float64 rows, one for each of draw_counts")
+        return cls(draw_counts, combined, reference, ranking)
+
+
+def row_scores(scores: dict[str, Float64[np.ndarray, "J n"]], j: int) -> dict[str, Float64[np.ndarray, "n"]]:
+    """Return each detector's scores at the j-th number of draws."""
+    return {name: values[j] for name, values in scores.items()}
+
+
+def conformal_p_value(
+    score: Float64[np.ndarray, "N"], calibration: Float64[np.ndarray, "n"]
+) -> Float64[np.ndarray, "N"]:
+    """Return (1 + #{calibration >= score}) / (n + 1), `calibration` sorted."""
+    n = len(calibration)
+    return (1.0 + n - np.searchsorted(calibration, score, side="left")) / (n + 1.0)
+
+
+def surprise(score: Float64[np.ndarray, "N"], reference: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "N"]:
+    """Return -log of the reference's smoothed tail probability at each score, in nats, 0 or more.
+
+    Linear between the sorted reference scores; beyond the largest an exponential tail whose mean excess is that of
+    the largest tenth, so that scores never seen are still told apart.
+    """
+    n = len(reference)
+    tail = -np.log((n - np.arange(n)) / (n + 1.0))
+    inside = np.interp(score, reference, tail)
+    top = reference[-max(1, int(TAIL_FRACTION * n)) :]
+    scale = float(np.mean(top) - top[0])
+    if scale <= 0.0:  # equal scores say nothing of the tail: take their size as its unit
+        scale = max(abs(float(reference[-1])), 1.0)
+    return inside + np.maximum(score - reference[-1], 0.0) / scale
+
+
+def combined_surprise(
+    reference: dict[str, Float64[np.ndarray, "n"]], scores: dict[str, Float64[np.ndarray, "N"]]
+) -> Float64[np.ndarray, "N"]:
+    """Return the sum of the surprises of the detectors in `reference`, sorted scores by name."""
+    return np.sum([surprise(scores[name], sorted_scores) for name, sorted_scores in reference.items()], axis=0)

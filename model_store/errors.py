@@ -1,0 +1,43 @@
+"""Errors of the domain. They know nothing of HTTP; `service.problems` maps each to a status.
+
+DubitoError
+├── InvalidInput          a value that a person gave: the field, what was expected, what came
+└── StoreError
+    ├── NotFound          no such model, version or alias
+    ├── BrokenArtifact    a version that must not be served: the file and what is wrong with it
+    └── UnsupportedFormat a version written in a format that this reader does not know
+"""
+
+
+class DubitoError(Exception):
+    """Any error that Dubito raises on purpose; its text is fit to be shown to a user."""
+
+
+class InvalidInput(DubitoError):
+    """A value that cannot be used. The text names the field, what was expected and what came."""
+
+    def __init__(self, field: str, expected: str, got: str) -> None:
+        super().__init__(f"{field}: expected {expected}, got {got}")
+        self.field = field
+        self.expected = expected
+        self.got = got
+
+
+class StoreError(DubitoError):
+    """Something about the model store or one of its artifacts."""
+
+
+class NotFound(StoreError):
+    """No model, version or alias of that name."""
+
+
+class BrokenArtifact(StoreError):
+    """A version whose files are missing, truncated, changed or not what the manifest says."""
+
+    def __init__(self, name: str, version: str, file: str, reason: str) -> None:
+        super().__init__(f"model {name} version {version}: {file}: {reason}")
+        self.file = file
+
+
+class UnsupportedFormat(StoreError):
+    """A version whose `format_version` this reader does not know."""

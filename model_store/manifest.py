@@ -1,0 +1,93 @@
+"""The manifest of an artifact. `model_store/README.md` specifies it field by field."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+FORMAT_VERSION = 1
+GRAPHS = ("sampler.onnx", "network.onnx")
+FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Record(BaseModel):
+    """A frozen record that refuses unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class InputSpec(Record):
+    """A row as a caller sends it, in the units of the data that the model was fitted on."""
+
+    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+    dtype: Literal["float32"] = "float32"
+    minimum: float
+    maximum: float
+
+
+class OutputSpec(Record):
+    """What the network gives for each draw and row: log class probabilities."""
+
+    classes: Annotated[tuple[str, ...], Field(min_length=2)]
+
+
+class NoiseSpec(Record):
+    """The noise of a draw, and the draw that the sampler makes of it."""
+
+    algorithm: str
+    dimension: Annotated[int, Field(ge=1)]
+    theta_dimension: Annotated[int, Field(ge=1)]
+    paired: bool
+    default_draws: Annotated[int, Field(ge=1)]
+
+
+class DetectorSpec(Record):
+    """How the flag was calibrated."""
+
+    density: tuple[str, ...]
+    combined: Annotated[tuple[str, ...], Field(min_length=1)]
+    draw_counts: Annotated[tuple[int, ...], Field(min_length=1)]
+    reference_rows: Annotated[int, Field(ge=1)]
+    ranking_rows: Annotated[int, Field(ge=1)]
+    smallest_fpr: Annotated[float, Field(gt=0, lt=1)]
+    scores_version: Literal[1] = 1
+
+
+class FileSpec(Record):
+    """Size and digest of a file of the artifact."""
+
+    sha256: Sha256
+    size: Annotated[int, Field(ge=0)]
+
+
+class Description(Record):
+    """What training says of a model: all of the manifest that the store does not add when it publishes."""
+
+    method: str
+    task: Literal["classification"]
+    input: InputSpec
+    output: OutputSpec
+    noise: NoiseSpec
+    detectors: DetectorSpec
+    training: dict[str, Any]
+    quality: dict[str, float]
+    parity: dict[str, float]
+
+
+class Manifest(Description):
+    """The whole manifest: `manifest.json`."""
+
+    format_version: Literal[1] = 1
+    name: Name
+    version: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}$")]
+    created: AwareDatetime
+    files: dict[str, FileSpec]
+
+    @model_validator(mode="after")
+    def _holds_the_required_files(self) -> "Manifest":
+        if set(self.files) != set(FILES):
+            raise ValueError(f"files: expected {sorted(FILES)}, got {sorted(self.files)}")
+        return self

@@ -1,0 +1,112 @@
+"""A published model, loaded and ready to predict: manifest, runtime and calibration."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from jaxtyping import Float32, Float64
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
+from model_store.calibration import Calibration, Judgement
+from model_store.errors import BrokenArtifact
+from model_store.manifest import GRAPHS, Manifest
+from model_store.noise import NOISE_ALGORITHM
+from model_store.runtime import GraphError, Runtime
+from model_store.scores import PredictiveSums, Scores, predictive_scores
+from model_store.store import Artifact
+
+CALIBRATION_FILE = "calibration.safetensors"
+NEEDED = (*GRAPHS, CALIBRATION_FILE)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of N rows: the scores of all draws, and the flag's judgement.
+
+    `detected` holds each detector's score. Detectors of posterior scores look at the first draws, as many as the
+    largest calibrated number, so that their p-values are exact whatever number of draws was asked for.
+    """
+
+    scores: Scores
+    detected: dict[str, Float64[np.ndarray, "N"]]
+    judgement: Judgement
+
+
+@dataclass(frozen=True)
+class Model:
+    """A published model. Its methods may be called from several threads at once."""
+
+    manifest: Manifest
+    runtime: Runtime
+    calibration: Calibration
+
+    @classmethod
+    def load(cls, artifact: Artifact, threads: int = 0) -> Self:
+        """Make a model of a verified artifact.
+
+        Raises:
+            BrokenArtifact: if a file is not what this version of Dubito can run; it names the file.
+        """
+        manifest = artifact.manifest
+
+        def broken(file: str, reason: str) -> BrokenArtifact:
+            return BrokenArtifact(manifest.name, manifest.version, file, reason)
+
+        if manifest.noise.algorithm != NOISE_ALGORITHM:
+            raise broken("manifest.json", f"noise.algorithm: expected {NOISE_ALGORITHM!r}, the one known here")
+        try:
+            runtime = Runtime(
+                artifact.files["sampler.onnx"],
+                artifact.files["network.onnx"],
+                manifest.noise.dimension,
+                threads,
+            )
+        except GraphError as error:
+            raise broken(error.file, error.reason) from None
+        try:
+            calibration = Calibration.from_tensors(
+                load(artifact.files[CALIBRATION_FILE]), manifest.detectors.combined
+            )
+        except (SafetensorError, ValueError) as error:
+            raise broken(CALIBRATION_FILE, str(error)) from None
+        model = cls(manifest, runtime, calibration)
+        try:
+            model.warm_up()
+        except Exception:
+            raise broken("network.onnx", "it does not run on rows of the manifest's shape") from None
+        return model
+
+    @property
+    def row_size(self) -> int:
+        """How many numbers a flat row has."""
+        return int(np.prod(self.manifest.input.shape))
+
+    def warm_up(self) -> None:
+        """Predict once, so that the first caller does not pay for it and a wrong graph is found out."""
+        theta = self.runtime.draw(0, 0, 2)
+        self.predict(np.zeros((1, self.row_size), dtype=np.float32), theta)
+
+    def predict(self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K D"]) -> Prediction:
+        """Return scores and judgement of rows under the K draws in `theta`, all rows the same."""
+        return self.judge(*self.runtime.run(x, theta[:, None]))
+
+    def judge(self, log_probs: Float32[np.ndarray, "K N C"], density: Float32[np.ndarray, "N M"]) -> Prediction:
+        """Return scores and judgement of rows, given what the network says of them under each draw."""
+        num_draws = len(log_probs)
+        used = self.calibration.draws_used(num_draws)
+        sums = PredictiveSums.from_log_probs(log_probs[:used])
+        if used == num_draws:
+            scores = judged = predictive_scores(sums)
+        else:
+            judged = predictive_scores(sums, standard_errors=False)
+            scores = predictive_scores(sums.merge(PredictiveSums.from_log_probs(log_probs[used:], used)))
+        detected = detector_scores(judged, density, self.manifest.detectors.density)
+        return Prediction(scores, detected, self.calibration.judge(detected, used))
+
+
+def detector_scores(
+    scores: Scores, density: Float32[np.ndarray, "N M"], names: tuple[str, ...]
+) -> dict[str, Float64[np.ndarray, "N"]]:
+    """Return every detector's score by name: the posterior scores, then the density scores of the graph."""
+    return {**scores.by_name(), **dict(zip(names, density.T.astype(np.float64), strict=True))}

@@ -1,0 +1,102 @@
+"""Running an artifact's two graphs with onnxruntime: the same code for calibration and for the service.
+
+Rows are padded and draws are taken in chunks of bounded size, neither of which changes a bit of any row's answer:
+every row of a matrix product is summed in the same order, however many rows stand beside it. The exception is a
+single row, for which libraries switch to other kernels, so no product here has fewer than `MIN_ROWS` rows.
+"""
+
+import os
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from jaxtyping import Float32
+
+from model_store.noise import standard_normal
+
+MIN_ROWS = 4
+CHUNK_ROWS = 1024  # rows x draws in one run of the network: intermediate results stay in the processor's cache
+
+
+class GraphError(ValueError):
+    """A graph that cannot be a sampler or a network: the file and the reason."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(f"{file}: {reason}")
+        self.file = file
+        self.reason = reason
+
+
+class Runtime:
+    """The sampler (eps -> theta) and the network (x, theta -> log_probs, features, density) of a model."""
+
+    def __init__(self, sampler: bytes, network: bytes, noise_dimension: int, threads: int = 0) -> None:
+        """Make sessions of serialised graphs; `threads` 0 means one for each processor this process may use.
+
+        Raises:
+            GraphError: if a graph is not one that a sampler or network can be.
+        """
+        self.noise_dimension = noise_dimension
+        threads = threads or len(os.sched_getaffinity(0))
+        self._sampler = _session("sampler.onnx", sampler, threads, {"eps"}, {"theta"})
+        self._network = _session(
+            "network.onnx", network, threads, {"x", "theta"}, {"log_probs", "features", "density"}
+        )
+
+    def draw(self, seed: int, first_draw: int, num_draws: int) -> Float32[np.ndarray, "K D"]:
+        """Return theta of draws `first_draw` and on of a seed."""
+        return self.sample(standard_normal(seed, first_draw, num_draws, self.noise_dimension))
+
+    def sample(self, eps: Float32[np.ndarray, "K E"]) -> Float32[np.ndarray, "K D"]:
+        """Return theta of each row of noise."""
+        return self._sampler.run(["theta"], {"eps": pad(eps)})[0][: len(eps)]
+
+    def run(
+        self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
+    ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
+        """Return log class probabilities of each draw and row, and the density detectors' scores of each row.
+
+        `theta` has one draw for all rows (P = 1) or one for each (P = N).
+        """
+        padded = pad(x)
+        if theta.shape[1] > 1 and len(padded) > len(x):
+            theta = np.concatenate([theta, np.repeat(theta[:, -1:], len(padded) - len(x), axis=1)], axis=1)
+        draws = max(1, CHUNK_ROWS // len(padded))
+        log_probs, density = self._network.run(["log_probs", "density"], {"x": padded, "theta": theta[:draws]})
+        parts = [log_probs]
+        for k in range(draws, len(theta), draws):
+            parts += self._network.run(["log_probs"], {"x": padded, "theta": theta[k : k + draws]})
+        log_probs = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return log_probs[:, : len(x)], density[: len(x)]
+
+
+def pad(rows: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "M I"]:
+    """Repeat the last row until there are `MIN_ROWS` at least."""
+    missing = max(0, MIN_ROWS - len(rows))
+    return np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)]) if missing else rows
+
+
+def _session(file: str, content: bytes, threads: int, inputs: set[str], outputs: set[str]) -> ort.InferenceSession:
+    try:
+        graph = onnx.load_model_from_string(content).graph
+    except Exception:
+        raise GraphError(file, "is not an ONNX model") from None
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in graph.initializer):
+        raise GraphError(file, "keeps weights in another file, which is refused")
+    if {i.name for i in graph.input} != inputs or {o.name for o in graph.output} != outputs:
+        raise GraphError(file, f"expected inputs {sorted(inputs)} and outputs {sorted(outputs)}")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # spinning burns an idle core
+    try:
+        return ort.InferenceSession(content, options, providers=providers())
+    except Exception:
+        raise GraphError(file, "onnxruntime cannot load it") from None
+
+
+def providers() -> list[str]:
+    """Return onnxruntime's providers to use: CUDA where this build of it has it, else the processor."""
+    wanted = ("CUDAExecutionProvider", "CPUExecutionProvider")
+    return [name for name in wanted if name in ort.get_available_providers()]

@@ -1,0 +1,181 @@
+"""Predictive scores of a classifier from its Monte Carlo draws, as sums over draws that merge.
+
+Axes: K draws, N rows, C classes, G groups of draws. Quantities of information are in nats. With p_k the class
+probabilities of draw k, p their mean and H the Shannon entropy, a row's scores are
+
+    entropy            H(p)                                 total doubt,           0 .. log C
+    expected_entropy   mean_k H(p_k)                        doubt of the draws,    0 .. log C
+    bald               H(p) - mean_k H(p_k)                 disagreement,          0 .. log C
+                       = mean_k KL(p_k || p)                (Houlsby et al. 2011)
+    mean_std           mean_c std_k(p_kc)                   disagreement,          0 .. 1/2
+    variation_ratio    1 - max_c p_c                        total doubt,           0 .. 1 - 1/C
+
+(Gal, Islam and Ghahramani, "Deep Bayesian active learning with image data", 2017, section 4). More is more
+uncertain. Plug-in BALD is biased by about -BALD / K.
+
+Draw k belongs to group k mod G, and a `PredictiveSums` holds, for each group, the mean, the centred sum of
+squares and the mean entropy. Two of them over disjoint draws merge exactly, so draws may be split over time,
+threads or machines. Standard errors come from each group's influence on a score (the infinitesimal jackknife):
+of a draw on BALD it is KL(p_k || p) - BALD. Up to G draws a group is one draw; beyond, a group is its draws' mean.
+They hold to first order, for independent draws.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Self
+
+import numpy as np
+from jaxtyping import Float, Float64, Int64
+
+SCORE_NAMES = ("entropy", "bald", "mean_std", "variation_ratio")
+GROUPS = 100
+
+
+@dataclass(frozen=True)
+class PredictiveSums:
+    """Sums over draws of N rows, in float64, by group of draws."""
+
+    num_draws: Int64[np.ndarray, "G"]
+    mean_probs: Float64[np.ndarray, "G N C"]
+    squared_deviations: Float64[np.ndarray, "G N C"]  # sum over the group's draws of (p - the group's mean)^2
+    mean_entropy: Float64[np.ndarray, "G N"]
+
+    @classmethod
+    def from_log_probs(cls, log_probs: Float[np.ndarray, "K N C"], first_draw: int = 0, groups: int = GROUPS) -> Self:
+        """Sum draws `first_draw`, `first_draw + 1`, ... given by their log class probabilities.
+
+        Args:
+            log_probs: natural logarithms, -inf allowed for a probability of 0.
+            first_draw: index of the first draw within its seed, which decides the groups.
+            groups: G, into how many groups draws are sorted; sums merge only with sums of the same G.
+        """
+        num_draws, num_rows, _ = log_probs.shape
+        log_probs_K_N_C = log_probs.astype(np.float64)
+        probs_K_N_C = np.exp(log_probs_K_N_C)
+        entropy_K_N = -np.sum(_p_log(probs_K_N_C, log_probs_K_N_C), axis=2)
+        counts_G = np.bincount((first_draw + np.arange(num_draws)) % groups, minlength=groups)
+        if num_draws <= groups:  # each group holds one draw at most
+            order = (first_draw + np.arange(num_draws)) % groups
+            mean_G_N_C = np.zeros((groups, *probs_K_N_C.shape[1:]))
+            mean_G_N_C[order] = probs_K_N_C
+            entropy_G_N = np.zeros((groups, num_rows))
+            entropy_G_N[order] = entropy_K_N
+            return cls(counts_G, mean_G_N_C, np.zeros_like(mean_G_N_C), entropy_G_N)
+        first, rest = np.split(np.arange(num_draws), [groups])
+        return cls.from_log_probs(log_probs[first], first_draw, groups).merge(
+            cls.from_log_probs(log_probs[rest], first_draw + groups, groups)
+        )
+
+    def merge(self, other: Self) -> Self:
+        """Return the sums over the draws of both, which must be of the same rows and share no draw."""
+        if self.mean_probs.shape != other.mean_probs.shape:
+            raise ValueError(
+                f"expected sums of shape (groups, rows, classes) {self.mean_probs.shape}, "
+                f"got {other.mean_probs.shape}"
+            )
+        num_draws_G = self.num_draws + other.num_draws
+        share_G = other.num_draws / np.maximum(num_draws_G, 1)
+        share_G_1_1 = share_G[:, None, None]
+        difference = other.mean_probs - self.mean_probs
+        return type(self)(
+            num_draws_G,
+            self.mean_probs + share_G_1_1 * difference,
+            self.squared_deviations
+            + other.squared_deviations
+            + (self.num_draws[:, None, None] * share_G_1_1) * difference**2,
+            self.mean_entropy + share_G[:, None] * (other.mean_entropy - self.mean_entropy),
+        )
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The predictive scores of N rows, as in the table above; standard errors are None with one group of draws."""
+
+    num_draws: int
+    probabilities: Float64[np.ndarray, "N C"]
+    entropy: Float64[np.ndarray, "N"]
+    expected_entropy: Float64[np.ndarray, "N"]
+    bald: Float64[np.ndarray, "N"]
+    mean_std: Float64[np.ndarray, "N"]
+    variation_ratio: Float64[np.ndarray, "N"]
+    standard_error: dict[str, Float64[np.ndarray, "N"]] | None
+
+    def by_name(self) -> dict[str, Float64[np.ndarray, "N"]]:
+        """Return the scores of doubt, more meaning more uncertain, by name."""
+        return {name: getattr(self, name) for name in SCORE_NAMES}
+
+    @classmethod
+    def concatenate(cls, parts: list["Scores"]) -> "Scores":
+        """Return the scores of all parts' rows, in order; the parts must be of the same number of draws."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        kept = {
+            field.name: np.concatenate([getattr(part, field.name) for part in parts])
+            for field in fields(cls)
+            if isinstance(getattr(first, field.name), np.ndarray)
+        }
+        errors = None
+        if first.standard_error is not None:
+            errors = {
+                name: np.concatenate([(part.standard_error or {})[name] for part in parts])
+                for name in first.standard_error
+            }
+        return cls(num_draws=first.num_draws, standard_error=errors, **kept)
+
+
+def predictive_scores(sums: PredictiveSums, standard_errors: bool = True) -> Scores:
+    """Return the scores of the draws summed in `sums`; raises ValueError where it holds none."""
+    used = sums.num_draws > 0
+    num_draws = int(sums.num_draws.sum())
+    if num_draws == 0:
+        raise ValueError("expected at least one draw, got none")
+    weight_G = sums.num_draws[used] / num_draws
+    weight_G_1 = weight_G[:, None]
+    weight_G_1_1 = weight_G[:, None, None]
+    mean_G_N_C = sums.mean_probs[used]
+    within_G_N_C = sums.squared_deviations[used] / sums.num_draws[used][:, None, None]
+
+    probs_N_C = np.sum(weight_G_1_1 * mean_G_N_C, axis=0)
+    deviation_G_N_C = mean_G_N_C - probs_N_C
+    square_G_N_C = deviation_G_N_C**2 + within_G_N_C
+    std_N_C = np.sqrt(np.sum(weight_G_1_1 * square_G_N_C, axis=0))
+    log_probs_N_C = np.log(probs_N_C, out=np.zeros_like(probs_N_C), where=probs_N_C > 0)
+    # The group's mean of the cross entropy -sum_c p_kc log p_c; its mean over groups is H(p).
+    cross_entropy_G_N = -np.sum(mean_G_N_C * log_probs_N_C, axis=2)
+    entropy_G_N = sums.mean_entropy[used]
+    divergence_G_N = cross_entropy_G_N - entropy_G_N  # the group's mean of KL(p_k || p)
+
+    entropy_N = np.sum(weight_G_1 * cross_entropy_G_N, axis=0)
+    expected_entropy_N = np.sum(weight_G_1 * entropy_G_N, axis=0)
+    bald_N = np.maximum(entropy_N - expected_entropy_N, 0.0)  # below 0 by rounding only
+    label_N = np.argmax(probs_N_C, axis=1)
+
+    errors = None
+    if standard_errors and len(weight_G) > 1:
+        std_slope_N_C = np.divide(0.5, std_N_C, out=np.zeros_like(std_N_C), where=std_N_C > 0)
+        influence = {
+            "entropy": cross_entropy_G_N - entropy_N,
+            "bald": divergence_G_N - (entropy_N - expected_entropy_N),
+            "mean_std": np.mean((square_G_N_C - std_N_C**2) * std_slope_N_C, axis=2),
+            "variation_ratio": deviation_G_N_C[:, np.arange(len(label_N)), label_N],
+        }
+        # Unbiased for independent draws: E sum w^2 I^2 = (1 - sum w^2) sigma^2 / K.
+        scale = 1.0 - np.sum(weight_G**2)
+        errors = {name: np.sqrt(np.sum((weight_G_1 * i) ** 2, axis=0) / scale) for name, i in influence.items()}
+    return Scores(
+        num_draws=num_draws,
+        probabilities=probs_N_C,
+        entropy=entropy_N,
+        expected_entropy=expected_entropy_N,
+        bald=bald_N,
+        mean_std=np.mean(std_N_C, axis=1),
+        variation_ratio=1.0 - np.max(probs_N_C, axis=1),
+        standard_error=errors,
+    )
+
+
+def _p_log(
+    probs: Float64[np.ndarray, "*shape"], log_probs: Float64[np.ndarray, "*shape"]
+) -> Float64[np.ndarray, "*shape"]:
+    """Return p log p, 0 where p is 0."""
+    return np.multiply(probs, log_probs, out=np.zeros_like(probs), where=probs > 0)

@@ -1,0 +1,1 @@
+"""The online half: a FastAPI application that draws posterior samples for every request."""

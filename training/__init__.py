@@ -1,0 +1,1 @@
+"""The offline half: networks, hypernetworks, fitting, calibration and export."""

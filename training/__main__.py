@@ -1,0 +1,83 @@
+"""Fit, calibrate, export and publish: `python -m training fit RECIPE`."""
+
+import argparse
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+
+from model_store.errors import DubitoError, InvalidInput
+from model_store.store import ModelStore
+
+WRONG_INPUT = 2
+INTERRUPTED = 130
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; return the exit code: 0 done, 2 wrong input, 130 interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    fit = commands.add_parser("fit", help="fit a recipe on its data and publish the model")
+    fit.add_argument("recipe", type=Path, help="a TOML file, such as recipes/digits.toml")
+    fit.add_argument("--data", metavar="SRC", help="in place of the recipe's source: `digits` or `idx:DIR`")
+    fit.add_argument("--name", help="publish under this name in place of the recipe's")
+    fit.add_argument("--seed", type=int, help="in place of the recipe's seed")
+    fit.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    fit.add_argument("--quiet", action="store_true", help="no progress bar")
+    options = parser.parse_args(arguments)
+    try:
+        return _fit(options)
+    except DubitoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    except KeyboardInterrupt:
+        print("\nstopped; run the same command again to go on from the last checkpoint", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _fit(options: argparse.Namespace) -> int:
+    from training import recipe as recipes  # wrong calls and --help answer before torch is imported
+    from training.data import load, split
+    from training.fit import Run, training_facts
+    from training.publish import device_named, publish
+
+    recipe = recipes.load(options.recipe)
+    recipe = recipes.override(recipe, name=options.name, seed=options.seed, source=options.data)
+    data = load(recipe.data.source, Path(os.environ.get("DUBITO_DATA", "data")))
+    section = recipe.data
+    splits = split(data, section.validation_rows, section.reference_rows, section.ranking_rows, recipe.seed)
+    store = ModelStore(Path(os.environ.get("DUBITO_STORE", "models")))
+    device = device_named(options.device)
+
+    run_id = sha256(f"{recipe.digest()} {data.digest()} {device.type}".encode()).hexdigest()[:12]
+    folder = Path(os.environ.get("DUBITO_RUNS", "runs")) / f"{recipe.name}-{run_id}"
+    with _locked(folder):
+        run = Run(recipe, splits, len(data.classes), folder, device)
+        begun = f"going on from step {run.progress.step}" if run.resumed else f"{run.steps} steps"
+        print(f"{recipe.name}: {len(splits.train)} training rows, {begun} on {device.type}; run in {folder}")
+        model = run.fit(quiet=options.quiet)
+        manifest = publish(store, recipe.name, model, recipe, data, splits, training_facts(run, splits), print)
+        run.checkpoint.unlink()
+    for key, value in manifest.quality.items():
+        print(f"  {key:32} {value:.4f}")
+    print(f"published {manifest.name} version {manifest.version}; plot: {folder / 'progress.png'}")
+    return 0
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a run's folder, so that two processes never write one run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidInput("run", "a run that no other process works on", f"{folder}, which one does") from None
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

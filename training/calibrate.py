@@ -1,0 +1,89 @@
+"""Calibration of a model as it is served, and its measured quality."""
+
+import numpy as np
+from jaxtyping import Float32, Float64
+
+from model_store.calibration import Calibration
+from model_store.model import detector_scores
+from model_store.noise import MAX_SEED
+from model_store.runtime import Runtime
+from model_store.scores import PredictiveSums, Scores, predictive_scores
+from training.data import Rows
+from training.posteriors import hash_key
+
+DRAW_COUNTS = (1, 2, 3, 5, 10, 20, 30, 50, 75, 100, 200, 500, 1000)
+CHUNK_ROWS = 32
+CALIBRATION = 5  # the random stream of this module's draws, beside those of `training.fit`
+
+
+def draw_counts(default_draws: int) -> list[int]:
+    """Return the numbers of draws to calibrate: a grid up to the default number, and that number itself."""
+    return sorted({count for count in DRAW_COUNTS if count < default_draws} | {default_draws})
+
+
+def lone_scores(
+    runtime: Runtime, rows: Rows, counts: list[int], seed: int
+) -> tuple[list[Scores], Float32[np.ndarray, "N M"]]:
+    """Score each row with its own draws, as a lone request would be, once for each number of draws.
+
+    Row i has the seed `lone_seed(seed, i)`; all numbers of draws are prefixes of the same draws. Returns the scores
+    for each number of draws, and the density detectors' scores.
+    """
+    parts: list[list[Scores]] = []
+    densities = []
+    for start in range(0, len(rows), CHUNK_ROWS):
+        x = rows.x[start : start + CHUNK_ROWS]
+        draws = [runtime.draw(lone_seed(seed, start + i), 0, counts[-1]) for i in range(len(x))]
+        log_probs, density = runtime.run(x, np.stack(draws, axis=1))
+        densities.append(density)
+        sums = None
+        parts.append([])
+        for first, last in zip([0, *counts], counts, strict=False):
+            more = PredictiveSums.from_log_probs(log_probs[first:last], first)
+            sums = more if sums is None else sums.merge(more)
+            parts[-1].append(predictive_scores(sums, standard_errors=False))
+    scores = [Scores.concatenate([part[j] for part in parts]) for j in range(len(counts))]
+    return scores, np.concatenate(densities)
+
+
+def lone_seed(seed: int, row: int) -> int:
+    """Return the draw seed of a calibration row."""
+    return hash_key(seed, CALIBRATION, row) % (MAX_SEED + 1)
+
+
+def by_detector(
+    scores: list[Scores], density: Float32[np.ndarray, "n M"], names: tuple[str, ...]
+) -> dict[str, Float64[np.ndarray, "J n"]]:
+    """Return each detector's scores at each number of draws."""
+    detected = [detector_scores(s, density, names) for s in scores]
+    return {name: np.stack([d[name] for d in detected]) for name in detected[0]}
+
+
+def calibrate(
+    runtime: Runtime,
+    reference: Rows,
+    ranking: Rows,
+    counts: list[int],
+    density: tuple[str, ...],
+    combined: tuple[str, ...],
+    seed: int,
+) -> Calibration:
+    """Fit and rank the detectors on two splits that the model was not fitted on."""
+    reference_scores = by_detector(*lone_scores(runtime, reference, counts, hash_key(seed, 0)), density)
+    ranking_scores = by_detector(*lone_scores(runtime, ranking, counts, hash_key(seed, 1)), density)
+    return Calibration.fit(counts, reference_scores, ranking_scores, combined)
+
+
+def quality(scores: Scores, y: np.ndarray) -> dict[str, float]:
+    """Return accuracy, log-likelihood (nats a row), Brier score and expected calibration error (15 bins)."""
+    probs = scores.probabilities
+    confidence, correct = probs.max(axis=1), probs.argmax(axis=1) == y
+    bins = np.minimum((confidence * 15).astype(int), 14)
+    gaps = [abs((correct[bins == b] - confidence[bins == b]).sum()) for b in range(15)]
+    one_hot = np.eye(probs.shape[1])[y]
+    return {
+        "accuracy": float(correct.mean()),
+        "log_likelihood": float(np.log(np.maximum(probs[np.arange(len(y)), y], 1e-300)).mean()),
+        "brier": float(np.square(probs - one_hot).sum(axis=1).mean()),
+        "expected_calibration_error": float(sum(gaps) / len(y)),
+    }

@@ -1,0 +1,109 @@
+"""Export of a fitted model to the two graphs that the service runs, and their parity with torch."""
+
+import io
+import logging
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+
+from model_store.errors import DubitoError
+from model_store.noise import standard_normal
+from model_store.runtime import Runtime
+from training.data import Rows
+from training.detectors import ServedNetwork
+from training.model import BayesianModel
+
+OPSET = 20
+PARITY_TOLERANCE = 1e-3  # a graph that computes something else is off by far more, rounding by far less
+PARITY_ROWS = 64
+PARITY_DRAWS = 16
+
+
+class ParityError(DubitoError):
+    """The exported graphs do not compute what the fitted model computes."""
+
+
+def export(model: BayesianModel, network: ServedNetwork) -> dict[str, bytes]:
+    """Return `sampler.onnx` (eps -> theta) and `network.onnx` (x, theta -> log_probs, features, density)."""
+    rows, draws = 3, 2
+    x = torch.zeros(rows, model.network.sizes[0])
+    eps = torch.zeros(draws, model.posterior.noise_dimension)
+    theta = torch.zeros(draws, rows, model.posterior.theta_dimension)
+    k, n = torch.export.Dim("draws"), torch.export.Dim("rows")
+    sampler = _graph(model.posterior, (eps,), {"eps": {0: k}}, ["theta"])
+    outputs = ["log_probs", "features", "density"]
+    served = _graph(network, (x, theta), {"x": {0: n}, "theta": {0: k, 1: n}}, outputs)
+    # Nothing in the graph depends on whether theta has a row for each of x or one for all: let it broadcast.
+    (theta_input,) = (i for i in served.graph.input if i.name == "theta")
+    theta_input.type.tensor_type.shape.dim[1].dim_param = "pairs"
+    del served.graph.value_info[:]
+    return {"sampler.onnx": sampler.SerializeToString(), "network.onnx": served.SerializeToString()}
+
+
+def _graph(
+    module: nn.Module,
+    inputs: tuple[Tensor, ...],
+    dynamic_shapes: dict[str, dict[int, torch.export.Dim]],
+    outputs: list[str],
+) -> onnx.ModelProto:
+    chatter = io.StringIO()
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings(), redirect_stdout(chatter), redirect_stderr(chatter):
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            module,
+            inputs,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=list(dynamic_shapes),
+            output_names=outputs,
+            dynamic_shapes=tuple(dynamic_shapes.values()),
+            verbose=False,
+        )
+    assert program is not None
+    graph: onnx.ModelProto = program.model_proto
+    graph.doc_string = ""
+    for node in graph.graph.node:  # export notes name files of the machine that wrote them
+        del node.metadata_props[:]
+        node.doc_string = ""
+    onnx.checker.check_model(graph)
+    return graph
+
+
+@torch.no_grad()
+def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows: Rows) -> dict[str, float]:
+    """Return the largest differences between torch and the runtime, same noise, with shared and paired draws.
+
+    Of theta and of probabilities the differences are absolute, of density scores relative.
+
+    Raises:
+        ParityError: if one is more than `PARITY_TOLERANCE`.
+    """
+    x = rows.x[:PARITY_ROWS]
+    eps = standard_normal(0, 0, PARITY_DRAWS * len(x), model.posterior.noise_dimension)
+    theta = model.posterior(torch.from_numpy(eps)).numpy()
+    served = runtime.sample(eps)
+    worst = {"theta": _largest(served - theta), "probabilities": 0.0, "density": 0.0}
+    paired = theta.reshape(PARITY_DRAWS, len(x), -1)
+    for shared_or_paired in (paired[:, :1], paired):
+        log_probs, _, density = network(torch.from_numpy(x), torch.from_numpy(shared_or_paired))
+        got_log_probs, got_density = runtime.run(x, shared_or_paired)
+        relative = np.abs(got_density / density.numpy() - 1.0)
+        worst["probabilities"] = max(
+            worst["probabilities"], _largest(np.exp(got_log_probs) - log_probs.exp().numpy())
+        )
+        worst["density"] = max(worst["density"], _largest(relative))
+    for name, difference in worst.items():
+        if not difference <= PARITY_TOLERANCE:
+            raise ParityError(
+                f"parity: expected {name} within {PARITY_TOLERANCE} of torch's, got a difference of {difference}"
+            )
+    return worst
+
+
+def _largest(difference: np.ndarray) -> float:
+    return float(np.max(np.abs(difference)))

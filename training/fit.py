@@ -1,0 +1,204 @@
+"""The training loop: one for CPU and CUDA, seeded, resumable, with progress, metrics and a plot.
+
+Everything random is a function of the recipe's seed and of the step or epoch alone, and a checkpoint holds the rest
+(parameters, optimiser, best parameters, the epoch's sums). So a run that is killed and started again does the same
+arithmetic as one that was not, and ends with the same weights.
+"""
+
+import json
+import time
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from training.checkpoint import (
+    load_module,
+    load_optimizer,
+    module_tensors,
+    optimizer_tensors,
+    read_checkpoint,
+    write_atomically,
+    write_checkpoint,
+)
+from training.data import Rows, Splits
+from training.model import BayesianModel, build, initialise
+from training.objectives import negative_elbo
+from training.plots import plot_run
+from training.posteriors import hash_key, standard_noise
+from training.recipe import Recipe
+
+INITIALISATION_ROWS = 1000
+# What a random stream is for: part of its key, so that no two streams are one.
+INITIAL_ROWS, ORDER, STEP_NOISE, VALIDATION_NOISE = range(1, 5)
+
+
+@dataclass
+class Progress:
+    """Where a run stands, beside its tensors. It is stored as JSON."""
+
+    step: int
+    best_epoch: int
+    history: list[dict[str, float]]
+    seconds: float
+
+
+class Run:
+    """A run of a recipe on its data in a folder: `checkpoint.safetensors`, `metrics.jsonl`, `progress.png`."""
+
+    def __init__(self, recipe: Recipe, splits: Splits, num_classes: int, folder: Path, device: torch.device) -> None:
+        """Begin a run, or take it up where the folder's checkpoint left it."""
+        self.recipe = recipe
+        self.folder = folder
+        self.device = device
+        self.train = _tensors(splits.train, device)
+        self.validation = _tensors(splits.validation, device)
+        self.rows = len(splits.train)
+        self.batch_rows = min(recipe.training.batch_rows, self.rows)
+        self.epoch_steps = self.rows // self.batch_rows
+        self.steps = recipe.training.epochs * self.epoch_steps
+        self.model = build(recipe, splits.train.x.shape[1], num_classes).to(device)
+        self.parameters = list(self.model.parameters())
+        self.optimizer = torch.optim.Adam(self.parameters, lr=recipe.training.learning_rate, fused=True)
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # of the epoch: nll, KL, correct rows
+        self.best: dict[str, Tensor] = {}
+        self.progress = Progress(step=0, best_epoch=-1, history=[], seconds=0.0)
+        self.resumed = self.checkpoint.exists()
+        if self.resumed:
+            self._restore()
+        else:
+            order = _order(self.rows, recipe.seed, INITIAL_ROWS)[:INITIALISATION_ROWS]
+            initialise(self.model, self.train[0][order.to(device)])
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint's path."""
+        return self.folder / "checkpoint.safetensors"
+
+    def fit(self, quiet: bool = False) -> BayesianModel:
+        """Train to the end and return the model with the best validation log-likelihood."""
+        settings = self.recipe.training
+        begun = saved = time.monotonic()
+        before = self.progress.seconds
+        bar = tqdm(total=self.steps, initial=self.progress.step, unit="step", disable=quiet, dynamic_ncols=True)
+        order = None
+        with bar:
+            while self.progress.step < self.steps:
+                epoch, i = divmod(self.progress.step, self.epoch_steps)
+                if order is None or i == 0:
+                    order = _order(self.rows, self.recipe.seed, ORDER, epoch).to(self.device)
+                self._step(order[i * self.batch_rows : (i + 1) * self.batch_rows])
+                self.progress.step += 1
+                self.progress.seconds = before + time.monotonic() - begun
+                bar.update()
+                if i + 1 == self.epoch_steps:
+                    metrics = self._end_epoch(epoch)
+                    bar.set_postfix_str(
+                        f"epoch {epoch + 1}/{settings.epochs} loss {metrics['loss']:.4f} "
+                        f"KL {metrics['kl']:.0f} accuracy {metrics['validation_accuracy']:.4f}"
+                    )
+                if self.progress.step == self.steps or time.monotonic() - saved > settings.checkpoint_interval_s:
+                    self._save()
+                    saved = time.monotonic()
+        load_module(self.model, self.best, "best")
+        return self.model
+
+    def _step(self, index: Tensor) -> None:
+        settings = self.recipe.training
+        step = self.progress.step
+        decay = settings.final_learning_rate / settings.learning_rate
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.learning_rate * decay ** (step / self.steps)
+        x, y = self.train[0][index], self.train[1][index]
+        eps = standard_noise(1, self.model.posterior.noise_dimension, self.recipe.seed, STEP_NOISE, step)
+        theta, kl = self.model.posterior.sample(eps.to(self.device))
+        log_probs, _ = self.model.network(x, theta[:, None])
+        loss, nll = negative_elbo(log_probs, y, kl, self._kl_weight(step))
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.parameters, settings.gradient_norm)
+        self.optimizer.step()
+        correct = (log_probs[0].argmax(1) == y).double().mean()
+        self.sums += torch.stack([nll.detach().double(), kl.detach().mean().double(), correct])
+
+    def _kl_weight(self, step: int) -> float:
+        ramp = self.recipe.training.kl_ramp_epochs * self.epoch_steps
+        return min(1.0, (step + 1) / ramp if ramp else 1.0) / self.rows
+
+    def _end_epoch(self, epoch: int) -> dict[str, float]:
+        nll, kl, accuracy = (self.sums / self.epoch_steps).tolist()
+        self.sums.zero_()
+        settings = self.recipe.training
+        dimension = self.model.posterior.noise_dimension
+        eps = standard_noise(settings.validation_draws, dimension, self.recipe.seed, VALIDATION_NOISE).to(self.device)
+        x, y = self.validation
+        probs = self.model.predict(x, eps)
+        with torch.no_grad():
+            theta_std = self.model.posterior(eps).std(0).mean().item()
+        metrics = {
+            "epoch": epoch + 1,
+            "loss": nll + kl / self.rows,
+            "nll": nll,
+            "kl": kl,
+            "train_accuracy": accuracy,
+            "validation_log_likelihood": probs.gather(1, y[:, None]).log().mean().item(),
+            "validation_accuracy": (probs.argmax(1) == y).double().mean().item(),
+            "theta_std": theta_std,  # stays at its start where the posterior has collapsed
+            "seconds": self.progress.seconds,
+        }
+        history = self.progress.history
+        best = max((m["validation_log_likelihood"] for m in history), default=float("-inf"))
+        history.append(metrics)
+        if not self.best or metrics["validation_log_likelihood"] > best:
+            self.best = module_tensors(self.model, "best")
+            self.progress.best_epoch = epoch + 1
+        lines = "".join(json.dumps(m) + "\n" for m in history)
+        write_atomically(self.folder / "metrics.jsonl", lines.encode())
+        if epoch + 1 == settings.epochs or (epoch + 1) % max(1, settings.epochs // 10) == 0:
+            plot_run(history, self.folder / "progress.png", self.recipe.name)
+        return metrics
+
+    def _save(self) -> None:
+        tensors = {
+            **module_tensors(self.model, "model"),
+            **self.best,
+            **optimizer_tensors(self.optimizer),
+            "sums": self.sums,
+        }
+        write_checkpoint(self.checkpoint, tensors, vars(self.progress))
+
+    def _restore(self) -> None:
+        tensors, facts = read_checkpoint(self.checkpoint)
+        load_module(self.model, tensors, "model")
+        load_optimizer(self.optimizer, tensors)
+        self.best = {name: tensor for name, tensor in tensors.items() if name.startswith("best.")}
+        self.sums.copy_(tensors["sums"])
+        self.progress = Progress(**facts)
+
+
+def training_facts(run: Run, splits: Splits) -> dict[str, Any]:
+    """Return what the manifest says of a finished run."""
+    return {
+        "recipe": run.recipe.model_dump(mode="json"),
+        "rows": {name: len(rows) for name, rows in vars(splits).items()},
+        "epochs": run.recipe.training.epochs,
+        "best_epoch": run.progress.best_epoch,
+        "steps": run.steps,
+        "seconds": round(run.progress.seconds, 1),
+        "parameters": sum(p.numel() for p in chain(run.parameters)),
+        "torch": torch.__version__,
+        "device": run.device.type,
+        "validation_log_likelihood": run.progress.history[run.progress.best_epoch - 1]["validation_log_likelihood"],
+    }
+
+
+def _tensors(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(rows.x).to(device), torch.from_numpy(rows.y).to(device)
+
+
+def _order(rows: int, *key: int) -> Tensor:
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(hash_key(*key)))

@@ -1,0 +1,171 @@
+"""Invertible hypernetworks: normalizing flows from noise to parameters, with log-determinants.
+
+A transform maps z of shape (..., D) to (z', log |det dz'/dz|) with shapes (..., D) and (...). Only the direction from
+noise to parameters is needed: variational inference evaluates the density of its own samples (Krueger et al. 2017,
+"Bayesian hypernetworks", equation 6: log q(theta) = log N(eps; 0, I) - log |det dtheta/deps|).
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+LOG_SCALE_BOUND = 2.0  # of a coupling: one step stretches a coordinate by e^2 at most
+NEAR_IDENTITY = 0.01  # initial weight-norm scale of a conditioner's output layer
+
+
+class WeightNormLinear(nn.Module):
+    """A linear layer with weight g V / |V| (Salimans and Kingma 2016), the product scaled rather than the weight.
+
+    With a mask, of shape (out, in), V is masked before it is normalised.
+    """
+
+    mask: Tensor | None
+
+    def __init__(
+        self, inputs: int, outputs: int, generator: torch.Generator, scale: float, mask: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.direction = nn.Parameter(torch.randn(outputs, inputs, generator=generator) / math.sqrt(inputs))
+        self.scale = nn.Parameter(torch.full((outputs,), scale))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, x: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
+        """Return g (x . V / |V|) + b."""
+        direction = self.direction if self.mask is None else self.direction * self.mask
+        # A unit that the mask cuts off from every input has V = 0 and is its bias alone.
+        norm = torch.linalg.vector_norm(direction, dim=1).clamp(min=1e-12)
+        return functional.linear(x, direction) * (self.scale / norm) + self.bias
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        """Mask and normalise V for good: the same function, with less to compute and to store."""
+        direction = self.direction if self.mask is None else self.direction * self.mask
+        self.direction.copy_(functional.normalize(direction, dim=1, eps=1e-12))
+        self.mask = None
+
+
+class Conditioner(nn.Module):
+    """A network of one ReLU layer that gives a shift and a bounded log-scale for each of `outputs` coordinates."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        hidden: int,
+        generator: torch.Generator,
+        masks: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        hidden_mask, output_mask = (None, None) if masks is None else (masks[0], masks[1].repeat(2, 1))
+        self.hidden = WeightNormLinear(inputs, hidden, generator, 1.0, hidden_mask)
+        self.output = WeightNormLinear(hidden, 2 * outputs, generator, NEAR_IDENTITY, output_mask)
+
+    def forward(
+        self, z: Float[Tensor, "*batch in"]
+    ) -> tuple[Float[Tensor, "*batch out"], Float[Tensor, "*batch out"]]:
+        """Return (shift, log-scale), the latter within `LOG_SCALE_BOUND` of 0."""
+        shift, log_scale = self.output(torch.relu(self.hidden(z))).chunk(2, dim=-1)
+        return shift, LOG_SCALE_BOUND * torch.tanh(log_scale / LOG_SCALE_BOUND)
+
+
+class Coupling(nn.Module):
+    """An affine coupling (Dinh et al. 2016, "Density estimation using Real NVP", equations 7 and 8).
+
+    The first half of the coordinates stays and decides how the second half is scaled and shifted.
+    """
+
+    def __init__(self, dimension: int, hidden: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.kept = dimension // 2
+        self.conditioner = Conditioner(self.kept, dimension - self.kept, hidden, generator)
+
+    def forward(self, z: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
+        """Return (z', log |det|)."""
+        kept, moved = z[..., : self.kept], z[..., self.kept :]
+        shift, log_scale = self.conditioner(kept)
+        return torch.cat([kept, moved * torch.exp(log_scale) + shift], dim=-1), log_scale.sum(-1)
+
+
+class Autoregressive(nn.Module):
+    """A step of inverse autoregressive flow, z' = mean + std z (Kingma et al. 2016, equation 10).
+
+    Mean and std of coordinate i depend on coordinates before i alone, by MADE's masks (Germain et al. 2015,
+    equations 8 and 9): hidden units get degrees in turn, so that every coordinate but the last is seen.
+    """
+
+    def __init__(self, dimension: int, hidden: int, generator: torch.Generator) -> None:
+        super().__init__()
+        degree_in = torch.arange(1, dimension + 1)
+        degree_hidden = 1 + torch.arange(hidden) * max(dimension - 1, 1) // hidden
+        hidden_mask = (degree_hidden[:, None] >= degree_in[None, :]).float()
+        output_mask = (degree_in[:, None] > degree_hidden[None, :]).float()
+        self.conditioner = Conditioner(dimension, dimension, hidden, generator, (hidden_mask, output_mask))
+
+    def forward(self, z: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
+        """Return (z', log |det|)."""
+        mean, log_std = self.conditioner(z)
+        return mean + torch.exp(log_std) * z, log_std.sum(-1)
+
+
+class Permutation(nn.Module):
+    """A fixed random permutation of the coordinates, so that each step couples others."""
+
+    order: Tensor
+
+    def __init__(self, dimension: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.register_buffer("order", torch.randperm(dimension, generator=generator))
+
+    def forward(self, z: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
+        """Return (z', 0)."""
+        return z.index_select(-1, self.order), z.new_zeros(z.shape[:-1])
+
+
+class ElementwiseAffine(nn.Module):
+    """z' = shift + exp(log_scale) z: alone, a factorial Gaussian."""
+
+    def __init__(self, dimension: int, log_scale: float) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(dimension))
+        self.log_scale = nn.Parameter(torch.full((dimension,), float(log_scale)))
+
+    def forward(self, z: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
+        """Return (z', log |det|)."""
+        return self.shift + torch.exp(self.log_scale) * z, self.log_scale.sum().expand(z.shape[:-1])
+
+
+class Composition(nn.Module):
+    """Transforms one after the other; their log-determinants add up."""
+
+    def __init__(self, transforms: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.transforms = nn.ModuleList(transforms)
+
+    def forward(self, z: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
+        """Return (z', log |det|)."""
+        log_det = z.new_zeros(z.shape[:-1])
+        for transform in self.transforms:
+            z, step_log_det = transform(z)
+            log_det = log_det + step_log_det
+        return z, log_det
+
+
+def realnvp(dimension: int, couplings: int, hidden: int, log_scale: float, generator: torch.Generator) -> Composition:
+    """Return a RealNVP of any number of couplings (0: elementwise affine alone), elementwise affine last."""
+    steps: list[nn.Module] = []
+    for _ in range(couplings):
+        steps += [Permutation(dimension, generator), Coupling(dimension, hidden, generator)]
+    return Composition([*steps, ElementwiseAffine(dimension, log_scale)])
+
+
+def iaf(dimension: int, couplings: int, hidden: int, log_scale: float, generator: torch.Generator) -> Composition:
+    """Return an inverse autoregressive flow of any number of steps (0: elementwise affine alone), affine last."""
+    steps: list[nn.Module] = []
+    for _ in range(couplings):
+        steps += [Permutation(dimension, generator), Autoregressive(dimension, hidden, generator)]
+    return Composition([*steps, ElementwiseAffine(dimension, log_scale)])

@@ -1,0 +1,39 @@
+"""Pictures of runs."""
+
+import io
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from training.checkpoint import write_atomically
+
+
+def plot_run(history: list[dict[str, float]], path: Path, title: str) -> None:
+    """Draw loss, KL, accuracy and the spread of theta against the epoch, as a PNG."""
+    panels = {
+        "nats a row": {"loss": "-ELBO", "nll": "training -log p", "validation_log_likelihood": "validation -log p"},
+        "KL to the prior (nats)": {"kl": "KL"},
+        "error (%)": {"train_accuracy": "training, one draw", "validation_accuracy": "validation"},
+        "std of theta": {"theta_std": "mean over units"},
+    }
+    plt.switch_backend("Agg")
+    figure, axes = plt.subplots(1, len(panels), figsize=(16, 3.6), layout="constrained")
+    epochs = [metrics["epoch"] for metrics in history]
+    for axis, (label, curves) in zip(axes, panels.items(), strict=True):
+        for key, name in curves.items():
+            values = [metrics[key] for metrics in history]
+            if key.endswith("accuracy"):
+                values = [100 * (1 - value) for value in values]
+            elif key.endswith("log_likelihood"):
+                values = [-value for value in values]
+            axis.plot(epochs, values, label=name, marker="o" if len(epochs) == 1 else None)
+        axis.set(xlabel="epoch", ylabel=label)
+        axis.grid(alpha=0.3)
+        if label != "std of theta" and min(line.get_ydata().min() for line in axis.lines) > 0:
+            axis.set_yscale("log")
+        axis.legend()
+    figure.suptitle(title)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=100)
+    plt.close(figure)
+    write_atomically(path, picture.getvalue())

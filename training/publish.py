@@ -1,0 +1,123 @@
+"""From a fitted model to a published version: export, check, calibrate, measure, publish."""
+
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import save as save_arrays
+from safetensors.torch import save as save_tensors
+
+from model_store.calibration import Calibration
+from model_store.manifest import Description, DetectorSpec, InputSpec, Manifest, NoiseSpec, OutputSpec
+from model_store.model import detector_scores
+from model_store.noise import NOISE_ALGORITHM
+from model_store.runtime import Runtime
+from model_store.store import ModelStore
+from training.calibrate import calibrate, draw_counts, lone_scores, quality
+from training.data import Dataset, Rows, Splits
+from training.detectors import Residual, ServedNetwork
+from training.export import export, parity
+from training.flows import WeightNormLinear
+from training.model import BayesianModel
+from training.posteriors import hash_key
+from training.recipe import Recipe
+
+
+def publish(
+    store: ModelStore,
+    name: str,
+    model: BayesianModel,
+    recipe: Recipe,
+    data: Dataset,
+    splits: Splits,
+    facts: dict[str, Any],
+    say: Callable[[str], None],
+) -> Manifest:
+    """Export, check, calibrate and measure a fitted model, and publish it as a new version of `name`.
+
+    Raises:
+        ParityError: if the exported graphs do not compute what the model computes; nothing is published.
+        InvalidInput: if the name is not fit for a model.
+    """
+    model = model.cpu().eval()
+    fold(model)
+    weights = {key: tensor.detach().clone().contiguous() for key, tensor in model.state_dict().items()}
+    say("exporting")
+    network = ServedNetwork(model.network, {"residual": Residual.fit(torch.from_numpy(splits.train.x))}).eval()
+    density = tuple(network.density)
+    files = export(model, network)
+    runtime = Runtime(files["sampler.onnx"], files["network.onnx"], model.posterior.noise_dimension)
+    differences = parity(model, network, runtime, splits.validation)
+
+    counts = draw_counts(recipe.serving.draws)
+    combined = tuple(recipe.serving.combined)
+    say(f"calibrating on {len(splits.reference)} + {len(splits.ranking)} rows")
+    calibration = calibrate(runtime, splits.reference, splits.ranking, counts, density, combined, recipe.seed)
+    say(f"measuring on {len(splits.test)} test rows")
+    measured = measure(runtime, calibration, density, splits, data, recipe.seed)
+
+    description = Description(
+        method=recipe.method,
+        task="classification",
+        input=InputSpec(shape=data.shape, minimum=data.minimum, maximum=data.maximum),
+        output=OutputSpec(classes=data.classes),
+        noise=NoiseSpec(
+            algorithm=NOISE_ALGORITHM,
+            dimension=model.posterior.noise_dimension,
+            theta_dimension=model.posterior.theta_dimension,
+            paired=True,
+            default_draws=recipe.serving.draws,
+        ),
+        detectors=DetectorSpec(
+            density=density,
+            combined=combined,
+            draw_counts=tuple(counts),
+            reference_rows=len(splits.reference),
+            ranking_rows=len(splits.ranking),
+            smallest_fpr=calibration.smallest_fpr,
+        ),
+        training={**facts, "data_digest": data.digest(), "python": platform.python_version()},
+        quality=measured,
+        parity=differences,
+    )
+    files["weights.safetensors"] = save_tensors(weights)
+    files["calibration.safetensors"] = save_arrays(calibration.tensors())
+    return store.publish(name, description, files)
+
+
+def fold(model: BayesianModel) -> None:
+    """Normalise all weight-normed directions for good; the model computes the same."""
+    model.network.normalise()
+    for module in model.modules():
+        if isinstance(module, WeightNormLinear):
+            module.fold()
+
+
+def measure(
+    runtime: Runtime, calibration: Calibration, density: tuple[str, ...], splits: Splits, data: Dataset, seed: int
+) -> dict[str, float]:
+    """Return measured quality, all of it as served: each row with its own draws, at the default number.
+
+    The accuracy and likelihood of the test rows; how often the flag fires on them at fpr .05; and how often it
+    fires on uniform noise in the data's range, the plainest input that is unlike the data.
+    """
+    counts = calibration.draw_counts.tolist()[-1:]
+    scores, scores_density = lone_scores(runtime, splits.test, counts, hash_key(seed, 2))
+    noise_rows = np.random.default_rng(hash_key(seed, 3)).uniform(data.minimum, data.maximum, splits.test.x.shape)
+    noise = Rows(noise_rows.astype(np.float32)[:1000], splits.test.y[:1000])
+    noise_scores, noise_density = lone_scores(runtime, noise, counts, hash_key(seed, 4))
+    flagged = {}
+    for key, (scored,), dense in (
+        ("flag_rate_at_05", scores, scores_density),
+        ("uniform_noise_flagged_at_05", noise_scores, noise_density),
+    ):
+        judgement = calibration.judge(detector_scores(scored, dense, density), counts[0])
+        flagged[key] = float(np.mean(judgement.p_value <= 0.05))
+    return {**{f"test_{k}": v for k, v in quality(scores[0], splits.test.y).items()}, **flagged}
+
+
+def device_named(name: str) -> torch.device:
+    """Return a torch device; `auto` is CUDA where there is one."""
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
