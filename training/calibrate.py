@@ -21,20 +21,21 @@ def draw_counts(default_draws: int) -> list[int]:
     return sorted({count for count in DRAW_COUNTS if count < default_draws} | {default_draws})
 
 
-def lone_scores(
-    runtime: Runtime, rows: Rows, counts: list[int], seed: int
+def served_scores(
+    runtime: Runtime, rows: Rows, counts: list[int], seed: int, share: int = 1
 ) -> tuple[list[Scores], Float32[np.ndarray, "N M"]]:
-    """Score each row with its own draws, as a lone request would be, once for each number of draws.
+    """Score rows as requests of `share` rows are served (1: each with its own draws), once for each number of draws.
 
-    Row i has the seed `lone_seed(seed, i)`; all numbers of draws are prefixes of the same draws. Returns the scores
-    for each number of draws, and the density detectors' scores.
+    Request i has the seed `draw_seed(seed, i)`; all numbers of draws are prefixes of the same draws. Returns the
+    scores for each number of draws, and the density detectors' scores.
     """
     parts: list[list[Scores]] = []
     densities = []
     for start in range(0, len(rows), CHUNK_ROWS):
         x = rows.x[start : start + CHUNK_ROWS]
-        draws = [runtime.draw(lone_seed(seed, start + i), 0, counts[-1]) for i in range(len(x))]
-        log_probs, density = runtime.run(x, np.stack(draws, axis=1))
+        requests = range(start // share, -(-(start + len(x)) // share))
+        draws = np.stack([runtime.draw(draw_seed(seed, i), 0, counts[-1]) for i in requests], axis=1)
+        log_probs, density = runtime.run(x, np.repeat(draws, share, axis=1)[:, : len(x)])
         densities.append(density)
         sums = None
         parts.append([])
@@ -46,9 +47,9 @@ def lone_scores(
     return scores, np.concatenate(densities)
 
 
-def lone_seed(seed: int, row: int) -> int:
-    """Return the draw seed of a calibration row."""
-    return hash_key(seed, CALIBRATION, row) % (MAX_SEED + 1)
+def draw_seed(seed: int, request: int) -> int:
+    """Return the draw seed of a calibration request."""
+    return hash_key(seed, CALIBRATION, request) % (MAX_SEED + 1)
 
 
 def by_detector(
@@ -69,8 +70,8 @@ def calibrate(
     seed: int,
 ) -> Calibration:
     """Fit and rank the detectors on two splits that the model was not fitted on."""
-    reference_scores = by_detector(*lone_scores(runtime, reference, counts, hash_key(seed, 0)), density)
-    ranking_scores = by_detector(*lone_scores(runtime, ranking, counts, hash_key(seed, 1)), density)
+    reference_scores = by_detector(*served_scores(runtime, reference, counts, hash_key(seed, 0)), density)
+    ranking_scores = by_detector(*served_scores(runtime, ranking, counts, hash_key(seed, 1)), density)
     return Calibration.fit(counts, reference_scores, ranking_scores, combined)
 
 

@@ -15,7 +15,7 @@ from model_store.model import detector_scores
 from model_store.noise import NOISE_ALGORITHM
 from model_store.runtime import Runtime
 from model_store.store import ModelStore
-from training.calibrate import calibrate, draw_counts, lone_scores, quality
+from training.calibrate import calibrate, draw_counts, quality, served_scores
 from training.data import Dataset, Rows, Splits
 from training.detectors import Residual, ServedNetwork
 from training.export import export, parity
@@ -23,6 +23,8 @@ from training.flows import WeightNormLinear
 from training.model import BayesianModel
 from training.posteriors import hash_key
 from training.recipe import Recipe
+
+MEASURED_ROWS = 16  # rows that share draws when quality is measured
 
 
 def publish(
@@ -98,16 +100,16 @@ def fold(model: BayesianModel) -> None:
 def measure(
     runtime: Runtime, calibration: Calibration, density: tuple[str, ...], splits: Splits, data: Dataset, seed: int
 ) -> dict[str, float]:
-    """Return measured quality, all of it as served: each row with its own draws, at the default number.
+    """Return measured quality, all of it as served in requests of `MEASURED_ROWS` rows at the default draws.
 
     The accuracy and likelihood of the test rows; how often the flag fires on them at fpr .05; and how often it
     fires on uniform noise in the data's range, the plainest input that is unlike the data.
     """
     counts = calibration.draw_counts.tolist()[-1:]
-    scores, scores_density = lone_scores(runtime, splits.test, counts, hash_key(seed, 2))
+    scores, scores_density = served_scores(runtime, splits.test, counts, hash_key(seed, 2), MEASURED_ROWS)
     noise_rows = np.random.default_rng(hash_key(seed, 3)).uniform(data.minimum, data.maximum, splits.test.x.shape)
     noise = Rows(noise_rows.astype(np.float32)[:1000], splits.test.y[:1000])
-    noise_scores, noise_density = lone_scores(runtime, noise, counts, hash_key(seed, 4))
+    noise_scores, noise_density = served_scores(runtime, noise, counts, hash_key(seed, 4), MEASURED_ROWS)
     flagged = {}
     for key, (scored,), dense in (
         ("flag_rate_at_05", scores, scores_density),

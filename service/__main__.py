@@ -1,0 +1,34 @@
+"""Serve: `python -m service`."""
+
+import logging
+import sys
+
+import uvicorn
+
+from model_store.errors import DubitoError
+from service.app import create_app
+from service.settings import read_settings
+
+
+def main() -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 2 a wrong setting."""
+    try:
+        settings = read_settings()
+    except DubitoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    uvicorn.run(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        timeout_graceful_shutdown=settings.drain_s,
+        access_log=False,
+        server_header=False,
+        log_config=None,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

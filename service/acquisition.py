@@ -1,0 +1,28 @@
+"""Ranking a pool: by a score, ties and `random` decided by seed and id alone."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+from jaxtyping import Float64, Int64, UInt64
+
+
+def id_hashes(ids: Sequence[str], seed: int) -> UInt64[np.ndarray, "N"]:
+    """Return for each id 64 bits that are a function of it and the seed, whatever stands beside it."""
+    key = seed.to_bytes(8, "little")
+    digests = b"".join(blake2b(name.encode(), digest_size=8, key=key).digest() for name in ids)
+    return np.frombuffer(digests, dtype="<u8")
+
+
+def random_scores(hashes: UInt64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+    """Return uniform scores in [0, 1)."""
+    return (hashes >> np.uint64(11)) * 2.0**-53
+
+
+def top(scores: Float64[np.ndarray, "N"], hashes: UInt64[np.ndarray, "N"], k: int) -> Int64[np.ndarray, "K"]:
+    """Return the indices of the k largest scores, largest first, ties by hash."""
+    k = min(k, len(scores))
+    least = np.partition(scores, len(scores) - k)[len(scores) - k]
+    (candidates,) = np.nonzero(scores >= least)
+    order = np.lexsort((hashes[candidates], -scores[candidates]))
+    return candidates[order[:k]]

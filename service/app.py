@@ -1,0 +1,252 @@
+"""The application: routes, each a few steps from request to answer."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi_offline import FastAPIOffline
+from jaxtyping import Float32
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from model_store.errors import InvalidInput
+from model_store.manifest import Manifest
+from service import problems
+from service.acquisition import id_hashes, random_scores, top
+from service.answers import predict_json, predict_npz
+from service.inputs import JSON, NPY, NPZ, read_body, read_request, rows_array
+from service.metrics import CountRequests, Metrics
+from service.models import HOW_TO_PUBLISH, Models, Served
+from service.predictor import POOL_CHUNK_ROWS, Predictor, pool_scores, predict, take_draws
+from service.problems import NotReady, TooLarge
+from service.schemas import AcquireAnswer, AcquireRequest, Envelope, PredictAnswer, PredictRequest, Problem
+from service.settings import Settings
+
+DEFAULT_FPR = 0.05
+DESCRIPTION = """\
+Predictions of Bayesian neural networks, each with how uncertain it is and why, and a calibrated flag for inputs
+unlike the data. Quantities of information are in nats. The examples work as they stand against the digits model.
+"""
+
+
+class Service:
+    """What the routes share."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.models = Models(settings)
+        self.predictor = Predictor(settings)
+        self.metrics = Metrics()
+
+    async def served(self, envelope: Envelope) -> Served:
+        """Return the model that a request means, loading its version first where it must."""
+        served = self.models.peek(envelope.model, envelope.version)
+        if served is None:
+            served = await self.predictor.load(partial(self.models.get, envelope.model, envelope.version))
+        return served
+
+    def num_samples(self, envelope: Envelope, served: Served) -> int:
+        """Return the number of draws that a request wants."""
+        wanted = envelope.num_samples or served.model.manifest.noise.default_draws
+        if wanted > self.settings.max_samples:
+            raise InvalidInput("num_samples", f"at most {self.settings.max_samples}", str(wanted))
+        return wanted
+
+    def count(self, served: Served, rows: int, draws: int, flags: int = 0) -> None:
+        """Count what a request used."""
+        labels = (served.name, served.version)
+        self.metrics.rows.labels(*labels).inc(rows)
+        self.metrics.draws.labels(*labels).inc(draws)
+        self.metrics.flags.labels(*labels).inc(flags)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Return the application; it opens the model store when it starts."""
+    service = Service(settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.predictor.load(service.models.start)
+        yield
+        service.predictor.close()
+        service.models.stop()
+
+    app = FastAPIOffline(title="Dubito", description=DESCRIPTION, version="0.1.0", lifespan=lifespan, redoc_url=None)
+    problems.install(app)
+    app.add_middleware(CountRequests, metrics=service.metrics)
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {"model": Problem, "content": {problems.PROBLEM_JSON: {}}}
+        for status in (404, 413, 415, 422, 429, 503)
+    }
+
+    @app.post(
+        "/predict",
+        responses={200: {"model": PredictAnswer, "content": {NPZ: {}}}, **errors},
+        openapi_extra=_request_body(PredictRequest),
+    )
+    async def post_predict(request: Request) -> Response:
+        """Predict rows: label, probabilities, how uncertain and why, and whether a row is unlike the data."""
+        body = await read_body(request, settings.max_body_bytes)
+        envelope, rows = read_request(request, body, PredictRequest, "inputs", settings.max_rows)
+        served = await service.served(envelope)
+        num_samples = service.num_samples(envelope, served)
+        fpr = _fpr(envelope, served)
+        x = rows_array(rows, served.model.manifest.input.shape, "inputs")
+        numbers = len(x) * num_samples * len(served.model.manifest.output.classes)
+        if envelope.return_samples and numbers > settings.max_answer_numbers:
+            raise TooLarge(
+                f"return_samples: expected at most {settings.max_answer_numbers} numbers to return, got {numbers}"
+            )
+        as_arrays = NPZ in request.headers.get("accept", "")
+
+        def work() -> tuple[bytes, int]:
+            predicted = predict(served, x, num_samples, envelope.seed, envelope.return_samples)
+            flags = int(np.count_nonzero(predicted.prediction.judgement.p_value <= fpr))
+            return (predict_npz if as_arrays else predict_json)(served, predicted, fpr), flags
+
+        with service.predictor.admitted(len(x), num_samples):
+            answer, flags = await service.predictor.compute(work)
+        service.count(served, len(x), num_samples, flags)
+        return Response(answer, media_type=NPZ if as_arrays else JSON)
+
+    @app.post(
+        "/acquire",
+        responses={200: {"model": AcquireAnswer}, **errors},
+        openapi_extra=_request_body(AcquireRequest),
+    )
+    async def post_acquire(request: Request) -> Response:
+        """Rank an unlabelled pool: which rows would teach the model most, all under the same draws."""
+        body = await read_body(request, settings.max_body_bytes)
+        envelope, rows = read_request(request, body, AcquireRequest, "pool", settings.max_pool_rows)
+        ids = _ids(envelope, len(rows))
+        served = await service.served(envelope)
+        num_samples = service.num_samples(envelope, served)
+        x = rows_array(rows, served.model.manifest.input.shape, "pool")
+        with service.predictor.admitted(min(len(x), POOL_CHUNK_ROWS), num_samples):
+            answer = await _rank(service, served, envelope, x, ids, num_samples)
+        service.count(served, len(x), num_samples)
+        return Response(answer, media_type=JSON)
+
+    @app.get("/models")
+    async def get_models() -> Response:
+        """List the models: what is served of each, and what cannot be and why."""
+        overview = await service.predictor.load(lambda: [_overview(service, n) for n in service.models.names()])
+        return Response(orjson.dumps({"models": overview}), media_type=JSON)
+
+    @app.get("/models/{name}", responses={404: errors[404]})
+    async def get_model(name: str) -> Response:
+        """Describe a model: versions, aliases, and the manifest of what `latest` serves."""
+        name = service.models.name(name)
+        content = await service.predictor.load(lambda: _overview(service, name))
+        latest = service.models.latest(name)
+        content["manifest"] = None if latest is None else latest.model.manifest.model_dump(mode="json")
+        return Response(orjson.dumps(content), media_type=JSON)
+
+    @app.get("/health/live")
+    async def get_live() -> dict[str, str]:
+        """Say that the process answers."""
+        return {"status": "live"}
+
+    @app.get("/health/ready", responses={503: errors[503]})
+    async def get_ready() -> dict[str, Any]:
+        """Say whether there is a model to predict with."""
+        serving = {name: served.version for name in service.models.names() if (served := service.models.latest(name))}
+        if not serving:
+            broken = [text for name in service.models.names() for text in service.models.broken(name).values()]
+            raise NotReady("; ".join(broken) or HOW_TO_PUBLISH)
+        return {"status": "ready", "models": serving}
+
+    @app.get("/metrics", include_in_schema=False)
+    async def get_metrics() -> Response:
+        service.metrics.queued_row_draws.set(service.predictor.row_draws)
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+async def _rank(
+    service: Service,
+    served: Served,
+    envelope: AcquireRequest,
+    x: Float32[np.ndarray, "N I"],
+    ids: list[str],
+    num_samples: int,
+) -> bytes:
+    draws = await service.predictor.compute(partial(take_draws, served, num_samples, envelope.seed))
+    hashes = await service.predictor.load(partial(id_hashes, ids, draws.seed))
+    if envelope.acquisition == "random":
+        scores = random_scores(hashes)
+    else:
+        parts = []
+        for start in range(0, len(x), POOL_CHUNK_ROWS):  # other requests get their turn between the parts
+            part = x[start : start + POOL_CHUNK_ROWS]
+            score = partial(pool_scores, served, part, draws, envelope.acquisition)
+            parts.append(await service.predictor.compute(score))
+        scores = np.concatenate(parts)
+    ranking = [
+        {"rank": rank, "index": i, "id": ids[i], "score": float(scores[i])}
+        for rank, i in enumerate(top(scores, hashes, envelope.k).tolist(), start=1)
+    ]
+    return orjson.dumps(
+        {
+            "model": served.name,
+            "version": served.version,
+            "acquisition": envelope.acquisition,
+            "num_samples": num_samples,
+            "seed": draws.seed,
+            "pool_size": len(x),
+            "ranking": ranking,
+        }
+    )
+
+
+def _ids(envelope: AcquireRequest, rows: int) -> list[str]:
+    ids = envelope.ids
+    if ids is None:
+        return [str(i) for i in range(rows)]
+    if len(ids) != rows:
+        raise InvalidInput("ids", f"one for each of the {rows} pool rows", f"{len(ids)}")
+    if len(set(ids)) != rows:
+        raise InvalidInput("ids", "different names", "some that are the same")
+    return ids
+
+
+def _fpr(envelope: PredictRequest, served: Served) -> float:
+    smallest = served.model.calibration.smallest_fpr
+    if envelope.fpr is None:
+        return max(DEFAULT_FPR, smallest)
+    if envelope.fpr < smallest:
+        raise InvalidInput(
+            "fpr", f"at least {smallest:.6g}, the smallest that {served.name} can tell", f"{envelope.fpr}"
+        )
+    return envelope.fpr
+
+
+def _overview(service: Service, name: str) -> dict[str, Any]:
+    models = service.models
+    latest = models.latest(name)
+    manifest: Manifest | None = None if latest is None else latest.model.manifest
+    return {
+        "name": name,
+        "serving": None if latest is None else latest.version,
+        "versions": models.store.versions(name),
+        "aliases": models.store.aliases(name),
+        "broken": models.broken(name),
+        "method": None if manifest is None else manifest.method,
+        "task": None if manifest is None else manifest.task,
+        "input_shape": None if manifest is None else manifest.input.shape,
+        "classes": None if manifest is None else manifest.output.classes,
+        "quality": None if manifest is None else manifest.quality,
+        "smallest_fpr": None if latest is None else latest.model.calibration.smallest_fpr,
+    }
+
+
+def _request_body(kind: type[Envelope]) -> dict[str, Any]:
+    """Describe a request for OpenAPI: JSON with examples, or an npy array with the rest in the query."""
+    schema = kind.model_json_schema()
+    examples = {f"example {i}": {"value": value} for i, value in enumerate(schema.pop("examples"), start=1)}
+    npy = {"schema": {"type": "string", "format": "binary"}}
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema, "examples": examples}, NPY: npy}}}

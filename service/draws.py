@@ -1,0 +1,72 @@
+"""Fresh posterior draws, made ahead: they do not depend on any input, so no request need wait for them."""
+
+import secrets
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32
+
+from model_store.model import Model
+from model_store.noise import MAX_SEED
+
+
+@dataclass(frozen=True)
+class DrawSet:
+    """The first K draws of a seed."""
+
+    seed: int
+    theta: Float32[np.ndarray, "K D"]
+
+
+def draw_set(model: Model, seed: int, num_draws: int) -> DrawSet:
+    """Return the first draws of a seed: any answer can be replayed from it."""
+    return DrawSet(seed, model.runtime.draw(seed, 0, num_draws))
+
+
+def fresh_seed() -> int:
+    """Return a seed that nobody can foresee."""
+    return secrets.randbelow(MAX_SEED + 1)
+
+
+class Reservoir:
+    """Draw sets of fresh seeds, kept ready by a thread; each is handed out once."""
+
+    def __init__(self, model: Model, depth: int) -> None:
+        self.model = model
+        self.depth = depth
+        self.num_draws = model.manifest.noise.default_draws
+        self._ready: deque[DrawSet] = deque()
+        self._wanted = threading.Event()
+        self._closed = False
+        if depth > 0:
+            self._wanted.set()
+            threading.Thread(target=self._fill, name="draw-reservoir", daemon=True).start()
+
+    def take(self, num_draws: int) -> DrawSet:
+        """Return draws of a fresh seed: a ready set, cut or continued to the number wanted."""
+        try:
+            ready = self._ready.popleft()
+        except IndexError:
+            return draw_set(self.model, fresh_seed(), num_draws)
+        self._wanted.set()
+        have = len(ready.theta)
+        if num_draws <= have:
+            return DrawSet(ready.seed, ready.theta[:num_draws])
+        more = self.model.runtime.draw(ready.seed, have, num_draws - have)
+        return DrawSet(ready.seed, np.concatenate([ready.theta, more]))
+
+    def close(self) -> None:
+        """End the thread; draws already handed out stay good."""
+        self._closed = True
+        self._wanted.set()
+
+    def _fill(self) -> None:
+        while not self._closed:
+            if len(self._ready) < self.depth:
+                self._ready.append(draw_set(self.model, fresh_seed(), self.num_draws))
+            else:
+                self._wanted.clear()
+                if len(self._ready) >= self.depth and not self._closed:
+                    self._wanted.wait()

@@ -1,0 +1,184 @@
+"""Reading requests: bodies within limits, strict JSON, npy arrays, rows of the model's shape."""
+
+import io
+import math
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import orjson
+from fastapi import Request
+from jaxtyping import Float32, Float64
+
+from model_store.errors import InvalidInput
+from service.problems import TooLarge, Unsupported
+from service.schemas import Envelope, kind_of, validate
+from service.schemas import Request as Envelope_
+
+JSON = "application/json"
+NPY = "application/x-npy"
+NPZ = "application/x-npz"
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Read a request's body of at most `limit` bytes.
+
+    Raises:
+        TooLarge: before more than that is kept.
+        Unsupported: if it is encoded.
+    """
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise Unsupported("Content-Encoding: expected none, got an encoded body")
+    too_large = TooLarge(f"body: expected at most {limit} bytes, got more")
+    if int(request.headers.get("content-length", "0")) > limit:
+        raise too_large
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise too_large
+        parts.append(part)
+    return b"".join(parts)
+
+
+def read_request(
+    request: Request, body: bytes, kind: type[Envelope_], rows_field: str, max_rows: int
+) -> tuple[Envelope_, list[Any] | np.ndarray]:
+    """Return the envelope of a JSON or npy request, and its rows as they came.
+
+    An npy body holds the rows alone; the envelope's other fields are then query parameters.
+
+    Raises:
+        Unsupported: if the media type is neither.
+        InvalidInput: naming the field that is wrong.
+        TooLarge: if there are more than `max_rows` rows.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    rows: list[Any] | np.ndarray
+    if media_type == JSON:
+        content = parse_json(body)
+        rows = content.get(rows_field, [])
+        if isinstance(rows, list):
+            content = {**content, rows_field: []} if rows_field in content else content
+        envelope = validate(kind, content)
+    elif media_type == NPY:
+        envelope = validate(kind, {rows_field: [], **query_fields(request, kind, rows_field)})
+        rows = parse_npy(body, rows_field)
+    else:
+        raise Unsupported(f"Content-Type: expected {JSON} or {NPY}, got another")
+    if len(rows) == 0:
+        raise InvalidInput(rows_field, "at least one row", "none")
+    if len(rows) > max_rows:
+        raise TooLarge(f"{rows_field}: expected at most {max_rows} rows, got {len(rows)}")
+    return envelope, rows
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Raises:
+        InvalidInput: if it is not JSON (RFC 8259: no NaN or Infinity, numbers in float64's range), or not an object.
+    """
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput("body", "JSON (which has no NaN or Infinity)", error.msg) from None
+    if not isinstance(content, dict):
+        raise InvalidInput("body", "a JSON object", kind_of(content))
+    return content
+
+
+def parse_npy(body: bytes, field: str) -> np.ndarray:
+    """Parse an npy file of numbers, never unpickling.
+
+    Raises:
+        InvalidInput: if it is not one, or its data are longer or shorter than its header says.
+    """
+    stream = io.BytesIO(body)
+    try:
+        version = np.lib.format.read_magic(stream)
+        reader = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, fortran, dtype = reader(stream)
+    except (ValueError, KeyError, SyntaxError, TypeError, EOFError, RecursionError, MemoryError):
+        raise InvalidInput("body", "an npy file of format 1.0 or 2.0", "something else") from None
+    if dtype.kind not in "fiu" or dtype.itemsize > 8:
+        raise InvalidInput(field, "float or integer numbers of at most 64 bits", f"dtype {dtype.str[:20]}")
+    size = dtype.itemsize
+    for length in shape:
+        size *= length
+    data = memoryview(body)[stream.tell() :]
+    if len(shape) == 0 or any(length < 0 for length in shape) or size != len(data):
+        raise InvalidInput(field, "as many bytes as the npy header says", f"{len(data)} bytes of data")
+    return np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def query_fields(request: Request, kind: type[Envelope], rows_field: str) -> dict[str, Any]:
+    """Return the envelope's fields that the query gives, as JSON values where they are, else as strings."""
+    fields: dict[str, Any] = {}
+    for name, text in request.query_params.multi_items():
+        if name == rows_field or name in fields:
+            raise InvalidInput(f"query: {name[:80]}", "once, beside an npy body", "it again")
+        annotation = str(kind.model_fields[name].annotation) if name in kind.model_fields else ""
+        if "int" in annotation or "float" in annotation or "bool" in annotation or "list" in annotation:
+            try:
+                fields[name] = orjson.loads(text.encode("utf-8", "replace"))
+            except orjson.JSONDecodeError:
+                raise InvalidInput(f"query: {name}", "a JSON value", "something else") from None
+        else:
+            fields[name] = text
+    return fields
+
+
+def rows_array(rows: list[Any] | np.ndarray, shape: tuple[int, ...], field: str) -> Float32[np.ndarray, "N I"]:
+    """Return rows as a flat float32 array; each comes flat or in the model's input shape.
+
+    Raises:
+        InvalidInput: naming the row and element that is not a finite float32 number, or the shape that is wrong.
+    """
+    size = math.prod(shape)
+    if isinstance(rows, np.ndarray):
+        if rows.shape[1:] not in (shape, (size,)):
+            expected = f"an array of shape (N, {', '.join(map(str, shape))}) or (N, {size})"
+            raise InvalidInput(field, expected, f"shape {rows.shape}")
+        array = rows.reshape(len(rows), size)
+    else:
+        array = _from_lists(rows, shape, field)
+    with np.errstate(over="ignore"):
+        flat = np.ascontiguousarray(array, dtype=np.float32)
+    finite = np.isfinite(flat)
+    if not finite.all():
+        n, i = np.argwhere(~finite)[0]
+        raise InvalidInput(f"{field}.{n}.{i}", "a finite number in float32's range", "one that is not")
+    return flat
+
+
+def _from_lists(rows: list[Any], shape: tuple[int, ...], field: str) -> Float64[np.ndarray, "N I"]:
+    size = math.prod(shape)
+    first = rows[0]
+    nested = len(shape) > 1 and isinstance(first, list) and first != [] and isinstance(first[0], list)
+    lengths = shape if nested else (size,)
+    level: list[Any] = rows
+    for axis, length in enumerate(lengths):
+        for i, part in enumerate(level):
+            if type(part) is not list or len(part) != length:
+                expected = f"an array of {length}"
+                if axis == 0:
+                    expected += f" (rows have shape {shape}" + (
+                        f", or {size} numbers flat)" if len(shape) > 1 else ")"
+                    )
+                raise InvalidInput(_path(field, i, lengths[:axis]), expected, kind_of(part))
+        level = list(chain.from_iterable(level))
+    if not set(map(type, level)) <= {int, float}:
+        i = next(i for i, value in enumerate(level) if type(value) not in (int, float))
+        raise InvalidInput(_path(field, i, lengths), "a number", kind_of(level[i]))
+    return np.array(level, dtype=np.float64).reshape(len(rows), size)
+
+
+def _path(field: str, index: int, lengths: tuple[int, ...]) -> str:
+    """Return the JSON path of an element, given its index among all elements at its depth."""
+    parts = []
+    for length in reversed(lengths):
+        index, part = divmod(index, length)
+        parts.append(str(part))
+    return ".".join([field, str(index), *reversed(parts)])

@@ -1,0 +1,61 @@
+"""Prometheus metrics, and the middleware that counts requests."""
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Metrics:
+    """The service's metrics, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        of_request, of_model = ("route", "status"), ("model", "version")
+        self.requests = self._counter("dubito_requests", "Requests by route and status", of_request)
+        self.request_seconds = Histogram(
+            "dubito_request_seconds", "Time to answer", ("route",), buckets=SECONDS, registry=self.registry
+        )
+        self.rows = self._counter("dubito_rows", "Rows predicted or ranked", of_model)
+        self.draws = self._counter("dubito_draws", "Posterior draws used", of_model)
+        self.flags = self._counter("dubito_flags", "Rows flagged", of_model)
+        self.queued_row_draws = Gauge(
+            "dubito_queued_row_draws", "Rows x draws waiting or in work", registry=self.registry
+        )
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+
+class CountRequests:
+    """Middleware that counts requests and times them, by route (never by path: those are without bound)."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begun = time.perf_counter()
+        status = "none"  # the client went away before an answer
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = str(message["status"])
+            await send(message)
+
+        try:
+            await self.app(scope, receive, sending)
+        except Exception:
+            status = "500"  # what the server answers further out
+            raise
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self.metrics.requests.labels(route, status).inc()
+            self.metrics.request_seconds.labels(route).observe(time.perf_counter() - begun)

@@ -1,0 +1,98 @@
+"""Predictions: the way from rows to scores. One worker thread runs the models; arithmetic within it is threaded."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from jaxtyping import Float32, Float64
+
+from model_store.model import Prediction, detector_scores
+from model_store.scores import PredictiveSums, predictive_scores
+from service.draws import DrawSet, draw_set
+from service.models import Served
+from service.problems import Overloaded, TooLarge
+from service.settings import Settings
+
+T = TypeVar("T")
+
+POOL_CHUNK_ROWS = 512  # rows of a pool between which other requests get their turn
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A prediction, the draws behind it, and, where asked for, each draw's probabilities."""
+
+    prediction: Prediction
+    seed: int
+    num_samples: int
+    samples: Float32[np.ndarray, "K N C"] | None
+
+
+class Predictor:
+    """Runs models for requests, within a budget of work that may wait."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.row_draws = 0  # waiting or in work
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
+
+    def close(self) -> None:
+        """End the threads, after what they are at."""
+        self._worker.shutdown()
+        self._loader.shutdown()
+
+    async def load(self, work: Callable[[], T]) -> T:
+        """Run work that reads files, away from the event loop and from predictions."""
+        return await asyncio.get_running_loop().run_in_executor(self._loader, work)
+
+    async def compute(self, work: Callable[[], T]) -> T:
+        """Run work on the worker thread, in its turn."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+    @contextmanager
+    def admitted(self, rows: int, draws: int) -> Iterator[None]:
+        """Hold a place for a request's work.
+
+        Raises:
+            TooLarge: if the request alone is more than one may be.
+            Overloaded: if too much is waiting already; a lone request is always let in.
+        """
+        work = rows * draws
+        if work > self.settings.max_row_draws:
+            raise TooLarge(f"rows x num_samples: expected at most {self.settings.max_row_draws}, got {work}")
+        if self.row_draws > 0 and self.row_draws + work > self.settings.max_queued_row_draws:
+            raise Overloaded(retry_after_s=1)
+        self.row_draws += work
+        try:
+            yield
+        finally:
+            self.row_draws -= work
+
+
+def take_draws(served: Served, num_samples: int, seed: int | None) -> DrawSet:
+    """Return the draws of a request: exactly those of its seed, or fresh ones."""
+    return served.reservoir.take(num_samples) if seed is None else draw_set(served.model, seed, num_samples)
+
+
+def predict(
+    served: Served, x: Float32[np.ndarray, "N I"], num_samples: int, seed: int | None, keep_samples: bool
+) -> Predicted:
+    """Predict rows under one draw set."""
+    draws = take_draws(served, num_samples, seed)
+    log_probs, density = served.model.runtime.run(x, draws.theta[:, None])
+    samples = np.exp(log_probs) if keep_samples else None
+    return Predicted(served.model.judge(log_probs, density), draws.seed, num_samples, samples)
+
+
+def pool_scores(
+    served: Served, x: Float32[np.ndarray, "N I"], draws: DrawSet, score: str
+) -> Float64[np.ndarray, "N"]:
+    """Return one score of pool rows, all under the same draws."""
+    log_probs, density = served.model.runtime.run(x, draws.theta[:, None])
+    scores = predictive_scores(PredictiveSums.from_log_probs(log_probs), standard_errors=False)
+    return detector_scores(scores, density, served.model.manifest.detectors.density)[score]

@@ -1,0 +1,100 @@
+"""Errors as `application/problem+json` (RFC 9457): one table from errors to statuses, no echo of the input.
+
+DubitoError
+└── RequestError
+    ├── TooLarge      413  a body, or rows x draws, beyond a limit
+    ├── Unsupported   415  a media type or encoding
+    ├── Overloaded    429  with Retry-After
+    └── NotReady      503  no model published yet
+"""
+
+import logging
+from http import HTTPStatus
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from model_store.errors import BrokenArtifact, DubitoError, InvalidInput, NotFound, UnsupportedFormat
+
+logger = logging.getLogger("dubito")
+
+PROBLEM_JSON = "application/problem+json"
+
+
+class RequestError(DubitoError):
+    """A request that cannot be answered."""
+
+
+class TooLarge(RequestError):
+    """More than a limit allows."""
+
+
+class Unsupported(RequestError):
+    """A media type or encoding that the service does not read."""
+
+
+class Overloaded(RequestError):
+    """More work is waiting than the service accepts."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(f"the service is overloaded; try again in {retry_after_s} s")
+        self.retry_after_s = retry_after_s
+
+
+class NotReady(RequestError):
+    """Nothing to predict with yet."""
+
+
+STATUS: dict[type[DubitoError], int] = {
+    InvalidInput: 422,
+    NotFound: 404,
+    BrokenArtifact: 503,
+    UnsupportedFormat: 503,
+    TooLarge: 413,
+    Unsupported: 415,
+    Overloaded: 429,
+    NotReady: 503,
+}
+
+
+def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+    """Return a problem response."""
+    content = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+    # A lone surrogate can reach us by a path or query, and is not UTF-8.
+    body = orjson.dumps({k: _printable(v) if isinstance(v, str) else v for k, v in content.items()})
+    return Response(body, status, headers, media_type=PROBLEM_JSON)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the application with a problem."""
+    app.add_exception_handler(DubitoError, _domain_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected_error)
+
+
+async def _domain_error(_: Request, error: Exception) -> Response:
+    status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
+    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else None
+    return problem(status, str(error), headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        detail = "path: expected one of those that GET /docs lists, got another"
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another")
+        detail = f"method: expected {allowed}, got {request.method}"
+    else:
+        detail = str(error.detail)
+    return problem(error.status_code, detail, dict(error.headers or {}))
+
+
+async def _unexpected_error(request: Request, error: Exception) -> Response:
+    logger.error("unexpected error in %s", request.scope.get("path"), exc_info=error)
+    return problem(500, "an error that Dubito did not expect; the service's log has it")
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,77 @@
+"""Settings: environment variables with prefix `DUBITO_`, read once at the entry point."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from model_store.errors import InvalidInput
+
+PREFIX = "DUBITO_"
+OF_TRAINING = {"DUBITO_DATA", "DUBITO_RUNS"}  # read by `python -m training`, which shares the environment
+
+
+class Settings(BaseSettings):
+    """Every setting of the service. `docs/settings.md` says what each is for."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    store: Path = Field(default=Path("models"), description="root folder of the model store")
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="port to listen on; 0 takes any")
+    default_model: str | None = Field(
+        default=None, description="model of requests that name none; needed only where several are published"
+    )
+    threads: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="threads of one model's arithmetic; 0: one for each processor available"
+    )
+    poll_interval_s: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="seconds between looks at the store for new versions and moved aliases"
+    )
+    max_loaded_versions: Annotated[int, Field(ge=1)] = Field(
+        default=8, description="versions kept in memory beside each model's latest"
+    )
+    ready_draw_sets: Annotated[int, Field(ge=0)] = Field(
+        default=8, description="fresh draw sets kept ready for each model's latest version"
+    )
+    max_samples: Annotated[int, Field(ge=1)] = Field(default=1000, description="largest num_samples of a request")
+    max_rows: Annotated[int, Field(ge=1)] = Field(default=4096, description="most rows of a /predict request")
+    max_pool_rows: Annotated[int, Field(ge=1)] = Field(
+        default=100_000, description="most rows of an /acquire request's pool"
+    )
+    max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
+        default=64 << 20, description="largest request body, in bytes"
+    )
+    max_row_draws: Annotated[int, Field(ge=1)] = Field(
+        default=20_000_000, description="most rows x draws of one request"
+    )
+    max_queued_row_draws: Annotated[int, Field(ge=1)] = Field(
+        default=1_000_000,
+        description="rows x draws that may wait or be in work before further requests are answered 429",
+    )
+    max_answer_numbers: Annotated[int, Field(ge=1)] = Field(
+        default=5_000_000, description="most numbers that return_samples may add to an answer"
+    )
+    drain_s: Annotated[int, Field(ge=1)] = Field(
+        default=20, description="seconds that requests in flight get to end after SIGTERM"
+    )
+
+
+def read_settings() -> Settings:
+    """Read the settings from the environment.
+
+    Raises:
+        InvalidInput: naming the variable that is wrong or not known.
+    """
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | OF_TRAINING
+    for name in os.environ:
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            raise InvalidInput("environment", f"one of {sorted(known)}", name)
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = PREFIX + str(first["loc"][0]).upper()
+        raise InvalidInput(name, str(first["msg"]).removeprefix("Input should be "), repr(first["input"])) from None
