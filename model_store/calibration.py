@@ -12,13 +12,19 @@ precision, same runtime), once for each number of draws in a grid, from prefixes
 For inputs exchangeable with the ranking split P(p <= fpr) = floor(fpr (n + 1)) / (n + 1), whatever the dependence
 between detectors (Vovk, Gammerman and Shafer, "Algorithmic learning in a random world", 2005, chapter 2; ties make
 it smaller, never larger). The smallest usable fpr is therefore 1 / (n + 1).
+
+The ranking split's labels also give prediction sets: all classes whose probability is at least 1 minus the
+ceil((n + 1) coverage)-th smallest of 1 - p(true label), and the most probable one in any case (Sadinle, Lei and
+Wasserman, "Least ambiguous set-valued classifiers with bounded error levels", 2019). For inputs exchangeable with the
+ranking split the set holds the true label with a probability of at least `coverage`.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 
 TAIL_FRACTION = 0.1  # of the reference scores, from which the tail beyond the largest is extrapolated
 
@@ -39,6 +45,7 @@ class Calibration:
     combined: tuple[str, ...]
     reference: dict[str, Float64[np.ndarray, "J n"]]
     ranking: Float64[np.ndarray, "J m"]
+    nonconformity: Float64[np.ndarray, "J m"]
 
     @classmethod
     def fit(
@@ -46,6 +53,7 @@ class Calibration:
         draw_counts: list[int],
         reference_scores: dict[str, Float64[np.ndarray, "J n"]],
         ranking_scores: dict[str, Float64[np.ndarray, "J m"]],
+        ranking_true_probs: Float64[np.ndarray, "J m"],
         combined: tuple[str, ...],
     ) -> Self:
         """Fit detectors on the reference split's scores and rank the ranking split's combined statistic.
@@ -54,6 +62,7 @@ class Calibration:
             draw_counts: the J numbers of draws that the scores were made with, rising.
             reference_scores: each detector's scores of the reference split, (J, n).
             ranking_scores: the same of the ranking split, (J, m).
+            ranking_true_probs: the mean probability of each ranking row's true label, (J, m).
             combined: names of the detectors whose surprises are added up for the flag.
         """
         reference = {name: np.sort(scores, axis=1) for name, scores in reference_scores.items()}
@@ -61,7 +70,13 @@ class Calibration:
             combined_surprise({name: reference[name][j] for name in combined}, row_scores(ranking_scores, j))
             for j in range(len(draw_counts))
         ]
-        return cls(np.array(draw_counts, dtype=np.int64), combined, reference, np.sort(np.stack(ranking), axis=1))
+        return cls(
+            np.array(draw_counts, dtype=np.int64),
+            combined,
+            reference,
+            np.sort(np.stack(ranking), axis=1),
+            np.sort(1.0 - ranking_true_probs, axis=1),
+        )
 
     @property
     def smallest_fpr(self) -> float:
@@ -82,10 +97,7 @@ class Calibration:
         Raises:
             ValueError: if that number of draws was not calibrated.
         """
-        (match,) = np.nonzero(self.draw_counts == num_draws)
-        if match.size == 0:
-            raise ValueError(f"expected one of {self.draw_counts.tolist()} draws, got {num_draws}")
-        j = int(match[0])
+        j = self._index(num_draws)
         reference = {name: sorted_scores[j] for name, sorted_scores in self.reference.items()}
         statistic = combined_surprise({name: reference[name] for name in self.combined}, scores)
         return Judgement(
@@ -93,11 +105,34 @@ class Calibration:
             {name: conformal_p_value(scores[name], reference[name]) for name in reference},
         )
 
+    def prediction_sets(
+        self, probs: Float64[np.ndarray, "N C"], num_draws: int, coverage: float
+    ) -> Bool[np.ndarray, "N C"]:
+        """Return which classes belong to each row's prediction set, given mean probabilities of `num_draws` draws.
+
+        Raises:
+            ValueError: if that number of draws was not calibrated.
+        """
+        nonconformity = self.nonconformity[self._index(num_draws)]
+        position = math.ceil((len(nonconformity) + 1) * coverage)
+        if position > len(nonconformity):  # too few calibration rows to leave out any class
+            return np.ones_like(probs, dtype=bool)
+        inside = 1.0 - probs <= nonconformity[position - 1]
+        inside[np.arange(len(probs)), probs.argmax(axis=1)] = True
+        return inside
+
+    def _index(self, num_draws: int) -> int:
+        (match,) = np.nonzero(self.draw_counts == num_draws)
+        if match.size == 0:
+            raise ValueError(f"expected one of {self.draw_counts.tolist()} draws, got {num_draws}")
+        return int(match[0])
+
     def tensors(self) -> dict[str, np.ndarray]:
         """Return the arrays of `calibration.safetensors`."""
         return {
             "draw_counts": self.draw_counts,
             "ranking": self.ranking,
+            "nonconformity": self.nonconformity,
             **{f"reference.{name}": scores for name, scores in self.reference.items()},
         }
 
@@ -107,19 +142,19 @@ class Calibration:
         reference = {
             key.removeprefix("reference."): value for key, value in tensors.items() if key.startswith("reference.")
         }
-        missing = [name for name in ("draw_counts", "ranking") if name not in tensors]
+        missing = [name for name in ("draw_counts", "ranking", "nonconformity") if name not in tensors]
         missing += [f"reference.{name}" for name in combined if name not in reference]
         if missing:
             raise ValueError(f"expected tensors {missing}, which are not there")
-        draw_counts, ranking = tensors["draw_counts"], tensors["ranking"]
+        draw_counts, ranking, nonconformity = (tensors[n] for n in ("draw_counts", "ranking", "nonconformity"))
         rising = draw_counts.ndim == 1 and draw_counts.size > 0 and draw_counts[0] == 1
         if not rising or draw_counts.dtype != np.int64 or np.any(np.diff(draw_counts) <= 0):
             raise ValueError("draw_counts: expected rising int64 numbers from 1")
-        for name, array in {"ranking": ranking, **reference}.items():
+        for name, array in {"ranking": ranking, "nonconformity": nonconformity, **reference}.items():
             shaped = array.ndim == 2 and len(array) == len(draw_counts) and array.shape[1] > 0
             if not shaped or array.dtype != np.float64 or not np.all(np.diff(array, axis=1) >= 0):
                 raise ValueError(f"{name}: expected sorted float64 rows, one for each of draw_counts")
-        return cls(draw_counts, combined, reference, ranking)
+        return cls(draw_counts, combined, reference, ranking, nonconformity)
 
 
 def row_scores(scores: dict[str, Float64[np.ndarray, "J n"]], j: int) -> dict[str, Float64[np.ndarray, "n"]]:

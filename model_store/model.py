@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Bool, Float32, Float64
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
@@ -25,11 +25,14 @@ class Prediction:
     """What a model says of N rows: the scores of all draws, and the flag's judgement.
 
     `detected` holds each detector's score. Detectors of posterior scores look at the first draws, as many as the
-    largest calibrated number, so that their p-values are exact whatever number of draws was asked for.
+    largest calibrated number (`judged_draws`), so that p-values and prediction sets are exact whatever number was
+    asked for.
     """
 
     scores: Scores
     detected: dict[str, Float64[np.ndarray, "N"]]
+    judged_probabilities: Float64[np.ndarray, "N C"]
+    judged_draws: int
     judgement: Judgement
 
 
@@ -102,7 +105,11 @@ class Model:
             judged = predictive_scores(sums, standard_errors=False)
             scores = predictive_scores(sums.merge(PredictiveSums.from_log_probs(log_probs[used:], used)))
         detected = detector_scores(judged, density, self.manifest.detectors.density)
-        return Prediction(scores, detected, self.calibration.judge(detected, used))
+        return Prediction(scores, detected, judged.probabilities, used, self.calibration.judge(detected, used))
+
+    def prediction_sets(self, prediction: Prediction, coverage: float) -> Bool[np.ndarray, "N C"]:
+        """Return which classes belong to each row's prediction set."""
+        return self.calibration.prediction_sets(prediction.judged_probabilities, prediction.judged_draws, coverage)
 
 
 def detector_scores(

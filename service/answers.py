@@ -11,7 +11,7 @@ from service.models import Served
 from service.predictor import Predicted
 
 
-def predict_json(served: Served, predicted: Predicted, fpr: float) -> bytes:
+def predict_json(served: Served, predicted: Predicted, fpr: float, coverage: float) -> bytes:
     """Return the JSON answer of /predict."""
     scores, judgement = predicted.prediction.scores, predicted.prediction.judgement
     classes = served.model.manifest.output.classes
@@ -20,6 +20,7 @@ def predict_json(served: Served, predicted: Predicted, fpr: float) -> bytes:
     columns = [getattr(scores, name).tolist() for name in names]
     labels = scores.probabilities.argmax(axis=1).tolist()
     probabilities = scores.probabilities.tolist()
+    sets = served.model.prediction_sets(predicted.prediction, coverage).tolist()
     p_values = judgement.p_value.tolist()
     flags = (judgement.p_value <= fpr).tolist()
     if scores.standard_error is None:
@@ -41,6 +42,7 @@ def predict_json(served: Served, predicted: Predicted, fpr: float) -> bytes:
             "standard_error": errors[n],
             "flag": flags[n],
             "p_value": p_values[n],
+            "prediction_set": [name for name, inside in zip(classes, sets[n], strict=True) if inside],
             "detectors": {name: {"score": c[n][0], "p_value": c[n][1]} for name, c in detectors.items()},
         }
         if predicted.samples is not None:
@@ -57,7 +59,7 @@ def predict_json(served: Served, predicted: Predicted, fpr: float) -> bytes:
     )
 
 
-def predict_npz(served: Served, predicted: Predicted, fpr: float) -> bytes:
+def predict_npz(served: Served, predicted: Predicted, fpr: float, coverage: float) -> bytes:
     """Return the same as arrays, a row each: `probabilities`, `entropy`, `standard_error.bald`, ..."""
     scores, judgement = predicted.prediction.scores, predicted.prediction.judgement
     classes = np.array(served.model.manifest.output.classes)
@@ -73,6 +75,7 @@ def predict_npz(served: Served, predicted: Predicted, fpr: float) -> bytes:
         **{f"standard_error.{name}": error for name, error in (scores.standard_error or {}).items()},
         "flag": judgement.p_value <= fpr,
         "p_value": judgement.p_value,
+        "prediction_set": served.model.prediction_sets(predicted.prediction, coverage),
         **{f"detectors.{name}.score": score for name, score in predicted.prediction.detected.items()},
         **{f"detectors.{name}.p_value": value for name, value in judgement.detector_p_values.items()},
     }

@@ -105,7 +105,7 @@ def create_app(settings: Settings) -> FastAPI:
         def work() -> tuple[bytes, int]:
             predicted = predict(served, x, num_samples, envelope.seed, envelope.return_samples)
             flags = int(np.count_nonzero(predicted.prediction.judgement.p_value <= fpr))
-            return (predict_npz if as_arrays else predict_json)(served, predicted, fpr), flags
+            return (predict_npz if as_arrays else predict_json)(served, predicted, fpr, envelope.coverage), flags
 
         with service.predictor.admitted(len(x), num_samples):
             answer, flags = await service.predictor.compute(work)

@@ -55,6 +55,7 @@ class PredictRequest(Envelope):
                     "num_samples": 100,
                     "seed": 7,
                     "fpr": 0.05,
+                    "coverage": 0.95,
                 },
             ]
         }
@@ -63,6 +64,9 @@ class PredictRequest(Envelope):
     inputs: list[Any] = Field(description="rows, flat or in the model's input shape, in the units of its data")
     fpr: Probability | None = Field(
         default=None, description="false-positive rate at which the flag fires; by default 0.05"
+    )
+    coverage: Probability = Field(
+        default=0.95, description="probability with which a row's prediction set holds its true label"
     )
     return_samples: bool = Field(default=False, description="also each draw's probabilities")
 
@@ -108,6 +112,7 @@ class PredictionAnswer(BaseModel):
     flag: bool
     p_value: float
     detectors: dict[str, DetectorAnswer]
+    prediction_set: list[str]
     samples: list[list[float]] | None = None
 
 

@@ -71,8 +71,9 @@ def calibrate(
 ) -> Calibration:
     """Fit and rank the detectors on two splits that the model was not fitted on."""
     reference_scores = by_detector(*served_scores(runtime, reference, counts, hash_key(seed, 0)), density)
-    ranking_scores = by_detector(*served_scores(runtime, ranking, counts, hash_key(seed, 1)), density)
-    return Calibration.fit(counts, reference_scores, ranking_scores, combined)
+    scores, densities = served_scores(runtime, ranking, counts, hash_key(seed, 1))
+    true_probs = np.stack([s.probabilities[np.arange(len(ranking)), ranking.y] for s in scores])
+    return Calibration.fit(counts, reference_scores, by_detector(scores, densities, density), true_probs, combined)
 
 
 def quality(scores: Scores, y: np.ndarray) -> dict[str, float]:

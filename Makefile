@@ -1,0 +1,39 @@
+# Everything a person or CI does, each a line or two. `make serve` is the way in.
+PYTHON ?= python3
+RUNTIME ?= cpu
+BIN := .venv/bin
+STORE := $(or $(DUBITO_STORE),models)
+
+.PHONY: install serve test test-slow check bench compose-check constraints
+
+install: .venv/installed-$(RUNTIME)
+
+.venv/installed-$(RUNTIME): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(RUNTIME),training,dev,bench]'
+	rm -f .venv/installed-*
+	touch $@
+
+serve: install
+	@if [ -z "$$($(BIN)/python -m model_store --store '$(STORE)' list)" ]; then $(BIN)/python -m training fit recipes/digits.toml; fi
+	exec $(BIN)/python -m service
+
+test: install
+	$(BIN)/python -m pytest
+
+test-slow: install
+	$(BIN)/python -m pytest tests/slow
+
+check: install
+	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+bench: install
+	$(BIN)/python -m benchmarks.predict --short
+
+compose-check:
+	docker compose config --quiet && docker compose --profile train build
+	docker compose run --rm training && docker compose up --detach --wait && docker compose down
+
+constraints:
+	{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable; } > constraints.new && mv constraints.new constraints.txt

@@ -1,0 +1,141 @@
+"""What tests share: a small real artifact in a store, and the service over real HTTP."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+QUICK_RECIPE = """
+name = "digits"
+method = "bhn-realnvp"
+seed = 0
+[data]
+source = "digits"
+validation_rows = 120
+reference_rows = 140
+ranking_rows = 220
+[network]
+hidden = [64, 64]
+[hypernetwork]
+couplings = 2
+hidden = 50
+initial_log_std = -4.0
+[training]
+epochs = 30
+batch_rows = 64
+[serving]
+draws = 100
+"""
+
+
+@pytest.fixture(scope="session")
+def quick_recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe for digits that fits in seconds."""
+    path = tmp_path_factory.mktemp("recipes") / "quick.toml"
+    path.write_text(QUICK_RECIPE)
+    return path
+
+
+@pytest.fixture(scope="session")
+def digits_store(tmp_path_factory: pytest.TempPathFactory, quick_recipe: Path) -> Path:
+    """A model store with one real model, `digits` version 1, fitted by the command that users run. Do not change it:
+    copy it (`shutil.copytree`) where a test writes."""
+    root = tmp_path_factory.mktemp("fitted")
+    environment = environment_with(DUBITO_STORE=str(root / "models"), DUBITO_RUNS=str(root / "runs"))
+    command = [sys.executable, "-m", "training", "fit", str(quick_recipe), "--quiet", "--device", "cpu"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return root / "models"
+
+
+@pytest.fixture(scope="session")
+def digits_rows() -> np.ndarray:
+    """The 359 test rows of digits, (N, 64) float32 from 0 to 16."""
+    from training.data import digits
+
+    return digits().test.x
+
+
+@pytest.fixture(scope="session")
+def service_url(digits_store: Path) -> Iterator[str]:
+    """The base URL of a service that serves `digits_store`."""
+    with serving(digits_store) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def client(service_url: str) -> Iterator[httpx.Client]:
+    """A client of the shared service."""
+    with httpx.Client(base_url=service_url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def serve() -> Callable[..., object]:
+    """`with serve(store, DUBITO_...=...) as (url, process)`: a service of a test's own."""
+    return serving
+
+
+def environment_with(**settings: str) -> dict[str, str]:
+    """The environment without any DUBITO_ variable but these."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DUBITO_")}
+    return kept | settings
+
+
+@contextmanager
+def serving(store: Path, **settings: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run `python -m service` on a free port of the loopback interface; it is live when the block begins."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = environment_with(**{"DUBITO_STORE": str(store), "DUBITO_PORT": str(port), **settings})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service"], env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: process.poll() is not None or answers(f"{url}/health/live"))
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        yield url, process
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def answers(url: str) -> bool:
+    """Whether a URL answers 200."""
+    try:
+        return httpx.get(url, timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait for a condition, or fail."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.05)
+
+
+def metric(text: str, name: str, **labels: str) -> float:
+    """The value of a Prometheus sample, 0 where there is none."""
+    for line in text.splitlines():
+        match = re.fullmatch(rf"{name}(?:\{{(.*)\}})? (\S+)", line)
+        if match and dict(re.findall(r'(\w+)="([^"]*)"', match[1] or "")) == labels:
+            return float(match[2])
+    return 0.0
