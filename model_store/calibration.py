@@ -21,7 +21,6 @@ ranking split the set holds the true label with a probability of at least `cover
 
 import math
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
@@ -55,7 +54,7 @@ class Calibration:
         ranking_scores: dict[str, Float64[np.ndarray, "J m"]],
         ranking_true_probs: Float64[np.ndarray, "J m"],
         combined: tuple[str, ...],
-    ) -> Self:
+    ) -> "Calibration":
         """Fit detectors on the reference split's scores and rank the ranking split's combined statistic.
 
         Args:
@@ -137,7 +136,7 @@ class Calibration:
         }
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, np.ndarray], combined: tuple[str, ...]) -> Self:
+    def from_tensors(cls, tensors: dict[str, np.ndarray], combined: tuple[str, ...]) -> "Calibration":
         """Read back what `tensors` gave; raises ValueError for anything inconsistent."""
         reference = {
             key.removeprefix("reference."): value for key, value in tensors.items() if key.startswith("reference.")
@@ -150,10 +149,12 @@ class Calibration:
         rising = draw_counts.ndim == 1 and draw_counts.size > 0 and draw_counts[0] == 1
         if not rising or draw_counts.dtype != np.int64 or np.any(np.diff(draw_counts) <= 0):
             raise ValueError("draw_counts: expected rising int64 numbers from 1")
-        for name, array in {"ranking": ranking, "nonconformity": nonconformity, **reference}.items():
+        named = {f"reference.{name}": scores for name, scores in reference.items()}
+        for name, array in {"ranking": ranking, "nonconformity": nonconformity, **named}.items():
             shaped = array.ndim == 2 and len(array) == len(draw_counts) and array.shape[1] > 0
-            if not shaped or array.dtype != np.float64 or not np.all(np.diff(array, axis=1) >= 0):
-                raise ValueError(f"{name}: expected sorted float64 rows, one for each of draw_counts")
+            finite = shaped and array.dtype == np.float64 and np.all(np.isfinite(array))
+            if not finite or not np.all(np.diff(array, axis=1) >= 0):
+                raise ValueError(f"{name}: expected sorted, finite float64 rows, one for each of draw_counts")
         return cls(draw_counts, combined, reference, ranking, nonconformity)
 
 

@@ -80,7 +80,7 @@ class Description(Record):
 class Manifest(Description):
     """The whole manifest: `manifest.json`."""
 
-    format_version: Literal[1] = 1
+    format_version: Literal[1]
     name: Name
     version: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}$")]
     created: AwareDatetime

@@ -1,7 +1,6 @@
 """A published model, loaded and ready to predict: manifest, runtime and calibration."""
 
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64
@@ -45,7 +44,7 @@ class Model:
     calibration: Calibration
 
     @classmethod
-    def load(cls, artifact: Artifact, threads: int = 0) -> Self:
+    def load(cls, artifact: Artifact, threads: int = 0) -> "Model":
         """Make a model of a verified artifact.
 
         Raises:
@@ -88,7 +87,10 @@ class Model:
     def warm_up(self) -> None:
         """Predict once, so that the first caller does not pay for it and a wrong graph is found out."""
         theta = self.runtime.draw(0, 0, 2)
-        self.predict(np.zeros((1, self.row_size), dtype=np.float32), theta)
+        prediction = self.predict(np.zeros((1, self.row_size), dtype=np.float32), theta)
+        given, expected = prediction.scores.probabilities.shape[1], len(self.manifest.output.classes)
+        if given != expected:
+            raise ValueError(f"expected probabilities of {expected} classes, got {given}")
 
     def predict(self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K D"]) -> Prediction:
         """Return scores and judgement of rows under the K draws in `theta`, all rows the same."""

@@ -6,6 +6,7 @@ single row, for which libraries switch to other kernels, so no product here has 
 """
 
 import os
+from typing import Any
 
 import numpy as np
 import onnx
@@ -78,10 +79,11 @@ def pad(rows: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "M I"]:
 
 def _session(file: str, content: bytes, threads: int, inputs: set[str], outputs: set[str]) -> ort.InferenceSession:
     try:
-        graph = onnx.load_model_from_string(content).graph
+        model = onnx.load_model_from_string(content)
     except Exception:
         raise GraphError(file, "is not an ONNX model") from None
-    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in graph.initializer):
+    graph = model.graph
+    if _keeps_data_elsewhere(model):
         raise GraphError(file, "keeps weights in another file, which is refused")
     if {i.name for i in graph.input} != inputs or {o.name for o in graph.output} != outputs:
         raise GraphError(file, f"expected inputs {sorted(inputs)} and outputs {sorted(outputs)}")
@@ -94,6 +96,18 @@ def _session(file: str, content: bytes, threads: int, inputs: set[str], outputs:
         return ort.InferenceSession(content, options, providers=providers())
     except Exception:
         raise GraphError(file, "onnxruntime cannot load it") from None
+
+
+def _keeps_data_elsewhere(message: Any) -> bool:
+    """Whether any tensor of a model is in another file: initialisers, constants, subgraphs and functions alike."""
+    if isinstance(message, onnx.TensorProto):
+        return message.data_location == onnx.TensorProto.EXTERNAL
+    parts = [part for _, value in message.ListFields() for part in (value if _is_repeated(value) else [value])]
+    return any(_keeps_data_elsewhere(part) for part in parts if hasattr(part, "ListFields"))
+
+
+def _is_repeated(value: Any) -> bool:
+    return hasattr(value, "extend")
 
 
 def providers() -> list[str]:

@@ -21,7 +21,6 @@ They hold to first order, for independent draws.
 """
 
 from dataclasses import dataclass, fields
-from typing import Self
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
@@ -40,7 +39,9 @@ class PredictiveSums:
     mean_entropy: Float64[np.ndarray, "G N"]
 
     @classmethod
-    def from_log_probs(cls, log_probs: Float[np.ndarray, "K N C"], first_draw: int = 0, groups: int = GROUPS) -> Self:
+    def from_log_probs(
+        cls, log_probs: Float[np.ndarray, "K N C"], first_draw: int = 0, groups: int = GROUPS
+    ) -> "PredictiveSums":
         """Sum draws `first_draw`, `first_draw + 1`, ... given by their log class probabilities.
 
         Args:
@@ -49,23 +50,22 @@ class PredictiveSums:
             groups: G, into how many groups draws are sorted; sums merge only with sums of the same G.
         """
         num_draws, num_rows, _ = log_probs.shape
+        if num_draws > groups:
+            first = groups * (-(-num_draws // groups) // 2)
+            return cls.from_log_probs(log_probs[:first], first_draw, groups).merge(
+                cls.from_log_probs(log_probs[first:], first_draw + first, groups)
+            )
         log_probs_K_N_C = log_probs.astype(np.float64)
         probs_K_N_C = np.exp(log_probs_K_N_C)
         entropy_K_N = -np.sum(_p_log(probs_K_N_C, log_probs_K_N_C), axis=2)
-        counts_G = np.bincount((first_draw + np.arange(num_draws)) % groups, minlength=groups)
-        if num_draws <= groups:  # each group holds one draw at most
-            order = (first_draw + np.arange(num_draws)) % groups
-            mean_G_N_C = np.zeros((groups, *probs_K_N_C.shape[1:]))
-            mean_G_N_C[order] = probs_K_N_C
-            entropy_G_N = np.zeros((groups, num_rows))
-            entropy_G_N[order] = entropy_K_N
-            return cls(counts_G, mean_G_N_C, np.zeros_like(mean_G_N_C), entropy_G_N)
-        first, rest = np.split(np.arange(num_draws), [groups])
-        return cls.from_log_probs(log_probs[first], first_draw, groups).merge(
-            cls.from_log_probs(log_probs[rest], first_draw + groups, groups)
-        )
+        order = (first_draw + np.arange(num_draws)) % groups  # each group holds one draw at most
+        mean_G_N_C = np.zeros((groups, *probs_K_N_C.shape[1:]))
+        mean_G_N_C[order] = probs_K_N_C
+        entropy_G_N = np.zeros((groups, num_rows))
+        entropy_G_N[order] = entropy_K_N
+        return cls(np.bincount(order, minlength=groups), mean_G_N_C, np.zeros_like(mean_G_N_C), entropy_G_N)
 
-    def merge(self, other: Self) -> Self:
+    def merge(self, other: "PredictiveSums") -> "PredictiveSums":
         """Return the sums over the draws of both, which must be of the same rows and share no draw."""
         if self.mean_probs.shape != other.mean_probs.shape:
             raise ValueError(
@@ -76,7 +76,7 @@ class PredictiveSums:
         share_G = other.num_draws / np.maximum(num_draws_G, 1)
         share_G_1_1 = share_G[:, None, None]
         difference = other.mean_probs - self.mean_probs
-        return type(self)(
+        return PredictiveSums(
             num_draws_G,
             self.mean_probs + share_G_1_1 * difference,
             self.squared_deviations
@@ -129,29 +129,27 @@ def predictive_scores(sums: PredictiveSums, standard_errors: bool = True) -> Sco
     num_draws = int(sums.num_draws.sum())
     if num_draws == 0:
         raise ValueError("expected at least one draw, got none")
-    weight_G = sums.num_draws[used] / num_draws
-    weight_G_1 = weight_G[:, None]
-    weight_G_1_1 = weight_G[:, None, None]
+    num_draws_G = sums.num_draws[used]
     mean_G_N_C = sums.mean_probs[used]
-    within_G_N_C = sums.squared_deviations[used] / sums.num_draws[used][:, None, None]
+    within_G_N_C = sums.squared_deviations[used] / num_draws_G[:, None, None]
 
-    probs_N_C = np.sum(weight_G_1_1 * mean_G_N_C, axis=0)
+    probs_N_C = _mean_over_draws(mean_G_N_C, num_draws_G)
     deviation_G_N_C = mean_G_N_C - probs_N_C
     square_G_N_C = deviation_G_N_C**2 + within_G_N_C
-    std_N_C = np.sqrt(np.sum(weight_G_1_1 * square_G_N_C, axis=0))
+    std_N_C = np.sqrt(_mean_over_draws(square_G_N_C, num_draws_G))
     log_probs_N_C = np.log(probs_N_C, out=np.zeros_like(probs_N_C), where=probs_N_C > 0)
     # The group's mean of the cross entropy -sum_c p_kc log p_c; its mean over groups is H(p).
     cross_entropy_G_N = -np.sum(mean_G_N_C * log_probs_N_C, axis=2)
     entropy_G_N = sums.mean_entropy[used]
     divergence_G_N = cross_entropy_G_N - entropy_G_N  # the group's mean of KL(p_k || p)
 
-    entropy_N = np.sum(weight_G_1 * cross_entropy_G_N, axis=0)
-    expected_entropy_N = np.sum(weight_G_1 * entropy_G_N, axis=0)
+    entropy_N = _mean_over_draws(cross_entropy_G_N, num_draws_G)
+    expected_entropy_N = _mean_over_draws(entropy_G_N, num_draws_G)
     bald_N = np.maximum(entropy_N - expected_entropy_N, 0.0)  # below 0 by rounding only
     label_N = np.argmax(probs_N_C, axis=1)
 
     errors = None
-    if standard_errors and len(weight_G) > 1:
+    if standard_errors and len(num_draws_G) > 1:
         std_slope_N_C = np.divide(0.5, std_N_C, out=np.zeros_like(std_N_C), where=std_N_C > 0)
         influence = {
             "entropy": cross_entropy_G_N - entropy_N,
@@ -159,9 +157,13 @@ def predictive_scores(sums: PredictiveSums, standard_errors: bool = True) -> Sco
             "mean_std": np.mean((square_G_N_C - std_N_C**2) * std_slope_N_C, axis=2),
             "variation_ratio": deviation_G_N_C[:, np.arange(len(label_N)), label_N],
         }
-        # Unbiased for independent draws: E sum w^2 I^2 = (1 - sum w^2) sigma^2 / K.
-        scale = 1.0 - np.sum(weight_G**2)
-        errors = {name: np.sqrt(np.sum((weight_G_1 * i) ** 2, axis=0) / scale) for name, i in influence.items()}
+        # With weights w = K_G / K unbiased for independent draws: E sum w^2 I^2 = (1 - sum w^2) sigma^2 / K.
+        weight_G_1 = num_draws_G[:, None] / num_draws
+        scale = 1.0 - np.sum(weight_G_1**2)
+        errors = {
+            name: np.sqrt(_mean_over_draws(weight_G_1 * influence_G_N**2, num_draws_G) / scale)
+            for name, influence_G_N in influence.items()
+        }
     return Scores(
         num_draws=num_draws,
         probabilities=probs_N_C,
@@ -172,6 +174,20 @@ def predictive_scores(sums: PredictiveSums, standard_errors: bool = True) -> Sco
         variation_ratio=1.0 - np.max(probs_N_C, axis=1),
         standard_error=errors,
     )
+
+
+def _mean_over_draws(
+    values: Float64[np.ndarray, "G *shape"], num_draws: Int64[np.ndarray, "G"]
+) -> Float64[np.ndarray, "*shape"]:
+    """Return the mean over draws of what each group holds the mean of.
+
+    Draws are laid out last: then numpy adds them pairwise, in an order that their number alone decides. Along any
+    other axis the order depends on how many rows there are, and a row alone would get other bits than in a batch.
+    Summing before dividing gives exactly 1 for probabilities of 1.
+    """
+    by_draw_last = np.ascontiguousarray((values.reshape(len(values), -1)).T) * num_draws
+    mean = by_draw_last.sum(axis=1) / np.sum(num_draws)
+    return mean.reshape(values.shape[1:]) + 0.0  # turns -0.0 into 0.0
 
 
 def _p_log(

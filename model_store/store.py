@@ -88,10 +88,13 @@ class ModelStore:
         """Return the manifest of a version (a number). The files that it lists are not verified.
 
         Raises:
+            NotFound: if `version` is not a number.
             BrokenArtifact: if the manifest is missing or not valid.
             UnsupportedFormat: if it was written by a newer format than this reader's.
         """
         path = self._folder(name) / version / "manifest.json"
+        if not _is_version(version) or path.parent.is_symlink():
+            raise NotFound(f"version: expected a version number of model {name}, got {version[:80]!r}")
         try:
             text = _read(path, MAX_MANIFEST_BYTES)
             content = json.loads(text)
@@ -151,6 +154,7 @@ class ModelStore:
         with self._writing(name) as folder:
             version = str(max(map(int, self.versions(name)), default=0) + 1)
             manifest = Manifest(
+                format_version=1,
                 **description.model_dump(),
                 name=name,
                 version=version,

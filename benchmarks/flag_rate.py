@@ -1,0 +1,123 @@
+"""Does the flag fire at the stated rate? Counts over random splits of held-out rows against the beta-binomial.
+
+`python -m benchmarks.flag_rate NAME [--splits 200] [--write]` scores every row that the model was not fitted on as a
+lone request is served, deals the rows at random to reference, ranking and test, calibrates on the first two with the
+code that publication uses, and counts how many test rows the flag fires on. For exchangeable rows that count is
+beta-binomial: with n ranking rows and k = floor(fpr (n + 1)), it is BetaBinomial(m, k, n + 1 - k) of m test rows.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from scipy import stats
+
+from benchmarks.model import ROOT
+from model_store.calibration import Calibration
+from model_store.model import NEEDED, Model
+from model_store.store import ModelStore
+from training import data as sources
+from training import recipe as recipes
+from training.calibrate import by_detector, served_scores
+
+RATES = (0.01, 0.05, 0.2)
+
+
+def held_out_scores(model: Model, draws: int, root: Path) -> dict[str, np.ndarray]:
+    """Return each detector's score of all rows that the model was not fitted on."""
+    recipe = recipes.Recipe.model_validate(model.manifest.training["recipe"])
+    data = sources.load(recipe.data.source, root)
+    section = recipe.data
+    splits = sources.split(data, section.validation_rows, section.reference_rows, section.ranking_rows, recipe.seed)
+    held_out = (splits.reference, splits.ranking, splits.test)
+    rows = sources.Rows(np.concatenate([r.x for r in held_out]), np.concatenate([r.y for r in held_out]))
+    scores, density = served_scores(model.runtime, rows, [draws], seed=1)
+    return {name: s[0] for name, s in by_detector(scores, density, model.manifest.detectors.density).items()}
+
+
+def counts_over_splits(
+    scores: dict[str, np.ndarray], combined: tuple[str, ...], splits: int, seed: int
+) -> tuple[dict[float, np.ndarray], int, int]:
+    """Return how many test rows are flagged in each split at each rate, and the ranking and test rows of a split."""
+    rows = len(next(iter(scores.values())))
+    n, m = rows // 3, rows - 2 * (rows // 3)
+    generator = np.random.default_rng(seed)
+    counts: dict[float, list[int]] = {rate: [] for rate in RATES}
+    for _ in range(splits):
+        order = generator.permutation(rows)
+        reference, ranking, test = np.split(order, [n, 2 * n])
+        calibration = Calibration.fit(
+            [1],
+            {name: s[None, reference] for name, s in scores.items()},
+            {name: s[None, ranking] for name, s in scores.items()},
+            np.ones((1, n)),  # prediction sets are not looked at here
+            combined,
+        )
+        p_value = calibration.judge({name: s[test] for name, s in scores.items()}, 1).p_value
+        for rate in RATES:
+            counts[rate].append(int(np.sum(p_value <= rate)))
+    return {rate: np.array(c) for rate, c in counts.items()}, n, m
+
+
+def fit_p_value(counts: np.ndarray, law: stats.rv_discrete) -> float:
+    """Return the p-value of a chi-square test of counts against a discrete law, in ten bins of like probability."""
+    edges = np.unique(law.ppf(np.linspace(0, 1, 11)[1:-1]))
+    expected = np.diff(np.concatenate([[0.0], law.cdf(edges), [1.0]])) * len(counts)
+    observed = np.bincount(np.searchsorted(edges, counts, side="left"), minlength=len(expected))
+    return float(stats.chisquare(observed, expected).pvalue)
+
+
+def main() -> None:
+    """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
+    parser.add_argument("--splits", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--draws", type=int, nargs="*", help="by default the model's own number and 20")
+    parser.add_argument("--write", action="store_true", help="write docs/results/flag-rate-NAME.{md,png}")
+    options = parser.parse_args()
+    store = ModelStore(options.store)
+    model = Model.load(store.open(options.name, store.resolve(options.name), wanted=NEEDED))
+    root = Path(os.environ.get("DUBITO_DATA", "data"))
+    lines = [
+        f"# The flag's rate on held-out rows: {options.name} version {model.manifest.version}",
+        "",
+        f"`python -m benchmarks.flag_rate {options.name} --splits {options.splits} --seed {options.seed}`; "
+        f"detectors {', '.join(model.manifest.detectors.combined)}.",
+        "Every row is scored with draws of its own, once for each number of draws.",
+        "",
+        "| draws | fpr | ranking, test rows | rate expected | found | std of count expected | found | chi-square p |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    all_draws = options.draws or [20, model.manifest.noise.default_draws]
+    figure, axes = plt.subplots(
+        len(all_draws), len(RATES), figsize=(12, 2.8 * len(all_draws)), layout="constrained", squeeze=False
+    )
+    for row, draws in enumerate(all_draws):
+        scores = held_out_scores(model, draws, root)
+        counts, n, m = counts_over_splits(scores, model.manifest.detectors.combined, options.splits, options.seed)
+        for axis, (rate, found) in zip(axes[row], counts.items(), strict=True):
+            k = int(np.floor(rate * (n + 1)))
+            law = stats.betabinom(m, k, n + 1 - k)
+            lines.append(
+                f"| {draws} | {rate} | {n}, {m} | {k / (n + 1):.4f} | {found.mean() / m:.4f} "
+                f"| {law.std():.2f} | {found.std(ddof=1):.2f} | {fit_p_value(found, law):.3f} |"
+            )
+            axis.hist(found, bins=np.arange(found.max() + 2) - 0.5, density=True, alpha=0.5, label="splits")
+            grid = np.arange(found.max() + 1)
+            axis.plot(grid, law.pmf(grid), "k-", label="beta-binomial")
+            axis.set(title=f"{draws} draws, fpr {rate}", xlabel=f"rows flagged of {m}")
+    axes[0][0].legend()
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if options.write:
+        target = ROOT / "docs" / "results" / f"flag-rate-{options.name}"
+        target.with_suffix(".md").write_text(text)
+        figure.savefig(target.with_suffix(".png"), dpi=100)
+
+
+if __name__ == "__main__":
+    main()

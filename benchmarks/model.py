@@ -1,0 +1,40 @@
+"""A model of `recipes/mnist.toml`'s size to measure speed on: it does not depend on what the weights are."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load
+
+from model_store.store import ModelStore
+from training import recipe as recipes
+from training.calibrate import draw_counts
+from training.data import Dataset, Rows, split
+from training.model import BayesianModel, build, initialise
+from training.publish import publish
+
+ROOT = Path(__file__).parent.parent
+NAME = "mnist"
+
+
+def publish_untrained(store: ModelStore) -> None:
+    """Publish a model of the recipe's network and hypernetwork, initialised on random rows and not trained."""
+    recipe = recipes.load(ROOT / "recipes" / "mnist.toml")
+    generator = np.random.default_rng(0)
+    rows = Rows(generator.uniform(0, 255, (400, 784)).astype(np.float32), np.arange(400, dtype=np.int64) % 10)
+    data = Dataset(rows, rows.take(np.arange(32)), (28, 28), tuple("0123456789"), 0.0, 255.0)
+    splits = split(data, 64, 64, 64, seed=0)
+    model = build(recipe, 784, 10)
+    initialise(model, torch.from_numpy(splits.train.x))
+    assert draw_counts(recipe.serving.draws)[-1] == 100
+    publish(store, NAME, model, recipe, data, splits, {"recipe": recipe.model_dump(mode="json")}, lambda _: None)
+
+
+def torch_model(store: ModelStore, name: str) -> BayesianModel:
+    """Return the torch model of a published version, from its recipe and its weights."""
+    artifact = store.open(name, store.resolve(name), wanted=("weights.safetensors",))
+    manifest = artifact.manifest
+    recipe = recipes.Recipe.model_validate(manifest.training["recipe"])
+    model = build(recipe, int(np.prod(manifest.input.shape)), len(manifest.output.classes))
+    model.load_state_dict(load(artifact.files["weights.safetensors"]))
+    return model.eval()

@@ -1,0 +1,204 @@
+"""One row, 100 fresh draws: the service over HTTP against the textbook loop in torch, in one run.
+
+`python -m benchmarks.predict [--store DIR --model NAME] [--short]` takes turns between
+
+* the textbook loop, in process: 100 times sample theta, make the weights, run the network; then average;
+* the same in torch, batched: all draws in one call of the sampler and one of the network;
+* onnxruntime alone, in process, on draws made ahead;
+* `POST /predict` over a kept-alive connection on loopback, the server in a process of its own, once with pauses of
+  four times the answer's own time (a fifth of capacity) and once without.
+
+Times depend on the machine and on what else it does; ratios of one run are the result.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from benchmarks.model import NAME, ROOT, publish_untrained, torch_model
+from model_store.model import NEEDED, Model
+from model_store.store import ModelStore
+from training.model import BayesianModel
+
+DRAWS = 100
+RESULTS = ROOT / "docs" / "results"
+
+
+@torch.inference_mode()
+def textbook(model: BayesianModel, x: torch.Tensor) -> torch.Tensor:
+    """Return mean probabilities by the loop that every tutorial shows."""
+    network = model.network
+    total = torch.zeros(len(x), network.sizes[-1])
+    for _ in range(DRAWS):
+        theta = model.posterior(torch.randn(1, model.posterior.noise_dimension))[0]
+        h, scales = (x - network.mean) / network.std, theta.split(list(network.sizes[1:]))
+        last = len(scales) - 1
+        for layer, scale in enumerate(scales):
+            direction = network.directions[layer]
+            weight = scale[:, None] * direction / torch.linalg.vector_norm(direction, dim=1, keepdim=True)
+            h = torch.nn.functional.linear(h, weight, network.biases[layer])
+            h = h if layer == last else torch.relu(h)
+        total += torch.softmax(h, dim=-1)
+    return total / DRAWS
+
+
+@torch.inference_mode()
+def batched(model: BayesianModel, x: torch.Tensor) -> torch.Tensor:
+    """Return mean probabilities of all draws at once."""
+    theta = model.posterior(torch.randn(DRAWS, model.posterior.noise_dimension))
+    return model.network(x, theta[:, None])[0].exp().mean(0)
+
+
+def seconds(work: Callable[[], object], times: int, pause: float = 0.0) -> list[float]:
+    """Return how long each call of `work` took, with pauses of `pause` times its length between."""
+    taken = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - begun)
+        time.sleep(pause * taken[-1])
+    return taken
+
+
+@contextmanager
+def server(store: Path) -> Iterator[int]:
+    """Run the service in a process of its own and yield its port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_DEFAULT_MODEL": NAME}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service"], env=environment, cwd=ROOT, stderr=subprocess.DEVNULL
+    )
+    try:
+        for _ in range(200):
+            try:
+                connection = http.client.HTTPConnection("127.0.0.1", port)
+                connection.request("GET", "/health/ready")
+                if connection.getresponse().status == 200:
+                    break
+            except OSError:
+                pass
+            time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def main() -> None:
+    """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", type=Path, help="measure a published model; by default one of the same size")
+    parser.add_argument("--short", action="store_true", help="fewer rounds")
+    parser.add_argument("--write", action="store_true", help="write docs/results/predict.{json,md,png}")
+    options = parser.parse_args()
+    rounds, calls = (3, 50) if options.short else (7, 200)
+    with tempfile.TemporaryDirectory() as folder:
+        root = options.store or Path(folder)
+        store = ModelStore(root)
+        if options.store is None:
+            publish_untrained(store)
+        result = measure(store, rounds, calls)
+    print(table(result))
+    if options.write:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / "predict.json").write_text(json.dumps(result, indent=2) + "\n")
+        (RESULTS / "predict.md").write_text(table(result))
+        plot(result, RESULTS / "predict.png")
+
+
+def measure(store: ModelStore, rounds: int, calls: int) -> dict[str, object]:
+    """Return the median time of each way in each round, in seconds."""
+    reference = torch_model(store, NAME)
+    served = Model.load(store.open(NAME, store.resolve(NAME), wanted=NEEDED))
+    row = np.random.default_rng(0).integers(0, 256, (1, 784)).astype(np.float32)
+    x, theta = torch.from_numpy(row), served.runtime.draw(0, 0, DRAWS)
+    body = json.dumps({"inputs": row.astype(int).tolist(), "num_samples": DRAWS}).encode()
+    with server(store.root) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+
+        def request() -> None:
+            connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            content = answer.read()
+            assert answer.status == 200, content
+
+        def fresh(work: Callable[[], list[float]]) -> list[float]:
+            connection.close()  # idle for longer than servers wait; the next request opens it again
+            request()
+            return work()
+
+        ways: dict[str, Callable[[], list[float]]] = {
+            "textbook loop, torch": lambda: seconds(lambda: textbook(reference, x), 3),
+            "batched, torch": lambda: seconds(lambda: batched(reference, x), 20),
+            "network alone, onnxruntime": lambda: seconds(lambda: served.runtime.run(row, theta[:, None]), calls),
+            "HTTP, a fifth of capacity": lambda: fresh(lambda: seconds(request, calls, pause=4.0)),
+            "HTTP, no pauses": lambda: fresh(lambda: seconds(request, calls)),
+        }
+        for way in ways.values():
+            way()  # warm up
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, way in ways.items():
+                times[name].append(statistics.median(way()))
+    return {"seconds": times, "rounds": rounds, "cores": os.cpu_count(), "machine": platform.machine()}
+
+
+def table(result: dict[str, object]) -> str:
+    """Return the result as Markdown."""
+    times = result["seconds"]
+    assert isinstance(times, dict)
+    loop = times["textbook loop, torch"]
+    lines = [
+        "# One row, 100 fresh draws, 784-800-800-10, RealNVP 4",
+        "",
+        f"`python -m benchmarks.predict --write`; {result['rounds']} rounds, {result['cores']} cores.",
+        "A ratio is the textbook loop's median over that way's, round by round.",
+        "",
+        "| way | ms, median of rounds (least - most) | times faster than the loop (least - most) |",
+        "|---|---|---|",
+    ]
+    for name, taken in times.items():
+        ms = [1e3 * t for t in taken]
+        ratios = [a / b for a, b in zip(loop, taken, strict=True)]
+        lines.append(
+            f"| {name} | {statistics.median(ms):.2f} ({min(ms):.2f} - {max(ms):.2f}) "
+            f"| {statistics.median(ratios):.0f} ({min(ratios):.0f} - {max(ratios):.0f}) |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def plot(result: dict[str, object], path: Path) -> None:
+    """Draw the times of all rounds, on a logarithmic axis."""
+    times = result["seconds"]
+    assert isinstance(times, dict)
+    plt.switch_backend("Agg")
+    figure, axis = plt.subplots(figsize=(8, 3), layout="constrained")
+    for position, (name, taken) in enumerate(reversed(times.items())):
+        axis.plot([1e3 * t for t in taken], [position] * len(taken), "o", alpha=0.6)
+        axis.text(1e3 * min(taken), position + 0.2, name, fontsize=9)
+    axis.set(xscale="log", xlabel="ms, median of a round", yticks=[], ylim=(-0.5, len(times)))
+    axis.grid(axis="x", alpha=0.3)
+    figure.suptitle("One row, 100 fresh draws (784-800-800-10, RealNVP 4)")
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

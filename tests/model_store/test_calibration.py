@@ -1,0 +1,258 @@
+"""Calibration: conformal p-values by hand, false-positive rates over many splits, prediction sets, tensors."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load, save
+from scipy import stats
+
+from model_store.calibration import Calibration, combined_surprise, conformal_p_value, surprise
+
+DETECTORS = ("a", "b", "c")
+SPLITS = 400
+
+
+# P-values
+
+
+def test_p_values_by_hand():
+    calibration = np.array([1.0, 2.0, 2.0, 5.0])
+    scores = np.array([0.0, 1.0, 1.5, 2.0, 3.0, 5.0, 6.0])
+    assert conformal_p_value(scores, calibration).tolist() == [1.0, 1.0, 0.8, 0.8, 0.4, 0.4, 0.2]
+
+
+def test_the_smallest_p_value_is_the_smallest_fpr():
+    calibration = fitted(np.random.default_rng(0), reference=30, ranking=19)
+    judgement = calibration.judge(dict.fromkeys(DETECTORS, np.array([1e9])), 1)
+    assert judgement.p_value == calibration.smallest_fpr == 1.0 / 20.0
+    assert all(p == 1.0 / 31.0 for p in judgement.detector_p_values.values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(pool=st.lists(st.integers(0, 6), min_size=2, max_size=30), fpr=st.sampled_from([0.01, 0.05, 0.1, 0.3, 0.5]))
+def test_ties_never_make_the_rate_larger(pool, fpr):
+    """Each member of an exchangeable pool in turn is the new row: at most floor(fpr (n + 1)) of them are flagged."""
+    scores = np.array(pool, dtype=np.float64)
+    flagged = [
+        conformal_p_value(scores[i : i + 1], np.sort(np.delete(scores, i)))[0] <= fpr for i in range(len(pool))
+    ]
+    assert sum(flagged) <= math.floor(fpr * len(pool) + 1e-9)
+
+
+@pytest.mark.parametrize("fpr", [0.01, 0.05, 0.2])
+def test_flags_over_many_splits_are_beta_binomial(fpr):
+    """Three dependent detectors combined, fresh data for each split. Given the count's distribution F, the randomised
+    F(count - 1) + U P(count) is uniform: the Kolmogorov-Smirnov test fails a correct flag once in 1e7 runs."""
+    generator = np.random.default_rng(int(fpr * 100))
+    ranking, new = 99, 150
+    k = round(fpr * (ranking + 1))
+    law = stats.betabinom(new, k, ranking + 1 - k)
+    counts = np.array([flags(generator, ranking, new, fpr) for _ in range(SPLITS)])
+    uniform = law.cdf(counts - 1) + generator.uniform(size=SPLITS) * law.pmf(counts)
+    assert stats.kstest(uniform, "uniform").pvalue > 1e-7
+
+
+def test_each_detectors_own_p_value_is_uniform():
+    generator = np.random.default_rng(4)
+    levels = []
+    for _ in range(SPLITS):
+        judgement = fitted(generator, reference=49, ranking=5).judge(scores_of(generator, 1), 1)
+        levels.append([judgement.detector_p_values[name][0] for name in DETECTORS])
+    counts = np.round(np.array(levels) * 50).astype(int)  # uniform over 1..50
+    for of_one in counts.T:
+        observed = np.bincount((of_one - 1) // 5, minlength=10)
+        assert stats.chisquare(observed).pvalue > 1e-7
+
+
+def test_rounded_scores_are_flagged_no_more_often_than_asked():
+    generator = np.random.default_rng(5)
+    rates = np.array([flags(generator, 99, 150, 0.05, decimals=0) / 150 for _ in range(SPLITS)])
+    assert rates.mean() <= 0.05 + 5.5 * rates.std() / math.sqrt(SPLITS)
+
+
+# Surprise
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    reference=st.lists(st.integers(-5, 5), min_size=1, max_size=30),
+    scores=st.lists(st.floats(-20, 20), min_size=2, max_size=20),
+)
+def test_surprise_never_falls_and_is_never_negative(reference, scores):
+    values = surprise(np.sort(np.array(scores)), np.sort(np.array(reference, dtype=np.float64)))
+    assert np.all(values >= 0.0)
+    assert np.all(np.diff(values) >= 0.0)
+
+
+@pytest.mark.parametrize("reference", [[0.0], [3.0, 3.0, 3.0], np.linspace(0, 1, 50), np.zeros(50), -np.ones(3)])
+def test_surprise_rises_strictly_beyond_the_reference(reference):
+    reference = np.asarray(reference)
+    values = surprise(reference[-1] + np.array([0.0, 1e-3, 1.0, 10.0, 1000.0]), reference)
+    assert np.all(np.diff(values) > 0.0)
+    assert np.all(np.isfinite(values))
+
+
+def test_surprise_at_reference_scores_is_minus_the_log_of_their_p_value():
+    reference = np.sort(np.random.default_rng(0).normal(size=40))
+    expected = -np.log(np.arange(40, 0, -1) / 41.0)
+    np.testing.assert_allclose(surprise(reference, reference), expected, rtol=1e-12)
+
+
+def test_the_combined_statistic_is_the_sum_of_surprises():
+    generator = np.random.default_rng(1)
+    reference = {name: np.sort(generator.normal(size=20)) for name in ("a", "b")}
+    scores = {name: generator.normal(size=5) for name in ("a", "b", "unused")}
+    expected = surprise(scores["a"], reference["a"]) + surprise(scores["b"], reference["b"])
+    np.testing.assert_allclose(combined_surprise(reference, scores), expected, rtol=1e-14)
+
+
+# Numbers of draws
+
+
+def test_the_largest_calibrated_number_of_draws_is_used():
+    calibration = fitted(np.random.default_rng(0), counts=(1, 2, 5, 100))
+    asked = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 99: 5, 100: 100, 1000: 100}
+    assert {number: calibration.draws_used(number) for number in asked} == asked
+
+
+def test_each_number_of_draws_has_its_own_calibration():
+    scores = {name: np.array([[1.0, 2.0, 3.0], [11.0, 12.0, 13.0]]) for name in DETECTORS}
+    calibration = Calibration.fit([1, 10], scores, scores, np.full((2, 3), 0.5), DETECTORS)
+    new = dict.fromkeys(DETECTORS, np.array([5.0]))
+    assert calibration.judge(new, 1).p_value == 0.25
+    assert calibration.judge(new, 10).p_value == 1.0
+
+
+def test_a_number_of_draws_that_was_not_calibrated_is_refused():
+    calibration = fitted(np.random.default_rng(0), counts=(1, 10))
+    with pytest.raises(ValueError, match=r"expected one of \[1, 10\] draws, got 3"):
+        calibration.judge(dict.fromkeys(DETECTORS, np.zeros(1)), 3)
+    with pytest.raises(ValueError, match=r"expected one of \[1, 10\] draws, got 3"):
+        calibration.prediction_sets(np.full((1, 2), 0.5), 3, 0.9)
+
+
+# Prediction sets
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.95])
+def test_prediction_sets_hold_the_true_label_as_often_as_stated_and_are_never_empty(coverage):
+    generator = np.random.default_rng(int(coverage * 100))
+    covered, sizes = [], []
+    for _ in range(SPLITS):
+        probs, labels = labelled(generator, 99)
+        calibration = fitted(generator, ranking=99, true_probs=probs[np.arange(99), labels])
+        probs, labels = labelled(generator, 100)
+        inside = calibration.prediction_sets(probs, 1, coverage)
+        assert np.all(inside[np.arange(100), probs.argmax(axis=1)])
+        covered.append(inside[np.arange(100), labels].mean())
+        sizes.append(inside.sum(axis=1).mean())
+    error = np.std(covered) / math.sqrt(SPLITS)
+    assert np.mean(covered) >= coverage - 5.5 * error
+    assert np.mean(sizes) < 5  # and not by holding every class
+
+
+def test_prediction_sets_by_hand():
+    calibration = fitted(np.random.default_rng(0), ranking=4, true_probs=np.array([0.9, 0.8, 0.6, 0.3]))
+    probs = np.array([[0.7, 0.2, 0.1], [0.35, 0.33, 0.32], [0.25, 0.24, 0.51]])
+    # ceil(5 x .6) = 3rd smallest of 1 - p: .4, so classes with p >= .6; and the most probable one.
+    assert calibration.prediction_sets(probs, 1, 0.6).tolist() == [
+        [True, False, False],
+        [True, False, False],
+        [False, False, True],
+    ]
+    # ceil(5 x .8) = 4th: classes with p >= .3.
+    assert calibration.prediction_sets(probs, 1, 0.8).tolist() == [
+        [True, False, False],
+        [True, True, True],
+        [False, False, True],
+    ]
+
+
+def test_a_coverage_that_the_calibration_cannot_give_takes_every_class():
+    calibration = fitted(np.random.default_rng(0), ranking=4)
+    assert calibration.prediction_sets(np.array([[1.0, 0.0]]), 1, 0.81).all()
+
+
+# Tensors
+
+
+def test_tensors_round_trip_through_safetensors():
+    calibration = fitted(np.random.default_rng(3), counts=(1, 5, 20), ranking=30)
+    read = Calibration.from_tensors(load(save(calibration.tensors())), DETECTORS)
+    scores = scores_of(np.random.default_rng(4), 50)
+    for count in (1, 5, 20):
+        ours, theirs = calibration.judge(scores, count), read.judge(scores, count)
+        assert ours.p_value.tolist() == theirs.p_value.tolist()
+        assert all(ours.detector_p_values[n].tolist() == theirs.detector_p_values[n].tolist() for n in DETECTORS)
+    assert read.nonconformity.tolist() == calibration.nonconformity.tolist()
+
+
+MALFORMED = {
+    "no draw counts": ("draw_counts", lambda _: None),
+    "no ranking": ("ranking", lambda _: None),
+    "no nonconformity": ("nonconformity", lambda _: None),
+    "no reference of a combined detector": ("reference.a", lambda _: None),
+    "draw counts of another type": ("draw_counts", lambda t: t.astype(np.int32)),
+    "draw counts not from 1": ("draw_counts", lambda t: t + 1),
+    "draw counts that do not rise": ("draw_counts", np.ones_like),
+    "no draw count at all": ("draw_counts", lambda t: t[:0]),
+    "draw counts in two dimensions": ("draw_counts", lambda t: t[None]),
+    "too few rows of ranking": ("ranking", lambda t: t[:1]),
+    "ranking in one dimension": ("ranking", lambda t: t[0]),
+    "no scores": ("ranking", lambda t: t[:, :0]),
+    "scores of another type": ("reference.b", lambda t: t.astype(np.float32)),
+    "scores not sorted": ("reference.b", lambda t: t[:, ::-1]),
+    "a score that is not a number": ("nonconformity", lambda t: t[:, :1] * np.nan),
+    "an infinite score": ("ranking", lambda t: np.where(t == t.max(), np.inf, t)),
+}
+
+
+@pytest.mark.parametrize("fault", MALFORMED)
+def test_malformed_tensors_are_refused_by_name(fault):
+    name, change = MALFORMED[fault]
+    tensors = fitted(np.random.default_rng(3), counts=(1, 5)).tensors()
+    changed = change(tensors.pop(name))
+    if changed is not None:
+        tensors[name] = changed
+    with pytest.raises(ValueError, match=re.escape(name)):
+        Calibration.from_tensors(tensors, DETECTORS)
+
+
+# Helpers
+
+
+def scores_of(generator, rows, decimals=None):
+    """Scores of three dependent detectors, one of them skewed; `decimals` rounds them, which makes ties."""
+    common = generator.normal(size=rows)
+    scores = {
+        "a": common + 0.3 * generator.normal(size=rows),
+        "b": np.exp(common - 0.5 * generator.normal(size=rows)),
+        "c": generator.normal(size=rows) - 0.2 * common,
+    }
+    return scores if decimals is None else {name: np.round(values, decimals) for name, values in scores.items()}
+
+
+def fitted(generator, counts=(1,), reference=60, ranking=50, true_probs=None, decimals=None):
+    def stacked(rows):
+        made = [scores_of(generator, rows, decimals) for _ in counts]
+        return {name: np.stack([scores[name] for scores in made]) for name in DETECTORS}
+
+    true_probs = generator.uniform(size=ranking) if true_probs is None else true_probs
+    tiled = np.tile(true_probs, (len(counts), 1))
+    return Calibration.fit(list(counts), stacked(reference), stacked(ranking), tiled, DETECTORS)
+
+
+def flags(generator, ranking, new, fpr, decimals=None):
+    """How many of `new` rows like the calibration data are flagged."""
+    calibration = fitted(generator, ranking=ranking, decimals=decimals)
+    return int(np.sum(calibration.judge(scores_of(generator, new, decimals), 1).p_value <= fpr))
+
+
+def labelled(generator, rows):
+    """Probabilities of five classes, and labels drawn from them."""
+    probs = generator.dirichlet(np.full(5, 0.4), rows)
+    return probs, (probs.cumsum(axis=1) < generator.uniform(size=(rows, 1))).sum(axis=1).clip(max=4)
