@@ -32,8 +32,7 @@ bench: install
 	$(BIN)/python -m benchmarks.predict --short
 
 compose-check:
-	docker compose config --quiet && docker compose --profile train build
-	docker compose run --rm training && docker compose up --detach --wait && docker compose down
+	bash docker/check.sh
 
 constraints:
 	{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable; } > constraints.new && mv constraints.new constraints.txt

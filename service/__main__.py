@@ -1,6 +1,7 @@
 """Serve: `python -m service`."""
 
 import logging
+import signal
 import sys
 
 import uvicorn
@@ -18,11 +19,13 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again when it has stopped in good order
     uvicorn.run(
         create_app(settings),
         host=settings.host,
         port=settings.port,
         timeout_graceful_shutdown=settings.drain_s,
+        timeout_keep_alive=75,  # longer than proxies keep idle connections, so that they close them and not we
         access_log=False,
         server_header=False,
         log_config=None,

@@ -125,7 +125,7 @@ def create_app(settings: Settings) -> FastAPI:
         served = await service.served(envelope)
         num_samples = service.num_samples(envelope, served)
         x = rows_array(rows, served.model.manifest.input.shape, "pool")
-        with service.predictor.admitted(min(len(x), POOL_CHUNK_ROWS), num_samples):
+        with service.predictor.admitted(len(x), num_samples, POOL_CHUNK_ROWS):
             answer = await _rank(service, served, envelope, x, ids, num_samples)
         service.count(served, len(x), num_samples)
         return Response(answer, media_type=JSON)

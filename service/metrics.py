@@ -3,6 +3,7 @@
 import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -52,6 +53,8 @@ class CountRequests:
 
         try:
             await self.app(scope, receive, sending)
+        except ClientDisconnect:  # nobody is left to answer
+            pass
         except Exception:
             status = "500"  # what the server answers further out
             raise

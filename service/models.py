@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from contextlib import suppress
 
 from model_store.errors import InvalidInput, NotFound, StoreError
 from model_store.model import NEEDED, Model
@@ -69,7 +70,7 @@ class Models:
                 logger.exception("looking at the model store failed; trying again")
 
     def refresh(self) -> None:
-        """Look at the store once: load each model's latest version, and forget models that are gone."""
+        """Look at the store once: load each model's latest version, and forget what is gone."""
         names = self.store.names()
         for name in names:
             aliases = self.store.aliases(name)
@@ -89,9 +90,22 @@ class Models:
                     if current is not None:
                         current.reservoir.close()
             self._aliases[name] = aliases
-        for name in [name for name in self._latest if name not in names]:
-            self._latest.pop(name).reservoir.close()
-            self._aliases.pop(name, None)
+        self._forget_gone({name: self.store.versions(name) for name in names})
+
+    def _forget_gone(self, versions: dict[str, list[str]]) -> None:
+        for name in self.names():
+            if name not in versions:
+                self._aliases.pop(name, None)
+                latest = self._latest.pop(name, None)
+                if latest is not None:
+                    latest.reservoir.close()
+        with self._lock:
+            for name, version in [*self._others]:
+                if version not in versions.get(name, []):
+                    self._others.pop((name, version)).reservoir.close()
+        for name, version in [*self._broken]:
+            if version not in versions.get(name, []):
+                self._broken.pop((name, version), None)
 
     def _load(self, name: str, version: str, ready_draw_sets: int) -> Served:
         """Verify, load and warm a version, or raise what was wrong with it less than `RETRY_BROKEN_S` ago."""
@@ -130,7 +144,8 @@ class Models:
         names = self.names()
         if not names:
             raise NotReady(HOW_TO_PUBLISH)
-        name = name or self.settings.default_model or (names[0] if len(names) == 1 else None)
+        if name is None:
+            name = self.settings.default_model or (names[0] if len(names) == 1 else None)
         if name is None:
             raise InvalidInput("model", f"one of {names}, since there are several", "none")
         if name not in names:
@@ -151,10 +166,15 @@ class Models:
             return served
         name = self.name(name)
         with self._lock:
-            if version == LATEST:  # not served: say why
-                return self._keep(self._load(name, self.store.resolve(name), 0))
-            number = self.store.resolve(name, version)
+            number = self._resolve(name, version)
             return self.peek(name, number) or self._keep(self._load(name, number, 0))
+
+    def _resolve(self, name: str, version: str) -> str:
+        try:
+            return self.store.resolve(name, version)
+        except NotFound:  # the store's own text repeats what came
+            known = [*self.store.versions(name), *sorted(self.store.aliases(name))]
+            raise NotFound(f"version: expected one of {known} of model {name}, got another") from None
 
     def peek(self, name: str | None, version: str = LATEST) -> Served | None:
         """Return the model that a request means if it is in memory; reads no file.
@@ -171,7 +191,8 @@ class Models:
             return latest
         other = self._others.get((name, number))
         if other is not None:
-            self._others.move_to_end((name, number))
+            with suppress(KeyError):  # the loader's thread may have dropped it since
+                self._others.move_to_end((name, number))
         return other
 
     def _keep(self, served: Served) -> Served:

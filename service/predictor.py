@@ -55,16 +55,16 @@ class Predictor:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
     @contextmanager
-    def admitted(self, rows: int, draws: int) -> Iterator[None]:
-        """Hold a place for a request's work.
+    def admitted(self, rows: int, draws: int, rows_at_once: int | None = None) -> Iterator[None]:
+        """Hold a place for a request's work, of which `rows_at_once` rows wait or are in work at a time.
 
         Raises:
             TooLarge: if the request alone is more than one may be.
             Overloaded: if too much is waiting already; a lone request is always let in.
         """
-        work = rows * draws
-        if work > self.settings.max_row_draws:
-            raise TooLarge(f"rows x num_samples: expected at most {self.settings.max_row_draws}, got {work}")
+        if rows * draws > self.settings.max_row_draws:
+            raise TooLarge(f"rows x num_samples: expected at most {self.settings.max_row_draws}, got {rows * draws}")
+        work = min(rows, rows_at_once or rows) * draws
         if self.row_draws > 0 and self.row_draws + work > self.settings.max_queued_row_draws:
             raise Overloaded(retry_after_s=1)
         self.row_draws += work

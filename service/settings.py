@@ -27,7 +27,7 @@ class Settings(BaseSettings):
     threads: Annotated[int, Field(ge=0)] = Field(
         default=0, description="threads of one model's arithmetic; 0: one for each processor available"
     )
-    poll_interval_s: Annotated[float, Field(gt=0)] = Field(
+    poll_interval_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
         default=1.0, description="seconds between looks at the store for new versions and moved aliases"
     )
     max_loaded_versions: Annotated[int, Field(ge=1)] = Field(

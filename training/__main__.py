@@ -5,19 +5,23 @@ import fcntl
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
-from model_store.errors import DubitoError, InvalidInput
+from model_store.errors import DubitoError, InvalidInput, NotFound, StoreError
+from model_store.manifest import Manifest
 from model_store.store import ModelStore
+from training import recipe as recipes
+from training.data import load, split
 
+FAILED = 1
 WRONG_INPUT = 2
 INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; return the exit code: 0 done, 2 wrong input, 130 interrupted."""
+    """Run a command; return the exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     fit = commands.add_parser("fit", help="fit a recipe on its data and publish the model")
@@ -30,41 +34,54 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return _fit(options)
-    except DubitoError as error:
+    except (InvalidInput, NotFound) as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG_INPUT
+    except (DubitoError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("\nstopped; run the same command again to go on from the last checkpoint", file=sys.stderr)
         return INTERRUPTED
 
 
 def _fit(options: argparse.Namespace) -> int:
-    from training import recipe as recipes  # wrong calls and --help answer before torch is imported
-    from training.data import load, split
-    from training.fit import Run, training_facts
-    from training.publish import device_named, publish
-
     recipe = recipes.load(options.recipe)
     recipe = recipes.override(recipe, name=options.name, seed=options.seed, source=options.data)
     data = load(recipe.data.source, Path(os.environ.get("DUBITO_DATA", "data")))
     section = recipe.data
     splits = split(data, section.validation_rows, section.reference_rows, section.ranking_rows, recipe.seed)
     store = ModelStore(Path(os.environ.get("DUBITO_STORE", "models")))
-    device = device_named(options.device)
 
+    from training.fit import Run, training_facts  # wrong recipes and data are answered before torch is imported
+    from training.publish import device_named, publish
+
+    device = device_named(options.device)
     run_id = sha256(f"{recipe.digest()} {data.digest()} {device.type}".encode()).hexdigest()[:12]
     folder = Path(os.environ.get("DUBITO_RUNS", "runs")) / f"{recipe.name}-{run_id}"
     with _locked(folder):
         run = Run(recipe, splits, len(data.classes), folder, device)
         begun = f"going on from step {run.progress.step}" if run.resumed else f"{run.steps} steps"
         print(f"{recipe.name}: {len(splits.train)} training rows, {begun} on {device.type}; run in {folder}")
-        model = run.fit(quiet=options.quiet)
-        manifest = publish(store, recipe.name, model, recipe, data, splits, training_facts(run, splits), print)
+        manifest = _published(store, recipe.name, run.progress.token)
+        if manifest is None:  # else the run was killed between its publication and its end
+            model = run.fit(quiet=options.quiet)
+            manifest = publish(store, recipe.name, model, recipe, data, splits, training_facts(run, splits), print)
         run.checkpoint.unlink()
     for key, value in manifest.quality.items():
         print(f"  {key:32} {value:.4f}")
     print(f"published {manifest.name} version {manifest.version}; plot: {folder / 'progress.png'}")
     return 0
+
+
+def _published(store: ModelStore, name: str, token: str) -> Manifest | None:
+    """Return the manifest of the version that a run has published, if it has."""
+    for version in reversed(store.versions(name)):
+        with suppress(StoreError):
+            manifest = store.manifest(name, version)
+            if manifest.training.get("run") == token:
+                return manifest
+    return None
 
 
 @contextmanager

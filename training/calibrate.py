@@ -35,7 +35,7 @@ def served_scores(
         x = rows.x[start : start + CHUNK_ROWS]
         requests = range(start // share, -(-(start + len(x)) // share))
         draws = np.stack([runtime.draw(draw_seed(seed, i), 0, counts[-1]) for i in requests], axis=1)
-        log_probs, density = runtime.run(x, np.repeat(draws, share, axis=1)[:, : len(x)])
+        log_probs, density = runtime.run(x, np.repeat(draws, share, axis=1)[:, start % share :][:, : len(x)])
         densities.append(density)
         sums = None
         parts.append([])

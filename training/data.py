@@ -5,8 +5,8 @@ import struct
 import zlib
 from dataclasses import dataclass
 from hashlib import sha256
+from io import BufferedIOBase
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt8
@@ -16,6 +16,7 @@ from model_store.errors import InvalidInput
 DIGITS_TEST_FRACTION = 0.2
 DIGITS_SPLIT_SEED = 0  # which digits are test rows is part of the data, not of a run
 MAX_IDX_BYTES = 1 << 32
+READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def read_idx(path: Path, ndim: int) -> UInt8[np.ndarray, "..."]:
         raise InvalidInput(path.name, "a readable IDX file, plain or gzipped", str(error) or "its end") from None
 
 
-def _read_idx(file: BinaryIO | gzip.GzipFile, ndim: int, name: str) -> UInt8[np.ndarray, "..."]:
+def _read_idx(file: BufferedIOBase, ndim: int, name: str) -> UInt8[np.ndarray, "..."]:
     header = file.read(4 + 4 * ndim)
     magic = bytes([0, 0, 8, ndim])
     if len(header) < 4 + 4 * ndim or header[:4] != magic:
@@ -151,7 +152,9 @@ def _read_idx(file: BinaryIO | gzip.GzipFile, ndim: int, name: str) -> UInt8[np.
         size *= length
     if not 0 < size <= MAX_IDX_BYTES:
         raise InvalidInput(name, f"between 1 and {MAX_IDX_BYTES} bytes of data", f"a header of shape {shape}")
-    content = file.read(size + 1)
+    content = bytearray()  # grows with what is there, not with what the header promises
+    while len(content) <= size and (piece := file.read(min(READ_BYTES, size + 1 - len(content)))):
+        content += piece
     if len(content) != size:
         came = "more" if len(content) > size else f"{len(content)}"
         raise InvalidInput(name, f"{size} bytes of data, as shape {shape} in its header says", came)

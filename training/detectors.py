@@ -4,8 +4,6 @@ A detector is a module from (x, features) to one score a row, more meaning more 
 rows and exported into the network's graph, so that it costs no further pass and runs wherever the network does.
 """
 
-from typing import Self
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 from training.networks import MLP
 
 EXPLAINED = 0.9  # share of the training rows' variance inside the leading components
+ROUNDING = 1e-9  # of an input's square: a smaller residual would be float32's rounding
 
 
 class Residual(nn.Module):
@@ -31,7 +30,7 @@ class Residual(nn.Module):
         self.register_buffer("components", components)
 
     @classmethod
-    def fit(cls, x: Float[Tensor, "N I"]) -> Self:
+    def fit(cls, x: Float[Tensor, "N I"]) -> "Residual":
         """Fit on training rows, in float64."""
         x = x.double()
         mean = x.mean(0)
@@ -44,7 +43,8 @@ class Residual(nn.Module):
         """Return the squared residual of each row, in squared units of the data."""
         centred = x - self.mean
         residual = centred - (centred @ self.components) @ self.components.T
-        return residual.square().sum(1)
+        least = ROUNDING * centred.square().sum(1)
+        return torch.maximum(residual.square().sum(1), least)
 
 
 class ServedNetwork(nn.Module):

@@ -6,6 +6,8 @@ arithmetic as one that was not, and ends with the same weights.
 """
 
 import json
+import math
+import secrets
 import time
 from dataclasses import dataclass
 from itertools import chain
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from model_store.errors import DubitoError, InvalidInput
 from training.checkpoint import (
     load_module,
     load_optimizer,
@@ -43,8 +46,13 @@ class Progress:
 
     step: int
     best_epoch: int
-    history: list[dict[str, float]]
+    history: list[dict[str, float | int]]
     seconds: float
+    token: str  # tells this run from all others: its publication carries it
+
+
+class Diverged(DubitoError):
+    """Training left the range of finite numbers."""
 
 
 class Run:
@@ -66,7 +74,8 @@ class Run:
         self.optimizer = torch.optim.Adam(self.parameters, lr=recipe.training.learning_rate, fused=True)
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # of the epoch: nll, KL, correct rows
         self.best: dict[str, Tensor] = {}
-        self.progress = Progress(step=0, best_epoch=-1, history=[], seconds=0.0)
+        self.lowest: Tensor | None = None  # Brier score of each validation row, at the epoch of the lowest mean
+        self.progress = Progress(step=0, best_epoch=-1, history=[], seconds=0.0, token=secrets.token_hex(8))
         self.resumed = self.checkpoint.exists()
         if self.resumed:
             self._restore()
@@ -80,7 +89,7 @@ class Run:
         return self.folder / "checkpoint.safetensors"
 
     def fit(self, quiet: bool = False) -> BayesianModel:
-        """Train to the end and return the model with the best validation log-likelihood."""
+        """Train to the end and return the model of the best checkpoint."""
         settings = self.recipe.training
         begun = saved = time.monotonic()
         before = self.progress.seconds
@@ -129,14 +138,21 @@ class Run:
         ramp = self.recipe.training.kl_ramp_epochs * self.epoch_steps
         return min(1.0, (step + 1) / ramp if ramp else 1.0) / self.rows
 
-    def _end_epoch(self, epoch: int) -> dict[str, float]:
+    def _end_epoch(self, epoch: int) -> dict[str, float | int]:
         nll, kl, accuracy = (self.sums / self.epoch_steps).tolist()
         self.sums.zero_()
         settings = self.recipe.training
+        if not math.isfinite(nll + kl):
+            raise Diverged(
+                f"training diverged in epoch {epoch + 1}: a lower training.learning_rate or training.gradient_norm "
+                f"may help (delete {self.checkpoint} to begin anew)"
+            )
         dimension = self.model.posterior.noise_dimension
         eps = standard_noise(settings.validation_draws, dimension, self.recipe.seed, VALIDATION_NOISE).to(self.device)
         x, y = self.validation
         probs = self.model.predict(x, eps)
+        true_probs = probs.gather(1, y[:, None])[:, 0].double()
+        brier = probs.double().square().sum(1) - 2.0 * true_probs + 1.0  # sum over classes of (p - [class is true])^2
         with torch.no_grad():
             theta_std = self.model.posterior(eps).std(0).mean().item()
         metrics = {
@@ -145,15 +161,15 @@ class Run:
             "nll": nll,
             "kl": kl,
             "train_accuracy": accuracy,
-            "validation_log_likelihood": probs.gather(1, y[:, None]).log().mean().item(),
+            "validation_log_likelihood": true_probs.clamp(min=1e-38).log().mean().item(),
+            "validation_brier": brier.mean().item(),
             "validation_accuracy": (probs.argmax(1) == y).double().mean().item(),
             "theta_std": theta_std,  # stays at its start where the posterior has collapsed
             "seconds": self.progress.seconds,
         }
         history = self.progress.history
-        best = max((m["validation_log_likelihood"] for m in history), default=float("-inf"))
         history.append(metrics)
-        if not self.best or metrics["validation_log_likelihood"] > best:
+        if self._is_as_good_as_the_best(brier):
             self.best = module_tensors(self.model, "best")
             self.progress.best_epoch = epoch + 1
         lines = "".join(json.dumps(m) + "\n" for m in history)
@@ -162,6 +178,20 @@ class Run:
             plot_run(history, self.folder / "progress.png", self.recipe.name)
         return metrics
 
+    def _is_as_good_as_the_best(self, brier: Tensor) -> bool:
+        """Whether an epoch's validation Brier score is within one standard error of the lowest so far.
+
+        The error is that of the mean difference over rows. Among checkpoints that the validation rows cannot tell
+        apart the latest has the smallest step size behind it (the one-standard-error rule of Breiman et al. 1984).
+        """
+        lowest = self.lowest
+        if lowest is None or brier.mean() < lowest.mean():
+            self.lowest = brier
+        if lowest is None:
+            return True
+        difference = brier - lowest
+        return not difference.mean() > difference.std() / len(difference) ** 0.5  # one row has no error: take it
+
     def _save(self) -> None:
         tensors = {
             **module_tensors(self.model, "model"),
@@ -169,20 +199,28 @@ class Run:
             **optimizer_tensors(self.optimizer),
             "sums": self.sums,
         }
+        if self.lowest is not None:
+            tensors["lowest"] = self.lowest
         write_checkpoint(self.checkpoint, tensors, vars(self.progress))
 
     def _restore(self) -> None:
         tensors, facts = read_checkpoint(self.checkpoint)
-        load_module(self.model, tensors, "model")
-        load_optimizer(self.optimizer, tensors)
-        self.best = {name: tensor for name, tensor in tensors.items() if name.startswith("best.")}
-        self.sums.copy_(tensors["sums"])
-        self.progress = Progress(**facts)
+        try:
+            load_module(self.model, tensors, "model")
+            load_optimizer(self.optimizer, tensors)
+            self.best = {name: tensor for name, tensor in tensors.items() if name.startswith("best.")}
+            self.sums.copy_(tensors["sums"])
+            self.lowest = tensors["lowest"].to(self.device) if "lowest" in tensors else None
+            self.progress = Progress(**facts)
+        except (RuntimeError, ValueError, KeyError, TypeError):
+            expected = "a checkpoint of this run (delete it to begin anew)"
+            raise InvalidInput(str(self.checkpoint), expected, "one of another") from None
 
 
 def training_facts(run: Run, splits: Splits) -> dict[str, Any]:
     """Return what the manifest says of a finished run."""
     return {
+        "run": run.progress.token,
         "recipe": run.recipe.model_dump(mode="json"),
         "rows": {name: len(rows) for name, rows in vars(splits).items()},
         "epochs": run.recipe.training.epochs,

@@ -95,13 +95,15 @@ class Autoregressive(nn.Module):
     """A step of inverse autoregressive flow, z' = mean + std z (Kingma et al. 2016, equation 10).
 
     Mean and std of coordinate i depend on coordinates before i alone, by MADE's masks (Germain et al. 2015,
-    equations 8 and 9): hidden units get degrees in turn, so that every coordinate but the last is seen.
+    equations 8 and 9): hidden units get degrees spread evenly from D - 1 down to 1, so that every coordinate but the
+    last is seen, however few units there are.
     """
 
     def __init__(self, dimension: int, hidden: int, generator: torch.Generator) -> None:
         super().__init__()
         degree_in = torch.arange(1, dimension + 1)
-        degree_hidden = 1 + torch.arange(hidden) * max(dimension - 1, 1) // hidden
+        highest = max(dimension - 1, 1)
+        degree_hidden = highest - torch.arange(hidden) * (highest - 1) // max(hidden - 1, 1)
         hidden_mask = (degree_hidden[:, None] >= degree_in[None, :]).float()
         output_mask = (degree_in[:, None] > degree_hidden[None, :]).float()
         self.conditioner = Conditioner(dimension, dimension, hidden, generator, (hidden_mask, output_mask))

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 from training.checkpoint import write_atomically
 
 
-def plot_run(history: list[dict[str, float]], path: Path, title: str) -> None:
+def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> None:
     """Draw loss, KL, accuracy and the spread of theta against the epoch, as a PNG."""
     panels = {
         "nats a row": {"loss": "-ELBO", "nll": "training -log p", "validation_log_likelihood": "validation -log p"},

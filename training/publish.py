@@ -10,6 +10,7 @@ from safetensors.numpy import save as save_arrays
 from safetensors.torch import save as save_tensors
 
 from model_store.calibration import Calibration
+from model_store.errors import InvalidInput
 from model_store.manifest import Description, DetectorSpec, InputSpec, Manifest, NoiseSpec, OutputSpec
 from model_store.model import detector_scores
 from model_store.noise import NOISE_ALGORITHM
@@ -121,5 +122,11 @@ def measure(
 
 
 def device_named(name: str) -> torch.device:
-    """Return a torch device; `auto` is CUDA where there is one."""
+    """Return a torch device; `auto` is CUDA where there is one.
+
+    Raises:
+        InvalidInput: if CUDA is asked for and there is none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InvalidInput("--device", "a device that torch finds here", "cuda")
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)

@@ -55,7 +55,7 @@ class TrainingSection(Section):
     learning_rate: Positive = 1e-3
     final_learning_rate: Positive = 1e-4
     gradient_norm: Positive = 5.0
-    kl_ramp_epochs: Annotated[float, Field(ge=0)] = 0.0
+    kl_ramp_epochs: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     validation_draws: Count = 20
     checkpoint_interval_s: Positive = 20.0
 
@@ -126,5 +126,9 @@ def _validated(content: dict[str, Any], origin: str) -> Recipe:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "missing":
+            raise InvalidInput(f"{origin}: {field}", "a value", "nothing") from None
+        if first["type"] == "extra_forbidden":
+            raise InvalidInput(f"{origin}: {field}", "no such key", repr(first["input"])[:200]) from None
         expected = str(first["msg"]).removeprefix("Input should be ")
         raise InvalidInput(f"{origin}: {field}", expected, repr(first["input"])[:200]) from None

@@ -1,0 +1,37 @@
+"""Check a running service: it is ready, and answers its own examples, twice the same.
+
+`python docker/smoke.py [URL]`, with nothing but Python's standard library; the exit code is 0 where all is well.
+"""
+
+import json
+import sys
+from typing import Any
+from urllib.request import ProxyHandler, Request, build_opener
+
+direct = build_opener(ProxyHandler({}))
+
+
+def call(url: str, body: object = None) -> Any:
+    """Return the JSON answer of a GET, or of a POST where there is a body."""
+    data = None if body is None else json.dumps(body).encode()
+    with direct.open(Request(url, data, {"Content-Type": "application/json"}), timeout=30) as response:
+        return json.load(response)
+
+
+def main() -> None:
+    """Run the checks."""
+    url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
+    print("ready:", call(f"{url}/health/ready")["models"])
+    operation = call(f"{url}/openapi.json")["paths"]["/predict"]["post"]
+    for example in operation["requestBody"]["content"]["application/json"]["examples"].values():
+        answer = call(f"{url}/predict", example["value"])
+        rows = answer["predictions"]
+        print("answers:", [(row["label"], row["flag"], round(row["p_value"], 3)) for row in rows])
+        if rows[0]["label"] != "3":
+            sys.exit(f"expected the example's first row to be a 3, got {rows[0]['label']!r}")
+        if call(f"{url}/predict", {**example["value"], "seed": answer["seed"]})["predictions"] != rows:
+            sys.exit("expected the same answer from the same seed, got another")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""The store while the service runs: what is published, moved, broken or removed, and what requests then see."""
+
+import shutil
+
+import httpx
+import pytest
+from conftest import wait_until
+
+from model_store.manifest import FILES, Description
+from model_store.store import ModelStore
+
+ROW = [0.0] * 64
+SOON = {"DUBITO_POLL_INTERVAL_S": "0.05", "DUBITO_THREADS": "1"}
+
+
+@pytest.fixture
+def store(digits_store, tmp_path):
+    """A store of a test's own, with `digits` version 1."""
+    shutil.copytree(digits_store, tmp_path / "models")
+    return ModelStore(tmp_path / "models")
+
+
+def publish(store, source, name="digits"):
+    """Publish the files of `digits` version 1 in another store as a new version, and return its number."""
+    artifact = ModelStore(source).open("digits", "1")
+    description = Description(**{field: getattr(artifact.manifest, field) for field in Description.model_fields})
+    return store.publish(name, description, {file: artifact.files[file] for file in FILES}).version
+
+
+def predict(client, **fields):
+    """The answer to a request of one row."""
+    return client.post("/predict", json={"inputs": [ROW], **fields})
+
+
+def serving(client):
+    """What the service says that it serves."""
+    return {model["name"]: model["serving"] for model in client.get("/models").json()["models"]}
+
+
+def damage(folder, file, how):
+    """Damage a file of a version as a failing disk or hand would."""
+    path = folder / file
+    content = path.read_bytes()
+    match how:
+        case "missing":
+            path.unlink()
+        case "truncated":
+            path.write_bytes(content[:-1])
+        case "longer":
+            path.write_bytes(content + b"\0")
+        case "changed":
+            path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+
+
+def test_an_empty_store_is_live_says_what_to_run_and_becomes_ready(serve, digits_store, tmp_path):
+    with serve(tmp_path / "none yet", **SOON) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        assert client.get("/health/live").json() == {"status": "live"}
+        assert client.get("/models").json() == {"models": []}
+        for answer in (client.get("/health/ready"), predict(client), predict(client, model="digits")):
+            assert answer.status_code == 503
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert "python -m training fit" in answer.json()["detail"]
+        publish(ModelStore(tmp_path / "none yet"), digits_store)
+        wait_until(lambda: client.get("/health/ready").status_code == 200)
+        assert client.get("/health/ready").json() == {"status": "ready", "models": {"digits": "1"}}
+        assert predict(client).status_code == 200
+
+
+def test_latest_follows_what_is_published_and_rolled_back(serve, digits_store, store):
+    with serve(store.root, **SOON) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        assert predict(client).json()["version"] == "1"
+        assert publish(store, digits_store) == "2"
+        wait_until(lambda: predict(client).json()["version"] == "2")
+        store.set_alias("digits", "latest", "1")
+        wait_until(lambda: predict(client).json()["version"] == "1")
+        store.set_alias("digits", "champion", "2")
+        wait_until(lambda: predict(client, version="champion").status_code == 200)
+        versions = {"1": "1", "2": "2", "latest": "1", "champion": "2"}
+        assert {name: predict(client, version=name).json()["version"] for name in versions} == versions
+        store.set_alias("digits", "champion", "1")
+        wait_until(lambda: predict(client, version="champion").json()["version"] == "1")
+        store.keep("digits", 1)  # the newest and those with an alias: nothing goes
+        assert client.get("/models/digits").json()["versions"] == ["1", "2"]
+
+
+def test_a_version_that_is_deleted_is_no_longer_served(serve, digits_store, store):
+    publish(store, digits_store)
+    with serve(store.root, **SOON) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        assert predict(client, version="1").status_code == 200
+        assert store.keep("digits", 1) == ["1"]
+        wait_until(lambda: predict(client, version="1").status_code == 404)
+        assert predict(client).json()["version"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("file", "how"),
+    [
+        ("manifest.json", "missing"),
+        ("manifest.json", "truncated"),
+        ("network.onnx", "missing"),
+        ("sampler.onnx", "truncated"),
+        ("calibration.safetensors", "changed"),
+        ("weights.safetensors", "longer"),
+    ],
+)
+def test_a_broken_version_refuses_by_name_while_others_are_served(serve, digits_store, store, file, how):
+    publish(store, digits_store)
+    publish(store, digits_store, "other")
+    damage(store.root / "digits" / "2", file, how)
+    with serve(store.root, **SOON) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        for fields in ({"model": "digits"}, {"model": "digits", "version": "2"}):
+            answer = predict(client, **fields)
+            assert answer.status_code == 503
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["detail"].startswith(f"model digits version 2: {file}: ")
+            assert str(store.root) not in answer.text
+        assert predict(client, model="digits", version="1").json()["version"] == "1"
+        assert predict(client, model="other").status_code == 200
+        assert client.get("/health/ready").json()["models"] == {"other": "1"}
+        model = client.get("/models/digits").json()
+        assert (model["serving"], model["manifest"], model["versions"]) == (None, None, ["1", "2"])
+        assert list(model["broken"]) == ["2"]
+        assert file in model["broken"]["2"]
+        shutil.rmtree(store.root / "other")
+        wait_until(lambda: client.get("/health/ready").status_code == 503)
+        assert f"model digits version 2: {file}: " in client.get("/health/ready").json()["detail"]
+        shutil.rmtree(store.root / "digits" / "2")  # `latest` is then version 1, and nothing is broken any more
+        wait_until(lambda: predict(client).status_code == 200)
+        wait_until(lambda: client.get("/models/digits").json()["broken"] == {})
+
+
+def test_a_broken_new_version_leaves_the_old_one_serving(serve, digits_store, store):
+    with serve(store.root, **SOON) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        before = predict(client, seed=1).content
+        shutil.copytree(store.root / "digits" / "1", store.root / "digits" / "2")  # its manifest says version 1
+        store.set_alias("digits", "latest", "2")
+        wait_until(lambda: client.get("/models/digits").json()["broken"] != {})
+        assert predict(client, seed=1).content == before
+        assert predict(client, version="2").status_code == 503
+        assert client.get("/health/ready").json()["models"] == {"digits": "1"}
+        assert publish(store, digits_store) == "3"
+        wait_until(lambda: predict(client).json()["version"] == "3")
+
+
+def test_with_several_models_a_request_names_one_unless_there_is_a_default(serve, digits_store, store):
+    publish(store, digits_store, "other")
+    with serve(store.root, **SOON) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        answer = predict(client)
+        assert answer.status_code == 422
+        assert answer.json()["detail"].startswith("model: expected one of ['digits', 'other']")
+        assert predict(client, model="other").json()["model"] == "other"
+        shutil.rmtree(store.root / "other")
+        wait_until(lambda: serving(client) == {"digits": "1"})
+        assert predict(client).json()["model"] == "digits"
+        assert predict(client, model="other").status_code == 404
+        assert client.get("/models/other").status_code == 404
+    publish(store, digits_store, "other")
+    settings = {**SOON, "DUBITO_DEFAULT_MODEL": "other"}
+    with serve(store.root, **settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        assert predict(client).json()["model"] == "other"
+        assert predict(client, model="digits").json()["model"] == "digits"
+        assert predict(client, model="").status_code == 404
+
+
+def test_few_versions_are_kept_in_memory_and_all_are_answered(serve, digits_store, store):
+    for _ in range(3):
+        publish(store, digits_store)
+    settings = {**SOON, "DUBITO_MAX_LOADED_VERSIONS": "1"}
+    with serve(store.root, **settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        for version in ("1", "2", "3", "4", "1", "3", "latest"):
+            assert predict(client, version=version).status_code == 200
+
+
+def test_folders_that_are_no_models_are_passed_over(serve, store):
+    (store.root / "empty").mkdir()
+    (store.root / ".hidden").mkdir()
+    (store.root / "file").write_text("no model")
+    (store.root / "linked").symlink_to(store.root / "digits", target_is_directory=True)
+    (store.root / "digits" / "7").write_text("no version")
+    (store.root / "digits" / "aliases" / "dangling").write_text("9")
+    with serve(store.root, **SOON) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        assert serving(client) == {"digits": "1"}
+        assert predict(client, model="linked").status_code == 404
+        assert predict(client, version="7").status_code == 404
+        assert predict(client, version="dangling").status_code == 404
+
+
+def test_models_are_described(client, digits_store):
+    manifest = ModelStore(digits_store).manifest("digits", "1")
+    expected = {
+        "name": "digits",
+        "serving": "1",
+        "versions": ["1"],
+        "aliases": {"latest": "1"},
+        "broken": {},
+        "method": "bhn-realnvp",
+        "task": "classification",
+        "input_shape": [8, 8],
+        "classes": [str(i) for i in range(10)],
+        "quality": manifest.quality,
+        "smallest_fpr": manifest.detectors.smallest_fpr,
+    }
+    assert client.get("/models").json() == {"models": [expected]}
+    assert client.get("/models/digits").json() == {**expected, "manifest": manifest.model_dump(mode="json")}
+
+
+@pytest.mark.parametrize("name", ["nothing", "digits%00", "..", "%ff", "x" * 1000])
+def test_an_unknown_model_is_not_described(client, name):
+    assert client.get(f"/models/{name}").status_code == 404

@@ -1,0 +1,86 @@
+"""GET /docs and /openapi.json: every route is there, examples work as they stand, nothing comes from elsewhere."""
+
+import json
+import re
+
+from conftest import ROOT
+
+from service.app import create_app
+from service.settings import Settings
+
+NOT_DOCUMENTED = {"/metrics", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
+
+
+def routes():
+    """The paths of the application, but for its mounts of files."""
+    app = create_app(Settings())
+    return {route.path for route in app.routes if hasattr(route, "methods")}
+
+
+def test_every_route_is_in_the_openapi_document(client):
+    assert set(client.get("/openapi.json").json()["paths"]) == routes() - NOT_DOCUMENTED
+
+
+def test_every_route_is_in_the_guide():
+    guide = (ROOT / "docs" / "api.md").read_text()
+    assert {path for path in routes() - {"/docs/oauth2-redirect"} if f"{path}`" not in guide} == set()
+
+
+def test_every_example_works_as_it_stands(client):
+    tried = 0
+    for path, operations in client.get("/openapi.json").json()["paths"].items():
+        for operation in operations.values():
+            content = operation.get("requestBody", {}).get("content", {})
+            for example in content.get("application/json", {}).get("examples", {}).values():
+                answer = client.post(path, json=example["value"])
+                assert answer.status_code == 200, answer.text
+                tried += 1
+    assert tried >= 3
+
+
+def test_answers_have_the_fields_that_the_document_gives(client, digits_rows):
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    request = {"inputs": digits_rows[:1].tolist(), "return_samples": True}
+    answer = client.post("/predict", json=request).json()
+    assert set(answer) == set(schemas["PredictAnswer"]["properties"])
+    assert set(answer["predictions"][0]) == set(schemas["PredictionAnswer"]["properties"])
+    answer = client.post("/acquire", json={"pool": digits_rows[:1].tolist()}).json()
+    assert set(answer) == set(schemas["AcquireAnswer"]["properties"])
+    assert set(answer["ranking"][0]) == set(schemas["RankedRow"]["properties"])
+    assert set(client.get("/nothing").json()) == set(schemas["Problem"]["properties"])
+
+
+def test_every_operation_says_what_it_does_and_how_it_fails(client):
+    for path, operations in client.get("/openapi.json").json()["paths"].items():
+        for method, operation in operations.items():
+            assert operation["description"], path
+            if method == "post":
+                assert {"200", "404", "413", "415", "422", "429", "503"} <= set(operation["responses"])
+
+
+def test_the_page_loads_everything_from_the_service(client):
+    page = client.get("/docs").text
+    loaded = re.findall(r"<(?:script|link|img)[^>]*\b(?:src|href)=[\"']([^\"']+)", page)
+    assert len(loaded) >= 2
+    for url in loaded:
+        assert re.match(r"/[^/]", url), url
+        assert client.get(url).status_code == 200
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+def test_the_guide_s_answers_have_the_fields_of_real_ones(client):
+    guide = (ROOT / "docs" / "api.md").read_text()
+    blocks = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", guide, re.DOTALL)]
+    row = {"inputs": [[0] * 64], "return_samples": True}
+    answers = [
+        client.post("/predict", json=row).json(),
+        client.post("/acquire", json={"pool": [[0] * 64]}).json(),
+        client.get("/models").json(),
+        client.get("/health/ready").json(),
+        client.get("/health/live").json(),
+        client.get("/nothing").json(),
+    ]
+    assert blocks
+    for block in blocks:
+        assert any(set(block) <= set(answer) for answer in answers), block

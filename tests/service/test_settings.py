@@ -1,0 +1,82 @@
+"""Settings: every one is documented, and a wrong one ends the service at once with one line that names it."""
+
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, environment_with
+
+from model_store.errors import InvalidInput
+from service.settings import Settings, read_settings
+
+
+def documented():
+    """The rows of the settings' table: default and meaning by variable."""
+    lines = (ROOT / "docs" / "settings.md").read_text().splitlines()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| `DUBITO_")
+    ]
+    return {variable.strip("`"): (default, meaning) for variable, default, meaning in rows}
+
+
+def shown(default):
+    """A default as the table shows it."""
+    return "none" if default is None else f"`{default}`"
+
+
+def test_every_setting_is_documented_as_it_is():
+    expected = {
+        f"DUBITO_{name.upper()}": (shown(field.default), field.description)
+        for name, field in Settings.model_fields.items()
+    }
+    assert {name: row for name, row in documented().items() if name in expected} == expected
+
+
+def test_what_is_documented_exists():
+    of_training = {"DUBITO_DATA", "DUBITO_RUNS"}
+    assert set(documented()) - of_training == {f"DUBITO_{name.upper()}" for name in Settings.model_fields}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("DUBITO_PORT", "eighty", "a valid integer"),
+        ("DUBITO_PORT", "65536", "less than or equal to 65535"),
+        ("DUBITO_PORT", "", "a valid integer"),
+        ("DUBITO_THREADS", "-1", "greater than or equal to 0"),
+        ("DUBITO_POLL_INTERVAL_S", "0", "greater than 0"),
+        ("DUBITO_POLL_INTERVAL_S", "nan", "got 'nan'"),
+        ("DUBITO_POLL_INTERVAL_S", "inf", "less than or equal to 86400"),
+        ("DUBITO_MAX_SAMPLES", "1.5", "a valid integer"),
+        ("DUBITO_MAX_BODY_BYTES", "64M", "a valid integer"),
+        ("DUBITO_DRAIN_S", "0", "greater than or equal to 1"),
+        ("DUBITO_STOER", "models", "one of"),
+        ("dubito_stoer", "models", "one of"),
+    ],
+)
+def test_a_wrong_setting_is_named(monkeypatch, variable, value, expected):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(InvalidInput, match=rf"({variable}: |got {variable})") as raised:
+        read_settings()
+    assert expected in str(raised.value)
+
+
+def test_settings_are_read_from_the_environment_whatever_its_case(monkeypatch):
+    monkeypatch.setenv("DUBITO_PORT", "1234")
+    monkeypatch.setenv("dubito_max_rows", "7")
+    monkeypatch.setenv("DUBITO_DATA", "read by training")
+    settings = read_settings()
+    assert (settings.port, settings.max_rows) == (1234, 7)
+
+
+@pytest.mark.parametrize("wrong", [{"DUBITO_PORT": "eighty"}, {"DUBITO_STOER": "models"}])
+def test_the_service_ends_with_one_line_and_exit_code_2(wrong):
+    command = [sys.executable, "-m", "service"]
+    done = subprocess.run(
+        command, env=environment_with(**wrong), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: ")
+    assert next(iter(wrong)) in done.stderr

@@ -1,0 +1,9 @@
+"""Fifty kills of `fit` while it publishes, half of them aimed at the writing of files (some minutes)."""
+
+from tests.training.test_publish_kill import kill_publications
+
+
+def test_fifty_killed_publications_leave_no_partial_version(tmp_path):
+    killed, versions = kill_publications(tmp_path, attempts=50)
+    print(f"{killed} of 50 were killed before their end; {versions} versions were published")
+    assert killed >= 25

@@ -1,0 +1,194 @@
+"""The deployment's files: images without training, containers without rights, and settings that reach them."""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from service.settings import OF_TRAINING, Settings
+
+ROOT = Path(__file__).parent.parent
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+GPU = yaml.safe_load((ROOT / "docker-compose.gpu.yml").read_text())
+IMAGES = {name: (ROOT / COMPOSE["services"][name]["build"]["dockerfile"]).read_text() for name in COMPOSE["services"]}
+OF_TRAINING_ALONE = {"torch", "onnxscript", "scikit-learn", "matplotlib", "tqdm"}
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_every_container_is_hardened(name):
+    service = COMPOSE["services"][name]
+    assert service["init"] is True
+    assert service["read_only"] is True
+    assert any(mount.startswith("/tmp:size=") for mount in service["tmpfs"])
+    assert service["cap_drop"] == ["ALL"] and "cap_add" not in service
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert not service.get("privileged")
+    assert service["mem_limit"] and service["pids_limit"] > 0
+    assert {"max-size", "max-file"} <= set(service["logging"]["options"])
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_every_image_runs_as_one_fixed_user_that_owns_its_volumes(name):
+    assert re.findall(r"^USER (.*)$", IMAGES[name], re.M) == ["10001:10001"]
+    made = re.search(r"install --directory --owner dubito --group dubito (.*)$", IMAGES[name], re.M)[1].split()
+    mounted = {volume.split(":")[1] for volume in COMPOSE["services"][name]["volumes"]}
+    assert mounted <= set(made)
+
+
+def test_only_training_writes_models():
+    services = COMPOSE["services"]
+    assert "models:/models:ro" in services["service"]["volumes"]
+    assert "models:/models" in services["training"]["volumes"]
+
+
+def test_training_is_a_job_that_up_does_not_start():
+    training = COMPOSE["services"]["training"]
+    assert training["profiles"] == ["train"]
+    assert training["restart"] == "no"
+    assert training["network_mode"] == "none"
+
+
+def test_service_is_published_to_this_machine_alone_unless_told_otherwise():
+    assert COMPOSE["services"]["service"]["ports"] == ["${DUBITO_HOST:-127.0.0.1}:${DUBITO_PORT:-8000}:8000"]
+
+
+def test_containers_are_killed_only_after_the_drain():
+    service = COMPOSE["services"]["service"]
+    grace = re.fullmatch(r"(\d+)s", service["stop_grace_period"])
+    assert int(grace[1]) >= service["environment"]["DUBITO_DRAIN_S"] + 5
+
+
+def test_every_setting_reaches_the_service():
+    environment = COMPOSE["services"]["service"]["environment"]
+    in_image = {"DUBITO_STORE", "DUBITO_HOST", "DUBITO_PORT"}
+    assert all(f"{name}=" in IMAGES["service"] for name in in_image)
+    assert set(environment) == {f"DUBITO_{name.upper()}" for name in Settings.model_fields} - in_image
+    assert [name for name, value in environment.items() if value is not None] == ["DUBITO_DRAIN_S"]
+
+
+def test_training_image_sets_where_it_reads_and_writes():
+    for name in ("DUBITO_STORE", *OF_TRAINING):
+        folder = re.search(rf"{name}=(\S+)", IMAGES["training"])[1]
+        assert folder in re.search(r"--group dubito (.*)$", IMAGES["training"], re.M)[1].split()
+
+
+def test_service_image_knows_nothing_of_training():
+    assert not re.search(r"training|torch", IMAGES["service"])
+    assert _copied("service", of_final_stage=True) == {"model_store", "service"}
+    assert not OF_TRAINING_ALONE & _closure(_requirements("cpu"))
+
+
+@pytest.mark.parametrize("extras", [("cpu",), ("cpu", "training")])
+def test_all_that_images_install_is_pinned(extras):
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
+    missing = _closure(_requirements(*extras)) - {canonicalize_name(name) for name in pins}
+    assert missing <= {"setuptools"}  # torch's, which pip freeze leaves out
+    assert pins["torch"] == "2.13.0"
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_every_installation_uses_the_pins(name):
+    installs = re.findall(r"pip .* install .*", IMAGES[name])
+    assert installs and all(line.endswith("-c pins.txt") for line in installs)
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_dependencies_are_installed_before_any_code_is_copied(name):
+    before, _, final = IMAGES[name].rpartition("\nFROM ")
+    assert "pip " in before and "pip " not in final
+    assert not re.search(r"^COPY (model_store|service|training|recipes)", before, re.M)
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_images_are_made_of_what_the_build_context_holds(name):
+    rules = (ROOT / ".dockerignore").read_text().splitlines()
+    assert next(rule for rule in rules if not rule.startswith("#")) == "*"
+    let_in = {rule[1:] for rule in rules if rule.startswith("!")}
+    assert _copied(name) <= let_in
+    assert all((ROOT / path).exists() for path in let_in)
+    kept_out = {".venv", ".git", "models", "runs", "data", ".env", "docker"}
+    assert not kept_out & let_in
+
+
+def test_service_image_says_when_it_is_unwell_without_curl():
+    test = re.search(r"^HEALTHCHECK .*\\\n\s+CMD (\[.*\])$", IMAGES["service"], re.M)[1]
+    interpreter, flag, code = yaml.safe_load(test)
+    assert (interpreter, flag) == ("python", "-c")
+    compile(code, "healthcheck", "exec")
+    assert "/health/live" in code
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_images_start_a_module_without_a_shell(name):
+    command = re.findall(r"^CMD (.*)$", IMAGES[name], re.M)
+    assert [yaml.safe_load(line)[:3] for line in command] == [["python", "-m", name]]
+
+
+def test_gpu_file_changes_the_runtime_and_reserves_a_device():
+    assert GPU["services"].keys() == COMPOSE["services"].keys()
+    for service in GPU["services"].values():
+        assert service["build"]["args"]["RUNTIME"] == "gpu"
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert device["capabilities"] == ["gpu"]
+
+
+def test_gpu_images_have_names_of_their_own():
+    images = [service["image"] for file in (COMPOSE, GPU) for service in file["services"].values()]
+    assert len(set(images)) == len(images)
+
+
+def test_ci_runs_the_suite_and_what_pre_commit_does():
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    commands = {step["run"] for job in jobs.values() for step in job["steps"] if "run" in step}
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    entries = {hook["entry"] for repository in hooks for hook in repository["hooks"]}
+    assert all(repository["repo"] == "local" for repository in hooks)
+    assert ".ci/run" in commands
+    assert {
+        f"{entry} --check ." if "format" in entry else f"{entry} ." for entry in entries if "ruff" in entry
+    } < commands
+    assert ".venv/bin/mypy" in commands & entries
+
+
+def test_guide_names_every_command_that_it_needs():
+    guide = (ROOT / "docs/deployment.md").read_text()
+    for command in (
+        "docker compose run --rm training",
+        "docker compose up",
+        "-f docker-compose.yml -f docker-compose.gpu.yml",
+        "python -m model_store alias",
+    ):
+        assert command in guide
+
+
+def _requirements(*extras):
+    """What `docker/requirements.py` has an image install."""
+    command = [sys.executable, "docker/requirements.py", *extras]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def _closure(requirements):
+    """The names of distributions that requirements bring with them, as installed here."""
+    seen, waiting = set(), [Requirement(line) for line in requirements]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        for extra in {"", *requirement.extras}:
+            if (name, extra) not in seen:
+                seen.add((name, extra))
+                needed = [Requirement(line) for line in requires(name) or []]
+                waiting += [one for one in needed if not one.marker or one.marker.evaluate({"extra": extra})]
+    return {name for name, _ in seen}
+
+
+def _copied(name, of_final_stage=False):
+    """What a Dockerfile copies from the build context."""
+    text = IMAGES[name].rpartition("\nFROM ")[2] if of_final_stage else IMAGES[name]
+    lines = re.findall(r"^COPY (?!--from)(.*)$", text, re.M)
+    return {source for line in lines for source in line.split()[:-1]}

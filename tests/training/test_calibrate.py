@@ -1,0 +1,143 @@
+"""Calibration as served: a row is scored as a lone request would be, and measured quality."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, log_loss
+
+from model_store.model import detector_scores
+from model_store.runtime import Runtime
+from model_store.scores import PredictiveSums, Scores, predictive_scores
+from model_store.store import ModelStore
+from training.calibrate import by_detector, calibrate, draw_counts, draw_seed, quality, served_scores
+from training.data import digits
+
+COUNTS = [1, 2, 3, 5, 10]
+ROWS = 45  # more than one chunk of rows
+
+
+@pytest.fixture(scope="module")
+def runtime(digits_store):
+    artifact = ModelStore(digits_store).open("digits", "1")
+    dimension = artifact.manifest.noise.dimension
+    return Runtime(artifact.files["sampler.onnx"], artifact.files["network.onnx"], dimension)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return digits().test.take(np.arange(ROWS))
+
+
+def alone(runtime, row, seed, num_draws):
+    """The scores of one row, asked for by itself with a seed and a number of draws."""
+    log_probs, density = runtime.run(row[None], runtime.draw(seed, 0, num_draws)[:, None])
+    return predictive_scores(PredictiveSums.from_log_probs(log_probs), standard_errors=False), density
+
+
+@pytest.mark.parametrize("share", [1, 5, 16, 40])
+def test_rows_are_scored_exactly_as_requests_with_their_seeds_are_served(runtime, rows, share):
+    scores, densities = served_scores(runtime, rows, COUNTS, seed=3, share=share)
+    for i in range(ROWS):
+        for j, count in enumerate(COUNTS):
+            # Scores at a number of draws are those of the first draws alone.
+            expected, density = alone(runtime, rows.x[i], draw_seed(3, i // share), count)
+            assert scores[j].num_draws == count
+            assert np.allclose(scores[j].probabilities[i], expected.probabilities[0], rtol=1e-12, atol=0)
+            for name, values in scores[j].by_name().items():
+                assert np.allclose(values[i], expected.by_name()[name][0], rtol=1e-9, atol=1e-12), name
+            assert np.array_equal(densities[i], density[0])
+
+
+def test_each_request_has_draws_of_its_own(runtime, rows):
+    same = rows.take(np.zeros(10, dtype=np.int64))
+    lone, _ = served_scores(runtime, same, [10], seed=3)
+    together, _ = served_scores(runtime, same, [10], seed=3, share=10)
+    assert len(np.unique(lone[0].entropy)) == 10
+    assert len(np.unique(together[0].entropy)) == 1
+    assert len({draw_seed(seed, i) for seed in range(10) for i in range(100)}) == 1000
+    assert all(0 <= draw_seed(2**63 - 1, i) < 2**53 for i in range(100))
+
+
+@pytest.mark.parametrize(
+    ("default", "counts"),
+    [(2, [1, 2]), (4, [1, 2, 3, 4]), (100, [1, 2, 3, 5, 10, 20, 30, 50, 75, 100]), (1000, None)],
+)
+def test_the_grid_of_draws_ends_at_the_default(default, counts):
+    found = draw_counts(default)
+    assert found == (counts or found)
+    assert found[0] == 1
+    assert found[-1] == default
+    assert found == sorted(set(found))
+
+
+def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, rows):
+    reference, ranking = rows.take(np.arange(20)), rows.take(np.arange(20, 45))
+    calibration = calibrate(runtime, reference, ranking, COUNTS, ("residual",), ("bald", "residual"), seed=1)
+    assert calibration.draw_counts.tolist() == COUNTS
+    assert calibration.combined == ("bald", "residual")
+    assert calibration.smallest_fpr == 1 / 26
+    assert set(calibration.reference) == {"entropy", "bald", "mean_std", "variation_ratio", "residual"}
+    assert all(scores.shape == (5, 20) for scores in calibration.reference.values())
+    # The density detector looks at no draw: its scores are the rows' own.
+    expected = np.sort(runtime.run(reference.x, runtime.draw(0, 0, 1)[:, None])[1][:, 0].astype(np.float64))
+    for scores in calibration.reference["residual"]:
+        assert np.allclose(scores, expected, rtol=1e-6)
+    # The other split's true labels, with draws of its own, are what prediction sets are made from.
+    assert calibration.nonconformity.shape == calibration.ranking.shape == (5, 25)
+    many, _ = served_scores(runtime, ranking, [200], seed=9)
+    true_probs = np.sort(1 - many[0].probabilities[np.arange(25), ranking.y])
+    assert np.allclose(calibration.nonconformity[-1], true_probs, atol=0.25)
+
+
+def test_detectors_are_the_scores_and_the_densities_by_name(runtime, rows):
+    scores, density = served_scores(runtime, rows, COUNTS, seed=3)
+    found = by_detector(scores, density, ("residual",))
+    for j in range(len(COUNTS)):
+        expected = detector_scores(scores[j], density, ("residual",))
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
+            assert np.array_equal(found[name][j], values)
+
+
+def with_probabilities(probs):
+    """Scores of which only the probabilities matter."""
+    rest = np.zeros(len(probs))
+    return Scores(
+        num_draws=1,
+        probabilities=probs,
+        entropy=rest,
+        expected_entropy=rest,
+        bald=rest,
+        mean_std=rest,
+        variation_ratio=rest,
+        standard_error=None,
+    )
+
+
+def test_quality_is_scikit_learns():
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.ones(4), size=200)
+    y = np.array([rng.choice(4, p=p) for p in probs])
+    found = quality(with_probabilities(probs), y)
+    assert found["accuracy"] == accuracy_score(y, probs.argmax(1))
+    assert found["log_likelihood"] == pytest.approx(-log_loss(y, probs, labels=range(4)))
+    assert found["brier"] == pytest.approx(
+        sum((probs[n, c] - (y[n] == c)) ** 2 for n in range(200) for c in range(4)) / 200
+    )
+    gap = 0.0
+    for b in range(15):
+        inside = [n for n in range(200) if b / 15 <= probs[n].max() < (b + 1) / 15 + (b == 14)]
+        if inside:
+            correct = np.mean([probs[n].argmax() == y[n] for n in inside])
+            gap += len(inside) / 200 * abs(correct - np.mean([probs[n].max() for n in inside]))
+    assert found["expected_calibration_error"] == pytest.approx(gap)
+
+
+def test_quality_of_certain_answers_is_finite():
+    y = np.array([0, 1, 1])
+    right = quality(with_probabilities(np.eye(2)[y]), y)
+    assert right == {"accuracy": 1, "log_likelihood": 0, "brier": 0, "expected_calibration_error": 0}
+    wrong = quality(with_probabilities(np.eye(2)[1 - y]), y)
+    assert wrong["accuracy"] == 0
+    assert wrong["brier"] == 2
+    assert wrong["expected_calibration_error"] == 1
+    assert -1000 < wrong["log_likelihood"] < -600

@@ -1,0 +1,220 @@
+"""Data sources and splits: what is read, and what is refused by the name of its file."""
+
+import gzip
+import re
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from model_store.errors import InvalidInput
+from training.data import Dataset, Rows, digits, load, read_idx, split
+
+
+def idx_bytes(array, shape=None, magic=None):
+    """An IDX file: two zero bytes, the type (8: unsigned byte), the number of axes, the shape, the data."""
+    shape = array.shape if shape is None else shape
+    magic = bytes([0, 0, 8, len(shape)]) if magic is None else magic
+    return magic + struct.pack(f">{len(shape)}I", *shape) + array.astype(np.uint8).tobytes()
+
+
+def write_idx(folder, zipped=False, **changed):
+    """Write the four files of a small data set of three classes, 4x5 pixels; return what is in them."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "train-images-idx3-ubyte": rng.integers(0, 256, (12, 4, 5)),
+        "train-labels-idx1-ubyte": np.arange(12) % 3,
+        "t10k-images-idx3-ubyte": rng.integers(0, 256, (6, 4, 5)),
+        "t10k-labels-idx1-ubyte": np.array([2, 1, 0, 0, 1, 1]),
+    } | {
+        name.replace("_", "-") + ("-idx3-ubyte" if "images" in name else "-idx1-ubyte"): a
+        for name, a in changed.items()
+    }
+    for name, array in arrays.items():
+        content = idx_bytes(array)
+        (folder / (f"{name}.gz" if zipped else name)).write_bytes(gzip.compress(content) if zipped else content)
+    return arrays
+
+
+def refused(call, *says):
+    with pytest.raises(InvalidInput) as error:
+        call()
+    for text in says:
+        assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_digits_are_all_of_scikit_learns_rows_once():
+    data, bunch = digits(), load_digits()
+    assert (len(data.train), len(data.test)) == (1438, 359)
+    assert data.shape == (8, 8)
+    assert data.classes == tuple("0123456789")
+    together = np.concatenate([np.column_stack([r.x, r.y]) for r in (data.train, data.test)])
+    expected = np.column_stack([bunch.data, bunch.target])
+    assert np.array_equal(rows_sorted(together), rows_sorted(expected))
+    assert (data.train.x.min(), data.train.x.max()) == (data.minimum, data.maximum) == (0, 16)
+
+
+def rows_sorted(array):
+    return array[np.lexsort(array.T)]
+
+
+def test_digits_are_the_same_every_time_and_load_gives_them(tmp_path):
+    assert digits().digest() == load("digits", tmp_path).digest()
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_idx_files_are_read_plain_and_gzipped(tmp_path, zipped):
+    (tmp_path / "there").mkdir()
+    arrays = write_idx(tmp_path / "there", zipped)
+    data = load("idx:there", tmp_path)
+    assert (data.shape, data.classes, data.minimum, data.maximum) == ((4, 5), ("0", "1", "2"), 0, 255)
+    for rows, name in ((data.train, "train"), (data.test, "t10k")):
+        assert np.array_equal(rows.x, arrays[f"{name}-images-idx3-ubyte"].reshape(-1, 20))
+        assert np.array_equal(rows.y, arrays[f"{name}-labels-idx1-ubyte"])
+        assert rows.x.dtype == np.float32
+    assert load(f"idx:{tmp_path / 'there'}", tmp_path / "elsewhere").digest() == data.digest()
+
+
+def test_the_digest_changes_with_any_pixel_or_label(tmp_path):
+    arrays = write_idx(tmp_path)
+    before = load("idx:.", tmp_path).digest()
+    images = arrays["t10k-images-idx3-ubyte"].copy()
+    images[0, 0, 0] ^= 1
+    write_idx(tmp_path, t10k_images=images)
+    assert load("idx:.", tmp_path).digest() != before
+    write_idx(tmp_path, t10k_labels=np.array([2, 1, 0, 0, 1, 0]))
+    assert load("idx:.", tmp_path).digest() != before
+
+
+@pytest.mark.parametrize("source", ["", "mnist", "idx:", "idx", "digits:", "npz:x"])
+def test_an_unknown_source_is_refused(tmp_path, source):
+    refused(lambda: load(source, tmp_path), "data.source", "`digits` or `idx:DIR`", repr(source))
+
+
+def test_a_missing_folder_or_file_is_refused(tmp_path):
+    refused(lambda: load("idx:absent", tmp_path), "data.source", "absent")
+    write_idx(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte").unlink()
+    refused(lambda: load("idx:.", tmp_path), "t10k-labels-idx1-ubyte or t10k-labels-idx1-ubyte.gz")
+
+
+GOOD = idx_bytes(np.arange(60).reshape(3, 4, 5))
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "an IDX header"),
+        (GOOD[:10], "an IDX header"),
+        (b"\x00\x00\x08\x01" + GOOD[4:], "an IDX header of unsigned bytes and 3 axes, got bytes 00000801"),
+        (b"\x00\x00\x0d\x03" + GOOD[4:], "an IDX header of unsigned bytes and 3 axes, got bytes 00000d03"),
+        (b"\x89PNG" + GOOD[4:], "got bytes 89504e47"),
+        (GOOD[:-1], "60 bytes of data, as shape (3, 4, 5) in its header says, got 59"),
+        (GOOD + b"\x00", "60 bytes of data, as shape (3, 4, 5) in its header says, got more"),
+        (idx_bytes(np.zeros(0), (0, 4, 5)), "a header of shape (0, 4, 5)"),
+        (idx_bytes(np.zeros(9), (2**32 - 1,) * 3), "a header of shape (4294967295, 4294967295, 4294967295)"),
+        (idx_bytes(np.zeros(9), (2**16, 2**8, 2**8)), "4294967296 bytes of data"),
+    ],
+    ids=["empty", "cut header", "axes", "type", "png", "cut", "longer", "no rows", "too large", "4 GiB of nothing"],
+)
+def test_a_file_that_is_not_what_its_header_says_is_refused_and_takes_no_memory(tmp_path, zipped, content, says):
+    path = tmp_path / ("x-idx3-ubyte.gz" if zipped else "x-idx3-ubyte")
+    path.write_bytes(gzip.compress(content) if zipped else content)
+    tracemalloc.start()
+    try:
+        refused(lambda: read_idx(path, 3), path.name, says)
+        assert tracemalloc.get_traced_memory()[1] < 16e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_gzip_bomb_behind_a_small_header_is_not_inflated(tmp_path):
+    path = tmp_path / "x-idx1-ubyte.gz"
+    path.write_bytes(gzip.compress(idx_bytes(np.zeros(10), (10,)) + bytes(200_000_000), compresslevel=1))
+    tracemalloc.start()
+    try:
+        refused(lambda: read_idx(path, 1), path.name, "10 bytes of data", "got more")
+        assert tracemalloc.get_traced_memory()[1] < 16e6
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("damage", ["cut", "header", "checksum", "body"])
+def test_a_corrupt_gzip_file_is_refused(tmp_path, damage):
+    rng = np.random.default_rng(0)
+    content = bytearray(gzip.compress(idx_bytes(rng.integers(0, 256, (30, 4, 5)))))
+    if damage == "cut":
+        content = content[: len(content) // 2]
+    elif damage == "header":
+        content[:2] = b"PK"
+    elif damage == "checksum":
+        content[-8] ^= 1
+    else:
+        content[10] |= 0b110  # the type of the first block: reserved
+    path = tmp_path / "x-idx3-ubyte.gz"
+    path.write_bytes(content)
+    refused(lambda: read_idx(path, 3), path.name, "a readable IDX file, plain or gzipped")
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"train_labels": np.arange(11) % 3}, "as many train labels as images (12), got 11 labels"),
+        ({"t10k_labels": np.arange(7) % 3}, "as many t10k labels as images (6), got 7 labels"),
+        ({"t10k_images": np.zeros((6, 5, 4))}, "t10k images of shape (4, 5) as in train"),
+        ({"train_labels": np.zeros(12)}, "two classes or more"),
+        ({"train_labels": np.arange(12) % 3 * 2}, "without gaps, got labels [0, 2, 4]"),
+        ({"t10k_labels": np.array([2, 1, 0, 0, 1, 3])}, "t10k labels below 3, got 3"),
+    ],
+)
+def test_files_that_do_not_go_together_are_refused(tmp_path, changed, says):
+    write_idx(tmp_path, **changed)
+    refused(lambda: load("idx:.", tmp_path), "data.source", says)
+
+
+def numbered(rows, classes=2):
+    """A data set whose rows are told apart by their number."""
+    x = np.arange(rows, dtype=np.float32)[:, None]
+    y = (np.arange(rows) % classes).astype(np.int64)
+    return Dataset(Rows(x, y), Rows(-1 - x[:5], y[:5]), (1,), tuple(map(str, range(classes))), 0.0, 1.0)
+
+
+def test_splits_are_disjoint_and_together_the_training_rows():
+    data = numbered(100)
+    splits = split(data, 10, 15, 20, seed=0)
+    parts = [splits.validation, splits.reference, splits.ranking, splits.train]
+    assert [len(part) for part in parts] == [10, 15, 20, 55]
+    assert sorted(np.concatenate([part.x[:, 0] for part in parts])) == list(range(100))
+    for part in parts:
+        assert np.array_equal(part.x[:, 0] % 2, part.y)
+    assert splits.test is data.test
+
+
+def test_splits_are_a_function_of_the_seed():
+    data = numbered(100)
+    first = split(data, 10, 15, 20, seed=0)
+    assert np.array_equal(split(data, 10, 15, 20, seed=0).train.x, first.train.x)
+    assert not np.array_equal(split(data, 10, 15, 20, seed=1).train.x, first.train.x)
+
+
+def test_holding_out_more_than_half_of_the_rows_is_refused():
+    assert len(split(numbered(101), 10, 20, 20, seed=0).train) == 51
+    field = "data.validation_rows + reference_rows + ranking_rows"
+    refused(lambda: split(numbered(101), 10, 20, 21, seed=0), field, "at most half of the 101 training rows, got 51")
+
+
+def test_a_class_without_training_rows_is_refused():
+    data = numbered(100)
+    absent = Dataset(data.train, data.test, data.shape, ("0", "1", "2"), 0.0, 1.0)
+    refused(lambda: split(absent, 10, 10, 10, seed=0), "data.source", "training rows of every class, got none of [2]")
+
+
+def test_rows_are_taken_in_the_order_asked_for():
+    rows = numbered(10).train.take(np.array([3, 1, 1]))
+    assert rows.x[:, 0].tolist() == [3, 1, 1]
+    assert rows.y.tolist() == [1, 1, 1]
+    assert re.fullmatch("[0-9a-f]{64}", numbered(10).digest())

@@ -1,0 +1,150 @@
+"""Recipes: what is refused, and that the refusal names the field."""
+
+import os
+
+import pytest
+
+from model_store.errors import InvalidInput
+from training.recipe import load, override
+
+RECIPE = """
+name = "a"
+method = "bhn-realnvp"
+seed = 3
+[data]
+source = "digits"
+validation_rows = 10
+reference_rows = 20
+ranking_rows = 30
+[network]
+hidden = [8, 8]
+[hypernetwork]
+couplings = 2
+[training]
+epochs = 5
+learning_rate = 1e-2
+[serving]
+draws = 50
+"""
+
+
+def write(folder, content=RECIPE):
+    path = folder / "recipe.toml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return load(write(tmp_path))
+
+
+def test_a_recipe_is_read_with_its_defaults(recipe):
+    assert (recipe.name, recipe.method, recipe.seed) == ("a", "bhn-realnvp", 3)
+    assert recipe.network.hidden == [8, 8]
+    assert recipe.hypernetwork.couplings == 2
+    assert recipe.hypernetwork.prior_std == 1.0
+    assert recipe.training.batch_rows == 128
+    assert recipe.serving.combined == ["entropy", "bald", "residual"]
+
+
+def test_every_recipe_of_the_project_is_valid(request):
+    paths = sorted((request.config.rootpath / "recipes").glob("*.toml"))
+    assert [load(path).name for path in paths] == [path.stem for path in paths]
+    assert paths
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("seed = 3", "sead = 3", "sead"),
+        ("couplings = 2", "couplings = 2\nlayers = 3", "hypernetwork.layers"),
+        ("epochs = 5", 'epochs = "5"', "training.epochs"),
+        ("epochs = 5", "epochs = 5.0", "training.epochs"),
+        ("epochs = 5", "epochs = true", "training.epochs"),
+        ("epochs = 5", "epochs = 0", "training.epochs"),
+        ("epochs = 5\n", "", "training.epochs"),
+        ("seed = 3", "seed = true", "seed"),
+        ("seed = 3", "seed = -1", "seed"),
+        ("seed = 3", f"seed = {2**53}", "seed"),
+        ("1e-2", "0.0", "training.learning_rate"),
+        ("1e-2", "nan", "training.learning_rate"),
+        ("1e-2", "inf", "training.learning_rate"),
+        ("1e-2", "true", "training.learning_rate"),
+        ("1e-2", '1e-2\nkl_ramp_epochs = "1"', "training.kl_ramp_epochs"),
+        ("1e-2", "1e-2\nkl_ramp_epochs = inf", "training.kl_ramp_epochs"),
+        ("couplings = 2", "couplings = -1", "hypernetwork.couplings"),
+        ("couplings = 2", "initial_log_std = 3.0", "hypernetwork.initial_log_std"),
+        ("couplings = 2", "prior_std = -1.0", "hypernetwork.prior_std"),
+        ("[8, 8]", "[]", "network.hidden"),
+        ("[8, 8]", "[8, 0]", "network.hidden.1"),
+        ("[8, 8]", "8", "network.hidden"),
+        ("[network]\nhidden = [8, 8]\n", "", "network"),
+        ("[training]\nepochs = 5\nlearning_rate = 1e-2\n", "", "training"),
+        ("draws = 50", "draws = 1", "serving.draws"),
+        ("draws = 50", "draws = 1001", "serving.draws"),
+        ("draws = 50", 'combined = ["entropy", "energy"]', "serving.combined.1"),
+        ("draws = 50", "combined = []", "serving.combined"),
+        ("bhn-realnvp", "bhn", "method"),
+        ('"a"', '"../a"', "name"),
+        ('"a"', '"a\\n"', "name"),
+        ('"a"', '""', "name"),
+        ("validation_rows = 10", "validation_rows = 0", "data.validation_rows"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path, old, new, field):
+    assert old in RECIPE
+    path = write(tmp_path, RECIPE.replace(old, new))
+    with pytest.raises(InvalidInput) as refused:
+        load(path)
+    assert refused.value.field == f"{path}: {field}"
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_field_and_an_unknown_key_are_told_apart(tmp_path):
+    with pytest.raises(InvalidInput, match=r"training\.epochs: expected a value, got nothing"):
+        load(write(tmp_path, RECIPE.replace("epochs = 5\n", "")))
+    with pytest.raises(InvalidInput, match="sead: expected no such key, got 3"):
+        load(write(tmp_path, RECIPE.replace("seed = 3", "sead = 3")))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (RECIPE.replace("seed = 3", "seed = = 3"), "line 4"),
+        (RECIPE + "[data]\n", "line 19"),
+        (RECIPE.encode() + b"# caf\xe9\n", f"UTF-8 text, got byte {len(RECIPE) + 5}"),
+    ],
+)
+def test_a_file_that_is_not_toml_is_refused_with_the_place(tmp_path, content, says):
+    path = write(tmp_path, content)
+    with pytest.raises(InvalidInput, match=says) as refused:
+        load(path)
+    assert refused.value.field == str(path)
+
+
+def test_a_missing_file_or_a_folder_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="No such file"):
+        load(tmp_path / "absent.toml")
+    with pytest.raises(InvalidInput, match="Is a directory"):
+        load(tmp_path)
+
+
+def test_the_digest_is_of_what_a_recipe_says_not_of_its_layout(tmp_path, recipe):
+    reordered = RECIPE.replace("[network]\nhidden = [8, 8]\n", "") + "# a remark\n[network]\nhidden = [\n 8, 8]\n"
+    assert load(write(tmp_path, reordered)).digest() == recipe.digest()
+    assert load(write(tmp_path, RECIPE.replace("epochs = 5", "epochs = 6"))).digest() != recipe.digest()
+
+
+def test_the_command_line_overrides_the_file(recipe):
+    changed = override(recipe, name="b", seed=0, source="idx:x")
+    assert (changed.name, changed.seed, changed.data.source) == ("b", 0, "idx:x")
+    assert override(recipe) == recipe
+
+
+@pytest.mark.parametrize("options", [{"name": "a" + os.sep + "b"}, {"seed": -1}])
+def test_a_wrong_option_is_named(recipe, options):
+    (field,) = options
+    with pytest.raises(InvalidInput) as refused:
+        override(recipe, **options)
+    assert refused.value.field == f"command line: {field}"
