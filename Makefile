@@ -35,4 +35,4 @@ compose-check:
 	bash docker/check.sh
 
 constraints:
-	{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable; } > constraints.new && mv constraints.new constraints.txt
+	{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu$$//'; } > constraints.new && mv constraints.new constraints.txt

@@ -35,6 +35,15 @@ class Judgement:
     p_value: Float64[np.ndarray, "N"]
     detector_p_values: dict[str, Float64[np.ndarray, "N"]]
 
+    @classmethod
+    def concatenate(cls, parts: list["Judgement"]) -> "Judgement":
+        """Return the judgement of all parts' rows, in order."""
+        names = parts[0].detector_p_values
+        return cls(
+            np.concatenate([part.p_value for part in parts]),
+            {name: np.concatenate([part.detector_p_values[name] for part in parts]) for name in names},
+        )
+
 
 @dataclass(frozen=True)
 class Calibration:

@@ -34,6 +34,20 @@ class Prediction:
     judged_draws: int
     judgement: Judgement
 
+    @classmethod
+    def concatenate(cls, parts: list["Prediction"]) -> "Prediction":
+        """Return the prediction of all parts' rows, in order; the parts must be of the same draws."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        return cls(
+            Scores.concatenate([part.scores for part in parts]),
+            {name: np.concatenate([part.detected[name] for part in parts]) for name in first.detected},
+            np.concatenate([part.judged_probabilities for part in parts]),
+            first.judged_draws,
+            Judgement.concatenate([part.judgement for part in parts]),
+        )
+
 
 @dataclass(frozen=True)
 class Model:

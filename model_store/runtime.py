@@ -5,6 +5,7 @@ every row of a matrix product is summed in the same order, however many rows sta
 single row, for which libraries switch to other kernels, so no product here has fewer than `MIN_ROWS` rows.
 """
 
+import logging
 import os
 from typing import Any
 
@@ -14,6 +15,8 @@ import onnxruntime as ort
 from jaxtyping import Float32
 
 from model_store.noise import standard_normal
+
+logger = logging.getLogger("dubito")
 
 MIN_ROWS = 4
 CHUNK_ROWS = 1024  # rows x draws in one run of the network: intermediate results stay in the processor's cache
@@ -93,9 +96,12 @@ def _session(file: str, content: bytes, threads: int, inputs: set[str], outputs:
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # spinning burns an idle core
     try:
-        return ort.InferenceSession(content, options, providers=providers())
+        session = ort.InferenceSession(content, options, providers=providers())
     except Exception:
         raise GraphError(file, "onnxruntime cannot load it") from None
+    if session.get_providers()[0] != providers()[0]:  # this build has it, but its libraries do not load
+        logger.warning("%s does not start; running on the processor", providers()[0])
+    return session
 
 
 def _keeps_data_elsewhere(message: Any) -> bool:
@@ -112,5 +118,5 @@ def _is_repeated(value: Any) -> bool:
 
 def providers() -> list[str]:
     """Return onnxruntime's providers to use: CUDA where this build of it has it, else the processor."""
-    wanted = ("CUDAExecutionProvider", "CPUExecutionProvider")
+    wanted = ("CUDAExecutionProvider", "CPUExecutionProvider")  # the second is what the first falls back to
     return [name for name in wanted if name in ort.get_available_providers()]

@@ -146,6 +146,8 @@ def predictive_scores(sums: PredictiveSums, standard_errors: bool = True) -> Sco
     entropy_N = _mean_over_draws(cross_entropy_G_N, num_draws_G)
     expected_entropy_N = _mean_over_draws(entropy_G_N, num_draws_G)
     bald_N = np.maximum(entropy_N - expected_entropy_N, 0.0)  # below 0 by rounding only
+    if num_draws == 1:
+        bald_N = np.zeros_like(bald_N)  # one draw agrees with itself: what is left is rounding
     label_N = np.argmax(probs_N_C, axis=1)
 
     errors = None

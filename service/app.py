@@ -17,6 +17,7 @@ from model_store.manifest import Manifest
 from service import problems
 from service.acquisition import id_hashes, random_scores, top
 from service.answers import predict_json, predict_npz
+from service.draws import fresh_seed
 from service.inputs import JSON, NPY, NPZ, read_body, read_request, rows_array
 from service.metrics import CountRequests, Metrics
 from service.models import HOW_TO_PUBLISH, Models, Served
@@ -175,11 +176,14 @@ async def _rank(
     ids: list[str],
     num_samples: int,
 ) -> bytes:
-    draws = await service.predictor.compute(partial(take_draws, served, num_samples, envelope.seed))
-    hashes = await service.predictor.load(partial(id_hashes, ids, draws.seed))
-    if envelope.acquisition == "random":
+    if envelope.acquisition == "random":  # needs a seed and no draws
+        seed = fresh_seed() if envelope.seed is None else envelope.seed
+        hashes = await service.predictor.load(partial(id_hashes, ids, seed))
         scores = random_scores(hashes)
     else:
+        draws = await service.predictor.compute(partial(take_draws, served, num_samples, envelope.seed))
+        seed = draws.seed
+        hashes = await service.predictor.load(partial(id_hashes, ids, seed))
         parts = []
         for start in range(0, len(x), POOL_CHUNK_ROWS):  # other requests get their turn between the parts
             part = x[start : start + POOL_CHUNK_ROWS]
@@ -196,7 +200,7 @@ async def _rank(
             "version": served.version,
             "acquisition": envelope.acquisition,
             "num_samples": num_samples,
-            "seed": draws.seed,
+            "seed": seed,
             "pool_size": len(x),
             "ranking": ranking,
         }

@@ -53,6 +53,8 @@ class Models:
     def start(self) -> None:
         """Load what is published and begin to watch the store."""
         self.refresh()
+        if not self.names():
+            logger.warning(HOW_TO_PUBLISH)
         self._watcher.start()
 
     def stop(self) -> None:
@@ -73,7 +75,11 @@ class Models:
         """Look at the store once: load each model's latest version, and forget what is gone."""
         names = self.store.names()
         for name in names:
-            aliases = self.store.aliases(name)
+            try:
+                aliases = self.store.aliases(name)
+            except OSError as error:  # unreadable: of no consequence for other models
+                logger.error("cannot read model %s: %s", name, error.strerror)
+                continue
             current = self._latest.get(name)
             wanted = aliases.get(LATEST)
             if wanted and (current is None or current.version != wanted):

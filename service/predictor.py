@@ -19,6 +19,7 @@ from service.settings import Settings
 
 T = TypeVar("T")
 
+CHUNK_ROW_DRAWS = 100_000  # rows x draws that are scored at once
 POOL_CHUNK_ROWS = 512  # rows of a pool between which other requests get their turn
 
 
@@ -82,11 +83,21 @@ def take_draws(served: Served, num_samples: int, seed: int | None) -> DrawSet:
 def predict(
     served: Served, x: Float32[np.ndarray, "N I"], num_samples: int, seed: int | None, keep_samples: bool
 ) -> Predicted:
-    """Predict rows under one draw set."""
+    """Predict rows under one draw set, in chunks of rows, so that memory is bounded by the answer's size."""
     draws = take_draws(served, num_samples, seed)
-    log_probs, density = served.model.runtime.run(x, draws.theta[:, None])
-    samples = np.exp(log_probs) if keep_samples else None
-    return Predicted(served.model.judge(log_probs, density), draws.seed, num_samples, samples)
+    rows = max(1, CHUNK_ROW_DRAWS // num_samples)
+    predictions, samples = [], []
+    for start in range(0, len(x), rows):
+        log_probs, density = served.model.runtime.run(x[start : start + rows], draws.theta[:, None])
+        predictions.append(served.model.judge(log_probs, density))
+        if keep_samples:
+            samples.append(np.exp(log_probs))
+    return Predicted(
+        Prediction.concatenate(predictions),
+        draws.seed,
+        num_samples,
+        np.concatenate(samples, axis=1) if keep_samples else None,
+    )
 
 
 def pool_scores(

@@ -88,7 +88,7 @@ def test_service_image_knows_nothing_of_training():
 def test_all_that_images_install_is_pinned(extras):
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
     missing = _closure(_requirements(*extras)) - {canonicalize_name(name) for name in pins}
-    assert missing <= {"setuptools"}  # torch's, which pip freeze leaves out
+    assert not missing
     assert pins["torch"] == "2.13.0"
 
 

@@ -36,6 +36,7 @@ from training.posteriors import hash_key, standard_noise
 from training.recipe import Recipe
 
 INITIALISATION_ROWS = 1000
+SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
 # What a random stream is for: part of its key, so that no two streams are one.
 INITIAL_ROWS, ORDER, STEP_NOISE, VALIDATION_NOISE = range(1, 5)
 
@@ -72,6 +73,8 @@ class Run:
         self.model = build(recipe, splits.train.x.shape[1], num_classes).to(device)
         self.parameters = list(self.model.parameters())
         self.optimizer = torch.optim.Adam(self.parameters, lr=recipe.training.learning_rate, fused=True)
+        if sum(p.numel() for p in self.parameters) * self.batch_rows < SMALL_STEP:
+            torch.set_num_threads(1)
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # of the epoch: nll, KL, correct rows
         self.best: dict[str, Tensor] = {}
         self.lowest: Tensor | None = None  # Brier score of each validation row, at the epoch of the lowest mean

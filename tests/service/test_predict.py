@@ -254,3 +254,12 @@ def test_arrays_in_and_arrays_out_agree_with_json(client, digits_rows):
     arrays = npz(client.post("/predict", params={"seed": 7}, content=npy(digits_rows[:5]), headers=headers))
     predictions = predict(client, digits_rows[:5].tolist(), seed=7)["predictions"]
     assert arrays["probabilities"].tolist() == [p["probabilities"] for p in predictions]
+
+
+def test_rows_of_a_request_larger_than_one_chunk_are_answered_as_alone(client, digits_rows):
+    rows = np.concatenate([digits_rows] * 4)[:1300].tolist()
+    together = client.post("/predict", json={"inputs": rows, "seed": 11}).json()["predictions"]
+    assert len(together) == 1300
+    for n in (0, 999, 1000, 1299):
+        alone = client.post("/predict", json={"inputs": [rows[n]], "seed": 11}).json()["predictions"]
+        assert together[n] == alone[0]
