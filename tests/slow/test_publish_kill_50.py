@@ -4,6 +4,6 @@ from tests.training.test_publish_kill import kill_publications
 
 
 def test_fifty_killed_publications_leave_no_partial_version(tmp_path):
-    killed, versions = kill_publications(tmp_path, attempts=50)
-    print(f"{killed} of 50 were killed before their end; {versions} versions were published")
+    killed, published = kill_publications(tmp_path, attempts=50)
+    print(f"{killed} of 50 were killed before their end; {published} attempts published")
     assert killed >= 25
