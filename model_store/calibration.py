@@ -21,11 +21,48 @@ ranking split the set holds the true label with a probability of at least `cover
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 TAIL_FRACTION = 0.1  # of the reference scores, from which the tail beyond the largest is extrapolated
+
+
+@dataclass(frozen=True)
+class Surprise:
+    """-log of the smoothed tail probability of a detector's reference scores, in nats, 0 or more.
+
+    Linear between the sorted reference scores; beyond the largest an exponential tail whose mean excess is that of
+    the largest tenth, so that scores never seen are still told apart.
+    """
+
+    reference: Float64[np.ndarray, "n"]
+    tail: Float64[np.ndarray, "n"]
+    scale: float
+
+    @classmethod
+    def fit(cls, reference: Float64[np.ndarray, "n"]) -> "Surprise":
+        """Fit on sorted reference scores."""
+        n = len(reference)
+        tail = -np.log((n - np.arange(n)) / (n + 1.0))
+        top = reference[-max(1, int(TAIL_FRACTION * n)) :]
+        scale = float(np.mean(top) - top[0])
+        if scale <= 0.0:  # equal scores say nothing of the tail: take their size as its unit
+            scale = max(abs(float(reference[-1])), 1.0)
+        return cls(reference, tail, scale)
+
+    def __call__(self, score: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+        """Return the surprise of each score."""
+        beyond = np.maximum(score - self.reference[-1], 0.0) / self.scale
+        return np.interp(score, self.reference, self.tail) + beyond
+
+
+def combined_surprise(
+    surprises: dict[str, Surprise], scores: dict[str, Float64[np.ndarray, "N"]]
+) -> Float64[np.ndarray, "N"]:
+    """Return the sum of the named detectors' surprises."""
+    return np.sum([surprise(scores[name]) for name, surprise in surprises.items()], axis=0)
 
 
 @dataclass(frozen=True)
@@ -75,7 +112,10 @@ class Calibration:
         """
         reference = {name: np.sort(scores, axis=1) for name, scores in reference_scores.items()}
         ranking = [
-            combined_surprise({name: reference[name][j] for name in combined}, row_scores(ranking_scores, j))
+            combined_surprise(
+                {name: Surprise.fit(reference[name][j]) for name in combined},
+                {name: ranking_scores[name][j] for name in combined},
+            )
             for j in range(len(draw_counts))
         ]
         return cls(
@@ -85,6 +125,14 @@ class Calibration:
             np.sort(np.stack(ranking), axis=1),
             np.sort(1.0 - ranking_true_probs, axis=1),
         )
+
+    @cached_property
+    def _surprises(self) -> list[dict[str, Surprise]]:
+        """The combined detectors' surprises, by number of draws."""
+        return [
+            {name: Surprise.fit(self.reference[name][j]) for name in self.combined}
+            for j in range(len(self.draw_counts))
+        ]
 
     @property
     def smallest_fpr(self) -> float:
@@ -107,7 +155,7 @@ class Calibration:
         """
         j = self._index(num_draws)
         reference = {name: sorted_scores[j] for name, sorted_scores in self.reference.items()}
-        statistic = combined_surprise({name: reference[name] for name in self.combined}, scores)
+        statistic = combined_surprise(self._surprises[j], scores)
         return Judgement(
             conformal_p_value(statistic, self.ranking[j]),
             {name: conformal_p_value(scores[name], reference[name]) for name in reference},
@@ -167,37 +215,9 @@ class Calibration:
         return cls(draw_counts, combined, reference, ranking, nonconformity)
 
 
-def row_scores(scores: dict[str, Float64[np.ndarray, "J n"]], j: int) -> dict[str, Float64[np.ndarray, "n"]]:
-    """Return each detector's scores at the j-th number of draws."""
-    return {name: values[j] for name, values in scores.items()}
-
-
 def conformal_p_value(
     score: Float64[np.ndarray, "N"], calibration: Float64[np.ndarray, "n"]
 ) -> Float64[np.ndarray, "N"]:
     """Return (1 + #{calibration >= score}) / (n + 1), `calibration` sorted."""
     n = len(calibration)
     return (1.0 + n - np.searchsorted(calibration, score, side="left")) / (n + 1.0)
-
-
-def surprise(score: Float64[np.ndarray, "N"], reference: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "N"]:
-    """Return -log of the reference's smoothed tail probability at each score, in nats, 0 or more.
-
-    Linear between the sorted reference scores; beyond the largest an exponential tail whose mean excess is that of
-    the largest tenth, so that scores never seen are still told apart.
-    """
-    n = len(reference)
-    tail = -np.log((n - np.arange(n)) / (n + 1.0))
-    inside = np.interp(score, reference, tail)
-    top = reference[-max(1, int(TAIL_FRACTION * n)) :]
-    scale = float(np.mean(top) - top[0])
-    if scale <= 0.0:  # equal scores say nothing of the tail: take their size as its unit
-        scale = max(abs(float(reference[-1])), 1.0)
-    return inside + np.maximum(score - reference[-1], 0.0) / scale
-
-
-def combined_surprise(
-    reference: dict[str, Float64[np.ndarray, "n"]], scores: dict[str, Float64[np.ndarray, "N"]]
-) -> Float64[np.ndarray, "N"]:
-    """Return the sum of the surprises of the detectors in `reference`, sorted scores by name."""
-    return np.sum([surprise(scores[name], sorted_scores) for name, sorted_scores in reference.items()], axis=0)

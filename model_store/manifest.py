@@ -73,6 +73,7 @@ class Description(Record):
     noise: NoiseSpec
     detectors: DetectorSpec
     training: dict[str, Any]
+    precision: Literal["float32", "int8"] = "float32"
     quality: dict[str, float]
     parity: dict[str, float]
 

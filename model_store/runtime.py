@@ -1,8 +1,8 @@
 """Running an artifact's two graphs with onnxruntime: the same code for calibration and for the service.
 
-Rows are padded and draws are taken in chunks of bounded size, neither of which changes a bit of any row's answer:
-every row of a matrix product is summed in the same order, however many rows stand beside it. The exception is a
-single row, for which libraries switch to other kernels, so no product here has fewer than `MIN_ROWS` rows.
+Draws are taken in chunks of bounded size, which does not change a bit of any row's answer: every row of a matrix
+product is summed in the same order, however many rows stand beside it, one row included. That holds because the
+weights are constants of the graph, which onnxruntime packs for its blocked kernel when a session is made.
 """
 
 import logging
@@ -18,7 +18,6 @@ from model_store.noise import standard_normal
 
 logger = logging.getLogger("dubito")
 
-MIN_ROWS = 4
 CHUNK_ROWS = 1024  # rows x draws in one run of the network: intermediate results stay in the processor's cache
 
 
@@ -53,7 +52,7 @@ class Runtime:
 
     def sample(self, eps: Float32[np.ndarray, "K E"]) -> Float32[np.ndarray, "K D"]:
         """Return theta of each row of noise."""
-        return self._sampler.run(["theta"], {"eps": pad(eps)})[0][: len(eps)]
+        return self._sampler.run(["theta"], {"eps": eps})[0]
 
     def run(
         self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
@@ -62,22 +61,12 @@ class Runtime:
 
         `theta` has one draw for all rows (P = 1) or one for each (P = N).
         """
-        padded = pad(x)
-        if theta.shape[1] > 1 and len(padded) > len(x):
-            theta = np.concatenate([theta, np.repeat(theta[:, -1:], len(padded) - len(x), axis=1)], axis=1)
-        draws = max(1, CHUNK_ROWS // len(padded))
-        log_probs, density = self._network.run(["log_probs", "density"], {"x": padded, "theta": theta[:draws]})
+        draws = max(1, CHUNK_ROWS // len(x))
+        log_probs, density = self._network.run(["log_probs", "density"], {"x": x, "theta": theta[:draws]})
         parts = [log_probs]
         for k in range(draws, len(theta), draws):
-            parts += self._network.run(["log_probs"], {"x": padded, "theta": theta[k : k + draws]})
-        log_probs = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return log_probs[:, : len(x)], density[: len(x)]
-
-
-def pad(rows: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "M I"]:
-    """Repeat the last row until there are `MIN_ROWS` at least."""
-    missing = max(0, MIN_ROWS - len(rows))
-    return np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)]) if missing else rows
+            parts += self._network.run(["log_probs"], {"x": x, "theta": theta[k : k + draws]})
+        return parts[0] if len(parts) == 1 else np.concatenate(parts), density
 
 
 def _session(file: str, content: bytes, threads: int, inputs: set[str], outputs: set[str]) -> ort.InferenceSession:

@@ -38,8 +38,8 @@ class Service:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.models = Models(settings)
         self.predictor = Predictor(settings)
+        self.models = Models(settings, self.predictor.idle)
         self.metrics = Metrics()
 
     async def served(self, envelope: Envelope) -> Served:

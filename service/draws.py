@@ -11,6 +11,9 @@ from jaxtyping import Float32
 from model_store.model import Model
 from model_store.noise import MAX_SEED
 
+PIECE_DRAWS = 25  # made at a time, between looks at whether a request is in work
+PATIENCE_S = 0.05  # how long a piece waits for an idle moment before it is made all the same
+
 
 @dataclass(frozen=True)
 class DrawSet:
@@ -31,12 +34,13 @@ def fresh_seed() -> int:
 
 
 class Reservoir:
-    """Draw sets of fresh seeds, kept ready by a thread; each is handed out once."""
+    """Draw sets of fresh seeds, kept ready by a thread that works while no request does; each is handed out once."""
 
-    def __init__(self, model: Model, depth: int) -> None:
+    def __init__(self, model: Model, depth: int, idle: threading.Event) -> None:
         self.model = model
         self.depth = depth
         self.num_draws = model.manifest.noise.default_draws
+        self._idle = idle
         self._ready: deque[DrawSet] = deque()
         self._wanted = threading.Event()
         self._closed = False
@@ -65,8 +69,18 @@ class Reservoir:
     def _fill(self) -> None:
         while not self._closed:
             if len(self._ready) < self.depth:
-                self._ready.append(draw_set(self.model, fresh_seed(), self.num_draws))
+                self._make_one()
             else:
                 self._wanted.clear()
                 if len(self._ready) >= self.depth and not self._closed:
                     self._wanted.wait()
+
+    def _make_one(self) -> None:
+        seed = fresh_seed()
+        pieces = []
+        for first in range(0, self.num_draws, PIECE_DRAWS):
+            self._idle.wait(PATIENCE_S)
+            if self._closed:
+                return
+            pieces.append(self.model.runtime.draw(seed, first, min(PIECE_DRAWS, self.num_draws - first)))
+        self._ready.append(DrawSet(seed, np.concatenate(pieces)))

@@ -39,7 +39,8 @@ class Served:
 class Models:
     """All models of a store, as the service sees them."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, idle: threading.Event) -> None:
+        self.idle = idle  # set while no request is in work
         self.store = ModelStore(settings.store)
         self.settings = settings
         self._latest: dict[str, Served] = {}
@@ -125,7 +126,7 @@ class Models:
             self._broken[key] = (time.monotonic(), error)
             raise
         self._broken.pop(key, None)
-        return Served(model, Reservoir(model, ready_draw_sets))
+        return Served(model, Reservoir(model, ready_draw_sets, self.idle))
 
     def names(self) -> list[str]:
         """Return the names of models that are served or should be."""

@@ -1,6 +1,7 @@
 """Predictions: the way from rows to scores. One worker thread runs the models; arithmetic within it is threaded."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from service.settings import Settings
 
 T = TypeVar("T")
 
+REST_S = 0.002  # after an answer, so that idle work does not begin before the answer is sent
 CHUNK_ROW_DRAWS = 100_000  # rows x draws that are scored at once
 POOL_CHUNK_ROWS = 512  # rows of a pool between which other requests get their turn
 
@@ -39,6 +41,8 @@ class Predictor:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.row_draws = 0  # waiting or in work
+        self.idle = threading.Event()  # set while nothing is
+        self.idle.set()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
 
@@ -69,10 +73,16 @@ class Predictor:
         if self.row_draws > 0 and self.row_draws + work > self.settings.max_queued_row_draws:
             raise Overloaded(retry_after_s=1)
         self.row_draws += work
+        self.idle.clear()
         try:
             yield
         finally:
             self.row_draws -= work
+            asyncio.get_running_loop().call_later(REST_S, self._rest)
+
+    def _rest(self) -> None:
+        if self.row_draws == 0:
+            self.idle.set()
 
 
 def take_draws(served: Served, num_samples: int, seed: int | None) -> DrawSet:

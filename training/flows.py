@@ -76,19 +76,25 @@ class Conditioner(nn.Module):
 class Coupling(nn.Module):
     """An affine coupling (Dinh et al. 2016, "Density estimation using Real NVP", equations 7 and 8).
 
-    The first half of the coordinates stays and decides how the second half is scaled and shifted.
+    One half of the coordinates stays and decides how the other is scaled and shifted: the first the second or,
+    flipped, the second the first.
     """
 
-    def __init__(self, dimension: int, hidden: int, generator: torch.Generator) -> None:
+    def __init__(self, dimension: int, hidden: int, generator: torch.Generator, flipped: bool = False) -> None:
         super().__init__()
-        self.kept = dimension // 2
-        self.conditioner = Conditioner(self.kept, dimension - self.kept, hidden, generator)
+        self.middle = dimension // 2
+        self.flipped = flipped
+        kept = dimension - self.middle if flipped else self.middle
+        self.conditioner = Conditioner(kept, dimension - kept, hidden, generator)
 
     def forward(self, z: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
         """Return (z', log |det|)."""
-        kept, moved = z[..., : self.kept], z[..., self.kept :]
+        first, second = z[..., : self.middle], z[..., self.middle :]
+        kept, moved = (second, first) if self.flipped else (first, second)
         shift, log_scale = self.conditioner(kept)
-        return torch.cat([kept, moved * torch.exp(log_scale) + shift], dim=-1), log_scale.sum(-1)
+        moved = moved * torch.exp(log_scale) + shift
+        halves = [moved, kept] if self.flipped else [kept, moved]
+        return torch.cat(halves, dim=-1), log_scale.sum(-1)
 
 
 class Autoregressive(nn.Module):
@@ -96,12 +102,13 @@ class Autoregressive(nn.Module):
 
     Mean and std of coordinate i depend on coordinates before i alone, by MADE's masks (Germain et al. 2015,
     equations 8 and 9): hidden units get degrees spread evenly from D - 1 down to 1, so that every coordinate but the
-    last is seen, however few units there are.
+    last is seen, however few units there are. Flipped, the order of coordinates is reversed.
     """
 
-    def __init__(self, dimension: int, hidden: int, generator: torch.Generator) -> None:
+    def __init__(self, dimension: int, hidden: int, generator: torch.Generator, flipped: bool = False) -> None:
         super().__init__()
         degree_in = torch.arange(1, dimension + 1)
+        degree_in = degree_in.flip(0) if flipped else degree_in
         highest = max(dimension - 1, 1)
         degree_hidden = highest - torch.arange(hidden) * (highest - 1) // max(hidden - 1, 1)
         hidden_mask = (degree_hidden[:, None] >= degree_in[None, :]).float()
@@ -112,20 +119,6 @@ class Autoregressive(nn.Module):
         """Return (z', log |det|)."""
         mean, log_std = self.conditioner(z)
         return mean + torch.exp(log_std) * z, log_std.sum(-1)
-
-
-class Permutation(nn.Module):
-    """A fixed random permutation of the coordinates, so that each step couples others."""
-
-    order: Tensor
-
-    def __init__(self, dimension: int, generator: torch.Generator) -> None:
-        super().__init__()
-        self.register_buffer("order", torch.randperm(dimension, generator=generator))
-
-    def forward(self, z: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
-        """Return (z', 0)."""
-        return z.index_select(-1, self.order), z.new_zeros(z.shape[:-1])
 
 
 class ElementwiseAffine(nn.Module):
@@ -157,17 +150,16 @@ class Composition(nn.Module):
         return z, log_det
 
 
+# Successive steps are flipped rather than permuted: that couples every coordinate with others, and moves no data.
+
+
 def realnvp(dimension: int, couplings: int, hidden: int, log_scale: float, generator: torch.Generator) -> Composition:
     """Return a RealNVP of any number of couplings (0: elementwise affine alone), elementwise affine last."""
-    steps: list[nn.Module] = []
-    for _ in range(couplings):
-        steps += [Permutation(dimension, generator), Coupling(dimension, hidden, generator)]
+    steps = [Coupling(dimension, hidden, generator, flipped=i % 2 == 1) for i in range(couplings)]
     return Composition([*steps, ElementwiseAffine(dimension, log_scale)])
 
 
 def iaf(dimension: int, couplings: int, hidden: int, log_scale: float, generator: torch.Generator) -> Composition:
     """Return an inverse autoregressive flow of any number of steps (0: elementwise affine alone), affine last."""
-    steps: list[nn.Module] = []
-    for _ in range(couplings):
-        steps += [Permutation(dimension, generator), Autoregressive(dimension, hidden, generator)]
+    steps = [Autoregressive(dimension, hidden, generator, flipped=i % 2 == 1) for i in range(couplings)]
     return Composition([*steps, ElementwiseAffine(dimension, log_scale)])

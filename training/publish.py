@@ -2,7 +2,8 @@
 
 import platform
 from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from training.export import export, parity
 from training.flows import WeightNormLinear
 from training.model import BayesianModel
 from training.posteriors import hash_key
+from training.quantise import quantisation_error, quantise
 from training.recipe import Recipe
 
 MEASURED_ROWS = 16  # rows that share draws when quality is measured
@@ -53,6 +55,16 @@ def publish(
     files = export(model, network)
     runtime = Runtime(files["sampler.onnx"], files["network.onnx"], model.posterior.noise_dimension)
     differences = parity(model, network, runtime, splits.validation)
+    precision: Literal["float32", "int8"] = "float32"
+    if recipe.serving.precision == "int8":
+        integer_network = quantise(files["network.onnx"])
+        quantised = Runtime(files["sampler.onnx"], integer_network, model.posterior.noise_dimension)
+        error = quantisation_error(runtime, quantised, splits.validation, recipe.serving.draws)
+        differences |= asdict(error)
+        if error.is_hidden:
+            precision, runtime, files["network.onnx"] = "int8", quantised, integer_network
+        else:
+            say("integers move probabilities by more than Monte Carlo does: keeping float32")
 
     counts = draw_counts(recipe.serving.draws)
     combined = tuple(recipe.serving.combined)
@@ -84,6 +96,7 @@ def publish(
         training={**facts, "data_digest": data.digest(), "python": platform.python_version()},
         quality=measured,
         parity=differences,
+        precision=precision,
     )
     files["weights.safetensors"] = save_tensors(weights)
     files["calibration.safetensors"] = save_arrays(calibration.tensors())

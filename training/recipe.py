@@ -64,6 +64,7 @@ class ServingSection(Section):
     """`[serving]`: how the model is served unless a request says otherwise, and what its flag looks at."""
 
     draws: Annotated[int, Field(ge=2, le=1000)] = 100
+    precision: Literal["float32", "int8"] = "float32"
     combined: Annotated[list[Literal[*SCORE_NAMES, *DENSITY_NAMES]], Field(min_length=1)] = [
         "entropy",
         "bald",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 from scipy import stats
 
-from model_store.calibration import Calibration, combined_surprise, conformal_p_value, surprise
+from model_store.calibration import Calibration, Surprise, combined_surprise, conformal_p_value
 
 DETECTORS = ("a", "b", "c")
 SPLITS = 400
@@ -83,7 +83,7 @@ def test_rounded_scores_are_flagged_no_more_often_than_asked():
     scores=st.lists(st.floats(-20, 20), min_size=2, max_size=20),
 )
 def test_surprise_never_falls_and_is_never_negative(reference, scores):
-    values = surprise(np.sort(np.array(scores)), np.sort(np.array(reference, dtype=np.float64)))
+    values = Surprise.fit(np.sort(np.array(reference, dtype=np.float64)))(np.sort(np.array(scores)))
     assert np.all(values >= 0.0)
     assert np.all(np.diff(values) >= 0.0)
 
@@ -91,7 +91,7 @@ def test_surprise_never_falls_and_is_never_negative(reference, scores):
 @pytest.mark.parametrize("reference", [[0.0], [3.0, 3.0, 3.0], np.linspace(0, 1, 50), np.zeros(50), -np.ones(3)])
 def test_surprise_rises_strictly_beyond_the_reference(reference):
     reference = np.asarray(reference)
-    values = surprise(reference[-1] + np.array([0.0, 1e-3, 1.0, 10.0, 1000.0]), reference)
+    values = Surprise.fit(reference)(reference[-1] + np.array([0.0, 1e-3, 1.0, 10.0, 1000.0]))
     assert np.all(np.diff(values) > 0.0)
     assert np.all(np.isfinite(values))
 
@@ -99,15 +99,16 @@ def test_surprise_rises_strictly_beyond_the_reference(reference):
 def test_surprise_at_reference_scores_is_minus_the_log_of_their_p_value():
     reference = np.sort(np.random.default_rng(0).normal(size=40))
     expected = -np.log(np.arange(40, 0, -1) / 41.0)
-    np.testing.assert_allclose(surprise(reference, reference), expected, rtol=1e-12)
+    np.testing.assert_allclose(Surprise.fit(reference)(reference), expected, rtol=1e-12)
 
 
 def test_the_combined_statistic_is_the_sum_of_surprises():
     generator = np.random.default_rng(1)
     reference = {name: np.sort(generator.normal(size=20)) for name in ("a", "b")}
     scores = {name: generator.normal(size=5) for name in ("a", "b", "unused")}
-    expected = surprise(scores["a"], reference["a"]) + surprise(scores["b"], reference["b"])
-    np.testing.assert_allclose(combined_surprise(reference, scores), expected, rtol=1e-14)
+    surprises = {name: Surprise.fit(r) for name, r in reference.items()}
+    expected = surprises["a"](scores["a"]) + surprises["b"](scores["b"])
+    np.testing.assert_allclose(combined_surprise(surprises, scores), expected, rtol=1e-14)
 
 
 # Numbers of draws

@@ -1,0 +1,134 @@
+"""Integer arithmetic for the products that every draw repeats: int8 directions, 7-bit activations.
+
+A hidden layer multiplies its input by directions V that all draws share. The exported network's large products are
+replaced by
+
+    h V^T  ~  s_row (q_h q_V^T) s_unit,    q_h = floor(h / s_row + 1/2) in 0 .. 127,    q_V in -127 .. 127,
+
+with a scale for each row (its largest activation / 127) and for each unit. Integer sums are exact, so a row's answer
+still does not depend on its neighbours. With 7 bits for activations no pair of products overflows the 16 bits in
+which processors without VNNI add them up, so all processors agree. The first layer, computed once for all draws, and
+the small last one stay in float32.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from model_store.runtime import Runtime
+from model_store.scores import PredictiveSums, Scores, predictive_scores
+from training.data import Rows
+
+SMALLEST = 64  # inputs and outputs of a product worth replacing
+LEVELS = 127
+CHECKED_ROWS = 512
+
+
+@dataclass(frozen=True)
+class QuantisationError:
+    """How far integers move mean probabilities, beside how far a fresh draw set does (root mean squares)."""
+
+    int8_probabilities: float
+    int8_monte_carlo: float
+    int8_same_label: float
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether it drowns in the Monte Carlo error."""
+        return self.int8_probabilities < self.int8_monte_carlo
+
+
+def quantise(network: bytes) -> bytes:
+    """Return the graph of `network.onnx` with its large products of draws in integers; a small network's as it is."""
+    model = onnx.load_model_from_string(network)
+    graph = model.graph
+    weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    transposed = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "Transpose" and n.input[0] in weights}
+    normalised = {node.input[0] for node in graph.node if node.op_type == "ReduceL2"}
+    nodes: list[onnx.NodeProto] = []
+    replaced: dict[str, np.ndarray] = {}  # directions that went into integers, by name
+    added: dict[str, np.ndarray] = {
+        "levels": np.array(LEVELS, dtype=np.float32),
+        "half": np.array(0.5, dtype=np.float32),
+        "least": np.array(1e-30, dtype=np.float32),
+        "last_axis": np.array([-1], dtype=np.int64),
+    }
+    for node in graph.node:
+        name = transposed.get(node.input[1], "") if node.op_type == "MatMul" else ""
+        if name not in normalised or min(weights[name].shape) < SMALLEST:
+            nodes.append(node)
+            continue
+        direction = weights[name]
+        unit_scale = np.abs(direction).max(axis=1) / LEVELS
+        replaced[name] = unit_scale
+        added[f"{name}.int8"] = np.round(direction / unit_scale[:, None]).astype(np.int8).T.copy()
+        nodes += _integer_product(node.input[0], f"{name}.int8", node.output[0])
+    for node in nodes:
+        if node.op_type == "ReduceL2" and node.input[0] in replaced:  # g / |V| also carries the unit's scale
+            name = node.input[0]
+            length = np.linalg.norm(weights[name].astype(np.float64), axis=1)
+            added[node.output[0]] = (length / replaced[name]).astype(np.float32)
+    used = {i for node in nodes for i in node.input}
+    kept = [node for node in nodes if not _is_of(node, replaced)]
+    del graph.node[:]
+    graph.node.extend(kept)
+    still = [t for t in graph.initializer if t.name in used and t.name not in replaced]
+    del graph.initializer[:]
+    graph.initializer.extend([*still, *(numpy_helper.from_array(np.asarray(a), n) for n, a in added.items())])
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+def _integer_product(activation: str, weight: str, product: str) -> list[onnx.NodeProto]:
+    """Return the nodes from a nonnegative activation to its product, but for the units' scales."""
+
+    def step(op: str, inputs: list[str], output: str, **attributes: Any) -> onnx.NodeProto:
+        return helper.make_node(op, inputs, [output], **attributes)
+
+    def named(part: str) -> str:
+        return f"{product}.{part}"
+
+    return [
+        step("ReduceMax", [activation, "last_axis"], named("largest"), keepdims=1),
+        step("Max", [named("largest"), "least"], named("range")),
+        step("Div", ["levels", named("range")], named("inverse")),
+        step("Mul", [activation, named("inverse")], named("scaled")),
+        step("Add", [named("scaled"), "half"], named("shifted")),
+        step("Cast", [named("shifted")], named("levels"), to=onnx.TensorProto.UINT8),
+        step("MatMulInteger", [named("levels"), weight], named("sums")),
+        step("Cast", [named("sums")], named("float"), to=onnx.TensorProto.FLOAT),
+        step("Div", [named("range"), "levels"], named("scale")),
+        step("Mul", [named("float"), named("scale")], product),
+    ]
+
+
+def _is_of(node: onnx.NodeProto, replaced: dict[str, np.ndarray]) -> bool:
+    """Whether a node does nothing but prepare directions that are integers now."""
+    return node.op_type in ("Transpose", "ReduceL2") and node.input[0] in replaced
+
+
+def quantisation_error(exact: Runtime, quantised: Runtime, rows: Rows, num_draws: int) -> QuantisationError:
+    """Return the error over rows of mean probabilities under the same draws, beside the Monte Carlo error."""
+    x = rows.x[:CHECKED_ROWS]
+    expected = _scores(exact, x, exact.draw(0, 0, num_draws))
+    got = _scores(quantised, x, exact.draw(0, 0, num_draws))
+    fresh = _scores(exact, x, exact.draw(1, 0, num_draws))
+    # Two draw sets differ by sqrt(2) times the error of one.
+    return QuantisationError(
+        int8_probabilities=_rms(got.probabilities - expected.probabilities),
+        int8_monte_carlo=_rms(fresh.probabilities - expected.probabilities) / math.sqrt(2.0),
+        int8_same_label=float(np.mean(got.probabilities.argmax(axis=1) == expected.probabilities.argmax(axis=1))),
+    )
+
+
+def _scores(runtime: Runtime, x: np.ndarray, theta: np.ndarray) -> Scores:
+    log_probs, _ = runtime.run(x, theta[:, None])
+    return predictive_scores(PredictiveSums.from_log_probs(log_probs), standard_errors=False)
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
