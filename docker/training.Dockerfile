@@ -13,7 +13,7 @@ FROM python:3.11-slim AS dependencies
 WORKDIR /build
 COPY --from=requirements /build/requirements.txt /build/pins.txt ./
 RUN python -m venv --without-pip /opt/venv
-# A further index to take torch from, such as https://download.pytorch.org/whl/cpu, whose build is without CUDA's
+# A further index to take torch from, such as PyTorch's own of CPU builds, whose build is without CUDA's
 # gigabytes. It is asked for torch and for nothing else.
 ARG PIP_EXTRA_INDEX_URL=""
 RUN --mount=type=cache,target=/root/.cache/pip \
