@@ -109,7 +109,8 @@ def create_app(settings: Settings) -> FastAPI:
             return (predict_npz if as_arrays else predict_json)(served, predicted, fpr, envelope.coverage), flags
 
         with service.predictor.admitted(len(x), num_samples):
-            answer, flags = await service.predictor.compute(work)
+            at_once = service.predictor.is_at_once(served, envelope)
+            answer, flags = work() if at_once else await service.predictor.compute(work)
         service.count(served, len(x), num_samples, flags)
         return Response(answer, media_type=NPZ if as_arrays else JSON)
 

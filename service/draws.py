@@ -34,7 +34,11 @@ def fresh_seed() -> int:
 
 
 class Reservoir:
-    """Draw sets of fresh seeds, kept ready by a thread that works while no request does; each is handed out once."""
+    """Draw sets of fresh seeds, kept ready by a thread that works while no request does; each is handed out once.
+
+    It fills up when half are gone: making draws drives the network out of the processor's cache, so it had better
+    happen once for several requests than after each.
+    """
 
     def __init__(self, model: Model, depth: int, idle: threading.Event) -> None:
         self.model = model
@@ -48,13 +52,19 @@ class Reservoir:
             self._wanted.set()
             threading.Thread(target=self._fill, name="draw-reservoir", daemon=True).start()
 
+    @property
+    def has_ready(self) -> bool:
+        """Whether the next set is ready."""
+        return len(self._ready) > 0
+
     def take(self, num_draws: int) -> DrawSet:
         """Return draws of a fresh seed: a ready set, cut or continued to the number wanted."""
         try:
             ready = self._ready.popleft()
         except IndexError:
             return draw_set(self.model, fresh_seed(), num_draws)
-        self._wanted.set()
+        if len(self._ready) <= self.depth // 2:
+            self._wanted.set()
         have = len(ready.theta)
         if num_draws <= have:
             return DrawSet(ready.seed, ready.theta[:num_draws])

@@ -16,11 +16,13 @@ from model_store.scores import PredictiveSums, predictive_scores
 from service.draws import DrawSet, draw_set
 from service.models import Served
 from service.problems import Overloaded, TooLarge
+from service.schemas import Envelope
 from service.settings import Settings
 
 T = TypeVar("T")
 
 REST_S = 0.002  # after an answer, so that idle work does not begin before the answer is sent
+SMALL_ROW_DRAWS = 200  # a millisecond of arithmetic
 CHUNK_ROW_DRAWS = 100_000  # rows x draws that are scored at once
 POOL_CHUNK_ROWS = 512  # rows of a pool between which other requests get their turn
 
@@ -41,6 +43,7 @@ class Predictor:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.row_draws = 0  # waiting or in work
+        self.in_work = 0  # requests
         self.idle = threading.Event()  # set while nothing is
         self.idle.set()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
@@ -59,6 +62,14 @@ class Predictor:
         """Run work on the worker thread, in its turn."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
+    def is_at_once(self, served: Served, envelope: Envelope) -> bool:
+        """Whether an admitted request takes less time than handing it to the worker thread and back is worth.
+
+        It does when it is small, alone, and its draws are made.
+        """
+        alone = self.in_work == 1 and self.row_draws <= SMALL_ROW_DRAWS
+        return alone and envelope.seed is None and served.reservoir.has_ready
+
     @contextmanager
     def admitted(self, rows: int, draws: int, rows_at_once: int | None = None) -> Iterator[None]:
         """Hold a place for a request's work, of which `rows_at_once` rows wait or are in work at a time.
@@ -73,11 +84,13 @@ class Predictor:
         if self.row_draws > 0 and self.row_draws + work > self.settings.max_queued_row_draws:
             raise Overloaded(retry_after_s=1)
         self.row_draws += work
+        self.in_work += 1
         self.idle.clear()
         try:
             yield
         finally:
             self.row_draws -= work
+            self.in_work -= 1
             asyncio.get_running_loop().call_later(REST_S, self._rest)
 
     def _rest(self) -> None:
