@@ -131,20 +131,22 @@ def predictive_scores(sums: PredictiveSums, standard_errors: bool = True) -> Sco
         raise ValueError("expected at least one draw, got none")
     num_draws_G = sums.num_draws[used]
     mean_G_N_C = sums.mean_probs[used]
-    within_G_N_C = sums.squared_deviations[used] / num_draws_G[:, None, None]
+    num_classes = mean_G_N_C.shape[2]
 
     probs_N_C = _mean_over_draws(mean_G_N_C, num_draws_G)
     deviation_G_N_C = mean_G_N_C - probs_N_C
-    square_G_N_C = deviation_G_N_C**2 + within_G_N_C
-    std_N_C = np.sqrt(_mean_over_draws(square_G_N_C, num_draws_G))
+    square_G_N_C = np.square(deviation_G_N_C)
+    if num_draws > len(num_draws_G):  # else no group has a spread of its own
+        square_G_N_C += sums.squared_deviations[used] / num_draws_G[:, None, None]
     log_probs_N_C = np.log(probs_N_C, out=np.zeros_like(probs_N_C), where=probs_N_C > 0)
     # The group's mean of the cross entropy -sum_c p_kc log p_c; its mean over groups is H(p).
     cross_entropy_G_N = -np.sum(mean_G_N_C * log_probs_N_C, axis=2)
     entropy_G_N = sums.mean_entropy[used]
-    divergence_G_N = cross_entropy_G_N - entropy_G_N  # the group's mean of KL(p_k || p)
-
-    entropy_N = _mean_over_draws(cross_entropy_G_N, num_draws_G)
-    expected_entropy_N = _mean_over_draws(entropy_G_N, num_draws_G)
+    moments_N_M = _mean_over_draws(
+        np.concatenate([square_G_N_C, cross_entropy_G_N[:, :, None], entropy_G_N[:, :, None]], axis=2), num_draws_G
+    )
+    std_N_C = np.sqrt(moments_N_M[:, :num_classes])
+    entropy_N, expected_entropy_N = moments_N_M[:, num_classes], moments_N_M[:, num_classes + 1]
     bald_N = np.maximum(entropy_N - expected_entropy_N, 0.0)  # below 0 by rounding only
     if num_draws == 1:
         bald_N = np.zeros_like(bald_N)  # one draw agrees with itself: what is left is rounding
@@ -153,19 +155,17 @@ def predictive_scores(sums: PredictiveSums, standard_errors: bool = True) -> Sco
     errors = None
     if standard_errors and len(num_draws_G) > 1:
         std_slope_N_C = np.divide(0.5, std_N_C, out=np.zeros_like(std_N_C), where=std_N_C > 0)
-        influence = {
-            "entropy": cross_entropy_G_N - entropy_N,
-            "bald": divergence_G_N - (entropy_N - expected_entropy_N),
-            "mean_std": np.mean((square_G_N_C - std_N_C**2) * std_slope_N_C, axis=2),
-            "variation_ratio": deviation_G_N_C[:, np.arange(len(label_N)), label_N],
-        }
+        influence_G_N_S = np.empty((*cross_entropy_G_N.shape, len(SCORE_NAMES)))
+        influence_G_N_S[:, :, 0] = cross_entropy_G_N - entropy_N
+        # The group's mean of KL(p_k || p), less BALD.
+        influence_G_N_S[:, :, 1] = cross_entropy_G_N - entropy_G_N - (entropy_N - expected_entropy_N)
+        influence_G_N_S[:, :, 2] = np.mean((square_G_N_C - moments_N_M[:, :num_classes]) * std_slope_N_C, axis=2)
+        influence_G_N_S[:, :, 3] = deviation_G_N_C[:, np.arange(len(label_N)), label_N]
         # With weights w = K_G / K unbiased for independent draws: E sum w^2 I^2 = (1 - sum w^2) sigma^2 / K.
-        weight_G_1 = num_draws_G[:, None] / num_draws
-        scale = 1.0 - np.sum(weight_G_1**2)
-        errors = {
-            name: np.sqrt(_mean_over_draws(weight_G_1 * influence_G_N**2, num_draws_G) / scale)
-            for name, influence_G_N in influence.items()
-        }
+        weight_G = num_draws_G / num_draws
+        influence_G_N_S *= np.sqrt(weight_G)[:, None, None]
+        variance_N_S = _mean_over_draws(np.square(influence_G_N_S), num_draws_G) / (1.0 - np.sum(weight_G**2))
+        errors = dict(zip(SCORE_NAMES, np.sqrt(variance_N_S).T, strict=True))
     return Scores(
         num_draws=num_draws,
         probabilities=probs_N_C,
