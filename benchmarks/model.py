@@ -15,10 +15,14 @@ from training.publish import publish
 
 ROOT = Path(__file__).parent.parent
 NAME = "mnist"
+TRAINED_LOG_STD = -0.7
 
 
 def publish_untrained(store: ModelStore) -> None:
-    """Publish a model of the recipe's network and hypernetwork, initialised on random rows and not trained."""
+    """Publish a model of the recipe's network and hypernetwork, initialised on random rows and not trained.
+
+    Its posterior is as wide as a trained one's, so that integers pass publication's check as they do there.
+    """
     recipe = recipes.load(ROOT / "recipes" / "mnist.toml")
     generator = np.random.default_rng(0)
     rows = Rows(generator.uniform(0, 255, (400, 784)).astype(np.float32), np.arange(400, dtype=np.int64) % 10)
@@ -26,8 +30,11 @@ def publish_untrained(store: ModelStore) -> None:
     splits = split(data, 64, 64, 64, seed=0)
     model = build(recipe, 784, 10)
     initialise(model, torch.from_numpy(splits.train.x))
+    with torch.no_grad():
+        model.posterior.output.log_scale.fill_(TRAINED_LOG_STD)
     assert draw_counts(recipe.serving.draws)[-1] == 100
     publish(store, NAME, model, recipe, data, splits, {"recipe": recipe.model_dump(mode="json")}, lambda _: None)
+    assert store.manifest(NAME, "1").precision == recipe.serving.precision
 
 
 def torch_model(store: ModelStore, name: str) -> BayesianModel:
