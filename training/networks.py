@@ -75,6 +75,6 @@ class MLP(nn.Module):
 
     @torch.no_grad()
     def normalise(self) -> None:
-        """Divide every direction by its length: the same function, with directions of one size to store and to quantise."""
+        """Divide every direction by its length: the same function, with directions of one size to store."""
         for direction in self.directions:
             direction.div_(torch.linalg.vector_norm(direction, dim=1, keepdim=True))
