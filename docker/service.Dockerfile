@@ -13,8 +13,8 @@ FROM python:3.11-slim AS dependencies
 WORKDIR /build
 COPY --from=requirements /build/requirements.txt /build/pins.txt ./
 RUN python -m venv --without-pip /opt/venv
-RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/venv install --only-binary=:all: -r requirements.txt -c pins.txt
+RUN --mount=type=cache,target=/var/cache/pip \
+    pip --python /opt/venv --cache-dir /var/cache/pip install --only-binary=:all: -r requirements.txt -c pins.txt
 
 FROM python:3.11-slim
 RUN groupadd --gid 10001 dubito \

@@ -16,10 +16,10 @@ RUN python -m venv --without-pip /opt/venv
 # A further index to take torch from, such as PyTorch's own of CPU builds, whose build is without CUDA's
 # gigabytes. It is asked for torch and for nothing else.
 ARG PIP_EXTRA_INDEX_URL=""
-RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/venv install --only-binary=:all: --no-deps torch -c pins.txt
-RUN --mount=type=cache,target=/root/.cache/pip \
-    PIP_EXTRA_INDEX_URL="" pip --python /opt/venv install --only-binary=:all: -r requirements.txt -c pins.txt
+RUN --mount=type=cache,target=/var/cache/pip \
+    pip --python /opt/venv --cache-dir /var/cache/pip install --only-binary=:all: --no-deps torch -c pins.txt
+RUN --mount=type=cache,target=/var/cache/pip \
+    PIP_EXTRA_INDEX_URL="" pip --python /opt/venv --cache-dir /var/cache/pip install --only-binary=:all: -r requirements.txt -c pins.txt
 
 FROM python:3.11-slim
 RUN groupadd --gid 10001 dubito \
