@@ -33,20 +33,27 @@ class WeightNormLinear(nn.Module):
         self.scale = nn.Parameter(torch.full((outputs,), scale))
         self.bias = nn.Parameter(torch.zeros(outputs))
         self.register_buffer("mask", mask, persistent=False)
+        self.folded = False
 
     def forward(self, x: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
         """Return g (x . V / |V|) + b."""
-        direction = self.direction if self.mask is None else self.direction * self.mask
-        # A unit that the mask cuts off from every input has V = 0 and is its bias alone.
-        norm = torch.linalg.vector_norm(direction, dim=1).clamp(min=1e-12)
+        if self.folded:
+            return functional.linear(x, self.direction, self.bias)
+        direction, norm = self._masked()
         return functional.linear(x, direction) * (self.scale / norm) + self.bias
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Mask and normalise V for good: the same function, with less to compute and to store."""
+        """Make V the weight itself: the same function and the same parameters' meaning, with less to compute."""
+        direction, norm = self._masked()
+        self.direction.copy_(direction * (self.scale / norm)[:, None])
+        self.scale.copy_(torch.linalg.vector_norm(self.direction, dim=1))
+        self.folded = True
+
+    def _masked(self) -> tuple[Float[Tensor, "out in"], Float[Tensor, "out"]]:
         direction = self.direction if self.mask is None else self.direction * self.mask
-        self.direction.copy_(functional.normalize(direction, dim=1, eps=1e-12))
-        self.mask = None
+        # A unit that the mask cuts off from every input has V = 0 and is its bias alone.
+        return direction, torch.linalg.vector_norm(direction, dim=1).clamp(min=1e-12)
 
 
 class Conditioner(nn.Module):
@@ -70,7 +77,7 @@ class Conditioner(nn.Module):
     ) -> tuple[Float[Tensor, "*batch out"], Float[Tensor, "*batch out"]]:
         """Return (shift, log-scale), the latter within `LOG_SCALE_BOUND` of 0."""
         shift, log_scale = self.output(torch.relu(self.hidden(z))).chunk(2, dim=-1)
-        return shift, LOG_SCALE_BOUND * torch.tanh(log_scale / LOG_SCALE_BOUND)
+        return shift, LOG_SCALE_BOUND * torch.tanh(log_scale * (1.0 / LOG_SCALE_BOUND))
 
 
 class Coupling(nn.Module):

@@ -24,7 +24,7 @@ from training.export import export, parity
 from training.flows import WeightNormLinear
 from training.model import BayesianModel
 from training.posteriors import hash_key
-from training.quantise import quantisation_error, quantise
+from training.quantise import quantisation_error, quantise_network, quantise_sampler
 from training.recipe import Recipe
 
 MEASURED_ROWS = 16  # rows that share draws when quality is measured
@@ -57,12 +57,17 @@ def publish(
     differences = parity(model, network, runtime, splits.validation)
     precision: Literal["float32", "int8"] = "float32"
     if recipe.serving.precision == "int8":
-        integer_network = quantise(files["network.onnx"])
-        quantised = Runtime(files["sampler.onnx"], integer_network, model.posterior.noise_dimension)
+        dimension = model.posterior.noise_dimension
+        integers = {
+            "sampler.onnx": quantise_sampler(files["sampler.onnx"], dimension),
+            "network.onnx": quantise_network(files["network.onnx"]),
+        }
+        quantised = Runtime(integers["sampler.onnx"], integers["network.onnx"], dimension)
         error = quantisation_error(runtime, quantised, splits.validation, recipe.serving.draws)
         differences |= asdict(error)
         if error.is_hidden:
-            precision, runtime, files["network.onnx"] = "int8", quantised, integer_network
+            precision, runtime = "int8", quantised
+            files |= integers
         else:
             say("integers move probabilities by more than Monte Carlo does: keeping float32")
 

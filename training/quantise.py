@@ -1,14 +1,19 @@
-"""Integer arithmetic for the products that every draw repeats: int8 directions, 7-bit activations.
+"""Integer arithmetic for the products that every draw repeats: int8 weights, 7-bit activations.
 
-A hidden layer multiplies its input by directions V that all draws share. The exported network's large products are
-replaced by
+**Network.** A hidden layer multiplies its input by directions V that all draws share. The exported network's large
+products are replaced by
 
     h V^T  ~  s_row (q_h q_V^T) s_unit,    q_h = floor(h / s_row + 1/2) in 0 .. 127,    q_V in -127 .. 127,
 
-with a scale for each row (its largest activation / 127) and for each unit. Integer sums are exact, so a row's answer
-still does not depend on its neighbours. With 7 bits for activations no pair of products overflows the 16 bits in
-which processors without VNNI add them up, so all processors agree. The first layer, computed once for all draws, and
-the small last one stay in float32.
+with a scale for each row (its largest activation / 127) and for each unit, so that a row's answer still does not
+depend on its neighbours. The first layer, computed once for all draws, and the small last one stay in float32.
+
+**Sampler.** A linear layer's input has one scale for all draws, fixed by the largest value among `RANGE_DRAWS` of
+them, beyond which it is clipped: 64 + q in 1 .. 127 where it has both signs. So a draw does not depend on its
+neighbours.
+
+Integer sums are exact. With 7 bits for activations no pair of products overflows the 16 bits in which processors
+without VNNI add them up, so all processors agree.
 """
 
 import math
@@ -17,8 +22,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 from onnx import helper, numpy_helper
 
+from model_store.noise import standard_normal
 from model_store.runtime import Runtime
 from model_store.scores import PredictiveSums, Scores, predictive_scores
 from training.data import Rows
@@ -26,6 +33,8 @@ from training.data import Rows
 SMALLEST = 64  # inputs and outputs of a product worth replacing
 LEVELS = 127
 CHECKED_ROWS = 512
+RANGE_DRAWS = 1000
+FUSED = "com.microsoft"  # onnxruntime's own operators, among them a product of integers that ends in floats
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class QuantisationError:
         return self.int8_probabilities < self.int8_monte_carlo
 
 
-def quantise(network: bytes) -> bytes:
+def quantise_network(network: bytes) -> bytes:
     """Return the graph of `network.onnx` with its large products of draws in integers; a small network's as it is."""
     model = onnx.load_model_from_string(network)
     graph = model.graph
@@ -72,13 +81,7 @@ def quantise(network: bytes) -> bytes:
             name = node.input[0]
             length = np.linalg.norm(weights[name].astype(np.float64), axis=1)
             added[node.output[0]] = (length / replaced[name]).astype(np.float32)
-    used = {i for node in nodes for i in node.input}
-    kept = [node for node in nodes if not _is_of(node, replaced)]
-    del graph.node[:]
-    graph.node.extend(kept)
-    still = [t for t in graph.initializer if t.name in used and t.name not in replaced]
-    del graph.initializer[:]
-    graph.initializer.extend([*still, *(numpy_helper.from_array(np.asarray(a), n) for n, a in added.items())])
+    _replace(graph, [node for node in nodes if not _is_of(node, replaced)], added)
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString())
 
@@ -106,16 +109,83 @@ def _integer_product(activation: str, weight: str, product: str) -> list[onnx.No
     ]
 
 
+def quantise_sampler(sampler: bytes, noise_dimension: int) -> bytes:
+    """Return the graph of `sampler.onnx` with its large linear layers in integers; a small sampler's as it is."""
+    model = onnx.load_model_from_string(sampler)
+    graph = model.graph
+    weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    layers = [node for node in graph.node if node.op_type == "Gemm" and min(weights[node.input[1]].shape) >= SMALLEST]
+    if not layers:
+        return sampler
+    ranges = _ranges(sampler, [node.input[0] for node in layers], noise_dimension)
+    added: dict[str, np.ndarray] = {}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if node not in layers:
+            nodes.append(node)
+            continue
+        (x, weight, *bias), (output,) = node.input, node.output
+        low, high = ranges[x]
+        zero, levels = (0, LEVELS) if low >= 0 else (LEVELS // 2 + 1, LEVELS // 2)
+        top = max(high, -low)
+        unit_scale = np.maximum(np.abs(weights[weight]).max(axis=1) / LEVELS, np.float32(1e-30))
+        constants = {
+            "bottom": np.array(-top if zero else 0.0, dtype=np.float32),
+            "top": np.array(top, dtype=np.float32),
+            "step": np.array(top / levels, dtype=np.float32),
+            "zero": np.array(zero, dtype=np.uint8),
+            "int8": np.round(weights[weight] / unit_scale[:, None]).astype(np.int8).T.copy(),
+            "unit_scale": unit_scale,
+        }
+        named = {part: f"{output}.{part}" for part in (*constants, "clipped", "levels")}
+        added |= {named[part]: value for part, value in constants.items()}
+        product = ["levels", "int8", "step", "unit_scale", "zero"]
+        nodes += [
+            helper.make_node("Clip", [x, named["bottom"], named["top"]], [named["clipped"]]),
+            helper.make_node("QuantizeLinear", [named["clipped"], named["step"], named["zero"]], [named["levels"]]),
+            helper.make_node(
+                "MatMulIntegerToFloat", [*(named[part] for part in product), "", *bias], [output], domain=FUSED
+            ),
+        ]
+    _replace(graph, nodes, added)
+    model.opset_import.append(helper.make_opsetid(FUSED, 1))
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+def _ranges(graph: bytes, names: list[str], noise_dimension: int) -> dict[str, tuple[float, float]]:
+    """Return the least and largest value that tensors of a sampler take over `RANGE_DRAWS` draws."""
+    model = onnx.load_model_from_string(graph)
+    names = list(dict.fromkeys(names))
+    shapes = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names]
+    model.graph.output.extend(shape for shape in shapes if shape.name != "eps")
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    eps = standard_normal(0, 0, RANGE_DRAWS, noise_dimension)
+    inner = [name for name in names if name != "eps"]
+    values = {"eps": eps, **dict(zip(inner, session.run(inner, {"eps": eps}) if inner else [], strict=True))}
+    return {name: (float(values[name].min()), float(values[name].max())) for name in names}
+
+
+def _replace(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], added: dict[str, np.ndarray]) -> None:
+    """Give a graph other nodes, and only the constants that they use."""
+    used = {name for node in nodes for name in node.input}
+    del graph.node[:]
+    graph.node.extend(nodes)
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend([*kept, *(numpy_helper.from_array(np.asarray(a), name) for name, a in added.items())])
+
+
 def _is_of(node: onnx.NodeProto, replaced: dict[str, np.ndarray]) -> bool:
     """Whether a node does nothing but prepare directions that are integers now."""
     return node.op_type in ("Transpose", "ReduceL2") and node.input[0] in replaced
 
 
 def quantisation_error(exact: Runtime, quantised: Runtime, rows: Rows, num_draws: int) -> QuantisationError:
-    """Return the error over rows of mean probabilities under the same draws, beside the Monte Carlo error."""
+    """Return the error over rows of mean probabilities of the same seed, beside the Monte Carlo error."""
     x = rows.x[:CHECKED_ROWS]
     expected = _scores(exact, x, exact.draw(0, 0, num_draws))
-    got = _scores(quantised, x, exact.draw(0, 0, num_draws))
+    got = _scores(quantised, x, quantised.draw(0, 0, num_draws))
     fresh = _scores(exact, x, exact.draw(1, 0, num_draws))
     # Two draw sets differ by sqrt(2) times the error of one.
     return QuantisationError(
