@@ -36,12 +36,14 @@ class Runtime:
     def __init__(self, sampler: bytes, network: bytes, noise_dimension: int, threads: int = 0) -> None:
         """Make sessions of serialised graphs; `threads` 0 means one for each processor this process may use.
 
+        They are the network's: draws are made ahead, on one thread, beside what the network does.
+
         Raises:
             GraphError: if a graph is not one that a sampler or network can be.
         """
         self.noise_dimension = noise_dimension
         threads = threads or len(os.sched_getaffinity(0))
-        self._sampler = _session("sampler.onnx", sampler, threads, {"eps"}, {"theta"})
+        self._sampler = _session("sampler.onnx", sampler, 1, {"eps"}, {"theta"})
         self._network = _session(
             "network.onnx", network, threads, {"x", "theta"}, {"log_probs", "features", "density"}
         )

@@ -34,10 +34,11 @@ def fresh_seed() -> int:
 
 
 class Reservoir:
-    """Draw sets of fresh seeds, kept ready by a thread that works while no request does; each is handed out once.
+    """Draw sets of fresh seeds, kept ready by a thread; each is handed out once.
 
     It fills up when half are gone: making draws drives the network out of the processor's cache, so it had better
-    happen once for several requests than after each.
+    happen once for several requests than after each. It works while no request does, but waits for none any longer
+    when three quarters are gone: requests that never pause are then served by one core while another makes draws.
     """
 
     def __init__(self, model: Model, depth: int, idle: threading.Event) -> None:
@@ -89,7 +90,8 @@ class Reservoir:
         seed = fresh_seed()
         pieces = []
         for first in range(0, self.num_draws, PIECE_DRAWS):
-            self._idle.wait(PATIENCE_S)
+            if len(self._ready) > self.depth // 4:
+                self._idle.wait(PATIENCE_S)
             if self._closed:
                 return
             pieces.append(self.model.runtime.draw(seed, first, min(PIECE_DRAWS, self.num_draws - first)))
