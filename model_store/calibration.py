@@ -145,7 +145,7 @@ class Calibration:
         The first draws of a seed are draws of that seed, so a request with a number of draws that was not
         calibrated is judged, exactly as calibrated, by its first ones.
         """
-        return int(self.draw_counts[np.searchsorted(self.draw_counts, num_draws, side="right") - 1])
+        return int(self.draw_counts[self.draw_counts.searchsorted(num_draws, side="right") - 1])
 
     def judge(self, scores: dict[str, Float64[np.ndarray, "N"]], num_draws: int) -> Judgement:
         """Return p-values of N rows whose scores were made with `num_draws` draws, a calibrated number.
@@ -177,11 +177,14 @@ class Calibration:
         inside[np.arange(len(probs)), probs.argmax(axis=1)] = True
         return inside
 
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        return {count: j for j, count in enumerate(self.draw_counts.tolist())}
+
     def _index(self, num_draws: int) -> int:
-        (match,) = np.nonzero(self.draw_counts == num_draws)
-        if match.size == 0:
+        if num_draws not in self._positions:
             raise ValueError(f"expected one of {self.draw_counts.tolist()} draws, got {num_draws}")
-        return int(match[0])
+        return self._positions[num_draws]
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Return the arrays of `calibration.safetensors`."""
@@ -220,4 +223,4 @@ def conformal_p_value(
 ) -> Float64[np.ndarray, "N"]:
     """Return (1 + #{calibration >= score}) / (n + 1), `calibration` sorted."""
     n = len(calibration)
-    return (1.0 + n - np.searchsorted(calibration, score, side="left")) / (n + 1.0)
+    return (n + 1 - calibration.searchsorted(score)) / (n + 1)

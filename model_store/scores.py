@@ -27,16 +27,22 @@ from jaxtyping import Float, Float64, Int64
 
 SCORE_NAMES = ("entropy", "bald", "mean_std", "variation_ratio")
 GROUPS = 100
+LEAST_LOG = -1e300
+LEAST_PROBABILITY = 1e-300
 
 
 @dataclass(frozen=True)
 class PredictiveSums:
-    """Sums over draws of N rows, in float64, by group of draws."""
+    """Sums over draws of N rows, in float64, by group of draws.
+
+    Groups are laid out last: then numpy adds them pairwise, in an order that their number alone decides. Along any
+    other axis the order depends on how many rows there are, and a row alone would get other bits than in a batch.
+    """
 
     num_draws: Int64[np.ndarray, "G"]
-    mean_probs: Float64[np.ndarray, "G N C"]
-    squared_deviations: Float64[np.ndarray, "G N C"]  # sum over the group's draws of (p - the group's mean)^2
-    mean_entropy: Float64[np.ndarray, "G N"]
+    mean_probs: Float64[np.ndarray, "N C G"]
+    squared_deviations: Float64[np.ndarray, "N C G"]  # sum over the group's draws of (p - the group's mean)^2
+    mean_entropy: Float64[np.ndarray, "N G"]
 
     @classmethod
     def from_log_probs(
@@ -49,40 +55,40 @@ class PredictiveSums:
             first_draw: index of the first draw within its seed, which decides the groups.
             groups: G, into how many groups draws are sorted; sums merge only with sums of the same G.
         """
-        num_draws, num_rows, _ = log_probs.shape
+        num_draws, num_rows, num_classes = log_probs.shape
         if num_draws > groups:
             first = groups * (-(-num_draws // groups) // 2)
             return cls.from_log_probs(log_probs[:first], first_draw, groups).merge(
                 cls.from_log_probs(log_probs[first:], first_draw + first, groups)
             )
-        log_probs_K_N_C = log_probs.astype(np.float64)
-        probs_K_N_C = np.exp(log_probs_K_N_C)
-        entropy_K_N = -np.sum(_p_log(probs_K_N_C, log_probs_K_N_C), axis=2)
-        order = (first_draw + np.arange(num_draws)) % groups  # each group holds one draw at most
-        mean_G_N_C = np.zeros((groups, *probs_K_N_C.shape[1:]))
-        mean_G_N_C[order] = probs_K_N_C
-        entropy_G_N = np.zeros((groups, num_rows))
-        entropy_G_N[order] = entropy_K_N
-        return cls(np.bincount(order, minlength=groups), mean_G_N_C, np.zeros_like(mean_G_N_C), entropy_G_N)
+        log_probs_N_C_K = log_probs.transpose(1, 2, 0).astype(np.float64, order="C")
+        probs_N_C_K = np.exp(log_probs_N_C_K)
+        np.maximum(log_probs_N_C_K, LEAST_LOG, out=log_probs_N_C_K)  # so that 0 log 0 is 0
+        log_probs_N_C_K *= probs_N_C_K
+        entropy_N_K = -np.add.reduce(log_probs_N_C_K, axis=1)
+        num_draws_G = np.ones(num_draws, dtype=np.int64)
+        if num_draws < groups or first_draw % groups > 0:  # each group holds one draw at most
+            order = (first_draw + np.arange(num_draws)) % groups
+            num_draws_G = np.bincount(order, minlength=groups)
+            probs_N_C_K = _scatter(probs_N_C_K, order, groups)
+            entropy_N_K = _scatter(entropy_N_K, order, groups)
+        return cls(num_draws_G, probs_N_C_K, np.zeros((num_rows, num_classes, groups)), entropy_N_K)
 
     def merge(self, other: "PredictiveSums") -> "PredictiveSums":
         """Return the sums over the draws of both, which must be of the same rows and share no draw."""
         if self.mean_probs.shape != other.mean_probs.shape:
             raise ValueError(
-                f"expected sums of shape (groups, rows, classes) {self.mean_probs.shape}, "
+                f"expected sums of shape (rows, classes, groups) {self.mean_probs.shape}, "
                 f"got {other.mean_probs.shape}"
             )
         num_draws_G = self.num_draws + other.num_draws
         share_G = other.num_draws / np.maximum(num_draws_G, 1)
-        share_G_1_1 = share_G[:, None, None]
         difference = other.mean_probs - self.mean_probs
         return PredictiveSums(
             num_draws_G,
-            self.mean_probs + share_G_1_1 * difference,
-            self.squared_deviations
-            + other.squared_deviations
-            + (self.num_draws[:, None, None] * share_G_1_1) * difference**2,
-            self.mean_entropy + share_G[:, None] * (other.mean_entropy - self.mean_entropy),
+            self.mean_probs + share_G * difference,
+            self.squared_deviations + other.squared_deviations + (self.num_draws * share_G) * difference**2,
+            self.mean_entropy + share_G * (other.mean_entropy - self.mean_entropy),
         )
 
 
@@ -125,75 +131,72 @@ class Scores:
 
 def predictive_scores(sums: PredictiveSums, standard_errors: bool = True) -> Scores:
     """Return the scores of the draws summed in `sums`; raises ValueError where it holds none."""
-    used = sums.num_draws > 0
     num_draws = int(sums.num_draws.sum())
     if num_draws == 0:
         raise ValueError("expected at least one draw, got none")
-    num_draws_G = sums.num_draws[used]
-    mean_G_N_C = sums.mean_probs[used]
-    num_classes = mean_G_N_C.shape[2]
+    num_draws_G = sums.num_draws
+    mean_N_C_G, entropy_N_G, squared_N_C_G = sums.mean_probs, sums.mean_entropy, sums.squared_deviations
+    used = num_draws_G > 0
+    if not used.all():
+        num_draws_G = num_draws_G[used]
+        mean_N_C_G, entropy_N_G, squared_N_C_G = (
+            np.compress(used, values, axis=-1) for values in (mean_N_C_G, entropy_N_G, squared_N_C_G)
+        )
+    one_each = num_draws == len(num_draws_G)
 
-    probs_N_C = _mean_over_draws(mean_G_N_C, num_draws_G)
-    deviation_G_N_C = mean_G_N_C - probs_N_C
-    square_G_N_C = np.square(deviation_G_N_C)
-    if num_draws > len(num_draws_G):  # else no group has a spread of its own
-        square_G_N_C += sums.squared_deviations[used] / num_draws_G[:, None, None]
-    log_probs_N_C = np.log(probs_N_C, out=np.zeros_like(probs_N_C), where=probs_N_C > 0)
+    def mean_over_draws(values: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
+        # Summing before dividing gives exactly 1 for probabilities of 1.
+        return np.add.reduce(values if one_each else values * num_draws_G, axis=-1) / num_draws
+
+    probs_N_C = mean_over_draws(mean_N_C_G)
+    deviation_N_C_G = mean_N_C_G - probs_N_C[..., None]
+    square_N_C_G = np.square(deviation_N_C_G)
+    if not one_each:  # else no group has a spread of its own
+        square_N_C_G += squared_N_C_G / num_draws_G
+    log_probs_N_C = np.log(np.maximum(probs_N_C, LEAST_PROBABILITY))  # so that 0 log 0 is 0
     # The group's mean of the cross entropy -sum_c p_kc log p_c; its mean over groups is H(p).
-    cross_entropy_G_N = -np.sum(mean_G_N_C * log_probs_N_C, axis=2)
-    entropy_G_N = sums.mean_entropy[used]
-    moments_N_M = _mean_over_draws(
-        np.concatenate([square_G_N_C, cross_entropy_G_N[:, :, None], entropy_G_N[:, :, None]], axis=2), num_draws_G
-    )
-    std_N_C = np.sqrt(moments_N_M[:, :num_classes])
-    entropy_N, expected_entropy_N = moments_N_M[:, num_classes], moments_N_M[:, num_classes + 1]
+    cross_entropy_N_G = -np.add.reduce(mean_N_C_G * log_probs_N_C[..., None], axis=1)
+    variance_N_C = mean_over_draws(square_N_C_G)
+    std_N_C = np.sqrt(variance_N_C)
+    entropy_N = np.maximum(mean_over_draws(cross_entropy_N_G), 0.0)  # turns -0.0 into 0.0
+    expected_entropy_N = np.maximum(mean_over_draws(entropy_N_G), 0.0)
     bald_N = np.maximum(entropy_N - expected_entropy_N, 0.0)  # below 0 by rounding only
     if num_draws == 1:
         bald_N = np.zeros_like(bald_N)  # one draw agrees with itself: what is left is rounding
-    label_N = np.argmax(probs_N_C, axis=1)
+    label_N = probs_N_C.argmax(axis=1)
 
     errors = None
     if standard_errors and len(num_draws_G) > 1:
-        std_slope_N_C = np.divide(0.5, std_N_C, out=np.zeros_like(std_N_C), where=std_N_C > 0)
-        influence_G_N_S = np.empty((*cross_entropy_G_N.shape, len(SCORE_NAMES)))
-        influence_G_N_S[:, :, 0] = cross_entropy_G_N - entropy_N
+        influence_S_N_G = np.empty((len(SCORE_NAMES), *cross_entropy_N_G.shape))
+        np.subtract(cross_entropy_N_G, entropy_N[:, None], out=influence_S_N_G[0])
         # The group's mean of KL(p_k || p), less BALD.
-        influence_G_N_S[:, :, 1] = cross_entropy_G_N - entropy_G_N - (entropy_N - expected_entropy_N)
-        influence_G_N_S[:, :, 2] = np.mean((square_G_N_C - moments_N_M[:, :num_classes]) * std_slope_N_C, axis=2)
-        influence_G_N_S[:, :, 3] = deviation_G_N_C[:, np.arange(len(label_N)), label_N]
+        np.subtract(
+            cross_entropy_N_G - entropy_N_G, (entropy_N - expected_entropy_N)[:, None], out=influence_S_N_G[1]
+        )
+        square_N_C_G -= variance_N_C[..., None]
+        square_N_C_G *= (0.5 / (len(std_N_C[0]) * np.maximum(std_N_C, LEAST_PROBABILITY)))[..., None]
+        np.add.reduce(square_N_C_G, axis=1, out=influence_S_N_G[2])
+        influence_S_N_G[3] = deviation_N_C_G[np.arange(len(label_N)), label_N]
+        np.square(influence_S_N_G, out=influence_S_N_G)
         # With weights w = K_G / K unbiased for independent draws: E sum w^2 I^2 = (1 - sum w^2) sigma^2 / K.
         weight_G = num_draws_G / num_draws
-        influence_G_N_S *= np.sqrt(weight_G)[:, None, None]
-        variance_N_S = _mean_over_draws(np.square(influence_G_N_S), num_draws_G) / (1.0 - np.sum(weight_G**2))
-        errors = dict(zip(SCORE_NAMES, np.sqrt(variance_N_S).T, strict=True))
+        influence_S_N_G *= weight_G
+        variance_S_N = mean_over_draws(influence_S_N_G) / (1.0 - np.square(weight_G).sum())
+        errors = dict(zip(SCORE_NAMES, np.sqrt(variance_S_N), strict=True))
     return Scores(
         num_draws=num_draws,
         probabilities=probs_N_C,
         entropy=entropy_N,
         expected_entropy=expected_entropy_N,
         bald=bald_N,
-        mean_std=np.mean(std_N_C, axis=1),
-        variation_ratio=1.0 - np.max(probs_N_C, axis=1),
+        mean_std=std_N_C.sum(axis=1) / std_N_C.shape[1],
+        variation_ratio=1.0 - probs_N_C.max(axis=1),
         standard_error=errors,
     )
 
 
-def _mean_over_draws(
-    values: Float64[np.ndarray, "G *shape"], num_draws: Int64[np.ndarray, "G"]
-) -> Float64[np.ndarray, "*shape"]:
-    """Return the mean over draws of what each group holds the mean of.
-
-    Draws are laid out last: then numpy adds them pairwise, in an order that their number alone decides. Along any
-    other axis the order depends on how many rows there are, and a row alone would get other bits than in a batch.
-    Summing before dividing gives exactly 1 for probabilities of 1.
-    """
-    by_draw_last = np.ascontiguousarray((values.reshape(len(values), -1)).T) * num_draws
-    mean = by_draw_last.sum(axis=1) / np.sum(num_draws)
-    return mean.reshape(values.shape[1:]) + 0.0  # turns -0.0 into 0.0
-
-
-def _p_log(
-    probs: Float64[np.ndarray, "*shape"], log_probs: Float64[np.ndarray, "*shape"]
-) -> Float64[np.ndarray, "*shape"]:
-    """Return p log p, 0 where p is 0."""
-    return np.multiply(probs, log_probs, out=np.zeros_like(probs), where=probs > 0)
+def _scatter(values: Float64[np.ndarray, "*shape K"], order: Int64[np.ndarray, "K"], groups: int) -> np.ndarray:
+    """Return values by group, 0 for a group without a draw."""
+    by_group = np.zeros((*values.shape[:-1], groups))
+    by_group[..., order] = values
+    return by_group
