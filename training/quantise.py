@@ -3,7 +3,7 @@
 **Network.** A hidden layer multiplies its input by directions V that all draws share. The exported network's large
 products are replaced by
 
-    h V^T  ~  s_row (q_h q_V^T) s_unit,    q_h = floor(h / s_row + 1/2) in 0 .. 127,    q_V in -127 .. 127,
+    h V^T  ~  s_row (q_h q_V^T) s_unit,    q_h = round(h / s_row) in 0 .. 127,    q_V in -127 .. 127,
 
 with a scale for each row (its largest activation / 127) and for each unit, so that a row's answer still does not
 depend on its neighbours. The first layer, computed once for all draws, and the small last one stay in float32.
@@ -52,42 +52,58 @@ class QuantisationError:
 
 
 def quantise_network(network: bytes) -> bytes:
-    """Return the graph of `network.onnx` with its large products of draws in integers; a small network's as it is."""
+    """Return the graph of `network.onnx` with its large products of draws in integers; a small network's as it is.
+
+    Lengths |V| go into the units' scales, or into V where it stays in floats.
+    """
     model = onnx.load_model_from_string(network)
     graph = model.graph
     weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
     transposed = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "Transpose" and n.input[0] in weights}
-    normalised = {node.input[0] for node in graph.node if node.op_type == "ReduceL2"}
+    lengths = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "ReduceL2" and n.input[0] in weights}
     nodes: list[onnx.NodeProto] = []
-    replaced: dict[str, np.ndarray] = {}  # directions that went into integers, by name
     added: dict[str, np.ndarray] = {
         "levels": np.array(LEVELS, dtype=np.float32),
-        "half": np.array(0.5, dtype=np.float32),
         "least": np.array(1e-30, dtype=np.float32),
+        "one": np.array(1.0, dtype=np.float32),
+        "zero": np.array(0, dtype=np.uint8),
         "last_axis": np.array([-1], dtype=np.int64),
     }
+    scales: dict[str, str] = {}  # by name of g / |V|
     for node in graph.node:
         name = transposed.get(node.input[1], "") if node.op_type == "MatMul" else ""
-        if name not in normalised or min(weights[name].shape) < SMALLEST:
+        if node.op_type == "Div" and node.input[1] in lengths:
+            scales[node.output[0]] = node.input[0]
+        elif name not in lengths.values() or min(weights[name].shape) < SMALLEST:
             nodes.append(node)
-            continue
-        direction = weights[name]
-        unit_scale = np.abs(direction).max(axis=1) / LEVELS
-        replaced[name] = unit_scale
-        added[f"{name}.int8"] = np.round(direction / unit_scale[:, None]).astype(np.int8).T.copy()
-        nodes += _integer_product(node.input[0], f"{name}.int8", node.output[0])
+        else:
+            direction = weights[name]
+            unit_scale = np.abs(direction).max(axis=1) / LEVELS
+            added[f"{name}.int8"] = np.round(direction / unit_scale[:, None]).astype(np.int8).T.copy()
+            added[f"{name}.unit_scale"] = (unit_scale / _length(direction)).astype(np.float32)
+            nodes += _integer_product(node.input[0], name, node.output[0])
+    if len(nodes) == len(graph.node) - len(scales):  # nothing became integers
+        return network
+    for name in lengths.values():
+        added[name] = (weights[name] / _length(weights[name]).reshape(-1, *[1] * (weights[name].ndim - 1))).astype(
+            np.float32
+        )
     for node in nodes:
-        if node.op_type == "ReduceL2" and node.input[0] in replaced:  # g / |V| also carries the unit's scale
-            name = node.input[0]
-            length = np.linalg.norm(weights[name].astype(np.float64), axis=1)
-            added[node.output[0]] = (length / replaced[name]).astype(np.float32)
-    _replace(graph, [node for node in nodes if not _is_of(node, replaced)], added)
+        for i, name in enumerate(node.input):
+            node.input[i] = scales.get(name, name)
+    _replace(graph, nodes, added)
+    model.opset_import.append(helper.make_opsetid(FUSED, 1))
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString())
 
 
+def _length(direction: np.ndarray) -> np.ndarray:
+    """Return |V| of each unit, in float64."""
+    return np.linalg.norm(direction.reshape(len(direction), -1).astype(np.float64), axis=1)
+
+
 def _integer_product(activation: str, weight: str, product: str) -> list[onnx.NodeProto]:
-    """Return the nodes from a nonnegative activation to its product, but for the units' scales."""
+    """Return the nodes from a nonnegative activation to its product with a weight of unit length."""
 
     def step(op: str, inputs: list[str], output: str, **attributes: Any) -> onnx.NodeProto:
         return helper.make_node(op, inputs, [output], **attributes)
@@ -100,12 +116,15 @@ def _integer_product(activation: str, weight: str, product: str) -> list[onnx.No
         step("Max", [named("largest"), "least"], named("range")),
         step("Div", ["levels", named("range")], named("inverse")),
         step("Mul", [activation, named("inverse")], named("scaled")),
-        step("Add", [named("scaled"), "half"], named("shifted")),
-        step("Cast", [named("shifted")], named("levels"), to=onnx.TensorProto.UINT8),
-        step("MatMulInteger", [named("levels"), weight], named("sums")),
-        step("Cast", [named("sums")], named("float"), to=onnx.TensorProto.FLOAT),
+        step("QuantizeLinear", [named("scaled"), "one", "zero"], named("levels")),
+        step(
+            "MatMulIntegerToFloat",
+            [named("levels"), f"{weight}.int8", "one", f"{weight}.unit_scale", "zero"],
+            named("sums"),
+            domain=FUSED,
+        ),
         step("Div", [named("range"), "levels"], named("scale")),
-        step("Mul", [named("float"), named("scale")], product),
+        step("Mul", [named("sums"), named("scale")], product),
     ]
 
 
@@ -167,18 +186,19 @@ def _ranges(graph: bytes, names: list[str], noise_dimension: int) -> dict[str, t
 
 
 def _replace(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], added: dict[str, np.ndarray]) -> None:
-    """Give a graph other nodes, and only the constants that they use."""
-    used = {name for node in nodes for name in node.input}
+    """Give a graph other nodes and constants, and drop what leads to no output."""
+    needed = {output.name for output in graph.output}
+    kept: list[onnx.NodeProto] = []
+    for node in reversed(nodes):
+        if needed.intersection(node.output):
+            kept.insert(0, node)
+            needed.update(node.input)
     del graph.node[:]
-    graph.node.extend(nodes)
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    graph.node.extend(kept)
+    tensors = [tensor for tensor in graph.initializer if tensor.name in needed and tensor.name not in added]
+    tensors += [numpy_helper.from_array(np.asarray(a), name) for name, a in added.items() if name in needed]
     del graph.initializer[:]
-    graph.initializer.extend([*kept, *(numpy_helper.from_array(np.asarray(a), name) for name, a in added.items())])
-
-
-def _is_of(node: onnx.NodeProto, replaced: dict[str, np.ndarray]) -> bool:
-    """Whether a node does nothing but prepare directions that are integers now."""
-    return node.op_type in ("Transpose", "ReduceL2") and node.input[0] in replaced
+    graph.initializer.extend(tensors)
 
 
 def quantisation_error(exact: Runtime, quantised: Runtime, rows: Rows, num_draws: int) -> QuantisationError:
