@@ -2,8 +2,8 @@
 
 Algorithm `philox4x64-10/linear-quantile` (its name stands in each manifest):
 
-1. Block b = 1, 2, ... of draw k is Philox4x64-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as
-   easy as 1, 2, 3", 2011) with counter (b, k, 0, 0), least significant word first, and key (seed, 0). It gives
+1. A draw of D numbers takes B = ceil(D / 8) blocks. Block b = 1 .. B of draw k is Philox4x64-10 (Salmon, Moraes, Dror
+   and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011) of the counter k B + b and the key seed. It gives
    four 64-bit words; each is split in two 32-bit words, the low half first.
 2. A 32-bit word is a sign (the highest bit) and a number v of 31 bits. With f = v + 1/2 in float32 the size of the
    normal is the upper quantile of f / 2^32, linear in f between nodes: 256 to each power of two, so that the tail,
@@ -42,21 +42,16 @@ def standard_normal(seed: int, first_draw: int, num_draws: int, dimension: int) 
         dimension: D, how many numbers a draw holds.
 
     Returns:
-        float32 array of shape (K, D), N(0, I). Row k depends on `seed` and `first_draw + k` alone, and a
-        shorter draw is a prefix of a longer one.
+        float32 array of shape (K, D), N(0, I). Row k depends on `seed`, D and `first_draw + k` alone.
     """
     blocks = -(-dimension // 8)
     eps_K_D = np.empty((num_draws, dimension), dtype=np.float32)
     chunk = max(1, CHUNK // dimension)
-    # numpy adds one to the counter before it makes a block
-    generator = np.random.Philox(counter=[0, first_draw, 0, 0], key=[seed, 0])
+    generator = np.random.Philox(counter=first_draw * blocks, key=seed)  # adds one to the counter before each block
     for start in range(0, num_draws, chunk):
         stop = min(start + chunk, num_draws)
-        words = np.empty((stop - start, 4 * blocks), dtype="<u8")
-        for i in range(stop - start):
-            words[i] = generator.random_raw(4 * blocks)
-            generator.advance((1 << 64) - blocks)  # to the next draw's counter
-        eps_K_D[start:stop] = normal(words.view("<u4"))[:, :dimension]
+        words = generator.random_raw((stop - start) * 4 * blocks).astype("<u8", copy=False).view("<u4")
+        eps_K_D[start:stop] = normal(words).reshape(stop - start, 8 * blocks)[:, :dimension]
     return eps_K_D
 
 

@@ -18,18 +18,18 @@ from model_store.noise import MAX_SEED, NOISE_ALGORITHM, normal, standard_normal
 GOLDEN = {
     0: [
         [0x3FE85A7D, 0x4011668E, 0xBF9BAD28, 0x3F338A3D],
-        [0xBD9E6AE0, 0x3F4CCBDF, 0x3F336884, 0x3F498E25],
-        [0x3EED0A40, 0xBF7E6763, 0x3F43F565, 0xBF9C4042],
+        [0xBFECD9F8, 0xC034AA52, 0xBE7292F8, 0x3F170846],
+        [0xBDAA8620, 0x3F299A29, 0x3E81AB44, 0x3F5C03E3],
     ],
     7: [
         [0x3F7AB09A, 0xBEA7198C, 0xBD8E80D0, 0x3F09ABD0],
-        [0xBFE5A695, 0xBEA53CC0, 0x3E7F4018, 0xBECCC286],
-        [0x3FBA323D, 0xBF8355DB, 0x3F03CF37, 0x3F57C69C],
+        [0x3C3F3100, 0x3FB16F10, 0x3F8159CE, 0xBF5A8CBF],
+        [0x3EBCED94, 0x400C6F10, 0xBE7F3860, 0xBF1004AA],
     ],
     2**53 - 1: [
         [0x3EB0FC5C, 0x3E765608, 0x3EFCCFB0, 0x3E081068],
-        [0x3EF74226, 0x3F45821F, 0xBE8BFEDC, 0x401FB6FC],
-        [0xBF9D3926, 0x3E008188, 0x3FBF80F6, 0xBE0F5738],
+        [0x3E4EABF8, 0xBF96193A, 0x3EA31CE4, 0x3F788B1A],
+        [0x3F1397CC, 0x3F5FB755, 0x3E674700, 0x3FDBC8B1],
     ],
 }
 WORD_64 = 2**64 - 1
@@ -42,7 +42,7 @@ def test_golden_values_do_not_change(seed):
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, MAX_SEED), first_draw=st.integers(0, 2**40), dimension=st.integers(1, 40))
+@given(seed=st.integers(0, MAX_SEED), first_draw=st.integers(0, 2**70), dimension=st.integers(1, 40))
 def test_every_bit_is_that_of_the_algorithm_in_plain_python(seed, first_draw, dimension):
     made = standard_normal(seed, first_draw, 3, dimension)
     for k in range(3):
@@ -81,9 +81,9 @@ def test_the_first_draws_of_many_are_the_draws_of_few(seed, dimension):
 @settings(max_examples=30, deadline=None)
 @given(first=st.integers(0, 99), count=st.integers(0, 30), dimension=st.integers(1, 30))
 def test_any_chunk_by_itself_is_that_part_of_the_whole(first, count, dimension):
-    whole = standard_normal(11, 0, 130, 30)
+    whole = standard_normal(11, 0, 130, dimension)
     chunk = standard_normal(11, first, count, dimension)
-    assert chunk.tobytes() == whole[first : first + count, :dimension].tobytes()
+    assert chunk.tobytes() == whole[first : first + count].tobytes()
 
 
 @pytest.mark.parametrize("dimension", [noise.CHUNK // 50, noise.CHUNK - 1, noise.CHUNK, noise.CHUNK + 1])
@@ -140,10 +140,9 @@ def extreme_words():
 def plain_words(seed, draw, count):
     """The first 32-bit words of a draw, as the module's text says."""
     words = []
-    block = 0
-    while len(words) < count:
-        block += 1
-        for word in philox4x64([block, draw, 0, 0], [seed, 0]):
+    blocks = -(-count // 8)
+    for block in range(draw * blocks + 1, (draw + 1) * blocks + 1):
+        for word in philox4x64([block % 2**64, block >> 64, 0, 0], [seed, 0]):
             words += [word & 0xFFFFFFFF, word >> 32]
     return words[:count]
 
