@@ -61,7 +61,7 @@ class Reservoir:
     def take(self, num_draws: int) -> DrawSet:
         """Return draws of a fresh seed: a ready set, cut or continued to the number wanted."""
         try:
-            ready = self._ready.popleft()
+            ready = self._ready.pop()  # the newest, which the processor's cache may still hold
         except IndexError:
             return draw_set(self.model, fresh_seed(), num_draws)
         if len(self._ready) <= self.depth // 2:
