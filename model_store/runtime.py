@@ -1,8 +1,9 @@
 """Running an artifact's two graphs with onnxruntime: the same code for calibration and for the service.
 
 Draws are taken in chunks of bounded size, which does not change a bit of any row's answer: every row of a matrix
-product is summed in the same order, however many rows stand beside it, one row included. That holds because the
-weights are constants of the graph, which onnxruntime packs for its blocked kernel when a session is made.
+product is summed in the same order, however many rows stand beside it, one row included, and however many threads
+share the work. That holds because the weights are constants of the graph, which onnxruntime packs for its blocked
+kernel when a session is made.
 """
 
 import logging
@@ -19,6 +20,7 @@ from model_store.noise import standard_normal
 logger = logging.getLogger("dubito")
 
 CHUNK_ROWS = 1024  # rows x draws in one run of the network: intermediate results stay in the processor's cache
+SMALL_ROWS = 128  # rows x draws below which waking other threads takes longer than they save
 
 
 class GraphError(ValueError):
@@ -44,9 +46,9 @@ class Runtime:
         self.noise_dimension = noise_dimension
         threads = threads or len(os.sched_getaffinity(0))
         self._sampler = _session("sampler.onnx", sampler, 1, {"eps"}, {"theta"})
-        self._network = _session(
-            "network.onnx", network, threads, {"x", "theta"}, {"log_probs", "features", "density"}
-        )
+        inputs, outputs = {"x", "theta"}, {"log_probs", "features", "density"}
+        self._network = _session("network.onnx", network, threads, inputs, outputs)
+        self._small_network = _session("network.onnx", network, 1, inputs, outputs) if threads > 1 else self._network
 
     def draw(self, seed: int, first_draw: int, num_draws: int) -> Float32[np.ndarray, "K D"]:
         """Return theta of draws `first_draw` and on of a seed."""
@@ -64,10 +66,11 @@ class Runtime:
         `theta` has one draw for all rows (P = 1) or one for each (P = N).
         """
         draws = max(1, CHUNK_ROWS // len(x))
-        log_probs, density = self._network.run(["log_probs", "density"], {"x": x, "theta": theta[:draws]})
+        network = self._small_network if len(x) * len(theta) <= SMALL_ROWS else self._network
+        log_probs, density = network.run(["log_probs", "density"], {"x": x, "theta": theta[:draws]})
         parts = [log_probs]
         for k in range(draws, len(theta), draws):
-            parts += self._network.run(["log_probs"], {"x": x, "theta": theta[k : k + draws]})
+            parts += network.run(["log_probs"], {"x": x, "theta": theta[k : k + draws]})
         return parts[0] if len(parts) == 1 else np.concatenate(parts), density
 
 
