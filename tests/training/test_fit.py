@@ -209,7 +209,7 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(splits, tmp_path, d
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--data", "nonsense"], "error: data.source: expected `digits` or `idx:DIR`, got 'nonsense'"),
+        (["--data", "nonsense"], "error: data.source: expected `digits`, `idx:DIR`, `images:PATH`"),
         (["--data", "idx:absent"], "error: data.source: expected a folder of IDX files"),
         (["--name", "../a"], "error: command line: name: "),
         (["--seed", "-1"], "error: command line: seed: "),
