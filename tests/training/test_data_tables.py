@@ -95,6 +95,11 @@ def test_a_recipe_s_kinds_are_kept(tmp_path):
     refused(lambda: read(tmp_path, columns={"city": "numeric"}), "column city: expected numbers, got 'Rome' in row 0")
 
 
+def test_quoted_cells_may_hold_commas_and_newlines(tmp_path):
+    write_csv(tmp_path, {**COLUMNS, "city": ['"a, ""b""\nc"' if i % 2 else "d" for i in range(ROWS)]})
+    assert read(tmp_path).columns[1].categories == ('a, "b"\nc', "d")
+
+
 def test_a_column_that_does_not_vary_is_kept_at_zero(tmp_path):
     write_csv(tmp_path, {**COLUMNS, "age": [3] * ROWS})
     assert set(read(tmp_path).train.x[:, 0].tolist()) == {0.0}
