@@ -85,7 +85,7 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
     Raises:
         ParityError: if one is more than `PARITY_TOLERANCE`.
     """
-    x = rows.x[:PARITY_ROWS]
+    x = rows.x[:PARITY_ROWS].astype(np.float32)
     eps = standard_normal(0, 0, PARITY_DRAWS * len(x), model.posterior.noise_dimension)
     theta = model.posterior(torch.from_numpy(eps)).numpy()
     served = runtime.sample(eps)

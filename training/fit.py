@@ -84,7 +84,7 @@ class Run:
             self._restore()
         else:
             order = _order(self.rows, recipe.seed, INITIAL_ROWS)[:INITIALISATION_ROWS]
-            initialise(self.model, self.train[0][order.to(device)])
+            initialise(self.model, self.train[0][order.to(device)].float())
 
     @property
     def checkpoint(self) -> Path:
@@ -125,7 +125,7 @@ class Run:
         decay = settings.final_learning_rate / settings.learning_rate
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * decay ** (step / self.steps)
-        x, y = self.train[0][index], self.train[1][index]
+        x, y = self.train[0][index].float(), self.train[1][index]
         eps = standard_noise(1, self.model.posterior.noise_dimension, self.recipe.seed, STEP_NOISE, step)
         theta, kl = self.model.posterior.sample(eps.to(self.device))
         log_probs, _ = self.model.network(x, theta[:, None])

@@ -1,7 +1,7 @@
 """A Bayesian model: a primary network and the posterior over its theta."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from training.flows import iaf, realnvp
@@ -22,11 +22,11 @@ class BayesianModel(nn.Module):
 
     @torch.no_grad()
     def predict(
-        self, x: Float[Tensor, "N I"], eps: Float[Tensor, "K D"], chunk_rows: int = 512
+        self, x: Num[Tensor, "N I"], eps: Float[Tensor, "K D"], chunk_rows: int = 512
     ) -> Float[Tensor, "N C"]:
         """Return the mean class probabilities over draws."""
         theta = self.posterior(eps)[:, None]
-        return torch.cat([self.network(part, theta)[0].exp().mean(0) for part in torch.split(x, chunk_rows)])
+        return torch.cat([self.network(part.float(), theta)[0].exp().mean(0) for part in torch.split(x, chunk_rows)])
 
 
 def build(recipe: Recipe, inputs: int, classes: int) -> BayesianModel:
