@@ -73,10 +73,9 @@ class Service:
 
     def count(self, served: Served, rows: int, draws: int, flags: int = 0) -> None:
         """Count what a request used."""
-        labels = (served.name, served.version)
-        self.metrics.rows.labels(*labels).inc(rows)
-        self.metrics.draws.labels(*labels).inc(draws)
-        self.metrics.flags.labels(*labels).inc(flags)
+        counted = zip(self.metrics.of_model(served.name, served.version), (rows, draws, flags), strict=True)
+        for counter, amount in counted:
+            counter.inc(amount)
 
 
 def create_app(settings: Settings) -> FastAPI:

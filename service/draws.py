@@ -11,7 +11,7 @@ from jaxtyping import Float32
 from model_store.model import Model
 from model_store.noise import MAX_SEED
 
-PIECE_DRAWS = 25  # made at a time, between looks at whether a request is in work
+PIECE_DRAWS = 50  # made at a time, between looks at whether a request is in work
 PATIENCE_S = 0.05  # how long a piece waits for an idle moment before it is made all the same
 
 

@@ -1,6 +1,7 @@
 """Prometheus metrics, and the middleware that counts requests."""
 
 import time
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.requests import ClientDisconnect
@@ -25,6 +26,17 @@ class Metrics:
         self.queued_row_draws = Gauge(
             "dubito_queued_row_draws", "Rows x draws waiting or in work", registry=self.registry
         )
+
+        self.of_model = cache(self._of_model)  # looking labels up takes longer than counting
+        self.of_route = cache(self._of_route)
+
+    def _of_model(self, name: str, version: str) -> tuple[Counter, Counter, Counter]:
+        """Return a version's counters of rows, draws and flags."""
+        return self.rows.labels(name, version), self.draws.labels(name, version), self.flags.labels(name, version)
+
+    def _of_route(self, route: str, status: str) -> tuple[Counter, Histogram]:
+        """Return a route's counter of requests with a status, and its histogram of seconds."""
+        return self.requests.labels(route, status), self.request_seconds.labels(route)
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
@@ -60,5 +72,6 @@ class CountRequests:
             raise
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            self.metrics.requests.labels(route, status).inc()
-            self.metrics.request_seconds.labels(route).observe(time.perf_counter() - begun)
+            requests, seconds = self.metrics.of_route(route, status)
+            requests.inc()
+            seconds.observe(time.perf_counter() - begun)

@@ -26,11 +26,15 @@ def npz(path: Path, task: str, test_fraction: float) -> Dataset:
     if set(arrays) == set(WHOLE):
         _check_lengths(arrays["x"], arrays["y"], "x", "y")
         train, test = hold_out(len(arrays["y"]), test_fraction)
-        parts = {f"{name}_{part}": arrays[name][i] for name in WHOLE for part, i in (("train", train), ("test", test))}
+        parts = {
+            f"{name}_{part}": arrays[name][i] for name in WHOLE for part, i in (("train", train), ("test", test))
+        }
     elif set(arrays) == set(SPLIT):
         parts = arrays
     else:
-        raise InvalidInput("data.source", f"arrays {' and '.join(WHOLE)}, or {', '.join(SPLIT)}", f"{sorted(arrays)}"[:200])
+        raise InvalidInput(
+            "data.source", f"arrays {' and '.join(WHOLE)}, or {', '.join(SPLIT)}", f"{sorted(arrays)}"[:200]
+        )
     for part in ("train", "test"):
         _check_lengths(parts[f"x_{part}"], parts[f"y_{part}"], f"x_{part}", f"y_{part}")
     shape = parts["x_train"].shape[1:]

@@ -138,7 +138,9 @@ def _shape(
     return shape, ImageSpec(mode="L" if grey else "RGB", resize=image_size is not None)
 
 
-def _pixels(files: Folder | Zip, names: list[str], shape: tuple[int, ...], spec: ImageSpec) -> UInt8[np.ndarray, "N I"]:
+def _pixels(
+    files: Folder | Zip, names: list[str], shape: tuple[int, ...], spec: ImageSpec
+) -> UInt8[np.ndarray, "N I"]:
     x = np.empty((len(names), int(np.prod(shape))), dtype=np.uint8)
     for n, name in enumerate(names):
         field = _field(name)

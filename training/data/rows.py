@@ -82,7 +82,6 @@ class Splits:
     test: Rows  # measures, and is used for nothing else
 
 
-
 @dataclass(frozen=True)
 class SplitSizes:
     """How many training rows are held out, for what, and the seed that says which."""

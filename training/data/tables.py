@@ -48,9 +48,8 @@ def csv(path: Path, task: str, section: "DataSection", sizes: SplitSizes) -> Dat
     Raises:
         InvalidInput: naming the column or row that is not as it should be.
     """
-    from pyarrow import ArrowException
+    from pyarrow import ArrowException, string
     from pyarrow import csv as arrow
-    from pyarrow import string
 
     parsing = arrow.ParseOptions(newlines_in_values=True)  # between quotes
     try:
@@ -93,8 +92,9 @@ def uci(folder: Path, split: int, sizes: SplitSizes) -> Dataset:
         InvalidInput: naming the file that is missing or not as it should be.
     """
     data = _text(folder / "data.txt", 2)
-    features, target = _index(folder / "index_features.txt", data.shape[1]), _index(
-        folder / "index_target.txt", data.shape[1]
+    features, target = (
+        _index(folder / "index_features.txt", data.shape[1]),
+        _index(folder / "index_target.txt", data.shape[1]),
     )
     if len(target) != 1:
         raise InvalidInput("index_target.txt", "one column", f"{len(target)}")
@@ -119,7 +119,9 @@ def _fit_column(name: str, values: Numbers | Categories) -> NumericColumn | Cate
     if isinstance(values, np.ndarray):
         present = values[~np.isnan(values)]
         if len(present) == 0:
-            raise InvalidInput(f"column {name}", "a value in some training row (or `ignored` in data.columns)", "none")
+            raise InvalidInput(
+                f"column {name}", "a value in some training row (or `ignored` in data.columns)", "none"
+            )
         with np.errstate(over="ignore", invalid="ignore"):  # refused below
             mean, std = float(present.mean()), float(present.std())
         if not np.isfinite([mean, std]).all():
@@ -138,7 +140,9 @@ def _dataset(table: Any, task: str, section: "DataSection", sizes: SplitSizes) -
         raise InvalidInput("data.target", "the name of a column (or --target COLUMN)", "none")
     repeated = sorted({name for name in names if names.count(name) > 1 or not name})
     if repeated:
-        raise InvalidInput("data.source", "columns with different names", f"{repeated[0]!r} twice or without a name"[:100])
+        raise InvalidInput(
+            "data.source", "columns with different names", f"{repeated[0]!r} twice or without a name"[:100]
+        )
     for field, name in [("data.target", section.target), *(("data.columns", name) for name in section.columns)]:
         if name not in names:
             raise InvalidInput(field, f"one of the columns {names[:20]}", repr(name)[:100])
