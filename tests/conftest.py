@@ -26,7 +26,7 @@ reference_rows = 140
 ranking_rows = 220
 [network]
 hidden = [64, 64]
-[hypernetwork]
+[posterior]
 couplings = 2
 hidden = 50
 initial_log_std = -4.0

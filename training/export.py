@@ -2,6 +2,7 @@
 
 import io
 import logging
+import math
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from model_store.errors import DubitoError
-from model_store.noise import standard_normal
+from model_store.noise import noise
 from model_store.runtime import Runtime
 from training.data import Rows
 from training.detectors import ServedNetwork
@@ -30,16 +31,19 @@ class ParityError(DubitoError):
 def export(model: BayesianModel, network: ServedNetwork) -> dict[str, bytes]:
     """Return `sampler.onnx` (eps -> theta) and `network.onnx` (x, theta -> log_probs, features, density)."""
     rows, draws = 3, 2
-    x = torch.zeros(rows, model.network.sizes[0])
+    x = torch.zeros(rows, math.prod(model.network.shape))
     eps = torch.zeros(draws, model.posterior.noise_dimension)
-    theta = torch.zeros(draws, rows, model.posterior.theta_dimension)
     k, n = torch.export.Dim("draws"), torch.export.Dim("rows")
+    assert isinstance(model.posterior, nn.Module)
     sampler = _graph(model.posterior, (eps,), {"eps": {0: k}}, ["theta"])
+    # The graph is made for a theta that all rows share, so that numbers of rows in it come from x alone; nothing in it
+    # depends on whether theta has a row for each of x or one for all: let it broadcast.
+    theta = torch.zeros(draws, 1, model.posterior.theta_dimension)
     outputs = ["log_probs", "features", "density"]
-    served = _graph(network, (x, theta), {"x": {0: n}, "theta": {0: k, 1: n}}, outputs)
-    # Nothing in the graph depends on whether theta has a row for each of x or one for all: let it broadcast.
-    (theta_input,) = (i for i in served.graph.input if i.name == "theta")
-    theta_input.type.tensor_type.shape.dim[1].dim_param = "pairs"
+    served = _graph(network, (x, theta), {"x": {0: n}, "theta": {0: k}}, outputs)
+    if model.network.is_paired:
+        (theta_input,) = (i for i in served.graph.input if i.name == "theta")
+        theta_input.type.tensor_type.shape.dim[1].dim_param = "pairs"
     return {"sampler.onnx": sampler.SerializeToString(), "network.onnx": served.SerializeToString()}
 
 
@@ -86,11 +90,14 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
         ParityError: if one is more than `PARITY_TOLERANCE`.
     """
     x = rows.x[:PARITY_ROWS]
-    eps = standard_normal(0, 0, PARITY_DRAWS * len(x), model.posterior.noise_dimension)
-    theta = model.posterior(torch.from_numpy(eps)).numpy()
+    posterior = model.posterior
+    draws = min(PARITY_DRAWS, posterior.max_draws or PARITY_DRAWS)
+    pairs = len(x) if model.network.is_paired else 1
+    eps = noise(posterior.algorithm, 0, 0, draws * pairs, posterior.noise_dimension)
+    theta = posterior(torch.from_numpy(eps)).numpy()
     served = runtime.sample(eps)
     found: dict[str, list[np.ndarray]] = {"theta": [served - theta], "probabilities": [], "density": []}
-    paired = theta.reshape(PARITY_DRAWS, len(x), -1)
+    paired = theta.reshape(draws, pairs, -1)
     for shared_or_paired in (paired[:, :1], paired):
         log_probs, _, density = network(torch.from_numpy(x), torch.from_numpy(shared_or_paired))
         got_log_probs, got_density = runtime.run(x, shared_or_paired)

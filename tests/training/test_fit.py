@@ -35,7 +35,7 @@ reference_rows = 40
 ranking_rows = 40
 [network]
 hidden = [12]
-[hypernetwork]
+[posterior]
 couplings = 2
 hidden = 8
 initial_log_std = -4.0
