@@ -92,6 +92,31 @@ def environment_with(**settings: str) -> dict[str, str]:
     return kept | settings
 
 
+def scale_mlp(*sizes: int, seed: int = 0):
+    """A multilayer perceptron whose weight-norm scales are drawn, of layer sizes (inputs, hidden ..., classes)."""
+    import torch
+
+    from training.networks import DrawnNetwork, Stochastic, mlp
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return DrawnNetwork(mlp(sizes[0], sizes[1:-1], sizes[-1]), Stochastic("scales"), (sizes[0],))
+
+
+def scale_model(flow, *sizes: int, couplings: int = 2, hidden: int = 8, log_scale: float = -2.0):
+    """A Bayesian hypernetwork over the scales of a multilayer perceptron, its parameters as they start."""
+    import torch
+
+    from training.likelihoods import Categorical
+    from training.model import BayesianModel
+    from training.posteriors.hypernetwork import HypernetworkPosterior
+
+    network = scale_mlp(*sizes)
+    dimension = network.theta_dimension
+    made = flow(dimension, couplings, hidden, log_scale, torch.Generator().manual_seed(0))
+    return BayesianModel(network, HypernetworkPosterior(made, dimension, 1.0), Categorical())
+
+
 @contextmanager
 def serving(store: Path, **settings: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Run `python -m service` on a free port of the loopback interface; it is live when the block begins."""

@@ -1,5 +1,6 @@
 """Export of a fitted model to the two graphs that the service runs, and their parity with torch."""
 
+import copy
 import io
 import logging
 import math
@@ -9,19 +10,21 @@ from contextlib import redirect_stderr, redirect_stdout
 import numpy as np
 import onnx
 import torch
+from onnx import numpy_helper
 from torch import Tensor, nn
 
-from model_store.errors import DubitoError
+from model_store.errors import DubitoError, InvalidInput
 from model_store.noise import noise
 from model_store.runtime import Runtime
 from training.data import Rows
-from training.detectors import ServedNetwork
+from training.detectors import Residual, ServedNetwork
 from training.model import BayesianModel
 
 OPSET = 20
 PARITY_TOLERANCE = 1e-3  # a graph that computes something else is off by far more, rounding by far less
 PARITY_ROWS = 64
 PARITY_DRAWS = 16
+CHECKED_ROWS = 16
 
 
 class ParityError(DubitoError):
@@ -47,6 +50,31 @@ def export(model: BayesianModel, network: ServedNetwork) -> dict[str, bytes]:
     return {"sampler.onnx": sampler.SerializeToString(), "network.onnx": served.SerializeToString()}
 
 
+def check_exports(model: BayesianModel) -> None:
+    """Export a fresh model's network and compare, so that a module that cannot be served is refused before its fit.
+
+    Raises:
+        InvalidInput: if it cannot be exported, or its graph computes something else.
+    """
+    trial = copy.deepcopy(model).cpu().eval()
+    x = torch.randn(CHECKED_ROWS, math.prod(trial.network.shape), generator=torch.Generator().manual_seed(0))
+    network = ServedNetwork(trial.network, trial.likelihood, {"residual": Residual.fit(x)}).eval()
+    posterior = trial.posterior
+    try:
+        files = export(trial, network)
+        runtime = Runtime(
+            files["sampler.onnx"],
+            files["network.onnx"],
+            posterior.noise_dimension,
+            algorithm=posterior.algorithm,
+            paired=trial.network.is_paired,
+        )
+        parity(trial, network, runtime, Rows(x.numpy(), np.zeros(len(x), dtype=np.int64)))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InvalidInput("network", "a module that can be exported and served", reason) from error
+
+
 def _graph(
     module: nn.Module,
     inputs: tuple[Tensor, ...],
@@ -69,6 +97,7 @@ def _graph(
         )
     assert program is not None
     graph: onnx.ModelProto = program.model_proto
+    _pool_globally(graph.graph)
     graph.doc_string = ""
     del graph.graph.value_info[:]  # shapes of intermediate results, which fix more than holds
     # Export's notes name files of the machine that wrote them.
@@ -77,6 +106,30 @@ def _graph(
         part.doc_string = ""
     onnx.checker.check_model(graph)
     return graph
+
+
+def _pool_globally(graph: onnx.GraphProto) -> None:
+    """Replace means over pictures by global average pooling.
+
+    onnxruntime's ReduceMean adds numbers in an order that depends on where in memory they lie, so that a row would get
+    other bits at another place in a batch.
+    """
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        axes = constants.get(node.input[1]) if node.op_type == "ReduceMean" and len(node.input) == 2 else None
+        rank = ranks.get(node.input[0], 0) if axes is not None else 0
+        if axes is None or rank < 3 or sorted(int(a) % rank for a in axes) != list(range(2, rank)):
+            nodes.append(node)
+            continue
+        keeps = all(a.i for a in node.attribute if a.name == "keepdims")
+        pooled = node.output[0] if keeps else f"{node.output[0]}.pooled"
+        nodes.append(onnx.helper.make_node("GlobalAveragePool", [node.input[0]], [pooled]))
+        if not keeps:
+            nodes.append(onnx.helper.make_node("Squeeze", [pooled, node.input[1]], [node.output[0]]))
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 @torch.no_grad()
@@ -109,6 +162,10 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
             raise ParityError(
                 f"parity: expected {name} within {PARITY_TOLERANCE} of torch's, got a difference of {difference}"
             )
+    together, _ = runtime.run(x, paired[:, :1])
+    for n in range(len(x)):
+        if not np.array_equal(runtime.run(x[n : n + 1], paired[:, :1])[0][:, 0], together[:, n]):
+            raise ParityError("parity: expected a row's outputs to be the same bits alone and in a batch, got others")
     return worst
 
 

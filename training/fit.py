@@ -30,6 +30,7 @@ from training.checkpoint import (
     write_checkpoint,
 )
 from training.data import Rows, Splits
+from training.export import check_exports
 from training.model import BayesianModel, build, initialise
 from training.objectives import alpha_objective, geometric_weight
 from training.plots import plot_run
@@ -90,6 +91,8 @@ class Run:
         else:
             order = _order(self.rows, recipe.seed, INITIAL_ROWS)[:INITIALISATION_ROWS]
             initialise(self.model, self.train[0][order.to(device)])
+            if recipe.network.factory is not None:
+                check_exports(self.model)
 
     @property
     def checkpoint(self) -> Path:

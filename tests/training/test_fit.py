@@ -195,7 +195,7 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(splits, tmp_path, d
     elif damage == "other format":
         run.checkpoint.write_bytes(b"\x80\x05" + content)
     elif damage == "other model":
-        write_checkpoint(run.checkpoint, {**tensors, "model.network.biases.0": torch.zeros(3)}, facts)
+        write_checkpoint(run.checkpoint, {**tensors, "model.network.module.0.bias": torch.zeros(3)}, facts)
     else:
         write_checkpoint(run.checkpoint, {n: t for n, t in tensors.items() if n != "sums"}, facts)
     with pytest.raises(InvalidInput, match=r"delete it to begin anew") as refused:

@@ -1,6 +1,6 @@
 """Approximate posteriors: theta as a function of noise, and the divergence from the prior. A module a family."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -10,6 +10,7 @@ from model_store.noise import DRAW_INDEX, NOISE_ALGORITHM
 from training.posteriors.noise import standard_noise
 
 
+@runtime_checkable
 class Posterior(Protocol):
     """What every family gives. All are `torch.nn.Module`s."""
 
