@@ -24,7 +24,9 @@ CHUNK_ROWS = 1024  # rows x draws in one run of the network: intermediate result
 # The same where theta is not paired: a convolution whose weights are drawn needs all patches of its input.
 UNPAIRED_CHUNK_ROWS = 128
 CHUNK_BYTES = 32 << 20  # of theta in one run
-HELD_BYTES = 64 << 20  # of a draw set that is held in memory; a larger one is made again, chunk by chunk, when it is used
+HELD_BYTES = (
+    64 << 20
+)  # of a draw set that is held in memory; a larger one is made again, chunk by chunk, when it is used
 
 
 class GraphError(ValueError):

@@ -64,4 +64,8 @@ class ServedNetwork(nn.Module):
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Float[Tensor, "N M"]]:
         """Return log class probabilities, features, and one density score for each detector, in their order."""
         outputs, features = self.network(x, theta)
-        return self.likelihood(outputs), features, torch.stack([detector(x) for detector in self.density.values()], dim=1)
+        return (
+            self.likelihood(outputs),
+            features,
+            torch.stack([detector(x) for detector in self.density.values()], dim=1),
+        )

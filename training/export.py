@@ -39,8 +39,8 @@ def export(model: BayesianModel, network: ServedNetwork) -> dict[str, bytes]:
     k, n = torch.export.Dim("draws"), torch.export.Dim("rows")
     assert isinstance(model.posterior, nn.Module)
     sampler = _graph(model.posterior, (eps,), {"eps": {0: k}}, ["theta"])
-    # The graph is made for a theta that all rows share, so that numbers of rows in it come from x alone; nothing in it
-    # depends on whether theta has a row for each of x or one for all: let it broadcast.
+    # The graph is made for a theta that all rows share, so that numbers of rows in it come from x alone; nothing
+    # in it depends on whether theta has a row for each of x or one for all: let it broadcast.
     theta = torch.zeros(draws, 1, model.posterior.theta_dimension)
     outputs = ["log_probs", "features", "density"]
     served = _graph(network, (x, theta), {"x": {0: n}, "theta": {0: k}}, outputs)
@@ -111,8 +111,8 @@ def _graph(
 def _pool_globally(graph: onnx.GraphProto) -> None:
     """Replace means over pictures by global average pooling.
 
-    onnxruntime's ReduceMean adds numbers in an order that depends on where in memory they lie, so that a row would get
-    other bits at another place in a batch.
+    onnxruntime's ReduceMean adds numbers in an order that depends on where in memory they lie, so that a row would
+    get other bits at another place in a batch.
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}

@@ -63,7 +63,15 @@ class Diverged(DubitoError):
 class Run:
     """A run of a recipe on its data in a folder: `checkpoint.safetensors`, `metrics.jsonl`, `progress.png`."""
 
-    def __init__(self, recipe: Recipe, splits: Splits, shape: Sequence[int], num_classes: int, folder: Path, device: torch.device) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        splits: Splits,
+        shape: Sequence[int],
+        num_classes: int,
+        folder: Path,
+        device: torch.device,
+    ) -> None:
         """Begin a run, or take it up where the folder's checkpoint left it."""
         self.recipe = recipe
         self.folder = folder
@@ -140,7 +148,7 @@ class Run:
         log_likelihood = self.model.likelihood.log_likelihood(log_probs, y)
         loss, nll = alpha_objective(log_likelihood, kl, self._kl_weight(step), self.recipe.alpha)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, settings.gradient_norm)
         self.optimizer.step()
         correct = (log_probs[0].argmax(1) == y).double().mean()

@@ -186,7 +186,7 @@ def initial_weights(layer: nn.Linear | nn.Conv2d) -> Tensor:
 
 
 def patches(h: Tensor, convolution: nn.Conv2d) -> tuple[Tensor, tuple[int, int]]:
-    """Return the patches that a convolution looks at, (B, height x width, offsets x channels), and (height, width)."""
+    """Return a convolution's patches, (B, height x width, offsets x channels), and its output's (height, width)."""
     padding = convolution._reversed_padding_repeated_twice
     h = functional.pad(h, padding) if any(padding) else h
     shape = []
@@ -236,8 +236,8 @@ class FeatureLayer(nn.Module):
 class HyperLayer(nn.Module):
     """A variational hypernetwork's layer: q(W | h) = MVN(M, diag(a), diag(b)), all from an inference network of h.
 
-    Kristiadi, "Variational hypernetworks", section 2: the value of a row is h W + c with W = M + A^1/2 E B^1/2, where E
-    is the layer's part of theta, standard normal, and the same for all rows. M is diag(d) V, with d from the
+    Kristiadi, "Variational hypernetworks", section 2: the value of a row is h W + c with W = M + A^1/2 E B^1/2, where
+    E is the layer's part of theta, standard normal, and the same for all rows. M is diag(d) V, with d from the
     inference network and V a parameter (vector scaling, equation 4), or comes from it whole (naive). No row's W is
     ever made for the noise: h A^1/2 E B^1/2 = ((h sqrt(a)) E) sqrt(b). In training the value is drawn itself (local
     reparametrisation), from N(h M, (sum_i h_i^2 a_i) b). The prior is MVN(0, I, I).

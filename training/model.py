@@ -42,7 +42,12 @@ from training.recipe import (
 )
 
 Network = DrawnNetwork | MemberNetwork
-FLOWS: dict[str, Callable[..., Composition]] = {"bhn-realnvp": realnvp, "bhn-iaf": iaf, "realnvp": realnvp, "iaf": iaf}
+FLOWS: dict[str, Callable[..., Composition]] = {
+    "bhn-realnvp": realnvp,
+    "bhn-iaf": iaf,
+    "realnvp": realnvp,
+    "iaf": iaf,
+}
 
 
 class BayesianModel(nn.Module):
@@ -104,7 +109,10 @@ def build(recipe: Recipe, shape: Sequence[int], classes: int) -> BayesianModel:
 def _built(recipe: Recipe, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> BayesianModel:
     section = recipe.posterior
     row_shape = (math.prod(shape),) if recipe.network.hidden is not None else channels_first(shape)
-    make = lambda: module(recipe.network, row_shape, classes)  # noqa: E731
+
+    def make() -> nn.Module:
+        return module(recipe.network, row_shape, classes)
+
     if isinstance(section, PointSection):
         members = section.members if isinstance(section, EnsembleSection) else 1
         network = MemberNetwork([make() for _ in range(members)], row_shape)

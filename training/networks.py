@@ -15,7 +15,6 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from model_store.errors import InvalidInput
 from training.layers import FeatureLayer, HyperLayer, MaskLayer, Pass, Place, ScaledLayer, Slot, WeightLayer
@@ -54,6 +53,7 @@ class DrawnNetwork(nn.Module):
             InvalidInput: naming the layer that is not supported, or what fails when the module runs on several draws.
         """
         super().__init__()
+        module = nn.Sequential(module) if isinstance(module, nn.Linear | nn.Conv2d) else module
         self.shape = tuple(shape)
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("std", torch.ones(()))
@@ -140,9 +140,7 @@ class DrawnNetwork(nn.Module):
         It is the KL of a dropout posterior from the prior N(0, prior_std^2 I) on weights, up to a constant (Gal and
         Ghahramani 2016, "Dropout as a Bayesian approximation", appendix, equation 13).
         """
-        squares = [
-            keep * self.module.get_parameter(name).square().sum() for name, keep in self.masked_weights
-        ]
+        squares = [keep * self.module.get_parameter(name).square().sum() for name, keep in self.masked_weights]
         return torch.stack(squares).sum() / (2.0 * prior_std**2)
 
     def _converted(self, module: nn.Module, stochastic: Stochastic) -> nn.Module:
@@ -178,9 +176,7 @@ class DrawnNetwork(nn.Module):
             if not isinstance(layer, nn.Linear):
                 raise unsupported(name, layer, "a variational hypernetwork has Linear layers")
             place = self._place(Slot(name, (layer.in_features, layer.out_features)), first)
-            return HyperLayer(
-                layer, place, stochastic.hidden, stochastic.vector_scaling, stochastic.initial_log_std
-            )
+            return HyperLayer(layer, place, stochastic.hidden, stochastic.vector_scaling, stochastic.initial_log_std)
         rate = 0.0 if has_dropout else stochastic.input_rate if first else stochastic.rate
         inner: nn.Module = layer
         path = name
@@ -239,9 +235,15 @@ class DrawnNetwork(nn.Module):
         finally:
             self.train(was_training)
         for expected in (one_by_one, alone):
-            if outputs.ndim != 3 or outputs.shape != expected.shape or not torch.allclose(outputs, expected, atol=1e-3):
+            if (
+                outputs.ndim != 3
+                or outputs.shape != expected.shape
+                or not torch.allclose(outputs, expected, atol=1e-3)
+            ):
                 raise InvalidInput(
-                    "network", "one output row for each input row, whatever stands beside it", "a module that mixes rows"
+                    "network",
+                    "one output row for each input row, whatever stands beside it",
+                    "a module that mixes rows",
                 )
 
     def _tried(self, x: Tensor, theta: Tensor) -> Tensor | None:
@@ -348,7 +350,9 @@ def from_factory(path: str, shape: Sequence[int], outputs: int) -> nn.Module:
     try:
         made = factory(tuple(shape), outputs)
     except Exception as error:
-        raise InvalidInput("network.factory", f"{path}({tuple(shape)}, {outputs}) to return a module", _line(error)) from error
+        raise InvalidInput(
+            "network.factory", f"{path}({tuple(shape)}, {outputs}) to return a module", _line(error)
+        ) from error
     if not isinstance(made, nn.Module):
         raise InvalidInput("network.factory", f"{path} to return a torch.nn.Module", f"a {type(made).__name__}")
     return made
@@ -361,7 +365,9 @@ def channels_first(shape: Sequence[int]) -> tuple[int, ...]:
 
 def unsupported(name: str, layer: nn.Module, why: str) -> InvalidInput:
     """Return the error for a layer that cannot be made Bayesian."""
-    return InvalidInput("network", "supported layers (docs/training.md lists them)", f"layer {name}: {type(layer).__name__}: {why}")
+    return InvalidInput(
+        "network", "supported layers (docs/training.md lists them)", f"layer {name}: {type(layer).__name__}: {why}"
+    )
 
 
 def run_on_rows(run: Callable[..., Tensor], *rows: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ learning_rate = 5e-3
 [serving]
 draws = 20
 """
-USERS_MODULE = '''
+USERS_MODULE = """
 import torch
 from torch import nn
 
@@ -47,7 +47,7 @@ def residual(shape, classes):
 
 def attention(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.TransformerEncoderLayer(8, 2), nn.Linear(8, classes))
-'''
+"""
 FITTED = {
     "residual": ("bhn-realnvp", 'factory = "users_networks:residual"', "couplings = 1\nhidden = 16", 12),
     "weights": ("bbb-gaussian", "hidden = [24]", "prior_std = 0.5", 40),

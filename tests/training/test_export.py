@@ -35,9 +35,7 @@ class Exported:
         initialise(self.model, x)
         self.rows = Rows(x.numpy(), np.zeros(100, dtype=np.int64))
         fold(self.model)
-        self.network = ServedNetwork(
-            self.model.network, self.model.likelihood, {"residual": Residual.fit(x)}
-        ).eval()
+        self.network = ServedNetwork(self.model.network, self.model.likelihood, {"residual": Residual.fit(x)}).eval()
         self.files = export(self.model, self.network)
         self.runtime = Runtime(self.files["sampler.onnx"], self.files["network.onnx"], dimension)
 

@@ -1,4 +1,4 @@
-"""Properties of every method: one table over all of them, each on a multilayer perceptron and on a module of a user's."""
+"""Properties of every method: one table over all, on a multilayer perceptron and on modules of a user's."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,7 @@
 """The training objective: the evidence lower bound, and alpha-divergences."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -56,4 +57,4 @@ def test_geometric_weights_halve_and_add_up_to_one(batches):
     weights = [geometric_weight(i, batches) for i in range(batches)]
     assert sum(weights) == pytest.approx(1.0)
     assert weights[0] == pytest.approx(2.0 ** (batches - 1) / (2.0**batches - 1) if batches < 500 else 0.5)
-    assert all(later == pytest.approx(earlier / 2) for earlier, later in zip(weights, weights[1:], strict=False))
+    assert all(later == pytest.approx(earlier / 2) for earlier, later in pairwise(weights))

@@ -10,7 +10,7 @@ from training.posteriors.noise import log_normal
 
 
 class HypernetworkPosterior(nn.Module):
-    """theta = flow(eps), with log q(theta) = log N(eps; 0, I) - log |det dtheta/deps| (Krueger et al. 2017, section 3.2).
+    """theta = flow(eps), log q(theta) = log N(eps; 0, I) - log |det dtheta/deps| (Krueger et al. 2017, section 3.2).
 
     The prior on theta is N(0, prior_std^2 I). With noise of fewer dimensions than theta, theta = c + A flow(eps) lies
     on a subspace whose centre c and directions A are parameters, as a network's directions V are; random are the
@@ -20,9 +20,7 @@ class HypernetworkPosterior(nn.Module):
     algorithm = NOISE_ALGORITHM
     max_draws: int | None = None
 
-    def __init__(
-        self, flow: Composition, dimension: int, prior_std: float, lift: "Subspace | None" = None
-    ) -> None:
+    def __init__(self, flow: Composition, dimension: int, prior_std: float, lift: "Subspace | None" = None) -> None:
         """Make a posterior of a flow over `dimension` numbers: theta's, or those of the lift's subspace."""
         super().__init__()
         self.flow = flow
