@@ -28,9 +28,7 @@ RATES = (0.01, 0.05, 0.2)
 def held_out_scores(model: Model, draws: int, root: Path) -> dict[str, np.ndarray]:
     """Return each detector's score of all rows that the model was not fitted on."""
     recipe = recipes.Recipe.model_validate(model.manifest.training["recipe"])
-    data = sources.load(recipe.data.source, root)
-    section = recipe.data
-    splits = sources.split(data, section.validation_rows, section.reference_rows, section.ranking_rows, recipe.seed)
+    splits = sources.split(sources.load(recipe, root), sources.split_sizes(recipe))
     held_out = (splits.reference, splits.ranking, splits.test)
     rows = sources.Rows(np.concatenate([r.x for r in held_out]), np.concatenate([r.y for r in held_out]))
     scores, density = served_scores(model.runtime, rows, [draws], seed=1)

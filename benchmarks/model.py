@@ -9,7 +9,7 @@ from safetensors.torch import load
 from model_store.store import ModelStore
 from training import recipe as recipes
 from training.calibrate import draw_counts
-from training.data import Dataset, Rows, split
+from training.data import Dataset, Rows, SplitSizes, split
 from training.model import BayesianModel, build, initialise
 from training.publish import publish
 
@@ -27,7 +27,7 @@ def publish_untrained(store: ModelStore) -> None:
     generator = np.random.default_rng(0)
     rows = Rows(generator.uniform(0, 255, (400, 784)).astype(np.float32), np.arange(400, dtype=np.int64) % 10)
     data = Dataset(rows, rows.take(np.arange(32)), (28, 28), tuple("0123456789"), 0.0, 255.0)
-    splits = split(data, 64, 64, 64, seed=0)
+    splits = split(data, SplitSizes(64, 64, 64, seed=0))
     model = build(recipe, (28, 28), 10)
     initialise(model, torch.from_numpy(splits.train.x))
     with torch.no_grad():

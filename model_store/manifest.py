@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
 
 FORMAT_VERSION = 1
 GRAPHS = ("sampler.onnx", "network.onnx")
@@ -19,13 +19,68 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class ImageSpec(Record):
+    """That a row is an image: how many channels its pixels have, and whether one of another size is resized."""
+
+    mode: Literal["L", "RGB"]
+    resize: bool = False
+
+
+class NumericColumn(Record):
+    """A column of numbers, encoded as (value - mean) / std, a missing value as 0.
+
+    With an `indicator` a further number says whether the value was missing.
+    """
+
+    name: str
+    kind: Literal["numeric"] = "numeric"
+    mean: FiniteFloat
+    std: Annotated[FiniteFloat, Field(gt=0)]
+    indicator: bool
+
+
+class CategoricalColumn(Record):
+    """A column of categories: a number for each, and a last one that says that the value is another or missing."""
+
+    name: str
+    kind: Literal["categorical"] = "categorical"
+    categories: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+Column = Annotated[NumericColumn | CategoricalColumn, Field(discriminator="kind")]
+
+
 class InputSpec(Record):
-    """A row as a caller sends it, in the units of the data that the model was fitted on."""
+    """A row as a caller sends it, in the units of the data that the model was fitted on.
+
+    With `columns` a caller may send objects keyed by column, and `shape` is that of the rows they are encoded to;
+    with `image`, PNG and JPEG files.
+    """
 
     shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
     dtype: Literal["float32"] = "float32"
     minimum: float
     maximum: float
+    image: ImageSpec | None = None
+    columns: tuple[Column, ...] = ()
+
+    @model_validator(mode="after")
+    def _goes_with_its_shape(self) -> "InputSpec":
+        if self.image is not None:
+            if len(self.shape) != 2 and not (len(self.shape) == 3 and self.shape[0] == 3):
+                raise ValueError(f"image: expected a shape of (H, W) or (3, H, W), got {self.shape}")
+            if (len(self.shape) == 2) != (self.image.mode == "L"):
+                raise ValueError(f"image.mode: expected L for (H, W) and RGB for (3, H, W), got {self.image.mode}")
+        if self.columns and self.shape != (sum(column_width(column) for column in self.columns),):
+            raise ValueError(f"columns: expected as many numbers as in shape {self.shape}, got another number")
+        return self
+
+
+def column_width(column: NumericColumn | CategoricalColumn) -> int:
+    """Return how many numbers of a row a column is encoded to."""
+    if isinstance(column, NumericColumn):
+        return 2 if column.indicator else 1
+    return len(column.categories) + 1
 
 
 class OutputSpec(Record):

@@ -1,8 +1,9 @@
 """Running an artifact's two graphs with onnxruntime: the same code for calibration and for the service.
 
 Draws are taken in chunks of bounded size, which does not change a bit of any row's answer: every row of a matrix
-product is summed in the same order, however many rows stand beside it, one row included. That holds because the
-weights are constants of the graph, which onnxruntime packs for its blocked kernel when a session is made.
+product is summed in the same order, however many rows stand beside it, one row included, and however many threads
+share the work. That holds because the weights are constants of the graph, which onnxruntime packs for its blocked
+kernel when a session is made.
 """
 
 import logging
@@ -21,12 +22,11 @@ from model_store.noise import NOISE_ALGORITHM, noise
 logger = logging.getLogger("dubito")
 
 CHUNK_ROWS = 1024  # rows x draws in one run of the network: intermediate results stay in the processor's cache
+SMALL_ROWS = 128  # rows x draws below which waking other threads takes longer than they save
 # The same where theta is not paired: a convolution whose weights are drawn needs all patches of its input.
 UNPAIRED_CHUNK_ROWS = 128
 CHUNK_BYTES = 32 << 20  # of theta in one run
-HELD_BYTES = (
-    64 << 20
-)  # of a draw set that is held in memory; a larger one is made again, chunk by chunk, when it is used
+HELD_BYTES = 64 << 20  # of a draw set that is held in memory; a larger one is made chunk by chunk whenever it is used
 
 
 class GraphError(ValueError):
@@ -72,9 +72,9 @@ class Runtime:
         self.paired = paired
         threads = threads or len(os.sched_getaffinity(0))
         self._sampler = _session("sampler.onnx", sampler, 1, {"eps"}, {"theta"})
-        self._network = _session(
-            "network.onnx", network, threads, {"x", "theta"}, {"log_probs", "features", "density"}
-        )
+        inputs, outputs = {"x", "theta"}, {"log_probs", "features", "density"}
+        self._network = _session("network.onnx", network, threads, inputs, outputs)
+        self._small_network = _session("network.onnx", network, 1, inputs, outputs) if threads > 1 else self._network
 
     def draw(self, seed: int, first_draw: int, num_draws: int) -> Float32[np.ndarray, "K D"]:
         """Return theta of draws `first_draw` and on of a seed."""
@@ -146,10 +146,11 @@ class Runtime:
         self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"], draws: int
     ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
         """Run the network on some draws at a time."""
-        log_probs, density = self._network.run(["log_probs", "density"], {"x": x, "theta": theta[:draws]})
+        network = self._small_network if len(x) * len(theta) <= SMALL_ROWS else self._network
+        log_probs, density = network.run(["log_probs", "density"], {"x": x, "theta": theta[:draws]})
         parts = [log_probs]
         for k in range(draws, len(theta), draws):
-            parts += self._network.run(["log_probs"], {"x": x, "theta": theta[k : k + draws]})
+            parts += network.run(["log_probs"], {"x": x, "theta": theta[k : k + draws]})
         return parts[0] if len(parts) == 1 else np.concatenate(parts), density
 
 

@@ -18,12 +18,13 @@ from service import problems
 from service.acquisition import id_hashes, random_scores, top
 from service.answers import predict_json, predict_npz
 from service.draws import fresh_seed
-from service.inputs import JSON, NPY, NPZ, read_body, read_request, rows_array
+from service.inputs import FORM, JSON, NPY, NPZ, Rows, read_body, read_request, request_media_type, rows_array
 from service.metrics import CountRequests, Metrics
 from service.models import HOW_TO_PUBLISH, Models, Served
 from service.predictor import POOL_CHUNK_ROWS, Predictor, pool_scores, predict, take_draws
 from service.problems import NotReady, TooLarge
 from service.schemas import AcquireAnswer, AcquireRequest, Envelope, PredictAnswer, PredictRequest, Problem
+from service.schemas import Request as Envelope_
 from service.settings import Settings
 
 DEFAULT_FPR = 0.05
@@ -48,6 +49,20 @@ class Service:
         if served is None:
             served = await self.predictor.load(partial(self.models.get, envelope.model, envelope.version))
         return served
+
+    async def read(
+        self, request: Request, body: bytes, kind: type[Envelope_], rows_field: str, max_rows: int
+    ) -> tuple[Envelope_, Rows]:
+        """Return a request's envelope and its rows as they came; a form is taken apart away from the event loop."""
+        work = partial(read_request, request, body, kind, rows_field, max_rows)
+        return await self.predictor.load(work) if request_media_type(request) == FORM else work()
+
+    async def rows(self, rows: Rows, served: Served, field: str) -> Float32[np.ndarray, "N I"]:
+        """Return a request's rows as numbers; images and objects are looked at away from the event loop."""
+        spec = served.model.manifest.input
+        work = partial(rows_array, rows, spec, field, self.settings.max_image_pixels)
+        takes_long = isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)
+        return await self.predictor.load(work) if takes_long else work()
 
     def num_samples(self, envelope: Envelope, served: Served) -> int:
         """Return the number of draws that a request wants."""
@@ -90,48 +105,48 @@ def create_app(settings: Settings) -> FastAPI:
     @app.post(
         "/predict",
         responses={200: {"model": PredictAnswer, "content": {NPZ: {}}}, **errors},
-        openapi_extra=_request_body(PredictRequest),
+        openapi_extra=_request_body(PredictRequest, "inputs"),
     )
     async def post_predict(request: Request) -> Response:
         """Predict rows: label, probabilities, how uncertain and why, and whether a row is unlike the data."""
         body = await read_body(request, settings.max_body_bytes)
-        envelope, rows = read_request(request, body, PredictRequest, "inputs", settings.max_rows)
+        envelope, rows = await service.read(request, body, PredictRequest, "inputs", settings.max_rows)
         served = await service.served(envelope)
         num_samples = service.num_samples(envelope, served)
         fpr = _fpr(envelope, served)
-        x = rows_array(rows, served.model.manifest.input.shape, "inputs")
-        numbers = len(x) * num_samples * len(served.model.manifest.output.classes)
+        numbers = len(rows) * num_samples * len(served.model.manifest.output.classes)
         if envelope.return_samples and numbers > settings.max_answer_numbers:
             raise TooLarge(
                 f"return_samples: expected at most {settings.max_answer_numbers} numbers to return, got {numbers}"
             )
         as_arrays = NPZ in request.headers.get("accept", "")
 
-        def work() -> tuple[bytes, int]:
+        def work(x: Float32[np.ndarray, "N I"]) -> tuple[bytes, int]:
             predicted = predict(served, x, num_samples, envelope.seed, envelope.return_samples)
             flags = int(np.count_nonzero(predicted.prediction.judgement.p_value <= fpr))
             return (predict_npz if as_arrays else predict_json)(served, predicted, fpr, envelope.coverage), flags
 
-        with service.predictor.admitted(len(x), num_samples):
+        with service.predictor.admitted(len(rows), num_samples):
+            x = await service.rows(rows, served, "inputs")
             at_once = service.predictor.is_at_once(served, envelope)
-            answer, flags = work() if at_once else await service.predictor.compute(work)
+            answer, flags = work(x) if at_once else await service.predictor.compute(partial(work, x))
         service.count(served, len(x), num_samples, flags)
         return Response(answer, media_type=NPZ if as_arrays else JSON)
 
     @app.post(
         "/acquire",
         responses={200: {"model": AcquireAnswer}, **errors},
-        openapi_extra=_request_body(AcquireRequest),
+        openapi_extra=_request_body(AcquireRequest, "pool"),
     )
     async def post_acquire(request: Request) -> Response:
         """Rank an unlabelled pool: which rows would teach the model most, all under the same draws."""
         body = await read_body(request, settings.max_body_bytes)
-        envelope, rows = read_request(request, body, AcquireRequest, "pool", settings.max_pool_rows)
+        envelope, rows = await service.read(request, body, AcquireRequest, "pool", settings.max_pool_rows)
         ids = _ids(envelope, len(rows))
         served = await service.served(envelope)
         num_samples = service.num_samples(envelope, served)
-        x = rows_array(rows, served.model.manifest.input.shape, "pool")
-        with service.predictor.admitted(len(x), num_samples, POOL_CHUNK_ROWS):
+        with service.predictor.admitted(len(rows), num_samples, POOL_CHUNK_ROWS):
+            x = await service.rows(rows, served, "pool")
             answer = await _rank(service, served, envelope, x, ids, num_samples)
         service.count(served, len(x), num_samples)
         return Response(answer, media_type=JSON)
@@ -253,9 +268,12 @@ def _overview(service: Service, name: str) -> dict[str, Any]:
     }
 
 
-def _request_body(kind: type[Envelope]) -> dict[str, Any]:
-    """Describe a request for OpenAPI: JSON with examples, or an npy array with the rest in the query."""
+def _request_body(kind: type[Envelope], rows_field: str) -> dict[str, Any]:
+    """Describe a request for OpenAPI: JSON with examples, an npy array with the rest in the query, or a form."""
     schema = kind.model_json_schema()
     examples = {f"example {i}": {"value": value} for i, value in enumerate(schema.pop("examples"), start=1)}
-    npy = {"schema": {"type": "string", "format": "binary"}}
-    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema, "examples": examples}, NPY: npy}}}
+    binary = {"type": "string", "format": "binary"}
+    files = {"type": "array", "items": binary, "description": "PNG or JPEG files, for a model of images"}
+    form = {**schema, "properties": {**schema["properties"], rows_field: files}}
+    content = {JSON: {"schema": schema, "examples": examples}, NPY: {"schema": binary}, FORM: {"schema": form}}
+    return {"requestBody": {"required": True, "content": content}}

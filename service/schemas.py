@@ -61,7 +61,10 @@ class PredictRequest(Envelope):
         }
     )
 
-    inputs: list[Any] = Field(description="rows, flat or in the model's input shape, in the units of its data")
+    inputs: list[Any] = Field(
+        description="rows, flat or in the model's input shape, in the units of its data; for a model of columns also "
+        "objects keyed by column, for a model of images also base64 of PNG or JPEG files"
+    )
     fpr: Probability | None = Field(
         default=None, description="false-positive rate at which the flag fires; by default 0.05"
     )
@@ -185,6 +188,8 @@ def kind_of(value: Any) -> str:
             return "a boolean"
         case int() | float():
             return repr(value)[:40]
+        case bytes():
+            return f"a file of {len(value)} bytes"
         case str():
             return f"a string of {len(value)} characters"
         case list():

@@ -44,6 +44,9 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
         default=64 << 20, description="largest request body, in bytes"
     )
+    max_image_pixels: Annotated[int, Field(ge=1)] = Field(
+        default=100_000_000, description="most pixels of one request's PNG and JPEG files together"
+    )
     max_row_draws: Annotated[int, Field(ge=1)] = Field(
         default=20_000_000, description="most rows x draws of one request"
     )

@@ -164,3 +164,29 @@ def metric(text: str, name: str, **labels: str) -> float:
         if match and dict(re.findall(r'(\w+)="([^"]*)"', match[1] or "")) == labels:
             return float(match[2])
     return 0.0
+
+
+def recipe_of(source: str, task: str = "classification", **data: object) -> object:
+    """A recipe for a data source, with what else its `[data]` says."""
+    from training.recipe import Recipe
+
+    sizes = {"validation_rows": 1, "reference_rows": 1, "ranking_rows": 1}
+    return Recipe(
+        name="a",
+        method="bhn-realnvp",
+        task=task,
+        data={"source": source, **sizes, **data},
+        network={"hidden": [4]},
+        training={"epochs": 1},
+    )
+
+
+def refused(call: Callable[[], object], *says: str) -> None:
+    """Assert that a call refuses its input in one line that says these things."""
+    from model_store.errors import InvalidInput
+
+    with pytest.raises(InvalidInput) as error:
+        call()
+    for text in says:
+        assert text in str(error.value)
+    assert "\n" not in str(error.value)

@@ -13,7 +13,7 @@ from model_store.errors import DubitoError, InvalidInput, NotFound, StoreError
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
 from training import recipe as recipes
-from training.data import load, split
+from training.data import load, split, split_sizes
 
 FAILED = 1
 WRONG_INPUT = 2
@@ -26,7 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     fit = commands.add_parser("fit", help="fit a recipe on its data and publish the model")
     fit.add_argument("recipe", type=Path, help="a TOML file, such as recipes/digits.toml")
-    fit.add_argument("--data", metavar="SRC", help="in place of the recipe's source: `digits` or `idx:DIR`")
+    fit.add_argument("--data", metavar="SRC", help="in place of the recipe's source: digits, csv:FILE, ...")
+    fit.add_argument("--target", metavar="COLUMN", help="what to predict of csv: and parquet: data")
     fit.add_argument("--name", help="publish under this name in place of the recipe's")
     fit.add_argument("--seed", type=int, help="in place of the recipe's seed")
     fit.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
@@ -47,10 +48,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _fit(options: argparse.Namespace) -> int:
     recipe = recipes.load(options.recipe)
-    recipe = recipes.override(recipe, name=options.name, seed=options.seed, source=options.data)
-    data = load(recipe.data.source, Path(os.environ.get("DUBITO_DATA", "data")))
-    section = recipe.data
-    splits = split(data, section.validation_rows, section.reference_rows, section.ranking_rows, recipe.seed)
+    recipe = recipes.override(
+        recipe, name=options.name, seed=options.seed, source=options.data, target=options.target
+    )
+    data = load(recipe, Path(os.environ.get("DUBITO_DATA", "data")))
+    splits = split(data, split_sizes(recipe))
+    if recipe.task == "regression":
+        raise InvalidInput("task", "classification, which is all that can be fitted so far", "regression")
     store = ModelStore(Path(os.environ.get("DUBITO_STORE", "models")))
 
     from training.fit import Run, training_facts  # wrong recipes and data are answered before torch is imported

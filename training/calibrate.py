@@ -38,7 +38,7 @@ def served_scores(
     parts: list[list[Scores]] = []
     densities = []
     for start in range(0, len(rows), CHUNK_ROWS):
-        x = rows.x[start : start + CHUNK_ROWS]
+        x = rows.x[start : start + CHUNK_ROWS].astype(np.float32)
         requests = range(start // share, -(-(start + len(x)) // share))
         draws = np.stack([runtime.draw(draw_seed(seed, i), 0, counts[-1]) for i in requests], axis=1)
         log_probs, density = runtime.run(x, np.repeat(draws, share, axis=1)[:, start % share :][:, : len(x)])

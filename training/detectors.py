@@ -5,13 +5,14 @@ rows and exported into the network's graph, so that it costs no further pass and
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from training.likelihoods import Categorical
 from training.networks import DrawnNetwork, MemberNetwork
 
 EXPLAINED = 0.9  # share of the training rows' variance inside the leading components
+CHUNK_ROWS = 4096
 ROUNDING = 1e-9  # of an input's square: a smaller residual would be float32's rounding
 
 
@@ -31,11 +32,15 @@ class Residual(nn.Module):
         self.register_buffer("components", components)
 
     @classmethod
-    def fit(cls, x: Float[Tensor, "N I"]) -> "Residual":
+    def fit(cls, x: Num[Tensor, "N I"]) -> "Residual":
         """Fit on training rows, in float64."""
-        x = x.double()
-        mean = x.mean(0)
-        variances, directions = torch.linalg.eigh((x - mean).T @ (x - mean))
+        parts = torch.split(x, CHUNK_ROWS)  # rows may be bytes, and eight times as large in float64
+        mean = sum((part.double().sum(0) for part in parts), torch.zeros(x.shape[1], dtype=torch.float64)) / len(x)
+        scatter = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64)
+        for part in parts:
+            centred = part.double() - mean
+            scatter += centred.T @ centred
+        variances, directions = torch.linalg.eigh(scatter)
         share = variances.flip(0).cumsum(0) / variances.sum()
         kept = min(int((share < EXPLAINED).sum()) + 1, x.shape[1] - 1)
         return cls(mean.float(), directions.flip(1)[:, :kept].float().contiguous())

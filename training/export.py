@@ -142,7 +142,7 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
     Raises:
         ParityError: if one is more than `PARITY_TOLERANCE`.
     """
-    x = rows.x[:PARITY_ROWS]
+    x = rows.x[:PARITY_ROWS].astype(np.float32)
     posterior = model.posterior
     draws = min(PARITY_DRAWS, posterior.max_draws or PARITY_DRAWS)
     pairs = len(x) if model.network.is_paired else 1

@@ -98,7 +98,7 @@ class Run:
             self._restore()
         else:
             order = _order(self.rows, recipe.seed, INITIAL_ROWS)[:INITIALISATION_ROWS]
-            initialise(self.model, self.train[0][order.to(device)])
+            initialise(self.model, self.train[0][order.to(device)].float())
             if recipe.network.factory is not None:
                 check_exports(self.model)
 
@@ -141,7 +141,7 @@ class Run:
         decay = settings.final_learning_rate / settings.learning_rate
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * decay ** (step / self.steps)
-        x, y = self.train[0][index], self.train[1][index]
+        x, y = self.train[0][index].float(), self.train[1][index]
         eps = noise(self.model.posterior, self.samples, self.recipe.seed, STEP_NOISE, step)
         torch.manual_seed(hash_key(self.recipe.seed, LAYER_NOISE, step))  # of layers that draw numbers of their own
         log_probs, kl = self.model.sample(x, eps.to(self.device))

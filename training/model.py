@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from training.flows import Composition, iaf, realnvp
@@ -81,16 +81,18 @@ class BayesianModel(nn.Module):
 
     @torch.no_grad()
     def predict(
-        self, x: Float[Tensor, "N I"], eps: Float[Tensor, "K E"], chunk_rows: int = 2048
+        self, x: Num[Tensor, "N I"], eps: Float[Tensor, "K E"], chunk_rows: int = 2048
     ) -> Float[Tensor, "N C"]:
         """Return the mean class probabilities over draws, rows x draws in chunks."""
         theta = self.posterior(eps)[:, None]
         # whole-weight draws go one by one: convolutions are then torch's own
         groups = theta.split(len(theta) if self.network.is_paired else 1)
-        total = x.new_zeros(())
+        total = theta.new_zeros(())
         for group in groups:
             parts = torch.split(x, max(1, chunk_rows // len(group)))
-            total = total + torch.cat([self.likelihood(self.network(part, group)[0]).exp().sum(0) for part in parts])
+            total = total + torch.cat(
+                [self.likelihood(self.network(part.float(), group)[0]).exp().sum(0) for part in parts]
+            )
         return total / len(theta)
 
 

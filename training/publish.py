@@ -12,7 +12,7 @@ from safetensors.torch import save as save_tensors
 
 from model_store.calibration import Calibration
 from model_store.errors import InvalidInput
-from model_store.manifest import Description, DetectorSpec, InputSpec, Manifest, NoiseSpec, OutputSpec
+from model_store.manifest import Description, DetectorSpec, Manifest, NoiseSpec, OutputSpec
 from model_store.model import detector_scores
 from model_store.runtime import Runtime
 from model_store.store import ModelStore
@@ -89,7 +89,7 @@ def publish(
     description = Description(
         method=recipe.method,
         task="classification",
-        input=InputSpec(shape=data.shape, minimum=data.minimum, maximum=data.maximum),
+        input=data.input,
         output=OutputSpec(classes=data.classes),
         noise=NoiseSpec(
             algorithm=posterior.algorithm,

@@ -203,7 +203,7 @@ def _replace(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], added: dict[st
 
 def quantisation_error(exact: Runtime, quantised: Runtime, rows: Rows, num_draws: int) -> QuantisationError:
     """Return the error over rows of mean probabilities of the same seed, beside the Monte Carlo error."""
-    x = rows.x[:CHECKED_ROWS]
+    x = rows.x[:CHECKED_ROWS].astype(np.float32)
     expected = _scores(exact, x, exact.draw(0, 0, num_draws))
     got = _scores(quantised, x, quantised.draw(0, 0, num_draws))
     fresh = _scores(exact, x, exact.draw(1, 0, num_draws))

@@ -42,6 +42,11 @@ class DataSection(Section):
     validation_rows: Count
     reference_rows: Count
     ranking_rows: Count
+    target: str | None = None
+    columns: dict[str, Literal["numeric", "categorical", "ignored"]] = {}
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    split: Annotated[int, Field(ge=0, le=999)] = 0
+    image_size: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=2, max_length=2)] | None = None
 
 
 class NetworkSection(Section):
@@ -174,6 +179,7 @@ class Recipe(Section):
 
     name: Name
     method: Literal[*POSTERIORS]
+    task: Literal["classification", "regression"] = "classification"
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
     data: DataSection
     network: NetworkSection
@@ -224,7 +230,13 @@ def load(path: Path) -> Recipe:
     return _validated(content, str(path))
 
 
-def override(recipe: Recipe, name: str | None = None, seed: int | None = None, source: str | None = None) -> Recipe:
+def override(
+    recipe: Recipe,
+    name: str | None = None,
+    seed: int | None = None,
+    source: str | None = None,
+    target: str | None = None,
+) -> Recipe:
     """Return a recipe with what the command line says in place of what the file says.
 
     Raises:
@@ -234,8 +246,9 @@ def override(recipe: Recipe, name: str | None = None, seed: int | None = None, s
     for field, value in (("name", name), ("seed", seed)):
         if value is not None:
             content[field] = value
-    if source is not None:
-        content["data"]["source"] = source
+    for field, value in (("source", source), ("target", target)):
+        if value is not None:
+            content["data"][field] = value
     return _validated(content, "command line")
 
 

@@ -268,7 +268,7 @@ def test_a_query_beside_a_json_body_is_refused_and_not_passed_over(client, query
         "",
         "text/plain",
         "application/x-www-form-urlencoded",
-        "multipart/form-data; boundary=x",
+        "multipart/mixed; boundary=x",
         "json",
         "a" * 5000,
     ],

@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import ROOT, environment_with
 
-OF_TRAINING = {"torch", "training", "sklearn", "matplotlib", "onnxscript", "scipy", "tqdm", "pandas"}
+OF_TRAINING = {"torch", "training", "sklearn", "matplotlib", "onnxscript", "scipy", "tqdm", "pyarrow"}
 CREATE_APP = """
 import json, sys
 import service.__main__

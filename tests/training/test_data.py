@@ -7,10 +7,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from conftest import recipe_of, refused
 from sklearn.datasets import load_digits
 
-from model_store.errors import InvalidInput
-from training.data import Dataset, Rows, digits, load, read_idx, split
+from training.data import Dataset, Rows, SplitSizes, digits, load, split
+from training.data.idx import read_idx
 
 
 def idx_bytes(array, shape=None, magic=None):
@@ -38,14 +39,6 @@ def write_idx(folder, zipped=False, **changed):
     return arrays
 
 
-def refused(call, *says):
-    with pytest.raises(InvalidInput) as error:
-        call()
-    for text in says:
-        assert text in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def test_digits_are_all_of_scikit_learns_rows_once():
     data, bunch = digits(), load_digits()
     assert (len(data.train), len(data.test)) == (1438, 359)
@@ -62,43 +55,45 @@ def rows_sorted(array):
 
 
 def test_digits_are_the_same_every_time_and_load_gives_them(tmp_path):
-    assert digits().digest() == load("digits", tmp_path).digest()
+    assert digits().digest() == load(recipe_of("digits"), tmp_path).digest()
 
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_idx_files_are_read_plain_and_gzipped(tmp_path, zipped):
     (tmp_path / "there").mkdir()
     arrays = write_idx(tmp_path / "there", zipped)
-    data = load("idx:there", tmp_path)
+    data = load(recipe_of("idx:there"), tmp_path)
     assert (data.shape, data.classes, data.minimum, data.maximum) == ((4, 5), ("0", "1", "2"), 0, 255)
     for rows, name in ((data.train, "train"), (data.test, "t10k")):
         assert np.array_equal(rows.x, arrays[f"{name}-images-idx3-ubyte"].reshape(-1, 20))
         assert np.array_equal(rows.y, arrays[f"{name}-labels-idx1-ubyte"])
         assert rows.x.dtype == np.float32
-    assert load(f"idx:{tmp_path / 'there'}", tmp_path / "elsewhere").digest() == data.digest()
+    assert load(recipe_of(f"idx:{tmp_path / 'there'}"), tmp_path / "elsewhere").digest() == data.digest()
 
 
 def test_the_digest_changes_with_any_pixel_or_label(tmp_path):
     arrays = write_idx(tmp_path)
-    before = load("idx:.", tmp_path).digest()
+    before = load(recipe_of("idx:."), tmp_path).digest()
     images = arrays["t10k-images-idx3-ubyte"].copy()
     images[0, 0, 0] ^= 1
     write_idx(tmp_path, t10k_images=images)
-    assert load("idx:.", tmp_path).digest() != before
+    assert load(recipe_of("idx:."), tmp_path).digest() != before
     write_idx(tmp_path, t10k_labels=np.array([2, 1, 0, 0, 1, 0]))
-    assert load("idx:.", tmp_path).digest() != before
+    assert load(recipe_of("idx:."), tmp_path).digest() != before
 
 
-@pytest.mark.parametrize("source", ["", "mnist", "idx:", "idx", "digits:", "npz:x"])
+@pytest.mark.parametrize("source", ["", "mnist", "idx:", "idx", "digits:", "npz", "csv:", "json:x"])
 def test_an_unknown_source_is_refused(tmp_path, source):
-    refused(lambda: load(source, tmp_path), "data.source", "`digits` or `idx:DIR`", repr(source))
+    refused(
+        lambda: load(recipe_of(source), tmp_path), "data.source", "`digits`, `idx:DIR`, `images:PATH`", repr(source)
+    )
 
 
 def test_a_missing_folder_or_file_is_refused(tmp_path):
-    refused(lambda: load("idx:absent", tmp_path), "data.source", "absent")
+    refused(lambda: load(recipe_of("idx:absent"), tmp_path), "data.source", "absent")
     write_idx(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
-    refused(lambda: load("idx:.", tmp_path), "t10k-labels-idx1-ubyte or t10k-labels-idx1-ubyte.gz")
+    refused(lambda: load(recipe_of("idx:."), tmp_path), "t10k-labels-idx1-ubyte or t10k-labels-idx1-ubyte.gz")
 
 
 GOOD = idx_bytes(np.arange(60).reshape(3, 4, 5))
@@ -173,7 +168,7 @@ def test_a_corrupt_gzip_file_is_refused(tmp_path, damage):
 )
 def test_files_that_do_not_go_together_are_refused(tmp_path, changed, says):
     write_idx(tmp_path, **changed)
-    refused(lambda: load("idx:.", tmp_path), "data.source", says)
+    refused(lambda: load(recipe_of("idx:."), tmp_path), "data.source", says)
 
 
 def numbered(rows, classes=2):
@@ -185,7 +180,7 @@ def numbered(rows, classes=2):
 
 def test_splits_are_disjoint_and_together_the_training_rows():
     data = numbered(100)
-    splits = split(data, 10, 15, 20, seed=0)
+    splits = split(data, SplitSizes(10, 15, 20, seed=0))
     parts = [splits.validation, splits.reference, splits.ranking, splits.train]
     assert [len(part) for part in parts] == [10, 15, 20, 55]
     assert sorted(np.concatenate([part.x[:, 0] for part in parts])) == list(range(100))
@@ -196,21 +191,29 @@ def test_splits_are_disjoint_and_together_the_training_rows():
 
 def test_splits_are_a_function_of_the_seed():
     data = numbered(100)
-    first = split(data, 10, 15, 20, seed=0)
-    assert np.array_equal(split(data, 10, 15, 20, seed=0).train.x, first.train.x)
-    assert not np.array_equal(split(data, 10, 15, 20, seed=1).train.x, first.train.x)
+    first = split(data, SplitSizes(10, 15, 20, seed=0))
+    assert np.array_equal(split(data, SplitSizes(10, 15, 20, seed=0)).train.x, first.train.x)
+    assert not np.array_equal(split(data, SplitSizes(10, 15, 20, seed=1)).train.x, first.train.x)
 
 
 def test_holding_out_more_than_half_of_the_rows_is_refused():
-    assert len(split(numbered(101), 10, 20, 20, seed=0).train) == 51
+    assert len(split(numbered(101), SplitSizes(10, 20, 20, seed=0)).train) == 51
     field = "data.validation_rows + reference_rows + ranking_rows"
-    refused(lambda: split(numbered(101), 10, 20, 21, seed=0), field, "at most half of the 101 training rows, got 51")
+    refused(
+        lambda: split(numbered(101), SplitSizes(10, 20, 21, seed=0)),
+        field,
+        "at most half of the 101 training rows, got 51",
+    )
 
 
 def test_a_class_without_training_rows_is_refused():
     data = numbered(100)
     absent = Dataset(data.train, data.test, data.shape, ("0", "1", "2"), 0.0, 1.0)
-    refused(lambda: split(absent, 10, 10, 10, seed=0), "data.source", "training rows of every class, got none of [2]")
+    refused(
+        lambda: split(absent, SplitSizes(10, 10, 10, seed=0)),
+        "data.source",
+        "training rows of every class, got none of ['2']",
+    )
 
 
 def test_rows_are_taken_in_the_order_asked_for():

@@ -209,7 +209,7 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(splits, tmp_path, d
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--data", "nonsense"], "error: data.source: expected `digits` or `idx:DIR`, got 'nonsense'"),
+        (["--data", "nonsense"], "error: data.source: expected `digits`, `idx:DIR`, `images:PATH`"),
         (["--data", "idx:absent"], "error: data.source: expected a folder of IDX files"),
         (["--name", "../a"], "error: command line: name: "),
         (["--seed", "-1"], "error: command line: seed: "),
@@ -227,6 +227,19 @@ def test_a_wrong_recipe_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsy
     assert "absent.toml: expected a readable recipe" in refusal(
         tmp_path, monkeypatch, capsys, tmp_path / "absent.toml"
     )
+
+
+def test_a_task_or_target_that_cannot_be_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsys):
+    recipe = recipe_in(tmp_path)
+    line = refusal(tmp_path, monkeypatch, capsys, recipe, "--target", "a")
+    assert line.startswith("error: data.target: expected none, since `digits` has no columns")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.csv").write_text("a,b\n" + "1,2\n3,4\n" * 300)
+    line = refusal(tmp_path, monkeypatch, capsys, recipe, "--data", "csv:a.csv", "--target", "c")
+    assert line.startswith("error: data.target: expected one of the columns ['a', 'b'], got 'c'")
+    recipe.write_text('task = "regression"\n' + recipe.read_text())
+    line = refusal(tmp_path, monkeypatch, capsys, recipe, "--data", "csv:a.csv", "--target", "b")
+    assert line.startswith("error: task: expected classification, which is all that can be fitted so far")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -1,0 +1,104 @@
+"""`npz:FILE`: arrays and their labels, and arrays that do not go together."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+from conftest import recipe_of, refused
+
+from training.data import load
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(20, 3, 4))
+Y = np.arange(20) % 2
+
+
+def made(tmp_path, task="classification", **arrays):
+    np.savez(tmp_path / "a.npz", **arrays)
+    return lambda **data: load(recipe_of("npz:a.npz", task, **data), tmp_path)
+
+
+def test_whole_arrays_are_split_by_a_share(tmp_path):
+    data = made(tmp_path, x=X, y=Y)(test_fraction=0.25)
+    assert (data.shape, len(data.train), len(data.test)) == ((3, 4), 15, 5)
+    together = np.concatenate([data.train.x, data.test.x])
+    assert sorted(together.tolist()) == sorted(X.reshape(20, 12).astype(np.float32).tolist())
+    assert (data.minimum, data.maximum) == (data.train.x.min(), data.train.x.max())
+
+
+def test_arrays_that_are_split_stay_so(tmp_path):
+    data = made(tmp_path, x_train=X, y_train=Y, x_test=X[:4], y_test=Y[:4])()
+    assert np.array_equal(data.train.x, X.reshape(20, 12).astype(np.float32))
+    assert np.array_equal(data.test.y, Y[:4])
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (np.arange(20) % 12, tuple(str(i) for i in range(12))),
+        (np.where(Y, 10, 9), ("9", "10")),
+        (np.where(Y, -1, 1).astype(np.int8), ("-1", "1")),
+        (np.where(Y, "cat", "ape"), ("ape", "cat")),
+    ],
+    ids=["numbers", "by value", "negative", "strings"],
+)
+def test_labels_may_be_integers_or_strings(tmp_path, labels, classes):
+    data = made(tmp_path, x_train=X, y_train=labels, x_test=X, y_test=labels)()
+    assert data.classes == classes
+    assert [data.classes[c] for c in data.train.y] == [str(label) for label in labels]
+
+
+def test_bytes_stay_bytes(tmp_path):
+    assert made(tmp_path, x=RNG.integers(0, 256, (20, 2, 2)).astype(np.uint8), y=Y)().train.x.dtype == np.uint8
+
+
+def test_targets_of_regression_are_float32(tmp_path):
+    data = made(tmp_path, "regression", x_train=X, y_train=Y * 1.5, x_test=X, y_test=Y)()
+    assert (data.classes, data.train.y.dtype, data.test.y.dtype) == ((), np.float32, np.float32)
+    assert np.array_equal(data.train.y, Y * 1.5)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"x": X}, "arrays x and y, or x_train, y_train, x_test, y_test, got ['x']"),
+        ({"x": X, "y": Y, "z": Y}, "arrays x and y"),
+        ({"x": X, "y": Y[:-1]}, "y: expected shape (20,), one for each row of x, got (19,)"),
+        ({"x": X, "y": Y[:, None]}, "y: expected shape (20,)"),
+        ({"x": X[:, 0, 0], "y": Y}, "x: expected rows of at least one number"),
+        ({"x": X[:, :0], "y": Y}, "x: expected rows of at least one number"),
+        ({"x": np.where(X > 1, np.nan, X), "y": Y}, "finite numbers in float32's range"),
+        ({"x": X * 1e39, "y": Y}, "finite numbers in float32's range"),
+        ({"x": X.astype(complex), "y": Y}, "float or integer numbers, got dtype <c16"),
+        ({"x": X.astype("S3"), "y": Y}, "float or integer numbers"),
+        ({"x": X, "y": Y * 1.0}, "integer or string labels, got dtype <f8"),
+        ({"x": X, "y": Y * 0}, "labels of 2 to 1000 classes, got 1"),
+        ({"x": X, "y": np.where(Y, "a", "\ud800")}, "labels that are text"),
+        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "x_test: expected rows of shape (3, 4)"),
+        ({"x_train": X, "y_train": Y, "x_test": X, "y_test": Y + 5}, "test labels that training rows have too"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_arrays_that_are_not_as_they_should_be_are_refused(tmp_path, arrays, says):
+    refused(made(tmp_path, **arrays), says)
+
+
+def test_a_target_that_is_no_number_is_refused(tmp_path):
+    refused(made(tmp_path, "regression", x=X, y=np.where(Y, np.nan, 1.0)), "finite numbers")
+    refused(made(tmp_path, "regression", x=X, y=np.where(Y, "a", "b")), "float or integer numbers")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00", bytes(100)])
+def test_a_file_that_is_no_npz_is_refused(tmp_path, content):
+    (tmp_path / "a.npz").write_bytes(content)
+    refused(lambda: load(recipe_of("npz:a.npz"), tmp_path), "a.npz", "an npz file")
+
+
+def test_objects_are_refused_and_never_unpickled(tmp_path):
+    header = b"{'descr': '|O', 'fortran_order': False, 'shape': (2,)}\n"
+    member = io.BytesIO(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + b"cos\nsystem\n")
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+        file.writestr("x.npy", member.getvalue())
+    refused(lambda: load(recipe_of("npz:a.npz"), tmp_path), "a.npz", "an npz file of arrays", "allow_pickle=False")
+    refused(lambda: load(recipe_of("npz:absent.npz"), tmp_path), "data.source", "No such file")

@@ -1,0 +1,145 @@
+"""`images:PATH`: folders and zips of classes, and files that stop a fit."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+from conftest import recipe_of, refused
+from PIL import Image
+
+from training.data import load
+
+
+def files(train=6, test=2, shape=(4, 5, 3), suffix="png", seed=0):
+    """Image files by name, and their pixels: two classes."""
+    rng = np.random.default_rng(seed)
+    content, arrays = {}, {}
+    for part, count in (("train", train), ("test", test)):
+        for name in ("cat", "dog"):
+            for i in range(count):
+                array = rng.integers(0, 256, shape).astype(np.uint8)
+                file = io.BytesIO()
+                Image.fromarray(array).save(file, "JPEG" if suffix == "jpg" else "PNG")
+                content[f"{part}/{name}/{i}.{suffix}"] = file.getvalue()
+                arrays[f"{part}/{name}/{i}.{suffix}"] = array
+    return content, arrays
+
+
+def write(path, content, zipped):
+    if zipped:
+        with zipfile.ZipFile(path, "w") as file:
+            for name, data in content.items():
+                file.writestr(name, data)
+    else:
+        for name, data in content.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_bytes(data)
+
+
+def made(tmp_path, content, zipped=False):
+    write(tmp_path / "pictures", content, zipped)
+    return lambda **data: load(recipe_of("images:pictures", **data), tmp_path)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_colour_images_are_bytes_with_channels_first_and_folders_are_labels(tmp_path, zipped):
+    content, arrays = files()
+    data = made(
+        tmp_path, {**content, "train/README.txt": b"", "train/cat/.hidden.png": b"", "train/cat/a.txt": b""}, zipped
+    )()
+    assert (data.shape, data.classes, data.image.mode) == ((3, 4, 5), ("cat", "dog"), "RGB")
+    assert data.train.x.dtype == np.uint8
+    for rows, part in ((data.train, "train"), (data.test, "test")):
+        names = sorted(name for name in arrays if name.startswith(part))
+        assert np.array_equal(rows.x, [arrays[name].transpose(2, 0, 1).reshape(-1) for name in names])
+        assert [data.classes[c] for c in rows.y] == [name.split("/")[1] for name in names]
+
+
+def test_grey_images_have_no_channel_and_one_of_colour_makes_all_colour(tmp_path):
+    grey, _ = files(shape=(4, 5))
+    assert made(tmp_path, grey, zipped=True)().shape == (4, 5)
+    mixed = {**grey, "test/cat/9.png": files()[0]["test/cat/0.png"]}
+    (tmp_path / "other").mkdir()
+    assert made(tmp_path / "other", mixed, zipped=True)().shape == (3, 4, 5)
+
+
+def test_without_test_images_a_share_is_held_out_always_the_same(tmp_path):
+    content, arrays = files(train=10, test=0)
+    read = made(tmp_path, content)
+    data = read(test_fraction=0.3)
+    assert (len(data.train), len(data.test)) == (14, 6)
+    together = np.concatenate([data.train.x, data.test.x])
+    expected = np.array([array.transpose(2, 0, 1).reshape(-1) for array in arrays.values()])
+    assert sorted(together.tolist()) == sorted(expected.tolist())
+    assert read(test_fraction=0.3).digest() == data.digest() != read(test_fraction=0.2).digest()
+
+
+def test_images_of_any_size_are_resized_where_the_recipe_says_so(tmp_path):
+    content, _ = files()
+    content |= {f"train/cat/9{i}.png": data for i, data in enumerate(files(shape=(9, 7, 3))[0].values())}
+    read = made(tmp_path, content)
+    refused(read, "'train/cat/90.png'", "an image of 5 x 4 pixels as train/cat/0.png", "`image_size`", "got 7 x 9")
+    data = read(image_size=[6, 8])
+    assert (data.shape, data.image.resize) == ((3, 6, 8), True)
+
+
+def test_a_zip_s_names_lead_nowhere(tmp_path):
+    content, _ = files()
+    evil = {
+        "../evil.png": b"x",
+        "/train/cat/evil.png": b"x",
+        "train/../../evil.png": b"x",
+        "train/cat/../../a.png": b"x",
+    }
+    data = made(tmp_path, {**content, **evil}, zipped=True)()
+    assert len(data.train) == 12
+    assert {path.name for path in tmp_path.iterdir()} == {"pictures"}
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("train/dog/3.png", lambda b: b[:50]),
+        ("test/cat/1.png", lambda b: b"no image"),
+        ("test/dog/0.png", lambda b: b""),
+    ],
+)
+def test_a_broken_image_is_refused_by_its_name(tmp_path, zipped, name, damage):
+    content, _ = files()
+    content[name] = damage(content[name])
+    refused(made(tmp_path, content, zipped), f"data.source: '{name}'", "PNG or JPEG")
+
+
+def test_a_damaged_zip_is_refused_by_the_member(tmp_path):
+    content, _ = files()
+    read = made(tmp_path, content, zipped=True)
+    whole = (tmp_path / "pictures").read_bytes()
+    place = whole.index(content["train/dog/3.png"])
+    (tmp_path / "pictures").write_bytes(whole[: place + 20] + bytes([whole[place + 20] ^ 255]) + whole[place + 21 :])
+    refused(read, "'train/dog/3.png'", "CRC")
+    (tmp_path / "pictures").write_bytes(whole[:-30])
+    refused(read, "data.source", "a folder or zip file")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({}, "images train/CLASS/"),
+        ({"cat/0.png": b""}, "images train/CLASS/"),
+        ({"train/0.png": b""}, "images train/CLASS/"),
+        ({name: b for name, b in files()[0].items() if "dog" not in name}, "labels of 2 to 1000 classes, got 1"),
+        (
+            {("test/cow/0.png" if name == "test/dog/0.png" else name): b for name, b in files()[0].items()},
+            "test labels that training rows have too, got 'cow'",
+        ),
+    ],
+    ids=["nothing", "no split", "no class", "one class", "a class of test alone"],
+)
+def test_folders_that_are_not_as_they_should_be_are_refused(tmp_path, content, says):
+    refused(made(tmp_path, content, zipped=True), "data.source", says)
+
+
+def test_what_is_not_there_is_refused(tmp_path):
+    refused(lambda: load(recipe_of("images:absent"), tmp_path), "data.source", "absent", "No such file")

@@ -1,0 +1,104 @@
+"""`npz:FILE`: arrays `x` and `y`, or `x_train`, `y_train`, `x_test` and `y_test`."""
+
+from pathlib import Path
+from zipfile import ZipFile
+
+import numpy as np
+from jaxtyping import Float32, UInt8
+
+from model_store.errors import InvalidInput
+from training.data.rows import Dataset, Rows, class_numbers, hold_out
+
+MAX_ARRAY_BYTES = 1 << 33
+WHOLE = ("x", "y")
+SPLIT = ("x_train", "y_train", "x_test", "y_test")
+
+
+def npz(path: Path, task: str, test_fraction: float) -> Dataset:
+    """Read arrays: x has a row in each place of its first axis, y a label (integer or string) or a number.
+
+    Of `x` and `y` a random share is held out for test. Rows of bytes are kept as bytes.
+
+    Raises:
+        InvalidInput: naming the array that is missing or not as it should be.
+    """
+    arrays = read_npz(path)
+    if set(arrays) == set(WHOLE):
+        _check_lengths(arrays["x"], arrays["y"], "x", "y")
+        train, test = hold_out(len(arrays["y"]), test_fraction)
+        parts = {
+            f"{name}_{part}": arrays[name][i] for name in WHOLE for part, i in (("train", train), ("test", test))
+        }
+    elif set(arrays) == set(SPLIT):
+        parts = arrays
+    else:
+        raise InvalidInput(
+            "data.source", f"arrays {' and '.join(WHOLE)}, or {', '.join(SPLIT)}", f"{sorted(arrays)}"[:200]
+        )
+    for part in ("train", "test"):
+        _check_lengths(parts[f"x_{part}"], parts[f"y_{part}"], f"x_{part}", f"y_{part}")
+    shape = parts["x_train"].shape[1:]
+    if parts["x_test"].shape[1:] != shape:
+        raise InvalidInput("x_test", f"rows of shape {shape} as in x_train", f"{parts['x_test'].shape[1:]}")
+    x, x_test = _numbers(parts["x_train"], "x_train"), _numbers(parts["x_test"], "x_test")
+    classes: tuple[str, ...] = ()
+    if task == "regression":
+        y, y_test = _targets(parts["y_train"], "y_train"), _targets(parts["y_test"], "y_test")
+    else:
+        labels, test_labels = _labels(parts["y_train"], "y_train"), _labels(parts["y_test"], "y_test")
+        y, y_test, classes = class_numbers(labels, test_labels, "y")
+    return Dataset(Rows(x, y), Rows(x_test, y_test), shape, classes, float(x.min()), float(x.max()))
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Read all arrays of an npz file, never unpickling.
+
+    Raises:
+        InvalidInput: if it is not such a file, or an array is too large.
+    """
+    try:
+        with ZipFile(path) as file:
+            largest = max((member.file_size for member in file.infolist()), default=0)
+        if largest > MAX_ARRAY_BYTES:
+            raise InvalidInput(path.name, f"arrays of at most {MAX_ARRAY_BYTES} bytes", f"one of {largest}")
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except InvalidInput:
+        raise
+    except OSError as error:
+        raise InvalidInput("data.source", f"a readable npz file, {str(path)!r}", error.strerror or "damage") from None
+    except Exception as error:  # numpy's reader lets many kinds through
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        raise InvalidInput(path.name, "an npz file of arrays of numbers and strings", reason) from None
+
+
+def _check_lengths(x: np.ndarray, y: np.ndarray, x_name: str, y_name: str) -> None:
+    if x.ndim < 2 or x.size == 0:
+        raise InvalidInput(x_name, "rows of at least one number", f"shape {x.shape}")
+    if y.shape != (len(x),):
+        raise InvalidInput(y_name, f"shape ({len(x)},), one for each row of {x_name}", f"{y.shape}")
+
+
+def _numbers(x: np.ndarray, name: str) -> Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]:
+    if x.dtype.kind not in "fiu":
+        raise InvalidInput(name, "float or integer numbers", f"dtype {x.dtype.str[:20]}")
+    flat = x.reshape(len(x), -1)
+    if x.dtype == np.uint8:
+        return np.ascontiguousarray(flat)
+    with np.errstate(over="ignore"):
+        flat = np.ascontiguousarray(flat, dtype=np.float32)
+    finite = np.isfinite(flat).all(axis=1)
+    if not finite.all():
+        raise InvalidInput(name, "finite numbers in float32's range", f"others in row {np.argmin(finite)}")
+    return flat
+
+
+def _targets(y: np.ndarray, name: str) -> Float32[np.ndarray, "N"]:
+    flat = _numbers(y[:, None], name)
+    return flat[:, 0].astype(np.float32)
+
+
+def _labels(y: np.ndarray, name: str) -> list[str]:
+    if y.dtype.kind not in "iuU":
+        raise InvalidInput(name, "integer or string labels", f"dtype {y.dtype.str[:20]}")
+    return [str(label) for label in y.tolist()]

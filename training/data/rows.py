@@ -1,0 +1,165 @@
+"""Rows, data sets, and what each row of a data set is used for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+import numpy as np
+from jaxtyping import Float32, Int64, UInt8
+
+from model_store.columns import Columns
+from model_store.errors import InvalidInput
+from model_store.manifest import ImageSpec, InputSpec
+
+TEST_SEED = 0  # which rows are test rows is part of the data, not of a run
+MAX_CLASSES = 1000
+MAX_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Inputs, one row each, in the units of the source, and their class numbers or targets.
+
+    Pixels are kept as bytes; whoever computes with a batch makes it float32.
+    """
+
+    x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]
+    y: Int64[np.ndarray, "N"] | Float32[np.ndarray, "N"]
+
+    def __len__(self) -> int:
+        """Return N."""
+        return len(self.x)
+
+    def take(self, index: Int64[np.ndarray, "M"]) -> "Rows":
+        """Return the rows of these numbers, in their order."""
+        return Rows(self.x[index], self.y[index])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set. Rows are flat; `shape` is an input's own shape. Without `classes` it is of regression.
+
+    With `columns`, x are the rows encoded; with `image`, a row is an image.
+    """
+
+    train: Rows
+    test: Rows
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    minimum: float
+    maximum: float
+    columns: Columns = ()
+    image: ImageSpec | None = None
+
+    @property
+    def input(self) -> InputSpec:
+        """What a manifest says of a row."""
+        return InputSpec(
+            shape=self.shape,
+            minimum=self.minimum,
+            maximum=self.maximum,
+            image=self.image,
+            columns=tuple(self.columns),
+        )
+
+    def digest(self) -> str:
+        """Return a SHA-256 over all rows, so that a run knows its data again."""
+        digest = sha256(repr((self.input.model_dump(), self.classes)).encode())
+        for rows in (self.train, self.test):
+            digest.update(np.ascontiguousarray(rows.x).data)
+            digest.update(np.ascontiguousarray(rows.y).data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What each row of a data set is used for. No row is in two."""
+
+    train: Rows
+    validation: Rows  # chooses the best checkpoint
+    reference: Rows  # fits the detectors
+    ranking: Rows  # ranks the flag's statistic
+    test: Rows  # measures, and is used for nothing else
+
+
+@dataclass(frozen=True)
+class SplitSizes:
+    """How many training rows are held out, for what, and the seed that says which."""
+
+    validation_rows: int
+    reference_rows: int
+    ranking_rows: int
+    seed: int
+
+    def deal(self, rows: int) -> list[Int64[np.ndarray, "M"]]:
+        """Return the numbers of the validation, reference, ranking and, last, the remaining training rows.
+
+        Raises:
+            InvalidInput: if fewer than half of the rows would be left for training.
+        """
+        held_out = np.cumsum([self.validation_rows, self.reference_rows, self.ranking_rows])
+        if held_out[-1] > rows // 2:
+            raise InvalidInput(
+                "data.validation_rows + reference_rows + ranking_rows",
+                f"at most half of the {rows} training rows",
+                str(int(held_out[-1])),
+            )
+        return np.split(np.random.default_rng(self.seed).permutation(rows), held_out)
+
+
+def split(data: Dataset, sizes: SplitSizes) -> Splits:
+    """Split the training rows at random into training, validation and the two calibration splits.
+
+    Raises:
+        InvalidInput: if fewer than half of the rows would be left for training, or a class has none left.
+    """
+    validation, reference, ranking, train = (data.train.take(part) for part in sizes.deal(len(data.train)))
+    absent = sorted(set(range(len(data.classes))) - set(train.y.tolist()))
+    if absent:
+        shown = [data.classes[c] for c in absent[:MAX_SHOWN]]
+        raise InvalidInput("data.source", "training rows of every class", f"none of {shown}")
+    return Splits(train, validation, reference, ranking, data.test)
+
+
+def hold_out(rows: int, test_fraction: float) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"]]:
+    """Return the numbers of the training and of the test rows, each rising: a random share, always the same.
+
+    Raises:
+        InvalidInput: if the share comes to no row, or to all.
+    """
+    size = round(test_fraction * rows)
+    if not 0 < size < rows:
+        raise InvalidInput("data.test_fraction", f"a share of {rows} rows that leaves some on both sides", f"{size}")
+    test, train = np.split(np.random.default_rng(TEST_SEED).permutation(rows), [size])
+    return np.sort(train), np.sort(test)
+
+
+def class_numbers(
+    train: Sequence[str], test: Sequence[str], field: str
+) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"], tuple[str, ...]]:
+    """Return labels as class numbers, and the classes: those of the training rows, sorted, numbers by their value.
+
+    Raises:
+        InvalidInput: if there are fewer than two classes or too many, a label of the test rows is in no training row,
+            or one is not text.
+    """
+    classes = sorted(set(train), key=_by_value)
+    if not 2 <= len(classes) <= MAX_CLASSES:
+        raise InvalidInput(field, f"labels of 2 to {MAX_CLASSES} classes", f"{len(classes)}")
+    try:
+        "".join(classes).encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(field, "labels that are text", "a lone surrogate in one") from None
+    number = {label: i for i, label in enumerate(classes)}
+    unknown = sorted(set(test) - set(classes))
+    if unknown:
+        raise InvalidInput(field, "test labels that training rows have too", repr(unknown[0])[:80])
+    y, y_test = (np.array([number[label] for label in labels], dtype=np.int64) for labels in (train, test))
+    return y, y_test, tuple(classes)
+
+
+def _by_value(label: str) -> tuple[float, str]:
+    try:
+        return float(label), label
+    except ValueError:
+        return float("inf"), label
