@@ -138,5 +138,5 @@ def test_a_small_network_is_left_as_it_is():
     model = scale_model(realnvp, 8, 16, 16, 3, couplings=1, hidden=4)
     x = torch.randn(50, 8, generator=generator)
     files = export(model, ServedNetwork(model.network, model.likelihood, {"residual": Residual.fit(x)}))
-    assert quantise_sampler(files["sampler.onnx"], network.theta_dimension) == files["sampler.onnx"]
+    assert quantise_sampler(files["sampler.onnx"], model.network.theta_dimension) == files["sampler.onnx"]
     assert quantise_network(files["network.onnx"]) == files["network.onnx"]
