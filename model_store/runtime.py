@@ -17,7 +17,7 @@ import onnx
 import onnxruntime as ort
 from jaxtyping import Float32
 
-from model_store.noise import NOISE_ALGORITHM, noise
+from model_store.noise import DRAW_INDEX, NOISE_ALGORITHM, noise
 
 logger = logging.getLogger("dubito")
 
@@ -125,6 +125,8 @@ class Runtime:
         if self.paired:
             return self._run(x, theta, max(1, CHUNK_ROWS // len(x)))
         draws = min(max(1, UNPAIRED_CHUNK_ROWS // len(x)), max(1, CHUNK_BYTES // self.set_bytes(1)))
+        if self.algorithm == DRAW_INDEX:  # the network computes every member, whichever are asked for
+            draws = len(theta)
         parts = [
             self._run_unpaired(x[n : n + UNPAIRED_CHUNK_ROWS], theta, draws)
             for n in range(0, len(x), UNPAIRED_CHUNK_ROWS)
