@@ -132,7 +132,7 @@ def splits():
 def begin(folder, splits, seed=0, interval=1e-9, epochs=3):
     folder.mkdir(exist_ok=True)
     (folder / "recipe.toml").write_text(RECIPE.format(name="small", seed=seed, interval=interval, epochs=epochs))
-    return Run(load(folder / "recipe.toml"), splits, 3, folder, torch.device("cpu"))
+    return Run(load(folder / "recipe.toml"), splits, splits.train.x.shape[1:], 3, folder, torch.device("cpu"))
 
 
 def test_every_checkpoint_leads_to_the_same_weights(splits, tmp_path):
