@@ -28,7 +28,7 @@ def publish_untrained(store: ModelStore) -> None:
     rows = Rows(generator.uniform(0, 255, (400, 784)).astype(np.float32), np.arange(400, dtype=np.int64) % 10)
     data = Dataset(rows, rows.take(np.arange(32)), (28, 28), tuple("0123456789"), 0.0, 255.0)
     splits = split(data, SplitSizes(64, 64, 64, seed=0))
-    model = build(recipe, 784, 10)
+    model = build(recipe, (28, 28), 10)
     initialise(model, torch.from_numpy(splits.train.x))
     with torch.no_grad():
         model.posterior.output.log_scale.fill_(TRAINED_LOG_STD)
@@ -42,6 +42,6 @@ def torch_model(store: ModelStore, name: str) -> BayesianModel:
     artifact = store.open(name, store.resolve(name), wanted=("weights.safetensors",))
     manifest = artifact.manifest
     recipe = recipes.Recipe.model_validate(manifest.training["recipe"])
-    model = build(recipe, int(np.prod(manifest.input.shape)), len(manifest.output.classes))
+    model = build(recipe, manifest.input.shape, len(manifest.output.classes))
     model.load_state_dict(load(artifact.files["weights.safetensors"]))
     return model.eval()

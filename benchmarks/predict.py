@@ -37,6 +37,7 @@ from benchmarks.model import NAME, ROOT, publish_untrained, torch_model
 from model_store.model import NEEDED, Model
 from model_store.store import ModelStore
 from training.flows import LOG_SCALE_BOUND, Coupling, WeightNormLinear
+from training.layers import ScaledLayer
 from training.model import BayesianModel
 
 DRAWS = 100
@@ -88,16 +89,16 @@ def textbook_sampler(model: BayesianModel) -> torch.nn.Module:
 def textbook(model: BayesianModel, sampler: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return mean probabilities by the loop that every tutorial shows."""
     network = model.network
-    total = torch.zeros(len(x), network.sizes[-1])
+    layers = [layer for layer in network.module if isinstance(layer, ScaledLayer)]
+    total = torch.zeros(len(x), network.slots[-1].size)
     for _ in range(DRAWS):
         theta = sampler(torch.randn(1, model.posterior.noise_dimension))[0]
-        h, scales = (x - network.mean) / network.std, theta.split(list(network.sizes[1:]))
+        h, scales = (x - network.mean) / network.std, theta.split([slot.size for slot in network.slots])
         last = len(scales) - 1
-        for layer, scale in enumerate(scales):
-            direction = network.directions[layer]
-            weight = scale[:, None] * direction / torch.linalg.vector_norm(direction, dim=1, keepdim=True)
-            h = torch.nn.functional.linear(h, weight, network.biases[layer])
-            h = h if layer == last else torch.relu(h)
+        for i, (layer, scale) in enumerate(zip(layers, scales, strict=True)):
+            weight = scale[:, None] * layer.direction / torch.linalg.vector_norm(layer.direction, dim=1, keepdim=True)
+            h = torch.nn.functional.linear(h, weight, layer.bias)
+            h = h if i == last else torch.relu(h)
         total += torch.softmax(h, dim=-1)
     return total / DRAWS
 
@@ -106,7 +107,7 @@ def textbook(model: BayesianModel, sampler: torch.nn.Module, x: torch.Tensor) ->
 def batched(model: BayesianModel, x: torch.Tensor) -> torch.Tensor:
     """Return mean probabilities of all draws at once."""
     theta = model.posterior(torch.randn(DRAWS, model.posterior.noise_dimension))
-    return model.network(x, theta[:, None])[0].exp().mean(0)
+    return torch.softmax(model.network(x, theta[:, None])[0], dim=-1).mean(0)
 
 
 def seconds(work: Callable[[], object], times: int, interval_s: float = 0.0) -> list[float]:

@@ -97,6 +97,7 @@ class NoiseSpec(Record):
     theta_dimension: Annotated[int, Field(ge=1)]
     paired: bool
     default_draws: Annotated[int, Field(ge=1)]
+    max_draws: Annotated[int, Field(ge=1)] | None = None  # how many different draws there are; None: without end
 
 
 class DetectorSpec(Record):
@@ -108,6 +109,7 @@ class DetectorSpec(Record):
     reference_rows: Annotated[int, Field(ge=1)]
     ranking_rows: Annotated[int, Field(ge=1)]
     smallest_fpr: Annotated[float, Field(gt=0, lt=1)]
+    rows_per_draw_set: Annotated[int, Field(ge=1)] = 1  # of the calibration splits
     scores_version: Literal[1] = 1
 
 

@@ -10,7 +10,7 @@ from safetensors.numpy import load
 from model_store.calibration import Calibration, Judgement
 from model_store.errors import BrokenArtifact
 from model_store.manifest import GRAPHS, Manifest
-from model_store.noise import NOISE_ALGORITHM
+from model_store.noise import ALGORITHMS
 from model_store.runtime import GraphError, Runtime
 from model_store.scores import PredictiveSums, Scores, predictive_scores
 from model_store.store import Artifact
@@ -69,14 +69,16 @@ class Model:
         def broken(file: str, reason: str) -> BrokenArtifact:
             return BrokenArtifact(manifest.name, manifest.version, file, reason)
 
-        if manifest.noise.algorithm != NOISE_ALGORITHM:
-            raise broken("manifest.json", f"noise.algorithm: expected {NOISE_ALGORITHM!r}, the one known here")
+        if manifest.noise.algorithm not in ALGORITHMS:
+            raise broken("manifest.json", f"noise.algorithm: expected one of {ALGORITHMS}, those known here")
         try:
             runtime = Runtime(
                 artifact.files["sampler.onnx"],
                 artifact.files["network.onnx"],
                 manifest.noise.dimension,
                 threads,
+                manifest.noise.algorithm,
+                manifest.noise.paired,
             )
         except GraphError as error:
             raise broken(error.file, error.reason) from None
@@ -100,7 +102,7 @@ class Model:
 
     def warm_up(self) -> None:
         """Predict once, so that the first caller does not pay for it and a wrong graph is found out."""
-        theta = self.runtime.draw(0, 0, 2)
+        theta = self.runtime.draw(0, 0, min(2, self.manifest.noise.max_draws or 2))
         prediction = self.predict(np.zeros((1, self.row_size), dtype=np.float32), theta)
         given, expected = prediction.scores.probabilities.shape[1], len(self.manifest.output.classes)
         if given != expected:

@@ -21,6 +21,8 @@ import numpy as np
 from jaxtyping import Float32, UInt32
 
 NOISE_ALGORITHM = "philox4x64-10/linear-quantile"
+DRAW_INDEX = "draw-index"  # eps[k] = k, whatever the seed: for models that are a list of draws
+ALGORITHMS = (NOISE_ALGORITHM, DRAW_INDEX)
 MAX_SEED = 2**53 - 1  # the largest integer that JSON readers agree on
 CHUNK = 16_384  # numbers made at a time, so that intermediate results stay in the processor's cache
 
@@ -79,3 +81,16 @@ def _quantile_lines() -> tuple[Float32[np.ndarray, "nodes"], Float32[np.ndarray,
 
 
 INTERCEPT, SLOPE = _quantile_lines()
+
+
+def noise(algorithm: str, seed: int, first_draw: int, num_draws: int, dimension: int) -> Float32[np.ndarray, "K D"]:
+    """Return the noise of draws by the algorithm of that name, as `standard_normal` does.
+
+    Raises:
+        ValueError: if there is no such algorithm.
+    """
+    if algorithm == NOISE_ALGORITHM:
+        return standard_normal(seed, first_draw, num_draws, dimension)
+    if algorithm == DRAW_INDEX:
+        return np.arange(first_draw, first_draw + num_draws, dtype=np.float32)[:, None]
+    raise ValueError(f"expected {NOISE_ALGORITHM!r} or {DRAW_INDEX!r}, got {algorithm!r}")

@@ -8,6 +8,8 @@ kernel when a session is made.
 
 import logging
 import os
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,16 @@ import onnx
 import onnxruntime as ort
 from jaxtyping import Float32
 
-from model_store.noise import standard_normal
+from model_store.noise import DRAW_INDEX, NOISE_ALGORITHM, noise
 
 logger = logging.getLogger("dubito")
 
 CHUNK_ROWS = 1024  # rows x draws in one run of the network: intermediate results stay in the processor's cache
 SMALL_ROWS = 128  # rows x draws below which waking other threads takes longer than they save
+# The same where theta is not paired: a convolution whose weights are drawn needs all patches of its input.
+UNPAIRED_CHUNK_ROWS = 128
+CHUNK_BYTES = 32 << 20  # of theta in one run
+HELD_BYTES = 64 << 20  # of a draw set that is held in memory; a larger one is made chunk by chunk whenever it is used
 
 
 class GraphError(ValueError):
@@ -32,18 +38,38 @@ class GraphError(ValueError):
         self.reason = reason
 
 
+@dataclass(frozen=True)
+class DrawSet:
+    """The first K draws of a seed; `theta` is None where it would be too large to hold."""
+
+    seed: int
+    num_draws: int
+    theta: Float32[np.ndarray, "K D"] | None
+
+
 class Runtime:
     """The sampler (eps -> theta) and the network (x, theta -> log_probs, features, density) of a model."""
 
-    def __init__(self, sampler: bytes, network: bytes, noise_dimension: int, threads: int = 0) -> None:
+    def __init__(
+        self,
+        sampler: bytes,
+        network: bytes,
+        noise_dimension: int,
+        threads: int = 0,
+        algorithm: str = NOISE_ALGORITHM,
+        paired: bool = True,
+    ) -> None:
         """Make sessions of serialised graphs; `threads` 0 means one for each processor this process may use.
 
         They are the network's: draws are made ahead, on one thread, beside what the network does.
+        Noise is made by `algorithm`; `paired` says whether rows may have draws of their own.
 
         Raises:
             GraphError: if a graph is not one that a sampler or network can be.
         """
         self.noise_dimension = noise_dimension
+        self.algorithm = algorithm
+        self.paired = paired
         threads = threads or len(os.sched_getaffinity(0))
         self._sampler = _session("sampler.onnx", sampler, 1, {"eps"}, {"theta"})
         inputs, outputs = {"x", "theta"}, {"log_probs", "features", "density"}
@@ -52,20 +78,76 @@ class Runtime:
 
     def draw(self, seed: int, first_draw: int, num_draws: int) -> Float32[np.ndarray, "K D"]:
         """Return theta of draws `first_draw` and on of a seed."""
-        return self.sample(standard_normal(seed, first_draw, num_draws, self.noise_dimension))
+        return self.sample(noise(self.algorithm, seed, first_draw, num_draws, self.noise_dimension))
 
     def sample(self, eps: Float32[np.ndarray, "K E"]) -> Float32[np.ndarray, "K D"]:
         """Return theta of each row of noise."""
         return self._sampler.run(["theta"], {"eps": eps})[0]
+
+    @cached_property
+    def theta_dimension(self) -> int:
+        """D, how many numbers a draw of theta has."""
+        (theta,) = (i for i in self._network.get_inputs() if i.name == "theta")
+        return int(theta.shape[2])
+
+    def set_bytes(self, num_draws: int) -> int:
+        """Return the size of a draw set's theta."""
+        return num_draws * self.theta_dimension * 4
+
+    def draw_set(self, seed: int, num_draws: int) -> DrawSet:
+        """Return the first draws of a seed."""
+        held = self.set_bytes(num_draws) <= HELD_BYTES
+        return DrawSet(seed, num_draws, self.draw(seed, 0, num_draws) if held else None)
+
+    def run_set(
+        self, x: Float32[np.ndarray, "N I"], draws: DrawSet
+    ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
+        """Return what `run` does, all rows under one draw set, in memory bounded whatever the set's size."""
+        if draws.theta is not None:
+            return self.run(x, draws.theta[:, None])
+        chunk = max(1, CHUNK_BYTES // self.set_bytes(1))
+        parts = []
+        density = None
+        for first in range(0, draws.num_draws, chunk):
+            theta = self.draw(draws.seed, first, min(chunk, draws.num_draws - first))
+            log_probs, density = self.run(x, theta[:, None])
+            parts.append(log_probs)
+        assert density is not None
+        return np.concatenate(parts), density
 
     def run(
         self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
     ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
         """Return log class probabilities of each draw and row, and the density detectors' scores of each row.
 
-        `theta` has one draw for all rows (P = 1) or one for each (P = N).
+        `theta` has one draw for all rows (P = 1) or, where it may be paired, one for each (P = N).
         """
-        draws = max(1, CHUNK_ROWS // len(x))
+        if self.paired:
+            return self._run(x, theta, max(1, CHUNK_ROWS // len(x)))
+        draws = min(max(1, UNPAIRED_CHUNK_ROWS // len(x)), max(1, CHUNK_BYTES // self.set_bytes(1)))
+        if self.algorithm == DRAW_INDEX:  # the network computes every member, whichever are asked for
+            draws = len(theta)
+        parts = [
+            self._run_unpaired(x[n : n + UNPAIRED_CHUNK_ROWS], theta, draws)
+            for n in range(0, len(x), UNPAIRED_CHUNK_ROWS)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([p[0] for p in parts], axis=1), np.concatenate([p[1] for p in parts])
+
+    def _run_unpaired(
+        self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K 1 D"], draws: int
+    ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
+        if len(x) > 1:
+            return self._run(x, theta, draws)
+        # A lone row would be multiplied with weights that are not constants by another kernel, and get other bits.
+        log_probs, density = self._run(np.repeat(x, 2, axis=0), theta, draws)
+        return log_probs[:, :1], density[:1]
+
+    def _run(
+        self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"], draws: int
+    ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
+        """Run the network on some draws at a time."""
         network = self._small_network if len(x) * len(theta) <= SMALL_ROWS else self._network
         log_probs, density = network.run(["log_probs", "density"], {"x": x, "theta": theta[:draws]})
         parts = [log_probs]

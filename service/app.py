@@ -69,6 +69,10 @@ class Service:
         wanted = envelope.num_samples or served.model.manifest.noise.default_draws
         if wanted > self.settings.max_samples:
             raise InvalidInput("num_samples", f"at most {self.settings.max_samples}", str(wanted))
+        most = served.model.manifest.noise.max_draws
+        if most is not None and wanted > most:
+            expected = f"at most {most}, since {served.name} has no more different draws"
+            raise InvalidInput("num_samples", expected, str(wanted))
         return wanted
 
     def count(self, served: Served, rows: int, draws: int, flags: int = 0) -> None:

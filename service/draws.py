@@ -3,29 +3,16 @@
 import secrets
 import threading
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32
 
 from model_store.model import Model
 from model_store.noise import MAX_SEED
+from model_store.runtime import HELD_BYTES, DrawSet
 
 PIECE_DRAWS = 50  # made at a time, between looks at whether a request is in work
+READY_BYTES = 64 << 20  # of all ready sets together
 PATIENCE_S = 0.05  # how long a piece waits for an idle moment before it is made all the same
-
-
-@dataclass(frozen=True)
-class DrawSet:
-    """The first K draws of a seed."""
-
-    seed: int
-    theta: Float32[np.ndarray, "K D"]
-
-
-def draw_set(model: Model, seed: int, num_draws: int) -> DrawSet:
-    """Return the first draws of a seed: any answer can be replayed from it."""
-    return DrawSet(seed, model.runtime.draw(seed, 0, num_draws))
 
 
 def fresh_seed() -> int:
@@ -43,13 +30,13 @@ class Reservoir:
 
     def __init__(self, model: Model, depth: int, idle: threading.Event) -> None:
         self.model = model
-        self.depth = depth
         self.num_draws = model.manifest.noise.default_draws
+        self.depth = min(depth, READY_BYTES // model.runtime.set_bytes(self.num_draws))
         self._idle = idle
         self._ready: deque[DrawSet] = deque()
         self._wanted = threading.Event()
         self._closed = False
-        if depth > 0:
+        if self.depth > 0:
             self._wanted.set()
             threading.Thread(target=self._fill, name="draw-reservoir", daemon=True).start()
 
@@ -63,14 +50,16 @@ class Reservoir:
         try:
             ready = self._ready.pop()  # the newest, which the processor's cache may still hold
         except IndexError:
-            return draw_set(self.model, fresh_seed(), num_draws)
+            return self.model.runtime.draw_set(fresh_seed(), num_draws)
         if len(self._ready) <= self.depth // 2:
             self._wanted.set()
-        have = len(ready.theta)
-        if num_draws <= have:
-            return DrawSet(ready.seed, ready.theta[:num_draws])
-        more = self.model.runtime.draw(ready.seed, have, num_draws - have)
-        return DrawSet(ready.seed, np.concatenate([ready.theta, more]))
+        theta = ready.theta
+        if theta is None or self.model.runtime.set_bytes(num_draws) > HELD_BYTES:
+            return self.model.runtime.draw_set(ready.seed, num_draws)
+        if num_draws <= len(theta):
+            return DrawSet(ready.seed, num_draws, theta[:num_draws])
+        more = self.model.runtime.draw(ready.seed, len(theta), num_draws - len(theta))
+        return DrawSet(ready.seed, num_draws, np.concatenate([theta, more]))
 
     def close(self) -> None:
         """End the thread; draws already handed out stay good."""
@@ -95,4 +84,4 @@ class Reservoir:
             if self._closed:
                 return
             pieces.append(self.model.runtime.draw(seed, first, min(PIECE_DRAWS, self.num_draws - first)))
-        self._ready.append(DrawSet(seed, np.concatenate(pieces)))
+        self._ready.append(DrawSet(seed, self.num_draws, np.concatenate(pieces)))

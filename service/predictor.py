@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float32, Float64
 
 from model_store.model import Prediction, detector_scores
+from model_store.runtime import DrawSet
 from model_store.scores import PredictiveSums, predictive_scores
-from service.draws import DrawSet, draw_set
 from service.models import Served
 from service.problems import Overloaded, TooLarge
 from service.schemas import Envelope
@@ -100,7 +100,7 @@ class Predictor:
 
 def take_draws(served: Served, num_samples: int, seed: int | None) -> DrawSet:
     """Return the draws of a request: exactly those of its seed, or fresh ones."""
-    return served.reservoir.take(num_samples) if seed is None else draw_set(served.model, seed, num_samples)
+    return served.reservoir.take(num_samples) if seed is None else served.model.runtime.draw_set(seed, num_samples)
 
 
 def predict(
@@ -111,7 +111,7 @@ def predict(
     rows = max(1, CHUNK_ROW_DRAWS // num_samples)
     predictions, samples = [], []
     for start in range(0, len(x), rows):
-        log_probs, density = served.model.runtime.run(x[start : start + rows], draws.theta[:, None])
+        log_probs, density = served.model.runtime.run_set(x[start : start + rows], draws)
         predictions.append(served.model.judge(log_probs, density))
         if keep_samples:
             samples.append(np.exp(log_probs))
@@ -127,6 +127,6 @@ def pool_scores(
     served: Served, x: Float32[np.ndarray, "N I"], draws: DrawSet, score: str
 ) -> Float64[np.ndarray, "N"]:
     """Return one score of pool rows, all under the same draws."""
-    log_probs, density = served.model.runtime.run(x, draws.theta[:, None])
+    log_probs, density = served.model.runtime.run_set(x, draws)
     scores = predictive_scores(PredictiveSums.from_log_probs(log_probs), standard_errors=False)
     return detector_scores(scores, density, served.model.manifest.detectors.density)[score]

@@ -26,7 +26,7 @@ reference_rows = 140
 ranking_rows = 220
 [network]
 hidden = [64, 64]
-[hypernetwork]
+[posterior]
 couplings = 2
 hidden = 50
 initial_log_std = -4.0
@@ -90,6 +90,31 @@ def environment_with(**settings: str) -> dict[str, str]:
     """The environment without any DUBITO_ variable but these."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DUBITO_")}
     return kept | settings
+
+
+def scale_mlp(*sizes: int, seed: int = 0):
+    """A multilayer perceptron whose weight-norm scales are drawn, of layer sizes (inputs, hidden ..., classes)."""
+    import torch
+
+    from training.networks import DrawnNetwork, Stochastic, mlp
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return DrawnNetwork(mlp(sizes[0], sizes[1:-1], sizes[-1]), Stochastic("scales"), (sizes[0],))
+
+
+def scale_model(flow, *sizes: int, couplings: int = 2, hidden: int = 8, log_scale: float = -2.0):
+    """A Bayesian hypernetwork over the scales of a multilayer perceptron, its parameters as they start."""
+    import torch
+
+    from training.likelihoods import Categorical
+    from training.model import BayesianModel
+    from training.posteriors.hypernetwork import HypernetworkPosterior
+
+    network = scale_mlp(*sizes)
+    dimension = network.theta_dimension
+    made = flow(dimension, couplings, hidden, log_scale, torch.Generator().manual_seed(0))
+    return BayesianModel(network, HypernetworkPosterior(made, dimension, 1.0), Categorical())
 
 
 @contextmanager

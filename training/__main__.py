@@ -64,7 +64,7 @@ def _fit(options: argparse.Namespace) -> int:
     run_id = sha256(f"{recipe.digest()} {data.digest()} {device.type}".encode()).hexdigest()[:12]
     folder = Path(os.environ.get("DUBITO_RUNS", "runs")) / f"{recipe.name}-{run_id}"
     with _locked(folder):
-        run = Run(recipe, splits, len(data.classes), folder, device)
+        run = Run(recipe, splits, data.shape, len(data.classes), folder, device)
         begun = f"going on from step {run.progress.step}" if run.resumed else f"{run.steps} steps"
         print(f"{recipe.name}: {len(splits.train)} training rows, {begun} on {device.type}; run in {folder}")
         manifest = _published(store, recipe.name, run.progress.token)

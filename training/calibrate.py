@@ -1,18 +1,22 @@
 """Calibration of a model as it is served, and its measured quality."""
 
+import math
+
 import numpy as np
 from jaxtyping import Float32, Float64
 
 from model_store.calibration import Calibration
 from model_store.model import detector_scores
-from model_store.noise import MAX_SEED
+from model_store.noise import DRAW_INDEX, MAX_SEED
 from model_store.runtime import Runtime
 from model_store.scores import PredictiveSums, Scores, predictive_scores
 from training.data import Rows
-from training.posteriors import hash_key
+from training.posteriors.noise import hash_key
 
 DRAW_COUNTS = (1, 2, 3, 5, 10, 20, 30, 50, 75, 100, 200, 500, 1000)
 CHUNK_ROWS = 32
+DRAWN_NUMBERS = 2_000_000_000  # noise of a calibration split: about a minute of one core
+FEWEST_SHARING = 16
 CALIBRATION = 5  # the random stream of this module's draws, beside those of `training.fit`
 
 
@@ -29,6 +33,8 @@ def served_scores(
     Request i has the seed `draw_seed(seed, i)`; all numbers of draws are prefixes of the same draws. Returns the
     scores for each number of draws, and the density detectors' scores.
     """
+    if not runtime.paired:
+        return _scores_by_request(runtime, rows, counts, seed, share)
     parts: list[list[Scores]] = []
     densities = []
     for start in range(0, len(rows), CHUNK_ROWS):
@@ -37,14 +43,52 @@ def served_scores(
         draws = np.stack([runtime.draw(draw_seed(seed, i), 0, counts[-1]) for i in requests], axis=1)
         log_probs, density = runtime.run(x, np.repeat(draws, share, axis=1)[:, start % share :][:, : len(x)])
         densities.append(density)
-        sums = None
-        parts.append([])
-        for first, last in zip([0, *counts], counts, strict=False):
-            more = PredictiveSums.from_log_probs(log_probs[first:last], first)
-            sums = more if sums is None else sums.merge(more)
-            parts[-1].append(predictive_scores(sums, standard_errors=False))
-    scores = [Scores.concatenate([part[j] for part in parts]) for j in range(len(counts))]
-    return scores, np.concatenate(densities)
+        parts.append(_scores_by_count(log_probs, counts))
+    return _joined(parts), np.concatenate(densities)
+
+
+def _scores_by_request(
+    runtime: Runtime, rows: Rows, counts: list[int], seed: int, share: int
+) -> tuple[list[Scores], Float32[np.ndarray, "N M"]]:
+    """Do the same where rows of one run must share their draws."""
+    parts: list[list[Scores]] = []
+    densities = []
+    for i, start in enumerate(range(0, len(rows), share)):
+        draws = runtime.draw_set(draw_seed(seed, i), counts[-1])
+        log_probs, density = runtime.run_set(rows.x[start : start + share], draws)
+        densities.append(density)
+        parts.append(_scores_by_count(log_probs, counts))
+    return _joined(parts), np.concatenate(densities)
+
+
+def _scores_by_count(log_probs: Float32[np.ndarray, "K N C"], counts: list[int]) -> list[Scores]:
+    """Return the scores of the first draws, for each number of draws."""
+    scores = []
+    sums = None
+    for first, last in zip([0, *counts], counts, strict=False):
+        more = PredictiveSums.from_log_probs(log_probs[first:last], first)
+        sums = more if sums is None else sums.merge(more)
+        scores.append(predictive_scores(sums, standard_errors=False))
+    return scores
+
+
+def _joined(parts: list[list[Scores]]) -> list[Scores]:
+    """Return the scores of all rows, for each number of draws."""
+    return [Scores.concatenate(list(chunks)) for chunks in zip(*parts, strict=True)]
+
+
+def rows_per_draw_set(runtime: Runtime, rows: int, num_draws: int) -> int:
+    """Return how many calibration rows share a draw set.
+
+    1 where a draw is small. Where it holds every weight, as many as keep the work near `DRAWN_NUMBERS`, and
+    `FEWEST_SHARING` at least: docs/decisions/0007-methods.md says what that does to the flag's rate. Draws that are
+    the same for all seeds are shared by all rows.
+    """
+    if runtime.algorithm == DRAW_INDEX:
+        return rows
+    if runtime.paired:
+        return 1
+    return max(FEWEST_SHARING, math.ceil(rows * num_draws * runtime.noise_dimension / DRAWN_NUMBERS))
 
 
 def draw_seed(seed: int, request: int) -> int:
@@ -70,8 +114,9 @@ def calibrate(
     seed: int,
 ) -> Calibration:
     """Fit and rank the detectors on two splits that the model was not fitted on."""
-    reference_scores = by_detector(*served_scores(runtime, reference, counts, hash_key(seed, 0)), density)
-    scores, densities = served_scores(runtime, ranking, counts, hash_key(seed, 1))
+    share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
+    reference_scores = by_detector(*served_scores(runtime, reference, counts, hash_key(seed, 0), share), density)
+    scores, densities = served_scores(runtime, ranking, counts, hash_key(seed, 1), share)
     true_probs = np.stack([s.probabilities[np.arange(len(ranking)), ranking.y] for s in scores])
     return Calibration.fit(counts, reference_scores, by_detector(scores, densities, density), true_probs, combined)
 

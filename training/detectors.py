@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from training.networks import MLP
+from training.likelihoods import Categorical
+from training.networks import DrawnNetwork, MemberNetwork
 
 EXPLAINED = 0.9  # share of the training rows' variance inside the leading components
 CHUNK_ROWS = 4096
@@ -55,14 +56,21 @@ class Residual(nn.Module):
 class ServedNetwork(nn.Module):
     """What `network.onnx` computes: the primary network, and beside it the density detectors."""
 
-    def __init__(self, network: MLP, density: dict[str, Residual]) -> None:
+    def __init__(
+        self, network: DrawnNetwork | MemberNetwork, likelihood: Categorical, density: dict[str, Residual]
+    ) -> None:
         super().__init__()
         self.network = network
+        self.likelihood = likelihood
         self.density = nn.ModuleDict(density)
 
     def forward(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Float[Tensor, "N M"]]:
         """Return log class probabilities, features, and one density score for each detector, in their order."""
-        log_probs, features = self.network(x, theta)
-        return log_probs, features, torch.stack([detector(x) for detector in self.density.values()], dim=1)
+        outputs, features = self.network(x, theta)
+        return (
+            self.likelihood(outputs),
+            features,
+            torch.stack([detector(x) for detector in self.density.values()], dim=1),
+        )

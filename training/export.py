@@ -1,26 +1,30 @@
 """Export of a fitted model to the two graphs that the service runs, and their parity with torch."""
 
+import copy
 import io
 import logging
+import math
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 
 import numpy as np
 import onnx
 import torch
+from onnx import numpy_helper
 from torch import Tensor, nn
 
-from model_store.errors import DubitoError
-from model_store.noise import standard_normal
+from model_store.errors import DubitoError, InvalidInput
+from model_store.noise import noise
 from model_store.runtime import Runtime
 from training.data import Rows
-from training.detectors import ServedNetwork
+from training.detectors import Residual, ServedNetwork
 from training.model import BayesianModel
 
 OPSET = 20
 PARITY_TOLERANCE = 1e-3  # a graph that computes something else is off by far more, rounding by far less
 PARITY_ROWS = 64
 PARITY_DRAWS = 16
+CHECKED_ROWS = 16
 
 
 class ParityError(DubitoError):
@@ -30,17 +34,45 @@ class ParityError(DubitoError):
 def export(model: BayesianModel, network: ServedNetwork) -> dict[str, bytes]:
     """Return `sampler.onnx` (eps -> theta) and `network.onnx` (x, theta -> log_probs, features, density)."""
     rows, draws = 3, 2
-    x = torch.zeros(rows, model.network.sizes[0])
+    x = torch.zeros(rows, math.prod(model.network.shape))
     eps = torch.zeros(draws, model.posterior.noise_dimension)
-    theta = torch.zeros(draws, rows, model.posterior.theta_dimension)
     k, n = torch.export.Dim("draws"), torch.export.Dim("rows")
+    assert isinstance(model.posterior, nn.Module)
     sampler = _graph(model.posterior, (eps,), {"eps": {0: k}}, ["theta"])
+    # The graph is made for a theta that all rows share, so that numbers of rows in it come from x alone; nothing
+    # in it depends on whether theta has a row for each of x or one for all: let it broadcast.
+    theta = torch.zeros(draws, 1, model.posterior.theta_dimension)
     outputs = ["log_probs", "features", "density"]
-    served = _graph(network, (x, theta), {"x": {0: n}, "theta": {0: k, 1: n}}, outputs)
-    # Nothing in the graph depends on whether theta has a row for each of x or one for all: let it broadcast.
-    (theta_input,) = (i for i in served.graph.input if i.name == "theta")
-    theta_input.type.tensor_type.shape.dim[1].dim_param = "pairs"
+    served = _graph(network, (x, theta), {"x": {0: n}, "theta": {0: k}}, outputs)
+    if model.network.is_paired:
+        (theta_input,) = (i for i in served.graph.input if i.name == "theta")
+        theta_input.type.tensor_type.shape.dim[1].dim_param = "pairs"
     return {"sampler.onnx": sampler.SerializeToString(), "network.onnx": served.SerializeToString()}
+
+
+def check_exports(model: BayesianModel) -> None:
+    """Export a fresh model's network and compare, so that a module that cannot be served is refused before its fit.
+
+    Raises:
+        InvalidInput: if it cannot be exported, or its graph computes something else.
+    """
+    trial = copy.deepcopy(model).cpu().eval()
+    x = torch.randn(CHECKED_ROWS, math.prod(trial.network.shape), generator=torch.Generator().manual_seed(0))
+    network = ServedNetwork(trial.network, trial.likelihood, {"residual": Residual.fit(x)}).eval()
+    posterior = trial.posterior
+    try:
+        files = export(trial, network)
+        runtime = Runtime(
+            files["sampler.onnx"],
+            files["network.onnx"],
+            posterior.noise_dimension,
+            algorithm=posterior.algorithm,
+            paired=trial.network.is_paired,
+        )
+        parity(trial, network, runtime, Rows(x.numpy(), np.zeros(len(x), dtype=np.int64)))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InvalidInput("network", "a module that can be exported and served", reason) from error
 
 
 def _graph(
@@ -65,6 +97,7 @@ def _graph(
         )
     assert program is not None
     graph: onnx.ModelProto = program.model_proto
+    _pool_globally(graph.graph)
     graph.doc_string = ""
     del graph.graph.value_info[:]  # shapes of intermediate results, which fix more than holds
     # Export's notes name files of the machine that wrote them.
@@ -73,6 +106,30 @@ def _graph(
         part.doc_string = ""
     onnx.checker.check_model(graph)
     return graph
+
+
+def _pool_globally(graph: onnx.GraphProto) -> None:
+    """Replace means over pictures by global average pooling.
+
+    onnxruntime's ReduceMean adds numbers in an order that depends on where in memory they lie, so that a row would
+    get other bits at another place in a batch.
+    """
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        axes = constants.get(node.input[1]) if node.op_type == "ReduceMean" and len(node.input) == 2 else None
+        rank = ranks.get(node.input[0], 0) if axes is not None else 0
+        if axes is None or rank < 3 or sorted(int(a) % rank for a in axes) != list(range(2, rank)):
+            nodes.append(node)
+            continue
+        keeps = all(a.i for a in node.attribute if a.name == "keepdims")
+        pooled = node.output[0] if keeps else f"{node.output[0]}.pooled"
+        nodes.append(onnx.helper.make_node("GlobalAveragePool", [node.input[0]], [pooled]))
+        if not keeps:
+            nodes.append(onnx.helper.make_node("Squeeze", [pooled, node.input[1]], [node.output[0]]))
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 @torch.no_grad()
@@ -86,11 +143,14 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
         ParityError: if one is more than `PARITY_TOLERANCE`.
     """
     x = rows.x[:PARITY_ROWS].astype(np.float32)
-    eps = standard_normal(0, 0, PARITY_DRAWS * len(x), model.posterior.noise_dimension)
-    theta = model.posterior(torch.from_numpy(eps)).numpy()
+    posterior = model.posterior
+    draws = min(PARITY_DRAWS, posterior.max_draws or PARITY_DRAWS)
+    pairs = len(x) if model.network.is_paired else 1
+    eps = noise(posterior.algorithm, 0, 0, draws * pairs, posterior.noise_dimension)
+    theta = posterior(torch.from_numpy(eps)).numpy()
     served = runtime.sample(eps)
     found: dict[str, list[np.ndarray]] = {"theta": [served - theta], "probabilities": [], "density": []}
-    paired = theta.reshape(PARITY_DRAWS, len(x), -1)
+    paired = theta.reshape(draws, pairs, -1)
     for shared_or_paired in (paired[:, :1], paired):
         log_probs, _, density = network(torch.from_numpy(x), torch.from_numpy(shared_or_paired))
         got_log_probs, got_density = runtime.run(x, shared_or_paired)
@@ -102,6 +162,10 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
             raise ParityError(
                 f"parity: expected {name} within {PARITY_TOLERANCE} of torch's, got a difference of {difference}"
             )
+    together, _ = runtime.run(x, paired[:, :1])
+    for n in range(len(x)):
+        if not np.array_equal(runtime.run(x[n : n + 1], paired[:, :1])[0][:, 0], together[:, n]):
+            raise ParityError("parity: expected a row's outputs to be the same bits alone and in a batch, got others")
     return worst
 
 

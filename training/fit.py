@@ -9,13 +9,14 @@ import json
 import math
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from model_store.errors import DubitoError, InvalidInput
@@ -29,16 +30,19 @@ from training.checkpoint import (
     write_checkpoint,
 )
 from training.data import Rows, Splits
+from training.export import check_exports
 from training.model import BayesianModel, build, initialise
-from training.objectives import negative_elbo
+from training.objectives import alpha_objective, geometric_weight
 from training.plots import plot_run
-from training.posteriors import hash_key, standard_noise
+from training.posteriors import noise
+from training.posteriors.noise import hash_key
 from training.recipe import Recipe
 
 INITIALISATION_ROWS = 1000
 SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
 # What a random stream is for: part of its key, so that no two streams are one.
 INITIAL_ROWS, ORDER, STEP_NOISE, VALIDATION_NOISE = range(1, 5)
+LAYER_NOISE = 6  # 5 is calibration's
 
 
 @dataclass
@@ -59,7 +63,15 @@ class Diverged(DubitoError):
 class Run:
     """A run of a recipe on its data in a folder: `checkpoint.safetensors`, `metrics.jsonl`, `progress.png`."""
 
-    def __init__(self, recipe: Recipe, splits: Splits, num_classes: int, folder: Path, device: torch.device) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        splits: Splits,
+        shape: Sequence[int],
+        num_classes: int,
+        folder: Path,
+        device: torch.device,
+    ) -> None:
         """Begin a run, or take it up where the folder's checkpoint left it."""
         self.recipe = recipe
         self.folder = folder
@@ -70,10 +82,12 @@ class Run:
         self.batch_rows = min(recipe.training.batch_rows, self.rows)
         self.epoch_steps = self.rows // self.batch_rows
         self.steps = recipe.training.epochs * self.epoch_steps
-        self.model = build(recipe, splits.train.x.shape[1], num_classes).to(device)
+        self.model = build(recipe, shape, num_classes).to(device)
+        self.samples = recipe.samples if self.model.posterior.max_draws is None else self.model.posterior.max_draws
         self.parameters = list(self.model.parameters())
         self.optimizer = torch.optim.Adam(self.parameters, lr=recipe.training.learning_rate, fused=True)
-        if sum(p.numel() for p in self.parameters) * self.batch_rows < SMALL_STEP:
+        convolves = any(isinstance(layer, nn.Conv2d) for layer in self.model.modules())
+        if not convolves and sum(p.numel() for p in self.parameters) * self.batch_rows * self.samples < SMALL_STEP:
             torch.set_num_threads(1)
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # of the epoch: nll, KL, correct rows
         self.best: dict[str, Tensor] = {}
@@ -85,6 +99,8 @@ class Run:
         else:
             order = _order(self.rows, recipe.seed, INITIAL_ROWS)[:INITIALISATION_ROWS]
             initialise(self.model, self.train[0][order.to(device)].float())
+            if recipe.network.factory is not None:
+                check_exports(self.model)
 
     @property
     def checkpoint(self) -> Path:
@@ -126,20 +142,25 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * decay ** (step / self.steps)
         x, y = self.train[0][index].float(), self.train[1][index]
-        eps = standard_noise(1, self.model.posterior.noise_dimension, self.recipe.seed, STEP_NOISE, step)
-        theta, kl = self.model.posterior.sample(eps.to(self.device))
-        log_probs, _ = self.model.network(x, theta[:, None])
-        loss, nll = negative_elbo(log_probs, y, kl, self._kl_weight(step))
+        eps = noise(self.model.posterior, self.samples, self.recipe.seed, STEP_NOISE, step)
+        torch.manual_seed(hash_key(self.recipe.seed, LAYER_NOISE, step))  # of layers that draw numbers of their own
+        log_probs, kl = self.model.sample(x, eps.to(self.device))
+        log_likelihood = self.model.likelihood.log_likelihood(log_probs, y)
+        loss, nll = alpha_objective(log_likelihood, kl, self._kl_weight(step), self.recipe.alpha)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, settings.gradient_norm)
         self.optimizer.step()
         correct = (log_probs[0].argmax(1) == y).double().mean()
         self.sums += torch.stack([nll.detach().double(), kl.detach().mean().double(), correct])
 
     def _kl_weight(self, step: int) -> float:
-        ramp = self.recipe.training.kl_ramp_epochs * self.epoch_steps
-        return min(1.0, (step + 1) / ramp if ramp else 1.0) / self.rows
+        settings = self.recipe.training
+        ramp = settings.kl_ramp_epochs * self.epoch_steps
+        weight = 1.0 / self.rows if settings.kl_weight is None else settings.kl_weight
+        if settings.kl_weighting == "geometric":
+            weight *= self.epoch_steps * geometric_weight(step % self.epoch_steps, self.epoch_steps)
+        return min(1.0, (step + 1) / ramp if ramp else 1.0) * weight
 
     def _end_epoch(self, epoch: int) -> dict[str, float | int]:
         nll, kl, accuracy = (self.sums / self.epoch_steps).tolist()
@@ -150,14 +171,16 @@ class Run:
                 f"training diverged in epoch {epoch + 1}: a lower training.learning_rate or training.gradient_norm "
                 f"may help (delete {self.checkpoint} to begin anew)"
             )
-        dimension = self.model.posterior.noise_dimension
-        eps = standard_noise(settings.validation_draws, dimension, self.recipe.seed, VALIDATION_NOISE).to(self.device)
+        draws = min(settings.validation_draws, self.model.posterior.max_draws or settings.validation_draws)
+        eps = noise(self.model.posterior, draws, self.recipe.seed, VALIDATION_NOISE).to(self.device)
         x, y = self.validation
+        self.model.eval()
         probs = self.model.predict(x, eps)
         true_probs = probs.gather(1, y[:, None])[:, 0].double()
         brier = probs.double().square().sum(1) - 2.0 * true_probs + 1.0  # sum over classes of (p - [class is true])^2
         with torch.no_grad():
-            theta_std = self.model.posterior(eps).std(0).mean().item()
+            theta_std = self.model.posterior(eps).std(0, correction=0).mean().item()
+        self.model.train()
         metrics = {
             "epoch": epoch + 1,
             "loss": nll + kl / self.rows,

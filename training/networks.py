@@ -1,80 +1,419 @@
 """Primary networks as functions of an input and theta: outputs[k, n] = f(x[n], theta[k]).
 
-Axes: K draws, N rows, P is 1 where all rows share a draw and N where each row has its own (a paired theta).
+Any module of Linear and Conv2d layers becomes one: those layers are replaced in a copy by layers that read their part
+of theta (`training.layers`), and everything else, the module's own forward included, stays as it is.
 """
 
+import copy
+import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
+
+from model_store.errors import InvalidInput
+from training.layers import FeatureLayer, HyperLayer, MaskLayer, Pass, Place, ScaledLayer, Slot, WeightLayer
+from training.layers import initial_weights as weights_of
+
+Drawn = Literal["scales", "weights", "masks", "hypernet"]
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+# Layers with parameters or statistics of their own, which stay point estimates.
+POINT_ESTIMATES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
+ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity)
+TRIAL_ROWS, TRIAL_DRAWS = 3, 2
 
 
-class MLP(nn.Module):
-    """A classifier of ReLU layers with weight-normalised units: unit u computes g_u (x . V_u / |V_u|) + b_u.
+@dataclass(frozen=True)
+class Stochastic:
+    """What of a module is drawn: which layers take the place of its own."""
 
-    Directions V and biases b are parameters; the scales g of all layers, first layer first, are theta (Krueger et
-    al. 2017, equation 7 and appendix B). A scale multiplies a product that does not depend on the draw, so the
-    first layer's product is computed once for all draws.
-    """
+    drawn: Drawn
+    rate: float = 0.5  # of masks before every layer but the first, where a module has no Dropout of its own
+    input_rate: float = 0.0  # of masks before the first
+    hidden: int = 50  # units of a hypernet's inference network
+    vector_scaling: bool = True
+    initial_log_std: float = -4.0  # of a hypernet's weights
+
+
+class DrawnNetwork(nn.Module):
+    """A module whose Linear and Conv2d layers read theta; `slots` says which part is whose."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, sizes: Sequence[int], generator: torch.Generator) -> None:
-        """Make a network of layer sizes (inputs, hidden ..., classes)."""
+    def __init__(self, module: nn.Module, stochastic: Stochastic, shape: Sequence[int]) -> None:
+        """Convert a copy of a module that takes rows of `shape`.
+
+        Raises:
+            InvalidInput: naming the layer that is not supported, or what fails when the module runs on several draws.
+        """
         super().__init__()
-        self.sizes = tuple(sizes)
-        self.directions = nn.ParameterList(
-            torch.randn(outputs, inputs, generator=generator) / math.sqrt(inputs)
-            for inputs, outputs in pairwise(sizes)
-        )
-        self.biases = nn.ParameterList(torch.zeros(outputs) for outputs in sizes[1:])
-        self.theta_dimension = sum(sizes[1:])
+        module = nn.Sequential(module) if isinstance(module, nn.Linear | nn.Conv2d) else module
+        self.shape = tuple(shape)
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("std", torch.ones(()))
+        self.current = Pass()
+        self.is_paired = stochastic.drawn in ("scales", "masks")  # rows may have draws of their own
+        folded = stochastic.drawn == "hypernet" or not _is_chain(module)
+        self.folded = folded
+        self.shares_input = True
+        self.places: list[Place] = []
+        self.initial: dict[str, Tensor] = {}  # the module's own weights, by slot, where weights are drawn
+        self.masked_weights: list[tuple[str, float]] = []  # parameters that a mask's keep probability goes with
+        self.module = self._converted(copy.deepcopy(module), stochastic)
+        self.slots = [place.slot for place in self.places if place.slot.size]
+        self.theta_dimension = sum(slot.size for slot in self.slots)
+        if not self.theta_dimension:
+            raise InvalidInput("network", "a Linear or Conv2d layer to draw", "none")
+        self._try()
 
     def forward(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"]]:
-        """Return log class probabilities of each draw and row, and the first layer's product as features."""
-        h = (x - self.mean) / self.std
-        features = None
-        scales = torch.split(theta, list(self.sizes[1:]), dim=-1)
-        for direction, bias, scale in zip(self.directions, self.biases, scales, strict=True):
-            if features is not None:
-                h = torch.relu(h)
-            product = functional.linear(h, direction)
-            features = product if features is None else features
-            h = product * (scale / torch.linalg.vector_norm(direction, dim=1)) + bias
-        assert features is not None
-        return functional.log_softmax(h, dim=-1), features
+        """Return the outputs of each draw and row, and features: what is known of a row before any draw.
+
+        Features are the first layer's product, or the standardised row where the first layer's weights are drawn.
+        """
+        outputs, features, _ = self.run(x, theta)
+        return outputs, features
+
+    def run(
+        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
+    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Tensor | None]:
+        """Return outputs, features, and the KL of layers whose posterior depends on their input (K), if any."""
+        current = self.current
+        current.num_draws = theta.shape[0]
+        parts = torch.split(theta, [slot.size for slot in self.slots], dim=-1)
+        current.theta = {slot.name: part for slot, part in zip(self.slots, parts, strict=True)}
+        try:
+            standard = self._standardised(x)
+            h = standard if self.shares_input else standard.expand(theta.shape[0], *standard.shape).flatten(0, 1)
+            outputs = self.module(h)
+            features = standard.flatten(1) if current.features is None else current.features
+            return outputs.unflatten(0, (theta.shape[0], -1)) if self.folded else outputs, features, current.kl
+        finally:
+            current.clear()
+
+    def _standardised(self, x: Tensor) -> Tensor:
+        return ((x - self.mean) / self.std).unflatten(1, self.shape)
 
     @torch.no_grad()
-    def initialise(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "D"]:
-        """Set standardisation and biases from a batch, and return the scales that go with them.
+    def initialise(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "D"] | None:
+        """Set standardisation from a batch, and return where theta starts: None where it has no such place.
 
-        With them each unit's value before its nonlinearity has mean 0 and variance 1 over the batch (Salimans and
-        Kingma 2016, section 3).
+        Scales, and biases with them, are set so that each unit's value before its nonlinearity has mean 0 and
+        variance 1 over the batch (Salimans and Kingma 2016, section 3); weights start as the module's own.
         """
         self.mean.copy_(x.mean())
         self.std.copy_(x.std().clamp(min=1e-12))
-        h = (x - self.mean) / self.std
-        scales = []
-        for direction, bias in zip(self.directions, self.biases, strict=True):
-            norm = torch.linalg.vector_norm(direction, dim=1)
-            std, mean = torch.std_mean(functional.linear(h, direction) / norm, dim=0)
-            std = std.clamp(min=1e-6)
-            bias.copy_(-mean / std)
-            scales.append(1.0 / std)
-            h = torch.relu(functional.linear(h, direction) / norm / std + bias)
-        return torch.cat(scales)
+        if self.initial:
+            return torch.cat([self.initial[slot.name].flatten() for slot in self.slots])
+        if not any(isinstance(layer, ScaledLayer) for layer in self.modules()):
+            return None
+        was_training = self.training
+        statistics = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        start: dict[str, Tensor] = {}
+        self.current.start = start
+        try:
+            self.module.train()(self._standardised(x))
+        finally:
+            self.current.clear()
+            self.module.train(was_training)
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(statistics[name])
+        return torch.cat([start[slot.name] for slot in self.slots])
+
+    def fold(self) -> None:
+        """Normalise directions for good; the network computes the same."""
+        for layer in self.modules():
+            if isinstance(layer, ScaledLayer):
+                layer.normalise()
+
+    def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
+        """Return sum_l keep_l |W_l|^2 / (2 prior_std^2) over layers whose own weights are not drawn.
+
+        It is the KL of a dropout posterior from the prior N(0, prior_std^2 I) on weights, up to a constant (Gal and
+        Ghahramani 2016, "Dropout as a Bayesian approximation", appendix, equation 13).
+        """
+        squares = [keep * self.module.get_parameter(name).square().sum() for name, keep in self.masked_weights]
+        return torch.stack(squares).sum() / (2.0 * prior_std**2)
+
+    def _converted(self, module: nn.Module, stochastic: Stochastic) -> nn.Module:
+        layers = [(name, layer) for name, layer in module.named_modules(remove_duplicate=False) if name]
+        _check_supported(module, layers)
+        rates = [layer.p for _, layer in layers if isinstance(layer, DROPOUTS)]
+        has_dropout = stochastic.drawn == "masks" and bool(rates)
+        units = self._dropped_units(module) if has_dropout else {}
+        first = True
+        for name, layer in layers:
+            if isinstance(layer, DROPOUTS):
+                keep = 1.0 - layer.p
+                replaced = self._mask(name, units[name], keep) if has_dropout and keep < 1 else nn.Identity()
+                module = _with(module, name, replaced)
+            elif isinstance(layer, nn.Linear | nn.Conv2d):
+                module = _with(module, name, self._layer(name, layer, stochastic, first, has_dropout))
+                first = False
+        return module
+
+    def _layer(
+        self, name: str, layer: nn.Linear | nn.Conv2d, stochastic: Stochastic, first: bool, has_dropout: bool
+    ) -> nn.Module:
+        """Return what takes a layer's place."""
+        units = len(layer.weight)
+        if stochastic.drawn == "scales":
+            return ScaledLayer(layer, self._place(Slot(name, (units,)), first))
+        if stochastic.drawn == "weights":
+            if isinstance(layer, nn.Conv2d) and (layer.groups != 1 or layer.padding_mode != "zeros"):
+                raise unsupported(name, layer, "weights are drawn for convolutions of one group, padded with zeros")
+            self.initial[name] = weights_of(layer)
+            return WeightLayer(layer, self._place(Slot(name, tuple(self.initial[name].shape)), first))
+        if stochastic.drawn == "hypernet":
+            if not isinstance(layer, nn.Linear):
+                raise unsupported(name, layer, "a variational hypernetwork has Linear layers")
+            place = self._place(Slot(name, (layer.in_features, layer.out_features)), first)
+            return HyperLayer(layer, place, stochastic.hidden, stochastic.vector_scaling, stochastic.initial_log_std)
+        rate = 0.0 if has_dropout else stochastic.input_rate if first else stochastic.rate
+        inner: nn.Module = layer
+        path = name
+        if first and rate == 0:
+            inner, path = FeatureLayer(layer, self._place(Slot(f"{name}.features", (0,)), True)), f"{name}.layer"
+        elif rate > 0:
+            inputs = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+            inner, path = nn.Sequential(self._mask(name, inputs, 1.0 - rate), layer), f"{name}.1"
+        self.masked_weights.append((f"{path}.weight", 1.0 - rate))
+        return inner
+
+    def _mask(self, name: str, units: int, keep: float) -> MaskLayer:
+        return MaskLayer(self._place(Slot(name, (units,), keep), False))
+
+    def _place(self, slot: Slot, first: bool) -> Place:
+        self.places.append(Place(slot, self.current, self.folded, first))
+        return self.places[-1]
 
     @torch.no_grad()
-    def normalise(self) -> None:
-        """Divide every direction by its length: the same function, with directions of one size to store."""
-        for direction in self.directions:
-            direction.div_(torch.linalg.vector_norm(direction, dim=1, keepdim=True))
+    def _dropped_units(self, module: nn.Module) -> dict[str, int]:
+        """Return the units, or channels, that each Dropout of a module sees."""
+        units: dict[str, int] = {}
+        hooks = []
+        for name, layer in module.named_modules():
+            if isinstance(layer, DROPOUTS):
+
+                def note(_: nn.Module, inputs: tuple[Tensor], name: str = name) -> None:
+                    units[name] = inputs[0].shape[1]
+
+                hooks.append(layer.register_forward_pre_hook(note))
+        run_on_rows(module, torch.zeros(TRIAL_ROWS, *self.shape))
+        for hook in hooks:
+            hook.remove()
+        for name, layer in module.named_modules():
+            if isinstance(layer, DROPOUTS) and name not in units:
+                raise unsupported(name, layer, "its forward never runs")
+        return units
+
+    @torch.no_grad()
+    def _try(self) -> None:
+        """Find out which layers see rows that all draws share, and check that draws and rows stay apart."""
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(TRIAL_ROWS, math.prod(self.shape), generator=generator)
+        theta = torch.rand(TRIAL_DRAWS, 1, self.theta_dimension, generator=generator)
+        was_training = self.training
+        self.eval()
+        try:
+            outputs = self._tried(x, theta)
+            if outputs is None:  # rows that all draws share meet rows that they do not, as in a residual addition
+                self.shares_input, self.folded = False, True
+                for place in self.places:
+                    place.shared, place.folded = False, True
+                outputs = run_on_rows(lambda: self(x, theta)[0])
+            one_by_one = torch.cat([self(x, theta[k : k + 1])[0] for k in range(TRIAL_DRAWS)])
+            alone = torch.cat([self(x[n : n + 1], theta)[0] for n in range(TRIAL_ROWS)], dim=1)
+        finally:
+            self.train(was_training)
+        for expected in (one_by_one, alone):
+            if (
+                outputs.ndim != 3
+                or outputs.shape != expected.shape
+                or not torch.allclose(outputs, expected, atol=1e-3)
+            ):
+                raise InvalidInput(
+                    "network",
+                    "one output row for each input row, whatever stands beside it",
+                    "a module that mixes rows",
+                )
+
+    def _tried(self, x: Tensor, theta: Tensor) -> Tensor | None:
+        self.current.trial_rows = TRIAL_ROWS
+        try:
+            outputs: Tensor = self(x, theta)[0]
+        except (RuntimeError, IndexError, ValueError):
+            return None
+        finally:
+            self.current.trial_rows = 0
+        return outputs if outputs.shape[:2] == (TRIAL_DRAWS, TRIAL_ROWS) else None
+
+
+class MemberNetwork(nn.Module):
+    """Several fitted modules; theta is the number of one. With one member it is a plain network."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, members: Sequence[nn.Module], shape: Sequence[int]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.shape = tuple(shape)
+        self.theta_dimension = 1
+        self.is_paired = False
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("std", torch.ones(()))
+        run_on_rows(members[0], torch.zeros(TRIAL_ROWS, *shape))
+
+    def forward(
+        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
+    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"]]:
+        """Return the outputs of each drawn member and row, and the standardised row as features."""
+        outputs, features, _ = self.run(x, theta)
+        return outputs, features
+
+    def run(
+        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
+    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], None]:
+        """Return outputs and features; there is no KL."""
+        standard = ((x - self.mean) / self.std).unflatten(1, self.shape)
+        outputs = torch.stack([member(standard) for member in self.members])
+        return outputs.index_select(0, theta[:, 0, 0].long()), standard.flatten(1), None
+
+    @torch.no_grad()
+    def initialise(self, x: Float[Tensor, "N I"]) -> None:
+        """Set standardisation from a batch."""
+        self.mean.copy_(x.mean())
+        self.std.copy_(x.std().clamp(min=1e-12))
+
+    def fold(self) -> None:
+        """Do nothing: there is nothing to fold."""
+
+    def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
+        """Return sum |W|^2 / (2 prior_std^2) over the weight matrices of all members."""
+        squares = [p.square().sum() for p in self.parameters() if p.ndim > 1]
+        return torch.stack(squares).sum() / (2.0 * prior_std**2)
+
+
+def mlp(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
+    """Return a multilayer perceptron of ReLU layers."""
+    sizes = [inputs, *hidden, outputs]
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in pairwise(sizes):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def papers_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:
+    """Return the CNN of Krueger et al. 2017: four 3x3 convolutions, 2x2 pooling after two and four, a dense layer."""
+    channels, height, width = shape
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()),
+        nn.MaxPool2d(2),
+        *(nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(), nn.Conv2d(128, 128, 3, padding=1), nn.ReLU()),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        *(nn.Linear(128 * (height // 4) * (width // 4), 512), nn.ReLU(), nn.Linear(512, outputs)),
+    )
+
+
+def gal_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:
+    """Return the CNN of Gal et al. 2017: two 4x4 convolutions of 32, pooling, a dense layer of 128, two dropouts."""
+    channels, height, width = shape
+    units = 32 * ((height - 6) // 2) * ((width - 6) // 2)
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 32, 4), nn.ReLU(), nn.Conv2d(32, 32, 4), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25)),
+        nn.Flatten(),
+        *(nn.Linear(units, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, outputs)),
+    )
+
+
+def from_factory(path: str, shape: Sequence[int], outputs: int) -> nn.Module:
+    """Return what the user's own `package.module:factory` makes of a row's shape and the number of outputs.
+
+    Raises:
+        InvalidInput: if it is not there, fails, or returns something else than a module.
+    """
+    module_name, _, name = path.partition(":")
+    try:
+        factory: Callable[..., object] = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidInput("network.factory", "an importable `package.module:factory`", str(error)) from None
+    try:
+        made = factory(tuple(shape), outputs)
+    except Exception as error:
+        raise InvalidInput(
+            "network.factory", f"{path}({tuple(shape)}, {outputs}) to return a module", _line(error)
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise InvalidInput("network.factory", f"{path} to return a torch.nn.Module", f"a {type(made).__name__}")
+    return made
+
+
+def channels_first(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return a row's shape as convolutions take it: a picture (height, width) gets one channel."""
+    return (1, *shape) if len(shape) == 2 else tuple(shape)
+
+
+def unsupported(name: str, layer: nn.Module, why: str) -> InvalidInput:
+    """Return the error for a layer that cannot be made Bayesian."""
+    return InvalidInput(
+        "network", "supported layers (docs/training.md lists them)", f"layer {name}: {type(layer).__name__}: {why}"
+    )
+
+
+def run_on_rows(run: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    """Return what a module says of rows.
+
+    Raises:
+        InvalidInput: if it fails.
+    """
+    training = run.training if isinstance(run, nn.Module) else False
+    try:
+        with torch.no_grad():
+            return (run.eval() if isinstance(run, nn.Module) else run)(*rows)
+    except Exception as error:
+        raise InvalidInput("network", "a module that runs on a batch of rows", _line(error)) from error
+    finally:
+        if isinstance(run, nn.Module):
+            run.train(training)
+
+
+def _check_supported(module: nn.Module, layers: list[tuple[str, nn.Module]]) -> None:
+    seen: dict[int, str] = {}
+    for name, layer in [("(the module itself)", module), *layers]:
+        if id(layer) in seen and any(True for _ in layer.parameters()):
+            raise unsupported(name, layer, f"it is also layer {seen[id(layer)]}; layers that share weights are not")
+        seen[id(layer)] = name
+        if isinstance(layer, nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase):
+            raise unsupported(name, layer, "it is not one of them")
+        own = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+        known = type(layer) in (nn.Linear, nn.Conv2d) or isinstance(layer, POINT_ESTIMATES)
+        if own and not known:
+            raise unsupported(name, layer, "it has parameters of its own, and is not one of them")
+
+
+def _is_chain(module: nn.Module) -> bool:
+    """Whether a module is nothing but Linear layers and elementwise nonlinearities, one after the other."""
+    return isinstance(module, nn.Sequential) and all(
+        isinstance(layer, (nn.Linear, *ELEMENTWISE, *DROPOUTS)) for layer in module
+    )
+
+
+def _with(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
+    """Return a module with the layer of that name replaced."""
+    parent, _, last = name.rpartition(".")
+    setattr(module.get_submodule(parent), last, layer)
+    return module
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

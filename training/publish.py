@@ -14,16 +14,15 @@ from model_store.calibration import Calibration
 from model_store.errors import InvalidInput
 from model_store.manifest import Description, DetectorSpec, Manifest, NoiseSpec, OutputSpec
 from model_store.model import detector_scores
-from model_store.noise import NOISE_ALGORITHM
 from model_store.runtime import Runtime
 from model_store.store import ModelStore
-from training.calibrate import calibrate, draw_counts, quality, served_scores
+from training.calibrate import calibrate, draw_counts, quality, rows_per_draw_set, served_scores
 from training.data import Dataset, Rows, Splits
 from training.detectors import Residual, ServedNetwork
 from training.export import export, parity
 from training.flows import WeightNormLinear
 from training.model import BayesianModel
-from training.posteriors import hash_key
+from training.posteriors.noise import hash_key
 from training.quantise import quantisation_error, quantise_network, quantise_sampler
 from training.recipe import Recipe
 
@@ -50,10 +49,18 @@ def publish(
     fold(model)
     weights = {key: tensor.detach().clone().contiguous() for key, tensor in model.state_dict().items()}
     say("exporting")
-    network = ServedNetwork(model.network, {"residual": Residual.fit(torch.from_numpy(splits.train.x))}).eval()
+    residual = Residual.fit(torch.from_numpy(splits.train.x))
+    network = ServedNetwork(model.network, model.likelihood, {"residual": residual}).eval()
     density = tuple(network.density)
     files = export(model, network)
-    runtime = Runtime(files["sampler.onnx"], files["network.onnx"], model.posterior.noise_dimension)
+    posterior, paired = model.posterior, model.network.is_paired
+    runtime = Runtime(
+        files["sampler.onnx"],
+        files["network.onnx"],
+        posterior.noise_dimension,
+        algorithm=posterior.algorithm,
+        paired=paired,
+    )
     differences = parity(model, network, runtime, splits.validation)
     precision: Literal["float32", "int8"] = "float32"
     if recipe.serving.precision == "int8":
@@ -71,7 +78,8 @@ def publish(
         else:
             say("integers move probabilities by more than Monte Carlo does: keeping float32")
 
-    counts = draw_counts(recipe.serving.draws)
+    draws = min(recipe.serving.draws, posterior.max_draws or recipe.serving.draws)
+    counts = draw_counts(draws)
     combined = tuple(recipe.serving.combined)
     say(f"calibrating on {len(splits.reference)} + {len(splits.ranking)} rows")
     calibration = calibrate(runtime, splits.reference, splits.ranking, counts, density, combined, recipe.seed)
@@ -84,11 +92,12 @@ def publish(
         input=data.input,
         output=OutputSpec(classes=data.classes),
         noise=NoiseSpec(
-            algorithm=NOISE_ALGORITHM,
-            dimension=model.posterior.noise_dimension,
-            theta_dimension=model.posterior.theta_dimension,
-            paired=True,
-            default_draws=recipe.serving.draws,
+            algorithm=posterior.algorithm,
+            dimension=posterior.noise_dimension,
+            theta_dimension=posterior.theta_dimension,
+            paired=paired,
+            default_draws=draws,
+            max_draws=posterior.max_draws,
         ),
         detectors=DetectorSpec(
             density=density,
@@ -97,6 +106,7 @@ def publish(
             reference_rows=len(splits.reference),
             ranking_rows=len(splits.ranking),
             smallest_fpr=calibration.smallest_fpr,
+            rows_per_draw_set=rows_per_draw_set(runtime, min(len(splits.reference), len(splits.ranking)), counts[-1]),
         ),
         training={**facts, "data_digest": data.digest(), "python": platform.python_version()},
         quality=measured,
@@ -110,7 +120,7 @@ def publish(
 
 def fold(model: BayesianModel) -> None:
     """Normalise all weight-normed directions for good; the model computes the same."""
-    model.network.normalise()
+    model.network.fold()
     for module in model.modules():
         if isinstance(module, WeightNormLinear):
             module.fold()
@@ -119,16 +129,18 @@ def fold(model: BayesianModel) -> None:
 def measure(
     runtime: Runtime, calibration: Calibration, density: tuple[str, ...], splits: Splits, data: Dataset, seed: int
 ) -> dict[str, float]:
-    """Return measured quality, all of it as served in requests of `MEASURED_ROWS` rows at the default draws.
+    """Return measured quality, all of it as served in requests of `MEASURED_ROWS` rows (or as many
+    as must share a draw set) at the default draws.
 
     The accuracy and likelihood of the test rows; how often the flag fires on them at fpr .05; and how often it
     fires on uniform noise in the data's range, the plainest input that is unlike the data.
     """
     counts = calibration.draw_counts.tolist()[-1:]
-    scores, scores_density = served_scores(runtime, splits.test, counts, hash_key(seed, 2), MEASURED_ROWS)
+    share = max(MEASURED_ROWS, rows_per_draw_set(runtime, len(splits.test), counts[-1]))
+    scores, scores_density = served_scores(runtime, splits.test, counts, hash_key(seed, 2), share)
     noise_rows = np.random.default_rng(hash_key(seed, 3)).uniform(data.minimum, data.maximum, splits.test.x.shape)
     noise = Rows(noise_rows.astype(np.float32)[:1000], splits.test.y[:1000])
-    noise_scores, noise_density = served_scores(runtime, noise, counts, hash_key(seed, 4), MEASURED_ROWS)
+    noise_scores, noise_density = served_scores(runtime, noise, counts, hash_key(seed, 4), share)
     flagged = {}
     for key, (scored,), dense in (
         ("flag_rate_at_05", scores, scores_density),

@@ -3,9 +3,17 @@
 import tomllib
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from model_store.errors import InvalidInput
 from model_store.manifest import Name
@@ -14,6 +22,7 @@ from model_store.scores import SCORE_NAMES
 DENSITY_NAMES = ("residual",)
 
 Count = Annotated[int, Field(ge=1)]
+LogStd = Annotated[float, Field(ge=-20, le=2)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -21,6 +30,9 @@ class Section(BaseModel):
     """A frozen table of a recipe; unknown keys and loose types are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+S = TypeVar("S", bound=Section)
 
 
 class DataSection(Section):
@@ -38,18 +50,99 @@ class DataSection(Section):
 
 
 class NetworkSection(Section):
-    """`[network]`: the primary network, a multilayer perceptron."""
+    """`[network]`: the primary network, by exactly one of its keys."""
 
-    hidden: Annotated[list[Count], Field(min_length=1)]
+    hidden: Annotated[list[Count], Field(min_length=1)] | None = None
+    kind: Literal["papers-cnn", "gal-cnn"] | None = None
+    factory: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
+
+    @model_validator(mode="after")
+    def _is_named_once(self) -> "NetworkSection":
+        if sum(value is not None for value in (self.hidden, self.kind, self.factory)) != 1:
+            raise ValueError("exactly one of hidden, kind and factory")
+        return self
 
 
-class HypernetworkSection(Section):
-    """`[hypernetwork]`: the flow from noise to the primary network's scales."""
+class FlowSection(Section):
+    """`[posterior]` of bhn-realnvp: the flow from noise to the primary network's scales."""
 
     couplings: Annotated[int, Field(ge=0)] = 4
     hidden: Count = 200
-    initial_log_std: Annotated[float, Field(ge=-20, le=2)] = -7.0
+    initial_log_std: LogStd = -7.0
     prior_std: Positive = 1.0
+
+
+class IAFSection(FlowSection):
+    """`[posterior]` of bhn-iaf."""
+
+    noise_dimension: Count | None = None
+
+
+class WeightFlowSection(IAFSection):
+    """`[posterior]` of bhn-weights: a flow over every weight."""
+
+    flow: Literal["realnvp", "iaf"] = "realnvp"
+
+
+class GaussianSection(Section):
+    """`[posterior]` of bbb-gaussian and mvn."""
+
+    initial_log_std: LogStd = -5.0
+    prior_std: Positive = 1.0
+
+
+class MixtureSection(Section):
+    """`[posterior]` of bbb-mixture."""
+
+    initial_log_std: LogStd = -5.0
+    pi: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    std_1: Positive = 1.0
+    std_2: Positive = 0.0025
+
+
+class DropoutSection(Section):
+    """`[posterior]` of dropout, dropout-alpha and mle-dropout."""
+
+    rate: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    input_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    prior_std: Positive | None = None
+
+
+class HypernetSection(Section):
+    """`[posterior]` of variational-hypernet."""
+
+    hidden: Count = 50
+    mean: Literal["vector-scaling", "naive"] = "vector-scaling"
+    initial_log_std: LogStd = -4.0
+
+
+class PointSection(Section):
+    """`[posterior]` of mle."""
+
+    prior_std: Positive | None = None
+
+
+class EnsembleSection(PointSection):
+    """`[posterior]` of ensemble."""
+
+    members: Annotated[int, Field(ge=2, le=100)] = 5
+
+
+POSTERIORS: dict[str, type[Section]] = {
+    "bhn-realnvp": FlowSection,
+    "bhn-iaf": IAFSection,
+    "bhn-weights": WeightFlowSection,
+    "bbb-gaussian": GaussianSection,
+    "bbb-mixture": MixtureSection,
+    "mvn": GaussianSection,
+    "variational-hypernet": HypernetSection,
+    "dropout": DropoutSection,
+    "dropout-alpha": DropoutSection,
+    "ensemble": EnsembleSection,
+    "mle": PointSection,
+    "mle-dropout": DropoutSection,
+}
+INTEGER_METHODS = ("bhn-realnvp", "bhn-iaf")
 
 
 class TrainingSection(Section):
@@ -61,6 +154,10 @@ class TrainingSection(Section):
     final_learning_rate: Positive = 1e-4
     gradient_norm: Positive = 5.0
     kl_ramp_epochs: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    kl_weight: Positive | None = None
+    kl_weighting: Literal["uniform", "geometric"] = "uniform"
+    alpha: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    samples: Annotated[int, Field(ge=1, le=1000)] | None = None
     validation_draws: Count = 20
     checkpoint_interval_s: Positive = 20.0
 
@@ -81,14 +178,35 @@ class Recipe(Section):
     """A whole recipe."""
 
     name: Name
-    method: Literal["bhn-realnvp", "bhn-iaf"]
+    method: Literal[*POSTERIORS]
     task: Literal["classification", "regression"] = "classification"
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
     data: DataSection
     network: NetworkSection
-    hypernetwork: HypernetworkSection = HypernetworkSection()
+    posterior: SerializeAsAny[Section]
     training: TrainingSection
     serving: ServingSection = ServingSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_its_methods_posterior(cls, content: Any) -> Any:
+        if isinstance(content, dict) and isinstance(content.get("posterior", {}), dict):
+            kind = POSTERIORS.get(str(content.get("method")))  # of an unknown method, nothing more is said
+            section = Section() if kind is None else kind.model_validate(content.get("posterior", {}))
+            return {**content, "posterior": section}
+        return content
+
+    @property
+    def alpha(self) -> float:
+        """The objective's alpha."""
+        default = 0.5 if self.method == "dropout-alpha" else 0.0
+        return default if self.training.alpha is None else self.training.alpha
+
+    @property
+    def samples(self) -> int:
+        """Draws of a training step."""
+        default = 10 if self.method == "dropout-alpha" else 1
+        return default if self.training.samples is None else self.training.samples
 
     def digest(self) -> str:
         """Return a SHA-256 of everything that the recipe says, whatever the layout of its file."""
@@ -135,14 +253,25 @@ def override(
 
 
 def _validated(content: dict[str, Any], origin: str) -> Recipe:
+    section = POSTERIORS.get(str(content.get("method")))
+    if section is not None:
+        _checked(section, content.get("posterior", {}), f"{origin}: posterior.")
+    recipe = _checked(Recipe, content, f"{origin}: ")
+    if recipe.serving.precision == "int8" and recipe.method not in INTEGER_METHODS:
+        raise InvalidInput(f"{origin}: serving.precision", f"float32 for method {recipe.method}", "'int8'")
+    return recipe
+
+
+def _checked(kind: type[S], content: Any, prefix: str) -> S:
     try:
-        return Recipe.model_validate(content)
+        return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
+        field = (prefix + ".".join(str(part) for part in first["loc"])).removesuffix(".")
         if first["type"] == "missing":
-            raise InvalidInput(f"{origin}: {field}", "a value", "nothing") from None
+            raise InvalidInput(field, "a value", "nothing") from None
         if first["type"] == "extra_forbidden":
-            raise InvalidInput(f"{origin}: {field}", "no such key", repr(first["input"])[:200]) from None
-        expected = str(first["msg"]).removeprefix("Input should be ")
-        raise InvalidInput(f"{origin}: {field}", expected, repr(first["input"])[:200]) from None
+            known = f" (there are {', '.join(kind.model_fields)})" if kind in POSTERIORS.values() else ""
+            raise InvalidInput(field, f"no such key{known}", repr(first["input"])[:200]) from None
+        expected = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+        raise InvalidInput(field, expected, repr(first["input"])[:200]) from None

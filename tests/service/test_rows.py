@@ -25,7 +25,7 @@ ranking_rows = 40
 {data}
 [network]
 hidden = [12]
-[hypernetwork]
+[posterior]
 couplings = 1
 hidden = 8
 [training]

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from conftest import scale_mlp
 
 from training.detectors import EXPLAINED, Residual, ServedNetwork
-from training.networks import MLP
+from training.likelihoods import Categorical
 
 
 def data(rows=300, seed=0):
@@ -59,10 +60,10 @@ def test_constant_data_give_a_finite_detector():
 
 def test_the_served_network_gives_the_detectors_beside_the_network():
     x = torch.from_numpy(np.float32(data()))
-    network = MLP((8, 5, 3), torch.Generator().manual_seed(0))
-    served = ServedNetwork(network, {"a": Residual.fit(x), "b": Residual.fit(x[:20])})
+    network = scale_mlp(8, 5, 3)
+    served = ServedNetwork(network, Categorical(), {"a": Residual.fit(x), "b": Residual.fit(x[:20])})
     theta = torch.ones(2, 1, 8)
     log_probs, features, density = served(x, theta)
-    assert torch.equal(log_probs, network(x, theta)[0])
+    assert torch.equal(log_probs, torch.log_softmax(network(x, theta)[0], -1))
     assert torch.equal(features, network(x, theta)[1])
     assert torch.equal(density, torch.stack([served.density["a"](x), served.density["b"](x)], dim=1))

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, scale_model
 
 from model_store.noise import standard_normal
 from model_store.runtime import Runtime
@@ -14,9 +14,7 @@ from training.data import Rows
 from training.detectors import Residual, ServedNetwork
 from training.export import PARITY_TOLERANCE, ParityError, export, parity
 from training.flows import iaf, realnvp
-from training.model import BayesianModel, initialise
-from training.networks import MLP
-from training.posteriors import HypernetworkPosterior
+from training.model import initialise
 from training.publish import fold
 
 SIZES = (6, 9, 7, 3)
@@ -28,11 +26,8 @@ class Exported:
 
     def __init__(self, flow):
         generator = torch.Generator().manual_seed(0)
-        network = MLP(SIZES, generator)
-        dimension = network.theta_dimension
-        self.model = BayesianModel(
-            network, HypernetworkPosterior(flow(dimension, 2, 8, -2.0, generator), dimension, 1.0)
-        )
+        self.model = scale_model(flow, *SIZES)
+        dimension = self.model.posterior.theta_dimension
         x = 3 + 2 * torch.randn(100, 6, generator=generator)
         with torch.no_grad():
             for parameter in self.model.parameters():
@@ -40,7 +35,7 @@ class Exported:
         initialise(self.model, x)
         self.rows = Rows(x.numpy(), np.zeros(100, dtype=np.int64))
         fold(self.model)
-        self.network = ServedNetwork(self.model.network, {"residual": Residual.fit(x)}).eval()
+        self.network = ServedNetwork(self.model.network, self.model.likelihood, {"residual": Residual.fit(x)}).eval()
         self.files = export(self.model, self.network)
         self.runtime = Runtime(self.files["sampler.onnx"], self.files["network.onnx"], dimension)
 
@@ -87,11 +82,11 @@ def test_graphs_that_compute_something_else_are_refused(exported, changed):
         if changed == "theta":
             model.posterior.output.shift[-1] += 0.01
         elif changed == "probabilities":
-            model.network.biases[-1][0] += 0.1
+            model.network.module[-1].bias[0] += 0.1
         elif changed == "density":
             network.density["residual"].mean += 0.1
         else:
-            model.network.biases[0][0] = torch.nan
+            model.network.module[0].bias[0] = torch.nan
     with pytest.raises(ParityError, match="probabilities" if changed == "nan" else changed):
         parity(model, network, exported.runtime, exported.rows)
 
@@ -131,8 +126,7 @@ def test_only_draws_and_rows_are_free(exported):
 def test_folding_keeps_the_function_and_the_state_still_loads():
     generator = torch.Generator().manual_seed(1)
     for flow in (realnvp, iaf):
-        network = MLP(SIZES, generator)
-        model = BayesianModel(network, HypernetworkPosterior(flow(19, 2, 8, -2.0, generator), 19, 1.0))
+        model = scale_model(flow, *SIZES)
         x, eps = torch.randn(5, 6, generator=generator), torch.randn(4, 19, generator=generator)
         fresh, before = copy.deepcopy(model), model.predict(x, eps)
         fold(model)

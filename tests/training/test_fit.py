@@ -35,7 +35,7 @@ reference_rows = 40
 ranking_rows = 40
 [network]
 hidden = [12]
-[hypernetwork]
+[posterior]
 couplings = 2
 hidden = 8
 initial_log_std = -4.0
@@ -132,7 +132,7 @@ def splits():
 def begin(folder, splits, seed=0, interval=1e-9, epochs=3):
     folder.mkdir(exist_ok=True)
     (folder / "recipe.toml").write_text(RECIPE.format(name="small", seed=seed, interval=interval, epochs=epochs))
-    return Run(load(folder / "recipe.toml"), splits, 3, folder, torch.device("cpu"))
+    return Run(load(folder / "recipe.toml"), splits, splits.train.x.shape[1:], 3, folder, torch.device("cpu"))
 
 
 def test_every_checkpoint_leads_to_the_same_weights(splits, tmp_path):
@@ -171,7 +171,8 @@ def test_weights_are_a_function_of_the_seed(splits, tmp_path):
         for i, seed in enumerate([5, 5, 6])
     ]
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
-    assert not torch.equal(states[0]["network.directions.0"], states[2]["network.directions.0"])
+    name = "network.module.0.direction"
+    assert not torch.equal(states[0][name], states[2][name])
 
 
 def test_the_model_of_the_best_epoch_is_returned(splits, tmp_path):
@@ -195,7 +196,7 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(splits, tmp_path, d
     elif damage == "other format":
         run.checkpoint.write_bytes(b"\x80\x05" + content)
     elif damage == "other model":
-        write_checkpoint(run.checkpoint, {**tensors, "model.network.biases.0": torch.zeros(3)}, facts)
+        write_checkpoint(run.checkpoint, {**tensors, "model.network.module.0.bias": torch.zeros(3)}, facts)
     else:
         write_checkpoint(run.checkpoint, {n: t for n, t in tensors.items() if n != "sums"}, facts)
     with pytest.raises(InvalidInput, match=r"delete it to begin anew") as refused:

@@ -22,7 +22,7 @@ reference_rows = 40
 ranking_rows = 40
 [network]
 hidden = [16]
-[hypernetwork]
+[posterior]
 couplings = 1
 hidden = 8
 initial_log_std = -4.0

@@ -4,15 +4,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from conftest import scale_model
 
 from model_store.runtime import Runtime
 from training.data import Rows
 from training.detectors import Residual, ServedNetwork
 from training.export import export
 from training.flows import realnvp
-from training.model import BayesianModel, initialise
-from training.networks import MLP
-from training.posteriors import HypernetworkPosterior
+from training.model import initialise
 from training.publish import fold
 from training.quantise import quantisation_error, quantise_network, quantise_sampler
 
@@ -24,11 +23,7 @@ DIMENSION = 3 * HIDDEN + 10
 def graphs():
     """Sampler and network of a model on random rows, in float32 and in integers, and the rows."""
     generator = torch.Generator().manual_seed(0)
-    network = MLP((INPUTS, HIDDEN, HIDDEN, HIDDEN, 10), generator)
-    posterior = HypernetworkPosterior(
-        realnvp(network.theta_dimension, 2, 64, -2.0, generator), network.theta_dimension, 1.0
-    )
-    model = BayesianModel(network, posterior)
+    model = scale_model(realnvp, INPUTS, HIDDEN, HIDDEN, HIDDEN, 10, hidden=64)
     x = torch.randn(200, INPUTS, generator=generator)
     initialise(model, x)
     with torch.no_grad():  # couplings far from the identity that they start at
@@ -38,7 +33,7 @@ def graphs():
                 torch.randn(len(module.conditioner.output.bias), generator=generator)
             )
     fold(model)
-    exact = export(model, ServedNetwork(network, {"residual": Residual.fit(x)}))
+    exact = export(model, ServedNetwork(model.network, model.likelihood, {"residual": Residual.fit(x)}))
     integer = {
         "sampler.onnx": quantise_sampler(exact["sampler.onnx"], DIMENSION),
         "network.onnx": quantise_network(exact["network.onnx"]),
@@ -140,11 +135,8 @@ def test_the_error_is_reported_beside_the_monte_carlo_error(graphs, runtimes):
 
 def test_a_small_network_is_left_as_it_is():
     generator = torch.Generator().manual_seed(0)
-    network = MLP((8, 16, 16, 3), generator)
-    posterior = HypernetworkPosterior(
-        realnvp(network.theta_dimension, 1, 4, -2.0, generator), network.theta_dimension, 1.0
-    )
+    model = scale_model(realnvp, 8, 16, 16, 3, couplings=1, hidden=4)
     x = torch.randn(50, 8, generator=generator)
-    files = export(BayesianModel(network, posterior), ServedNetwork(network, {"residual": Residual.fit(x)}))
-    assert quantise_sampler(files["sampler.onnx"], network.theta_dimension) == files["sampler.onnx"]
+    files = export(model, ServedNetwork(model.network, model.likelihood, {"residual": Residual.fit(x)}))
+    assert quantise_sampler(files["sampler.onnx"], model.network.theta_dimension) == files["sampler.onnx"]
     assert quantise_network(files["network.onnx"]) == files["network.onnx"]

@@ -18,7 +18,7 @@ reference_rows = 20
 ranking_rows = 30
 [network]
 hidden = [8, 8]
-[hypernetwork]
+[posterior]
 couplings = 2
 [training]
 epochs = 5
@@ -42,8 +42,8 @@ def recipe(tmp_path):
 def test_a_recipe_is_read_with_its_defaults(recipe):
     assert (recipe.name, recipe.method, recipe.seed) == ("a", "bhn-realnvp", 3)
     assert recipe.network.hidden == [8, 8]
-    assert recipe.hypernetwork.couplings == 2
-    assert recipe.hypernetwork.prior_std == 1.0
+    assert recipe.posterior.couplings == 2
+    assert recipe.posterior.prior_std == 1.0
     assert recipe.training.batch_rows == 128
     assert recipe.serving.combined == ["entropy", "bald", "residual"]
 
@@ -58,7 +58,7 @@ def test_every_recipe_of_the_project_is_valid(request):
     ("old", "new", "field"),
     [
         ("seed = 3", "sead = 3", "sead"),
-        ("couplings = 2", "couplings = 2\nlayers = 3", "hypernetwork.layers"),
+        ("couplings = 2", "couplings = 2\nlayers = 3", "posterior.layers"),
         ("epochs = 5", 'epochs = "5"', "training.epochs"),
         ("epochs = 5", "epochs = 5.0", "training.epochs"),
         ("epochs = 5", "epochs = true", "training.epochs"),
@@ -73,9 +73,9 @@ def test_every_recipe_of_the_project_is_valid(request):
         ("1e-2", "true", "training.learning_rate"),
         ("1e-2", '1e-2\nkl_ramp_epochs = "1"', "training.kl_ramp_epochs"),
         ("1e-2", "1e-2\nkl_ramp_epochs = inf", "training.kl_ramp_epochs"),
-        ("couplings = 2", "couplings = -1", "hypernetwork.couplings"),
-        ("couplings = 2", "initial_log_std = 3.0", "hypernetwork.initial_log_std"),
-        ("couplings = 2", "prior_std = -1.0", "hypernetwork.prior_std"),
+        ("couplings = 2", "couplings = -1", "posterior.couplings"),
+        ("couplings = 2", "initial_log_std = 3.0", "posterior.initial_log_std"),
+        ("couplings = 2", "prior_std = -1.0", "posterior.prior_std"),
         ("[8, 8]", "[]", "network.hidden"),
         ("[8, 8]", "[8, 0]", "network.hidden.1"),
         ("[8, 8]", "8", "network.hidden"),
