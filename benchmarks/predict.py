@@ -35,6 +35,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from benchmarks.model import NAME, ROOT, publish_untrained, torch_model
 from model_store.model import NEEDED, Model
+from model_store.noise import standard_normal
 from model_store.store import ModelStore
 from training.flows import LOG_SCALE_BOUND, Coupling, WeightNormLinear
 from training.layers import ScaledLayer
@@ -203,6 +204,7 @@ def measure(store: ModelStore, rounds: int, calls: int) -> dict[str, object]:
     served = Model.load(store.open(NAME, store.resolve(NAME), wanted=NEEDED))
     row = np.random.default_rng(0).integers(0, 256, (1, 784)).astype(np.float32)
     x, theta = torch.from_numpy(row), served.runtime.draw(0, 0, DRAWS)
+    eps = standard_normal(0, 0, DRAWS, served.manifest.noise.dimension)
     body = json.dumps({"inputs": row.astype(int).tolist(), "num_samples": DRAWS}).encode()
     with server(store.root) as port:
         client = Client(port, body)
@@ -221,6 +223,8 @@ def measure(store: ModelStore, rounds: int, calls: int) -> dict[str, object]:
             "textbook loop, torch": lambda: seconds(lambda: textbook(reference, sampler, x), 3),
             "batched, torch": lambda: seconds(lambda: batched(reference, x), 20),
             "network alone, onnxruntime": lambda: seconds(lambda: served.runtime.run(row, theta[:, None]), calls),
+            "a draw set's noise": lambda: seconds(lambda: standard_normal(0, 0, DRAWS, eps.shape[1]), 20),
+            "a draw set's sampler, onnxruntime": lambda: seconds(lambda: served.runtime.sample(eps), 20),
             f"HTTP, bursts of {BURST}": burst,
             "HTTP, no pauses": lambda: fresh(lambda: seconds(request, calls)),
             "HTTP, a fifth of capacity": lambda: fresh(lambda: seconds(request, calls, interval_s=5.0 * busy_s())),
