@@ -41,7 +41,7 @@ def main() -> None:
     lines = [
         "# Methods on MNIST",
         "",
-        "`python -m training fit recipes/NAME.toml [--seed N]` for each, then `python -m benchmarks.methods --write`.",
+        "`python -m training fit recipes/NAME.toml [--seed N]` for each, then `python -m benchmarks.methods`.",
         "Test error of the mean prediction over the recipe's draws; a single seed has no spread. 784-800-800-10.",
         "",
         "| recipe | seeds | test error % | paper's | log-likelihood | calibration error | epochs | training s |",
