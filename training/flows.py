@@ -13,6 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from training.weight_norm import product_and_norm
+
 LOG_SCALE_BOUND = 2.0  # of a coupling: one step stretches a coordinate by e^2 at most
 NEAR_IDENTITY = 0.01  # initial weight-norm scale of a conditioner's output layer
 
@@ -39,21 +41,21 @@ class WeightNormLinear(nn.Module):
         """Return g (x . V / |V|) + b."""
         if self.folded:
             return functional.linear(x, self.direction, self.bias)
-        direction, norm = self._masked()
-        return functional.linear(x, direction) * (self.scale / norm) + self.bias
+        product, norm = product_and_norm(x, self._masked())
+        # A unit that the mask cuts off from every input has V = 0 and is its bias alone.
+        return product * (self.scale / norm.clamp(min=1e-12)) + self.bias
 
     @torch.no_grad()
     def fold(self) -> None:
         """Make V the weight itself: the same function and the same parameters' meaning, with less to compute."""
-        direction, norm = self._masked()
+        direction = self._masked()
+        norm = torch.linalg.vector_norm(direction, dim=1).clamp(min=1e-12)
         self.direction.copy_(direction * (self.scale / norm)[:, None])
         self.scale.copy_(torch.linalg.vector_norm(self.direction, dim=1))
         self.folded = True
 
-    def _masked(self) -> tuple[Float[Tensor, "out in"], Float[Tensor, "out"]]:
-        direction = self.direction if self.mask is None else self.direction * self.mask
-        # A unit that the mask cuts off from every input has V = 0 and is its bias alone.
-        return direction, torch.linalg.vector_norm(direction, dim=1).clamp(min=1e-12)
+    def _masked(self) -> Float[Tensor, "out in"]:
+        return self.direction if self.mask is None else self.direction * self.mask
 
 
 class Conditioner(nn.Module):

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from training.weight_norm import product_and_norm
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -100,8 +102,7 @@ class ScaledLayer(nn.Module):
         """Return the layer's value of a batch."""
         self.place.arrive(h)
         if self.convolution is None:
-            product = functional.linear(h, self.direction)
-            norm = torch.linalg.vector_norm(self.direction, dim=1)
+            product, norm = product_and_norm(h, self.direction)
         else:
             product = self.convolution._conv_forward(h, self.direction, None)
             norm = torch.linalg.vector_norm(self.direction.flatten(1), dim=1)
