@@ -34,7 +34,7 @@ class Settings(BaseSettings):
         default=8, description="versions kept in memory beside each model's latest"
     )
     ready_draw_sets: Annotated[int, Field(ge=0)] = Field(
-        default=64, description="fresh draw sets kept ready for each model's latest version"
+        default=64, description="fresh draw sets kept ready for each model's latest version, of 64 MB in all at most"
     )
     max_samples: Annotated[int, Field(ge=1)] = Field(default=1000, description="largest num_samples of a request")
     max_rows: Annotated[int, Field(ge=1)] = Field(default=4096, description="most rows of a /predict request")
