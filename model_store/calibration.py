@@ -13,10 +13,15 @@ For inputs exchangeable with the ranking split P(p <= fpr) = floor(fpr (n + 1)) 
 between detectors (Vovk, Gammerman and Shafer, "Algorithmic learning in a random world", 2005, chapter 2; ties make
 it smaller, never larger). The smallest usable fpr is therefore 1 / (n + 1).
 
-The ranking split's labels also give prediction sets: all classes whose probability is at least 1 minus the
-ceil((n + 1) coverage)-th smallest of 1 - p(true label), and the most probable one in any case (Sadinle, Lei and
-Wasserman, "Least ambiguous set-valued classifiers with bounded error levels", 2019). For inputs exchangeable with the
-ranking split the set holds the true label with a probability of at least `coverage`.
+The ranking split's labels also give prediction sets and intervals, from the ceil((n + 1) coverage)-th smallest of its
+*nonconformities*, q. For inputs exchangeable with the ranking split they hold the true label or target with a
+probability of at least `coverage`:
+
+* of a classification the nonconformity is 1 - p(true label); the set is all classes whose probability is at least
+  1 - q, and the most probable one in any case (Sadinle, Lei and Wasserman, "Least ambiguous set-valued classifiers
+  with bounded error levels", 2019);
+* of a regression it is |y - mean| / std; the interval is mean -/+ q std (Lei et al., "Distribution-free predictive
+  inference for regression", 2018, section 5.2).
 """
 
 import math
@@ -98,7 +103,7 @@ class Calibration:
         draw_counts: list[int],
         reference_scores: dict[str, Float64[np.ndarray, "J n"]],
         ranking_scores: dict[str, Float64[np.ndarray, "J m"]],
-        ranking_true_probs: Float64[np.ndarray, "J m"],
+        nonconformity: Float64[np.ndarray, "J m"],
         combined: tuple[str, ...],
     ) -> "Calibration":
         """Fit detectors on the reference split's scores and rank the ranking split's combined statistic.
@@ -107,7 +112,7 @@ class Calibration:
             draw_counts: the J numbers of draws that the scores were made with, rising.
             reference_scores: each detector's scores of the reference split, (J, n).
             ranking_scores: the same of the ranking split, (J, m).
-            ranking_true_probs: the mean probability of each ranking row's true label, (J, m).
+            nonconformity: how far each ranking row's label or target is from its prediction, as above, (J, m).
             combined: names of the detectors whose surprises are added up for the flag.
         """
         reference = {name: np.sort(scores, axis=1) for name, scores in reference_scores.items()}
@@ -123,7 +128,7 @@ class Calibration:
             combined,
             reference,
             np.sort(np.stack(ranking), axis=1),
-            np.sort(1.0 - ranking_true_probs, axis=1),
+            np.sort(nonconformity, axis=1),
         )
 
     @cached_property
@@ -169,13 +174,28 @@ class Calibration:
         Raises:
             ValueError: if that number of draws was not calibrated.
         """
-        nonconformity = self.nonconformity[self._index(num_draws)]
-        position = math.ceil((len(nonconformity) + 1) * coverage)
-        if position > len(nonconformity):  # too few calibration rows to leave out any class
-            return np.ones_like(probs, dtype=bool)
-        inside = 1.0 - probs <= nonconformity[position - 1]
+        largest = self._largest_nonconformity(num_draws, coverage)
+        inside = 1.0 - probs <= largest
         inside[np.arange(len(probs)), probs.argmax(axis=1)] = True
         return inside
+
+    def intervals(
+        self, mean: Float64[np.ndarray, "N"], std: Float64[np.ndarray, "N"], num_draws: int, coverage: float
+    ) -> Float64[np.ndarray, "N 2"]:
+        """Return the lower and upper end of each row's interval, given mean and std of `num_draws` draws.
+
+        They are infinite where there are too few calibration rows for `coverage`.
+
+        Raises:
+            ValueError: if that number of draws was not calibrated.
+        """
+        half = self._largest_nonconformity(num_draws, coverage) * std
+        return np.stack([mean - half, mean + half], axis=1)
+
+    def _largest_nonconformity(self, num_draws: int, coverage: float) -> float:
+        nonconformity = self.nonconformity[self._index(num_draws)]
+        position = math.ceil((len(nonconformity) + 1) * coverage)
+        return math.inf if position > len(nonconformity) else float(nonconformity[position - 1])
 
     @cached_property
     def _positions(self) -> dict[int, int]:

@@ -9,6 +9,7 @@ GRAPHS = ("sampler.onnx", "network.onnx")
 FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
+Task = Literal["classification", "regression"]
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
@@ -83,10 +84,16 @@ def column_width(column: NumericColumn | CategoricalColumn) -> int:
     return len(column.categories) + 1
 
 
-class OutputSpec(Record):
+class ClassSpec(Record):
     """What the network gives for each draw and row: log class probabilities."""
 
     classes: Annotated[tuple[str, ...], Field(min_length=2)]
+
+
+class TargetSpec(Record):
+    """What the network gives for each draw and row of a regression: mean and log variance, in the target's units."""
+
+    target: str
 
 
 class NoiseSpec(Record):
@@ -124,15 +131,36 @@ class Description(Record):
     """What training says of a model: all of the manifest that the store does not add when it publishes."""
 
     method: str
-    task: Literal["classification"]
+    task: Task
     input: InputSpec
-    output: OutputSpec
+    output: ClassSpec | TargetSpec
     noise: NoiseSpec
     detectors: DetectorSpec
     training: dict[str, Any]
     precision: Literal["float32", "int8"] = "float32"
     quality: dict[str, float]
     parity: dict[str, float]
+
+    @model_validator(mode="after")
+    def _output_goes_with_its_task(self) -> "Description":
+        if isinstance(self.output, ClassSpec) != (self.task == "classification"):
+            raise ValueError(f"output: expected what goes with task {self.task}, got that of another")
+        return self
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Labels, in the order of the network's outputs; None of a regression."""
+        return self.output.classes if isinstance(self.output, ClassSpec) else None
+
+    @property
+    def target(self) -> str | None:
+        """What a regression predicts; None of a classification."""
+        return self.output.target if isinstance(self.output, TargetSpec) else None
+
+    @property
+    def output_size(self) -> int:
+        """How many numbers the network gives for each draw and row."""
+        return len(self.output.classes) if isinstance(self.output, ClassSpec) else 2
 
 
 class Manifest(Description):

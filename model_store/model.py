@@ -10,9 +10,11 @@ from safetensors.numpy import load
 from model_store.calibration import Calibration, Judgement
 from model_store.errors import BrokenArtifact
 from model_store.manifest import GRAPHS, Manifest
+from model_store.mixture import MixtureScores
 from model_store.noise import ALGORITHMS
+from model_store.outputs import AnyScores, merged, scores_of, sums_of
 from model_store.runtime import GraphError, Runtime
-from model_store.scores import PredictiveSums, Scores, predictive_scores
+from model_store.scores import Scores, concatenated
 from model_store.store import Artifact
 
 CALIBRATION_FILE = "calibration.safetensors"
@@ -24,13 +26,13 @@ class Prediction:
     """What a model says of N rows: the scores of all draws, and the flag's judgement.
 
     `detected` holds each detector's score. Detectors of posterior scores look at the first draws, as many as the
-    largest calibrated number (`judged_draws`), so that p-values and prediction sets are exact whatever number was
-    asked for.
+    largest calibrated number (`judged_draws`; `judged` are their scores), so that p-values, prediction sets and
+    intervals are exact whatever number was asked for.
     """
 
-    scores: Scores
+    scores: AnyScores
     detected: dict[str, Float64[np.ndarray, "N"]]
-    judged_probabilities: Float64[np.ndarray, "N C"]
+    judged: AnyScores
     judged_draws: int
     judgement: Judgement
 
@@ -41,9 +43,9 @@ class Prediction:
         if len(parts) == 1:
             return first
         return cls(
-            Scores.concatenate([part.scores for part in parts]),
+            concatenated([part.scores for part in parts]),
             {name: np.concatenate([part.detected[name] for part in parts]) for name in first.detected},
-            np.concatenate([part.judged_probabilities for part in parts]),
+            concatenated([part.judged for part in parts]),
             first.judged_draws,
             Judgement.concatenate([part.judgement for part in parts]),
         )
@@ -82,6 +84,8 @@ class Model:
             )
         except GraphError as error:
             raise broken(error.file, error.reason) from None
+        if runtime.task != manifest.task:
+            raise broken("network.onnx", f"expected outputs of task {manifest.task}")
         try:
             calibration = Calibration.from_tensors(
                 load(artifact.files[CALIBRATION_FILE]), manifest.detectors.combined
@@ -104,34 +108,42 @@ class Model:
         """Predict once, so that the first caller does not pay for it and a wrong graph is found out."""
         theta = self.runtime.draw(0, 0, min(2, self.manifest.noise.max_draws or 2))
         prediction = self.predict(np.zeros((1, self.row_size), dtype=np.float32), theta)
-        given, expected = prediction.scores.probabilities.shape[1], len(self.manifest.output.classes)
-        if given != expected:
-            raise ValueError(f"expected probabilities of {expected} classes, got {given}")
+        if isinstance(prediction.scores, Scores):
+            given, expected = prediction.scores.probabilities.shape[1], self.manifest.output_size
+            if given != expected:
+                raise ValueError(f"expected probabilities of {expected} classes, got {given}")
 
     def predict(self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K D"]) -> Prediction:
         """Return scores and judgement of rows under the K draws in `theta`, all rows the same."""
         return self.judge(*self.runtime.run(x, theta[:, None]))
 
-    def judge(self, log_probs: Float32[np.ndarray, "K N C"], density: Float32[np.ndarray, "N M"]) -> Prediction:
+    def judge(self, outputs: Float32[np.ndarray, "K N C"], density: Float32[np.ndarray, "N M"]) -> Prediction:
         """Return scores and judgement of rows, given what the network says of them under each draw."""
-        num_draws = len(log_probs)
+        num_draws, task = len(outputs), self.manifest.task
         used = self.calibration.draws_used(num_draws)
-        sums = PredictiveSums.from_log_probs(log_probs[:used])
+        sums = sums_of(task, outputs[:used])
         if used == num_draws:
-            scores = judged = predictive_scores(sums)
+            scores = judged = scores_of(sums)
         else:
-            judged = predictive_scores(sums, standard_errors=False)
-            scores = predictive_scores(sums.merge(PredictiveSums.from_log_probs(log_probs[used:], used)))
+            judged = scores_of(sums, standard_errors=False)
+            scores = scores_of(merged(sums, sums_of(task, outputs[used:], used)))
         detected = detector_scores(judged, density, self.manifest.detectors.density)
-        return Prediction(scores, detected, judged.probabilities, used, self.calibration.judge(detected, used))
+        return Prediction(scores, detected, judged, used, self.calibration.judge(detected, used))
 
     def prediction_sets(self, prediction: Prediction, coverage: float) -> Bool[np.ndarray, "N C"]:
         """Return which classes belong to each row's prediction set."""
-        return self.calibration.prediction_sets(prediction.judged_probabilities, prediction.judged_draws, coverage)
+        assert isinstance(prediction.judged, Scores)
+        return self.calibration.prediction_sets(prediction.judged.probabilities, prediction.judged_draws, coverage)
+
+    def intervals(self, prediction: Prediction, coverage: float) -> Float64[np.ndarray, "N 2"]:
+        """Return the lower and upper end of each row's interval, in the target's units."""
+        judged = prediction.judged
+        assert isinstance(judged, MixtureScores)
+        return self.calibration.intervals(judged.mean, judged.std, prediction.judged_draws, coverage)
 
 
 def detector_scores(
-    scores: Scores, density: Float32[np.ndarray, "N M"], names: tuple[str, ...]
+    scores: AnyScores, density: Float32[np.ndarray, "N M"], names: tuple[str, ...]
 ) -> dict[str, Float64[np.ndarray, "N"]]:
     """Return every detector's score by name: the posterior scores, then the density scores of the graph."""
     return {**scores.by_name(), **dict(zip(names, density.T.astype(np.float64), strict=True))}

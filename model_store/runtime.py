@@ -17,10 +17,12 @@ import onnx
 import onnxruntime as ort
 from jaxtyping import Float32
 
+from model_store.manifest import Task
 from model_store.noise import DRAW_INDEX, NOISE_ALGORITHM, noise
 
 logger = logging.getLogger("dubito")
 
+OUTPUTS: dict[Task, str] = {"classification": "log_probs", "regression": "mean_log_variance"}  # of the network
 CHUNK_ROWS = 1024  # rows x draws in one run of the network: intermediate results stay in the processor's cache
 SMALL_ROWS = 128  # rows x draws below which waking other threads takes longer than they save
 # The same where theta is not paired: a convolution whose weights are drawn needs all patches of its input.
@@ -48,7 +50,7 @@ class DrawSet:
 
 
 class Runtime:
-    """The sampler (eps -> theta) and the network (x, theta -> log_probs, features, density) of a model."""
+    """The sampler (eps -> theta) and the network (x, theta -> outputs, features, density) of a model."""
 
     def __init__(
         self,
@@ -72,9 +74,12 @@ class Runtime:
         self.paired = paired
         threads = threads or len(os.sched_getaffinity(0))
         self._sampler = _session("sampler.onnx", sampler, 1, {"eps"}, {"theta"})
-        inputs, outputs = {"x", "theta"}, {"log_probs", "features", "density"}
-        self._network = _session("network.onnx", network, threads, inputs, outputs)
-        self._small_network = _session("network.onnx", network, 1, inputs, outputs) if threads > 1 else self._network
+        inputs, outputs = {"x", "theta"}, [{output, "features", "density"} for output in OUTPUTS.values()]
+        self._network = _session("network.onnx", network, threads, inputs, *outputs)
+        self._small_network = _session("network.onnx", network, 1, inputs, *outputs) if threads > 1 else self._network
+        given = {output.name for output in self._network.get_outputs()}
+        (self.task,) = (task for task, output in OUTPUTS.items() if output in given)
+        self.output = OUTPUTS[self.task]
 
     def draw(self, seed: int, first_draw: int, num_draws: int) -> Float32[np.ndarray, "K D"]:
         """Return theta of draws `first_draw` and on of a seed."""
@@ -110,15 +115,17 @@ class Runtime:
         density = None
         for first in range(0, draws.num_draws, chunk):
             theta = self.draw(draws.seed, first, min(chunk, draws.num_draws - first))
-            log_probs, density = self.run(x, theta[:, None])
-            parts.append(log_probs)
+            outputs, density = self.run(x, theta[:, None])
+            parts.append(outputs)
         assert density is not None
         return np.concatenate(parts), density
 
     def run(
         self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
     ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
-        """Return log class probabilities of each draw and row, and the density detectors' scores of each row.
+        """Return the network's outputs for each draw and row, and the density detectors' scores of each row.
+
+        Outputs are log class probabilities, or of a regression the target's mean and log variance (C = 2).
 
         `theta` has one draw for all rows (P = 1) or, where it may be paired, one for each (P = N).
         """
@@ -141,22 +148,22 @@ class Runtime:
         if len(x) > 1:
             return self._run(x, theta, draws)
         # A lone row would be multiplied with weights that are not constants by another kernel, and get other bits.
-        log_probs, density = self._run(np.repeat(x, 2, axis=0), theta, draws)
-        return log_probs[:, :1], density[:1]
+        outputs, density = self._run(np.repeat(x, 2, axis=0), theta, draws)
+        return outputs[:, :1], density[:1]
 
     def _run(
         self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"], draws: int
     ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
         """Run the network on some draws at a time."""
         network = self._small_network if len(x) * len(theta) <= SMALL_ROWS else self._network
-        log_probs, density = network.run(["log_probs", "density"], {"x": x, "theta": theta[:draws]})
-        parts = [log_probs]
+        outputs, density = network.run([self.output, "density"], {"x": x, "theta": theta[:draws]})
+        parts = [outputs]
         for k in range(draws, len(theta), draws):
-            parts += network.run(["log_probs"], {"x": x, "theta": theta[k : k + draws]})
+            parts += network.run([self.output], {"x": x, "theta": theta[k : k + draws]})
         return parts[0] if len(parts) == 1 else np.concatenate(parts), density
 
 
-def _session(file: str, content: bytes, threads: int, inputs: set[str], outputs: set[str]) -> ort.InferenceSession:
+def _session(file: str, content: bytes, threads: int, inputs: set[str], *outputs: set[str]) -> ort.InferenceSession:
     try:
         model = onnx.load_model_from_string(content)
     except Exception:
@@ -164,8 +171,9 @@ def _session(file: str, content: bytes, threads: int, inputs: set[str], outputs:
     graph = model.graph
     if _keeps_data_elsewhere(model):
         raise GraphError(file, "keeps weights in another file, which is refused")
-    if {i.name for i in graph.input} != inputs or {o.name for o in graph.output} != outputs:
-        raise GraphError(file, f"expected inputs {sorted(inputs)} and outputs {sorted(outputs)}")
+    if {i.name for i in graph.input} != inputs or {o.name for o in graph.output} not in outputs:
+        expected = " or ".join(str(sorted(names)) for names in outputs)
+        raise GraphError(file, f"expected inputs {sorted(inputs)} and outputs {expected}")
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

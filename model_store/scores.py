@@ -20,7 +20,8 @@ of a draw on BALD it is KL(p_k || p) - BALD. Up to G draws a group is one draw; 
 They hold to first order, for independent draws.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
@@ -29,6 +30,8 @@ SCORE_NAMES = ("entropy", "bald", "mean_std", "variation_ratio")
 GROUPS = 100
 LEAST_LOG = -1e300
 LEAST_PROBABILITY = 1e-300
+
+S = TypeVar("S", bound=Any)  # scores: a dataclass of arrays, a row each, and of standard errors
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,8 @@ class PredictiveSums:
         if num_draws < groups or first_draw % groups > 0:  # each group holds one draw at most
             order = (first_draw + np.arange(num_draws)) % groups
             num_draws_G = np.bincount(order, minlength=groups)
-            probs_N_C_K = _scatter(probs_N_C_K, order, groups)
-            entropy_N_K = _scatter(entropy_N_K, order, groups)
+            probs_N_C_K = scatter(probs_N_C_K, order, groups)
+            entropy_N_K = scatter(entropy_N_K, order, groups)
         return cls(num_draws_G, probs_N_C_K, np.zeros((num_rows, num_classes, groups)), entropy_N_K)
 
     def merge(self, other: "PredictiveSums") -> "PredictiveSums":
@@ -112,21 +115,7 @@ class Scores:
     @classmethod
     def concatenate(cls, parts: list["Scores"]) -> "Scores":
         """Return the scores of all parts' rows, in order; the parts must be of the same number of draws."""
-        first = parts[0]
-        if len(parts) == 1:
-            return first
-        kept = {
-            field.name: np.concatenate([getattr(part, field.name) for part in parts])
-            for field in fields(cls)
-            if isinstance(getattr(first, field.name), np.ndarray)
-        }
-        errors = None
-        if first.standard_error is not None:
-            errors = {
-                name: np.concatenate([(part.standard_error or {})[name] for part in parts])
-                for name in first.standard_error
-            }
-        return cls(num_draws=first.num_draws, standard_error=errors, **kept)
+        return concatenated(parts)
 
 
 def predictive_scores(sums: PredictiveSums, standard_errors: bool = True) -> Scores:
@@ -195,7 +184,26 @@ def predictive_scores(sums: PredictiveSums, standard_errors: bool = True) -> Sco
     )
 
 
-def _scatter(values: Float64[np.ndarray, "*shape K"], order: Int64[np.ndarray, "K"], groups: int) -> np.ndarray:
+def concatenated(parts: list[S]) -> S:
+    """Return the scores of all parts' rows, in order; the parts must be of the same number of draws."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    kept = {
+        field.name: np.concatenate([getattr(part, field.name) for part in parts])
+        for field in fields(first)
+        if isinstance(getattr(first, field.name), np.ndarray)
+    }
+    errors = None
+    if first.standard_error is not None:
+        errors = {
+            name: np.concatenate([(part.standard_error or {})[name] for part in parts])
+            for name in first.standard_error
+        }
+    return replace(first, standard_error=errors, **kept)
+
+
+def scatter(values: Float64[np.ndarray, "*shape K"], order: Int64[np.ndarray, "K"], groups: int) -> np.ndarray:
     """Return values by group, 0 for a group without a draw."""
     by_group = np.zeros((*values.shape[:-1], groups))
     by_group[..., order] = values

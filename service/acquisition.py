@@ -6,6 +6,30 @@ from hashlib import blake2b
 import numpy as np
 from jaxtyping import Float64, Int64, UInt64
 
+from model_store.errors import InvalidInput
+from model_store.manifest import Task
+from model_store.outputs import AnyScores
+from model_store.scores import SCORE_NAMES, Scores
+
+RANDOM = "random"
+VARIANCES = {"variance": "std", "epistemic_variance": "epistemic_std"}  # and of what they are the square
+ACQUISITIONS: dict[Task, tuple[str, ...]] = {
+    "classification": (*SCORE_NAMES, RANDOM),
+    "regression": (*VARIANCES, RANDOM),
+}
+DEFAULTS: dict[Task, str] = {"classification": "bald", "regression": "epistemic_variance"}
+
+
+def check_acquisition(name: str, task: Task) -> None:
+    """Raise InvalidInput for an acquisition of another task."""
+    if name not in ACQUISITIONS[task]:
+        raise InvalidInput("acquisition", f"one of {list(ACQUISITIONS[task])} for a model of {task}", repr(name))
+
+
+def acquisition_scores(scores: AnyScores, name: str) -> Float64[np.ndarray, "N"]:
+    """Return the scores to rank by: more is more worth a label."""
+    return scores.by_name()[name] if isinstance(scores, Scores) else np.square(scores.by_name()[VARIANCES[name]])
+
 
 def id_hashes(ids: Sequence[str], seed: int) -> UInt64[np.ndarray, "N"]:
     """Return for each id 64 bits that are a function of it and the seed, whatever stands beside it."""

@@ -6,81 +6,123 @@ from typing import Any
 import numpy as np
 import orjson
 
-from model_store.scores import SCORE_NAMES
+from model_store.mixture import MIXTURE_ERROR_NAMES, MixtureScores
+from model_store.scores import SCORE_NAMES, Scores
 from service.models import Served
 from service.predictor import Predicted
 
 
 def predict_json(served: Served, predicted: Predicted, fpr: float, coverage: float) -> bytes:
     """Return the JSON answer of /predict."""
-    scores, judgement = predicted.prediction.scores, predicted.prediction.judgement
-    classes = served.model.manifest.output.classes
-    rows = len(scores.entropy)
-    names = ("entropy", "expected_entropy", "bald", "mean_std", "variation_ratio")
-    columns = [getattr(scores, name).tolist() for name in names]
-    labels = scores.probabilities.argmax(axis=1).tolist()
-    probabilities = scores.probabilities.tolist()
-    sets = served.model.prediction_sets(predicted.prediction, coverage).tolist()
-    p_values = judgement.p_value.tolist()
-    flags = (judgement.p_value <= fpr).tolist()
-    if scores.standard_error is None:
-        errors = [dict.fromkeys(SCORE_NAMES)] * rows
+    prediction = predicted.prediction
+    scores, judgement = prediction.scores, prediction.judgement
+    rows = len(judgement.p_value)
+    if isinstance(scores, Scores):
+        before, after = _of_classes(served, predicted, scores, coverage)
+        names = SCORE_NAMES
     else:
-        error_columns = zip(*(scores.standard_error[name].tolist() for name in SCORE_NAMES), strict=True)
-        errors = [dict(zip(SCORE_NAMES, values, strict=True)) for values in error_columns]
+        before, after = _of_target(served, predicted, scores, coverage)
+        names = MIXTURE_ERROR_NAMES
+    if scores.standard_error is None:
+        errors = [dict.fromkeys(names)] * rows
+    else:
+        error_columns = zip(*(scores.standard_error[name].tolist() for name in names), strict=True)
+        errors = [dict(zip(names, values, strict=True)) for values in error_columns]
     detectors = {
         name: list(zip(detected.tolist(), judgement.detector_p_values[name].tolist(), strict=True))
-        for name, detected in predicted.prediction.detected.items()
+        for name, detected in prediction.detected.items()
     }
-    predictions: list[dict[str, Any]] = []
-    for n in range(rows):
-        answer = {
-            "label": classes[labels[n]],
-            "probabilities": probabilities[n],
-            "num_samples": predicted.num_samples,
-            **{name: column[n] for name, column in zip(names, columns, strict=True)},
-            "standard_error": errors[n],
-            "flag": flags[n],
-            "p_value": p_values[n],
-            "prediction_set": [name for name, inside in zip(classes, sets[n], strict=True) if inside],
-            "detectors": {name: {"score": c[n][0], "p_value": c[n][1]} for name, c in detectors.items()},
-        }
-        if predicted.samples is not None:
-            answer["samples"] = predicted.samples[:, n].tolist()
-        predictions.append(answer)
+    columns: dict[str, list[Any]] = {
+        **before,
+        "standard_error": errors,
+        "flag": (judgement.p_value <= fpr).tolist(),
+        "p_value": judgement.p_value.tolist(),
+        **after,
+        "detectors": [
+            {name: {"score": c[n][0], "p_value": c[n][1]} for name, c in detectors.items()} for n in range(rows)
+        ],
+    }
+    if predicted.samples is not None:
+        samples = predicted.samples.transpose(1, 0, 2).tolist()
+        if isinstance(scores, MixtureScores):
+            samples = [[{"mean": mean, "std": std} for mean, std in row] for row in samples]
+        columns["samples"] = samples
     return orjson.dumps(
         {
             "model": served.name,
             "version": served.version,
             "num_samples": predicted.num_samples,
             "seed": predicted.seed,
-            "predictions": predictions,
+            "predictions": [
+                dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+            ],
         }
     )
 
 
+def _of_classes(
+    served: Served, predicted: Predicted, scores: Scores, coverage: float
+) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    """Return the columns that only a classification has: those before the flag, and those after."""
+    classes = served.model.manifest.classes or ()
+    sets = served.model.prediction_sets(predicted.prediction, coverage).tolist()
+    names = ("entropy", "expected_entropy", "bald", "mean_std", "variation_ratio")
+    before = {
+        "label": [classes[i] for i in scores.probabilities.argmax(axis=1).tolist()],
+        "probabilities": scores.probabilities.tolist(),
+        "num_samples": [predicted.num_samples] * len(sets),
+        **{name: getattr(scores, name).tolist() for name in names},
+    }
+    inside = [[name for name, is_inside in zip(classes, row, strict=True) if is_inside] for row in sets]
+    return before, {"prediction_set": inside}
+
+
+def _of_target(
+    served: Served, predicted: Predicted, scores: MixtureScores, coverage: float
+) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    """Return the same of a regression. Infinite bounds become null in JSON."""
+    rows = len(scores.mean)
+    before = {name: getattr(scores, name).tolist() for name in MIXTURE_ERROR_NAMES}
+    before["num_samples"] = [predicted.num_samples] * rows
+    if scores.num_draws == 1:
+        before["epistemic_std"] = [None] * rows
+    return before, {"interval": served.model.intervals(predicted.prediction, coverage).tolist()}
+
+
 def predict_npz(served: Served, predicted: Predicted, fpr: float, coverage: float) -> bytes:
-    """Return the same as arrays, a row each: `probabilities`, `entropy`, `standard_error.bald`, ..."""
-    scores, judgement = predicted.prediction.scores, predicted.prediction.judgement
-    classes = np.array(served.model.manifest.output.classes)
-    arrays = {
+    """Return the same as arrays, a row each: `probabilities`, `entropy`, `standard_error.bald`, ...
+
+    What is null in JSON for all rows is left out; infinite bounds are infinite.
+    """
+    prediction = predicted.prediction
+    scores, judgement = prediction.scores, prediction.judgement
+    samples = None if predicted.samples is None else predicted.samples.transpose(1, 0, 2)
+    arrays: dict[str, Any] = {
         "model": np.array(served.name),
         "version": np.array(served.version),
         "seed": np.array(predicted.seed),
-        "num_samples": np.full(len(scores.entropy), predicted.num_samples),
-        "label": classes[scores.probabilities.argmax(axis=1)],
-        "probabilities": scores.probabilities,
-        "expected_entropy": scores.expected_entropy,
+        "num_samples": np.full(len(judgement.p_value), predicted.num_samples),
         **scores.by_name(),
         **{f"standard_error.{name}": error for name, error in (scores.standard_error or {}).items()},
         "flag": judgement.p_value <= fpr,
         "p_value": judgement.p_value,
-        "prediction_set": served.model.prediction_sets(predicted.prediction, coverage),
-        **{f"detectors.{name}.score": score for name, score in predicted.prediction.detected.items()},
+        **{f"detectors.{name}.score": score for name, score in prediction.detected.items()},
         **{f"detectors.{name}.p_value": value for name, value in judgement.detector_p_values.items()},
     }
-    if predicted.samples is not None:
-        arrays["samples"] = predicted.samples.transpose(1, 0, 2)
+    if isinstance(scores, Scores):
+        arrays["label"] = np.array(served.model.manifest.classes)[scores.probabilities.argmax(axis=1)]
+        arrays["probabilities"] = scores.probabilities
+        arrays["expected_entropy"] = scores.expected_entropy
+        arrays["prediction_set"] = served.model.prediction_sets(prediction, coverage)
+        if samples is not None:
+            arrays["samples"] = samples
+    else:
+        arrays["mean"] = scores.mean
+        arrays["interval"] = served.model.intervals(prediction, coverage)
+        if scores.num_draws == 1:
+            del arrays["epistemic_std"]
+        if samples is not None:
+            arrays["samples.mean"], arrays["samples.std"] = samples[..., 0], samples[..., 1]
     packed = io.BytesIO()
     np.savez(packed, allow_pickle=False, **arrays)
     return packed.getvalue()

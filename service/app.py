@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from model_store.errors import InvalidInput
 from model_store.manifest import Manifest
 from service import problems
-from service.acquisition import id_hashes, random_scores, top
+from service.acquisition import DEFAULTS, RANDOM, check_acquisition, id_hashes, random_scores, top
 from service.answers import predict_json, predict_npz
 from service.draws import fresh_seed
 from service.inputs import FORM, JSON, NPY, NPZ, Rows, read_body, read_request, request_media_type, rows_array
@@ -107,13 +107,13 @@ def create_app(settings: Settings) -> FastAPI:
         openapi_extra=_request_body(PredictRequest, "inputs"),
     )
     async def post_predict(request: Request) -> Response:
-        """Predict rows: label, probabilities, how uncertain and why, and whether a row is unlike the data."""
+        """Predict rows: label or target, how uncertain and why, and whether a row is unlike the data."""
         body = await read_body(request, settings.max_body_bytes)
         envelope, rows = await service.read(request, body, PredictRequest, "inputs", settings.max_rows)
         served = await service.served(envelope)
         num_samples = service.num_samples(envelope, served)
         fpr = _fpr(envelope, served)
-        numbers = len(rows) * num_samples * len(served.model.manifest.output.classes)
+        numbers = len(rows) * num_samples * served.model.manifest.output_size
         if envelope.return_samples and numbers > settings.max_answer_numbers:
             raise TooLarge(
                 f"return_samples: expected at most {settings.max_answer_numbers} numbers to return, got {numbers}"
@@ -143,10 +143,13 @@ def create_app(settings: Settings) -> FastAPI:
         envelope, rows = await service.read(request, body, AcquireRequest, "pool", settings.max_pool_rows)
         ids = _ids(envelope, len(rows))
         served = await service.served(envelope)
+        task = served.model.manifest.task
+        acquisition = envelope.acquisition if "acquisition" in envelope.model_fields_set else DEFAULTS[task]
+        check_acquisition(acquisition, task)
         num_samples = service.num_samples(envelope, served)
         with service.predictor.admitted(len(rows), num_samples, POOL_CHUNK_ROWS):
             x = await service.rows(rows, served, "pool")
-            answer = await _rank(service, served, envelope, x, ids, num_samples)
+            answer = await _rank(service, served, envelope, acquisition, x, ids, num_samples)
         service.count(served, len(x), num_samples)
         return Response(answer, media_type=JSON)
 
@@ -191,11 +194,12 @@ async def _rank(
     service: Service,
     served: Served,
     envelope: AcquireRequest,
+    acquisition: str,
     x: Float32[np.ndarray, "N I"],
     ids: list[str],
     num_samples: int,
 ) -> bytes:
-    if envelope.acquisition == "random":  # needs a seed and no draws
+    if acquisition == RANDOM:  # needs a seed and no draws
         seed = fresh_seed() if envelope.seed is None else envelope.seed
         hashes = await service.predictor.load(partial(id_hashes, ids, seed))
         scores = random_scores(hashes)
@@ -206,7 +210,7 @@ async def _rank(
         parts = []
         for start in range(0, len(x), POOL_CHUNK_ROWS):  # other requests get their turn between the parts
             part = x[start : start + POOL_CHUNK_ROWS]
-            score = partial(pool_scores, served, part, draws, envelope.acquisition)
+            score = partial(pool_scores, served, part, draws, acquisition)
             parts.append(await service.predictor.compute(score))
         scores = np.concatenate(parts)
     ranking = [
@@ -217,7 +221,7 @@ async def _rank(
         {
             "model": served.name,
             "version": served.version,
-            "acquisition": envelope.acquisition,
+            "acquisition": acquisition,
             "num_samples": num_samples,
             "seed": seed,
             "pool_size": len(x),
@@ -261,7 +265,8 @@ def _overview(service: Service, name: str) -> dict[str, Any]:
         "method": None if manifest is None else manifest.method,
         "task": None if manifest is None else manifest.task,
         "input_shape": None if manifest is None else manifest.input.shape,
-        "classes": None if manifest is None else manifest.output.classes,
+        "classes": None if manifest is None else manifest.classes,
+        "target": None if manifest is None else manifest.target,
         "quality": None if manifest is None else manifest.quality,
         "smallest_fpr": None if latest is None else latest.model.calibration.smallest_fpr,
     }

@@ -11,9 +11,10 @@ from typing import TypeVar
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from model_store.model import Prediction, detector_scores
+from model_store.model import Prediction
+from model_store.outputs import samples_of, scores_of, sums_of
 from model_store.runtime import DrawSet
-from model_store.scores import PredictiveSums, predictive_scores
+from service.acquisition import acquisition_scores
 from service.models import Served
 from service.problems import Overloaded, TooLarge
 from service.schemas import Envelope
@@ -29,7 +30,7 @@ POOL_CHUNK_ROWS = 512  # rows of a pool between which other requests get their t
 
 @dataclass(frozen=True)
 class Predicted:
-    """A prediction, the draws behind it, and, where asked for, each draw's probabilities."""
+    """A prediction, the draws behind it, and, where asked for, what each draw says: `outputs.samples_of`."""
 
     prediction: Prediction
     seed: int
@@ -111,10 +112,10 @@ def predict(
     rows = max(1, CHUNK_ROW_DRAWS // num_samples)
     predictions, samples = [], []
     for start in range(0, len(x), rows):
-        log_probs, density = served.model.runtime.run_set(x[start : start + rows], draws)
-        predictions.append(served.model.judge(log_probs, density))
+        outputs, density = served.model.runtime.run_set(x[start : start + rows], draws)
+        predictions.append(served.model.judge(outputs, density))
         if keep_samples:
-            samples.append(np.exp(log_probs))
+            samples.append(samples_of(served.model.manifest.task, outputs))
     return Predicted(
         Prediction.concatenate(predictions),
         draws.seed,
@@ -126,7 +127,6 @@ def predict(
 def pool_scores(
     served: Served, x: Float32[np.ndarray, "N I"], draws: DrawSet, score: str
 ) -> Float64[np.ndarray, "N"]:
-    """Return one score of pool rows, all under the same draws."""
-    log_probs, density = served.model.runtime.run_set(x, draws)
-    scores = predictive_scores(PredictiveSums.from_log_probs(log_probs), standard_errors=False)
-    return detector_scores(scores, density, served.model.manifest.detectors.density)[score]
+    """Return one acquisition score of pool rows, all under the same draws; variances are in squared target units."""
+    outputs, _ = served.model.runtime.run_set(x, draws)
+    return acquisition_scores(scores_of(sums_of(served.model.manifest.task, outputs), standard_errors=False), score)

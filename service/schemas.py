@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from model_store.errors import InvalidInput
 from model_store.noise import MAX_SEED
-from model_store.scores import SCORE_NAMES
+from service.acquisition import ACQUISITIONS
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
-Acquisition = Literal[*SCORE_NAMES, "random"]
+Acquisition = Literal[*dict.fromkeys(name for names in ACQUISITIONS.values() for name in names)]
 
 # A three of scikit-learn's digits, so that the examples work when pasted against the digits model.
 EXAMPLE_ROW: list[Any] = [
@@ -69,9 +69,11 @@ class PredictRequest(Envelope):
         default=None, description="false-positive rate at which the flag fires; by default 0.05"
     )
     coverage: Probability = Field(
-        default=0.95, description="probability with which a row's prediction set holds its true label"
+        default=0.95, description="probability with which a row's prediction set or interval holds the truth"
     )
-    return_samples: bool = Field(default=False, description="also each draw's probabilities")
+    return_samples: bool = Field(
+        default=False, description="also each draw's probabilities, or its mean and standard deviation"
+    )
 
 
 class AcquireRequest(Envelope):
@@ -90,7 +92,11 @@ class AcquireRequest(Envelope):
         default=None, description="a different name for each row; by default its index. Decides ties and `random`"
     )
     k: int = Field(default=10, ge=1, description="how many rows to rank; a smaller pool is ranked whole")
-    acquisition: Acquisition = Field(default="bald", description="the score to rank by")
+    acquisition: Acquisition = Field(
+        default="bald",
+        description="the score to rank by; where it is left out, that of a regression is `epistemic_variance`. "
+        + "; ".join(f"a model of {task} has {', '.join(names)}" for task, names in ACQUISITIONS.items()),
+    )
 
 
 class DetectorAnswer(BaseModel):
@@ -100,23 +106,49 @@ class DetectorAnswer(BaseModel):
     p_value: float
 
 
-class PredictionAnswer(BaseModel):
-    """What the model says of a row; information in nats."""
+class RowAnswer(BaseModel):
+    """What a model of whatever task says of a row."""
+
+    num_samples: int
+    standard_error: dict[str, float | None]
+    flag: bool
+    p_value: float
+    detectors: dict[str, DetectorAnswer]
+
+
+class PredictionAnswer(RowAnswer):
+    """What a model of classification says of a row; information in nats."""
 
     label: str
     probabilities: list[float]
-    num_samples: int
     entropy: float
     expected_entropy: float
     bald: float
     mean_std: float
     variation_ratio: float
-    standard_error: dict[str, float | None]
-    flag: bool
-    p_value: float
-    detectors: dict[str, DetectorAnswer]
     prediction_set: list[str]
     samples: list[list[float]] | None = None
+
+
+class GaussianAnswer(BaseModel):
+    """What a draw of a regression says of a row, in the target's units."""
+
+    mean: float
+    std: float
+
+
+class RegressionAnswer(RowAnswer):
+    """What a model of regression says of a row, in the target's units; one draw says nothing of `epistemic_std`.
+
+    The bounds of `interval` are null where there are too few calibration rows for the coverage.
+    """
+
+    mean: float
+    std: float
+    aleatoric_std: float
+    epistemic_std: float | None
+    interval: Annotated[list[float | None], Field(min_length=2, max_length=2)]
+    samples: list[GaussianAnswer] | None = None
 
 
 class PredictAnswer(BaseModel):
@@ -126,7 +158,7 @@ class PredictAnswer(BaseModel):
     version: str
     num_samples: int
     seed: int
-    predictions: list[PredictionAnswer]
+    predictions: list[PredictionAnswer] | list[RegressionAnswer]
 
 
 class RankedRow(BaseModel):

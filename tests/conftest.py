@@ -114,7 +114,7 @@ def scale_model(flow, *sizes: int, couplings: int = 2, hidden: int = 8, log_scal
     network = scale_mlp(*sizes)
     dimension = network.theta_dimension
     made = flow(dimension, couplings, hidden, log_scale, torch.Generator().manual_seed(0))
-    return BayesianModel(network, HypernetworkPosterior(made, dimension, 1.0), Categorical())
+    return BayesianModel(network, HypernetworkPosterior(made, dimension, 1.0), Categorical(sizes[-1]))
 
 
 @contextmanager

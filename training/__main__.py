@@ -53,8 +53,6 @@ def _fit(options: argparse.Namespace) -> int:
     )
     data = load(recipe, Path(os.environ.get("DUBITO_DATA", "data")))
     splits = split(data, split_sizes(recipe))
-    if recipe.task == "regression":
-        raise InvalidInput("task", "classification, which is all that can be fitted so far", "regression")
     store = ModelStore(Path(os.environ.get("DUBITO_STORE", "models")))
 
     from training.fit import Run, training_facts  # wrong recipes and data are answered before torch is imported

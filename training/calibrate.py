@@ -1,15 +1,19 @@
 """Calibration of a model as it is served, and its measured quality."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Float32, Float64
 
 from model_store.calibration import Calibration
+from model_store.manifest import Task
+from model_store.mixture import MixtureScores, log_density
 from model_store.model import detector_scores
 from model_store.noise import DRAW_INDEX, MAX_SEED
+from model_store.outputs import AnyScores, merged, scores_of, sums_of
 from model_store.runtime import Runtime
-from model_store.scores import PredictiveSums, Scores, predictive_scores
+from model_store.scores import Scores, concatenated
 from training.data import Rows
 from training.posteriors.noise import hash_key
 
@@ -25,56 +29,50 @@ def draw_counts(default_draws: int) -> list[int]:
     return sorted({count for count in DRAW_COUNTS if count < default_draws} | {default_draws})
 
 
-def served_scores(
-    runtime: Runtime, rows: Rows, counts: list[int], seed: int, share: int = 1
-) -> tuple[list[Scores], Float32[np.ndarray, "N M"]]:
-    """Score rows as requests of `share` rows are served (1: each with its own draws), once for each number of draws.
+def served_outputs(
+    runtime: Runtime, rows: Rows, num_draws: int, seed: int, share: int = 1
+) -> Iterator[tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]]:
+    """Yield what the network says of rows in requests of `share` rows (1: each with its own draws), in their order.
 
-    Request i has the seed `draw_seed(seed, i)`; all numbers of draws are prefixes of the same draws. Returns the
-    scores for each number of draws, and the density detectors' scores.
+    Request i has the seed `draw_seed(seed, i)`.
     """
-    if not runtime.paired:
-        return _scores_by_request(runtime, rows, counts, seed, share)
-    parts: list[list[Scores]] = []
-    densities = []
+    if not runtime.paired:  # rows of one run must share their draws
+        for i, start in enumerate(range(0, len(rows), share)):
+            draws = runtime.draw_set(draw_seed(seed, i), num_draws)
+            yield runtime.run_set(rows.x[start : start + share].astype(np.float32), draws)
+        return
     for start in range(0, len(rows), CHUNK_ROWS):
         x = rows.x[start : start + CHUNK_ROWS].astype(np.float32)
         requests = range(start // share, -(-(start + len(x)) // share))
-        draws = np.stack([runtime.draw(draw_seed(seed, i), 0, counts[-1]) for i in requests], axis=1)
-        log_probs, density = runtime.run(x, np.repeat(draws, share, axis=1)[:, start % share :][:, : len(x)])
-        densities.append(density)
-        parts.append(_scores_by_count(log_probs, counts))
-    return _joined(parts), np.concatenate(densities)
+        thetas = np.stack([runtime.draw(draw_seed(seed, i), 0, num_draws) for i in requests], axis=1)
+        yield runtime.run(x, np.repeat(thetas, share, axis=1)[:, start % share :][:, : len(x)])
 
 
-def _scores_by_request(
-    runtime: Runtime, rows: Rows, counts: list[int], seed: int, share: int
-) -> tuple[list[Scores], Float32[np.ndarray, "N M"]]:
-    """Do the same where rows of one run must share their draws."""
-    parts: list[list[Scores]] = []
+def served_scores(
+    runtime: Runtime, rows: Rows, counts: list[int], seed: int, share: int = 1
+) -> tuple[list[AnyScores], Float32[np.ndarray, "N M"]]:
+    """Score rows as `served_outputs` gives them, once for each number of draws.
+
+    All numbers of draws are prefixes of the same draws. Returns the scores for each number of draws, and the density
+    detectors' scores.
+    """
+    parts: list[list[AnyScores]] = []
     densities = []
-    for i, start in enumerate(range(0, len(rows), share)):
-        draws = runtime.draw_set(draw_seed(seed, i), counts[-1])
-        log_probs, density = runtime.run_set(rows.x[start : start + share], draws)
+    for outputs, density in served_outputs(runtime, rows, counts[-1], seed, share):
         densities.append(density)
-        parts.append(_scores_by_count(log_probs, counts))
-    return _joined(parts), np.concatenate(densities)
+        parts.append(_scores_by_count(runtime.task, outputs, counts))
+    return [concatenated(list(chunks)) for chunks in zip(*parts, strict=True)], np.concatenate(densities)
 
 
-def _scores_by_count(log_probs: Float32[np.ndarray, "K N C"], counts: list[int]) -> list[Scores]:
+def _scores_by_count(task: Task, outputs: Float32[np.ndarray, "K N C"], counts: list[int]) -> list[AnyScores]:
     """Return the scores of the first draws, for each number of draws."""
     scores = []
     sums = None
     for first, last in zip([0, *counts], counts, strict=False):
-        more = PredictiveSums.from_log_probs(log_probs[first:last], first)
-        sums = more if sums is None else sums.merge(more)
-        scores.append(predictive_scores(sums, standard_errors=False))
+        more = sums_of(task, outputs[first:last], first)
+        sums = more if sums is None else merged(sums, more)
+        scores.append(scores_of(sums, standard_errors=False))
     return scores
-
-
-def _joined(parts: list[list[Scores]]) -> list[Scores]:
-    """Return the scores of all rows, for each number of draws."""
-    return [Scores.concatenate(list(chunks)) for chunks in zip(*parts, strict=True)]
 
 
 def rows_per_draw_set(runtime: Runtime, rows: int, num_draws: int) -> int:
@@ -97,7 +95,7 @@ def draw_seed(seed: int, request: int) -> int:
 
 
 def by_detector(
-    scores: list[Scores], density: Float32[np.ndarray, "n M"], names: tuple[str, ...]
+    scores: list[AnyScores], density: Float32[np.ndarray, "n M"], names: tuple[str, ...]
 ) -> dict[str, Float64[np.ndarray, "J n"]]:
     """Return each detector's scores at each number of draws."""
     detected = [detector_scores(s, density, names) for s in scores]
@@ -117,8 +115,15 @@ def calibrate(
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
     reference_scores = by_detector(*served_scores(runtime, reference, counts, hash_key(seed, 0), share), density)
     scores, densities = served_scores(runtime, ranking, counts, hash_key(seed, 1), share)
-    true_probs = np.stack([s.probabilities[np.arange(len(ranking)), ranking.y] for s in scores])
-    return Calibration.fit(counts, reference_scores, by_detector(scores, densities, density), true_probs, combined)
+    far = np.stack([nonconformity(s, ranking.y) for s in scores])
+    return Calibration.fit(counts, reference_scores, by_detector(scores, densities, density), far, combined)
+
+
+def nonconformity(scores: AnyScores, y: np.ndarray) -> Float64[np.ndarray, "n"]:
+    """Return how far labels or targets are from their predictions: `model_store.calibration` says in what measure."""
+    if isinstance(scores, Scores):
+        return 1.0 - scores.probabilities[np.arange(len(y)), y]
+    return np.abs(y - scores.mean) / scores.std
 
 
 def quality(scores: Scores, y: np.ndarray) -> dict[str, float]:
@@ -134,3 +139,29 @@ def quality(scores: Scores, y: np.ndarray) -> dict[str, float]:
         "brier": float(np.square(probs - one_hot).sum(axis=1).mean()),
         "expected_calibration_error": float(sum(gaps) / len(y)),
     }
+
+
+def regression_quality(
+    scores: MixtureScores,
+    log_likelihood: Float64[np.ndarray, "N"],
+    intervals: Float64[np.ndarray, "N 2"],
+    y: np.ndarray,
+) -> dict[str, float]:
+    """Return a regression's root mean squared error, log-likelihood (nats a row, of a density in the target's units),
+    mean standard deviation, and how often intervals of coverage .95 hold the target, and their mean width.
+    """
+    measured = {
+        "rmse": float(np.sqrt(np.square(scores.mean - y).mean())),
+        "log_likelihood": float(log_likelihood.mean()),
+        "std": float(scores.std.mean()),
+        "interval_coverage_at_95": float(np.mean((intervals[:, 0] <= y) & (y <= intervals[:, 1]))),
+    }
+    width = float((intervals[:, 1] - intervals[:, 0]).mean())
+    return measured | ({"interval_width_at_95": width} if math.isfinite(width) else {})
+
+
+def log_likelihoods(runtime: Runtime, rows: Rows, num_draws: int, seed: int, share: int) -> Float64[np.ndarray, "N"]:
+    """Return the log density of each row's target under the mixture of its draws, those of `served_scores`."""
+    parts = [outputs for outputs, _ in served_outputs(runtime, rows, num_draws, seed, share)]
+    stops = np.cumsum([outputs.shape[1] for outputs in parts])[:-1]
+    return np.concatenate([log_density(o, y) for o, y in zip(parts, np.split(rows.y, stops), strict=True)])

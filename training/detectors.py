@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from training.likelihoods import Categorical
+from training.likelihoods import Likelihood
 from training.networks import DrawnNetwork, MemberNetwork
 
 EXPLAINED = 0.9  # share of the training rows' variance inside the leading components
@@ -57,7 +57,7 @@ class ServedNetwork(nn.Module):
     """What `network.onnx` computes: the primary network, and beside it the density detectors."""
 
     def __init__(
-        self, network: DrawnNetwork | MemberNetwork, likelihood: Categorical, density: dict[str, Residual]
+        self, network: DrawnNetwork | MemberNetwork, likelihood: Likelihood, density: dict[str, Residual]
     ) -> None:
         super().__init__()
         self.network = network
@@ -67,7 +67,7 @@ class ServedNetwork(nn.Module):
     def forward(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Float[Tensor, "N M"]]:
-        """Return log class probabilities, features, and one density score for each detector, in their order."""
+        """Return what is served of each draw, features, and one density score for each detector, in their order."""
         outputs, features = self.network(x, theta)
         return (
             self.likelihood(outputs),

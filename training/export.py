@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from model_store.errors import DubitoError, InvalidInput
 from model_store.noise import noise
-from model_store.runtime import Runtime
+from model_store.runtime import OUTPUTS, Runtime
 from training.data import Rows
 from training.detectors import Residual, ServedNetwork
+from training.likelihoods import Gaussian, Likelihood
 from training.model import BayesianModel
 
 OPSET = 20
@@ -25,6 +26,7 @@ PARITY_TOLERANCE = 1e-3  # a graph that computes something else is off by far mo
 PARITY_ROWS = 64
 PARITY_DRAWS = 16
 CHECKED_ROWS = 16
+ROUNDED_SHARE = 1e-3
 
 
 class ParityError(DubitoError):
@@ -32,7 +34,7 @@ class ParityError(DubitoError):
 
 
 def export(model: BayesianModel, network: ServedNetwork) -> dict[str, bytes]:
-    """Return `sampler.onnx` (eps -> theta) and `network.onnx` (x, theta -> log_probs, features, density)."""
+    """Return `sampler.onnx` (eps -> theta) and `network.onnx` (x, theta -> outputs, features, density)."""
     rows, draws = 3, 2
     x = torch.zeros(rows, math.prod(model.network.shape))
     eps = torch.zeros(draws, model.posterior.noise_dimension)
@@ -42,7 +44,7 @@ def export(model: BayesianModel, network: ServedNetwork) -> dict[str, bytes]:
     # The graph is made for a theta that all rows share, so that numbers of rows in it come from x alone; nothing
     # in it depends on whether theta has a row for each of x or one for all: let it broadcast.
     theta = torch.zeros(draws, 1, model.posterior.theta_dimension)
-    outputs = ["log_probs", "features", "density"]
+    outputs = [OUTPUTS[model.likelihood.task], "features", "density"]
     served = _graph(network, (x, theta), {"x": {0: n}, "theta": {0: k}}, outputs)
     if model.network.is_paired:
         (theta_input,) = (i for i in served.graph.input if i.name == "theta")
@@ -136,8 +138,8 @@ def _pool_globally(graph: onnx.GraphProto) -> None:
 def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows: Rows) -> dict[str, float]:
     """Return the largest differences between torch and the runtime, same noise, with shared and paired draws.
 
-    Of theta and of probabilities the differences are absolute, of density scores relative to the score or, where
-    that is larger, to the detector's mean.
+    Of theta, probabilities and log variances the differences are absolute, of density scores relative to the score
+    or, where that is larger, to the detector's mean, and of a regression's means to the target's standard deviation.
 
     Raises:
         ParityError: if one is more than `PARITY_TOLERANCE`.
@@ -149,14 +151,15 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
     eps = noise(posterior.algorithm, 0, 0, draws * pairs, posterior.noise_dimension)
     theta = posterior(torch.from_numpy(eps)).numpy()
     served = runtime.sample(eps)
-    found: dict[str, list[np.ndarray]] = {"theta": [served - theta], "probabilities": [], "density": []}
+    found: dict[str, list[np.ndarray]] = {"theta": [served - theta], "density": []}
     paired = theta.reshape(draws, pairs, -1)
     for shared_or_paired in (paired[:, :1], paired):
-        log_probs, _, density = network(torch.from_numpy(x), torch.from_numpy(shared_or_paired))
-        got_log_probs, got_density = runtime.run(x, shared_or_paired)
-        found["probabilities"].append(np.exp(got_log_probs) - log_probs.exp().numpy())
+        outputs, _, density = network(torch.from_numpy(x), torch.from_numpy(shared_or_paired))
+        got, got_density = runtime.run(x, shared_or_paired)
+        for name, differences in _differences(got, outputs.numpy(), model.likelihood).items():
+            found.setdefault(name, []).append(differences)
         found["density"].append(_relative(got_density, density.numpy()))
-    worst = {name: _largest(differences) for name, differences in found.items()}
+    worst = {name: _largest(parts) for name, parts in found.items()}
     for name, difference in worst.items():
         if not difference <= PARITY_TOLERANCE:
             raise ParityError(
@@ -167,6 +170,16 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
         if not np.array_equal(runtime.run(x[n : n + 1], paired[:, :1])[0][:, 0], together[:, n]):
             raise ParityError("parity: expected a row's outputs to be the same bits alone and in a batch, got others")
     return worst
+
+
+def _differences(got: np.ndarray, expected: np.ndarray, likelihood: Likelihood) -> dict[str, np.ndarray]:
+    """Return how far outputs are from what is expected, by name."""
+    if not isinstance(likelihood, Gaussian):
+        return {"probabilities": np.exp(got) - np.exp(expected)}
+    mean, difference = expected[..., 0], got - expected
+    # Far from 0 a target in float32 is rounded to steps that its standard deviation may be close to.
+    scale = np.maximum(likelihood.target_std.numpy(), ROUNDED_SHARE * np.abs(mean))
+    return {"mean": difference[..., 0] / scale, "log_variance": difference[..., 1]}
 
 
 def _relative(got: np.ndarray, expected: np.ndarray) -> np.ndarray:

@@ -39,6 +39,7 @@ from training.posteriors.noise import hash_key
 from training.recipe import Recipe
 
 INITIALISATION_ROWS = 1000
+HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
 SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
 # What a random stream is for: part of its key, so that no two streams are one.
 INITIAL_ROWS, ORDER, STEP_NOISE, VALIDATION_NOISE = range(1, 5)
@@ -72,7 +73,7 @@ class Run:
         folder: Path,
         device: torch.device,
     ) -> None:
-        """Begin a run, or take it up where the folder's checkpoint left it."""
+        """Begin a run, or take it up where the folder's checkpoint left it; a regression has no classes (0)."""
         self.recipe = recipe
         self.folder = folder
         self.device = device
@@ -89,9 +90,9 @@ class Run:
         convolves = any(isinstance(layer, nn.Conv2d) for layer in self.model.modules())
         if not convolves and sum(p.numel() for p in self.parameters) * self.batch_rows * self.samples < SMALL_STEP:
             torch.set_num_threads(1)
-        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # of the epoch: nll, KL, correct rows
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # of the epoch: nll, KL, metric
         self.best: dict[str, Tensor] = {}
-        self.lowest: Tensor | None = None  # Brier score of each validation row, at the epoch of the lowest mean
+        self.lowest: Tensor | None = None  # score of each validation row, at the epoch of the lowest mean
         self.progress = Progress(step=0, best_epoch=-1, history=[], seconds=0.0, token=secrets.token_hex(8))
         self.resumed = self.checkpoint.exists()
         if self.resumed:
@@ -99,6 +100,7 @@ class Run:
         else:
             order = _order(self.rows, recipe.seed, INITIAL_ROWS)[:INITIALISATION_ROWS]
             initialise(self.model, self.train[0][order.to(device)].float())
+            self.model.likelihood.start(self.train[1])
             if recipe.network.factory is not None:
                 check_exports(self.model)
 
@@ -114,6 +116,7 @@ class Run:
         before = self.progress.seconds
         bar = tqdm(total=self.steps, initial=self.progress.step, unit="step", disable=quiet, dynamic_ncols=True)
         order = None
+        metric = self.model.likelihood.metric
         with bar:
             while self.progress.step < self.steps:
                 epoch, i = divmod(self.progress.step, self.epoch_steps)
@@ -127,7 +130,7 @@ class Run:
                     metrics = self._end_epoch(epoch)
                     bar.set_postfix_str(
                         f"epoch {epoch + 1}/{settings.epochs} loss {metrics['loss']:.4f} "
-                        f"KL {metrics['kl']:.0f} accuracy {metrics['validation_accuracy']:.4f}"
+                        f"KL {metrics['kl']:.0f} {metric} {metrics[f'validation_{metric}']:.4g}"
                     )
                 if self.progress.step == self.steps or time.monotonic() - saved > settings.checkpoint_interval_s:
                     self._save()
@@ -144,15 +147,15 @@ class Run:
         x, y = self.train[0][index].float(), self.train[1][index]
         eps = noise(self.model.posterior, self.samples, self.recipe.seed, STEP_NOISE, step)
         torch.manual_seed(hash_key(self.recipe.seed, LAYER_NOISE, step))  # of layers that draw numbers of their own
-        log_probs, kl = self.model.sample(x, eps.to(self.device))
-        log_likelihood = self.model.likelihood.log_likelihood(log_probs, y)
+        served, kl = self.model.sample(x, eps.to(self.device))
+        log_likelihood = self.model.likelihood.log_likelihood(served, y)
         loss, nll = alpha_objective(log_likelihood, kl, self._kl_weight(step), self.recipe.alpha)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, settings.gradient_norm)
         self.optimizer.step()
-        correct = (log_probs[0].argmax(1) == y).double().mean()
-        self.sums += torch.stack([nll.detach().double(), kl.detach().mean().double(), correct])
+        error = self.model.likelihood.errors(served[0].detach(), y).mean()
+        self.sums += torch.stack([nll.detach().double(), kl.detach().mean().double(), error])
 
     def _kl_weight(self, step: int) -> float:
         settings = self.recipe.training
@@ -163,7 +166,7 @@ class Run:
         return min(1.0, (step + 1) / ramp if ramp else 1.0) * weight
 
     def _end_epoch(self, epoch: int) -> dict[str, float | int]:
-        nll, kl, accuracy = (self.sums / self.epoch_steps).tolist()
+        nll, kl, error = (self.sums / self.epoch_steps).tolist()
         self.sums.zero_()
         settings = self.recipe.training
         if not math.isfinite(nll + kl):
@@ -173,11 +176,14 @@ class Run:
             )
         draws = min(settings.validation_draws, self.model.posterior.max_draws or settings.validation_draws)
         eps = noise(self.model.posterior, draws, self.recipe.seed, VALIDATION_NOISE).to(self.device)
-        x, y = self.validation
+        likelihood = self.model.likelihood
         self.model.eval()
-        probs = self.model.predict(x, eps)
-        true_probs = probs.gather(1, y[:, None])[:, 0].double()
-        brier = probs.double().square().sum(1) - 2.0 * true_probs + 1.0  # sum over classes of (p - [class is true])^2
+        rows = max(1, HELD_OUTPUTS // (draws * likelihood.outputs))
+        parts = [
+            likelihood.validation(self.model.predict(x, eps), y)
+            for x, y in zip(*(tensor.split(rows) for tensor in self.validation), strict=True)
+        ]
+        scores, log_likelihood, errors = torch.cat(parts).unbind(1)
         with torch.no_grad():
             theta_std = self.model.posterior(eps).std(0, correction=0).mean().item()
         self.model.train()
@@ -186,16 +192,16 @@ class Run:
             "loss": nll + kl / self.rows,
             "nll": nll,
             "kl": kl,
-            "train_accuracy": accuracy,
-            "validation_log_likelihood": true_probs.clamp(min=1e-38).log().mean().item(),
-            "validation_brier": brier.mean().item(),
-            "validation_accuracy": (probs.argmax(1) == y).double().mean().item(),
+            f"train_{likelihood.metric}": likelihood.to_metric(error),
+            "validation_log_likelihood": log_likelihood.mean().item(),
+            f"validation_{likelihood.score}": scores.mean().item(),
+            f"validation_{likelihood.metric}": likelihood.to_metric(errors.mean().item()),
             "theta_std": theta_std,  # stays at its start where the posterior has collapsed
             "seconds": self.progress.seconds,
         }
         history = self.progress.history
         history.append(metrics)
-        if self._is_as_good_as_the_best(brier):
+        if self._is_as_good_as_the_best(scores):
             self.best = module_tensors(self.model, "best")
             self.progress.best_epoch = epoch + 1
         lines = "".join(json.dumps(m) + "\n" for m in history)
@@ -204,18 +210,18 @@ class Run:
             plot_run(history, self.folder / "progress.png", self.recipe.name)
         return metrics
 
-    def _is_as_good_as_the_best(self, brier: Tensor) -> bool:
-        """Whether an epoch's validation Brier score is within one standard error of the lowest so far.
+    def _is_as_good_as_the_best(self, scores: Tensor) -> bool:
+        """Whether an epoch's validation score is within one standard error of the lowest so far.
 
         The error is that of the mean difference over rows. Among checkpoints that the validation rows cannot tell
         apart the latest has the smallest step size behind it (the one-standard-error rule of Breiman et al. 1984).
         """
         lowest = self.lowest
-        if lowest is None or brier.mean() < lowest.mean():
-            self.lowest = brier
+        if lowest is None or scores.mean() < lowest.mean():
+            self.lowest = scores
         if lowest is None:
             return True
-        difference = brier - lowest
+        difference = scores - lowest
         return not difference.mean() > difference.std() / len(difference) ** 0.5  # one row has no error: take it
 
     def _save(self) -> None:

@@ -8,7 +8,7 @@ from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from training.flows import Composition, iaf, realnvp
-from training.likelihoods import Categorical
+from training.likelihoods import Categorical, Gaussian, Likelihood
 from training.networks import (
     DrawnNetwork,
     MemberNetwork,
@@ -57,7 +57,7 @@ class BayesianModel(nn.Module):
         self,
         network: Network,
         posterior: Posterior,
-        likelihood: Categorical,
+        likelihood: Likelihood,
         decay_prior_std: float | None = None,
     ) -> None:
         """Make a model; `decay_prior_std` is that of the prior on weights that are not drawn, if they have one."""
@@ -70,7 +70,7 @@ class BayesianModel(nn.Module):
     def sample(
         self, x: Float[Tensor, "N I"], eps: Float[Tensor, "K E"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "K"]]:
-        """Return log class probabilities of each draw and row for training, and each draw's KL, in nats."""
+        """Return what is served of each draw and row, for training, and each draw's KL, in nats."""
         theta, kl = self.posterior.sample(eps)
         outputs, _, network_kl = self.network.run(x, theta[:, None])
         if network_kl is not None:
@@ -82,22 +82,21 @@ class BayesianModel(nn.Module):
     @torch.no_grad()
     def predict(
         self, x: Num[Tensor, "N I"], eps: Float[Tensor, "K E"], chunk_rows: int = 2048
-    ) -> Float[Tensor, "N C"]:
-        """Return the mean class probabilities over draws, rows x draws in chunks."""
+    ) -> Float[Tensor, "K N C"]:
+        """Return what is served of each draw and row, rows x draws in chunks."""
         theta = self.posterior(eps)[:, None]
         # whole-weight draws go one by one: convolutions are then torch's own
         groups = theta.split(len(theta) if self.network.is_paired else 1)
-        total = theta.new_zeros(())
-        for group in groups:
-            parts = torch.split(x, max(1, chunk_rows // len(group)))
-            total = total + torch.cat(
-                [self.likelihood(self.network(part.float(), group)[0]).exp().sum(0) for part in parts]
-            )
-        return total / len(theta)
+        return torch.cat([self._predict(x, group, max(1, chunk_rows // len(group))) for group in groups])
+
+    def _predict(self, x: Tensor, theta: Tensor, rows: int) -> Tensor:
+        return torch.cat([self.likelihood(self.network(part.float(), theta)[0]) for part in x.split(rows)], dim=1)
 
 
 def build(recipe: Recipe, shape: Sequence[int], classes: int) -> BayesianModel:
     """Return a model as a recipe says for rows of a shape, its parameters a function of the recipe's seed.
+
+    A regression has no classes (0).
 
     Raises:
         InvalidInput: if the network cannot be made Bayesian; it names the layer.
@@ -105,20 +104,27 @@ def build(recipe: Recipe, shape: Sequence[int], classes: int) -> BayesianModel:
     generator = torch.Generator().manual_seed(hash_key(recipe.seed, 0))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(hash_key(recipe.seed, 0))
-        return _built(recipe, tuple(shape), classes, generator)
+        return _built(recipe, tuple(shape), likelihood(recipe, classes), generator)
 
 
-def _built(recipe: Recipe, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> BayesianModel:
+def likelihood(recipe: Recipe, classes: int) -> Likelihood:
+    """Return the likelihood that goes with a recipe's task."""
+    return Categorical(classes) if recipe.task == "classification" else Gaussian(recipe.noise)
+
+
+def _built(
+    recipe: Recipe, shape: tuple[int, ...], likelihood: Likelihood, generator: torch.Generator
+) -> BayesianModel:
     section = recipe.posterior
     row_shape = (math.prod(shape),) if recipe.network.hidden is not None else channels_first(shape)
 
     def make() -> nn.Module:
-        return module(recipe.network, row_shape, classes)
+        return module(recipe.network, row_shape, likelihood.outputs)
 
     if isinstance(section, PointSection):
         members = section.members if isinstance(section, EnsembleSection) else 1
         network = MemberNetwork([make() for _ in range(members)], row_shape)
-        return BayesianModel(network, MemberPosterior(members), Categorical(), section.prior_std)
+        return BayesianModel(network, MemberPosterior(members), likelihood, section.prior_std)
     posterior: Posterior
     decay = None
     if isinstance(section, FlowSection):
@@ -148,16 +154,16 @@ def _built(recipe: Recipe, shape: tuple[int, ...], classes: int, generator: torc
         )
         drawn = DrawnNetwork(make(), stochastic, row_shape)
         posterior = NoisePosterior(drawn.theta_dimension)
-    return BayesianModel(drawn, posterior, Categorical(), decay)
+    return BayesianModel(drawn, posterior, likelihood, decay)
 
 
-def module(section: NetworkSection, shape: Sequence[int], classes: int) -> nn.Module:
+def module(section: NetworkSection, shape: Sequence[int], outputs: int) -> nn.Module:
     """Return the module that a recipe names, for rows of a shape."""
     if section.hidden is not None:
-        return mlp(math.prod(shape), section.hidden, classes)
+        return mlp(math.prod(shape), section.hidden, outputs)
     if section.factory is not None:
-        return from_factory(section.factory, shape, classes)
-    return (papers_cnn if section.kind == "papers-cnn" else gal_cnn)(shape, classes)
+        return from_factory(section.factory, shape, outputs)
+    return (papers_cnn if section.kind == "papers-cnn" else gal_cnn)(shape, outputs)
 
 
 def _hypernetwork(

@@ -9,13 +9,15 @@ from training.checkpoint import write_atomically
 
 
 def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> None:
-    """Draw loss, KL, accuracy and the spread of theta against the epoch, as a PNG."""
+    """Draw loss, KL, accuracy or RMSE, and the spread of theta against the epoch, as a PNG."""
     panels = {
         "nats a row": {"loss": "-ELBO", "nll": "training -log p", "validation_log_likelihood": "validation -log p"},
         "KL to the prior (nats)": {"kl": "KL"},
         "error (%)": {"train_accuracy": "training, one draw", "validation_accuracy": "validation"},
+        "root mean squared error": {"train_rmse": "training, one draw", "validation_rmse": "validation"},
         "std of theta": {"theta_std": "mean over units"},
     }
+    panels = {label: curves for label, curves in panels.items() if set(curves) <= set(history[0])}
     plt.switch_backend("Agg")
     figure, axes = plt.subplots(1, len(panels), figsize=(16, 3.6), layout="constrained")
     epochs = [metrics["epoch"] for metrics in history]
@@ -31,7 +33,7 @@ def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> N
         axis.grid(alpha=0.3)
         if label != "std of theta" and min(line.get_ydata().min() for line in axis.lines) > 0:
             axis.set_yscale("log")
-        axis.legend()
+        axis.legend(loc="upper right")  # the best place is slow to find among many points
     figure.suptitle(title)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=100)

@@ -12,11 +12,20 @@ from safetensors.torch import save as save_tensors
 
 from model_store.calibration import Calibration
 from model_store.errors import InvalidInput
-from model_store.manifest import Description, DetectorSpec, Manifest, NoiseSpec, OutputSpec
+from model_store.manifest import ClassSpec, Description, DetectorSpec, Manifest, NoiseSpec, TargetSpec
 from model_store.model import detector_scores
 from model_store.runtime import Runtime
+from model_store.scores import Scores
 from model_store.store import ModelStore
-from training.calibrate import calibrate, draw_counts, quality, rows_per_draw_set, served_scores
+from training.calibrate import (
+    calibrate,
+    draw_counts,
+    log_likelihoods,
+    quality,
+    regression_quality,
+    rows_per_draw_set,
+    served_scores,
+)
 from training.data import Dataset, Rows, Splits
 from training.detectors import Residual, ServedNetwork
 from training.export import export, parity
@@ -80,17 +89,18 @@ def publish(
 
     draws = min(recipe.serving.draws, posterior.max_draws or recipe.serving.draws)
     counts = draw_counts(draws)
-    combined = tuple(recipe.serving.combined)
+    combined = tuple(recipe.combined)
     say(f"calibrating on {len(splits.reference)} + {len(splits.ranking)} rows")
     calibration = calibrate(runtime, splits.reference, splits.ranking, counts, density, combined, recipe.seed)
     say(f"measuring on {len(splits.test)} test rows")
     measured = measure(runtime, calibration, density, splits, data, recipe.seed)
 
+    is_regression = recipe.task == "regression"
     description = Description(
         method=recipe.method,
-        task="classification",
+        task=recipe.task,
         input=data.input,
-        output=OutputSpec(classes=data.classes),
+        output=TargetSpec(target=recipe.data.target or "y") if is_regression else ClassSpec(classes=data.classes),
         noise=NoiseSpec(
             algorithm=posterior.algorithm,
             dimension=posterior.noise_dimension,
@@ -132,7 +142,7 @@ def measure(
     """Return measured quality, all of it as served in requests of `MEASURED_ROWS` rows (or as many
     as must share a draw set) at the default draws.
 
-    The accuracy and likelihood of the test rows; how often the flag fires on them at fpr .05; and how often it
+    Accuracy or error, and likelihood, of the test rows; how often the flag fires on them at fpr .05; and how often it
     fires on uniform noise in the data's range, the plainest input that is unlike the data.
     """
     counts = calibration.draw_counts.tolist()[-1:]
@@ -148,7 +158,14 @@ def measure(
     ):
         judgement = calibration.judge(detector_scores(scored, dense, density), counts[0])
         flagged[key] = float(np.mean(judgement.p_value <= 0.05))
-    return {**{f"test_{k}": v for k, v in quality(scores[0], splits.test.y).items()}, **flagged}
+    (test_scores,), y = scores, splits.test.y
+    if isinstance(test_scores, Scores):
+        measured = quality(test_scores, y)
+    else:
+        log_likelihood = log_likelihoods(runtime, splits.test, counts[0], hash_key(seed, 2), share)
+        intervals = calibration.intervals(test_scores.mean, test_scores.std, counts[0], 0.95)
+        measured = regression_quality(test_scores, log_likelihood, intervals, y)
+    return {**{f"test_{k}": v for k, v in measured.items()}, **flagged}
 
 
 def device_named(name: str) -> torch.device:

@@ -16,10 +16,15 @@ from pydantic import (
 )
 
 from model_store.errors import InvalidInput
-from model_store.manifest import Name
-from model_store.scores import SCORE_NAMES
+from model_store.manifest import Name, Task
+from model_store.outputs import DETECTED
 
 DENSITY_NAMES = ("residual",)
+DETECTOR_NAMES = dict.fromkeys([*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES])
+COMBINED: dict[Task, list[str]] = {
+    "classification": ["entropy", "bald", "residual"],
+    "regression": ["epistemic_std", "residual"],
+}
 
 Count = Annotated[int, Field(ge=1)]
 LogStd = Annotated[float, Field(ge=-20, le=2)]
@@ -162,16 +167,18 @@ class TrainingSection(Section):
     checkpoint_interval_s: Positive = 20.0
 
 
+class LikelihoodSection(Section):
+    """`[likelihood]` of a regression: whether its noise is one number or differs by row."""
+
+    noise: Literal["homoscedastic", "heteroscedastic"] = "homoscedastic"
+
+
 class ServingSection(Section):
     """`[serving]`: how the model is served unless a request says otherwise, and what its flag looks at."""
 
     draws: Annotated[int, Field(ge=2, le=1000)] = 100
     precision: Literal["float32", "int8"] = "float32"
-    combined: Annotated[list[Literal[*SCORE_NAMES, *DENSITY_NAMES]], Field(min_length=1)] = [
-        "entropy",
-        "bald",
-        "residual",
-    ]
+    combined: Annotated[list[Literal[*DETECTOR_NAMES]], Field(min_length=1)] | None = None
 
 
 class Recipe(Section):
@@ -179,12 +186,13 @@ class Recipe(Section):
 
     name: Name
     method: Literal[*POSTERIORS]
-    task: Literal["classification", "regression"] = "classification"
+    task: Task = "classification"
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
     data: DataSection
     network: NetworkSection
     posterior: SerializeAsAny[Section]
     training: TrainingSection
+    likelihood: LikelihoodSection | None = None
     serving: ServingSection = ServingSection()
 
     @model_validator(mode="before")
@@ -195,6 +203,16 @@ class Recipe(Section):
             section = Section() if kind is None else kind.model_validate(content.get("posterior", {}))
             return {**content, "posterior": section}
         return content
+
+    @property
+    def combined(self) -> list[str]:
+        """Names of the detectors whose surprises add up to the flag's statistic."""
+        return self.serving.combined or COMBINED[self.task]
+
+    @property
+    def noise(self) -> Literal["homoscedastic", "heteroscedastic"]:
+        """Whether a regression's noise is one number or differs by row."""
+        return (self.likelihood or LikelihoodSection()).noise
 
     @property
     def alpha(self) -> float:
@@ -259,6 +277,16 @@ def _validated(content: dict[str, Any], origin: str) -> Recipe:
     recipe = _checked(Recipe, content, f"{origin}: ")
     if recipe.serving.precision == "int8" and recipe.method not in INTEGER_METHODS:
         raise InvalidInput(f"{origin}: serving.precision", f"float32 for method {recipe.method}", "'int8'")
+    if recipe.serving.precision == "int8" and recipe.task == "regression":
+        raise InvalidInput(f"{origin}: serving.precision", "float32 for task regression", "'int8'")
+    if recipe.likelihood is not None and recipe.task != "regression":
+        raise InvalidInput(f"{origin}: likelihood", f"none for task {recipe.task}", "one")
+    known = (*DETECTED[recipe.task], *DENSITY_NAMES)
+    for i, name in enumerate(recipe.serving.combined or ()):
+        if name not in known:
+            raise InvalidInput(
+                f"{origin}: serving.combined.{i}", f"one of {known} for task {recipe.task}", repr(name)
+            )
     return recipe
 
 

@@ -178,6 +178,45 @@ def test_a_coverage_that_the_calibration_cannot_give_takes_every_class():
     assert calibration.prediction_sets(np.array([[1.0, 0.0]]), 1, 0.81).all()
 
 
+# Intervals
+
+
+@pytest.mark.parametrize(("ranking", "coverage"), [(99, 0.5), (99, 0.95), (39, 0.9), (40, 0.9)])
+def test_intervals_hold_the_target_as_often_as_the_beta_binomial_says(ranking, coverage):
+    generator = np.random.default_rng([ranking, int(100 * coverage)])
+    new = 50
+    covered = []
+    for _ in range(SPLITS):
+        y, mean, std = targets(generator, ranking)
+        calibration = fitted(generator, ranking=ranking, true_probs=1 - np.abs(y - mean) / std)
+        y, mean, std = targets(generator, new)
+        bounds = calibration.intervals(mean, std, 1, coverage)
+        covered.append(np.sum((bounds[:, 0] <= y) & (y <= bounds[:, 1])))
+    position = math.ceil((ranking + 1) * coverage)
+    law = stats.betabinom(new, position, ranking + 1 - position)
+    error = law.std() / math.sqrt(SPLITS)
+    assert np.mean(covered) == pytest.approx(law.mean(), abs=5.5 * error)
+    spread = np.array(covered) - law.mean()
+    fourth = (
+        law.moment(4) - 4 * law.mean() * law.moment(3) + 6 * law.mean() ** 2 * law.moment(2) - 3 * law.mean() ** 4
+    )
+    error = math.sqrt((fourth - law.var() ** 2) / SPLITS)
+    assert np.mean(spread**2) == pytest.approx(law.var(), abs=7 * error)
+
+
+def test_intervals_by_hand():
+    calibration = fitted(np.random.default_rng(0), ranking=4, true_probs=1 - np.array([0.5, 2.0, 1.0, 4.0]))
+    mean, std = np.array([10.0, -1.0]), np.array([1.0, 0.25])
+    # ceil(5 x .6) = 3rd smallest of |y - mean| / std: 2.
+    assert calibration.intervals(mean, std, 1, 0.6).tolist() == [[8.0, 12.0], [-1.5, -0.5]]
+    assert calibration.intervals(mean, std, 1, 0.8).tolist() == [[6.0, 14.0], [-2.0, 0.0]]
+
+
+def test_a_coverage_that_the_calibration_cannot_give_has_no_bounds():
+    calibration = fitted(np.random.default_rng(0), ranking=4)
+    assert calibration.intervals(np.array([3.0]), np.array([1.0]), 1, 0.81).tolist() == [[-np.inf, np.inf]]
+
+
 # Tensors
 
 
@@ -244,13 +283,20 @@ def fitted(generator, counts=(1,), reference=60, ranking=50, true_probs=None, de
 
     true_probs = generator.uniform(size=ranking) if true_probs is None else true_probs
     tiled = np.tile(true_probs, (len(counts), 1))
-    return Calibration.fit(list(counts), stacked(reference), stacked(ranking), tiled, DETECTORS)
+    return Calibration.fit(list(counts), stacked(reference), stacked(ranking), 1 - tiled, DETECTORS)
 
 
 def flags(generator, ranking, new, fpr, decimals=None):
     """How many of `new` rows like the calibration data are flagged."""
     calibration = fitted(generator, ranking=ranking, decimals=decimals)
     return int(np.sum(calibration.judge(scores_of(generator, new, decimals), 1).p_value <= fpr))
+
+
+def targets(generator, rows):
+    """Targets with predictions that are wrong: biased, and of a std that says little."""
+    std = np.exp(generator.normal(size=rows))
+    mean = generator.normal(size=rows)
+    return mean + 0.5 + std * generator.standard_t(3, rows), mean, std * generator.uniform(0.5, 2.0, rows)
 
 
 def labelled(generator, rows):

@@ -203,7 +203,7 @@ def test_more_draws_than_calibrated_are_judged_by_the_first(model, wide):
     hundred, more = model.predict(x, theta[:100]), model.predict(x, theta)
     assert (more.scores.num_draws, more.judged_draws) == (130, 100)
     assert more.judgement.p_value.tolist() == hundred.judgement.p_value.tolist()
-    assert more.judged_probabilities.tobytes() == hundred.scores.probabilities.tobytes()
+    assert more.judged.probabilities.tobytes() == hundred.scores.probabilities.tobytes()
     assert all(more.detected[name].tobytes() == values.tobytes() for name, values in hundred.detected.items())
     probs = np.exp(model.runtime.run(x, theta[:, None])[0].astype(np.float64)).mean(axis=0)
     np.testing.assert_allclose(more.scores.probabilities, probs, rtol=1e-12)
@@ -269,7 +269,7 @@ def numbers(model, prediction):
         **errors,
         **detected,
         **prediction.detected,
-        "judged": prediction.judged_probabilities,
+        "judged": prediction.judged.probabilities,
         "p": prediction.judgement.p_value,
         "set": model.prediction_sets(prediction, 0.9),
     }

@@ -197,6 +197,7 @@ def test_models_are_described(client, digits_store):
         "task": "classification",
         "input_shape": [8, 8],
         "classes": [str(i) for i in range(10)],
+        "target": None,
         "quality": manifest.quality,
         "smallest_fpr": manifest.detectors.smallest_fpr,
     }

@@ -61,7 +61,7 @@ def test_constant_data_give_a_finite_detector():
 def test_the_served_network_gives_the_detectors_beside_the_network():
     x = torch.from_numpy(np.float32(data()))
     network = scale_mlp(8, 5, 3)
-    served = ServedNetwork(network, Categorical(), {"a": Residual.fit(x), "b": Residual.fit(x[:20])})
+    served = ServedNetwork(network, Categorical(3), {"a": Residual.fit(x), "b": Residual.fit(x[:20])})
     theta = torch.ones(2, 1, 8)
     log_probs, features, density = served(x, theta)
     assert torch.equal(log_probs, torch.log_softmax(network(x, theta)[0], -1))

@@ -239,8 +239,9 @@ def test_a_task_or_target_that_cannot_be_is_exit_code_2_and_one_line(tmp_path, m
     line = refusal(tmp_path, monkeypatch, capsys, recipe, "--data", "csv:a.csv", "--target", "c")
     assert line.startswith("error: data.target: expected one of the columns ['a', 'b'], got 'c'")
     recipe.write_text('task = "regression"\n' + recipe.read_text())
+    (tmp_path / "data" / "a.csv").write_text("a,b\n" + "1,2\n3,2\n" * 400)
     line = refusal(tmp_path, monkeypatch, capsys, recipe, "--data", "csv:a.csv", "--target", "b")
-    assert line.startswith("error: task: expected classification, which is all that can be fitted so far")
+    assert line.startswith("error: data.target: expected training targets that differ, got 2.0 alone")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

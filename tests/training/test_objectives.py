@@ -48,7 +48,7 @@ def test_a_likelihood_far_below_the_smallest_number_stays_finite():
 
 def test_the_log_likelihood_is_that_of_the_rows_own_classes():
     log_probs = torch.log(torch.tensor([[[0.25, 0.75], [0.5, 0.5]]]))
-    log_likelihood = Categorical().log_likelihood(log_probs, torch.tensor([0, 1]))
+    log_likelihood = Categorical(2).log_likelihood(log_probs, torch.tensor([0, 1]))
     torch.testing.assert_close(log_likelihood.exp(), torch.tensor([[0.25, 0.5]]))
 
 

@@ -45,7 +45,7 @@ def test_a_recipe_is_read_with_its_defaults(recipe):
     assert recipe.posterior.couplings == 2
     assert recipe.posterior.prior_std == 1.0
     assert recipe.training.batch_rows == 128
-    assert recipe.serving.combined == ["entropy", "bald", "residual"]
+    assert recipe.combined == ["entropy", "bald", "residual"]
 
 
 def test_every_recipe_of_the_project_is_valid(request):
@@ -148,3 +148,33 @@ def test_a_wrong_option_is_named(recipe, options):
     with pytest.raises(InvalidInput) as refused:
         override(recipe, **options)
     assert refused.value.field == f"command line: {field}"
+
+
+REGRESSION = [("bhn-realnvp", 'bhn-realnvp"\ntask = "regression')]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ([("draws = 50", 'draws = 50\n[likelihood]\nnoise = "heteroscedastic"')], "likelihood"),
+        ([*REGRESSION, ("draws = 50", 'draws = 50\n[likelihood]\nnoise = "none"')], "likelihood.noise"),
+        ([("draws = 50", 'combined = ["residual", "std"]')], "serving.combined.1"),
+        ([*REGRESSION, ("draws = 50", 'combined = ["bald"]')], "serving.combined.0"),
+        ([*REGRESSION, ("draws = 50", 'precision = "int8"')], "serving.precision"),
+    ],
+)
+def test_what_goes_with_another_task_is_named(tmp_path, changes, field):
+    text = RECIPE
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    with pytest.raises(InvalidInput) as refused:
+        load(write(tmp_path, text))
+    assert str(refused.value.field).endswith(f": {field}")
+
+
+def test_a_regression_has_detectors_and_noise_of_its_own_by_default(tmp_path):
+    ((old, new),) = REGRESSION
+    recipe = load(write(tmp_path, RECIPE.replace(old, new)))
+    assert recipe.combined == ["epistemic_std", "residual"]
+    assert recipe.noise == "homoscedastic"

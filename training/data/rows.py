@@ -111,13 +111,16 @@ def split(data: Dataset, sizes: SplitSizes) -> Splits:
     """Split the training rows at random into training, validation and the two calibration splits.
 
     Raises:
-        InvalidInput: if fewer than half of the rows would be left for training, or a class has none left.
+        InvalidInput: if fewer than half of the rows would be left for training, a class has none left, or all
+            training targets are the same.
     """
     validation, reference, ranking, train = (data.train.take(part) for part in sizes.deal(len(data.train)))
     absent = sorted(set(range(len(data.classes))) - set(train.y.tolist()))
     if absent:
         shown = [data.classes[c] for c in absent[:MAX_SHOWN]]
         raise InvalidInput("data.source", "training rows of every class", f"none of {shown}")
+    if not data.classes and np.ptp(train.y) == 0:
+        raise InvalidInput("data.target", "training targets that differ", f"{float(train.y[0])} alone")
     return Splits(train, validation, reference, ranking, data.test)
 
 
