@@ -7,15 +7,16 @@ the gradient of |V| is V / |V|, that of V is one matrix product on top of a mult
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
 
-def product_and_norm(
-    x: Float[Tensor, "*batch in"], direction: Float[Tensor, "out in"]
-) -> tuple[Float[Tensor, "*batch out"], Float[Tensor, "out"]]:
-    """Return x . V and |V| of each unit."""
+def product_and_norm(x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x . V and |V| of each unit, (*batch, out) and (out,), of x (*batch, in) and V (out, in).
+
+    Raises:
+        RuntimeError: if x has another number of features, as it may in a user's own module.
+    """
     if torch.compiler.is_exporting():
         return functional.linear(x, direction), torch.linalg.vector_norm(direction, dim=1)
     product, norm = _ProductAndNorm.apply(x, direction)  # type: ignore[no-untyped-call]
