@@ -28,6 +28,7 @@ SMALL_ROWS = 128  # rows x draws below which waking other threads takes longer t
 # The same where theta is not paired: a convolution whose weights are drawn needs all patches of its input.
 UNPAIRED_CHUNK_ROWS = 128
 CHUNK_BYTES = 32 << 20  # of theta in one run
+WEIGHTS_PER_DRAW = "weights_per_draw"  # in the network's metadata, where theta holds less than its matrices do
 HELD_BYTES = 64 << 20  # of a draw set that is held in memory; a larger one is made chunk by chunk whenever it is used
 
 
@@ -80,6 +81,10 @@ class Runtime:
         given = {output.name for output in self._network.get_outputs()}
         (self.task,) = (task for task, output in OUTPUTS.items() if output in given)
         self.output = OUTPUTS[self.task]
+        weights = self._network.get_modelmeta().custom_metadata_map.get(WEIGHTS_PER_DRAW, "0")
+        if not weights.isdecimal():
+            raise GraphError("network.onnx", f"expected a number as {WEIGHTS_PER_DRAW}")
+        self._weights_per_draw = int(weights)
 
     def draw(self, seed: int, first_draw: int, num_draws: int) -> Float32[np.ndarray, "K D"]:
         """Return theta of draws `first_draw` and on of a seed."""
@@ -131,7 +136,8 @@ class Runtime:
         """
         if self.paired:
             return self._run(x, theta, max(1, CHUNK_ROWS // len(x)))
-        draws = min(max(1, UNPAIRED_CHUNK_ROWS // len(x)), max(1, CHUNK_BYTES // self.set_bytes(1)))
+        draw_bytes = 4 * max(self.theta_dimension, self._weights_per_draw)
+        draws = min(max(1, UNPAIRED_CHUNK_ROWS // len(x)), max(1, CHUNK_BYTES // draw_bytes))
         if self.algorithm == DRAW_INDEX:  # the network computes every member, whichever are asked for
             draws = len(theta)
         parts = [

@@ -1,4 +1,4 @@
-"""Fit, calibrate, export and publish: `python -m training fit RECIPE`."""
+"""Fit, calibrate, export and publish: `python -m training fit RECIPE`; prune what is published: `prune NAME`."""
 
 import argparse
 import fcntl
@@ -13,7 +13,8 @@ from model_store.errors import DubitoError, InvalidInput, NotFound, StoreError
 from model_store.manifest import Manifest
 from model_store.store import ModelStore
 from training import recipe as recipes
-from training.data import load, split, split_sizes
+from training.data import load, split, split_sizes, with_classes_of
+from training.parents import fitted_data, open_parent
 
 FAILED = 1
 WRONG_INPUT = 2
@@ -30,11 +31,21 @@ def main(arguments: list[str] | None = None) -> int:
     fit.add_argument("--target", metavar="COLUMN", help="what to predict of csv: and parquet: data")
     fit.add_argument("--name", help="publish under this name in place of the recipe's")
     fit.add_argument("--seed", type=int, help="in place of the recipe's seed")
+    fit.add_argument("--warm-start", metavar="NAME[:VERSION]", help="go on from a published version's weights")
     fit.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     fit.add_argument("--quiet", action="store_true", help="no progress bar")
+    prune = commands.add_parser("prune", help="publish a Bayes by Backprop model without its least certain weights")
+    prune.add_argument("model", metavar="NAME[:VERSION]", help="VERSION is a number or an alias, by default latest")
+    prune.add_argument(
+        "--fraction", type=float, required=True, help="of all weights, how many are removed, such as .75"
+    )
+    prune.add_argument("--as", dest="name", metavar="NEWNAME", help="publish under this name in place of its own")
+    prune.add_argument(
+        "--data", metavar="SRC", help="where the data of its fit are now, if no longer where they were"
+    )
     options = parser.parse_args(arguments)
     try:
-        return _fit(options)
+        return _fit(options) if options.command == "fit" else _prune(options)
     except (InvalidInput, NotFound) as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG_INPUT
@@ -51,20 +62,31 @@ def _fit(options: argparse.Namespace) -> int:
     recipe = recipes.override(
         recipe, name=options.name, seed=options.seed, source=options.data, target=options.target
     )
-    data = load(recipe, Path(os.environ.get("DUBITO_DATA", "data")))
+    store = _store()
+    parent = None if options.warm_start is None else open_parent(store, options.warm_start, "--warm-start")
+    if parent is not None and parent.recipe.task != recipe.task:
+        raise InvalidInput("task", f"{parent.recipe.task}, as of {parent.label}", recipe.task)
+    data = load(recipe, _data_root(), () if parent is None else parent.manifest.input.columns)
+    if parent is not None:
+        data = with_classes_of(data, parent.classes)
     splits = split(data, split_sizes(recipe))
-    store = ModelStore(Path(os.environ.get("DUBITO_STORE", "models")))
 
     from training.fit import Run, training_facts  # wrong recipes and data are answered before torch is imported
     from training.publish import device_named, publish
+    from training.warm_start import check_compatible
 
+    if parent is not None:
+        check_compatible(recipe, data, parent)
     device = device_named(options.device)
-    run_id = sha256(f"{recipe.digest()} {data.digest()} {device.type}".encode()).hexdigest()[:12]
-    folder = Path(os.environ.get("DUBITO_RUNS", "runs")) / f"{recipe.name}-{run_id}"
+    begins_at = "" if parent is None else f" {parent.label} {sha256(parent.weights).hexdigest()}"
+    run_id = sha256(f"{recipe.digest()} {data.digest()} {device.type}{begins_at}".encode()).hexdigest()[:12]
+    folder = _runs() / f"{recipe.name}-{run_id}"
     with _locked(folder):
-        run = Run(recipe, splits, data.shape, len(data.classes), folder, device)
+        run = Run(recipe, splits, data.shape, len(data.classes), folder, device, parent)
         begun = f"going on from step {run.progress.step}" if run.resumed else f"{run.steps} steps"
         print(f"{recipe.name}: {len(splits.train)} training rows, {begun} on {device.type}; run in {folder}")
+        if parent is not None and not run.resumed:
+            print(f"warm start from {parent.label}")
         manifest = _published(store, recipe.name, run.progress.token)
         if manifest is None:  # else the run was killed between its publication and its end
             model = run.fit(quiet=options.quiet)
@@ -74,6 +96,39 @@ def _fit(options: argparse.Namespace) -> int:
         print(f"  {key:32} {value:.4f}")
     print(f"published {manifest.name} version {manifest.version}; plot: {folder / 'progress.png'}")
     return 0
+
+
+def _prune(options: argparse.Namespace) -> int:
+    store = _store()
+    parent = open_parent(store, options.model, "model")
+    data = fitted_data(parent, _data_root(), options.data)
+
+    from training.prune import prune_version
+
+    name = options.name or parent.manifest.name
+    manifest, plot = prune_version(store, parent, data, options.fraction, name, _runs(), print)
+    facts = manifest.training["pruned"]
+    for key, before, after in (
+        ("weights", facts["weights"], facts["kept_weights"]),
+        ("bytes of graphs and weights", facts["parent_bytes"], facts["bytes"]),
+        ("ms a request, one row, fresh draws", facts["parent_request_ms"], facts["request_ms"]),
+        *((key, parent.manifest.quality[key], manifest.quality[key]) for key in manifest.quality),
+    ):
+        print(f"  {key:36} {before:>12,.6g} -> {after:,.6g}")
+    print(f"published {manifest.name} version {manifest.version}; plot: {plot}")
+    return 0
+
+
+def _store() -> ModelStore:
+    return ModelStore(Path(os.environ.get("DUBITO_STORE", "models")))
+
+
+def _runs() -> Path:
+    return Path(os.environ.get("DUBITO_RUNS", "runs"))
+
+
+def _data_root() -> Path:
+    return Path(os.environ.get("DUBITO_DATA", "data"))
 
 
 def _published(store: ModelStore, name: str, token: str) -> Manifest | None:

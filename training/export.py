@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from model_store.errors import DubitoError, InvalidInput
 from model_store.noise import noise
-from model_store.runtime import OUTPUTS, Runtime
+from model_store.runtime import OUTPUTS, WEIGHTS_PER_DRAW, Runtime
 from training.data import Rows
 from training.detectors import Residual, ServedNetwork
+from training.layers import WeightLayer
 from training.likelihoods import Gaussian, Likelihood
 from training.model import BayesianModel
 
@@ -49,6 +50,9 @@ def export(model: BayesianModel, network: ServedNetwork) -> dict[str, bytes]:
     if model.network.is_paired:
         (theta_input,) = (i for i in served.graph.input if i.name == "theta")
         theta_input.type.tensor_type.shape.dim[1].dim_param = "pairs"
+    pruned = [part for part in model.modules() if isinstance(part, WeightLayer) and part.index is not None]
+    if pruned:  # theta is smaller than the matrices that the network makes of it
+        onnx.helper.set_model_props(served, {WEIGHTS_PER_DRAW: str(sum(math.prod(layer.shape) for layer in pruned))})
     return {"sampler.onnx": sampler.SerializeToString(), "network.onnx": served.SerializeToString()}
 
 

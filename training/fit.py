@@ -33,10 +33,12 @@ from training.data import Rows, Splits
 from training.export import check_exports
 from training.model import BayesianModel, build, initialise
 from training.objectives import alpha_objective, geometric_weight
+from training.parents import Parent
 from training.plots import plot_run
 from training.posteriors import noise
 from training.posteriors.noise import hash_key
 from training.recipe import Recipe
+from training.warm_start import carry_over
 
 INITIALISATION_ROWS = 1000
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
@@ -72,9 +74,14 @@ class Run:
         num_classes: int,
         folder: Path,
         device: torch.device,
+        parent: Parent | None = None,
     ) -> None:
-        """Begin a run, or take it up where the folder's checkpoint left it; a regression has no classes (0)."""
+        """Begin a run, from a published version's weights if there is a parent, or take it up at its checkpoint.
+
+        A regression has no classes (0).
+        """
         self.recipe = recipe
+        self.parent = parent
         self.folder = folder
         self.device = device
         self.train = _tensors(splits.train, device)
@@ -98,9 +105,13 @@ class Run:
         if self.resumed:
             self._restore()
         else:
-            order = _order(self.rows, recipe.seed, INITIAL_ROWS)[:INITIALISATION_ROWS]
-            initialise(self.model, self.train[0][order.to(device)].float())
-            self.model.likelihood.start(self.train[1])
+            if parent is None:
+                order = _order(self.rows, recipe.seed, INITIAL_ROWS)[:INITIALISATION_ROWS]
+                initialise(self.model, self.train[0][order.to(device)].float())
+                self.model.likelihood.start(self.train[1])
+            else:
+                more_classes = num_classes - len(parent.classes)
+                carry_over(self.model, parent.model().to(device), more_classes)
             if recipe.network.factory is not None:
                 check_exports(self.model)
 
@@ -262,6 +273,7 @@ def training_facts(run: Run, splits: Splits) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in chain(run.parameters)),
         "torch": torch.__version__,
         "device": run.device.type,
+        **({} if run.parent is None else {"warm_start": run.parent.facts}),
         "validation_log_likelihood": run.progress.history[run.progress.best_epoch - 1]["validation_log_likelihood"],
     }
 

@@ -140,20 +140,42 @@ class WeightLayer(nn.Module):
     """A layer whose weights and biases are drawn: a matrix (inputs, outputs) a draw, the biases its last row.
 
     A convolution is a product of patches with that matrix: ONNX has no convolution with as many groups as draws.
+    Pruned, a draw holds the weights that are left, then the biases; the others are 0.
     """
+
+    index: Tensor | None
 
     def __init__(self, layer: nn.Linear | nn.Conv2d, place: Place) -> None:
         super().__init__()
         self.convolution = _without_weights(layer) if isinstance(layer, nn.Conv2d) else None
         self.has_bias = layer.bias is not None
         self.place = place
+        self.shape = (place.slot.shape[0] - self.has_bias, place.slot.shape[1])  # of the matrix without biases
+        self.register_buffer("index", None, persistent=False)
+
+    def keep(self, kept: Tensor) -> None:
+        """Draw those weights alone that `kept`, a matrix (inputs, outputs) of booleans, says; and all biases."""
+        self.shape = (kept.shape[0], kept.shape[1])
+        self.index = kept.flatten().nonzero()[:, 0].int()
+        self.place.slot = Slot(self.place.slot.name, (len(self.index) + self.has_bias * self.shape[1],))
+
+    def weights(self) -> tuple[Tensor, Tensor | None]:
+        """Return the draws' matrices (K, inputs, outputs) and biases (K, 1, outputs)."""
+        if self.index is None:
+            weight = self.place.weight()
+            return (weight[:, :-1], weight[:, -1:]) if self.has_bias else (weight, None)
+        theta = self.place.theta()[:, 0]
+        kept, bias = theta.split([len(self.index), theta.shape[1] - len(self.index)], dim=1)
+        zeros = theta.new_zeros(theta.shape[0], self.shape[0] * self.shape[1])
+        matrix = zeros.scatter(1, self.index.long().expand(theta.shape[0], -1), kept).unflatten(1, self.shape)
+        return matrix, bias[:, None] if self.has_bias else None
 
     def forward(self, h: Tensor) -> Tensor:
         """Return the layer's value of a batch."""
         self.place.arrive(h)
-        weight = self.place.weight()
-        if self.convolution is not None and not torch.compiler.is_exporting() and len(weight) == 1:
-            return self._convolved(h, weight[0])
+        matrix, bias = self.weights()
+        if self.convolution is not None and not torch.compiler.is_exporting() and len(matrix) == 1:
+            return self._convolved(h, matrix[0], None if bias is None else bias[0, 0])
         shape: tuple[int, ...] = ()
         if self.convolution is not None:
             h, shape = patches(h, self.convolution)
@@ -162,16 +184,14 @@ class WeightLayer(nn.Module):
         # (N M, inputs) or (K, N M, inputs), where a row has M patches or vectors
         h = self.place.by_draw(h)
         rows = h.flatten(-3, -2) if shape else h
-        matrix, bias = (weight[:, :-1], weight[:, -1:]) if self.has_bias else (weight, None)
         value = torch.matmul(rows, matrix)
         value = value if bias is None else value + bias
         value = self.place.batch(value.unflatten(1, (-1, *shape)) if shape else value)
         return value if self.convolution is None else value.movedim(-1, 1)
 
-    def _convolved(self, h: Tensor, weight: Tensor) -> Tensor:
+    def _convolved(self, h: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
         """Return the same of a single draw by a convolution."""
         assert self.convolution is not None
-        matrix, bias = (weight[:-1], weight[-1]) if self.has_bias else (weight, None)
         size = self.convolution.kernel_size
         kernel = matrix.unflatten(0, (*size, -1)).permute(3, 2, 0, 1)
         value: Tensor = self.convolution._conv_forward(h, kernel, bias)

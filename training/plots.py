@@ -4,6 +4,9 @@ import io
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
+from jaxtyping import Float32
+from matplotlib.figure import Figure
 
 from training.checkpoint import write_atomically
 
@@ -35,6 +38,28 @@ def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> N
             axis.set_yscale("log")
         axis.legend(loc="upper right")  # the best place is slow to find among many points
     figure.suptitle(title)
+    _write(figure, path)
+
+
+def plot_signal_to_noise(ratio: Float32[np.ndarray, "W"], fraction: float, path: Path, title: str) -> None:
+    """Draw density and CDF of weights' |mu| / sigma in dB, and where `fraction` of them lie below, as a PNG."""
+    decibels = 20 * np.log10(np.maximum(ratio.astype(np.float64), 1e-6))
+    plt.switch_backend("Agg")
+    figure, (density, cumulative) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    density.hist(decibels, bins=200, density=True, histtype="stepfilled")
+    density.set(ylabel="density")
+    cumulative.plot(np.sort(decibels), np.arange(1, len(decibels) + 1) / len(decibels))
+    cumulative.set(ylabel="CDF")
+    for axis in (density, cumulative):
+        axis.axvline(np.quantile(decibels, fraction), color="tab:red", label=f"{100 * fraction:g} % of weights below")
+        axis.set(xlabel="20 log10 |mu| / sigma (dB)", xlim=np.quantile(decibels, [0.001, 1.0]))
+        axis.grid(alpha=0.3)
+        axis.legend()
+    figure.suptitle(title)
+    _write(figure, path)
+
+
+def _write(figure: Figure, path: Path) -> None:
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=100)
     plt.close(figure)

@@ -48,11 +48,27 @@ def publish(
     facts: dict[str, Any],
     say: Callable[[str], None],
 ) -> Manifest:
-    """Export, check, calibrate and measure a fitted model, and publish it as a new version of `name`.
+    """Publish what `assemble` makes as a new version of `name`.
 
     Raises:
         ParityError: if the exported graphs do not compute what the model computes; nothing is published.
         InvalidInput: if the name is not fit for a model.
+    """
+    return store.publish(name, *assemble(model, recipe, data, splits, facts, say))
+
+
+def assemble(
+    model: BayesianModel,
+    recipe: Recipe,
+    data: Dataset,
+    splits: Splits,
+    facts: dict[str, Any],
+    say: Callable[[str], None],
+) -> tuple[Description, dict[str, bytes]]:
+    """Export, check, calibrate and measure a fitted model; return its description and the files of a version.
+
+    Raises:
+        ParityError: if the exported graphs do not compute what the model computes.
     """
     model = model.cpu().eval()
     fold(model)
@@ -125,7 +141,7 @@ def publish(
     )
     files["weights.safetensors"] = save_tensors(weights)
     files["calibration.safetensors"] = save_arrays(calibration.tensors())
-    return store.publish(name, description, files)
+    return description, files
 
 
 def fold(model: BayesianModel) -> None:

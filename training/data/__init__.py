@@ -12,35 +12,37 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from model_store.columns import Columns
 from model_store.errors import InvalidInput
 from training.data.arrays import npz
 from training.data.bundled import digits
 from training.data.idx import idx
 from training.data.images import images
-from training.data.rows import Dataset, Rows, Splits, SplitSizes, split
+from training.data.rows import Dataset, Rows, Splits, SplitSizes, split, with_classes_of
 from training.data.tables import csv, parquet, uci
 from training.recipe import Recipe
 
-__all__ = ["Dataset", "Rows", "SplitSizes", "Splits", "load", "split", "split_sizes"]
+__all__ = ["Dataset", "Rows", "SplitSizes", "Splits", "load", "split", "split_sizes", "with_classes_of"]
 
 OF_CLASSES = ("digits", "idx", "images")
 OF_TARGETS = ("uci",)
-FROM_FILES: dict[str, Callable[[Path, Recipe], Dataset]] = {
-    "idx": lambda path, _: idx(path),
-    "images": lambda path, recipe: images(path, recipe.data.test_fraction, recipe.data.image_size),
-    "npz": lambda path, recipe: npz(path, recipe.task, recipe.data.test_fraction),
-    "csv": lambda path, recipe: csv(path, recipe.task, recipe.data, split_sizes(recipe)),
-    "parquet": lambda path, recipe: parquet(path, recipe.task, recipe.data, split_sizes(recipe)),
-    "uci": lambda path, recipe: uci(path, recipe.data.split, split_sizes(recipe)),
+OF_COLUMNS = ("csv", "parquet", "uci")
+FROM_FILES: dict[str, Callable[[Path, Recipe, Columns], Dataset]] = {
+    "idx": lambda path, *_: idx(path),
+    "images": lambda path, recipe, _: images(path, recipe.data.test_fraction, recipe.data.image_size),
+    "npz": lambda path, recipe, _: npz(path, recipe.task, recipe.data.test_fraction),
+    "csv": lambda path, recipe, columns: csv(path, recipe.task, recipe.data, split_sizes(recipe), columns),
+    "parquet": lambda path, recipe, columns: parquet(path, recipe.task, recipe.data, split_sizes(recipe), columns),
+    "uci": lambda path, recipe, columns: uci(path, recipe.data.split, split_sizes(recipe), columns),
 }
 EXPECTED = "`digits`, `idx:DIR`, `images:PATH`, `npz:FILE`, `csv:FILE`, `parquet:FILE` or `uci:DIR`"
 
 
-def load(recipe: Recipe, root: Path) -> Dataset:
+def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
     """Read a recipe's data; relative paths are under `root`.
 
     Columns of tables are encoded by what the recipe's training split says of them, so nothing of the other splits is
-    in the encoding: split by `split_sizes` of the same recipe.
+    in the encoding: split by `split_sizes` of the same recipe. With `columns`, they are encoded by these.
 
     Raises:
         InvalidInput: if there is no such source, its files are not as they should be, or it is not of the recipe's
@@ -56,7 +58,12 @@ def load(recipe: Recipe, root: Path) -> Dataset:
         raise InvalidInput("task", f"regression, since `{kind}` has real targets", "classification")
     if recipe.data.target is not None and kind not in ("csv", "parquet"):
         raise InvalidInput("data.target", f"none, since `{kind}` has no columns to choose from", "one")
-    return digits() if source == "digits" else FROM_FILES[kind](root / rest, recipe)
+    if columns and kind not in OF_COLUMNS:
+        raise InvalidInput("data.source", f"a table with the columns {[c.name for c in columns][:20]}", f"`{kind}`")
+    if columns and kind != "uci":
+        kinds = {**recipe.data.columns, **{column.name: column.kind for column in columns}}
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": kinds})})
+    return digits() if source == "digits" else FROM_FILES[kind](root / rest, recipe, columns)
 
 
 def split_sizes(recipe: Recipe) -> SplitSizes:

@@ -1,7 +1,7 @@
 """Rows, data sets, and what each row of a data set is used for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 import numpy as np
@@ -122,6 +122,25 @@ def split(data: Dataset, sizes: SplitSizes) -> Splits:
     if not data.classes and np.ptp(train.y) == 0:
         raise InvalidInput("data.target", "training targets that differ", f"{float(train.y[0])} alone")
     return Splits(train, validation, reference, ranking, data.test)
+
+
+def with_classes_of(data: Dataset, classes: Sequence[str]) -> Dataset:
+    """Return a data set whose classes are these, in their order, and after them its others.
+
+    Raises:
+        InvalidInput: if one of these is not among the data's.
+    """
+    vanished = [name for name in classes if name not in data.classes]
+    if vanished:
+        raise InvalidInput(
+            "data.source", f"rows of every class of {list(classes)[:MAX_SHOWN]}", f"none of {vanished}"
+        )
+    order = [*classes, *(name for name in data.classes if name not in classes)]
+    number = np.array([order.index(name) for name in data.classes], dtype=np.int64)
+    if not len(number):
+        return data
+    train, test = (Rows(rows.x, number[rows.y]) for rows in (data.train, data.test))
+    return replace(data, train=train, test=test, classes=tuple(order))
 
 
 def hold_out(rows: int, test_fraction: float) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from model_store.columns import Categories, Numbers, category_text, encode
+from model_store.columns import Categories, Columns, Numbers, category_text, encode
 from model_store.errors import InvalidInput
 from model_store.manifest import CategoricalColumn, NumericColumn, column_width
 from training.data.rows import Dataset, Rows, SplitSizes, class_numbers, hold_out
@@ -40,7 +40,7 @@ class Table:
         return Table(taken, len(index))
 
 
-def csv(path: Path, task: str, section: "DataSection", sizes: SplitSizes) -> Dataset:
+def csv(path: Path, task: str, section: "DataSection", sizes: SplitSizes, columns: Columns = ()) -> Dataset:
     """Read a CSV file with a header, in UTF-8. Empty cells, NA, N/A, NaN and null are missing values.
 
     A column is numeric where every value is a number, and else categorical.
@@ -62,10 +62,10 @@ def csv(path: Path, task: str, section: "DataSection", sizes: SplitSizes) -> Dat
     kinds: dict[str, str] = {**section.columns}
     if section.target is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
-    return _dataset(_typed(table, kinds), task, section, sizes)
+    return _dataset(_typed(table, kinds), task, section, sizes, columns)
 
 
-def parquet(path: Path, task: str, section: "DataSection", sizes: SplitSizes) -> Dataset:
+def parquet(path: Path, task: str, section: "DataSection", sizes: SplitSizes, columns: Columns = ()) -> Dataset:
     """Read a Parquet file. Numbers are numeric; booleans and strings are categorical; nulls and NaN are missing.
 
     Raises:
@@ -79,10 +79,10 @@ def parquet(path: Path, task: str, section: "DataSection", sizes: SplitSizes) ->
             table = file.read()
     except (ArrowException, OSError, ValueError) as error:
         raise InvalidInput("data.source", f"a readable Parquet file, {str(path)!r}", _reason(error)) from None
-    return _dataset(table, task, section, sizes)
+    return _dataset(table, task, section, sizes, columns)
 
 
-def uci(folder: Path, split: int, sizes: SplitSizes) -> Dataset:
+def uci(folder: Path, split: int, sizes: SplitSizes, columns: Columns = ()) -> Dataset:
     """Read one of the standard splits of a UCI regression set (Hernandez-Lobato and Adams 2015).
 
     `data.txt` holds all rows; `index_features.txt` and `index_target.txt` say which columns are what,
@@ -103,7 +103,7 @@ def uci(folder: Path, split: int, sizes: SplitSizes) -> Dataset:
         raise InvalidInput(f"index_test_{split}.txt", "rows that are not in the training index", "some that are")
     table = Table({f"x{i}": data[:, column] for i, column in enumerate(features.tolist())}, len(data))
     y = data[:, target[0]].astype(np.float32)
-    return _encoded(table, y[train], y[test], (), train, test, sizes)
+    return _encoded(table, y[train], y[test], (), train, test, sizes, columns)
 
 
 def fit_columns(table: Table) -> list[NumericColumn | CategoricalColumn]:
@@ -134,7 +134,7 @@ def _fit_column(name: str, values: Numbers | Categories) -> NumericColumn | Cate
     return CategoricalColumn(name=name, categories=tuple(categories))
 
 
-def _dataset(table: Any, task: str, section: "DataSection", sizes: SplitSizes) -> Dataset:
+def _dataset(table: Any, task: str, section: "DataSection", sizes: SplitSizes, known: Columns) -> Dataset:
     names = list(table.column_names)
     if section.target is None:
         raise InvalidInput("data.target", "the name of a column (or --target COLUMN)", "none")
@@ -165,7 +165,7 @@ def _dataset(table: Any, task: str, section: "DataSection", sizes: SplitSizes) -
         y, y_test, classes = class_numbers(
             [labels[i] for i in train.tolist()], [labels[i] for i in test.tolist()], "data.target"
         )
-    return _encoded(Table(columns, table.num_rows), y, y_test, classes, train, test, sizes)
+    return _encoded(Table(columns, table.num_rows), y, y_test, classes, train, test, sizes, known)
 
 
 def _encoded(
@@ -176,9 +176,16 @@ def _encoded(
     train: Int64[np.ndarray, "R"],
     test: Int64[np.ndarray, "T"],
     sizes: SplitSizes,
+    known: Columns,
 ) -> Dataset:
-    """Encode a table's rows by what the training split says of its columns."""
-    columns = fit_columns(table.take(train[sizes.deal(len(train))[-1]]))
+    """Encode a table's rows by known columns or, without them, by what the training split says of its columns."""
+    training_rows = train[sizes.deal(len(train))[-1]]
+    names = {column.name for column in known}
+    if known and names != set(table.columns):
+        differing = sorted(names ^ set(table.columns))
+        expected = f"the columns {sorted(names)[:20]} and no others (`ignored` in data.columns leaves one out)"
+        raise InvalidInput("data.source", expected, f"a difference in {differing[:20]}")
+    columns = known or fit_columns(table.take(training_rows))
     x, x_test = (encode(columns, table.take(index).columns) for index in (train, test))
     for part in (x, x_test):
         if not np.isfinite(part).all():

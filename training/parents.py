@@ -1,0 +1,100 @@
+"""Published versions that training goes on from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from model_store.errors import InvalidInput
+from model_store.manifest import ClassSpec, Manifest
+from model_store.store import LATEST, ModelStore
+from training.data import Dataset, load, with_classes_of
+from training.recipe import Recipe, override
+
+if TYPE_CHECKING:
+    from training.model import BayesianModel
+
+WEIGHTS = "weights.safetensors"
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A published version: its manifest, the recipe that it was fitted by, and its weights' file."""
+
+    manifest: Manifest
+    recipe: Recipe
+    weights: bytes
+
+    @property
+    def label(self) -> str:
+        """Its name and version."""
+        return f"{self.manifest.name} version {self.manifest.version}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the manifest of a version made from it says of it."""
+        return {"name": self.manifest.name, "version": self.manifest.version}
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Its classes, in the order of its outputs; a regression has none."""
+        output = self.manifest.output
+        return output.classes if isinstance(output, ClassSpec) else ()
+
+    def model(self) -> "BayesianModel":
+        """Return the fitted model.
+
+        Raises:
+            InvalidInput: if the recipe's network is not any more what it was, as of a factory that has changed.
+        """
+        from safetensors.torch import load
+
+        from training.model import build
+
+        model = build(self.recipe, self.manifest.input.shape, len(self.classes))
+        try:
+            model.load_state_dict(load(self.weights))
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:300]
+            raise InvalidInput("network", f"the network of {self.label}", reason) from None
+        return model
+
+
+def open_parent(store: ModelStore, text: str, field: str) -> Parent:
+    """Return the version that NAME[:VERSION] names; VERSION is a number or an alias, by default `latest`.
+
+    Raises:
+        NotFound: if there is none.
+        BrokenArtifact: if it is damaged.
+        InvalidInput: if it is pruned, or by a recipe that is not understood any more.
+    """
+    name, _, version = text.partition(":")
+    artifact = store.open(name, store.resolve(name, version or LATEST), wanted=(WEIGHTS,))
+    manifest = artifact.manifest
+    label = f"{manifest.name} version {manifest.version}"
+    if "pruned" in manifest.training:
+        parent = manifest.training["pruned"]
+        made_of = f"{parent['name']} version {parent['version']}"
+        raise InvalidInput(field, "a version that is not pruned", f"{label}, which is, from {made_of}")
+    try:
+        recipe = Recipe.model_validate(manifest.training["recipe"])
+    except (KeyError, ValidationError):
+        raise InvalidInput(field, "a version with a recipe of today's keys", label) from None
+    return Parent(manifest, recipe, artifact.files[WEIGHTS])
+
+
+def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Dataset:
+    """Return the data that a version was fitted on, from its recipe's source or another place.
+
+    Raises:
+        InvalidInput: if they are not there, or are others: their splits would mix what the model was fitted on with
+            what judges it.
+    """
+    recipe = parent.recipe if source is None else override(parent.recipe, source=source)
+    data = with_classes_of(load(recipe, root, parent.manifest.input.columns), parent.classes)
+    digest = parent.manifest.training.get("data_digest")
+    if data.digest() != digest:
+        expected = f"the rows that {parent.label} was fitted on, with SHA-256 {str(digest)[:12]}..."
+        raise InvalidInput("data.source", expected, f"others, {data.digest()[:12]}..., in {recipe.data.source}")
+    return data
