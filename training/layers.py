@@ -184,7 +184,10 @@ class WeightLayer(nn.Module):
         # (N M, inputs) or (K, N M, inputs), where a row has M patches or vectors
         h = self.place.by_draw(h)
         rows = h.flatten(-3, -2) if shape else h
-        value = torch.matmul(rows, matrix)
+        if matrix.shape[-1] > 1:
+            value = torch.matmul(rows, matrix)
+        else:  # a lone column would be multiplied by another kernel, whose rows depend on their neighbours
+            value = torch.matmul(rows, torch.cat([matrix, matrix], dim=-1))[..., :1]
         value = value if bias is None else value + bias
         value = self.place.batch(value.unflatten(1, (-1, *shape)) if shape else value)
         return value if self.convolution is None else value.movedim(-1, 1)
