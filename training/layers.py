@@ -184,10 +184,7 @@ class WeightLayer(nn.Module):
         # (N M, inputs) or (K, N M, inputs), where a row has M patches or vectors
         h = self.place.by_draw(h)
         rows = h.flatten(-3, -2) if shape else h
-        if matrix.shape[-1] > 1:
-            value = torch.matmul(rows, matrix)
-        else:  # a lone column would be multiplied by another kernel, whose rows depend on their neighbours
-            value = torch.matmul(rows, torch.cat([matrix, matrix], dim=-1))[..., :1]
+        value = matmul(rows, matrix)
         value = value if bias is None else value + bias
         value = self.place.batch(value.unflatten(1, (-1, *shape)) if shape else value)
         return value if self.convolution is None else value.movedim(-1, 1)
@@ -199,6 +196,16 @@ class WeightLayer(nn.Module):
         kernel = matrix.unflatten(0, (*size, -1)).permute(3, 2, 0, 1)
         value: Tensor = self.convolution._conv_forward(h, kernel, bias)
         return value
+
+
+def matmul(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Return rows times a matrix, in a form whose order of summation in onnxruntime is the same for any number of rows.
+
+    A lone column would be multiplied by another kernel, which has another order for a lone row.
+    """
+    if matrix.shape[-1] > 1:
+        return torch.matmul(rows, matrix)
+    return torch.matmul(rows, torch.cat([matrix, matrix], dim=-1))[..., :1]
 
 
 def initial_weights(layer: nn.Linear | nn.Conv2d) -> Tensor:
@@ -292,10 +299,10 @@ class HyperLayer(nn.Module):
         a, b = log_a.exp(), log_b.exp()
         if self.base is None:
             matrix = mean.unflatten(-1, (self.sizes[1], self.sizes[2]))
-            product = torch.matmul(h[:, None], matrix)[:, 0]
+            product = matmul(h[:, None], matrix)[:, 0]
             square = mean.square().sum(-1)
         else:
-            product = (h * mean) @ self.base
+            product = matmul(h * mean, self.base)
             square = mean.square() @ self.base.square().sum(1)
         product = product if self.bias is None else product + self.bias
         if self.training:
@@ -308,7 +315,7 @@ class HyperLayer(nn.Module):
             product = self._repeated(product) if self.place.shared else product
             std = self._repeated(std) if self.place.shared else std
             return product + std * torch.randn_like(product)
-        noise = torch.matmul(self.place.by_draw(h * a.sqrt()), self.place.weight())
+        noise = matmul(self.place.by_draw(h * a.sqrt()), self.place.weight())
         return self.place.batch(self.place.by_draw(product) + noise * self.place.by_draw(b.sqrt()))
 
     def _repeated(self, h: Tensor) -> Tensor:

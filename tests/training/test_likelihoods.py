@@ -24,6 +24,7 @@ from training.recipe import Recipe
 ROWS, INPUTS = 20, 5
 NOISES = ("homoscedastic", "heteroscedastic")
 METHODS = {
+    "bbb-gaussian": {"initial_log_std": -2.0},
     "bhn-iaf": {"couplings": 1, "hidden": 8, "initial_log_std": -2.0},
     "bbb-mixture": {"initial_log_std": -2.0},
     "dropout-alpha": {"prior_std": 2.0},
@@ -95,7 +96,7 @@ def case(request):
             "task": "regression",
             "posterior": posterior,
             "data": {"source": "npz:a", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1},
-            "network": {"hidden": [9]},
+            "network": {"hidden": [20]},
             "likelihood": {"noise": kind},
             "training": {"epochs": 1},
         }
