@@ -199,7 +199,7 @@ class WeightLayer(nn.Module):
 
 
 def matmul(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Return rows times a matrix, in a form whose order of summation in onnxruntime is the same for any number of rows.
+    """Return rows times a matrix, in a form that onnxruntime sums in the same order for any number of rows.
 
     A lone column would be multiplied by another kernel, which has another order for a lone row.
     """
