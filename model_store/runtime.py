@@ -77,7 +77,9 @@ class Runtime:
         self._sampler = _session("sampler.onnx", sampler, 1, {"eps"}, {"theta"})
         inputs, outputs = {"x", "theta"}, [{output, "features", "density"} for output in OUTPUTS.values()]
         self._network = _session("network.onnx", network, threads, inputs, *outputs)
-        self._small_network = _session("network.onnx", network, 1, inputs, *outputs) if threads > 1 else self._network
+        self._small_network = self._network  # draws of every weight are much work, however few the rows
+        if paired and threads > 1:
+            self._small_network = _session("network.onnx", network, 1, inputs, *outputs)
         given = {output.name for output in self._network.get_outputs()}
         (self.task,) = (task for task, output in OUTPUTS.items() if output in given)
         self.output = OUTPUTS[self.task]

@@ -69,7 +69,8 @@ class Predictor:
         It does when it is small, alone, and its draws are made.
         """
         alone = self.in_work == 1 and self.row_draws <= SMALL_ROW_DRAWS
-        return alone and envelope.seed is None and served.reservoir.has_ready
+        small = served.model.manifest.noise.paired  # else a draw holds every weight
+        return alone and small and envelope.seed is None and served.reservoir.has_ready
 
     @contextmanager
     def admitted(self, rows: int, draws: int, rows_at_once: int | None = None) -> Iterator[None]:
