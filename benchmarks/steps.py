@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from training.architectures import mlp
 from training.model import build, initialise
-from training.networks import mlp
 from training.objectives import alpha_objective
 from training.posteriors import noise
 from training.recipe import POSTERIORS, Recipe

@@ -41,3 +41,8 @@ class BrokenArtifact(StoreError):
 
 class UnsupportedFormat(StoreError):
     """A version whose `format_version` this reader does not know."""
+
+
+def one_line(error: Exception) -> str:
+    """Return what an error says, in one line of at most 300 characters."""
+    return " ".join(str(error).split())[:300]

@@ -96,7 +96,8 @@ def scale_mlp(*sizes: int, seed: int = 0):
     """A multilayer perceptron whose weight-norm scales are drawn, of layer sizes (inputs, hidden ..., classes)."""
     import torch
 
-    from training.networks import DrawnNetwork, Stochastic, mlp
+    from training.architectures import mlp
+    from training.networks import DrawnNetwork, Stochastic
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

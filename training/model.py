@@ -7,18 +7,10 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
+from training.architectures import channels_first, from_factory, gal_cnn, mlp, papers_cnn
 from training.flows import Composition, iaf, realnvp
 from training.likelihoods import Categorical, Gaussian, Likelihood
-from training.networks import (
-    DrawnNetwork,
-    MemberNetwork,
-    Stochastic,
-    channels_first,
-    from_factory,
-    gal_cnn,
-    mlp,
-    papers_cnn,
-)
+from training.networks import DrawnNetwork, MemberNetwork, Stochastic
 from training.posteriors import Posterior
 from training.posteriors.dropout import MaskPosterior
 from training.posteriors.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, one_line
 from model_store.manifest import ClassSpec, Manifest
 from model_store.store import LATEST, ModelStore
 from training.data import Dataset, load, with_classes_of
@@ -56,8 +56,7 @@ class Parent:
         try:
             model.load_state_dict(load(self.weights))
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:300]
-            raise InvalidInput("network", f"the network of {self.label}", reason) from None
+            raise InvalidInput("network", f"the network of {self.label}", one_line(error)) from None
         return model
 
 

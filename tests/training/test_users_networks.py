@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from model_store.errors import InvalidInput
+from training.architectures import from_factory, gal_cnn, papers_cnn
 from training.layers import WeightLayer, initial_weights, patches
-from training.networks import DrawnNetwork, MemberNetwork, Stochastic, from_factory, gal_cnn, papers_cnn
+from training.networks import DrawnNetwork, MemberNetwork, Stochastic
 
 SHAPE = (2, 7, 6)
 
