@@ -13,7 +13,7 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from model_store.errors import DubitoError, InvalidInput
+from model_store.errors import DubitoError, InvalidInput, one_line
 from model_store.noise import noise
 from model_store.runtime import OUTPUTS, WEIGHTS_PER_DRAW, Runtime
 from training.data import Rows
@@ -56,6 +56,17 @@ def export(model: BayesianModel, network: ServedNetwork) -> dict[str, bytes]:
     return {"sampler.onnx": sampler.SerializeToString(), "network.onnx": served.SerializeToString()}
 
 
+def runtime_of(model: BayesianModel, graphs: dict[str, bytes]) -> Runtime:
+    """Return a runtime of a model's graphs, by file name."""
+    return Runtime(
+        graphs["sampler.onnx"],
+        graphs["network.onnx"],
+        model.posterior.noise_dimension,
+        algorithm=model.posterior.algorithm,
+        paired=model.network.is_paired,
+    )
+
+
 def check_exports(model: BayesianModel) -> None:
     """Export a fresh model's network and compare, so that a module that cannot be served is refused before its fit.
 
@@ -65,20 +76,11 @@ def check_exports(model: BayesianModel) -> None:
     trial = copy.deepcopy(model).cpu().eval()
     x = torch.randn(CHECKED_ROWS, math.prod(trial.network.shape), generator=torch.Generator().manual_seed(0))
     network = ServedNetwork(trial.network, trial.likelihood, {"residual": Residual.fit(x)}).eval()
-    posterior = trial.posterior
     try:
-        files = export(trial, network)
-        runtime = Runtime(
-            files["sampler.onnx"],
-            files["network.onnx"],
-            posterior.noise_dimension,
-            algorithm=posterior.algorithm,
-            paired=trial.network.is_paired,
-        )
+        runtime = runtime_of(trial, export(trial, network))
         parity(trial, network, runtime, Rows(x.numpy(), np.zeros(len(x), dtype=np.int64)))
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise InvalidInput("network", "a module that can be exported and served", reason) from error
+        raise InvalidInput("network", "a module that can be exported and served", one_line(error)) from error
 
 
 def _graph(

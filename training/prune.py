@@ -12,6 +12,7 @@ from model_store.manifest import GRAPHS, Manifest
 from model_store.runtime import Runtime
 from model_store.store import ModelStore
 from training.data import Dataset, split, split_sizes
+from training.export import runtime_of
 from training.parents import WEIGHTS, Parent
 from training.plots import plot_signal_to_noise
 from training.pruning import is_weight, prune, signal_to_noise, strongest
@@ -53,7 +54,7 @@ def prune_version(
     splits = split(data, split_sizes(parent.recipe))
     description, files = assemble(smaller, parent.recipe, data, splits, fitted, say)
     graphs = store.open(parent.manifest.name, parent.manifest.version, wanted=GRAPHS).files
-    pair = [_runtime(graphs, parent.manifest.noise.dimension), _runtime(files, description.noise.dimension)]
+    pair = [runtime_of(model, graphs), runtime_of(smaller, files)]
     row = splits.test.x[:1].astype(np.float32)
     before_ms, after_ms = request_times_ms(pair, row, description.noise.default_draws)
     pruned = {
@@ -79,7 +80,3 @@ def request_times_ms(runtimes: list[Runtime], row: Float32[np.ndarray, "1 I"], d
             runtime.run_set(row, runtime.draw_set(seed, draws))
             taken.append(1000 * (time.perf_counter() - begun))
     return [round(statistics.median(taken[1:]), 3) for taken in times]
-
-
-def _runtime(graphs: dict[str, bytes], noise_dimension: int) -> Runtime:
-    return Runtime(graphs["sampler.onnx"], graphs["network.onnx"], noise_dimension, paired=False)

@@ -28,7 +28,7 @@ from training.calibrate import (
 )
 from training.data import Dataset, Rows, Splits
 from training.detectors import Residual, ServedNetwork
-from training.export import export, parity
+from training.export import export, parity, runtime_of
 from training.flows import WeightNormLinear
 from training.model import BayesianModel
 from training.posteriors.noise import hash_key
@@ -78,23 +78,15 @@ def assemble(
     network = ServedNetwork(model.network, model.likelihood, {"residual": residual}).eval()
     density = tuple(network.density)
     files = export(model, network)
-    posterior, paired = model.posterior, model.network.is_paired
-    runtime = Runtime(
-        files["sampler.onnx"],
-        files["network.onnx"],
-        posterior.noise_dimension,
-        algorithm=posterior.algorithm,
-        paired=paired,
-    )
+    runtime = runtime_of(model, files)
     differences = parity(model, network, runtime, splits.validation)
     precision: Literal["float32", "int8"] = "float32"
     if recipe.serving.precision == "int8":
-        dimension = model.posterior.noise_dimension
         integers = {
-            "sampler.onnx": quantise_sampler(files["sampler.onnx"], dimension),
+            "sampler.onnx": quantise_sampler(files["sampler.onnx"], model.posterior.noise_dimension),
             "network.onnx": quantise_network(files["network.onnx"]),
         }
-        quantised = Runtime(integers["sampler.onnx"], integers["network.onnx"], dimension)
+        quantised = runtime_of(model, integers)
         error = quantisation_error(runtime, quantised, splits.validation, recipe.serving.draws)
         differences |= asdict(error)
         if error.is_hidden:
@@ -103,6 +95,7 @@ def assemble(
         else:
             say("integers move probabilities by more than Monte Carlo does: keeping float32")
 
+    posterior = model.posterior
     draws = min(recipe.serving.draws, posterior.max_draws or recipe.serving.draws)
     counts = draw_counts(draws)
     combined = tuple(recipe.combined)
@@ -121,7 +114,7 @@ def assemble(
             algorithm=posterior.algorithm,
             dimension=posterior.noise_dimension,
             theta_dimension=posterior.theta_dimension,
-            paired=paired,
+            paired=model.network.is_paired,
             default_draws=draws,
             max_draws=posterior.max_draws,
         ),

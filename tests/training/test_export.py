@@ -9,10 +9,9 @@ import torch
 from conftest import ROOT, scale_model
 
 from model_store.noise import standard_normal
-from model_store.runtime import Runtime
 from training.data import Rows
 from training.detectors import Residual, ServedNetwork
-from training.export import PARITY_TOLERANCE, ParityError, export, parity
+from training.export import PARITY_TOLERANCE, ParityError, export, parity, runtime_of
 from training.flows import iaf, realnvp
 from training.model import initialise
 from training.publish import fold
@@ -27,7 +26,6 @@ class Exported:
     def __init__(self, flow):
         generator = torch.Generator().manual_seed(0)
         self.model = scale_model(flow, *SIZES)
-        dimension = self.model.posterior.theta_dimension
         x = 3 + 2 * torch.randn(100, 6, generator=generator)
         with torch.no_grad():
             for parameter in self.model.parameters():
@@ -37,7 +35,7 @@ class Exported:
         fold(self.model)
         self.network = ServedNetwork(self.model.network, self.model.likelihood, {"residual": Residual.fit(x)}).eval()
         self.files = export(self.model, self.network)
-        self.runtime = Runtime(self.files["sampler.onnx"], self.files["network.onnx"], dimension)
+        self.runtime = runtime_of(self.model, self.files)
 
 
 @pytest.fixture(scope="module", params=[realnvp, iaf])

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from model_store.mixture import log_density
-from model_store.runtime import Runtime
 from training.data import Rows
 from training.detectors import Residual, ServedNetwork
-from training.export import PARITY_TOLERANCE, export, parity
+from training.export import PARITY_TOLERANCE, export, parity, runtime_of
 from training.likelihoods import Gaussian, crps
 from training.model import build, initialise
 from training.objectives import alpha_objective
@@ -129,14 +128,7 @@ def test_torch_and_onnxruntime_agree(case):
     model.eval()
     fold(model)
     served = ServedNetwork(model.network, model.likelihood, {"residual": Residual.fit(x)}).eval()
-    files, posterior = export(model, served), model.posterior
-    runtime = Runtime(
-        files["sampler.onnx"],
-        files["network.onnx"],
-        posterior.noise_dimension,
-        algorithm=posterior.algorithm,
-        paired=model.network.is_paired,
-    )
+    runtime = runtime_of(model, export(model, served))
     assert runtime.task == "regression"
     worst = parity(model, served, runtime, Rows(x.numpy(), y.numpy()))
     assert set(worst) == {"theta", "mean", "log_variance", "density"}

@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from model_store.noise import DRAW_INDEX
-from model_store.runtime import Runtime
 from training.data import Rows
 from training.detectors import Residual, ServedNetwork
-from training.export import PARITY_TOLERANCE, export, parity
+from training.export import PARITY_TOLERANCE, export, parity, runtime_of
 from training.model import build, initialise
 from training.objectives import alpha_objective
 from training.posteriors import noise
@@ -103,14 +102,7 @@ class Case:
         fold(self.model)
         served = ServedNetwork(self.model.network, self.model.likelihood, {"residual": Residual.fit(self.x)}).eval()
         files = export(self.model, served)
-        posterior = self.model.posterior
-        self.runtime = Runtime(
-            files["sampler.onnx"],
-            files["network.onnx"],
-            posterior.noise_dimension,
-            algorithm=posterior.algorithm,
-            paired=self.model.network.is_paired,
-        )
+        self.runtime = runtime_of(self.model, files)
         self.parity = parity(self.model, served, self.runtime, Rows(self.x.numpy(), self.y.numpy()))
 
     def made(self):

@@ -13,7 +13,7 @@ from model_store.store import FILES, ModelStore
 from training.__main__ import main
 from training.data import Rows
 from training.detectors import Residual, ServedNetwork
-from training.export import export, parity
+from training.export import export, parity, runtime_of
 from training.model import build, initialise
 from training.parents import open_parent
 from training.posteriors import noise
@@ -157,7 +157,7 @@ def test_the_exported_network_puts_weights_into_place_as_torch_does_and_is_small
     (property,) = graph.metadata_props
     assert property.key == "weights_per_draw"
     assert int(property.value) > smaller.posterior.theta_dimension
-    runtime = Runtime(files["sampler.onnx"], files["network.onnx"], smaller.posterior.noise_dimension, paired=False)
+    runtime = runtime_of(smaller, files)
     rows = Rows(x.numpy(), np.zeros(ROWS, dtype=np.int64))
     assert max(parity(smaller, served, runtime, rows).values()) < 1e-4
     if "hidden" in network:

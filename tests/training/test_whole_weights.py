@@ -6,12 +6,12 @@ import torch
 
 from model_store.model import detector_scores
 from model_store.noise import DRAW_INDEX
-from model_store.runtime import HELD_BYTES, Runtime
+from model_store.runtime import HELD_BYTES
 from model_store.scores import PredictiveSums, predictive_scores
 from training.calibrate import FEWEST_SHARING, draw_seed, rows_per_draw_set, served_scores
 from training.data import Rows
 from training.detectors import Residual, ServedNetwork
-from training.export import export
+from training.export import export, runtime_of
 from training.model import build, initialise
 from training.recipe import Recipe
 
@@ -21,10 +21,10 @@ DRAWS = 1000
 
 @pytest.fixture(scope="module")
 def runtime():
-    return runtime_of("bbb-gaussian", {"initial_log_std": -1.0})
+    return made_runtime("bbb-gaussian", {"initial_log_std": -1.0})
 
 
-def runtime_of(method, posterior):
+def made_runtime(method, posterior):
     recipe = Recipe.model_validate(
         {
             "name": "a",
@@ -39,13 +39,7 @@ def runtime_of(method, posterior):
     x = torch.from_numpy(rows().x)
     initialise(model, x)
     files = export(model, ServedNetwork(model.network, model.likelihood, {"residual": Residual.fit(x)}).eval())
-    return Runtime(
-        files["sampler.onnx"],
-        files["network.onnx"],
-        model.posterior.noise_dimension,
-        algorithm=model.posterior.algorithm,
-        paired=model.network.is_paired,
-    )
+    return runtime_of(model, files)
 
 
 def rows():
@@ -91,8 +85,8 @@ def test_calibration_rows_that_share_draws_are_scored_as_a_request_of_them_is_se
 def test_rows_share_a_draw_set_only_where_draws_are_large_or_the_same_for_all(runtime):
     assert rows_per_draw_set(runtime, 200, 100) == FEWEST_SHARING
     assert rows_per_draw_set(runtime, 10_000, 1000) > FEWEST_SHARING
-    members = runtime_of("ensemble", {"members": 2})
+    members = made_runtime("ensemble", {"members": 2})
     assert members.algorithm == DRAW_INDEX
     assert rows_per_draw_set(members, 200, 2) == 200
-    masks = runtime_of("dropout", {})
+    masks = made_runtime("dropout", {})
     assert rows_per_draw_set(masks, 200, 100) == 1
