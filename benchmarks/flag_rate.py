@@ -15,7 +15,8 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.model import ROOT
-from model_store.calibration import Calibration
+from model_store.calibration import Calibration, DetectorScores
+from model_store.manifest import Manifest
 from model_store.model import NEEDED, Model
 from model_store.store import ModelStore
 from training import data as sources
@@ -25,21 +26,21 @@ from training.calibrate import by_detector, served_scores
 RATES = (0.01, 0.05, 0.2)
 
 
-def held_out_scores(model: Model, draws: int, root: Path) -> dict[str, np.ndarray]:
+def held_out_scores(model: Model, draws: int, root: Path) -> DetectorScores:
     """Return each detector's score of all rows that the model was not fitted on."""
     recipe = recipes.Recipe.model_validate(model.manifest.training["recipe"])
     splits = sources.split(sources.load(recipe, root), sources.split_sizes(recipe))
     held_out = (splits.reference, splits.ranking, splits.test)
     rows = sources.Rows(np.concatenate([r.x for r in held_out]), np.concatenate([r.y for r in held_out]))
     scores, density = served_scores(model.runtime, rows, [draws], seed=1)
-    return {name: s[0] for name, s in by_detector(scores, density, model.manifest.detectors.density).items()}
+    return by_detector(scores, density, model.manifest.detectors.density)
 
 
 def counts_over_splits(
-    scores: dict[str, np.ndarray], combined: tuple[str, ...], splits: int, seed: int
+    scores: DetectorScores, manifest: Manifest, splits: int, seed: int
 ) -> tuple[dict[float, np.ndarray], int, int]:
     """Return how many test rows are flagged in each split at each rate, and the ranking and test rows of a split."""
-    rows = len(next(iter(scores.values())))
+    rows = scores.labels.shape[1]
     n, m = rows // 3, rows - 2 * (rows // 3)
     generator = np.random.default_rng(seed)
     counts: dict[float, list[int]] = {rate: [] for rate in RATES}
@@ -48,12 +49,14 @@ def counts_over_splits(
         reference, ranking, test = np.split(order, [n, 2 * n])
         calibration = Calibration.fit(
             [1],
-            {name: s[None, reference] for name, s in scores.items()},
-            {name: s[None, ranking] for name, s in scores.items()},
+            scores.take(reference),
+            scores.take(ranking),
             np.ones((1, n)),  # prediction sets are not looked at here
-            combined,
+            manifest.detectors.names,
+            manifest.num_labels,
         )
-        p_value = calibration.judge({name: s[test] for name, s in scores.items()}, 1).p_value
+        tested = scores.take(test)
+        p_value = calibration.judge({name: s[0] for name, s in tested.by_name.items()}, tested.labels[0], 1).p_value
         for rate in RATES:
             counts[rate].append(int(np.sum(p_value <= rate)))
     return {rate: np.array(c) for rate, c in counts.items()}, n, m
@@ -96,7 +99,7 @@ def main() -> None:
     )
     for row, draws in enumerate(all_draws):
         scores = held_out_scores(model, draws, root)
-        counts, n, m = counts_over_splits(scores, model.manifest.detectors.combined, options.splits, options.seed)
+        counts, n, m = counts_over_splits(scores, model.manifest, options.splits, options.seed)
         for axis, (rate, found) in zip(axes[row], counts.items(), strict=True):
             k = int(np.floor(rate * (n + 1)))
             law = stats.betabinom(m, k, n + 1 - k)

@@ -1,13 +1,11 @@
-"""Conformal p-values of uncertainty scores, and the combined statistic behind the flag.
+"""Conformal p-values of uncertainty scores, and the flag.
 
 The calibration data are two splits that the model was not fitted on, scored as served (same draws per row, same
 precision, same runtime), once for each number of draws in a grid, from prefixes of the same draws:
 
-* the *reference* split fits each detector: a detector is a score of which more means more unlike the data. Its
-  p-value for a score s is (1 + #{reference scores >= s}) / (n + 1); its surprise is -log of the same tail
-  probability, interpolated so that it is continuous and strictly increasing beyond the reference scores;
-* the *ranking* split ranks the combined statistic, the sum of the named detectors' surprises. The flag's p-value
-  is (1 + #{ranking statistics >= t}) / (n + 1).
+* the *reference* split fits each detector: `detection` says what a detector and its surprise are;
+* the *ranking* split ranks: a detector's p-value is (1 + #{ranking surprises >= surprise}) / (n + 1), and the flag's
+  the same of the combined statistic of the named detectors' surprises.
 
 For inputs exchangeable with the ranking split P(p <= fpr) = floor(fpr (n + 1)) / (n + 1), whatever the dependence
 between detectors (Vovk, Gammerman and Shafer, "Algorithmic learning in a random world", 2005, chapter 2; ties make
@@ -31,43 +29,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-TAIL_FRACTION = 0.1  # of the reference scores, from which the tail beyond the largest is extrapolated
-
-
-@dataclass(frozen=True)
-class Surprise:
-    """-log of the smoothed tail probability of a detector's reference scores, in nats, 0 or more.
-
-    Linear between the sorted reference scores; beyond the largest an exponential tail whose mean excess is that of
-    the largest tenth, so that scores never seen are still told apart.
-    """
-
-    reference: Float64[np.ndarray, "n"]
-    tail: Float64[np.ndarray, "n"]
-    scale: float
-
-    @classmethod
-    def fit(cls, reference: Float64[np.ndarray, "n"]) -> "Surprise":
-        """Fit on sorted reference scores."""
-        n = len(reference)
-        tail = -np.log((n - np.arange(n)) / (n + 1.0))
-        top = reference[-max(1, int(TAIL_FRACTION * n)) :]
-        scale = float(np.mean(top) - top[0])
-        if scale <= 0.0:  # equal scores say nothing of the tail: take their size as its unit
-            scale = max(abs(float(reference[-1])), 1.0)
-        return cls(reference, tail, scale)
-
-    def __call__(self, score: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-        """Return the surprise of each score."""
-        beyond = np.maximum(score - self.reference[-1], 0.0) / self.scale
-        return np.interp(score, self.reference, self.tail) + beyond
-
-
-def combined_surprise(
-    surprises: dict[str, Surprise], scores: dict[str, Float64[np.ndarray, "N"]]
-) -> Float64[np.ndarray, "N"]:
-    """Return the sum of the named detectors' surprises."""
-    return np.sum([surprise(scores[name]) for name, surprise in surprises.items()], axis=0)
+from model_store.detection import Standard, Surprise, combined_surprise
 
 
 @dataclass(frozen=True)
@@ -88,12 +50,52 @@ class Judgement:
 
 
 @dataclass(frozen=True)
+class DetectorNames:
+    """Which detectors the flag combines, which are densities, and which of those are two-sided."""
+
+    combined: tuple[str, ...]
+    density: tuple[str, ...] = ()
+    two_sided: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DetectorScores:
+    """Each detector's scores of n rows at J numbers of draws, and the rows' predicted labels (0 in a regression)."""
+
+    by_name: dict[str, Float64[np.ndarray, "J n"]]
+    labels: Int64[np.ndarray, "J n"]
+
+    def take(self, rows: Int64[np.ndarray, "m"]) -> "DetectorScores":
+        """Return the scores of these rows."""
+        return DetectorScores({name: s[:, rows] for name, s in self.by_name.items()}, self.labels[:, rows])
+
+
+@dataclass(frozen=True)
+class FittedDetector:
+    """A detector fitted on the reference split, at one number of draws."""
+
+    standard: Standard | None  # of density detectors
+    surprise: Surprise
+
+    def __call__(self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+        """Return the surprise of each score."""
+        return self.surprise(score if self.standard is None else self.standard(score, label))
+
+
+@dataclass(frozen=True)
 class Calibration:
-    """Sorted calibration scores by number of draws. J numbers of draws, n rows of either split."""
+    """Calibration scores by number of draws. J numbers of draws, n reference rows, m ranking rows, C labels.
+
+    All are sorted. `reference` holds each detector's scores of the reference split, of density detectors standardised
+    by `standards`; `surprises` its surprises at the ranking split, and `ranking` their combined statistic.
+    """
 
     draw_counts: Int64[np.ndarray, "J"]
     combined: tuple[str, ...]
+    two_sided: tuple[str, ...]
+    standards: dict[str, list[Standard]]
     reference: dict[str, Float64[np.ndarray, "J n"]]
+    surprises: dict[str, Float64[np.ndarray, "J m"]]
     ranking: Float64[np.ndarray, "J m"]
     nonconformity: Float64[np.ndarray, "J m"]
 
@@ -101,43 +103,61 @@ class Calibration:
     def fit(
         cls,
         draw_counts: list[int],
-        reference_scores: dict[str, Float64[np.ndarray, "J n"]],
-        ranking_scores: dict[str, Float64[np.ndarray, "J m"]],
+        reference: DetectorScores,
+        ranking: DetectorScores,
         nonconformity: Float64[np.ndarray, "J m"],
-        combined: tuple[str, ...],
+        detectors: DetectorNames,
+        num_labels: int,
     ) -> "Calibration":
         """Fit detectors on the reference split's scores and rank the ranking split's combined statistic.
 
         Args:
             draw_counts: the J numbers of draws that the scores were made with, rising.
-            reference_scores: each detector's scores of the reference split, (J, n).
-            ranking_scores: the same of the ranking split, (J, m).
+            reference: the detectors' scores of the reference split.
+            ranking: the same of the ranking split.
             nonconformity: how far each ranking row's label or target is from its prediction, as above, (J, m).
-            combined: names of the detectors whose surprises are added up for the flag.
+            detectors: which detectors are combined, and which are densities.
+            num_labels: C, 1 in a regression.
         """
-        reference = {name: np.sort(scores, axis=1) for name, scores in reference_scores.items()}
-        ranking = [
-            combined_surprise(
-                {name: Surprise.fit(reference[name][j]) for name in combined},
-                {name: ranking_scores[name][j] for name in combined},
+        standards = {
+            name: [
+                Standard.fit(score, label, num_labels)
+                for score, label in zip(reference.by_name[name], reference.labels, strict=True)
+            ]
+            for name in detectors.density
+        }
+        sorted_reference = {
+            name: np.sort(
+                [s(score, label) for s, score, label in zip(standards[name], scores, reference.labels, strict=True)]
+                if name in standards
+                else scores,
+                axis=1,
             )
-            for j in range(len(draw_counts))
+            for name, scores in reference.by_name.items()
+        }
+        surprises: dict[str, list[Float64[np.ndarray, "m"]]] = {name: [] for name in sorted_reference}
+        for j in range(len(draw_counts)):
+            fitted = _fitted(sorted_reference, standards, detectors.two_sided, j)
+            for name, detector in fitted.items():
+                surprises[name].append(detector(ranking.by_name[name][j], ranking.labels[j]))
+        combined = [
+            combined_surprise([surprises[name][j] for name in detectors.combined]) for j in range(len(draw_counts))
         ]
         return cls(
             np.array(draw_counts, dtype=np.int64),
-            combined,
-            reference,
-            np.sort(np.stack(ranking), axis=1),
+            detectors.combined,
+            detectors.two_sided,
+            standards,
+            sorted_reference,
+            {name: np.sort(by_count, axis=1) for name, by_count in surprises.items()},
+            np.sort(combined, axis=1),
             np.sort(nonconformity, axis=1),
         )
 
     @cached_property
-    def _surprises(self) -> list[dict[str, Surprise]]:
-        """The combined detectors' surprises, by number of draws."""
-        return [
-            {name: Surprise.fit(self.reference[name][j]) for name in self.combined}
-            for j in range(len(self.draw_counts))
-        ]
+    def _detectors(self) -> list[dict[str, FittedDetector]]:
+        """The detectors by number of draws."""
+        return [_fitted(self.reference, self.standards, self.two_sided, j) for j in range(len(self.draw_counts))]
 
     @property
     def smallest_fpr(self) -> float:
@@ -152,18 +172,20 @@ class Calibration:
         """
         return int(self.draw_counts[self.draw_counts.searchsorted(num_draws, side="right") - 1])
 
-    def judge(self, scores: dict[str, Float64[np.ndarray, "N"]], num_draws: int) -> Judgement:
-        """Return p-values of N rows whose scores were made with `num_draws` draws, a calibrated number.
+    def judge(
+        self, scores: dict[str, Float64[np.ndarray, "N"]], labels: Int64[np.ndarray, "N"], num_draws: int
+    ) -> Judgement:
+        """Return p-values of N rows whose scores and labels were made with `num_draws` draws, a calibrated number.
 
         Raises:
             ValueError: if that number of draws was not calibrated.
         """
         j = self._index(num_draws)
-        reference = {name: sorted_scores[j] for name, sorted_scores in self.reference.items()}
-        statistic = combined_surprise(self._surprises[j], scores)
+        surprises = {name: detector(scores[name], labels) for name, detector in self._detectors[j].items()}
+        statistic = combined_surprise([surprises[name] for name in self.combined])
         return Judgement(
             conformal_p_value(statistic, self.ranking[j]),
-            {name: conformal_p_value(scores[name], reference[name]) for name in reference},
+            {name: conformal_p_value(surprise, self.surprises[name][j]) for name, surprise in surprises.items()},
         )
 
     def prediction_sets(
@@ -213,29 +235,71 @@ class Calibration:
             "ranking": self.ranking,
             "nonconformity": self.nonconformity,
             **{f"reference.{name}": scores for name, scores in self.reference.items()},
+            **{f"surprise.{name}": surprises for name, surprises in self.surprises.items()},
+            **{f"centre.{name}": np.stack([s.centre for s in by_count]) for name, by_count in self.standards.items()},
+            **{f"spread.{name}": np.stack([s.spread for s in by_count]) for name, by_count in self.standards.items()},
         }
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, np.ndarray], combined: tuple[str, ...]) -> "Calibration":
+    def from_tensors(cls, tensors: dict[str, np.ndarray], detectors: DetectorNames, num_labels: int) -> "Calibration":
         """Read back what `tensors` gave; raises ValueError for anything inconsistent."""
-        reference = {
-            key.removeprefix("reference."): value for key, value in tensors.items() if key.startswith("reference.")
-        }
+        reference, surprises = (
+            {key.removeprefix(part): value for key, value in tensors.items() if key.startswith(part)}
+            for part in ("reference.", "surprise.")
+        )
         missing = [name for name in ("draw_counts", "ranking", "nonconformity") if name not in tensors]
-        missing += [f"reference.{name}" for name in combined if name not in reference]
+        missing += [
+            f"reference.{name}" for name in (*detectors.combined, *detectors.density) if name not in reference
+        ]
+        missing += [f"surprise.{name}" for name in reference if name not in surprises]
+        by_label = [f"{part}.{name}" for name in detectors.density for part in ("centre", "spread")]
+        missing += [name for name in by_label if name not in tensors]
         if missing:
             raise ValueError(f"expected tensors {missing}, which are not there")
         draw_counts, ranking, nonconformity = (tensors[n] for n in ("draw_counts", "ranking", "nonconformity"))
         rising = draw_counts.ndim == 1 and draw_counts.size > 0 and draw_counts[0] == 1
         if not rising or draw_counts.dtype != np.int64 or np.any(np.diff(draw_counts) <= 0):
             raise ValueError("draw_counts: expected rising int64 numbers from 1")
-        named = {f"reference.{name}": scores for name, scores in reference.items()}
+        named = {name: scores for name, scores in tensors.items() if name.startswith(("reference.", "surprise."))}
         for name, array in {"ranking": ranking, "nonconformity": nonconformity, **named}.items():
             shaped = array.ndim == 2 and len(array) == len(draw_counts) and array.shape[1] > 0
             finite = shaped and array.dtype == np.float64 and np.all(np.isfinite(array))
             if not finite or not np.all(np.diff(array, axis=1) >= 0):
                 raise ValueError(f"{name}: expected sorted, finite float64 rows, one for each of draw_counts")
-        return cls(draw_counts, combined, reference, ranking, nonconformity)
+        for name in by_label:
+            array, shape = tensors[name], (len(draw_counts), num_labels)
+            good = array.shape == shape and array.dtype == np.float64 and np.all(np.isfinite(array))
+            if not good or (name.startswith("spread.") and np.any(array <= 0)):
+                raise ValueError(f"{name}: expected finite float64 numbers of shape {shape}, spreads above 0")
+        standards = {
+            name: [Standard(*pair) for pair in zip(tensors[f"centre.{name}"], tensors[f"spread.{name}"], strict=True)]
+            for name in detectors.density
+        }
+        return cls(
+            draw_counts,
+            detectors.combined,
+            detectors.two_sided,
+            standards,
+            reference,
+            surprises,
+            ranking,
+            nonconformity,
+        )
+
+
+def _fitted(
+    reference: dict[str, Float64[np.ndarray, "J n"]],
+    standards: dict[str, list[Standard]],
+    two_sided: tuple[str, ...],
+    j: int,
+) -> dict[str, FittedDetector]:
+    """Return the detectors at one number of draws."""
+    return {
+        name: FittedDetector(
+            standards[name][j] if name in standards else None, Surprise.fit(scores[j], name in two_sided)
+        )
+        for name, scores in reference.items()
+    }
 
 
 def conformal_p_value(

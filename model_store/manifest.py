@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
 
+from model_store.calibration import DetectorNames
+
 FORMAT_VERSION = 1
 GRAPHS = ("sampler.onnx", "network.onnx")
 FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
@@ -111,6 +113,7 @@ class DetectorSpec(Record):
     """How the flag was calibrated."""
 
     density: tuple[str, ...]
+    two_sided: tuple[str, ...] = ()
     combined: Annotated[tuple[str, ...], Field(min_length=1)]
     draw_counts: Annotated[tuple[int, ...], Field(min_length=1)]
     reference_rows: Annotated[int, Field(ge=1)]
@@ -118,6 +121,17 @@ class DetectorSpec(Record):
     smallest_fpr: Annotated[float, Field(gt=0, lt=1)]
     rows_per_draw_set: Annotated[int, Field(ge=1)] = 1  # of the calibration splits
     scores_version: Literal[1] = 1
+
+    @property
+    def names(self) -> DetectorNames:
+        """Which are combined, densities and two-sided."""
+        return DetectorNames(self.combined, self.density, self.two_sided)
+
+    @model_validator(mode="after")
+    def _two_sided_are_densities(self) -> "DetectorSpec":
+        if not set(self.two_sided) <= set(self.density):
+            raise ValueError(f"two_sided: expected some of {list(self.density)}, got {list(self.two_sided)}")
+        return self
 
 
 class FileSpec(Record):
@@ -156,6 +170,11 @@ class Description(Record):
     def target(self) -> str | None:
         """What a regression predicts; None of a classification."""
         return self.output.target if isinstance(self.output, TargetSpec) else None
+
+    @property
+    def num_labels(self) -> int:
+        """How many labels a row may be given; 1 in a regression."""
+        return len(self.output.classes) if isinstance(self.output, ClassSpec) else 1
 
     @property
     def output_size(self) -> int:

@@ -12,7 +12,7 @@ from model_store.errors import BrokenArtifact
 from model_store.manifest import GRAPHS, Manifest
 from model_store.mixture import MixtureScores
 from model_store.noise import ALGORITHMS
-from model_store.outputs import AnyScores, merged, scores_of, sums_of
+from model_store.outputs import AnyScores, labels_of, merged, scores_of, sums_of
 from model_store.runtime import GraphError, Runtime
 from model_store.scores import Scores, concatenated
 from model_store.store import Artifact
@@ -88,7 +88,7 @@ class Model:
             raise broken("network.onnx", f"expected outputs of task {manifest.task}")
         try:
             calibration = Calibration.from_tensors(
-                load(artifact.files[CALIBRATION_FILE]), manifest.detectors.combined
+                load(artifact.files[CALIBRATION_FILE]), manifest.detectors.names, manifest.num_labels
             )
         except (SafetensorError, ValueError) as error:
             raise broken(CALIBRATION_FILE, str(error)) from None
@@ -128,7 +128,7 @@ class Model:
             judged = scores_of(sums, standard_errors=False)
             scores = scores_of(merged(sums, sums_of(task, outputs[used:], used)))
         detected = detector_scores(judged, density, self.manifest.detectors.density)
-        return Prediction(scores, detected, judged, used, self.calibration.judge(detected, used))
+        return Prediction(scores, detected, judged, used, self.calibration.judge(detected, labels_of(judged), used))
 
     def prediction_sets(self, prediction: Prediction, coverage: float) -> Bool[np.ndarray, "N C"]:
         """Return which classes belong to each row's prediction set."""

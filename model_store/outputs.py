@@ -1,7 +1,7 @@
 """From a network's outputs to sums over draws, scores and samples, by task."""
 
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Int64
 
 from model_store.manifest import Task
 from model_store.mixture import MIXTURE_SCORE_NAMES, MixtureScores, MixtureSums, mixture_scores
@@ -34,6 +34,13 @@ def scores_of(sums: AnySums, standard_errors: bool = True) -> AnyScores:
     if isinstance(sums, PredictiveSums):
         return predictive_scores(sums, standard_errors)
     return mixture_scores(sums, standard_errors)
+
+
+def labels_of(scores: AnyScores) -> Int64[np.ndarray, "N"]:
+    """Return the number of each row's most probable class; 0 in a regression."""
+    return (
+        scores.probabilities.argmax(axis=1) if isinstance(scores, Scores) else np.zeros(len(scores.mean), dtype=int)
+    )
 
 
 def samples_of(task: Task, outputs: Float32[np.ndarray, "K N C"]) -> Float32[np.ndarray, "K N C"]:

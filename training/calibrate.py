@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from model_store.calibration import Calibration
+from model_store.calibration import Calibration, DetectorNames, DetectorScores
 from model_store.manifest import Task
 from model_store.mixture import MixtureScores, log_density
 from model_store.model import detector_scores
 from model_store.noise import DRAW_INDEX, MAX_SEED
-from model_store.outputs import AnyScores, merged, scores_of, sums_of
+from model_store.outputs import AnyScores, labels_of, merged, scores_of, sums_of
 from model_store.runtime import Runtime
 from model_store.scores import Scores, concatenated
 from training.data import Rows
@@ -96,10 +96,11 @@ def draw_seed(seed: int, request: int) -> int:
 
 def by_detector(
     scores: list[AnyScores], density: Float32[np.ndarray, "n M"], names: tuple[str, ...]
-) -> dict[str, Float64[np.ndarray, "J n"]]:
-    """Return each detector's scores at each number of draws."""
+) -> DetectorScores:
+    """Return each detector's scores, and the predicted labels, at each number of draws."""
     detected = [detector_scores(s, density, names) for s in scores]
-    return {name: np.stack([d[name] for d in detected]) for name in detected[0]}
+    labels = np.stack([labels_of(s) for s in scores])
+    return DetectorScores({name: np.stack([d[name] for d in detected]) for name in detected[0]}, labels)
 
 
 def calibrate(
@@ -107,16 +108,17 @@ def calibrate(
     reference: Rows,
     ranking: Rows,
     counts: list[int],
-    density: tuple[str, ...],
-    combined: tuple[str, ...],
+    detectors: DetectorNames,
+    num_labels: int,
     seed: int,
 ) -> Calibration:
     """Fit and rank the detectors on two splits that the model was not fitted on."""
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
-    reference_scores = by_detector(*served_scores(runtime, reference, counts, hash_key(seed, 0), share), density)
+    fitted_on = by_detector(*served_scores(runtime, reference, counts, hash_key(seed, 0), share), detectors.density)
     scores, densities = served_scores(runtime, ranking, counts, hash_key(seed, 1), share)
     far = np.stack([nonconformity(s, ranking.y) for s in scores])
-    return Calibration.fit(counts, reference_scores, by_detector(scores, densities, density), far, combined)
+    ranked = by_detector(scores, densities, detectors.density)
+    return Calibration.fit(counts, fitted_on, ranked, far, detectors, num_labels)
 
 
 def nonconformity(scores: AnyScores, y: np.ndarray) -> Float64[np.ndarray, "n"]:

@@ -17,10 +17,10 @@ from model_store.errors import DubitoError, InvalidInput, one_line
 from model_store.noise import noise
 from model_store.runtime import OUTPUTS, WEIGHTS_PER_DRAW, Runtime
 from training.data import Rows
-from training.detectors import Residual, ServedNetwork
 from training.layers import WeightLayer
 from training.likelihoods import Gaussian, Likelihood
 from training.model import BayesianModel
+from training.served import ServedNetwork, served_network
 
 OPSET = 20
 PARITY_TOLERANCE = 1e-3  # a graph that computes something else is off by far more, rounding by far less
@@ -75,8 +75,8 @@ def check_exports(model: BayesianModel) -> None:
     """
     trial = copy.deepcopy(model).cpu().eval()
     x = torch.randn(CHECKED_ROWS, math.prod(trial.network.shape), generator=torch.Generator().manual_seed(0))
-    network = ServedNetwork(trial.network, trial.likelihood, {"residual": Residual.fit(x)}).eval()
     try:
+        network = served_network(trial, x, 0)
         runtime = runtime_of(trial, export(trial, network))
         parity(trial, network, runtime, Rows(x.numpy(), np.zeros(len(x), dtype=np.int64)))
     except Exception as error:
@@ -171,10 +171,15 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
             raise ParityError(
                 f"parity: expected {name} within {PARITY_TOLERANCE} of torch's, got a difference of {difference}"
             )
-    together, _ = runtime.run(x, paired[:, :1])
+    together, together_density = runtime.run(x, paired[:, :1])
     for n in range(len(x)):
-        if not np.array_equal(runtime.run(x[n : n + 1], paired[:, :1])[0][:, 0], together[:, n]):
+        alone, alone_density = runtime.run(x[n : n + 1], paired[:, :1])
+        if not np.array_equal(alone[:, 0], together[:, n]):
             raise ParityError("parity: expected a row's outputs to be the same bits alone and in a batch, got others")
+        if not np.array_equal(alone_density[0], together_density[n]):
+            raise ParityError(
+                "parity: expected a row's densities to be the same bits alone and in a batch, got others"
+            )
     return worst
 
 

@@ -97,6 +97,11 @@ class DrawnNetwork(nn.Module):
         finally:
             current.clear()
 
+    def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
+        """Return what the last layer takes in under one draw."""
+        h = last_input(self.module, lambda: self.run(x, theta))
+        return (h if self.folded or h.ndim == 2 else h[0]).flatten(1)
+
     def _standardised(self, x: Tensor) -> Tensor:
         return ((x - self.mean) / self.std).unflatten(1, self.shape)
 
@@ -286,6 +291,11 @@ class MemberNetwork(nn.Module):
         outputs = torch.stack([member(standard) for member in self.members])
         return outputs.index_select(0, theta[:, 0, 0].long()), standard.flatten(1), None
 
+    def embed(self, x: Float[Tensor, "N I"], _: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
+        """Return what the first member's last layer takes in; members share no space to take a mean in."""
+        standard = ((x - self.mean) / self.std).unflatten(1, self.shape)
+        return last_input(self.members[0], lambda: self.members[0](standard)).flatten(1)
+
     @torch.no_grad()
     def initialise(self, x: Float[Tensor, "N I"]) -> None:
         """Set standardisation from a batch."""
@@ -299,6 +309,27 @@ class MemberNetwork(nn.Module):
         """Return sum |W|^2 / (2 prior_std^2) over the weight matrices of all members."""
         squares = [p.square().sum() for p in self.parameters() if p.ndim > 1]
         return torch.stack(squares).sum() / (2.0 * prior_std**2)
+
+
+def last_input(module: nn.Module, run: Callable[[], object]) -> Tensor:
+    """Return what the last of a module's layers takes in while it runs."""
+    seen: list[Tensor] = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])) for layer in _outermost(module)
+    ]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen[-1]
+
+
+def _outermost(module: nn.Module) -> list[nn.Module]:
+    """Return a module's layers with weights, not looking inside those that are made of others."""
+    if isinstance(module, nn.Linear | nn.Conv2d | ScaledLayer | WeightLayer | HyperLayer):
+        return [module]
+    return [layer for child in module.children() for layer in _outermost(child)]
 
 
 def unsupported(name: str, layer: nn.Module, why: str) -> InvalidInput:

@@ -10,10 +10,11 @@ import torch
 from safetensors.numpy import save as save_arrays
 from safetensors.torch import save as save_tensors
 
-from model_store.calibration import Calibration
+from model_store.calibration import Calibration, DetectorNames
 from model_store.errors import InvalidInput
 from model_store.manifest import ClassSpec, Description, DetectorSpec, Manifest, NoiseSpec, TargetSpec
 from model_store.model import detector_scores
+from model_store.outputs import labels_of
 from model_store.runtime import Runtime
 from model_store.scores import Scores
 from model_store.store import ModelStore
@@ -27,14 +28,15 @@ from training.calibrate import (
     served_scores,
 )
 from training.data import Dataset, Rows, Splits
-from training.detectors import Residual, ServedNetwork
 from training.export import export, parity, runtime_of
 from training.flows import WeightNormLinear
 from training.model import BayesianModel
 from training.posteriors.noise import hash_key
 from training.quantise import quantisation_error, quantise_network, quantise_sampler
 from training.recipe import Recipe
+from training.served import served_network
 
+DETECTORS = 7  # the random stream of the detectors' fit, beside those of `training.fit`
 MEASURED_ROWS = 16  # rows that share draws when quality is measured
 
 
@@ -74,9 +76,8 @@ def assemble(
     fold(model)
     weights = {key: tensor.detach().clone().contiguous() for key, tensor in model.state_dict().items()}
     say("exporting")
-    residual = Residual.fit(torch.from_numpy(splits.train.x))
-    network = ServedNetwork(model.network, model.likelihood, {"residual": residual}).eval()
-    density = tuple(network.density)
+    network = served_network(model, torch.from_numpy(splits.train.x), hash_key(recipe.seed, DETECTORS))
+    names = DetectorNames(tuple(recipe.combined), tuple(network.density), network.two_sided)
     files = export(model, network)
     runtime = runtime_of(model, files)
     differences = parity(model, network, runtime, splits.validation)
@@ -98,11 +99,11 @@ def assemble(
     posterior = model.posterior
     draws = min(recipe.serving.draws, posterior.max_draws or recipe.serving.draws)
     counts = draw_counts(draws)
-    combined = tuple(recipe.combined)
+    num_labels = max(len(data.classes), 1)
     say(f"calibrating on {len(splits.reference)} + {len(splits.ranking)} rows")
-    calibration = calibrate(runtime, splits.reference, splits.ranking, counts, density, combined, recipe.seed)
+    calibration = calibrate(runtime, splits.reference, splits.ranking, counts, names, num_labels, recipe.seed)
     say(f"measuring on {len(splits.test)} test rows")
-    measured = measure(runtime, calibration, density, splits, data, recipe.seed)
+    measured = measure(runtime, calibration, names.density, splits, data, recipe.seed)
 
     is_regression = recipe.task == "regression"
     description = Description(
@@ -119,8 +120,9 @@ def assemble(
             max_draws=posterior.max_draws,
         ),
         detectors=DetectorSpec(
-            density=density,
-            combined=combined,
+            density=names.density,
+            two_sided=names.two_sided,
+            combined=names.combined,
             draw_counts=tuple(counts),
             reference_rows=len(splits.reference),
             ranking_rows=len(splits.ranking),
@@ -165,7 +167,7 @@ def measure(
         ("flag_rate_at_05", scores, scores_density),
         ("uniform_noise_flagged_at_05", noise_scores, noise_density),
     ):
-        judgement = calibration.judge(detector_scores(scored, dense, density), counts[0])
+        judgement = calibration.judge(detector_scores(scored, dense, density), labels_of(scored), counts[0])
         flagged[key] = float(np.mean(judgement.p_value <= 0.05))
     (test_scores,), y = scores, splits.test.y
     if isinstance(test_scores, Scores):

@@ -19,11 +19,11 @@ from model_store.errors import InvalidInput
 from model_store.manifest import Name, Task
 from model_store.outputs import DETECTED
 
-DENSITY_NAMES = ("residual",)
+DENSITY_NAMES = ("residual", "mahalanobis", "input_neighbours", "feature_neighbours")
 DETECTOR_NAMES = dict.fromkeys([*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES])
 COMBINED: dict[Task, list[str]] = {
-    "classification": ["entropy", "bald", "residual"],
-    "regression": ["epistemic_std", "residual"],
+    "classification": ["entropy", *DENSITY_NAMES],
+    "regression": ["epistemic_std", *DENSITY_NAMES],
 }
 
 Count = Annotated[int, Field(ge=1)]

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 from scipy import stats
 
-from model_store.calibration import Calibration, Surprise, combined_surprise, conformal_p_value
+from model_store.calibration import Calibration, DetectorNames, DetectorScores, conformal_p_value
 
 DETECTORS = ("a", "b", "c")
+NAMES = DetectorNames(combined=DETECTORS, density=("b", "c"), two_sided=("c",))
+LABELS = 3
 SPLITS = 400
 
 
@@ -27,9 +29,9 @@ def test_p_values_by_hand():
 
 def test_the_smallest_p_value_is_the_smallest_fpr():
     calibration = fitted(np.random.default_rng(0), reference=30, ranking=19)
-    judgement = calibration.judge(dict.fromkeys(DETECTORS, np.array([1e9])), 1)
+    judgement = calibration.judge(dict.fromkeys(DETECTORS, np.array([1e9])), np.array([0]), 1)
     assert judgement.p_value == calibration.smallest_fpr == 1.0 / 20.0
-    assert all(p == 1.0 / 31.0 for p in judgement.detector_p_values.values())
+    assert all(p == 1.0 / 20.0 for p in judgement.detector_p_values.values())
 
 
 @settings(max_examples=100, deadline=None)
@@ -60,7 +62,7 @@ def test_each_detectors_own_p_value_is_uniform():
     generator = np.random.default_rng(4)
     levels = []
     for _ in range(SPLITS):
-        judgement = fitted(generator, reference=49, ranking=5).judge(scores_of(generator, 1), 1)
+        judgement = fitted(generator, reference=20, ranking=49).judge(*scores_of(generator, 1), 1)
         levels.append([judgement.detector_p_values[name][0] for name in DETECTORS])
     counts = np.round(np.array(levels) * 50).astype(int)  # uniform over 1..50
     for of_one in counts.T:
@@ -74,43 +76,6 @@ def test_rounded_scores_are_flagged_no_more_often_than_asked():
     assert rates.mean() <= 0.05 + 5.5 * rates.std() / math.sqrt(SPLITS)
 
 
-# Surprise
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    reference=st.lists(st.integers(-5, 5), min_size=1, max_size=30),
-    scores=st.lists(st.floats(-20, 20), min_size=2, max_size=20),
-)
-def test_surprise_never_falls_and_is_never_negative(reference, scores):
-    values = Surprise.fit(np.sort(np.array(reference, dtype=np.float64)))(np.sort(np.array(scores)))
-    assert np.all(values >= 0.0)
-    assert np.all(np.diff(values) >= 0.0)
-
-
-@pytest.mark.parametrize("reference", [[0.0], [3.0, 3.0, 3.0], np.linspace(0, 1, 50), np.zeros(50), -np.ones(3)])
-def test_surprise_rises_strictly_beyond_the_reference(reference):
-    reference = np.asarray(reference)
-    values = Surprise.fit(reference)(reference[-1] + np.array([0.0, 1e-3, 1.0, 10.0, 1000.0]))
-    assert np.all(np.diff(values) > 0.0)
-    assert np.all(np.isfinite(values))
-
-
-def test_surprise_at_reference_scores_is_minus_the_log_of_their_p_value():
-    reference = np.sort(np.random.default_rng(0).normal(size=40))
-    expected = -np.log(np.arange(40, 0, -1) / 41.0)
-    np.testing.assert_allclose(Surprise.fit(reference)(reference), expected, rtol=1e-12)
-
-
-def test_the_combined_statistic_is_the_sum_of_surprises():
-    generator = np.random.default_rng(1)
-    reference = {name: np.sort(generator.normal(size=20)) for name in ("a", "b")}
-    scores = {name: generator.normal(size=5) for name in ("a", "b", "unused")}
-    surprises = {name: Surprise.fit(r) for name, r in reference.items()}
-    expected = surprises["a"](scores["a"]) + surprises["b"](scores["b"])
-    np.testing.assert_allclose(combined_surprise(surprises, scores), expected, rtol=1e-14)
-
-
 # Numbers of draws
 
 
@@ -121,17 +86,38 @@ def test_the_largest_calibrated_number_of_draws_is_used():
 
 
 def test_each_number_of_draws_has_its_own_calibration():
-    scores = {name: np.array([[1.0, 2.0, 3.0], [11.0, 12.0, 13.0]]) for name in DETECTORS}
-    calibration = Calibration.fit([1, 10], scores, scores, np.full((2, 3), 0.5), DETECTORS)
-    new = dict.fromkeys(DETECTORS, np.array([5.0]))
-    assert calibration.judge(new, 1).p_value == 0.25
-    assert calibration.judge(new, 10).p_value == 1.0
+    rows = np.array([[1.0, 2.0, 3.0], [11.0, 12.0, 13.0]])
+    scores = DetectorScores({"a": rows}, np.zeros((2, 3), dtype=int))
+    calibration = Calibration.fit([1, 10], scores, scores, np.full((2, 3), 0.5), DetectorNames(("a",)), 1)
+    new, label = {"a": np.array([5.0])}, np.array([0])
+    assert calibration.judge(new, label, 1).p_value == 0.25
+    assert calibration.judge(new, label, 10).p_value == 1.0
+
+
+def test_a_score_is_judged_among_those_of_its_label_and_from_both_sides_where_the_detector_is():
+    generator = np.random.default_rng(6)
+    labels = np.repeat([0, 1], 200)[None]
+    density = np.exp(generator.normal(size=(1, 400)) + 10.0 * labels)  # label 1 has scores e^10 times as large
+    both = DetectorScores({"low": density, "high": density}, labels)
+    names = DetectorNames(("low", "high"), density=("low", "high"), two_sided=("low",))
+    calibration = Calibration.fit([1], both, both, np.full((1, 400), 0.5), names, 2)
+
+    def p_values(log_score, label):
+        score = np.array([math.exp(log_score)])
+        judged = calibration.judge({"low": score, "high": score}, np.array([label]), 1).detector_p_values
+        return judged["low"][0], judged["high"][0]
+
+    for label, centre in ((0, 0.0), (1, 10.0)):
+        assert min(p_values(centre, label)) > 0.3
+        assert max(p_values(centre + 6, label)) < 0.01
+        below, one_sided = p_values(centre - 6, label)
+        assert below < 0.01 < 0.9 < one_sided
 
 
 def test_a_number_of_draws_that_was_not_calibrated_is_refused():
     calibration = fitted(np.random.default_rng(0), counts=(1, 10))
     with pytest.raises(ValueError, match=r"expected one of \[1, 10\] draws, got 3"):
-        calibration.judge(dict.fromkeys(DETECTORS, np.zeros(1)), 3)
+        calibration.judge(dict.fromkeys(DETECTORS, np.zeros(1)), np.array([0]), 3)
     with pytest.raises(ValueError, match=r"expected one of \[1, 10\] draws, got 3"):
         calibration.prediction_sets(np.full((1, 2), 0.5), 3, 0.9)
 
@@ -222,10 +208,10 @@ def test_a_coverage_that_the_calibration_cannot_give_has_no_bounds():
 
 def test_tensors_round_trip_through_safetensors():
     calibration = fitted(np.random.default_rng(3), counts=(1, 5, 20), ranking=30)
-    read = Calibration.from_tensors(load(save(calibration.tensors())), DETECTORS)
+    read = Calibration.from_tensors(load(save(calibration.tensors())), NAMES, LABELS)
     scores = scores_of(np.random.default_rng(4), 50)
     for count in (1, 5, 20):
-        ours, theirs = calibration.judge(scores, count), read.judge(scores, count)
+        ours, theirs = calibration.judge(*scores, count), read.judge(*scores, count)
         assert ours.p_value.tolist() == theirs.p_value.tolist()
         assert all(ours.detector_p_values[n].tolist() == theirs.detector_p_values[n].tolist() for n in DETECTORS)
     assert read.nonconformity.tolist() == calibration.nonconformity.tolist()
@@ -247,6 +233,10 @@ MALFORMED = {
     "scores of another type": ("reference.b", lambda t: t.astype(np.float32)),
     "scores not sorted": ("reference.b", lambda t: t[:, ::-1]),
     "a score that is not a number": ("nonconformity", lambda t: t[:, :1] * np.nan),
+    "no surprises of a detector": ("surprise.a", lambda _: None),
+    "no centres of a density": ("centre.b", lambda _: None),
+    "spreads of another number of labels": ("spread.c", lambda t: t[:, :2]),
+    "a spread of 0": ("spread.b", lambda t: t * 0),
     "an infinite score": ("ranking", lambda t: np.where(t == t.max(), np.inf, t)),
 }
 
@@ -259,37 +249,39 @@ def test_malformed_tensors_are_refused_by_name(fault):
     if changed is not None:
         tensors[name] = changed
     with pytest.raises(ValueError, match=re.escape(name)):
-        Calibration.from_tensors(tensors, DETECTORS)
+        Calibration.from_tensors(tensors, NAMES, LABELS)
 
 
 # Helpers
 
 
 def scores_of(generator, rows, decimals=None):
-    """Scores of three dependent detectors, one of them skewed; `decimals` rounds them, which makes ties."""
+    """Scores of three dependent detectors, two of them skewed, and labels; `decimals` rounds scores: ties."""
     common = generator.normal(size=rows)
     scores = {
         "a": common + 0.3 * generator.normal(size=rows),
         "b": np.exp(common - 0.5 * generator.normal(size=rows)),
-        "c": generator.normal(size=rows) - 0.2 * common,
+        "c": np.exp(generator.normal(size=rows) - 0.2 * common),
     }
-    return scores if decimals is None else {name: np.round(values, decimals) for name, values in scores.items()}
+    labels = generator.integers(0, LABELS, rows)
+    return (scores if decimals is None else {name: np.round(s, decimals) for name, s in scores.items()}), labels
 
 
 def fitted(generator, counts=(1,), reference=60, ranking=50, true_probs=None, decimals=None):
     def stacked(rows):
         made = [scores_of(generator, rows, decimals) for _ in counts]
-        return {name: np.stack([scores[name] for scores in made]) for name in DETECTORS}
+        by_name = {name: np.stack([scores[name] for scores, _ in made]) for name in DETECTORS}
+        return DetectorScores(by_name, np.stack([labels for _, labels in made]))
 
     true_probs = generator.uniform(size=ranking) if true_probs is None else true_probs
     tiled = np.tile(true_probs, (len(counts), 1))
-    return Calibration.fit(list(counts), stacked(reference), stacked(ranking), 1 - tiled, DETECTORS)
+    return Calibration.fit(list(counts), stacked(reference), stacked(ranking), 1 - tiled, NAMES, LABELS)
 
 
 def flags(generator, ranking, new, fpr, decimals=None):
     """How many of `new` rows like the calibration data are flagged."""
     calibration = fitted(generator, ranking=ranking, decimals=decimals)
-    return int(np.sum(calibration.judge(scores_of(generator, new, decimals), 1).p_value <= fpr))
+    return int(np.sum(calibration.judge(*scores_of(generator, new, decimals), 1).p_value <= fpr))
 
 
 def targets(generator, rows):

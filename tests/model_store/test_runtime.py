@@ -123,7 +123,7 @@ def test_an_artifact_with_a_file_that_cannot_be_used_is_refused_by_its_name(digi
         ("noise", {"algorithm": "another"}, "manifest.json"),
         ("noise", {"dimension": 7}, "network.onnx"),
         ("input", {"shape": (63,)}, "network.onnx"),
-        ("output", {"classes": ("only", "two")}, "network.onnx"),
+        ("output", {"classes": ("only", "two")}, "calibration.safetensors"),
         ("detectors", {"density": ()}, "network.onnx"),
         ("detectors", {"combined": ("unheard-of",)}, "calibration.safetensors"),
     ],

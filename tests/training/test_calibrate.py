@@ -4,14 +4,17 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, log_loss
 
+from model_store.calibration import DetectorNames
 from model_store.model import detector_scores
 from model_store.runtime import Runtime
 from model_store.scores import PredictiveSums, Scores, predictive_scores
 from model_store.store import ModelStore
 from training.calibrate import by_detector, calibrate, draw_counts, draw_seed, quality, served_scores
 from training.data import digits
+from training.recipe import DENSITY_NAMES
 
 COUNTS = [1, 2, 3, 5, 10]
+NAMES = DetectorNames(("bald", "residual"), DENSITY_NAMES, ("residual",))
 ROWS = 45  # more than one chunk of rows
 
 
@@ -71,16 +74,12 @@ def test_the_grid_of_draws_ends_at_the_default(default, counts):
 
 def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, rows):
     reference, ranking = rows.take(np.arange(20)), rows.take(np.arange(20, 45))
-    calibration = calibrate(runtime, reference, ranking, COUNTS, ("residual",), ("bald", "residual"), seed=1)
+    calibration = calibrate(runtime, reference, ranking, COUNTS, NAMES, 10, seed=1)
     assert calibration.draw_counts.tolist() == COUNTS
     assert calibration.combined == ("bald", "residual")
     assert calibration.smallest_fpr == 1 / 26
-    assert set(calibration.reference) == {"entropy", "bald", "mean_std", "variation_ratio", "residual"}
+    assert set(calibration.reference) == {"entropy", "bald", "mean_std", "variation_ratio", *DENSITY_NAMES}
     assert all(scores.shape == (5, 20) for scores in calibration.reference.values())
-    # The density detector looks at no draw: its scores are the rows' own.
-    expected = np.sort(runtime.run(reference.x, runtime.draw(0, 0, 1)[:, None])[1][:, 0].astype(np.float64))
-    for scores in calibration.reference["residual"]:
-        assert np.allclose(scores, expected, rtol=1e-6)
     # The other split's true labels, with draws of its own, are what prediction sets are made from.
     assert calibration.nonconformity.shape == calibration.ranking.shape == (5, 25)
     many, _ = served_scores(runtime, ranking, [200], seed=9)
@@ -88,14 +87,15 @@ def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, r
     assert np.allclose(calibration.nonconformity[-1], true_probs, atol=0.25)
 
 
-def test_detectors_are_the_scores_and_the_densities_by_name(runtime, rows):
+def test_detectors_are_the_scores_and_the_densities_by_name_beside_predicted_labels(runtime, rows):
     scores, density = served_scores(runtime, rows, COUNTS, seed=3)
-    found = by_detector(scores, density, ("residual",))
+    found = by_detector(scores, density, DENSITY_NAMES)
     for j in range(len(COUNTS)):
-        expected = detector_scores(scores[j], density, ("residual",))
-        assert found.keys() == expected.keys()
+        expected = detector_scores(scores[j], density, DENSITY_NAMES)
+        assert found.by_name.keys() == expected.keys()
         for name, values in expected.items():
-            assert np.array_equal(found[name][j], values)
+            assert np.array_equal(found.by_name[name][j], values)
+        assert np.array_equal(found.labels[j], scores[j].probabilities.argmax(axis=1))
 
 
 def with_probabilities(probs):

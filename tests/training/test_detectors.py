@@ -1,12 +1,15 @@
-"""Density detectors: the residual against numpy's SVD, and its cases in closed form."""
+"""Density detectors against numpy, and their cases in closed form."""
 
 import numpy as np
 import pytest
 import torch
-from conftest import scale_mlp
+from conftest import scale_model
 
-from training.detectors import EXPLAINED, Residual, ServedNetwork
-from training.likelihoods import Categorical
+from training.detectors import KINDS
+from training.detectors.neighbours import BANK_ROWS, DIRECTIONS, NEIGHBOUR, SOFTENING, Neighbours
+from training.detectors.spectrum import EXPLAINED, FLOOR, LARGEST, Fold, Mahalanobis, Residual
+from training.flows import realnvp
+from training.served import served_network
 
 
 def data(rows=300, seed=0):
@@ -16,13 +19,17 @@ def data(rows=300, seed=0):
     return (rng.normal(size=(rows, 8)) * [10, 8, 5, 2, 1, 0.5, 0.2, 0.1]) @ rotation + 20
 
 
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
 def score(detector, x):
     return detector(torch.from_numpy(np.float32(x))).numpy()
 
 
 def test_the_residual_is_that_of_numpys_svd():
     x, new = data(), data(seed=0)[:50] + np.random.default_rng(1).normal(size=(50, 8))
-    detector = Residual.fit(torch.from_numpy(np.float32(x)))
+    detector = Residual.fit(torch.from_numpy(np.float32(x)), generator())
     _, singular, directions = np.linalg.svd(x - x.mean(0), full_matrices=False)
     share = np.cumsum(singular**2) / np.sum(singular**2)
     kept = 1 + int(np.sum(share < EXPLAINED))
@@ -32,7 +39,7 @@ def test_the_residual_is_that_of_numpys_svd():
 
 
 def test_points_of_the_span_score_nothing_and_others_their_squared_distance_from_it():
-    detector = Residual.fit(torch.from_numpy(np.float32(data())))
+    detector = Residual.fit(torch.from_numpy(np.float32(data())), generator())
     components, mean = detector.components.numpy(), detector.mean.numpy()
     inside = mean + np.random.default_rng(2).normal(size=(20, components.shape[1])) @ components.T
     assert np.all(score(detector, inside) <= 1e-8 * np.square(inside - mean).sum(axis=1))
@@ -46,24 +53,95 @@ def test_one_direction_at_least_is_left_to_look_at(columns):
         torch.randn(50, columns, generator=torch.Generator().manual_seed(0))
         * torch.tensor([100.0, 0.1, 0.1])[:columns]
     )
-    detector = Residual.fit(x)
+    detector = Residual.fit(x, generator())
     assert detector.components.shape[1] < columns
     assert (detector(x) > 0).any()
 
 
 def test_constant_data_give_a_finite_detector():
     x = torch.full((10, 4), 7.0)
-    detector = Residual.fit(x)
+    detector = Residual.fit(x, generator())
     assert torch.equal(detector(x), torch.zeros(10))
     assert (detector(x + torch.randn(10, 4, generator=torch.Generator().manual_seed(0))) > 0).all()
 
 
+def test_the_mahalanobis_distance_is_that_of_numpys_covariance_with_a_floor():
+    x, new = data(), data(seed=3)
+    detector = Mahalanobis.fit(torch.from_numpy(np.float32(x)), generator())
+    covariance = np.cov(x.T, bias=True)
+    covariance += FLOOR * np.trace(covariance) / 8 * np.eye(8)
+    centred = new - x.mean(0)
+    expected = np.einsum("ni,ij,nj->n", centred, np.linalg.inv(covariance), centred)
+    assert np.allclose(score(detector, new), expected, rtol=1e-2)
+
+
+def test_neighbours_are_those_of_brute_force():
+    x, new = data(200) - 20, data(30, seed=3) - 20
+    detector = Neighbours.fit(torch.from_numpy(np.float32(x)), generator())  # 8 directions: nothing is projected away
+    softening = SOFTENING * np.linalg.norm(x, axis=1).mean()
+
+    def divided(rows):
+        return rows / (np.linalg.norm(rows, axis=1, keepdims=True) + softening)
+
+    distances = np.square(divided(new)[:, None] - divided(x)[None]).sum(-1)
+    expected = np.sort(distances, axis=1)[:, NEIGHBOUR - 1]
+    assert np.allclose(score(detector, new), expected, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_few_training_rows_are_all_neighbours(rows):
+    x = torch.randn(rows, 4, generator=generator())
+    assert torch.isfinite(Neighbours.fit(x, generator())(x)).all()
+
+
+def test_the_bank_and_its_directions_are_bounded():
+    x = torch.randn(BANK_ROWS + 100, DIRECTIONS + 6, generator=generator())
+    assert Neighbours.fit(x, generator()).bank.shape == (DIRECTIONS, BANK_ROWS)
+
+
+def test_short_rows_are_not_folded_and_long_ones_keep_inner_products_on_average():
+    short = torch.randn(2, 5, generator=generator())
+    assert torch.equal(Fold.fit(5, generator())(short), short)
+    length = 2 * LARGEST + 7
+    x = torch.randn(2, length, generator=generator())
+    folded = torch.stack([Fold.fit(length, torch.Generator().manual_seed(seed))(x) for seed in range(100)])
+    assert folded.shape == (100, 2, LARGEST)
+    products = (folded[:, 0] * folded[:, 1]).sum(-1)
+    assert abs(products.mean() - x[0] @ x[1]) < 6 * products.std() / 10
+
+
+def test_detectors_of_long_rows_look_at_their_folds():
+    x = torch.randn(30, LARGEST + 100, generator=generator())
+    few = Fold.fit(x.shape[1], generator())(x)
+    for kind in (Residual, Neighbours):
+        detector = kind.fit(x, generator())
+        assert detector.mean.shape == (LARGEST,)
+        assert torch.isfinite(detector(x)).all()
+    assert few.shape == (30, LARGEST)
+
+
 def test_the_served_network_gives_the_detectors_beside_the_network():
     x = torch.from_numpy(np.float32(data()))
-    network = scale_mlp(8, 5, 3)
-    served = ServedNetwork(network, Categorical(3), {"a": Residual.fit(x), "b": Residual.fit(x[:20])})
+    model = scale_model(realnvp, 8, 5, 3)
+    served = served_network(model, x, seed=0)
     theta = torch.ones(2, 1, 8)
     log_probs, features, density = served(x, theta)
-    assert torch.equal(log_probs, torch.log_softmax(network(x, theta)[0], -1))
-    assert torch.equal(features, network(x, theta)[1])
-    assert torch.equal(density, torch.stack([served.density["a"](x), served.density["b"](x)], dim=1))
+    assert torch.equal(log_probs, torch.log_softmax(model.network(x, theta)[0], -1))
+    assert torch.equal(features, model.network(x, theta)[1])
+    assert tuple(served.density) == tuple(KINDS)
+    assert served.two_sided == ("residual", "mahalanobis")
+    embedding = model.network.embed(x, served.centre)
+    for m, (name, kind) in enumerate(KINDS.items()):
+        rows = embedding if kind.space == "embedding" else x
+        assert torch.equal(density[:, m], served.density[name](rows)), name
+
+
+def test_the_embedding_is_what_the_last_layer_takes_in():
+    x = torch.from_numpy(np.float32(data()))
+    network = scale_model(realnvp, 8, 5, 3).network
+    theta = torch.rand(1, 1, 8, generator=generator())
+    last = network.module[-1]
+    h = network.embed(x, theta)
+    assert h.shape == (300, 5)
+    values = (h @ last.direction.T) * theta[0, 0, 5:] / last.direction.norm(dim=1) + last.bias
+    assert torch.allclose(values, network(x, theta)[0][0], atol=1e-5)

@@ -10,11 +10,11 @@ from conftest import ROOT, scale_model
 
 from model_store.noise import standard_normal
 from training.data import Rows
-from training.detectors import Residual, ServedNetwork
 from training.export import PARITY_TOLERANCE, ParityError, export, parity, runtime_of
 from training.flows import iaf, realnvp
 from training.model import initialise
 from training.publish import fold
+from training.served import served_network
 
 SIZES = (6, 9, 7, 3)
 RANDOM_OPS = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
@@ -33,7 +33,7 @@ class Exported:
         initialise(self.model, x)
         self.rows = Rows(x.numpy(), np.zeros(100, dtype=np.int64))
         fold(self.model)
-        self.network = ServedNetwork(self.model.network, self.model.likelihood, {"residual": Residual.fit(x)}).eval()
+        self.network = served_network(self.model, x, 0)
         self.files = export(self.model, self.network)
         self.runtime = runtime_of(self.model, self.files)
 
@@ -85,7 +85,7 @@ def test_graphs_that_compute_something_else_are_refused(exported, changed):
             network.density["residual"].mean += 0.1
         else:
             model.network.module[0].bias[0] = torch.nan
-    with pytest.raises(ParityError, match="probabilities" if changed == "nan" else changed):
+    with pytest.raises(ParityError, match="density" if changed == "nan" else changed):
         parity(model, network, exported.runtime, exported.rows)
 
 

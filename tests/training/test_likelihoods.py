@@ -11,7 +11,6 @@ from scipy import integrate, stats
 
 from model_store.mixture import log_density
 from training.data import Rows
-from training.detectors import Residual, ServedNetwork
 from training.export import PARITY_TOLERANCE, export, parity, runtime_of
 from training.likelihoods import Gaussian, crps
 from training.model import build, initialise
@@ -19,6 +18,7 @@ from training.objectives import alpha_objective
 from training.posteriors import noise
 from training.publish import fold
 from training.recipe import Recipe
+from training.served import served_network
 
 ROWS, INPUTS = 20, 5
 NOISES = ("homoscedastic", "heteroscedastic")
@@ -127,7 +127,7 @@ def test_torch_and_onnxruntime_agree(case):
     model, x, y = case
     model.eval()
     fold(model)
-    served = ServedNetwork(model.network, model.likelihood, {"residual": Residual.fit(x)}).eval()
+    served = served_network(model, x, 0)
     runtime = runtime_of(model, export(model, served))
     assert runtime.task == "regression"
     worst = parity(model, served, runtime, Rows(x.numpy(), y.numpy()))

@@ -7,13 +7,13 @@ from torch import nn
 
 from model_store.noise import DRAW_INDEX
 from training.data import Rows
-from training.detectors import Residual, ServedNetwork
 from training.export import PARITY_TOLERANCE, export, parity, runtime_of
 from training.model import build, initialise
 from training.objectives import alpha_objective
 from training.posteriors import noise
 from training.publish import fold
 from training.recipe import POSTERIORS, Recipe
+from training.served import served_network
 
 ROWS, SHAPE, CLASSES = 20, (6, 6), 4
 SMALL = {
@@ -100,7 +100,7 @@ class Case:
         self.gradients = self.gradients_of_a_step()
         self.model.eval()
         fold(self.model)
-        served = ServedNetwork(self.model.network, self.model.likelihood, {"residual": Residual.fit(self.x)}).eval()
+        served = served_network(self.model, self.x, 0)
         files = export(self.model, served)
         self.runtime = runtime_of(self.model, files)
         self.parity = parity(self.model, served, self.runtime, Rows(self.x.numpy(), self.y.numpy()))

@@ -12,13 +12,13 @@ from model_store.runtime import GraphError, Runtime
 from model_store.store import FILES, ModelStore
 from training.__main__ import main
 from training.data import Rows
-from training.detectors import Residual, ServedNetwork
 from training.export import export, parity, runtime_of
 from training.model import build, initialise
 from training.parents import open_parent
 from training.posteriors import noise
 from training.pruning import is_weight, prune, signal_to_noise, strongest
 from training.recipe import Recipe
+from training.served import served_network
 
 SHAPE, CLASSES, ROWS = (5, 6), 4, 12
 RECIPE = """
@@ -151,7 +151,7 @@ def test_units_that_no_weight_leads_out_of_are_left_out_with_what_leads_into_the
 def test_the_exported_network_puts_weights_into_place_as_torch_does_and_is_small(network):
     model, x = fitted_like(network=network)
     smaller = prune(model, strongest(model, 0.95 if "hidden" in network else 0.6))
-    served = ServedNetwork(smaller.network, smaller.likelihood, {"residual": Residual.fit(x)}).eval()
+    served = served_network(smaller, x, 0)
     files = export(smaller, served)
     graph = onnx.load_model_from_string(files["network.onnx"])
     (property,) = graph.metadata_props

@@ -10,10 +10,10 @@ from model_store.runtime import HELD_BYTES
 from model_store.scores import PredictiveSums, predictive_scores
 from training.calibrate import FEWEST_SHARING, draw_seed, rows_per_draw_set, served_scores
 from training.data import Rows
-from training.detectors import Residual, ServedNetwork
 from training.export import export, runtime_of
 from training.model import build, initialise
 from training.recipe import Recipe
+from training.served import served_network
 
 INPUTS, HIDDEN = 30, 700
 DRAWS = 1000
@@ -38,7 +38,7 @@ def made_runtime(method, posterior):
     model = build(recipe, (INPUTS,), 4).eval()
     x = torch.from_numpy(rows().x)
     initialise(model, x)
-    files = export(model, ServedNetwork(model.network, model.likelihood, {"residual": Residual.fit(x)}).eval())
+    files = export(model, served_network(model, x, 0))
     return runtime_of(model, files)
 
 

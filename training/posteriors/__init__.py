@@ -25,6 +25,9 @@ class Posterior(Protocol):
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
         """Return draws of theta for training, and of each an estimate of KL(q || p), in nats, unbiased on average."""
 
+    def centre(self) -> Float[Tensor, "D"]:
+        """Return one theta that stands for all draws: their mean, or the first where they have none."""
+
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
         """Move the posterior's centre."""
 

@@ -39,6 +39,10 @@ class MaskPosterior(nn.Module):
         """Return masks, and 0: the KL depends on the network's weights, and is their decay."""
         return self._masks(eps), eps.new_zeros(len(eps))
 
+    def centre(self) -> Float[Tensor, "D"]:
+        """Return 1, the mean."""
+        return torch.ones(self.theta_dimension)
+
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
         """Do nothing: masks have no centre."""
 

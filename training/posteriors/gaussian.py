@@ -80,6 +80,11 @@ class GaussianPosterior(nn.Module):
         return theta, self.prior.kl(theta, self.mu, sigma)
 
     @torch.no_grad()
+    def centre(self) -> Float[Tensor, "D"]:
+        """Return the mean."""
+        return self.mu.detach().clone()
+
+    @torch.no_grad()
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
         """Move the mean."""
         self.mu.copy_(theta)

@@ -1,5 +1,6 @@
 """The noise of a variational hypernetwork, whose layers make their own posterior of their input."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -23,6 +24,10 @@ class NoisePosterior(nn.Module):
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
         """Return the noise, and 0: the KL depends on the input."""
         return eps, eps.new_zeros(len(eps))
+
+    def centre(self) -> Float[Tensor, "D"]:
+        """Return 0, the mean."""
+        return torch.zeros(self.theta_dimension)
 
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
         """Do nothing: the layers start by themselves."""

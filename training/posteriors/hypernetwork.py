@@ -6,7 +6,9 @@ from torch import Tensor, nn
 
 from model_store.noise import NOISE_ALGORITHM
 from training.flows import Composition, ElementwiseAffine
-from training.posteriors.noise import log_normal
+from training.posteriors.noise import log_normal, standard_noise
+
+CENTRE_DRAWS = 500
 
 
 class HypernetworkPosterior(nn.Module):
@@ -39,6 +41,11 @@ class HypernetworkPosterior(nn.Module):
         z, log_det = self.flow(eps)
         log_ratio = log_normal(eps, 1.0) - log_det - log_normal(z, self.prior_std)
         return z if self.lift is None else self.lift(z), log_ratio
+
+    @torch.no_grad()
+    def centre(self) -> Float[Tensor, "D"]:
+        """Return the mean of `CENTRE_DRAWS` draws."""
+        return self(standard_noise(CENTRE_DRAWS, self.noise_dimension, 0)).mean(0)
 
     @torch.no_grad()
     def start_at(self, theta: Float[Tensor, "D"]) -> None:

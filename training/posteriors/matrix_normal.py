@@ -61,6 +61,11 @@ class MatrixNormalPosterior(nn.Module):
         return total
 
     @torch.no_grad()
+    def centre(self) -> Float[Tensor, "D"]:
+        """Return the means."""
+        return torch.cat([mean.flatten() for mean in self.means])
+
+    @torch.no_grad()
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
         """Move the means."""
         parts = theta.split([mean.numel() for mean in self.means])

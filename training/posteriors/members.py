@@ -1,5 +1,6 @@
 """Fitted networks as draws: deep ensembles, and a single network."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -23,6 +24,10 @@ class MemberPosterior(nn.Module):
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
         """Return the members' numbers, and 0: what regularises them is their weight decay."""
         return eps, eps.new_zeros(len(eps))
+
+    def centre(self) -> Float[Tensor, "D"]:
+        """Return the first member's number: numbers have no mean."""
+        return torch.zeros(1)
 
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
         """Do nothing: members start by themselves."""

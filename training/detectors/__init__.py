@@ -1,0 +1,42 @@
+"""Density detectors: how unlike the training data a row is, whatever the model says of it.
+
+A detector is a module from rows of a space to one score a row; it is fitted on the training rows and exported into
+the network's graph, so that it costs no further pass and runs wherever the network does. Spaces are the input and the
+embedding: what the network's last layer takes in under the posterior's centre. Scores are 0 or more; large ones mean
+unlike the training rows, and of a two-sided detector small ones too.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor, nn
+
+from training.detectors.neighbours import Neighbours
+from training.detectors.spectrum import Mahalanobis, Residual
+
+
+class Detector(Protocol):
+    """What every detector gives. All are `torch.nn.Module`s, made of training rows and a generator by `fit`."""
+
+    def __call__(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
+        """Return the score of each row."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A detector by name: how it is fitted, where it looks, and whether small scores too mean unlike the data."""
+
+    fit: Callable[[Num[Tensor, "N I"], torch.Generator], nn.Module]
+    space: Literal["input", "embedding"]
+    is_two_sided: bool
+
+
+KINDS: dict[str, Kind] = {
+    "residual": Kind(Residual.fit, "input", True),
+    "mahalanobis": Kind(Mahalanobis.fit, "input", True),
+    "input_neighbours": Kind(Neighbours.fit, "input", False),
+    "feature_neighbours": Kind(Neighbours.fit, "embedding", False),
+}

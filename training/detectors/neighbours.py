@@ -1,0 +1,60 @@
+"""How far a row is from the nearest training rows."""
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor, nn
+
+from training.detectors.spectrum import Fold, principal_components, square_norms
+from training.layers import matmul
+
+BANK_ROWS = 5000  # of training rows, drawn at random
+DIRECTIONS = 64
+NEIGHBOUR = 5  # the distance to which counts
+SOFTENING = 0.1  # of the mean length of rows, added to a row's
+
+
+class Neighbours(nn.Module):
+    """Squared distance to the `NEIGHBOUR`-th nearest of `BANK_ROWS` training rows, without a unit, 0 or more.
+
+    Rows are divided by their length (Sun et al., "Out-of-distribution detection with deep nearest neighbors", 2022,
+    section 3) plus a share of the mean length, so that rows near 0 keep their place, and projected on the leading
+    `DIRECTIONS` principal components of the training rows so divided.
+    """
+
+    softening: Tensor
+    mean: Tensor
+    components: Tensor
+    bank: Tensor
+    bank_squares: Tensor
+    fold: Fold
+
+    def __init__(self, fold: Fold, softening: Tensor, mean: Tensor, components: Tensor, bank: Tensor) -> None:
+        super().__init__()
+        self.fold = fold
+        self.register_buffer("softening", softening)
+        self.register_buffer("mean", mean)
+        self.register_buffer("components", components)
+        self.register_buffer("bank", bank.T.contiguous())
+        self.register_buffer("bank_squares", square_norms(bank))
+        self.neighbour = min(NEIGHBOUR, len(bank))
+
+    @classmethod
+    def fit(cls, rows: Num[Tensor, "N I"], generator: torch.Generator) -> "Neighbours":
+        """Fit on training rows, of any space."""
+        fold = Fold.fit(rows.shape[1], generator)
+        rows = fold(rows[torch.randperm(len(rows), generator=generator)[: 2 * BANK_ROWS]].float())
+        softening = SOFTENING * square_norms(rows).sqrt().mean().clamp(min=1e-12)
+        divided = rows / (square_norms(rows).sqrt() + softening)[:, None]
+        mean, _, directions = principal_components(divided, Fold(torch.ones(divided.shape[1])))
+        components = directions[:, :DIRECTIONS].float().contiguous()
+        bank = matmul(divided[:BANK_ROWS] - mean.float(), components)
+        return cls(fold, softening, mean.float(), components, bank)
+
+    def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
+        """Return the squared distance of each row."""
+        rows = self.fold(rows)
+        divided = rows / (square_norms(rows).sqrt() + self.softening)[:, None]
+        point = matmul(divided - self.mean, self.components)
+        others = self.bank_squares - 2.0 * matmul(point, self.bank)
+        nearest = others.topk(self.neighbour, dim=1, largest=False).values[:, -1]
+        return (nearest + square_norms(point)).clamp(min=1e-9)

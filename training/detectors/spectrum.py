@@ -1,0 +1,133 @@
+"""Input space: where a row lies along the principal components of the training rows."""
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor, nn
+
+from training.layers import matmul
+
+EXPLAINED = 0.9  # share of the training rows' variance inside the leading components
+FLOOR = 1e-4  # of the mean variance, added to each component's
+LARGEST = 4096  # numbers of a row; longer ones are folded
+CHUNK_ROWS = 4096
+ROUNDING = 1e-9  # of an input's square: a smaller residual would be float32's rounding
+
+
+class Residual(nn.Module):
+    """Squared distance of an input from the span of the training rows' leading principal components.
+
+    Natural data lie near few directions; noise, other data and perturbations have energy in all of them; what is
+    smoothed, faded or averaged has less than natural data. As many components are kept as explain `EXPLAINED` of the
+    variance. In squared units of the data, 0 or more.
+    """
+
+    fold: "Fold"
+    mean: Tensor
+    components: Tensor
+
+    def __init__(self, fold: "Fold", mean: Float[Tensor, "F"], components: Float[Tensor, "F D"]) -> None:
+        super().__init__()
+        self.fold = fold
+        self.register_buffer("mean", mean)
+        self.register_buffer("components", components)
+
+    @classmethod
+    def fit(cls, x: Num[Tensor, "N I"], generator: torch.Generator) -> "Residual":
+        """Fit on training rows, in float64."""
+        fold = Fold.fit(x.shape[1], generator)
+        mean, variances, directions = principal_components(x, fold)
+        share = variances.cumsum(0) / variances.sum()
+        kept = min(int((share < EXPLAINED).sum()) + 1, len(mean) - 1)
+        return cls(fold, mean.float(), directions[:, :kept].float().contiguous())
+
+    def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
+        """Return the squared residual of each row."""
+        centred = self.fold(x) - self.mean
+        residual = centred - matmul(matmul(centred, self.components), self.components.T)
+        return torch.maximum(square_norms(residual), ROUNDING * square_norms(centred))
+
+
+class Mahalanobis(nn.Module):
+    """Squared Mahalanobis distance of an input from the training rows, sum_i c_i^2 / (lambda_i + floor).
+
+    c are coordinates along the principal components and lambda their variances; the floor is `FLOOR` of the mean
+    variance. Directions in which the training rows hardly vary count most: adversarial perturbations and noise that
+    nobody sees lie in them. Without a unit, 0 or more.
+    """
+
+    fold: "Fold"
+    mean: Tensor
+    whitening: Tensor
+
+    def __init__(self, fold: "Fold", mean: Float[Tensor, "F"], whitening: Float[Tensor, "F F"]) -> None:
+        super().__init__()
+        self.fold = fold
+        self.register_buffer("mean", mean)
+        self.register_buffer("whitening", whitening)
+
+    @classmethod
+    def fit(cls, x: Num[Tensor, "N I"], generator: torch.Generator) -> "Mahalanobis":
+        """Fit on training rows, in float64."""
+        fold = Fold.fit(x.shape[1], generator)
+        mean, variances, directions = principal_components(x, fold)
+        floor = FLOOR * variances.mean()
+        if floor <= 0:  # constant rows: any unit will do
+            floor = torch.ones_like(floor)
+        return cls(fold, mean.float(), (directions / (variances + floor).sqrt()).float().contiguous())
+
+    def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
+        """Return the squared distance of each row."""
+        return square_norms(matmul(self.fold(x) - self.mean, self.whitening))
+
+
+class Fold(nn.Module):
+    """Rows of more than `LARGEST` numbers, sketched: numbers `LARGEST` apart are added up with random signs.
+
+    Inner products are kept on average (Charikar, Chen and Farach-Colton, "Finding frequent items in data streams",
+    2002). Shorter rows stay as they are.
+    """
+
+    signs: Tensor
+
+    def __init__(self, signs: Float[Tensor, "F"]) -> None:
+        super().__init__()
+        self.register_buffer("signs", signs)
+        self.length = len(signs)
+
+    @classmethod
+    def fit(cls, length: int, generator: torch.Generator) -> "Fold":
+        """Return the fold of rows of a length."""
+        if length <= LARGEST:
+            return cls(torch.ones(length))
+        return cls(2.0 * torch.randint(0, 2, (length,), generator=generator) - 1.0)
+
+    def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
+        """Return folded rows."""
+        if self.length <= LARGEST:
+            return x
+        parts = (x * self.signs).split(LARGEST, dim=1)
+        folded = parts[0]
+        for part in parts[1:-1]:
+            folded = folded + part
+        missing = LARGEST - parts[-1].shape[1]
+        return folded + nn.functional.pad(parts[-1], (0, missing))
+
+
+def principal_components(
+    x: Num[Tensor, "N I"], fold: Fold
+) -> tuple[Float[Tensor, "F"], Float[Tensor, "F"], Float[Tensor, "F F"]]:
+    """Return mean, variances along principal components, largest first, and the components as columns, in float64."""
+    parts = torch.split(x, CHUNK_ROWS)  # rows may be bytes, and eight times as large in float64
+    size = min(x.shape[1], LARGEST)
+    mean = sum((fold(part.double()).sum(0) for part in parts), torch.zeros(size, dtype=torch.float64)) / len(x)
+    scatter = torch.zeros(size, size, dtype=torch.float64)
+    for part in parts:
+        centred = fold(part.double()) - mean
+        scatter += centred.T @ centred
+    variances, directions = torch.linalg.eigh(scatter / len(x))
+    return mean, variances.flip(0).clamp(min=0), directions.flip(1)
+
+
+def square_norms(rows: Float[Tensor, "N F"]) -> Float[Tensor, "N"]:
+    """Return each row's squared length, summed in an order that does not depend on the rows beside it."""
+    return matmul(rows.square(), torch.ones(rows.shape[1], 1, dtype=rows.dtype))[:, 0]
