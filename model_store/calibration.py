@@ -172,6 +172,17 @@ class Calibration:
         """
         return int(self.draw_counts[self.draw_counts.searchsorted(num_draws, side="right") - 1])
 
+    def surprises_of(
+        self, scores: dict[str, Float64[np.ndarray, "N"]], labels: Int64[np.ndarray, "N"], num_draws: int
+    ) -> dict[str, Float64[np.ndarray, "N"]]:
+        """Return each detector's surprises, in nats, of N rows.
+
+        Raises:
+            ValueError: if that number of draws was not calibrated.
+        """
+        detectors = self._detectors[self._index(num_draws)]
+        return {name: detector(scores[name], labels) for name, detector in detectors.items()}
+
     def judge(
         self, scores: dict[str, Float64[np.ndarray, "N"]], labels: Int64[np.ndarray, "N"], num_draws: int
     ) -> Judgement:
@@ -181,7 +192,7 @@ class Calibration:
             ValueError: if that number of draws was not calibrated.
         """
         j = self._index(num_draws)
-        surprises = {name: detector(scores[name], labels) for name, detector in self._detectors[j].items()}
+        surprises = self.surprises_of(scores, labels, num_draws)
         statistic = combined_surprise([surprises[name] for name in self.combined])
         return Judgement(
             conformal_p_value(statistic, self.ranking[j]),
