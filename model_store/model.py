@@ -12,7 +12,7 @@ from model_store.errors import BrokenArtifact
 from model_store.manifest import GRAPHS, Manifest
 from model_store.mixture import MixtureScores
 from model_store.noise import ALGORITHMS
-from model_store.outputs import AnyScores, labels_of, merged, scores_of, sums_of
+from model_store.outputs import AnyScores, labels_of, scores_of, sums_of
 from model_store.runtime import GraphError, Runtime
 from model_store.scores import Scores, concatenated
 from model_store.store import Artifact
@@ -123,10 +123,10 @@ class Model:
         used = self.calibration.draws_used(num_draws)
         sums = sums_of(task, outputs[:used])
         if used == num_draws:
-            scores = judged = scores_of(sums)
+            scores = judged = scores_of(task, sums)
         else:
-            judged = scores_of(sums, standard_errors=False)
-            scores = scores_of(merged(sums, sums_of(task, outputs[used:], used)))
+            judged = scores_of(task, sums, standard_errors=False)
+            scores = scores_of(task, sums.merge(sums_of(task, outputs[used:], used)))
         detected = detector_scores(judged, density, self.manifest.detectors.density)
         return Prediction(scores, detected, judged, used, self.calibration.judge(detected, labels_of(judged), used))
 

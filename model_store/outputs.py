@@ -4,34 +4,23 @@ import numpy as np
 from jaxtyping import Float, Float32, Int64
 
 from model_store.manifest import Task
-from model_store.mixture import MIXTURE_SCORE_NAMES, MixtureScores, MixtureSums, mixture_scores
-from model_store.scores import SCORE_NAMES, PredictiveSums, Scores, predictive_scores
+from model_store.mixture import MIXTURE_SCORE_NAMES, MixtureScores, mixture_scores, mixture_sums
+from model_store.scores import SCORE_NAMES, Scores, predictive_scores, predictive_sums
+from model_store.sums import DrawSums
 
-AnySums = PredictiveSums | MixtureSums
 AnyScores = Scores | MixtureScores
 
 DETECTED: dict[Task, tuple[str, ...]] = {"classification": SCORE_NAMES, "regression": MIXTURE_SCORE_NAMES}
 
 
-def sums_of(task: Task, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> AnySums:
+def sums_of(task: Task, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
     """Return the sums over draws `first_draw` and on."""
-    if task == "classification":
-        return PredictiveSums.from_log_probs(outputs, first_draw)
-    return MixtureSums.from_outputs(outputs, first_draw)
+    return (predictive_sums if task == "classification" else mixture_sums)(outputs, first_draw)
 
 
-def merged(sums: AnySums, more: AnySums) -> AnySums:
-    """Return the sums over the draws of both, which are of the same task."""
-    if isinstance(sums, PredictiveSums):
-        assert isinstance(more, PredictiveSums)
-        return sums.merge(more)
-    assert isinstance(more, MixtureSums)
-    return sums.merge(more)
-
-
-def scores_of(sums: AnySums, standard_errors: bool = True) -> AnyScores:
+def scores_of(task: Task, sums: DrawSums, standard_errors: bool = True) -> AnyScores:
     """Return the scores of the draws summed; raises ValueError where there is none."""
-    if isinstance(sums, PredictiveSums):
+    if task == "classification":
         return predictive_scores(sums, standard_errors)
     return mixture_scores(sums, standard_errors)
 

@@ -13,86 +13,23 @@ probabilities of draw k, p their mean and H the Shannon entropy, a row's scores 
 (Gal, Islam and Ghahramani, "Deep Bayesian active learning with image data", 2017, section 4). More is more
 uncertain. Plug-in BALD is biased by about -BALD / K.
 
-Draw k belongs to group k mod G, and a `PredictiveSums` holds, for each group, the mean, the centred sum of
-squares and the mean entropy. Two of them over disjoint draws merge exactly, so draws may be split over time,
-threads or machines. Standard errors come from each group's influence on a score (the infinitesimal jackknife):
-of a draw on BALD it is KL(p_k || p) - BALD. Up to G draws a group is one draw; beyond, a group is its draws' mean.
-They hold to first order, for independent draws.
+Draws are summed by group (`sums`): `prediction` is p and `doubt` H(p). Standard errors come from each group's
+influence on a score: of a draw on BALD it is KL(p_k || p) - BALD.
 """
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float64
+
+from model_store.sums import GROUPS, Average, DrawSums
 
 SCORE_NAMES = ("entropy", "bald", "mean_std", "variation_ratio")
-GROUPS = 100
 LEAST_LOG = -1e300
 LEAST_PROBABILITY = 1e-300
 
 S = TypeVar("S", bound=Any)  # scores: a dataclass of arrays, a row each, and of standard errors
-
-
-@dataclass(frozen=True)
-class PredictiveSums:
-    """Sums over draws of N rows, in float64, by group of draws.
-
-    Groups are laid out last: then numpy adds them pairwise, in an order that their number alone decides. Along any
-    other axis the order depends on how many rows there are, and a row alone would get other bits than in a batch.
-    """
-
-    num_draws: Int64[np.ndarray, "G"]
-    mean_probs: Float64[np.ndarray, "N C G"]
-    squared_deviations: Float64[np.ndarray, "N C G"]  # sum over the group's draws of (p - the group's mean)^2
-    mean_entropy: Float64[np.ndarray, "N G"]
-
-    @classmethod
-    def from_log_probs(
-        cls, log_probs: Float[np.ndarray, "K N C"], first_draw: int = 0, groups: int = GROUPS
-    ) -> "PredictiveSums":
-        """Sum draws `first_draw`, `first_draw + 1`, ... given by their log class probabilities.
-
-        Args:
-            log_probs: natural logarithms, -inf allowed for a probability of 0.
-            first_draw: index of the first draw within its seed, which decides the groups.
-            groups: G, into how many groups draws are sorted; sums merge only with sums of the same G.
-        """
-        num_draws, num_rows, num_classes = log_probs.shape
-        if num_draws > groups:
-            first = groups * (-(-num_draws // groups) // 2)
-            return cls.from_log_probs(log_probs[:first], first_draw, groups).merge(
-                cls.from_log_probs(log_probs[first:], first_draw + first, groups)
-            )
-        log_probs_N_C_K = log_probs.transpose(1, 2, 0).astype(np.float64, order="C")
-        probs_N_C_K = np.exp(log_probs_N_C_K)
-        np.maximum(log_probs_N_C_K, LEAST_LOG, out=log_probs_N_C_K)  # so that 0 log 0 is 0
-        log_probs_N_C_K *= probs_N_C_K
-        entropy_N_K = -np.add.reduce(log_probs_N_C_K, axis=1)
-        num_draws_G = np.ones(num_draws, dtype=np.int64)
-        if num_draws < groups or first_draw % groups > 0:  # each group holds one draw at most
-            order = (first_draw + np.arange(num_draws)) % groups
-            num_draws_G = np.bincount(order, minlength=groups)
-            probs_N_C_K = scatter(probs_N_C_K, order, groups)
-            entropy_N_K = scatter(entropy_N_K, order, groups)
-        return cls(num_draws_G, probs_N_C_K, np.zeros((num_rows, num_classes, groups)), entropy_N_K)
-
-    def merge(self, other: "PredictiveSums") -> "PredictiveSums":
-        """Return the sums over the draws of both, which must be of the same rows and share no draw."""
-        if self.mean_probs.shape != other.mean_probs.shape:
-            raise ValueError(
-                f"expected sums of shape (rows, classes, groups) {self.mean_probs.shape}, "
-                f"got {other.mean_probs.shape}"
-            )
-        num_draws_G = self.num_draws + other.num_draws
-        share_G = other.num_draws / np.maximum(num_draws_G, 1)
-        difference = other.mean_probs - self.mean_probs
-        return PredictiveSums(
-            num_draws_G,
-            self.mean_probs + share_G * difference,
-            self.squared_deviations + other.squared_deviations + (self.num_draws * share_G) * difference**2,
-            self.mean_entropy + share_G * (other.mean_entropy - self.mean_entropy),
-        )
 
 
 @dataclass(frozen=True)
@@ -118,30 +55,32 @@ class Scores:
         return concatenated(parts)
 
 
-def predictive_scores(sums: PredictiveSums, standard_errors: bool = True) -> Scores:
-    """Return the scores of the draws summed in `sums`; raises ValueError where it holds none."""
-    num_draws = int(sums.num_draws.sum())
-    if num_draws == 0:
-        raise ValueError("expected at least one draw, got none")
-    num_draws_G = sums.num_draws
-    mean_N_C_G, entropy_N_G, squared_N_C_G = sums.mean_probs, sums.mean_entropy, sums.squared_deviations
-    used = num_draws_G > 0
-    if not used.all():
-        num_draws_G = num_draws_G[used]
-        mean_N_C_G, entropy_N_G, squared_N_C_G = (
-            np.compress(used, values, axis=-1) for values in (mean_N_C_G, entropy_N_G, squared_N_C_G)
-        )
-    one_each = num_draws == len(num_draws_G)
+def predictive_sums(log_probs: Float[np.ndarray, "K N C"], first_draw: int = 0, groups: int = GROUPS) -> DrawSums:
+    """Sum draws `first_draw`, `first_draw + 1`, ... given by their log class probabilities.
 
-    def mean_over_draws(values: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
-        # Summing before dividing gives exactly 1 for probabilities of 1.
-        return np.add.reduce(values if one_each else values * num_draws_G, axis=-1) / num_draws
+    Args:
+        log_probs: natural logarithms, -inf allowed for a probability of 0.
+        first_draw: index of the first draw within its seed, which decides the groups.
+        groups: G, into how many groups draws are sorted; sums merge only with sums of the same G.
+    """
+    log_probs_N_C_K = log_probs.transpose(1, 2, 0).astype(np.float64, order="C")
+    probs_N_C_K = np.exp(log_probs_N_C_K)
+    np.maximum(log_probs_N_C_K, LEAST_LOG, out=log_probs_N_C_K)  # so that 0 log 0 is 0
+    log_probs_N_C_K *= probs_N_C_K
+    return DrawSums.of(probs_N_C_K, -np.add.reduce(log_probs_N_C_K, axis=1), first_draw, groups)
+
+
+def predictive_scores(sums: DrawSums, standard_errors: bool = True) -> Scores:
+    """Return the scores of the draws summed in `sums`; raises ValueError where it holds none."""
+    sums = sums.drawn()
+    mean_over_draws = Average(sums.num_draws)
+    mean_N_C_G, entropy_N_G = sums.prediction, sums.doubt
 
     probs_N_C = mean_over_draws(mean_N_C_G)
     deviation_N_C_G = mean_N_C_G - probs_N_C[..., None]
     square_N_C_G = np.square(deviation_N_C_G)
-    if not one_each:  # else no group has a spread of its own
-        square_N_C_G += squared_N_C_G / num_draws_G
+    if not mean_over_draws.one_each:  # else no group has a spread of its own
+        square_N_C_G += sums.squared_deviations / sums.num_draws
     log_probs_N_C = np.log(np.maximum(probs_N_C, LEAST_PROBABILITY))  # so that 0 log 0 is 0
     # The group's mean of the cross entropy -sum_c p_kc log p_c; its mean over groups is H(p).
     cross_entropy_N_G = -np.add.reduce(mean_N_C_G * log_probs_N_C[..., None], axis=1)
@@ -150,12 +89,12 @@ def predictive_scores(sums: PredictiveSums, standard_errors: bool = True) -> Sco
     entropy_N = np.maximum(mean_over_draws(cross_entropy_N_G), 0.0)  # turns -0.0 into 0.0
     expected_entropy_N = np.maximum(mean_over_draws(entropy_N_G), 0.0)
     bald_N = np.maximum(entropy_N - expected_entropy_N, 0.0)  # below 0 by rounding only
-    if num_draws == 1:
+    if mean_over_draws.num_draws == 1:
         bald_N = np.zeros_like(bald_N)  # one draw agrees with itself: what is left is rounding
     label_N = probs_N_C.argmax(axis=1)
 
     errors = None
-    if standard_errors and len(num_draws_G) > 1:
+    if standard_errors and len(sums.num_draws) > 1:
         influence_S_N_G = np.empty((len(SCORE_NAMES), *cross_entropy_N_G.shape))
         np.subtract(cross_entropy_N_G, entropy_N[:, None], out=influence_S_N_G[0])
         # The group's mean of KL(p_k || p), less BALD.
@@ -166,14 +105,9 @@ def predictive_scores(sums: PredictiveSums, standard_errors: bool = True) -> Sco
         square_N_C_G *= (0.5 / (len(std_N_C[0]) * np.maximum(std_N_C, LEAST_PROBABILITY)))[..., None]
         np.add.reduce(square_N_C_G, axis=1, out=influence_S_N_G[2])
         influence_S_N_G[3] = deviation_N_C_G[np.arange(len(label_N)), label_N]
-        np.square(influence_S_N_G, out=influence_S_N_G)
-        # With weights w = K_G / K unbiased for independent draws: E sum w^2 I^2 = (1 - sum w^2) sigma^2 / K.
-        weight_G = num_draws_G / num_draws
-        influence_S_N_G *= weight_G
-        variance_S_N = mean_over_draws(influence_S_N_G) / (1.0 - np.square(weight_G).sum())
-        errors = dict(zip(SCORE_NAMES, np.sqrt(variance_S_N), strict=True))
+        errors = dict(zip(SCORE_NAMES, mean_over_draws.standard_error(influence_S_N_G), strict=True))
     return Scores(
-        num_draws=num_draws,
+        num_draws=mean_over_draws.num_draws,
         probabilities=probs_N_C,
         entropy=entropy_N,
         expected_entropy=expected_entropy_N,
@@ -201,10 +135,3 @@ def concatenated(parts: list[S]) -> S:
             for name in first.standard_error
         }
     return replace(first, standard_error=errors, **kept)
-
-
-def scatter(values: Float64[np.ndarray, "*shape K"], order: Int64[np.ndarray, "K"], groups: int) -> np.ndarray:
-    """Return values by group, 0 for a group without a draw."""
-    by_group = np.zeros((*values.shape[:-1], groups))
-    by_group[..., order] = values
-    return by_group

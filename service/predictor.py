@@ -130,4 +130,5 @@ def pool_scores(
 ) -> Float64[np.ndarray, "N"]:
     """Return one acquisition score of pool rows, all under the same draws; variances are in squared target units."""
     outputs, _ = served.model.runtime.run_set(x, draws)
-    return acquisition_scores(scores_of(sums_of(served.model.manifest.task, outputs), standard_errors=False), score)
+    task = served.model.manifest.task
+    return acquisition_scores(scores_of(task, sums_of(task, outputs), standard_errors=False), score)

@@ -11,7 +11,7 @@ from model_store.manifest import Task
 from model_store.mixture import MixtureScores, log_density
 from model_store.model import detector_scores
 from model_store.noise import DRAW_INDEX, MAX_SEED
-from model_store.outputs import AnyScores, labels_of, merged, scores_of, sums_of
+from model_store.outputs import AnyScores, labels_of, scores_of, sums_of
 from model_store.runtime import Runtime
 from model_store.scores import Scores, concatenated
 from training.data import Rows
@@ -70,8 +70,8 @@ def _scores_by_count(task: Task, outputs: Float32[np.ndarray, "K N C"], counts: 
     sums = None
     for first, last in zip([0, *counts], counts, strict=False):
         more = sums_of(task, outputs[first:last], first)
-        sums = more if sums is None else merged(sums, more)
-        scores.append(scores_of(sums, standard_errors=False))
+        sums = more if sums is None else sums.merge(more)
+        scores.append(scores_of(task, sums, standard_errors=False))
     return scores
 
 

@@ -27,7 +27,7 @@ from onnx import helper, numpy_helper
 
 from model_store.noise import standard_normal
 from model_store.runtime import Runtime
-from model_store.scores import PredictiveSums, Scores, predictive_scores
+from model_store.scores import Scores, predictive_scores, predictive_sums
 from training.data import Rows
 
 SMALLEST = 64  # inputs and outputs of a product worth replacing
@@ -217,7 +217,7 @@ def quantisation_error(exact: Runtime, quantised: Runtime, rows: Rows, num_draws
 
 def _scores(runtime: Runtime, x: np.ndarray, theta: np.ndarray) -> Scores:
     log_probs, _ = runtime.run(x, theta[:, None])
-    return predictive_scores(PredictiveSums.from_log_probs(log_probs), standard_errors=False)
+    return predictive_scores(predictive_sums(log_probs), standard_errors=False)
 
 
 def _rms(values: np.ndarray) -> float:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from model_store.scores import GROUPS, SCORE_NAMES, PredictiveSums, Scores, predictive_scores
+from model_store.scores import SCORE_NAMES, Scores, predictive_scores, predictive_sums
+from model_store.sums import GROUPS
 
 LN2 = math.log(2.0)
 ARRAYS = ("probabilities", "entropy", "expected_entropy", "bald", "mean_std", "variation_ratio")
@@ -103,13 +104,13 @@ def test_scores_stay_in_their_ranges_and_bald_is_the_mean_divergence(shape, conc
 
 def test_float32_log_probabilities_score_as_their_float64_values():
     log_probs = np.log(dirichlet(20, 3, 10, 0.3)).astype(np.float32)
-    single = predictive_scores(PredictiveSums.from_log_probs(log_probs))
-    double = predictive_scores(PredictiveSums.from_log_probs(log_probs.astype(np.float64)))
+    single = predictive_scores(predictive_sums(log_probs))
+    double = predictive_scores(predictive_sums(log_probs.astype(np.float64)))
     assert same_bits(single, double)
 
 
 def test_no_draws_are_refused():
-    empty = PredictiveSums.from_log_probs(np.empty((0, 2, 3)))
+    empty = predictive_sums(np.empty((0, 2, 3)))
     with pytest.raises(ValueError, match="at least one draw"):
         predictive_scores(empty)
 
@@ -146,35 +147,35 @@ def test_a_row_alone_scores_the_same_bits_as_beside_others(num_draws, classes):
 )
 def test_draws_split_anyhow_and_merged_in_any_order_give_the_same_sums(num_draws, cuts, groups, data):
     log_probs = logs(dirichlet(num_draws, 3, 4, 0.3))
-    whole = PredictiveSums.from_log_probs(log_probs, 0, groups)
+    whole = predictive_sums(log_probs, 0, groups)
     bounds = [0, *sorted(cut for cut in cuts if cut < num_draws), num_draws]
-    parts = [PredictiveSums.from_log_probs(log_probs[a:b], a, groups) for a, b in itertools.pairwise(bounds)]
+    parts = [predictive_sums(log_probs[a:b], a, groups) for a, b in itertools.pairwise(bounds)]
     merged, *rest = data.draw(st.permutations(parts))
     for part in rest:
         merged = merged.merge(part)
     assert merged.num_draws.tolist() == whole.num_draws.tolist()
     assert merged.num_draws.sum() == num_draws
-    for field in ("mean_probs", "squared_deviations", "mean_entropy"):
+    for field in ("prediction", "squared_deviations", "doubt"):
         np.testing.assert_allclose(getattr(merged, field), getattr(whole, field), rtol=1e-12, atol=1e-14)
     assert_close(predictive_scores(merged), predictive_scores(whole))
 
 
 def test_merging_with_nothing_changes_nothing():
-    sums = PredictiveSums.from_log_probs(logs(dirichlet(130, 2, 3, 1.0)))
-    nothing = PredictiveSums.from_log_probs(np.empty((0, 2, 3)))
+    sums = predictive_sums(logs(dirichlet(130, 2, 3, 1.0)))
+    nothing = predictive_sums(np.empty((0, 2, 3)))
     for merged in (sums.merge(nothing), nothing.merge(sums)):
         assert same_bits(predictive_scores(merged), predictive_scores(sums))
 
 
 def test_sums_of_different_shapes_do_not_merge():
-    two, three = (PredictiveSums.from_log_probs(logs(dirichlet(2, rows, 3, 1.0))) for rows in (2, 3))
+    two, three = (predictive_sums(logs(dirichlet(2, rows, 3, 1.0))) for rows in (2, 3))
     with pytest.raises(ValueError, match=r"expected sums of shape .* got"):
         two.merge(three)
 
 
 def test_many_draws_in_few_groups_are_summed():
     probs = dirichlet(5000, 1, 3, 1.0)
-    sums = PredictiveSums.from_log_probs(logs(probs), groups=2)
+    sums = predictive_sums(logs(probs), groups=2)
     np.testing.assert_allclose(predictive_scores(sums).bald, brute_force(probs)["bald"], rtol=1e-9)
 
 
@@ -186,7 +187,7 @@ def test_one_draw_has_no_standard_error():
 
 
 def test_standard_errors_are_left_out_where_not_wanted():
-    sums = PredictiveSums.from_log_probs(logs(dirichlet(5, 3, 4, 1.0)))
+    sums = predictive_sums(logs(dirichlet(5, 3, 4, 1.0)))
     assert predictive_scores(sums, standard_errors=False).standard_error is None
 
 
@@ -217,7 +218,7 @@ def test_standard_errors_cover_the_expected_score(num_draws, least):
         generator = np.random.default_rng([num_draws, number])
         logits = offset + 0.7 * generator.normal(size=(num_draws, replicates, 5))
         log_probs = logits - np.log(np.sum(np.exp(logits), axis=2, keepdims=True))
-        scores = predictive_scores(PredictiveSums.from_log_probs(log_probs))
+        scores = predictive_scores(predictive_sums(log_probs))
         width = stats.t.ppf(0.975, num_draws - 1)
         for name, values in scores.by_name().items():
             covered = np.mean(np.abs(values - values.mean()) <= width * scores.standard_error[name])
@@ -228,8 +229,8 @@ def test_standard_errors_cover_the_expected_score(num_draws, least):
 def test_standard_errors_of_groups_agree_with_those_of_single_draws(draws_a_group):
     """Both estimate the same; over 200 rows their mean squares differ by some per cent."""
     log_probs = logs(dirichlet(100 * draws_a_group, 200, 5, 1.0))
-    grouped = predictive_scores(PredictiveSums.from_log_probs(log_probs, groups=100)).standard_error
-    single = predictive_scores(PredictiveSums.from_log_probs(log_probs, groups=len(log_probs))).standard_error
+    grouped = predictive_scores(predictive_sums(log_probs, groups=100)).standard_error
+    single = predictive_scores(predictive_sums(log_probs, groups=len(log_probs))).standard_error
     for name in SCORE_NAMES:
         # A mean of 200 variances with 99 degrees of freedom: relative standard deviation sqrt(2 / 99 / 200) = .01.
         assert np.mean(grouped[name] ** 2) == pytest.approx(np.mean(single[name] ** 2), rel=0.07), name
@@ -237,8 +238,8 @@ def test_standard_errors_of_groups_agree_with_those_of_single_draws(draws_a_grou
 
 def test_standard_errors_of_unequal_groups_agree_with_those_of_single_draws():
     log_probs = logs(dirichlet(150, 400, 5, 1.0))
-    grouped = predictive_scores(PredictiveSums.from_log_probs(log_probs)).standard_error
-    single = predictive_scores(PredictiveSums.from_log_probs(log_probs, groups=150)).standard_error
+    grouped = predictive_scores(predictive_sums(log_probs)).standard_error
+    single = predictive_scores(predictive_sums(log_probs, groups=150)).standard_error
     for name in SCORE_NAMES:
         assert np.mean(grouped[name] ** 2) == pytest.approx(np.mean(single[name] ** 2), rel=0.05), name
 
@@ -251,7 +252,7 @@ def test_standard_errors_of_unequal_groups_agree_with_those_of_single_draws():
 def test_nearly_certain_rows_keep_their_digits(num_draws, tiny):
     doubt = tiny * np.random.default_rng(1).uniform(0.5, 1.5, num_draws)
     log_probs = np.stack([np.log1p(-doubt), np.log(doubt)], axis=1)[:, None]
-    scores = predictive_scores(PredictiveSums.from_log_probs(log_probs))
+    scores = predictive_scores(predictive_sums(log_probs))
     exact_mean = sum(map(Fraction, doubt)) / num_draws
     exact_std = math.sqrt(sum((Fraction(d) - exact_mean) ** 2 for d in doubt) / num_draws)
     mean = float(exact_mean)
@@ -277,7 +278,7 @@ def logs(probs):
 
 
 def score(probs):
-    return predictive_scores(PredictiveSums.from_log_probs(logs(np.asarray(probs, dtype=np.float64))))
+    return predictive_scores(predictive_sums(logs(np.asarray(probs, dtype=np.float64))))
 
 
 def brute_force(probs):

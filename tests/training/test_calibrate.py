@@ -7,7 +7,7 @@ from sklearn.metrics import accuracy_score, log_loss
 from model_store.calibration import DetectorNames
 from model_store.model import detector_scores
 from model_store.runtime import Runtime
-from model_store.scores import PredictiveSums, Scores, predictive_scores
+from model_store.scores import Scores, predictive_scores, predictive_sums
 from model_store.store import ModelStore
 from training.calibrate import by_detector, calibrate, draw_counts, draw_seed, quality, served_scores
 from training.data import digits
@@ -33,7 +33,7 @@ def rows():
 def alone(runtime, row, seed, num_draws):
     """The scores of one row, asked for by itself with a seed and a number of draws."""
     log_probs, density = runtime.run(row[None], runtime.draw(seed, 0, num_draws)[:, None])
-    return predictive_scores(PredictiveSums.from_log_probs(log_probs), standard_errors=False), density
+    return predictive_scores(predictive_sums(log_probs), standard_errors=False), density
 
 
 @pytest.mark.parametrize("share", [1, 5, 16, 40])

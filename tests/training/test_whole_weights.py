@@ -7,7 +7,7 @@ import torch
 from model_store.model import detector_scores
 from model_store.noise import DRAW_INDEX
 from model_store.runtime import HELD_BYTES
-from model_store.scores import PredictiveSums, predictive_scores
+from model_store.scores import predictive_scores, predictive_sums
 from training.calibrate import FEWEST_SHARING, draw_seed, rows_per_draw_set, served_scores
 from training.data import Rows
 from training.export import export, runtime_of
@@ -76,7 +76,7 @@ def test_calibration_rows_that_share_draws_are_scored_as_a_request_of_them_is_se
     for i, start in enumerate(range(0, 10, share)):
         log_probs, density = runtime.run_set(some.x[start : start + share], runtime.draw_set(draw_seed(3, i), 3))
         for j, count in enumerate(counts):
-            expected = predictive_scores(PredictiveSums.from_log_probs(log_probs[:count]), standard_errors=False)
+            expected = predictive_scores(predictive_sums(log_probs[:count]), standard_errors=False)
             for name, values in detector_scores(expected, density, ("residual",)).items():
                 got = detector_scores(scores[j], densities, ("residual",))[name]
                 np.testing.assert_allclose(got[start : start + share], values, rtol=1e-9, atol=1e-12)

@@ -1,0 +1,106 @@
+"""Sums over Monte Carlo draws that merge, and the standard errors that they give.
+
+Axes: K draws, N rows, G groups of draws; *C is an axis of classes, or none. Draw k belongs to group k mod G, and of
+each group the means are kept. Sums over disjoint draws merge exactly, so draws may be split over time, threads or
+machines. Up to G draws a group is one draw; beyond, it is its draws' mean.
+
+Groups are laid out last: then numpy adds them pairwise, in an order that their number alone decides. Along any other
+axis the order depends on how many rows there are, and a row alone would get other bits than in a batch.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+GROUPS = 100
+
+
+@dataclass(frozen=True)
+class DrawSums:
+    """What draws predict of N rows and how much each doubts it, in float64, by group of draws."""
+
+    num_draws: Int64[np.ndarray, "G"]
+    prediction: Float64[np.ndarray, "N *C G"]  # the group's mean
+    squared_deviations: Float64[np.ndarray, "N *C G"]  # sum over its draws of (prediction - the group's mean)^2
+    doubt: Float64[np.ndarray, "N G"]  # the group's mean
+
+    @classmethod
+    def of(
+        cls,
+        prediction: Float64[np.ndarray, "N *C K"],
+        doubt: Float64[np.ndarray, "N K"],
+        first_draw: int = 0,
+        groups: int = GROUPS,
+    ) -> "DrawSums":
+        """Sum draws `first_draw`, `first_draw + 1`, ... of a seed into G `groups`."""
+        num_draws = doubt.shape[-1]
+        if num_draws > groups:
+            half = groups * (-(-num_draws // groups) // 2)
+            return cls.of(prediction[..., :half], doubt[:, :half], first_draw, groups).merge(
+                cls.of(prediction[..., half:], doubt[:, half:], first_draw + half, groups)
+            )
+        num_draws_G = np.ones(num_draws, dtype=np.int64)
+        if num_draws < groups or first_draw % groups > 0:  # each group holds one draw at most
+            order = (first_draw + np.arange(num_draws)) % groups
+            num_draws_G = np.bincount(order, minlength=groups)
+            prediction, doubt = (_scatter(values, order, groups) for values in (prediction, doubt))
+        return cls(num_draws_G, prediction, np.zeros(prediction.shape), doubt)
+
+    def merge(self, other: "DrawSums") -> "DrawSums":
+        """Return the sums over the draws of both, which must be of the same rows and groups and share no draw."""
+        if self.prediction.shape != other.prediction.shape:
+            raise ValueError(f"expected sums of shape {self.prediction.shape}, got {other.prediction.shape}")
+        num_draws_G = self.num_draws + other.num_draws
+        share_G = other.num_draws / np.maximum(num_draws_G, 1)
+        difference = other.prediction - self.prediction
+        return DrawSums(
+            num_draws_G,
+            self.prediction + share_G * difference,
+            self.squared_deviations + other.squared_deviations + (self.num_draws * share_G) * difference**2,
+            self.doubt + share_G * (other.doubt - self.doubt),
+        )
+
+    def drawn(self) -> "DrawSums":
+        """Return the groups that hold a draw; raises ValueError where there is none."""
+        used = self.num_draws > 0
+        if used.all():
+            return self
+        if not used.any():
+            raise ValueError("expected at least one draw, got none")
+        parts = (self.prediction, self.squared_deviations, self.doubt)
+        return DrawSums(self.num_draws[used], *(np.compress(used, values, axis=-1) for values in parts))
+
+
+class Average:
+    """Means over draws, of the means of groups that each hold a draw, and their standard errors."""
+
+    def __init__(self, num_draws_G: Int64[np.ndarray, "G"]) -> None:
+        self.num_draws_G = num_draws_G
+        self.num_draws = int(num_draws_G.sum())
+        self.one_each = self.num_draws == len(num_draws_G)
+
+    def __call__(self, values: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
+        """Return the mean over draws."""
+        # Summing before dividing gives exactly 1 for probabilities of 1.
+        mean: Any = np.add.reduce(values if self.one_each else values * self.num_draws_G, axis=-1) / self.num_draws
+        return mean
+
+    def standard_error(self, influence: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
+        """Return the standard error of a score from each group's influence on it (the infinitesimal jackknife).
+
+        It holds to first order, for independent draws. The influence is overwritten.
+        """
+        np.square(influence, out=influence)
+        # With weights w = K_G / K unbiased for independent draws: E sum w^2 I^2 = (1 - sum w^2) sigma^2 / K.
+        weight_G = self.num_draws_G / self.num_draws
+        influence *= weight_G
+        return np.sqrt(self(influence) / (1.0 - np.square(weight_G).sum()))
+
+
+def _scatter(values: Float64[np.ndarray, "*shape K"], order: Int64[np.ndarray, "K"], groups: int) -> np.ndarray:
+    """Return values by group, 0 for a group without a draw."""
+    by_group = np.zeros((*values.shape[:-1], groups))
+    by_group[..., order] = values
+    return by_group
