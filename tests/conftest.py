@@ -118,6 +118,46 @@ def scale_model(flow, *sizes: int, couplings: int = 2, hidden: int = 8, log_scal
     return BayesianModel(network, HypernetworkPosterior(made, dimension, 1.0), Categorical(sizes[-1]))
 
 
+SMALL_RECIPE = """
+name = "{name}"
+method = "{method}"
+[data]
+source = "digits"
+validation_rows = 60
+reference_rows = 60
+ranking_rows = 60
+[network]
+{network}
+[posterior]
+{posterior}
+[training]
+epochs = {epochs}
+batch_rows = 64
+learning_rate = 5e-3
+[serving]
+draws = 20
+"""
+
+
+def small_recipe(folder: Path, name: str, method: str, network: str, posterior: str = "", epochs: int = 40) -> str:
+    """The path of a recipe for digits, NAME.toml in a folder, that fits in about a second."""
+    path = folder / f"{name}.toml"
+    text = SMALL_RECIPE.format(name=name, method=method, network=network, posterior=posterior, epochs=epochs)
+    path.write_text(text)
+    return str(path)
+
+
+@contextmanager
+def working_in(folder: Path) -> Iterator[None]:
+    """Commands find a user's modules and data in a folder, and put runs and models below it."""
+    with pytest.MonkeyPatch.context() as settings:
+        settings.syspath_prepend(folder)
+        settings.setenv("DUBITO_DATA", str(folder))
+        settings.setenv("DUBITO_RUNS", str(folder / "runs"))
+        settings.setenv("DUBITO_STORE", str(folder / "models"))
+        yield
+
+
 @contextmanager
 def serving(store: Path, **settings: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Run `python -m service` on a free port of the loopback interface; it is live when the block begins."""

@@ -3,29 +3,10 @@
 import httpx
 import numpy as np
 import pytest
-from conftest import serving
+from conftest import serving, small_recipe, working_in
 
 from training.__main__ import main
 
-RECIPE = """
-name = "{name}"
-method = "{method}"
-[data]
-source = "digits"
-validation_rows = 60
-reference_rows = 60
-ranking_rows = 60
-[network]
-{network}
-[posterior]
-{posterior}
-[training]
-epochs = {epochs}
-batch_rows = 64
-learning_rate = 5e-3
-[serving]
-draws = 20
-"""
 USERS_MODULE = """
 import torch
 from torch import nn
@@ -60,15 +41,9 @@ def folder(tmp_path_factory):
     """A folder with a user's module, recipes and a store of the three fitted models."""
     folder = tmp_path_factory.mktemp("methods")
     (folder / "users_networks.py").write_text(USERS_MODULE)
-    for name, (method, network, posterior, epochs) in FITTED.items():
-        recipe = RECIPE.format(name=name, method=method, network=network, posterior=posterior, epochs=epochs)
-        (folder / f"{name}.toml").write_text(recipe)
-    with pytest.MonkeyPatch.context() as settings:  # of the environment: where the command finds and puts things
-        settings.syspath_prepend(folder)
-        settings.setenv("DUBITO_STORE", str(folder / "models"))
-        settings.setenv("DUBITO_RUNS", str(folder / "runs"))
-        for name in FITTED:
-            assert main(["fit", str(folder / f"{name}.toml"), "--quiet", "--device", "cpu"]) == 0
+    with working_in(folder):
+        for name, parts in FITTED.items():
+            assert main(["fit", small_recipe(folder, name, *parts), "--quiet", "--device", "cpu"]) == 0
     return folder
 
 
@@ -128,18 +103,10 @@ def test_one_draw_of_an_ensemble_has_no_standard_error(url, digits_rows):
     assert row["bald"] == 0
 
 
-def test_a_layer_that_is_not_supported_is_named_before_any_training(folder, capsys, monkeypatch):
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("DUBITO_RUNS", str(folder / "runs"))
-    recipe = RECIPE.format(
-        name="refused",
-        method="bbb-gaussian",
-        network='factory = "users_networks:attention"',
-        posterior="",
-        epochs=1000,
-    )
-    (folder / "refused.toml").write_text(recipe)
-    assert main(["fit", str(folder / "refused.toml"), "--quiet", "--device", "cpu"]) == 2
+def test_a_layer_that_is_not_supported_is_named_before_any_training(folder, capsys):
+    recipe = small_recipe(folder, "refused", "bbb-gaussian", 'factory = "users_networks:attention"', epochs=1000)
+    with working_in(folder):
+        assert main(["fit", recipe, "--quiet", "--device", "cpu"]) == 2
     said = capsys.readouterr().err
     assert "MultiheadAttention" in said
     assert "layer 2.self_attn" in said

@@ -8,7 +8,7 @@ from itertools import pairwise
 import httpx
 import numpy as np
 import pytest
-from conftest import serving
+from conftest import serving, working_in
 from scipy import stats
 
 from model_store.mixture import MIXTURE_ERROR_NAMES, MIXTURE_SCORE_NAMES
@@ -93,10 +93,7 @@ def folder(tmp_path_factory):
     x = generator.uniform(-2.0, 2.0, (HELD_OUT + 300 + 500, 1))
     y = true_mean(x) + true_std(x) * generator.normal(size=len(x))
     np.savez(folder / "wavy.npz", x_train=x[500:], y_train=y[500:], x_test=x[:500], y_test=y[:500])
-    with pytest.MonkeyPatch.context() as settings:  # of the environment: where the command finds and puts things
-        settings.syspath_prepend(folder)
-        for name in ("DATA", "STORE", "RUNS"):
-            settings.setenv(f"DUBITO_{name}", str(folder / ("" if name == "DATA" else name.lower())))
+    with working_in(folder):
         for name, parts in FITTED.items():
             path = folder / f"{name}.toml"
             path.write_text(RECIPE.format(name=name, **parts))
@@ -107,8 +104,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def url(folder, digits_store):
     """A service of the regressions and of the digits."""
-    shutil.copytree(digits_store / "digits", folder / "store" / "digits")
-    with serving(folder / "store") as (url, _):
+    shutil.copytree(digits_store / "digits", folder / "models" / "digits")
+    with serving(folder / "models") as (url, _):
         yield url
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import refused, serving
+from conftest import refused, serving, small_recipe, working_in
 from torch import nn
 
 from model_store.runtime import GraphError, Runtime
@@ -21,25 +21,6 @@ from training.recipe import Recipe
 from training.served import served_network
 
 SHAPE, CLASSES, ROWS = (5, 6), 4, 12
-RECIPE = """
-name = "{name}"
-method = "{method}"
-[data]
-source = "digits"
-validation_rows = 60
-reference_rows = 60
-ranking_rows = 60
-[network]
-hidden = [64]
-[posterior]
-{posterior}
-[training]
-epochs = {epochs}
-batch_rows = 64
-learning_rate = 5e-3
-[serving]
-draws = 20
-"""
 
 
 class Pictures(nn.Module):
@@ -190,19 +171,11 @@ def test_what_cannot_be_pruned_is_refused():
 def folder(tmp_path_factory):
     """A folder with a store of a fitted model, `bayes`, and of `small`: the same with 75 % of its weights removed."""
     folder = tmp_path_factory.mktemp("pruned")
-    recipe = RECIPE.format(name="bayes", method="bbb-gaussian", posterior="prior_std = 0.3", epochs=40)
-    (folder / "bayes.toml").write_text(recipe)
-    with pytest.MonkeyPatch.context() as settings:  # of the environment: where the command finds and puts things
-        in_folder(settings, folder)
-        assert main(["fit", str(folder / "bayes.toml"), "--quiet", "--device", "cpu"]) == 0
+    recipe = small_recipe(folder, "bayes", "bbb-gaussian", "hidden = [64]", "prior_std = 0.3")
+    with working_in(folder):
+        assert main(["fit", recipe, "--quiet", "--device", "cpu"]) == 0
         assert main(["prune", "bayes", "--fraction", "0.75", "--as", "small"]) == 0
     return folder
-
-
-def in_folder(settings, folder):
-    settings.setenv("DUBITO_STORE", str(folder / "models"))
-    settings.setenv("DUBITO_RUNS", str(folder / "runs"))
-    settings.setenv("DUBITO_DATA", str(folder / "data"))
 
 
 def test_three_quarters_of_the_weights_hardly_matter_and_the_manifest_says_what_was_removed(folder):
@@ -270,12 +243,11 @@ def test_a_network_that_does_not_say_how_many_weights_it_has_is_refused(folder):
         (["bayes:1", "--fraction", "0.5", "--data", "npz:others.npz"], "data.source: expected the rows that bayes"),
     ],
 )
-def test_a_wrong_call_is_exit_code_2_and_one_line(folder, monkeypatch, capsys, arguments, says):
-    (folder / "data").mkdir(exist_ok=True)
+def test_a_wrong_call_is_exit_code_2_and_one_line(folder, capsys, arguments, says):
     x, y = np.random.default_rng(0).uniform(0, 16, (500, 8, 8)).astype(np.float32), np.arange(500) % 10
-    np.savez(folder / "data" / "others.npz", x=x, y=y)
-    in_folder(monkeypatch, folder)
-    assert main(["prune", *arguments]) == 2
+    np.savez(folder / "others.npz", x=x, y=y)
+    with working_in(folder):
+        assert main(["prune", *arguments]) == 2
     line = capsys.readouterr().err
     assert line.startswith(f"error: {says}")
     assert line.count("\n") == 1
