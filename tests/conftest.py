@@ -86,6 +86,60 @@ def serve() -> Callable[..., object]:
     return serving
 
 
+def tiny_files() -> dict[str, bytes]:
+    """The files of a version that only a store can read."""
+    from model_store.manifest import FILES
+
+    return {file: f"the bytes of {file}".encode() for file in FILES}
+
+
+def tiny_description() -> object:
+    """What goes with `tiny_files`."""
+    from model_store.manifest import Description
+
+    return Description.model_validate(
+        {
+            "method": "test",
+            "task": "classification",
+            "input": {"shape": [2, 3], "minimum": 0, "maximum": 1},
+            "output": {"classes": ["no", "yes"]},
+            "noise": {
+                "algorithm": "none",
+                "dimension": 1,
+                "theta_dimension": 1,
+                "paired": True,
+                "default_draws": 3,
+            },
+            "detectors": {
+                "density": [],
+                "combined": ["bald"],
+                "draw_counts": [1, 3],
+                "reference_rows": 10,
+                "ranking_rows": 10,
+                "smallest_fpr": 1 / 11,
+            },
+            "training": {"note": "Ünïcode", "nested": {"steps": [1, 2.5, None]}},
+            "quality": {"test_accuracy": 0.5},
+            "parity": {"theta": 0.0},
+        }
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> object:
+    """An empty store."""
+    from model_store.store import ModelStore
+
+    return ModelStore(tmp_path / "models")
+
+
+@pytest.fixture
+def published(store: object) -> object:
+    """A store with one version of `m`, of `tiny_files`."""
+    store.publish("m", tiny_description(), tiny_files())
+    return store
+
+
 def environment_with(**settings: str) -> dict[str, str]:
     """The environment without any DUBITO_ variable but these."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DUBITO_")}
