@@ -137,7 +137,7 @@ def quality(scores: Scores, y: np.ndarray) -> dict[str, float]:
     one_hot = np.eye(probs.shape[1])[y]
     return {
         "accuracy": float(correct.mean()),
-        "log_likelihood": float(np.log(np.maximum(probs[np.arange(len(y)), y], 1e-300)).mean()),
+        "log_likelihood": float(log_probability(scores, y).mean()),
         "brier": float(np.square(probs - one_hot).sum(axis=1).mean()),
         "expected_calibration_error": float(sum(gaps) / len(y)),
     }
@@ -162,8 +162,26 @@ def regression_quality(
     return measured | ({"interval_width_at_95": width} if math.isfinite(width) else {})
 
 
-def log_likelihoods(runtime: Runtime, rows: Rows, num_draws: int, seed: int, share: int) -> Float64[np.ndarray, "N"]:
-    """Return the log density of each row's target under the mixture of its draws, those of `served_scores`."""
-    parts = [outputs for outputs, _ in served_outputs(runtime, rows, num_draws, seed, share)]
-    stops = np.cumsum([outputs.shape[1] for outputs in parts])[:-1]
-    return np.concatenate([log_density(o, y) for o, y in zip(parts, np.split(rows.y, stops), strict=True)])
+def scores_and_likelihoods(
+    runtime: Runtime, rows: Rows, num_draws: int, seed: int, share: int
+) -> tuple[AnyScores, Float32[np.ndarray, "N M"], Float64[np.ndarray, "N"]]:
+    """Score rows as `served_outputs` gives them.
+
+    Returns their scores, the density detectors' scores, and the log of the probability of each row's label or of the
+    density of its target, under the mixture of its draws.
+    """
+    scores, densities, likelihoods = [], [], []
+    first = 0
+    for outputs, density in served_outputs(runtime, rows, num_draws, seed, share):
+        y = rows.y[first : first + len(density)]
+        first += len(density)
+        scored = scores_of(runtime.task, sums_of(runtime.task, outputs), standard_errors=False)
+        likelihoods.append(log_probability(scored, y) if isinstance(scored, Scores) else log_density(outputs, y))
+        scores.append(scored)
+        densities.append(density)
+    return concatenated(scores), np.concatenate(densities), np.concatenate(likelihoods)
+
+
+def log_probability(scores: Scores, y: np.ndarray) -> Float64[np.ndarray, "N"]:
+    """Return the log of the mean probability of each row's label, in nats."""
+    return np.log(np.maximum(scores.probabilities[np.arange(len(y)), y], 1e-300))

@@ -21,10 +21,10 @@ from model_store.store import ModelStore
 from training.calibrate import (
     calibrate,
     draw_counts,
-    log_likelihoods,
     quality,
     regression_quality,
     rows_per_draw_set,
+    scores_and_likelihoods,
     served_scores,
 )
 from training.data import Dataset, Rows, Splits
@@ -38,6 +38,7 @@ from training.served import served_network
 
 DETECTORS = 7  # the random stream of the detectors' fit, beside those of `training.fit`
 MEASURED_ROWS = 16  # rows that share draws when quality is measured
+NOISE_ROWS = 1000
 
 
 def publish(
@@ -158,24 +159,27 @@ def measure(
     """
     counts = calibration.draw_counts.tolist()[-1:]
     share = max(MEASURED_ROWS, rows_per_draw_set(runtime, len(splits.test), counts[-1]))
-    scores, scores_density = served_scores(runtime, splits.test, counts, hash_key(seed, 2), share)
-    noise_rows = np.random.default_rng(hash_key(seed, 3)).uniform(data.minimum, data.maximum, splits.test.x.shape)
-    noise = Rows(noise_rows.astype(np.float32)[:1000], splits.test.y[:1000])
-    noise_scores, noise_density = served_scores(runtime, noise, counts, hash_key(seed, 4), share)
+    test, y = splits.test, splits.test.y
+    test_scores, density_scores, likelihoods = scores_and_likelihoods(
+        runtime, test, counts[0], hash_key(seed, 2), share
+    )
+    noise_rows = np.random.default_rng(hash_key(seed, 3)).uniform(
+        data.minimum, data.maximum, (min(len(test), NOISE_ROWS), test.x.shape[1])
+    )
+    noise = Rows(noise_rows.astype(np.float32), y[:NOISE_ROWS])
+    (noise_scores,), noise_density = served_scores(runtime, noise, counts, hash_key(seed, 4), share)
     flagged = {}
-    for key, (scored,), dense in (
-        ("flag_rate_at_05", scores, scores_density),
+    for key, scored, dense in (
+        ("flag_rate_at_05", test_scores, density_scores),
         ("uniform_noise_flagged_at_05", noise_scores, noise_density),
     ):
         judgement = calibration.judge(detector_scores(scored, dense, density), labels_of(scored), counts[0])
         flagged[key] = float(np.mean(judgement.p_value <= 0.05))
-    (test_scores,), y = scores, splits.test.y
     if isinstance(test_scores, Scores):
         measured = quality(test_scores, y)
     else:
-        log_likelihood = log_likelihoods(runtime, splits.test, counts[0], hash_key(seed, 2), share)
         intervals = calibration.intervals(test_scores.mean, test_scores.std, counts[0], 0.95)
-        measured = regression_quality(test_scores, log_likelihood, intervals, y)
+        measured = regression_quality(test_scores, likelihoods, intervals, y)
     return {**{f"test_{k}": v for k, v in measured.items()}, **flagged}
 
 

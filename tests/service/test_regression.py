@@ -12,7 +12,11 @@ from conftest import serving, working_in
 from scipy import stats
 
 from model_store.mixture import MIXTURE_ERROR_NAMES, MIXTURE_SCORE_NAMES
+from model_store.model import Model
+from model_store.store import ModelStore
 from training.__main__ import main
+from training.calibrate import draw_seed, scores_and_likelihoods
+from training.data import Rows
 
 RECIPE = """
 name = "{name}"
@@ -315,6 +319,16 @@ def test_answers_have_the_fields_that_the_document_gives(client, wavy):
     (answer,) = predict(client, wavy["x_test"][:1], return_samples=True)
     assert set(answer) == set(schemas["RegressionAnswer"]["properties"])
     assert set(answer["samples"][0]) == set(schemas["GaussianAnswer"]["properties"])
+
+
+def test_the_measured_likelihood_is_that_of_each_row_s_mixture_as_served(folder, wavy):
+    runtime = Model.load(ModelStore(folder / "models").open("wavy", "1")).runtime
+    rows = Rows(*(wavy[part][:20].astype(np.float32) for part in ("x_test", "y_test")))
+    _, _, likelihoods = scores_and_likelihoods(runtime, rows, 30, 3, 16)
+    for i in range(20):
+        outputs, _ = runtime.run(rows.x[i : i + 1], runtime.draw(draw_seed(3, i // 16), 0, 30)[:, None])
+        mean, std = outputs[:, 0, 0], np.exp(0.5 * outputs[:, 0, 1])
+        assert likelihoods[i] == pytest.approx(np.log(stats.norm.pdf(rows.y[i], mean, std).mean()), rel=1e-5)
 
 
 # Acquisition

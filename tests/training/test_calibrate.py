@@ -9,7 +9,15 @@ from model_store.model import detector_scores
 from model_store.runtime import Runtime
 from model_store.scores import Scores, predictive_scores, predictive_sums
 from model_store.store import ModelStore
-from training.calibrate import by_detector, calibrate, draw_counts, draw_seed, quality, served_scores
+from training.calibrate import (
+    by_detector,
+    calibrate,
+    draw_counts,
+    draw_seed,
+    quality,
+    scores_and_likelihoods,
+    served_scores,
+)
 from training.data import digits
 from training.recipe import DENSITY_NAMES
 
@@ -48,6 +56,16 @@ def test_rows_are_scored_exactly_as_requests_with_their_seeds_are_served(runtime
             for name, values in scores[j].by_name().items():
                 assert np.allclose(values[i], expected.by_name()[name][0], rtol=1e-9, atol=1e-12), name
             assert np.array_equal(densities[i], density[0])
+
+
+def test_a_row_s_likelihood_is_the_mean_probability_of_its_label_as_served(runtime, rows):
+    scores, densities, likelihoods = scores_and_likelihoods(runtime, rows, 10, 3, 16)
+    (expected,), same_densities = served_scores(runtime, rows, [10], 3, 16)
+    assert np.array_equal(densities, same_densities)
+    assert np.array_equal(scores.entropy, expected.entropy)
+    for i in range(ROWS):
+        log_probs, _ = runtime.run(rows.x[i : i + 1], runtime.draw(draw_seed(3, i // 16), 0, 10)[:, None])
+        assert np.isclose(np.exp(likelihoods[i]), np.exp(log_probs[:, 0, rows.y[i]]).mean(), rtol=1e-5)
 
 
 def test_each_request_has_draws_of_its_own(runtime, rows):
