@@ -1,4 +1,4 @@
-"""Fit, calibrate, export and publish: `python -m training fit RECIPE`; prune what is published: `prune NAME`."""
+"""Fit and publish: `python -m training fit RECIPE`; of what is published: `prune NAME`, `calibrate NAME`."""
 
 import argparse
 import fcntl
@@ -10,11 +10,12 @@ from hashlib import sha256
 from pathlib import Path
 
 from model_store.errors import DubitoError, InvalidInput, NotFound, StoreError
-from model_store.manifest import Manifest
+from model_store.manifest import FILES, Manifest
 from model_store.store import ModelStore
 from training import recipe as recipes
 from training.data import load, split, split_sizes, with_classes_of
-from training.parents import fitted_data, open_parent
+from training.parents import fitted_data, open_parent, open_version
+from training.recalibrate import deal, load_like, recalibrate
 
 FAILED = 1
 WRONG_INPUT = 2
@@ -43,9 +44,24 @@ def main(arguments: list[str] | None = None) -> int:
     prune.add_argument(
         "--data", metavar="SRC", help="where the data of its fit are now, if no longer where they were"
     )
+    calibrate = commands.add_parser("calibrate", help="publish a model anew, calibrated on other data")
+    calibrate.add_argument(
+        "model", metavar="NAME[:VERSION]", help="VERSION is a number or an alias, by default latest"
+    )
+    calibrate.add_argument(
+        "--data", metavar="SRC", required=True, help="rows that the model was not fitted on, with labels or targets"
+    )
+    calibrate.add_argument("--target", metavar="COLUMN", help="what is predicted, of csv: and parquet: data")
+    calibrate.add_argument("--as", dest="name", metavar="NEWNAME", help="publish under this name in place of its own")
+    for part in ("reference", "ranking"):
+        calibrate.add_argument(
+            f"--{part}-rows", type=int, metavar="N", help="by default as many as now, at most a third of the rows"
+        )
+    calibrate.add_argument("--seed", type=int, default=0, help="of how the rows are dealt, and of the draws")
+    calibrate.add_argument("--quiet", action="store_true", help="no progress, only what was published")
     options = parser.parse_args(arguments)
     try:
-        return _fit(options) if options.command == "fit" else _prune(options)
+        return {"fit": _fit, "prune": _prune, "calibrate": _calibrate}[options.command](options)
     except (InvalidInput, NotFound) as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG_INPUT
@@ -117,6 +133,31 @@ def _prune(options: argparse.Namespace) -> int:
         print(f"  {key:36} {before:>12,.6g} -> {after:,.6g}")
     print(f"published {manifest.name} version {manifest.version}; plot: {plot}")
     return 0
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    store = _store()
+    parent = open_version(store, options.model, FILES)
+    if options.seed < 0:
+        raise InvalidInput("--seed", "0 or more", f"{options.seed}")
+    data = load_like(parent.manifest, _data_root(), options.data, options.target)
+    third = (len(data.train) + len(data.test)) // 3
+    now = parent.manifest.detectors
+    reference_rows = min(now.reference_rows, third) if options.reference_rows is None else options.reference_rows
+    ranking_rows = min(now.ranking_rows, third) if options.ranking_rows is None else options.ranking_rows
+    dealt = deal(data, reference_rows, ranking_rows, options.seed)
+    facts = {"source": options.data, **({} if options.target is None else {"target": options.target})}
+    say = _silent if options.quiet else print
+    name = options.name or parent.manifest.name
+    manifest = recalibrate(store, parent, data, dealt, options.seed, name, facts, say)
+    for key, value in manifest.quality.items():
+        print(f"  {key:32} {value:.4f}")
+    print(f"published {manifest.name} version {manifest.version}")
+    return 0
+
+
+def _silent(_: str) -> None:
+    pass
 
 
 def _store() -> ModelStore:

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
 from model_store.errors import InvalidInput, one_line
 from model_store.manifest import ClassSpec, Manifest
-from model_store.store import LATEST, ModelStore
+from model_store.store import LATEST, Artifact, ModelStore
 from training.data import Dataset, load, with_classes_of
 from training.recipe import Recipe, override
 
@@ -68,19 +68,38 @@ def open_parent(store: ModelStore, text: str, field: str) -> Parent:
         BrokenArtifact: if it is damaged.
         InvalidInput: if it is pruned, or by a recipe that is not understood any more.
     """
+    artifact = open_version(store, text, (WEIGHTS,))
+    refuse_made_by(artifact.manifest, "pruned", field)
+    return Parent(artifact.manifest, recipe_of(artifact.manifest, field), artifact.files[WEIGHTS])
+
+
+def open_version(store: ModelStore, text: str, wanted: tuple[str, ...]) -> Artifact:
+    """Return a version as `open_parent` finds it, with the bytes of `wanted`, whatever it was made by."""
     name, _, version = text.partition(":")
-    artifact = store.open(name, store.resolve(name, version or LATEST), wanted=(WEIGHTS,))
-    manifest = artifact.manifest
-    label = f"{manifest.name} version {manifest.version}"
-    if "pruned" in manifest.training:
-        parent = manifest.training["pruned"]
-        made_of = f"{parent['name']} version {parent['version']}"
-        raise InvalidInput(field, "a version that is not pruned", f"{label}, which is, from {made_of}")
+    return store.open(name, store.resolve(name, version or LATEST), wanted)
+
+
+def recipe_of(manifest: Manifest, field: str) -> Recipe:
+    """Return the recipe that a version was fitted by.
+
+    Raises:
+        InvalidInput: if it is not understood any more.
+    """
     try:
-        recipe = Recipe.model_validate(manifest.training["recipe"])
+        return Recipe.model_validate(manifest.training["recipe"])
     except (KeyError, ValidationError):
+        label = f"{manifest.name} version {manifest.version}"
         raise InvalidInput(field, "a version with a recipe of today's keys", label) from None
-    return Parent(manifest, recipe, artifact.files[WEIGHTS])
+
+
+def refuse_made_by(manifest: Manifest, derivation: Literal["pruned", "recalibrated"], field: str) -> None:
+    """Raise InvalidInput for a version that was pruned or recalibrated, naming what it was made from."""
+    parent = manifest.training.get(derivation)
+    if parent is not None:
+        label, made_of = (
+            f"{n} version {v}" for n, v in ((manifest.name, manifest.version), (parent["name"], parent["version"]))
+        )
+        raise InvalidInput(field, f"a version that is not {derivation}", f"{label}, which is, from {made_of}")
 
 
 def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Dataset:

@@ -13,7 +13,7 @@ from model_store.runtime import Runtime
 from model_store.store import ModelStore
 from training.data import Dataset, split, split_sizes
 from training.export import runtime_of
-from training.parents import WEIGHTS, Parent
+from training.parents import WEIGHTS, Parent, refuse_made_by
 from training.plots import plot_signal_to_noise
 from training.pruning import is_weight, prune, signal_to_noise, strongest
 from training.publish import assemble
@@ -36,9 +36,11 @@ def prune_version(
     path of a plot of the ratios, in a folder of `runs`.
 
     Raises:
-        InvalidInput: if the model has no such ratios, or the fraction cannot be removed.
+        InvalidInput: if the model has no such ratios, the fraction cannot be removed, or the version is recalibrated:
+            calibrating on the rows of its fit would undo that.
         ParityError: if the exported graphs do not compute what the model computes; nothing is published.
     """
+    refuse_made_by(parent.manifest, "recalibrated", "model")
     model = parent.model().eval()
     ratio, weights = signal_to_noise(model), is_weight(model)
     kept = strongest(model, fraction)

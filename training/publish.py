@@ -104,7 +104,7 @@ def assemble(
     say(f"calibrating on {len(splits.reference)} + {len(splits.ranking)} rows")
     calibration = calibrate(runtime, splits.reference, splits.ranking, counts, names, num_labels, recipe.seed)
     say(f"measuring on {len(splits.test)} test rows")
-    measured = measure(runtime, calibration, names.density, splits, data, recipe.seed)
+    measured = measure(runtime, calibration, names.density, splits.test, (data.minimum, data.maximum), recipe.seed)
 
     is_regression = recipe.task == "regression"
     description = Description(
@@ -149,22 +149,27 @@ def fold(model: BayesianModel) -> None:
 
 
 def measure(
-    runtime: Runtime, calibration: Calibration, density: tuple[str, ...], splits: Splits, data: Dataset, seed: int
+    runtime: Runtime,
+    calibration: Calibration,
+    density: tuple[str, ...],
+    test: Rows,
+    extent: tuple[float, float],
+    seed: int,
 ) -> dict[str, float]:
     """Return measured quality, all of it as served in requests of `MEASURED_ROWS` rows (or as many
     as must share a draw set) at the default draws.
 
     Accuracy or error, and likelihood, of the test rows; how often the flag fires on them at fpr .05; and how often it
-    fires on uniform noise in the data's range, the plainest input that is unlike the data.
+    fires on uniform noise in the data's range, `extent`, the plainest input that is unlike the data.
     """
     counts = calibration.draw_counts.tolist()[-1:]
-    share = max(MEASURED_ROWS, rows_per_draw_set(runtime, len(splits.test), counts[-1]))
-    test, y = splits.test, splits.test.y
+    share = max(MEASURED_ROWS, rows_per_draw_set(runtime, len(test), counts[-1]))
+    y = test.y
     test_scores, density_scores, likelihoods = scores_and_likelihoods(
         runtime, test, counts[0], hash_key(seed, 2), share
     )
     noise_rows = np.random.default_rng(hash_key(seed, 3)).uniform(
-        data.minimum, data.maximum, (min(len(test), NOISE_ROWS), test.x.shape[1])
+        *extent, (min(len(test), NOISE_ROWS), test.x.shape[1])
     )
     noise = Rows(noise_rows.astype(np.float32), y[:NOISE_ROWS])
     (noise_scores,), noise_density = served_scores(runtime, noise, counts, hash_key(seed, 4), share)

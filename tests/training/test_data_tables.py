@@ -53,6 +53,16 @@ def test_a_table_s_rows_are_what_the_service_makes_of_them(tmp_path):
     assert data.classes == ("no", "yes")
 
 
+def test_rows_are_encoded_by_known_columns_however_few_they_are(tmp_path):
+    write_csv(tmp_path)
+    known = read(tmp_path).columns
+    others = {name: cells[:5] for name, cells in COLUMNS.items()} | {"vip": [True, False, None, "maybe", " TRUE "]}
+    write_csv(tmp_path, others)
+    few = load(recipe_of("csv:a.csv", target="label", ranking_rows=100), tmp_path, known)
+    served = from_objects(objects(others | {"vip": [True, False, None, "maybe", True]}), known, "inputs")
+    assert sorted(np.concatenate([few.train.x, few.test.x]).tolist()) == sorted(served.tolist())
+
+
 def test_parquet_and_csv_of_the_same_table_give_the_same_rows(tmp_path):
     write_csv(tmp_path)
     parquet.write_table(pa.table(COLUMNS), tmp_path / "a.parquet")

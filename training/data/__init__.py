@@ -18,11 +18,21 @@ from training.data.arrays import npz
 from training.data.bundled import digits
 from training.data.idx import idx
 from training.data.images import images
-from training.data.rows import Dataset, Rows, Splits, SplitSizes, split, with_classes_of
+from training.data.rows import Dataset, Rows, Splits, SplitSizes, numbered_as, split, with_classes_of
 from training.data.tables import csv, parquet, uci
 from training.recipe import Recipe
 
-__all__ = ["Dataset", "Rows", "SplitSizes", "Splits", "load", "split", "split_sizes", "with_classes_of"]
+__all__ = [
+    "Dataset",
+    "Rows",
+    "SplitSizes",
+    "Splits",
+    "load",
+    "numbered_as",
+    "split",
+    "split_sizes",
+    "with_classes_of",
+]
 
 OF_CLASSES = ("digits", "idx", "images")
 OF_TARGETS = ("uci",)

@@ -135,12 +135,28 @@ def with_classes_of(data: Dataset, classes: Sequence[str]) -> Dataset:
         raise InvalidInput(
             "data.source", f"rows of every class of {list(classes)[:MAX_SHOWN]}", f"none of {vanished}"
         )
-    order = [*classes, *(name for name in data.classes if name not in classes)]
-    number = np.array([order.index(name) for name in data.classes], dtype=np.int64)
-    if not len(number):
+    return _renumbered(data, [*classes, *(name for name in data.classes if name not in classes)])
+
+
+def numbered_as(data: Dataset, classes: Sequence[str]) -> Dataset:
+    """Return a data set whose classes are these, in their order; it may have rows of some of them alone.
+
+    Raises:
+        InvalidInput: if it has rows of another class.
+    """
+    unknown = [name for name in data.classes if name not in classes]
+    if unknown:
+        known = f"rows of no classes but {list(classes)[:MAX_SHOWN]}"
+        raise InvalidInput("data.source", known, f"some of {unknown[:MAX_SHOWN]}"[:300])
+    return _renumbered(data, classes)
+
+
+def _renumbered(data: Dataset, classes: Sequence[str]) -> Dataset:
+    if not data.classes:
         return data
+    number = np.array([classes.index(name) for name in data.classes], dtype=np.int64)
     train, test = (Rows(rows.x, number[rows.y]) for rows in (data.train, data.test))
-    return replace(data, train=train, test=test, classes=tuple(order))
+    return replace(data, train=train, test=test, classes=tuple(classes))
 
 
 def hold_out(rows: int, test_fraction: float) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"]]:
@@ -159,13 +175,12 @@ def hold_out(rows: int, test_fraction: float) -> tuple[Int64[np.ndarray, "R"], I
 def class_numbers(
     train: Sequence[str], test: Sequence[str], field: str
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"], tuple[str, ...]]:
-    """Return labels as class numbers, and the classes: those of the training rows, sorted, numbers by their value.
+    """Return labels as class numbers, and the classes, sorted, numbers by their value.
 
     Raises:
-        InvalidInput: if there are fewer than two classes or too many, a label of the test rows is in no training row,
-            or one is not text.
+        InvalidInput: if there are fewer than two classes or too many, or a label is not text.
     """
-    classes = sorted(set(train), key=_by_value)
+    classes = sorted({*train, *test}, key=_by_value)
     if not 2 <= len(classes) <= MAX_CLASSES:
         raise InvalidInput(field, f"labels of 2 to {MAX_CLASSES} classes", f"{len(classes)}")
     try:
@@ -173,9 +188,6 @@ def class_numbers(
     except UnicodeEncodeError:
         raise InvalidInput(field, "labels that are text", "a lone surrogate in one") from None
     number = {label: i for i, label in enumerate(classes)}
-    unknown = sorted(set(test) - set(classes))
-    if unknown:
-        raise InvalidInput(field, "test labels that training rows have too", repr(unknown[0])[:80])
     y, y_test = (np.array([number[label] for label in labels], dtype=np.int64) for labels in (train, test))
     return y, y_test, tuple(classes)
 

@@ -62,7 +62,8 @@ def csv(path: Path, task: str, section: "DataSection", sizes: SplitSizes, column
     kinds: dict[str, str] = {**section.columns}
     if section.target is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
-    return _dataset(_typed(table, kinds), task, section, sizes, columns)
+    booleans = {c.name for c in columns if isinstance(c, CategoricalColumn) and set(c.categories) <= BOOLEANS}
+    return _dataset(_typed(table, kinds, booleans), task, section, sizes, columns)
 
 
 def parquet(path: Path, task: str, section: "DataSection", sizes: SplitSizes, columns: Columns = ()) -> Dataset:
@@ -179,13 +180,12 @@ def _encoded(
     known: Columns,
 ) -> Dataset:
     """Encode a table's rows by known columns or, without them, by what the training split says of its columns."""
-    training_rows = train[sizes.deal(len(train))[-1]]
     names = {column.name for column in known}
     if known and names != set(table.columns):
         differing = sorted(names ^ set(table.columns))
         expected = f"the columns {sorted(names)[:20]} and no others (`ignored` in data.columns leaves one out)"
         raise InvalidInput("data.source", expected, f"a difference in {differing[:20]}")
-    columns = known or fit_columns(table.take(training_rows))
+    columns = known or fit_columns(table.take(train[sizes.deal(len(train))[-1]]))
     x, x_test = (encode(columns, table.take(index).columns) for index in (train, test))
     for part in (x, x_test):
         if not np.isfinite(part).all():
@@ -194,12 +194,18 @@ def _encoded(
     return Dataset(Rows(x, y), Rows(x_test, y_test), shape, classes, float(x.min()), float(x.max()), tuple(columns))
 
 
-def _typed(table: Any, kinds: dict[str, str]) -> Any:
-    """Return a table of text with its columns of numbers and of booleans as such, but for those of a kind."""
+def _typed(table: Any, kinds: dict[str, str], booleans: set[str]) -> Any:
+    """Return a table of text with its columns of numbers and of booleans as such, but for those of a kind.
+
+    Columns known as `booleans` are named as booleans are, whatever else is in them.
+    """
     import pyarrow as pa
     from pyarrow import compute
 
     for i, name in enumerate(table.column_names):
+        if name in booleans:
+            table = table.set_column(i, name, compute.utf8_lower(compute.utf8_trim_whitespace(table.column(i))))
+            continue
         if kinds.get(name) == "categorical":
             continue
         column = compute.utf8_trim_whitespace(table.column(i))
