@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from jaxtyping import Bool
 
 from model_store.mixture import MIXTURE_ERROR_NAMES, MixtureScores
 from model_store.scores import SCORE_NAMES, Scores
@@ -12,8 +13,8 @@ from service.models import Served
 from service.predictor import Predicted
 
 
-def predict_json(served: Served, predicted: Predicted, fpr: float, coverage: float) -> bytes:
-    """Return the JSON answer of /predict."""
+def predict_json(served: Served, predicted: Predicted, flags: Bool[np.ndarray, "N"], coverage: float) -> bytes:
+    """Return the JSON answer of /predict, given which rows are flagged."""
     prediction = predicted.prediction
     scores, judgement = prediction.scores, prediction.judgement
     rows = len(judgement.p_value)
@@ -35,7 +36,7 @@ def predict_json(served: Served, predicted: Predicted, fpr: float, coverage: flo
     columns: dict[str, list[Any]] = {
         **before,
         "standard_error": errors,
-        "flag": (judgement.p_value <= fpr).tolist(),
+        "flag": flags.tolist(),
         "p_value": judgement.p_value.tolist(),
         **after,
         "detectors": [
@@ -89,7 +90,7 @@ def _of_target(
     return before, {"interval": served.model.intervals(predicted.prediction, coverage).tolist()}
 
 
-def predict_npz(served: Served, predicted: Predicted, fpr: float, coverage: float) -> bytes:
+def predict_npz(served: Served, predicted: Predicted, flags: Bool[np.ndarray, "N"], coverage: float) -> bytes:
     """Return the same as arrays, a row each: `probabilities`, `entropy`, `standard_error.bald`, ...
 
     What is null in JSON for all rows is left out; infinite bounds are infinite.
@@ -104,7 +105,7 @@ def predict_npz(served: Served, predicted: Predicted, fpr: float, coverage: floa
         "num_samples": np.full(len(judgement.p_value), predicted.num_samples),
         **scores.by_name(),
         **{f"standard_error.{name}": error for name, error in (scores.standard_error or {}).items()},
-        "flag": judgement.p_value <= fpr,
+        "flag": flags,
         "p_value": judgement.p_value,
         **{f"detectors.{name}.score": score for name, score in prediction.detected.items()},
         **{f"detectors.{name}.p_value": value for name, value in judgement.detector_p_values.items()},

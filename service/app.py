@@ -1,6 +1,6 @@
 """The application: routes, each a few steps from request to answer."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -9,15 +9,17 @@ import numpy as np
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi_offline import FastAPIOffline
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32, Float64
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from model_store.errors import InvalidInput
+from model_store.false_discovery import benjamini_hochberg
 from model_store.manifest import Manifest
 from service import problems
 from service.acquisition import DEFAULTS, RANDOM, check_acquisition, id_hashes, random_scores, top
 from service.answers import predict_json, predict_npz
 from service.draws import fresh_seed
+from service.drift import drift_content
 from service.inputs import FORM, JSON, NPY, NPZ, Rows, read_body, read_request, request_media_type, rows_array
 from service.metrics import CountRequests, Metrics
 from service.models import HOW_TO_PUBLISH, Models, Served
@@ -41,7 +43,7 @@ class Service:
         self.settings = settings
         self.predictor = Predictor(settings)
         self.models = Models(settings, self.predictor.idle)
-        self.metrics = Metrics()
+        self.metrics = Metrics(self.models)
 
     async def served(self, envelope: Envelope) -> Served:
         """Return the model that a request means, loading its version first where it must."""
@@ -112,7 +114,7 @@ def create_app(settings: Settings) -> FastAPI:
         envelope, rows = await service.read(request, body, PredictRequest, "inputs", settings.max_rows)
         served = await service.served(envelope)
         num_samples = service.num_samples(envelope, served)
-        fpr = _fpr(envelope, served)
+        decide = _decision(envelope, served)
         numbers = len(rows) * num_samples * served.model.manifest.output_size
         if envelope.return_samples and numbers > settings.max_answer_numbers:
             raise TooLarge(
@@ -122,8 +124,11 @@ def create_app(settings: Settings) -> FastAPI:
 
         def work(x: Float32[np.ndarray, "N I"]) -> tuple[bytes, int]:
             predicted = predict(served, x, num_samples, envelope.seed, envelope.return_samples)
-            flags = int(np.count_nonzero(predicted.prediction.judgement.p_value <= fpr))
-            return (predict_npz if as_arrays else predict_json)(served, predicted, fpr, envelope.coverage), flags
+            if envelope.seed is None:  # else a replay
+                served.watch(predicted.prediction)
+            flags = decide(predicted.prediction.judgement.p_value)
+            answer = (predict_npz if as_arrays else predict_json)(served, predicted, flags, envelope.coverage)
+            return answer, int(np.count_nonzero(flags))
 
         with service.predictor.admitted(len(rows), num_samples):
             x = await service.rows(rows, served, "inputs")
@@ -161,10 +166,11 @@ def create_app(settings: Settings) -> FastAPI:
 
     @app.get("/models/{name}", responses={404: errors[404]})
     async def get_model(name: str) -> Response:
-        """Describe a model: versions, aliases, and the manifest of what `latest` serves."""
+        """Describe a model: versions, aliases, and of what `latest` serves the drift and the manifest."""
         name = service.models.name(name)
         content = await service.predictor.load(lambda: _overview(service, name))
         latest = service.models.latest(name)
+        content["drift"] = None if latest is None else drift_content(latest.drift.report())
         content["manifest"] = None if latest is None else latest.model.manifest.model_dump(mode="json")
         return Response(orjson.dumps(content), media_type=JSON)
 
@@ -241,15 +247,21 @@ def _ids(envelope: AcquireRequest, rows: int) -> list[str]:
     return ids
 
 
-def _fpr(envelope: PredictRequest, served: Served) -> float:
+def _decision(
+    envelope: PredictRequest, served: Served
+) -> Callable[[Float64[np.ndarray, "N"]], Bool[np.ndarray, "N"]]:
+    """Return what says which rows to flag, given the p-values of a request: each by itself, or all together."""
     smallest = served.model.calibration.smallest_fpr
-    if envelope.fpr is None:
-        return max(DEFAULT_FPR, smallest)
-    if envelope.fpr < smallest:
-        raise InvalidInput(
-            "fpr", f"at least {smallest:.6g}, the smallest that {served.name} can tell", f"{envelope.fpr}"
-        )
-    return envelope.fpr
+    if envelope.fpr is not None and envelope.fdr is not None:
+        raise InvalidInput("fdr", "none beside fpr, since either decides the flag", "both")
+    for field, rate in (("fpr", envelope.fpr), ("fdr", envelope.fdr)):
+        if rate is not None and rate < smallest:
+            expected = f"at least {smallest:.6g}, the smallest that {served.name} can tell"
+            raise InvalidInput(field, expected, f"{rate}")
+    if envelope.fdr is not None:
+        return partial(benjamini_hochberg, fdr=envelope.fdr)
+    fpr = max(DEFAULT_FPR, smallest) if envelope.fpr is None else envelope.fpr
+    return lambda p_value: p_value <= fpr
 
 
 def _overview(service: Service, name: str) -> dict[str, Any]:

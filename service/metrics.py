@@ -1,11 +1,18 @@
 """Prometheus metrics, and the middleware that counts requests."""
 
 import time
+from collections.abc import Iterator
 from functools import cache
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.drift import EDGES
+from service.models import Models
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -13,8 +20,9 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 class Metrics:
     """The service's metrics, in a registry of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Models) -> None:
         self.registry = CollectorRegistry()
+        self.registry.register(DriftCollector(models))
         of_request, of_model = ("route", "status"), ("model", "version")
         self.requests = self._counter("dubito_requests", "Requests by route and status", of_request)
         self.request_seconds = Histogram(
@@ -40,6 +48,28 @@ class Metrics:
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
+
+
+class DriftCollector(Collector):
+    """The drift of every version in memory, looked up when metrics are asked for."""
+
+    def __init__(self, models: Models) -> None:
+        self.models = models
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the p-values' histogram, the evidence of drift and whether it is an alarm."""
+        labels = ("model", "version")
+        p_values = HistogramMetricFamily("dubito_flag_p_value", "The flag's p-values of rows watched", labels=labels)
+        evidence = GaugeMetricFamily("dubito_drift_evidence_nats", "Evidence of drift", labels=labels)
+        alarm = GaugeMetricFamily("dubito_drift_alarm", "1 once there was evidence enough", labels=labels)
+        for served in self.models.loaded():
+            report, of_version = served.drift.report(), (served.name, served.version)
+            counts = np.cumsum(report.binned_rows).tolist()
+            buckets = [*zip(map(str, EDGES.tolist()), counts, strict=True), ("+Inf", report.rows)]
+            p_values.add_metric(of_version, buckets, report.p_value_sum)
+            evidence.add_metric(of_version, report.evidence)
+            alarm.add_metric(of_version, float(report.alarm))
+        yield from (p_values, evidence, alarm)
 
 
 class CountRequests:

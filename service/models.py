@@ -11,9 +11,10 @@ from collections import OrderedDict
 from contextlib import suppress
 
 from model_store.errors import InvalidInput, NotFound, StoreError
-from model_store.model import NEEDED, Model
+from model_store.model import NEEDED, Model, Prediction
 from model_store.store import LATEST, ModelStore
 from service.draws import Reservoir
+from service.drift import Drift
 from service.problems import NotReady
 from service.settings import Settings
 
@@ -27,13 +28,19 @@ HOW_TO_PUBLISH = (
 
 
 class Served:
-    """A model ready to serve, and its fresh draws."""
+    """A model ready to serve, its fresh draws, and what its live rows look like."""
 
     def __init__(self, model: Model, reservoir: Reservoir) -> None:
         self.model = model
         self.reservoir = reservoir
         self.name = model.manifest.name
         self.version = model.manifest.version
+        self.drift = Drift(model.calibration.ranking[-1])
+
+    def watch(self, prediction: Prediction) -> None:
+        """Take in what is said of live rows, if as many draws were looked at as the model's own number."""
+        if prediction.judged_draws == self.model.manifest.noise.default_draws:
+            self.drift.watch(prediction.judgement.p_value)
 
 
 class Models:
@@ -135,6 +142,10 @@ class Models:
     def broken(self, name: str) -> dict[str, str]:
         """Return what is wrong with each version of a model that was found broken."""
         return {version: str(error) for (of, version), (_, error) in sorted(self._broken.items()) if of == name}
+
+    def loaded(self) -> list[Served]:
+        """Return all versions in memory."""
+        return [*list(self._latest.values()), *list(self._others.values())]
 
     def latest(self, name: str) -> Served | None:
         """Return what `latest` serves of a model, if anything."""

@@ -57,6 +57,7 @@ class PredictRequest(Envelope):
                     "fpr": 0.05,
                     "coverage": 0.95,
                 },
+                {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "fdr": 0.1},
             ]
         }
     )
@@ -67,6 +68,10 @@ class PredictRequest(Envelope):
     )
     fpr: Probability | None = Field(
         default=None, description="false-positive rate at which the flag fires; by default 0.05"
+    )
+    fdr: Probability | None = Field(
+        default=None,
+        description="in place of `fpr`: false discovery rate at which the flags of all rows are decided together",
     )
     coverage: Probability = Field(
         default=0.95, description="probability with which a row's prediction set or interval holds the truth"

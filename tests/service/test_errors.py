@@ -149,6 +149,8 @@ def test_an_unknown_version_is_not_found(client, version):
         ),
         *(("/predict", "fpr", value, "expected ") for value in (0, 1, -1, 2, 0.0, 1.0, "0.05", True, [0.05], {})),
         ("/predict", "fpr", 1e-9, "at least 0.004"),
+        *(("/predict", "fdr", value, "expected ") for value in (0, 1, -1, "0.05", True, [])),
+        ("/predict", "fdr", 1e-9, "at least 0.004"),
         *(("/predict", "coverage", value, "expected ") for value in (0, 1, -0.1, 1.1, None, "0.9", False, [])),
         *(("/predict", "return_samples", value, "expected ") for value in (0, 1, "true", None, [], {})),
         *(("/predict", "model", value, "expected ") for value in (1, True, [], {}, ["digits"])),
@@ -161,12 +163,28 @@ def test_an_unknown_version_is_not_found(client, version):
         ("/predict", "", 7, "an unknown field"),
         ("/acquire", "inputs", [ROW], "an unknown field"),
         ("/acquire", "fpr", 0.1, "an unknown field"),
+        ("/acquire", "fdr", 0.1, "an unknown field"),
     ],
     ids=lambda value: repr(value)[:20],
 )
 def test_a_bad_field_is_refused_by_its_name(client, path, field, value, words):
     request = {"inputs" if path == "/predict" else "pool": [ROW], field: value}
     assert_problem(client.post(path, json=request), 422, f"{field}: expected ", words)
+
+
+def test_a_flag_is_decided_by_one_rate(client):
+    request = {"inputs": [ROW], "fpr": 0.05, "fdr": 0.05}
+    assert_problem(client.post("/predict", json=request), 422, "fdr: expected none beside fpr", "got both")
+
+
+@pytest.mark.parametrize("field", ["fpr", "fdr"])
+def test_a_rate_that_the_calibration_cannot_tell_is_refused_however_the_rows_come(client, field):
+    words = f"{field}: expected at least 0.00452489, the smallest that digits can tell, got 0.004"
+    rows, rate = npy(np.zeros((1, 64))), {field: "0.004"}
+    assert_problem(client.post("/predict", json={"inputs": [ROW], field: 0.004}), 422, words)
+    assert_problem(client.post("/predict", params=rate, content=rows, headers=NPY), 422, words)
+    assert_problem(client.post("/predict", data=rate, files=[("inputs", ("x", rows))]), 422, words)
+    assert_problem(client.post("/predict", params=rate, files=[("inputs", ("x", rows))]), 422, words)
 
 
 @pytest.mark.parametrize(("path", "field"), [("/predict", "inputs"), ("/acquire", "pool")])

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 FIELDS = (
-    *("model", "version", "inputs", "pool", "ids", "num_samples", "seed", "fpr", "coverage", "return_samples"),
+    *("model", "version", "inputs", "pool", "ids", "num_samples", "seed", "fpr", "fdr", "coverage", "return_samples"),
     *("acquisition", "k"),
 )
 CANARY = "canary-3f9a"

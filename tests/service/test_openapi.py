@@ -77,6 +77,7 @@ def test_the_guide_s_answers_have_the_fields_of_real_ones(client):
         client.post("/predict", json=row).json(),
         client.post("/acquire", json={"pool": [[0] * 64]}).json(),
         client.get("/models").json(),
+        client.get("/models/digits").json(),
         client.get("/health/ready").json(),
         client.get("/health/live").json(),
         client.get("/nothing").json(),

@@ -105,6 +105,24 @@ def test_the_flag_fires_at_0_05_unless_another_rate_is_asked_for(client, digits_
     assert all(p["flag"] == (p["p_value"] <= 0.05) for p in by_default)
 
 
+@pytest.mark.parametrize("num_noise", [0, 40])
+def test_a_false_discovery_rate_decides_the_flags_of_a_request_together(client, digits_rows, num_noise):
+    noise = np.random.default_rng(0).uniform(0, 16, (num_noise, 64))
+    rows = np.concatenate([digits_rows[:60], noise])
+    predictions = predict(client, rows.tolist(), seed=3, fdr=0.2)["predictions"]
+    p_values = np.array([p["p_value"] for p in predictions])
+    ordered, total = np.sort(p_values), len(rows)
+    largest = max((p for k, p in enumerate(ordered, 1) if p <= 0.2 * k / total), default=0.0)
+    assert [p["flag"] for p in predictions] == (p_values <= largest).tolist()
+    if num_noise:
+        assert all(p["flag"] for p in predictions[60:])
+    query, headers = {"seed": 3, "fdr": 0.2}, {**NPY, "Accept": "application/x-npz"}
+    arrays = npz(client.post("/predict", params=query, content=npy(rows.astype(np.float32)), headers=headers))
+    assert arrays["flag"].tolist() == [p["flag"] for p in predictions]
+    by_row = predict(client, rows.tolist(), seed=3)["predictions"]
+    assert [p["p_value"] for p in by_row] == p_values.tolist()
+
+
 def test_prediction_sets_grow_with_coverage(client, digits_rows):
     rows = digits_rows[:100].tolist()
     answers = [predict(client, rows, seed=1, coverage=c)["predictions"] for c in (0.5, 0.9, 0.95, 0.99, 0.99999)]
