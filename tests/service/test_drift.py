@@ -1,6 +1,7 @@
 """Drift: an exact martingale under the null, alarms seldom while nothing drifts and soon where something does."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import httpx
@@ -137,6 +138,19 @@ def test_rows_are_counted_by_their_p_values_a_request_s_at_most_16(generator):
 def test_nothing_seen_is_no_drift():
     report = Drift(np.array([1.0])).report()
     assert (report.rows, report.flag_rate, report.evidence, report.alarm) == (0, None, 0.0, False)
+
+
+def test_no_row_is_lost_between_threads(generator):
+    ranking = np.sort(generator.normal(size=99))
+    drift = Drift(ranking)
+
+    def watch(scores):
+        for score in scores:
+            drift.watch(conformal_p_value(score[None], ranking))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(watch, generator.normal(size=(8, 400))))
+    assert drift.report().rows == sum(drift.report().binned_rows) == 3200
 
 
 # Over HTTP
