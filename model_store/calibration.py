@@ -11,24 +11,20 @@ For inputs exchangeable with the ranking split P(p <= fpr) = floor(fpr (n + 1)) 
 between detectors (Vovk, Gammerman and Shafer, "Algorithmic learning in a random world", 2005, chapter 2; ties make
 it smaller, never larger). The smallest usable fpr is therefore 1 / (n + 1).
 
-The ranking split's labels also give prediction sets and intervals, from the ceil((n + 1) coverage)-th smallest of its
-*nonconformities*, q. For inputs exchangeable with the ranking split they hold the true label or target with a
-probability of at least `coverage`:
-
-* of a classification the nonconformity is 1 - p(true label); the set is all classes whose probability is at least
-  1 - q, and the most probable one in any case (Sadinle, Lei and Wasserman, "Least ambiguous set-valued classifiers
-  with bounded error levels", 2019);
-* of a regression it is |y - mean| / std; the interval is mean -/+ q std (Lei et al., "Distribution-free predictive
-  inference for regression", 2018, section 5.2).
+The ranking split's labels also give prediction sets and intervals (`conformal_sets`), and the doubt beyond which the
+service abstains (`abstention`). Each of the guarantees holds by itself, on average over or with confidence in the
+choice of one and the same ranking split; they are not independent of each other.
 """
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
+from model_store import conformal_sets
+from model_store.abstention import Abstention, Answers
 from model_store.detection import Standard, Surprise, combined_surprise
 
 
@@ -98,6 +94,7 @@ class Calibration:
     surprises: dict[str, Float64[np.ndarray, "J m"]]
     ranking: Float64[np.ndarray, "J m"]
     nonconformity: Float64[np.ndarray, "J m"]
+    abstention: Abstention | None = None  # of a classification
 
     @classmethod
     def fit(
@@ -108,6 +105,7 @@ class Calibration:
         nonconformity: Float64[np.ndarray, "J m"],
         detectors: DetectorNames,
         num_labels: int,
+        answers: Answers | None = None,
     ) -> "Calibration":
         """Fit detectors on the reference split's scores and rank the ranking split's combined statistic.
 
@@ -115,9 +113,10 @@ class Calibration:
             draw_counts: the J numbers of draws that the scores were made with, rising.
             reference: the detectors' scores of the reference split.
             ranking: the same of the ranking split.
-            nonconformity: how far each ranking row's label or target is from its prediction, as above, (J, m).
+            nonconformity: how far each ranking row's label or target is from its prediction, (J, m).
             detectors: which detectors are combined, and which are densities.
             num_labels: C, 1 in a regression.
+            answers: of a classification, the rows' doubt and which labels are wrong.
         """
         standards = {
             name: [
@@ -140,9 +139,10 @@ class Calibration:
             fitted = _fitted(sorted_reference, standards, detectors.two_sided, j)
             for name, detector in fitted.items():
                 surprises[name].append(detector(ranking.by_name[name][j], ranking.labels[j]))
-        combined = [
-            combined_surprise([surprises[name][j] for name in detectors.combined]) for j in range(len(draw_counts))
-        ]
+        combined = np.stack(
+            [combined_surprise([surprises[name][j] for name in detectors.combined]) for j in range(len(draw_counts))]
+        )
+        order = np.argsort(combined, axis=1, kind="stable")
         return cls(
             np.array(draw_counts, dtype=np.int64),
             detectors.combined,
@@ -150,8 +150,9 @@ class Calibration:
             standards,
             sorted_reference,
             {name: np.sort(by_count, axis=1) for name, by_count in surprises.items()},
-            np.sort(combined, axis=1),
+            np.take_along_axis(combined, order, axis=1),
             np.sort(nonconformity, axis=1),
+            None if answers is None else Abstention.fit(answers, order),
         )
 
     @cached_property
@@ -207,10 +208,7 @@ class Calibration:
         Raises:
             ValueError: if that number of draws was not calibrated.
         """
-        largest = self._largest_nonconformity(num_draws, coverage)
-        inside = 1.0 - probs <= largest
-        inside[np.arange(len(probs)), probs.argmax(axis=1)] = True
-        return inside
+        return conformal_sets.prediction_sets(probs, self.nonconformity[self._index(num_draws)], coverage)
 
     def intervals(
         self, mean: Float64[np.ndarray, "N"], std: Float64[np.ndarray, "N"], num_draws: int, coverage: float
@@ -222,13 +220,32 @@ class Calibration:
         Raises:
             ValueError: if that number of draws was not calibrated.
         """
-        half = self._largest_nonconformity(num_draws, coverage) * std
-        return np.stack([mean - half, mean + half], axis=1)
+        return conformal_sets.intervals(mean, std, self.nonconformity[self._index(num_draws)], coverage)
 
-    def _largest_nonconformity(self, num_draws: int, coverage: float) -> float:
-        nonconformity = self.nonconformity[self._index(num_draws)]
-        position = math.ceil((len(nonconformity) + 1) * coverage)
-        return math.inf if position > len(nonconformity) else float(nonconformity[position - 1])
+    @cached_property
+    def largest_doubt(self) -> Callable[[int, float, float], float]:
+        """The largest doubt to answer at, -inf for none: a function of number of draws, fpr and risk.
+
+        It raises ValueError if that number of draws was not calibrated, or nothing was of which labels are wrong.
+        """
+        return lru_cache(maxsize=1024)(self._largest_doubt)
+
+    def _largest_doubt(self, num_draws: int, fpr: float, risk: float) -> float:
+        return self._abstention().threshold(self._index(num_draws), self.flagged(fpr), risk)
+
+    def smallest_risk(self, num_draws: int, fpr: float) -> float:
+        """Return the smallest risk that can be certified, 1 for none; raises ValueError as `largest_doubt` does."""
+        return self._abstention().smallest_risk(self._index(num_draws), self.flagged(fpr))
+
+    def flagged(self, fpr: float) -> int:
+        """Return how many p-values are at most `fpr`: as many of the ranking rows are at least as surprising."""
+        rows = self.ranking.shape[1]
+        return int((np.arange(1, rows + 1) / (rows + 1)).searchsorted(fpr, side="right"))
+
+    def _abstention(self) -> Abstention:
+        if self.abstention is None:
+            raise ValueError("expected a calibration with answers that are right or wrong, got one without")
+        return self.abstention
 
     @cached_property
     def _positions(self) -> dict[int, int]:
@@ -249,6 +266,7 @@ class Calibration:
             **{f"surprise.{name}": surprises for name, surprises in self.surprises.items()},
             **{f"centre.{name}": np.stack([s.centre for s in by_count]) for name, by_count in self.standards.items()},
             **{f"spread.{name}": np.stack([s.spread for s in by_count]) for name, by_count in self.standards.items()},
+            **({} if self.abstention is None else self.abstention.tensors()),
         }
 
     @classmethod
@@ -295,6 +313,7 @@ class Calibration:
             surprises,
             ranking,
             nonconformity,
+            Abstention.from_tensors(tensors, ranking.shape),
         )
 
 

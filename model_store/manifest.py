@@ -134,6 +134,14 @@ class DetectorSpec(Record):
         return self
 
 
+class AbstentionSpec(Record):
+    """How a classification was calibrated to leave rows undecided: `model_store.abstention`."""
+
+    confidence: Annotated[float, Field(gt=0, lt=1)]
+    smallest_risk: Annotated[float, Field(gt=0, le=1)]  # at the default draws and a false-positive rate of .05
+    risk: Annotated[float, Field(gt=0, lt=1)] | None = None  # of a request that names none
+
+
 class FileSpec(Record):
     """Size and digest of a file of the artifact."""
 
@@ -150,6 +158,7 @@ class Description(Record):
     output: ClassSpec | TargetSpec
     noise: NoiseSpec
     detectors: DetectorSpec
+    abstention: AbstentionSpec | None = None
     training: dict[str, Any]
     precision: Literal["float32", "int8"] = "float32"
     quality: dict[str, float]
@@ -159,6 +168,8 @@ class Description(Record):
     def _output_goes_with_its_task(self) -> "Description":
         if isinstance(self.output, ClassSpec) != (self.task == "classification"):
             raise ValueError(f"output: expected what goes with task {self.task}, got that of another")
+        if (self.abstention is not None) != (self.task == "classification"):
+            raise ValueError(f"abstention: expected what goes with task {self.task}, got that of another")
         return self
 
     @property

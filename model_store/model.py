@@ -92,6 +92,8 @@ class Model:
             )
         except (SafetensorError, ValueError) as error:
             raise broken(CALIBRATION_FILE, str(error)) from None
+        if (calibration.abstention is None) != (manifest.abstention is None):
+            raise broken(CALIBRATION_FILE, "expected abstention.doubt if and only if the manifest has abstention")
         model = cls(manifest, runtime, calibration)
         try:
             model.warm_up()
@@ -131,9 +133,25 @@ class Model:
         return Prediction(scores, detected, judged, used, self.calibration.judge(detected, labels_of(judged), used))
 
     def prediction_sets(self, prediction: Prediction, coverage: float) -> Bool[np.ndarray, "N C"]:
-        """Return which classes belong to each row's prediction set."""
-        assert isinstance(prediction.judged, Scores)
-        return self.calibration.prediction_sets(prediction.judged.probabilities, prediction.judged_draws, coverage)
+        """Return which classes belong to each row's prediction set; its label does, whatever the judged draws say."""
+        judged, scores = prediction.judged, prediction.scores
+        assert isinstance(judged, Scores)
+        assert isinstance(scores, Scores)
+        inside = self.calibration.prediction_sets(judged.probabilities, prediction.judged_draws, coverage)
+        inside[np.arange(len(inside)), scores.probabilities.argmax(axis=1)] = True
+        return inside
+
+    def abstains(self, prediction: Prediction, fpr: float, risk: float) -> Bool[np.ndarray, "N"]:
+        """Return which rows of a classification are left undecided, where the flag fires at `fpr`.
+
+        Of a number of draws that was not calibrated so are rows whose label is not that of the judged draws.
+        """
+        judged, scores = prediction.judged, prediction.scores
+        assert isinstance(judged, Scores)
+        assert isinstance(scores, Scores)
+        largest = self.calibration.largest_doubt(prediction.judged_draws, fpr, risk)
+        answers = (judged.variation_ratio <= largest) & (prediction.judgement.p_value > fpr)
+        return ~answers | (judged.probabilities.argmax(axis=1) != scores.probabilities.argmax(axis=1))
 
     def intervals(self, prediction: Prediction, coverage: float) -> Float64[np.ndarray, "N 2"]:
         """Return the lower and upper end of each row's interval, in the target's units."""

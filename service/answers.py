@@ -5,24 +5,26 @@ from typing import Any
 
 import numpy as np
 import orjson
-from jaxtyping import Bool
 
 from model_store.mixture import MIXTURE_ERROR_NAMES, MixtureScores
 from model_store.scores import SCORE_NAMES, Scores
 from service.models import Served
 from service.predictor import Predicted
+from service.terms import Terms
 
 
-def predict_json(served: Served, predicted: Predicted, flags: Bool[np.ndarray, "N"], coverage: float) -> bytes:
-    """Return the JSON answer of /predict, given which rows are flagged."""
+def predict_json(served: Served, predicted: Predicted, terms: Terms) -> bytes:
+    """Return the JSON answer of /predict."""
     prediction = predicted.prediction
     scores, judgement = prediction.scores, prediction.judgement
     rows = len(judgement.p_value)
     if isinstance(scores, Scores):
-        before, after = _of_classes(served, predicted, scores, coverage)
+        before, after = _of_classes(served, predicted, scores, terms.coverage)
+        abstains = None if terms.risk is None else served.model.abstains(prediction, terms.fpr, terms.risk).tolist()
+        after["abstain"] = abstains or [None] * rows
         names = SCORE_NAMES
     else:
-        before, after = _of_target(served, predicted, scores, coverage)
+        before, after = _of_target(served, predicted, scores, terms.coverage)
         names = MIXTURE_ERROR_NAMES
     if scores.standard_error is None:
         errors = [dict.fromkeys(names)] * rows
@@ -36,11 +38,15 @@ def predict_json(served: Served, predicted: Predicted, flags: Bool[np.ndarray, "
     columns: dict[str, list[Any]] = {
         **before,
         "standard_error": errors,
-        "flag": flags.tolist(),
+        "flag": terms.flags(judgement.p_value).tolist(),
         "p_value": judgement.p_value.tolist(),
         **after,
         "detectors": [
-            {name: {"score": c[n][0], "p_value": c[n][1]} for name, c in detectors.items()} for n in range(rows)
+            {
+                name: {"score": c[n][0], "p_value": c[n][1], "fired": c[n][1] <= terms.fpr}
+                for name, c in detectors.items()
+            }
+            for n in range(rows)
         ],
     }
     if predicted.samples is not None:
@@ -90,7 +96,7 @@ def _of_target(
     return before, {"interval": served.model.intervals(predicted.prediction, coverage).tolist()}
 
 
-def predict_npz(served: Served, predicted: Predicted, flags: Bool[np.ndarray, "N"], coverage: float) -> bytes:
+def predict_npz(served: Served, predicted: Predicted, terms: Terms) -> bytes:
     """Return the same as arrays, a row each: `probabilities`, `entropy`, `standard_error.bald`, ...
 
     What is null in JSON for all rows is left out; infinite bounds are infinite.
@@ -105,21 +111,24 @@ def predict_npz(served: Served, predicted: Predicted, flags: Bool[np.ndarray, "N
         "num_samples": np.full(len(judgement.p_value), predicted.num_samples),
         **scores.by_name(),
         **{f"standard_error.{name}": error for name, error in (scores.standard_error or {}).items()},
-        "flag": flags,
+        "flag": terms.flags(judgement.p_value),
         "p_value": judgement.p_value,
         **{f"detectors.{name}.score": score for name, score in prediction.detected.items()},
+        **{f"detectors.{name}.fired": value <= terms.fpr for name, value in judgement.detector_p_values.items()},
         **{f"detectors.{name}.p_value": value for name, value in judgement.detector_p_values.items()},
     }
     if isinstance(scores, Scores):
         arrays["label"] = np.array(served.model.manifest.classes)[scores.probabilities.argmax(axis=1)]
         arrays["probabilities"] = scores.probabilities
         arrays["expected_entropy"] = scores.expected_entropy
-        arrays["prediction_set"] = served.model.prediction_sets(prediction, coverage)
+        arrays["prediction_set"] = served.model.prediction_sets(prediction, terms.coverage)
+        if terms.risk is not None:
+            arrays["abstain"] = served.model.abstains(prediction, terms.fpr, terms.risk)
         if samples is not None:
             arrays["samples"] = samples
     else:
         arrays["mean"] = scores.mean
-        arrays["interval"] = served.model.intervals(prediction, coverage)
+        arrays["interval"] = served.model.intervals(prediction, terms.coverage)
         if scores.num_draws == 1:
             del arrays["epistemic_std"]
         if samples is not None:

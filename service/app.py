@@ -1,6 +1,6 @@
 """The application: routes, each a few steps from request to answer."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -9,11 +9,10 @@ import numpy as np
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi_offline import FastAPIOffline
-from jaxtyping import Bool, Float32, Float64
+from jaxtyping import Float32
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from model_store.errors import InvalidInput
-from model_store.false_discovery import benjamini_hochberg
 from model_store.manifest import Manifest
 from service import problems
 from service.acquisition import DEFAULTS, RANDOM, check_acquisition, id_hashes, random_scores, top
@@ -28,8 +27,8 @@ from service.problems import NotReady, TooLarge
 from service.schemas import AcquireAnswer, AcquireRequest, Envelope, PredictAnswer, PredictRequest, Problem
 from service.schemas import Request as Envelope_
 from service.settings import Settings
+from service.terms import terms_of
 
-DEFAULT_FPR = 0.05
 DESCRIPTION = """\
 Predictions of Bayesian neural networks, each with how uncertain it is and why, and a calibrated flag for inputs
 unlike the data. Quantities of information are in nats. The examples work as they stand against the digits model.
@@ -114,7 +113,7 @@ def create_app(settings: Settings) -> FastAPI:
         envelope, rows = await service.read(request, body, PredictRequest, "inputs", settings.max_rows)
         served = await service.served(envelope)
         num_samples = service.num_samples(envelope, served)
-        decide = _decision(envelope, served)
+        terms = terms_of(envelope, served, num_samples)
         numbers = len(rows) * num_samples * served.model.manifest.output_size
         if envelope.return_samples and numbers > settings.max_answer_numbers:
             raise TooLarge(
@@ -126,9 +125,8 @@ def create_app(settings: Settings) -> FastAPI:
             predicted = predict(served, x, num_samples, envelope.seed, envelope.return_samples)
             if envelope.seed is None:  # else a replay
                 served.watch(predicted.prediction)
-            flags = decide(predicted.prediction.judgement.p_value)
-            answer = (predict_npz if as_arrays else predict_json)(served, predicted, flags, envelope.coverage)
-            return answer, int(np.count_nonzero(flags))
+            flags = int(np.count_nonzero(terms.flags(predicted.prediction.judgement.p_value)))
+            return (predict_npz if as_arrays else predict_json)(served, predicted, terms), flags
 
         with service.predictor.admitted(len(rows), num_samples):
             x = await service.rows(rows, served, "inputs")
@@ -247,23 +245,6 @@ def _ids(envelope: AcquireRequest, rows: int) -> list[str]:
     return ids
 
 
-def _decision(
-    envelope: PredictRequest, served: Served
-) -> Callable[[Float64[np.ndarray, "N"]], Bool[np.ndarray, "N"]]:
-    """Return what says which rows to flag, given the p-values of a request: each by itself, or all together."""
-    smallest = served.model.calibration.smallest_fpr
-    if envelope.fpr is not None and envelope.fdr is not None:
-        raise InvalidInput("fdr", "none beside fpr, since either decides the flag", "both")
-    for field, rate in (("fpr", envelope.fpr), ("fdr", envelope.fdr)):
-        if rate is not None and rate < smallest:
-            expected = f"at least {smallest:.6g}, the smallest that {served.name} can tell"
-            raise InvalidInput(field, expected, f"{rate}")
-    if envelope.fdr is not None:
-        return partial(benjamini_hochberg, fdr=envelope.fdr)
-    fpr = max(DEFAULT_FPR, smallest) if envelope.fpr is None else envelope.fpr
-    return lambda p_value: p_value <= fpr
-
-
 def _overview(service: Service, name: str) -> dict[str, Any]:
     models = service.models
     latest = models.latest(name)
@@ -281,6 +262,9 @@ def _overview(service: Service, name: str) -> dict[str, Any]:
         "target": None if manifest is None else manifest.target,
         "quality": None if manifest is None else manifest.quality,
         "smallest_fpr": None if latest is None else latest.model.calibration.smallest_fpr,
+        "smallest_risk": None
+        if manifest is None or manifest.abstention is None
+        else manifest.abstention.smallest_risk,
     }
 
 

@@ -56,6 +56,7 @@ class PredictRequest(Envelope):
                     "seed": 7,
                     "fpr": 0.05,
                     "coverage": 0.95,
+                    "risk": 0.05,
                 },
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "fdr": 0.1},
             ]
@@ -75,6 +76,11 @@ class PredictRequest(Envelope):
     )
     coverage: Probability = Field(
         default=0.95, description="probability with which a row's prediction set or interval holds the truth"
+    )
+    risk: Probability | None = Field(
+        default=None,
+        description="abstain where the probability that a label is wrong would otherwise exceed this; by default the "
+        "level that the model was published with, if any. Not of a regression",
     )
     return_samples: bool = Field(
         default=False, description="also each draw's probabilities, or its mean and standard deviation"
@@ -122,7 +128,7 @@ class RowAnswer(BaseModel):
 
 
 class PredictionAnswer(RowAnswer):
-    """What a model of classification says of a row; information in nats."""
+    """What a model of classification says of a row; information in nats. Without a risk `abstain` is null."""
 
     label: str
     probabilities: list[float]
@@ -132,6 +138,7 @@ class PredictionAnswer(RowAnswer):
     mean_std: float
     variation_ratio: float
     prediction_set: list[str]
+    abstain: bool | None
     samples: list[list[float]] | None = None
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float32, Float64
 
+from model_store.abstention import Answers
 from model_store.calibration import Calibration, DetectorNames, DetectorScores
+from model_store.conformal_sets import class_nonconformity, target_nonconformity
 from model_store.manifest import Task
 from model_store.mixture import MixtureScores, log_density
 from model_store.model import detector_scores
@@ -114,18 +116,39 @@ def calibrate(
 ) -> Calibration:
     """Fit and rank the detectors on two splits that the model was not fitted on."""
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
-    fitted_on = by_detector(*served_scores(runtime, reference, counts, hash_key(seed, 0), share), detectors.density)
+    reference_scores, reference_densities = served_scores(runtime, reference, counts, hash_key(seed, 0), share)
     scores, densities = served_scores(runtime, ranking, counts, hash_key(seed, 1), share)
-    far = np.stack([nonconformity(s, ranking.y) for s in scores])
-    ranked = by_detector(scores, densities, detectors.density)
-    return Calibration.fit(counts, fitted_on, ranked, far, detectors, num_labels)
+    return Calibration.fit(
+        counts,
+        by_detector(reference_scores, reference_densities, detectors.density),
+        by_detector(scores, densities, detectors.density),
+        np.stack([nonconformity(s, ranking.y) for s in scores]),
+        detectors,
+        num_labels,
+        answers(reference_scores, scores, ranking.y),
+    )
 
 
 def nonconformity(scores: AnyScores, y: np.ndarray) -> Float64[np.ndarray, "n"]:
-    """Return how far labels or targets are from their predictions: `model_store.calibration` says in what measure."""
+    """Return how far labels or targets are from predictions: `model_store.conformal_sets` says in what measure."""
     if isinstance(scores, Scores):
-        return 1.0 - scores.probabilities[np.arange(len(y)), y]
-    return np.abs(y - scores.mean) / scores.std
+        return class_nonconformity(scores.probabilities, y)
+    return target_nonconformity(scores.mean, scores.std, y)
+
+
+def answers(reference: list[AnyScores], ranking: list[AnyScores], y: np.ndarray) -> Answers | None:
+    """Return the doubt of either split at each number of draws, and where the ranking split's labels are wrong.
+
+    A regression has no labels, and None.
+    """
+    of_ranking = [s for s in ranking if isinstance(s, Scores)]
+    if not of_ranking:
+        return None
+    return Answers(
+        np.stack([s.variation_ratio for s in reference if isinstance(s, Scores)]),
+        np.stack([s.variation_ratio for s in of_ranking]),
+        np.stack([s.probabilities.argmax(axis=1) != y for s in of_ranking]),
+    )
 
 
 def quality(scores: Scores, y: np.ndarray) -> dict[str, float]:

@@ -26,12 +26,19 @@ class Likelihood(Protocol):
     metric: str  # the name of what `errors` comes to
     score: str  # the name of the proper score that chooses a checkpoint
     outputs: int  # of the network
+    temperature: Tensor  # T, a buffer: what is served is p(y | x, theta)^(1/T), normalised
 
     def __call__(self, outputs: Float[Tensor, "K N O"]) -> Float[Tensor, "K N C"]:
         """Return what is served: see `model_store.runtime.OUTPUTS`."""
 
     def log_likelihood(self, served: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "K N"]:
         """Return log p(y | x, theta) of each draw and row, in nats."""
+
+    def tempered(self, served: Float[Tensor, "K N C"], temperature: float) -> Float[Tensor, "K N C"]:
+        """Return what would be served at T = `temperature`, given what is at T = 1."""
+
+    def mixture_log_likelihood(self, served: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "N"]:
+        """Return log mean_k p(y | x, theta_k) of each row, in nats."""
 
     def errors(self, served: Float[Tensor, "N C"], y: Tensor) -> Float[Tensor, "N"]:
         """Return what a row adds to the metric, given what one draw or all say of it."""
@@ -52,14 +59,24 @@ class Categorical(nn.Module):
     task: Task = "classification"
     metric = "accuracy"
     score = "brier"
+    temperature: Tensor
 
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.outputs = classes
+        self.register_buffer("temperature", torch.ones(()))
 
     def forward(self, outputs: Float[Tensor, "K N C"]) -> Float[Tensor, "K N C"]:
         """Return log class probabilities, in nats."""
-        return functional.log_softmax(outputs, dim=-1)
+        return functional.log_softmax(outputs / self.temperature, dim=-1)
+
+    def tempered(self, log_probs: Float[Tensor, "K N C"], temperature: float) -> Float[Tensor, "K N C"]:
+        """Return log(p^(1/T) / sum_c p_c^(1/T)) (Guo et al., "On calibration of modern neural networks", 2017)."""
+        return functional.log_softmax(log_probs / temperature, dim=-1)
+
+    def mixture_log_likelihood(self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
+        """Return the log of each label's mean probability over draws, in nats."""
+        return torch.logsumexp(self.log_likelihood(log_probs, y).double(), dim=0) - math.log(len(log_probs))
 
     def log_likelihood(self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"]) -> Float[Tensor, "K N"]:
         """Return log p(y | x, theta) of each draw and row, in nats."""
@@ -78,7 +95,7 @@ class Categorical(nn.Module):
         probs = log_probs.exp().mean(0).double()
         true_probs = probs.gather(1, y[:, None])[:, 0]
         brier = probs.square().sum(1) - 2.0 * true_probs + 1.0  # sum over classes of (p - [class is true])^2
-        return torch.stack([brier, true_probs.clamp(min=1e-38).log(), self.errors(probs, y)], dim=1)
+        return torch.stack([brier, self.mixture_log_likelihood(log_probs, y), self.errors(probs, y)], dim=1)
 
     def start(self, y: Tensor) -> None:
         """Do nothing: classes start alike."""
@@ -96,12 +113,14 @@ class Gaussian(nn.Module):
     score = "crps"
     target_mean: Tensor
     target_std: Tensor
+    temperature: Tensor  # T: the variance is T times what was learned
 
     def __init__(self, noise: Noise) -> None:
         super().__init__()
         self.outputs = 2 if noise == "heteroscedastic" else 1
         self.register_buffer("target_mean", torch.zeros(()))
         self.register_buffer("target_std", torch.ones(()))
+        self.register_buffer("temperature", torch.ones(()))
         self.log_variance = nn.Parameter(torch.zeros(())) if noise == "homoscedastic" else None
 
     def forward(self, outputs: Float[Tensor, "K N O"]) -> Float[Tensor, "K N 2"]:
@@ -112,7 +131,16 @@ class Gaussian(nn.Module):
         else:
             log_variance = (SPEED * self.log_variance).expand(mean.shape)
         log_variance = log_variance.clamp(-LOG_VARIANCE_LIMIT, LOG_VARIANCE_LIMIT) + 2.0 * self.target_std.log()
-        return torch.cat([mean, log_variance], dim=-1)
+        return torch.cat([mean, log_variance + self.temperature.log()], dim=-1)
+
+    def tempered(self, moments: Float[Tensor, "K N 2"], temperature: float) -> Float[Tensor, "K N 2"]:
+        """Return the moments with T times the variance: N(y; m, s^2)^(1/T), normalised, is N(y; m, T s^2)."""
+        mean, log_variance = moments.unbind(-1)
+        return torch.stack([mean, log_variance + math.log(temperature)], dim=-1)
+
+    def mixture_log_likelihood(self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+        """Return the log density of each target under the mixture over draws, in nats."""
+        return torch.logsumexp(self.log_likelihood(moments.double(), y), dim=0) - math.log(len(moments))
 
     def log_likelihood(self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]) -> Float[Tensor, "K N"]:
         """Return log N(y; mean, variance) of each draw and row, in nats, of a density in the target's units."""
@@ -130,8 +158,9 @@ class Gaussian(nn.Module):
     def validation(self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]) -> Float[Tensor, "N 3"]:
         """Return CRPS, log-likelihood and squared error of the mixture over draws."""
         moments = moments.double()
-        log_likelihood = torch.logsumexp(self.log_likelihood(moments, y), dim=0) - math.log(len(moments))
-        return torch.stack([crps(moments, y), log_likelihood, self.errors(moments.mean(0), y)], dim=1)
+        return torch.stack(
+            [crps(moments, y), self.mixture_log_likelihood(moments, y), self.errors(moments.mean(0), y)], dim=1
+        )
 
     @torch.no_grad()
     def start(self, y: Float[Tensor, "N"]) -> None:

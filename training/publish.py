@@ -10,9 +10,10 @@ import torch
 from safetensors.numpy import save as save_arrays
 from safetensors.torch import save as save_tensors
 
+from model_store.abstention import CONFIDENCE
 from model_store.calibration import Calibration, DetectorNames
 from model_store.errors import InvalidInput
-from model_store.manifest import ClassSpec, Description, DetectorSpec, Manifest, NoiseSpec, TargetSpec
+from model_store.manifest import AbstentionSpec, ClassSpec, Description, DetectorSpec, Manifest, NoiseSpec, TargetSpec
 from model_store.model import detector_scores
 from model_store.outputs import labels_of
 from model_store.runtime import Runtime
@@ -35,6 +36,7 @@ from training.posteriors.noise import hash_key
 from training.quantise import quantisation_error, quantise_network, quantise_sampler
 from training.recipe import Recipe
 from training.served import served_network
+from training.temperature import set_temperature
 
 DETECTORS = 7  # the random stream of the detectors' fit, beside those of `training.fit`
 MEASURED_ROWS = 16  # rows that share draws when quality is measured
@@ -73,6 +75,11 @@ def assemble(
     Raises:
         ParityError: if the exported graphs do not compute what the model computes.
     """
+    tempered = {}
+    if recipe.serving.temperature:
+        temperature = set_temperature(model.eval(), splits.validation, recipe.training.validation_draws, recipe.seed)
+        tempered["temperature"] = asdict(temperature)
+        say(f"temperature {temperature.value:.4g}")
     model = model.cpu().eval()
     fold(model)
     weights = {key: tensor.detach().clone().contiguous() for key, tensor in model.state_dict().items()}
@@ -103,6 +110,7 @@ def assemble(
     num_labels = max(len(data.classes), 1)
     say(f"calibrating on {len(splits.reference)} + {len(splits.ranking)} rows")
     calibration = calibrate(runtime, splits.reference, splits.ranking, counts, names, num_labels, recipe.seed)
+    abstention = None if recipe.task == "regression" else abstention_spec(calibration, recipe.serving.risk, say)
     say(f"measuring on {len(splits.test)} test rows")
     measured = measure(runtime, calibration, names.density, splits.test, (data.minimum, data.maximum), recipe.seed)
 
@@ -130,7 +138,8 @@ def assemble(
             smallest_fpr=calibration.smallest_fpr,
             rows_per_draw_set=rows_per_draw_set(runtime, min(len(splits.reference), len(splits.ranking)), counts[-1]),
         ),
-        training={**facts, "data_digest": data.digest(), "python": platform.python_version()},
+        abstention=abstention,
+        training={**facts, **tempered, "data_digest": data.digest(), "python": platform.python_version()},
         quality=measured,
         parity=differences,
         precision=precision,
@@ -138,6 +147,15 @@ def assemble(
     files["weights.safetensors"] = save_tensors(weights)
     files["calibration.safetensors"] = save_arrays(calibration.tensors())
     return description, files
+
+
+def abstention_spec(calibration: Calibration, risk: float | None, say: Callable[[str], None]) -> AbstentionSpec:
+    """Return what the manifest says of rows left undecided; `risk` is the level of requests that name none."""
+    draws, fpr = int(calibration.draw_counts[-1]), max(0.05, calibration.smallest_fpr)
+    smallest = calibration.smallest_risk(draws, fpr)
+    if risk is not None and risk < smallest:
+        say(f"serving.risk {risk:g} cannot be certified, only {smallest:g}: every row will be left undecided")
+    return AbstentionSpec(confidence=CONFIDENCE, smallest_risk=smallest, risk=risk)
 
 
 def fold(model: BayesianModel) -> None:

@@ -92,7 +92,7 @@ def recalibrate(
     detectors, counts = manifest.detectors, list(manifest.detectors.draw_counts)
     reference, ranking, test = dealt.reference, dealt.ranking, dealt.test
     say(f"calibrating on {len(reference)} + {len(ranking)} rows")
-    calibration = calibrate(runtime, reference, ranking, counts, detectors.density, detectors.combined, seed)
+    calibration = calibrate(runtime, reference, ranking, counts, detectors.names, manifest.num_labels, seed)
     say(f"measuring on {len(test)} test rows")
     quality = measure(runtime, calibration, detectors.density, test, (data.minimum, data.maximum), seed)
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])

@@ -179,6 +179,8 @@ class ServingSection(Section):
     draws: Annotated[int, Field(ge=2, le=1000)] = 100
     precision: Literal["float32", "int8"] = "float32"
     combined: Annotated[list[Literal[*DETECTOR_NAMES]], Field(min_length=1)] | None = None
+    temperature: bool = True
+    risk: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
 class Recipe(Section):
@@ -281,6 +283,8 @@ def _validated(content: dict[str, Any], origin: str) -> Recipe:
         raise InvalidInput(f"{origin}: serving.precision", "float32 for task regression", "'int8'")
     if recipe.likelihood is not None and recipe.task != "regression":
         raise InvalidInput(f"{origin}: likelihood", f"none for task {recipe.task}", "one")
+    if recipe.serving.risk is not None and recipe.task == "regression":
+        raise InvalidInput(f"{origin}: serving.risk", "none for task regression", f"{recipe.serving.risk}")
     known = (*DETECTED[recipe.task], *DENSITY_NAMES)
     for i, name in enumerate(recipe.serving.combined or ()):
         if name not in known:

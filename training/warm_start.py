@@ -1,8 +1,9 @@
 """Warm start: a new model begins at a published one's weights, its last layer with more classes where there are more.
 
-Everything is carried over: parameters, standardisation of rows, statistics of normalisation. Old classes come first,
-so that of a tensor with a class axis the leading part is carried over, and the rest is fresh: weights as the module
-starts them, V random, biases 0, scales g at the mean of the old classes' and with the recipe's initial spread.
+Everything is carried over: parameters, standardisation of rows, statistics of normalisation; all but the temperature,
+which is fitted anew at the end. Old classes come first, so that of a tensor with a class axis the leading part is
+carried over, and the rest is fresh: weights as the module starts them, V random, biases 0, scales g at the mean of
+the old classes' and with the recipe's initial spread.
 
 A flow over scales or weights cannot take on a coordinate: its couplings split them in halves. If there are more of
 them, the flow starts anew, near the identity, and its last, affine layer takes each old coordinate's mean and
@@ -72,6 +73,7 @@ def carry_over(model: BayesianModel, parent: BayesianModel, more_classes: int) -
         and posterior.lift is None
         and len(posterior.flow.transforms) > 1
     )
+    parent.likelihood.temperature.fill_(1.0)  # fitted anew after the fit
     carried = parent.state_dict()
     for name, tensor in model.state_dict().items():
         if starts_anew and name.startswith("posterior."):

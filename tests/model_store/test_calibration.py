@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 from scipy import stats
 
+from model_store.abstention import Answers
 from model_store.calibration import Calibration, DetectorNames, DetectorScores, conformal_p_value
 
 DETECTORS = ("a", "b", "c")
@@ -122,98 +123,72 @@ def test_a_number_of_draws_that_was_not_calibrated_is_refused():
         calibration.prediction_sets(np.full((1, 2), 0.5), 3, 0.9)
 
 
-# Prediction sets
+# Prediction sets and intervals
 
 
-@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.95])
-def test_prediction_sets_hold_the_true_label_as_often_as_stated_and_are_never_empty(coverage):
-    generator = np.random.default_rng(int(coverage * 100))
-    covered, sizes = [], []
-    for _ in range(SPLITS):
-        probs, labels = labelled(generator, 99)
-        calibration = fitted(generator, ranking=99, true_probs=probs[np.arange(99), labels])
-        probs, labels = labelled(generator, 100)
-        inside = calibration.prediction_sets(probs, 1, coverage)
-        assert np.all(inside[np.arange(100), probs.argmax(axis=1)])
-        covered.append(inside[np.arange(100), labels].mean())
-        sizes.append(inside.sum(axis=1).mean())
-    error = np.std(covered) / math.sqrt(SPLITS)
-    assert np.mean(covered) >= coverage - 5.5 * error
-    assert np.mean(sizes) < 5  # and not by holding every class
+def test_sets_and_intervals_are_those_of_the_number_of_draws():
+    scores = {name: np.array([[1.0, 2.0, 3.0], [11.0, 12.0, 13.0]]) for name in DETECTORS}
+    nonconformity = np.array([[0.3, 0.1, 0.2], [0.9, 0.8, 0.7]])
+    scores = DetectorScores(scores, np.zeros((2, 3), dtype=np.int64))
+    calibration = Calibration.fit([1, 10], scores, scores, nonconformity, NAMES, LABELS)
+    probs, mean, std = np.array([[0.5, 0.3, 0.2]]), np.array([10.0]), np.array([2.0])
+    # ceil(4 x .5) = 2nd smallest: .2 and .8; the mass above the classes is 0, .5 and .8.
+    assert calibration.prediction_sets(probs, 1, 0.5).tolist() == [[True, False, False]]
+    assert calibration.prediction_sets(probs, 10, 0.5).tolist() == [[True, True, True]]
+    assert calibration.intervals(mean, std, 1, 0.5).tolist() == [[9.6, 10.4]]
+    assert calibration.intervals(mean, std, 10, 0.5).tolist() == [[8.4, 11.6]]
 
 
-def test_prediction_sets_by_hand():
-    calibration = fitted(np.random.default_rng(0), ranking=4, true_probs=np.array([0.9, 0.8, 0.6, 0.3]))
-    probs = np.array([[0.7, 0.2, 0.1], [0.35, 0.33, 0.32], [0.25, 0.24, 0.51]])
-    # ceil(5 x .6) = 3rd smallest of 1 - p: .4, so classes with p >= .6; and the most probable one.
-    assert calibration.prediction_sets(probs, 1, 0.6).tolist() == [
-        [True, False, False],
-        [True, False, False],
-        [False, False, True],
-    ]
-    # ceil(5 x .8) = 4th: classes with p >= .3.
-    assert calibration.prediction_sets(probs, 1, 0.8).tolist() == [
-        [True, False, False],
-        [True, True, True],
-        [False, False, True],
-    ]
+# Abstention
 
 
-def test_a_coverage_that_the_calibration_cannot_give_takes_every_class():
-    calibration = fitted(np.random.default_rng(0), ranking=4)
-    assert calibration.prediction_sets(np.array([[1.0, 0.0]]), 1, 0.81).all()
+@settings(max_examples=100, deadline=None)
+@given(rows=st.integers(1, 60), fpr=st.one_of(st.floats(0.0, 1.0), st.integers(1, 61).map(lambda k: k / 61)))
+def test_as_many_ranking_rows_count_as_flagged_as_p_values_are_at_most_fpr(rows, fpr):
+    calibration = fitted(np.random.default_rng(rows), ranking=rows)
+    statistic = calibration.ranking[0]
+    between = np.concatenate([[statistic[0] - 1], (statistic[1:] + statistic[:-1]) / 2, [statistic[-1] + 1]])
+    fires = conformal_p_value(between, statistic) <= fpr  # of new rows, one in each gap of the ranking statistics
+    assert calibration.flagged(fpr) == min(fires.sum(), rows)
 
 
-# Intervals
-
-
-@pytest.mark.parametrize(("ranking", "coverage"), [(99, 0.5), (99, 0.95), (39, 0.9), (40, 0.9)])
-def test_intervals_hold_the_target_as_often_as_the_beta_binomial_says(ranking, coverage):
-    generator = np.random.default_rng([ranking, int(100 * coverage)])
-    new = 50
-    covered = []
-    for _ in range(SPLITS):
-        y, mean, std = targets(generator, ranking)
-        calibration = fitted(generator, ranking=ranking, true_probs=1 - np.abs(y - mean) / std)
-        y, mean, std = targets(generator, new)
-        bounds = calibration.intervals(mean, std, 1, coverage)
-        covered.append(np.sum((bounds[:, 0] <= y) & (y <= bounds[:, 1])))
-    position = math.ceil((ranking + 1) * coverage)
-    law = stats.betabinom(new, position, ranking + 1 - position)
-    error = law.std() / math.sqrt(SPLITS)
-    assert np.mean(covered) == pytest.approx(law.mean(), abs=5.5 * error)
-    spread = np.array(covered) - law.mean()
-    fourth = (
-        law.moment(4) - 4 * law.mean() * law.moment(3) + 6 * law.mean() ** 2 * law.moment(2) - 3 * law.mean() ** 4
+def test_the_doubt_is_kept_in_the_order_of_the_statistic():
+    generator = np.random.default_rng(0)
+    doubt, is_wrong = generator.uniform(size=(2, 30)), generator.uniform(size=(2, 30)) < 0.5
+    reference, ranking = (
+        DetectorScores(
+            {name: np.exp(generator.normal(size=(2, n))) for name in DETECTORS}, generator.integers(0, LABELS, (2, n))
+        )
+        for n in (40, 30)
     )
-    error = math.sqrt((fourth - law.var() ** 2) / SPLITS)
-    assert np.mean(spread**2) == pytest.approx(law.var(), abs=7 * error)
+    answers = Answers(generator.uniform(size=(2, 40)), doubt, is_wrong)
+    calibration = Calibration.fit([1, 5], reference, ranking, doubt, NAMES, LABELS, answers)
+    for j, count in enumerate((1, 5)):
+        of_count = {name: scores[j] for name, scores in ranking.by_name.items()}
+        p_value = calibration.judge(of_count, ranking.labels[j], count).p_value
+        order = np.argsort(-p_value)
+        assert calibration.abstention.doubt[j].tolist() == doubt[j][order].tolist()
+        assert calibration.abstention.is_wrong[j].tolist() == is_wrong[j][order].tolist()
 
 
-def test_intervals_by_hand():
-    calibration = fitted(np.random.default_rng(0), ranking=4, true_probs=1 - np.array([0.5, 2.0, 1.0, 4.0]))
-    mean, std = np.array([10.0, -1.0]), np.array([1.0, 0.25])
-    # ceil(5 x .6) = 3rd smallest of |y - mean| / std: 2.
-    assert calibration.intervals(mean, std, 1, 0.6).tolist() == [[8.0, 12.0], [-1.5, -0.5]]
-    assert calibration.intervals(mean, std, 1, 0.8).tolist() == [[6.0, 14.0], [-2.0, 0.0]]
-
-
-def test_a_coverage_that_the_calibration_cannot_give_has_no_bounds():
-    calibration = fitted(np.random.default_rng(0), ranking=4)
-    assert calibration.intervals(np.array([3.0]), np.array([1.0]), 1, 0.81).tolist() == [[-np.inf, np.inf]]
+def test_a_calibration_without_labels_certifies_no_risk():
+    calibration = fitted(np.random.default_rng(0))
+    with pytest.raises(ValueError, match="answers that are right or wrong"):
+        calibration.largest_doubt(1, 0.05, 0.1)
 
 
 # Tensors
 
 
 def test_tensors_round_trip_through_safetensors():
-    calibration = fitted(np.random.default_rng(3), counts=(1, 5, 20), ranking=30)
+    calibration = fitted(np.random.default_rng(3), counts=(1, 5, 20), ranking=30, answers=answers(3, 60, 30))
     read = Calibration.from_tensors(load(save(calibration.tensors())), NAMES, LABELS)
     scores = scores_of(np.random.default_rng(4), 50)
     for count in (1, 5, 20):
         ours, theirs = calibration.judge(*scores, count), read.judge(*scores, count)
-        assert ours.p_value.tolist() == theirs.p_value.tolist()
         assert all(ours.detector_p_values[n].tolist() == theirs.detector_p_values[n].tolist() for n in DETECTORS)
+        assert ours.p_value.tolist() == theirs.p_value.tolist()
+        assert calibration.largest_doubt(count, 0.1, 0.5) == read.largest_doubt(count, 0.1, 0.5) > 0
     assert read.nonconformity.tolist() == calibration.nonconformity.tolist()
 
 
@@ -237,6 +212,14 @@ MALFORMED = {
     "no centres of a density": ("centre.b", lambda _: None),
     "spreads of another number of labels": ("spread.c", lambda t: t[:, :2]),
     "a spread of 0": ("spread.b", lambda t: t * 0),
+    "no doubt": ("abstention.doubt", lambda _: None),
+    "doubt of fewer rows": ("abstention.doubt", lambda t: t[:, 1:]),
+    "doubt above 1": ("abstention.doubt", lambda t: t + 1),
+    "doubt that is not a number": ("abstention.doubt", lambda t: t * np.nan),
+    "candidates that fall": ("abstention.candidates", lambda t: t[:, ::-1]),
+    "candidates of fewer draws": ("abstention.candidates", lambda t: t[:1]),
+    "wrong labels as numbers": ("abstention.is_wrong", lambda t: t.astype(np.float64)),
+    "wrong labels of fewer rows": ("abstention.is_wrong", lambda t: t[:, 1:]),
     "an infinite score": ("ranking", lambda t: np.where(t == t.max(), np.inf, t)),
 }
 
@@ -244,7 +227,7 @@ MALFORMED = {
 @pytest.mark.parametrize("fault", MALFORMED)
 def test_malformed_tensors_are_refused_by_name(fault):
     name, change = MALFORMED[fault]
-    tensors = fitted(np.random.default_rng(3), counts=(1, 5)).tensors()
+    tensors = fitted(np.random.default_rng(3), counts=(1, 5), answers=answers(2, 60, 50)).tensors()
     changed = change(tensors.pop(name))
     if changed is not None:
         tensors[name] = changed
@@ -267,15 +250,14 @@ def scores_of(generator, rows, decimals=None):
     return (scores if decimals is None else {name: np.round(s, decimals) for name, s in scores.items()}), labels
 
 
-def fitted(generator, counts=(1,), reference=60, ranking=50, true_probs=None, decimals=None):
+def fitted(generator, counts=(1,), reference=60, ranking=50, decimals=None, answers=None):
     def stacked(rows):
         made = [scores_of(generator, rows, decimals) for _ in counts]
         by_name = {name: np.stack([scores[name] for scores, _ in made]) for name in DETECTORS}
         return DetectorScores(by_name, np.stack([labels for _, labels in made]))
 
-    true_probs = generator.uniform(size=ranking) if true_probs is None else true_probs
-    tiled = np.tile(true_probs, (len(counts), 1))
-    return Calibration.fit(list(counts), stacked(reference), stacked(ranking), 1 - tiled, NAMES, LABELS)
+    nonconformity = generator.uniform(size=(len(counts), ranking))
+    return Calibration.fit(list(counts), stacked(reference), stacked(ranking), nonconformity, NAMES, LABELS, answers)
 
 
 def flags(generator, ranking, new, fpr, decimals=None):
@@ -284,14 +266,8 @@ def flags(generator, ranking, new, fpr, decimals=None):
     return int(np.sum(calibration.judge(*scores_of(generator, new, decimals), 1).p_value <= fpr))
 
 
-def targets(generator, rows):
-    """Targets with predictions that are wrong: biased, and of a std that says little."""
-    std = np.exp(generator.normal(size=rows))
-    mean = generator.normal(size=rows)
-    return mean + 0.5 + std * generator.standard_t(3, rows), mean, std * generator.uniform(0.5, 2.0, rows)
-
-
-def labelled(generator, rows):
-    """Probabilities of five classes, and labels drawn from them."""
-    probs = generator.dirichlet(np.full(5, 0.4), rows)
-    return probs, (probs.cumsum(axis=1) < generator.uniform(size=(rows, 1))).sum(axis=1).clip(max=4)
+def answers(counts, reference, ranking):
+    """Doubt of rows that are mostly right."""
+    generator = np.random.default_rng(counts)
+    doubts = (generator.uniform(size=(counts, rows)) for rows in (reference, ranking))
+    return Answers(*doubts, generator.uniform(size=(counts, ranking)) < 0.1)

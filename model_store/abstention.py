@@ -1,0 +1,143 @@
+"""When to answer "undecided": doubt beyond which a classification's risk would exceed what was asked for.
+
+A row is answered if its *doubt*, 1 - the largest mean probability, is at most a threshold and the flag does not fire
+on it; otherwise the service abstains. The selective risk is the probability that the label of an answered row is
+wrong. The threshold is chosen such that, with a probability of at least `CONFIDENCE` over the ranking split, the
+selective risk is at most the level asked for. Rows must be independent and of one distribution, those of the ranking
+split and new ones.
+
+It is chosen by fixed-sequence testing (Angelopoulos, Bates, Candes, Jordan and Lei, "Learn then test: calibrating
+predictive algorithms to achieve risk control", 2021, section 2.3; Geifman and El-Yaniv, "Selective classification for
+deep neural networks", 2017, have the setting). Candidates are quantiles of the reference split's doubt, so that they
+do not depend on the ranking split. Of each the hypothesis "the risk is more than the level" is tested on the ranking
+rows that it answers: with k wrong of n the p-value is P(Binomial(n, level) <= k). Tests begin at each of `STARTS` and
+go on to larger thresholds while they reject; the largest threshold that any of these sequences rejects is taken. Each
+has an equal share of 1 - CONFIDENCE, so with that confidence no hypothesis is rejected that is true.
+
+**Flagged rows.** With n ranking rows a false-positive rate flags those whose statistic is above the h-th largest
+ranking statistic, h = floor(fpr (n + 1)). Given that number, the n - h ranking rows below it are independent rows of
+the distribution of unflagged rows (of a continuous statistic): the tests look at these alone.
+"""
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+CONFIDENCE = 0.95
+STARTS = (0.125, 0.25, 0.5, 1.0)  # shares of the reference rows that a candidate answers
+CANDIDATES = 100
+DECIMALS = 4  # of the smallest risk
+NOTHING = -math.inf  # the threshold that answers no row
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Doubt of the two calibration splits' rows, in the splits' order, and whether a ranking row's label is wrong."""
+
+    reference_doubt: Float64[np.ndarray, "J n"]
+    ranking_doubt: Float64[np.ndarray, "J m"]
+    is_wrong: Bool[np.ndarray, "J m"]
+
+
+@dataclass(frozen=True)
+class Abstention:
+    """What thresholds are chosen from, for J numbers of draws.
+
+    The m ranking rows are in the order of their flag's statistic, the rows most like the reference rows first.
+    """
+
+    candidates: Float64[np.ndarray, "J T"]  # rising; the last answers every row that is not flagged
+    doubt: Float64[np.ndarray, "J m"]
+    is_wrong: Bool[np.ndarray, "J m"]
+
+    @classmethod
+    def fit(cls, answers: Answers, order: Int64[np.ndarray, "J m"]) -> "Abstention":
+        """Keep the ranking rows in the order of their statistic."""
+        rows = answers.reference_doubt.shape[1]
+        places = np.ceil(rows * np.arange(1, CANDIDATES + 1) / CANDIDATES).astype(int) - 1
+        candidates = np.take(np.sort(answers.reference_doubt, axis=1), places, axis=1)
+        candidates[:, -1] = 1.0  # doubt is less
+        return cls(
+            candidates,
+            np.take_along_axis(answers.ranking_doubt, order, axis=1),
+            np.take_along_axis(answers.is_wrong, order, axis=1),
+        )
+
+    def threshold(self, j: int, flagged: int, risk: float) -> float:
+        """Return the largest doubt to answer at, of the j-th number of draws, or `NOTHING`.
+
+        Args:
+            j: index of the number of draws.
+            flagged: how many ranking rows have statistics that the flag would fire at (h above).
+            risk: the level, in (0, 1).
+        """
+        unflagged = self.doubt.shape[1] - flagged
+        doubt, is_wrong = self.doubt[j, :unflagged], self.is_wrong[j, :unflagged]
+        order = np.argsort(doubt, kind="stable")
+        answered = doubt[order].searchsorted(self.candidates[j], side="right")
+        wrong = np.concatenate([[0], is_wrong[order].cumsum()])[answered]
+        is_rejected = binomial_tail(wrong, answered, risk) <= (1.0 - CONFIDENCE) / len(STARTS)
+        ends = [_end(is_rejected, math.ceil(share * CANDIDATES) - 1) for share in STARTS]
+        return NOTHING if max(ends) < 0 else float(self.candidates[j, max(ends)])
+
+    def smallest_risk(self, j: int, flagged: int) -> float:
+        """Return the smallest level at which any row is answered, in steps of 10^-DECIMALS; 1 if there is none."""
+        steps = 10**DECIMALS
+        levels = range(1, steps)
+        return (1 + bisect_left(levels, True, key=lambda i: self.threshold(j, flagged, i / steps) != NOTHING)) / steps
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Return its arrays of `calibration.safetensors`."""
+        return {f"abstention.{name}": array for name, array in vars(self).items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, np.ndarray], shape: tuple[int, ...]) -> "Abstention | None":
+        """Read back what `tensors` gave, None where there is none of it; `shape` is that of the ranking statistics.
+
+        Raises:
+            ValueError: for anything inconsistent.
+        """
+        names = {name: f"abstention.{name}" for name in ("candidates", "doubt", "is_wrong")}
+        missing = [key for key in names.values() if key not in tensors]
+        if len(missing) == len(names):
+            return None
+        if missing:
+            raise ValueError(f"expected tensors {missing}, which are not there")
+        candidates, doubt, is_wrong = (tensors[key] for key in names.values())
+        rises = candidates.shape == (shape[0], CANDIDATES) and bool(np.all(np.diff(candidates, axis=1) >= 0))
+        for key, array, fits in (
+            (names["candidates"], candidates, rises),
+            (names["doubt"], doubt, doubt.shape == shape),
+        ):
+            if not fits or array.dtype != np.float64 or not np.all((array >= 0) & (array <= 1)):
+                raise ValueError(f"{key}: expected float64 numbers from 0 to 1, rows of them for each of draw_counts")
+        if is_wrong.shape != shape or is_wrong.dtype != np.bool_:
+            raise ValueError(f"{names['is_wrong']}: expected a boolean for each of the ranking statistics")
+        return cls(candidates, doubt, is_wrong)
+
+
+def binomial_tail(
+    wrong: Int64[np.ndarray, "T"], rows: Int64[np.ndarray, "T"], risk: float
+) -> Float64[np.ndarray, "T"]:
+    """Return P(Binomial(rows, risk) <= wrong), risk in (0, 1)."""
+    log_factorial = np.concatenate([[0.0], np.log(np.arange(1, rows.max(initial=0) + 1)).cumsum()])
+    k = np.arange(wrong.max(initial=0) + 1)
+    rest = rows[:, None] - k
+    log_pmf = (
+        log_factorial[rows][:, None]
+        - log_factorial[k]
+        - log_factorial[np.maximum(rest, 0)]
+        + k * math.log(risk)
+        + rest * math.log1p(-risk)
+    )
+    return np.exp(np.where(k <= wrong[:, None], log_pmf, -np.inf)).sum(axis=1)
+
+
+def _end(is_rejected: Bool[np.ndarray, "T"], start: int) -> int:
+    """Return the last place of the run of true values that begins at `start`, or -1."""
+    accepted = np.flatnonzero(~is_rejected[start:])
+    stop = start + int(accepted[0]) if len(accepted) else len(is_rejected)
+    return stop - 1 if stop > start else -1

@@ -1,0 +1,75 @@
+"""Prediction sets and intervals that hold the truth with a stated probability (split conformal prediction).
+
+Of n calibration rows the truth has *nonconformities*, numbers of which more mean farther from the prediction. A set
+or interval holds whatever has a nonconformity of at most q, the ceil((n + 1) coverage)-th smallest of them. For
+inputs exchangeable with the calibration rows it holds the truth with a probability of at least `coverage`, and of at
+most coverage + 1 / (n + 1) if no two nonconformities are equal (Vovk, Gammerman and Shafer, "Algorithmic learning in
+a random world", 2005; Lei et al., "Distribution-free predictive inference for regression", 2018, theorem 2.2).
+
+**Classes.** A class's nonconformity is the mass above it, the sum of the probabilities of all classes more probable
+than it: 0 of the most probable class. So a set is made of the most probable classes, as many as it takes for their
+mass to exceed q, and is never empty. These are the adaptive sets of Romano, Sesia and Candes, "Classification with
+valid and adaptive coverage", 2020, without their random number: nothing but the row and its draws decides a set. Rows
+whose label is right all have nonconformity 0: of a `coverage` below the model's accuracy the set is the label alone,
+and holds the truth as often as the label is right.
+
+**Numbers.** A target's nonconformity is |y - mean| / std, and the interval mean -/+ q std (Lei et al. 2018, section
+5.2).
+"""
+
+import math
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int64
+
+Rising = Float64[np.ndarray, "n"]
+
+
+def mass_above(probs: Float64[np.ndarray, "N C"]) -> Float64[np.ndarray, "N C"]:
+    """Return for each row and class the probability of all classes more probable than it, from 0 to 1.
+
+    Of classes with equal probabilities the first counts as more probable.
+    """
+    order = np.argsort(-probs, axis=1, kind="stable")
+    # 1 - the mass of a class and all below it: a row's classes differ even where the first's probability rounds to 1.
+    rest = np.take_along_axis(probs, order, axis=1)[:, ::-1].cumsum(axis=1)[:, ::-1]
+    sorted_mass = np.maximum(1.0 - rest, 0.0)
+    sorted_mass[:, 0] = 0.0
+    mass = np.empty_like(probs)
+    np.put_along_axis(mass, order, sorted_mass, axis=1)
+    return mass
+
+
+def class_nonconformity(
+    probs: Float64[np.ndarray, "N C"], labels: Int64[np.ndarray, "N"]
+) -> Float64[np.ndarray, "N"]:
+    """Return the mass above each row's label, from 0 to 1."""
+    return mass_above(probs)[np.arange(len(labels)), labels]
+
+
+def target_nonconformity(
+    mean: Float64[np.ndarray, "N"], std: Float64[np.ndarray, "N"], y: Float[np.ndarray, "N"]
+) -> Float64[np.ndarray, "N"]:
+    """Return |y - mean| / std of each row."""
+    return np.abs(y - mean) / std
+
+
+def quantile(nonconformity: Rising, coverage: float) -> float:
+    """Return q, the ceil((n + 1) coverage)-th smallest of sorted nonconformities; infinite where they are too few."""
+    position = math.ceil((len(nonconformity) + 1) * coverage)
+    return math.inf if position > len(nonconformity) else float(nonconformity[position - 1])
+
+
+def prediction_sets(
+    probs: Float64[np.ndarray, "N C"], nonconformity: Rising, coverage: float
+) -> Bool[np.ndarray, "N C"]:
+    """Return which classes belong to each row's set: all of them where there are too few calibration rows."""
+    return mass_above(probs) <= quantile(nonconformity, coverage)
+
+
+def intervals(
+    mean: Float64[np.ndarray, "N"], std: Float64[np.ndarray, "N"], nonconformity: Rising, coverage: float
+) -> Float64[np.ndarray, "N 2"]:
+    """Return the lower and upper end of each row's interval; infinite where there are too few calibration rows."""
+    half = quantile(nonconformity, coverage) * std
+    return np.stack([mean - half, mean + half], axis=1)
