@@ -73,7 +73,6 @@ def carry_over(model: BayesianModel, parent: BayesianModel, more_classes: int) -
         and posterior.lift is None
         and len(posterior.flow.transforms) > 1
     )
-    parent.likelihood.temperature.fill_(1.0)  # fitted anew after the fit
     carried = parent.state_dict()
     for name, tensor in model.state_dict().items():
         if starts_anew and name.startswith("posterior."):
@@ -89,6 +88,7 @@ def carry_over(model: BayesianModel, parent: BayesianModel, more_classes: int) -
             _carry_theta(old, tensor, old_slots, slots, more_classes)
         else:
             _carry(name, old, tensor, more_classes)
+    model.likelihood.temperature.fill_(1.0)  # fitted anew after the fit
     if starts_anew:
         assert isinstance(posterior, HypernetworkPosterior)
         mean, std = _moments(parent)

@@ -54,7 +54,7 @@ def test_the_answer_has_the_contract_s_fields(client, digits_rows):
     assert len(answer["predictions"]) == 3
     fields = {
         *("label", "probabilities", "num_samples", "entropy", "expected_entropy", "bald", "mean_std"),
-        *("variation_ratio", "standard_error", "flag", "p_value", "detectors", "prediction_set"),
+        *("variation_ratio", "standard_error", "flag", "p_value", "detectors", "prediction_set", "abstain"),
     }
     for prediction in answer["predictions"]:
         assert set(prediction) == fields
@@ -183,8 +183,9 @@ def test_a_number_of_draws_that_was_not_calibrated_is_judged_by_the_first_ones(
     wanted = predict(client, rows, seed=9, num_samples=num_samples, return_samples=True)["predictions"]
     calibrated = predict(client, rows, seed=9, num_samples=judged)["predictions"]
     for a, b in zip(wanted, calibrated, strict=True):
-        for name in ("p_value", "flag", "detectors", "prediction_set"):
+        for name in ("p_value", "flag", "detectors"):
             assert a[name] == b[name]
+        assert set(a["prediction_set"]) == {*b["prediction_set"], a["label"]}
         assert a["num_samples"] == num_samples
         assert a["probabilities"] == pytest.approx(np.mean(a["samples"], axis=0).tolist(), abs=1e-6)
 
@@ -264,7 +265,8 @@ def test_an_npz_answer_holds_what_the_json_answer_does(client, digits_rows, num_
     assert samples.tolist() == np.array([p["samples"] for p in predictions], dtype=np.float32).tolist()
     for name, column in arrays.items():
         assert column.tolist() == [p[name] for p in predictions], name
-    assert set(arrays) == set(predictions[0]) - {"standard_error", "detectors", "prediction_set", "samples"}
+    nested = {"standard_error", "detectors", "prediction_set", "samples"}
+    assert set(arrays) == set(predictions[0]) - nested - {"abstain"}  # no risk is in force
 
 
 def test_arrays_in_and_arrays_out_agree_with_json(client, digits_rows):

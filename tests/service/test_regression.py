@@ -307,6 +307,13 @@ def test_an_npz_answer_holds_what_the_json_answer_does(client, wavy, num_samples
     assert set(arrays) == set(predictions[0]) - missing
 
 
+def test_a_risk_is_refused(client, wavy):
+    answer = client.post("/predict", json={"model": "wavy", "inputs": wavy["x_test"][:1].tolist(), "risk": 0.1})
+    assert answer.status_code == 422
+    assert "risk: expected none, since wavy is a regression" in answer.json()["detail"]
+    assert client.get("/models/wavy").json()["smallest_risk"] is None
+
+
 def test_a_model_says_its_task_and_target(client):
     described = client.get("/models/wavy").json()
     assert (described["task"], described["target"], described["classes"]) == ("regression", "y", None)

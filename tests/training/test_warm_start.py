@@ -61,8 +61,11 @@ def fitted_like(settings, classes=OLD):
 def test_with_the_same_classes_all_is_carried_over(method):
     old, _ = fitted_like(recipe(method))
     new = build(recipe(method).model_copy(update={"seed": 1}), SHAPE, OLD)
+    old.likelihood.temperature.fill_(3.0)
     carry_over(new, old, 0)
     state = old.state_dict()
+    assert new.likelihood.temperature == 1.0
+    state["likelihood.temperature"] = torch.tensor(1.0)
     assert new.state_dict().keys() == state.keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in new.state_dict().items())
 

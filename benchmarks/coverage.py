@@ -1,0 +1,275 @@
+"""Do sets, intervals and abstention keep what they state? Counts over random splits of held-out rows.
+
+`python -m benchmarks.coverage NAME [--splits 200] [--write]` scores every row that the model was not fitted on as a
+lone request is served, deals the rows at random to calibration and test, calibrates with the code that publication
+uses, and counts how many test rows are covered. With n calibration rows and k = ceil(coverage (n + 1)) that count is
+BetaBinomial(m, k, n + 1 - k) of m test rows, if no two nonconformities are equal. Rows whose label is right all have
+nonconformity 0: of a coverage below the accuracy a set is the label alone, and covers more.
+
+Of a classification two other sets stand beside those that are served: least ambiguous ones (all classes of
+probability 1 - q and more, and the label) and randomised adaptive ones (with the label). Its rows are also dealt to
+three equal parts, reference, ranking and test, to count how many are answered at each risk and how often the test
+rows' error is above it.
+"""
+
+import argparse
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from scipy import stats
+
+from benchmarks.flag_rate import fit_p_value
+from benchmarks.model import ROOT
+from model_store.abstention import Answers
+from model_store.calibration import Calibration
+from model_store.conformal_sets import class_nonconformity, intervals, mass_above, prediction_sets, quantile
+from model_store.model import NEEDED, Model
+from model_store.outputs import AnyScores
+from model_store.scores import Scores
+from model_store.store import ModelStore
+from training import data as sources
+from training import recipe as recipes
+from training.calibrate import by_detector, nonconformity, served_scores
+
+COVERAGES = (0.9, 0.95, 0.99)
+RISKS = (0.005, 0.01, 0.02, 0.05)
+FPR = 0.05
+HARD = 0.1  # share of the rows, those of the largest entropy
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows that the model was not fitted on, scored with one number of draws."""
+
+    scores: AnyScores
+    detected: dict[str, np.ndarray]
+    y: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        """How many they are."""
+        return len(self.y)
+
+
+def held_out(model: Model, draws: int, root: Path) -> HeldOut:
+    """Score all rows of the model's data that it was not fitted on and that did not choose its checkpoint."""
+    recipe = recipes.Recipe.model_validate(model.manifest.training["recipe"])
+    columns = model.manifest.input.columns
+    splits = sources.split(sources.load(recipe, root, columns), sources.split_sizes(recipe))
+    parts = (splits.reference, splits.ranking, splits.test)
+    rows = sources.Rows(np.concatenate([r.x for r in parts]), np.concatenate([r.y for r in parts]))
+    scores, density = served_scores(model.runtime, rows, [draws], seed=1)
+    detected = by_detector(scores, density, model.manifest.detectors.density)
+    return HeldOut(scores[0], {name: values[0] for name, values in detected.items()}, rows.y)
+
+
+def halves(rows: int, splits: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return calibration and test rows of random splits."""
+    generator = np.random.default_rng(seed)
+    orders = [generator.permutation(rows) for _ in range(splits)]
+    return [(order[: rows // 2], order[rows // 2 :]) for order in orders]
+
+
+def served_sets(probs: np.ndarray, y: np.ndarray, calibration: np.ndarray, coverage: float) -> np.ndarray:
+    """Return the sets that are served of all rows, calibrated on some."""
+    return prediction_sets(probs, np.sort(class_nonconformity(probs[calibration], y[calibration])), coverage)
+
+
+def least_ambiguous_sets(probs: np.ndarray, y: np.ndarray, calibration: np.ndarray, coverage: float) -> np.ndarray:
+    """Return sets of all classes of probability 1 - q and more, and the label (Sadinle, Lei and Wasserman 2019)."""
+    return _with_labels(1.0 - probs, probs, y, calibration, coverage)
+
+
+def randomised_sets(probs: np.ndarray, y: np.ndarray, calibration: np.ndarray, coverage: float) -> np.ndarray:
+    """Return randomised adaptive sets, and the label (Romano, Sesia and Candes 2020)."""
+    u = np.random.default_rng(0).uniform(size=(len(probs), 1))
+    return _with_labels(mass_above(probs) + u * probs, probs, y, calibration, coverage)
+
+
+def _with_labels(
+    scores: np.ndarray, probs: np.ndarray, y: np.ndarray, calibration: np.ndarray, coverage: float
+) -> np.ndarray:
+    inside = scores <= quantile(np.sort(scores[calibration, y[calibration]]), coverage)
+    inside[np.arange(len(probs)), probs.argmax(axis=1)] = True
+    return inside
+
+
+SETS: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray]] = {
+    "served": served_sets,
+    "least ambiguous": least_ambiguous_sets,
+    "randomised": randomised_sets,
+}
+
+
+def compare_sets(held: HeldOut, coverage: float, splits: int, seed: int) -> list[str]:
+    """Return a line for each kind of sets: how large they are, and how often they cover which rows."""
+    assert isinstance(held.scores, Scores)
+    probs, y = held.scores.probabilities, held.y
+    is_hard = held.scores.entropy >= np.quantile(held.scores.entropy, 1.0 - HARD)
+    lines = []
+    for name, sets in SETS.items():
+        covered, sizes, rows = [], [], []
+        for calibration, test in halves(held.rows, splits, seed):
+            inside = sets(probs, y, calibration, coverage)[test]
+            covered.append(inside[np.arange(len(test)), y[test]])
+            sizes.append(inside.sum(axis=1))
+            rows.append(test)
+        is_covered, size, row = (np.concatenate(values) for values in (covered, sizes, rows))
+        by_class = [is_covered[y[row] == c].mean() for c in range(probs.shape[1])]
+        by_size = [is_covered[mask].mean() if mask.any() else math.nan for mask in (size == 1, size == 2, size > 2)]
+        cells = [size.mean(), is_covered.mean(), min(by_class), is_covered[is_hard[row]].mean(), *by_size]
+        lines.append(f"| {coverage} | {name} | {' | '.join('' if math.isnan(c) else f'{c:.3f}' for c in cells)} |")
+    return lines
+
+
+def covered_counts(held: HeldOut, coverage: float, splits: int, seed: int) -> np.ndarray:
+    """Return how many test rows of each split are covered by what is served."""
+    counts = []
+    for calibration, test in halves(held.rows, splits, seed):
+        if isinstance(held.scores, Scores):
+            inside = served_sets(held.scores.probabilities, held.y, calibration, coverage)[test]
+            counts.append(inside[np.arange(len(test)), held.y[test]].sum())
+        else:
+            far = np.sort(nonconformity(held.scores, held.y)[calibration])
+            bounds = intervals(held.scores.mean[test], held.scores.std[test], far, coverage)
+            counts.append(np.sum((bounds[:, 0] <= held.y[test]) & (held.y[test] <= bounds[:, 1])))
+    return np.array(counts)
+
+
+def answered(held: HeldOut, risk: float, splits: int, seed: int, combined: tuple[str, ...]) -> str:
+    """Return a line: how many test rows are answered at a risk, and how wrong the answers are."""
+    assert isinstance(held.scores, Scores)
+    generator = np.random.default_rng(seed)
+    third = held.rows // 3
+    wrong = held.scores.probabilities.argmax(axis=1) != held.y
+    shares, errors, above = [], [], 0
+    for _ in range(splits):
+        reference, ranking, test = np.split(generator.permutation(held.rows), [third, 2 * third])
+        doubt = held.scores.variation_ratio
+        calibration = Calibration.fit(
+            [1],
+            {name: scores[None, reference] for name, scores in held.detected.items()},
+            {name: scores[None, ranking] for name, scores in held.detected.items()},
+            np.zeros((1, third)),  # sets are not looked at here
+            combined,
+            Answers(doubt[None, reference], doubt[None, ranking], wrong[None, ranking]),
+        )
+        judgement = calibration.judge({name: scores[test] for name, scores in held.detected.items()}, 1)
+        is_answered = (doubt[test] <= calibration.largest_doubt(1, FPR, risk)) & (judgement.p_value > FPR)
+        shares.append(is_answered.mean())
+        if is_answered.any():
+            errors.append(wrong[test][is_answered].mean())
+            above += errors[-1] > risk
+    error = f"{np.mean(errors):.4f}" if errors else ""
+    return (
+        f"| {risk} | {np.mean(shares):.3f} | {np.mean(np.array(shares) == 0):.2f} | {error} | {above / splits:.3f} |"
+    )
+
+
+def coverage_table(held: HeldOut, draws: int, axes: np.ndarray, splits: int, seed: int) -> list[str]:
+    """Return a line for each coverage: covered counts against the beta-binomial, which is drawn beside them."""
+    n, m = held.rows // 2, held.rows - held.rows // 2
+    right = np.mean(nonconformity(held.scores, held.y) == 0) if isinstance(held.scores, Scores) else 0.0
+    lines = []
+    for axis, coverage in zip(axes, COVERAGES, strict=True):
+        k = math.ceil((n + 1) * coverage)
+        if k > n:  # too few rows for any bounds
+            continue
+        found = covered_counts(held, coverage, splits, seed)
+        law = stats.betabinom(m, k, n + 1 - k)
+        # Near the accuracy it differs from split to split whether the set is the label alone.
+        p = f"{fit_p_value(found, law):.3f}" if right < coverage - 0.005 else "label alone"
+        lines.append(
+            f"| {draws} | {coverage} | {n}, {m} | {k / (n + 1):.4f} | {found.mean() / m:.4f} "
+            f"| {law.std():.2f} | {found.std(ddof=1):.2f} | {p} |"
+        )
+        bins = np.arange(found.min(), found.max() + 2) - 0.5
+        axis.hist(found, bins=bins, density=True, alpha=0.5, label="splits")
+        grid = np.arange(int(law.ppf(1e-4)), m + 1)
+        axis.plot(grid, law.pmf(grid), "k-", label="beta-binomial")
+        axis.set(title=f"{draws} draws, coverage {coverage}", xlabel=f"rows covered of {m}")
+    return lines
+
+
+def class_tables(held: HeldOut, draws: int, splits: int, seed: int, combined: tuple[str, ...]) -> list[str]:
+    """Return what is measured of a classification alone: kinds of sets, and abstention."""
+    assert isinstance(held.scores, Scores)
+    accuracy = np.mean(held.scores.probabilities.argmax(axis=1) == held.y)
+    lines = [
+        "",
+        f"Where a coverage is below the accuracy, here {accuracy:.4f}, the set is the label alone and covers more than "
+        "is stated.",
+        "",
+        f"## Kinds of sets, {draws} draws",
+        "",
+        "| coverage | sets | mean size | covered | worst class | hardest tenth | of size 1 | of size 2 | larger |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for coverage in (*COVERAGES, 0.995):
+        lines += compare_sets(held, coverage, splits, seed)
+    lines += [
+        "",
+        "Served: adaptive, not randomised. The hardest tenth are the rows of the largest entropy.",
+        "",
+        f"## Abstention, {draws} draws, fpr {FPR}",
+        "",
+        f"A third of the rows each, {held.rows // 3}, is reference, ranking and test.",
+        "",
+        "| risk | rows answered | splits that answer none | error of answers | splits whose test error is above |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [answered(held, risk, splits, seed, combined) for risk in RISKS]
+    return [
+        *lines,
+        "",
+        "A test error above the risk may be chance of the test rows: the guarantee is of the true risk.",
+    ]
+
+
+def main() -> None:
+    """Measure, print tables, and with `--write` keep them with a plot in docs/results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
+    parser.add_argument("--splits", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--draws", type=int, nargs="*", help="by default 20 and the model's own number")
+    parser.add_argument("--write", action="store_true", help="write docs/results/coverage-NAME.{md,png}")
+    options = parser.parse_args()
+    store = ModelStore(options.store)
+    model = Model.load(store.open(options.name, store.resolve(options.name), wanted=NEEDED))
+    root = Path(os.environ.get("DUBITO_DATA", "data"))
+    lines = [
+        f"# Coverage on held-out rows: {options.name} version {model.manifest.version}",
+        "",
+        f"`python -m benchmarks.coverage {options.name} --splits {options.splits} --seed {options.seed}`; every row is",
+        "scored with draws of its own. Chi-square p is of covered counts against the beta-binomial, in ten bins.",
+        "",
+        "| draws | coverage | calibration, test rows | expected | found | std of count expected | found | p |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    all_draws = options.draws or [20, model.manifest.noise.default_draws]
+    shape = (len(all_draws), len(COVERAGES))
+    figure, axes = plt.subplots(*shape, figsize=(12, 2.8 * shape[0]), layout="constrained", squeeze=False)
+    for row, draws in enumerate(all_draws):
+        held = held_out(model, draws, root)
+        lines += coverage_table(held, draws, axes[row], options.splits, options.seed)
+    axes[0][0].legend()
+    if model.manifest.task == "classification":
+        combined = model.manifest.detectors.combined
+        lines += class_tables(held, all_draws[-1], options.splits, options.seed, combined)
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if options.write:
+        target = ROOT / "docs" / "results" / f"coverage-{options.name}"
+        target.with_suffix(".md").write_text(text)
+        figure.savefig(target.with_suffix(".png"), dpi=100)
+
+
+if __name__ == "__main__":
+    main()
