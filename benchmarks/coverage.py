@@ -202,8 +202,8 @@ def class_tables(held: HeldOut, draws: int, splits: int, seed: int, combined: tu
     accuracy = np.mean(held.scores.probabilities.argmax(axis=1) == held.y)
     lines = [
         "",
-        f"Where a coverage is below the accuracy, here {accuracy:.4f}, the set is the label alone and covers more than "
-        "is stated.",
+        f"Where a coverage is below the accuracy, here {accuracy:.4f}, the set is the label alone and covers more "
+        "than is stated.",
         "",
         f"## Kinds of sets, {draws} draws",
         "",
@@ -247,8 +247,8 @@ def main() -> None:
     lines = [
         f"# Coverage on held-out rows: {options.name} version {model.manifest.version}",
         "",
-        f"`python -m benchmarks.coverage {options.name} --splits {options.splits} --seed {options.seed}`; every row is",
-        "scored with draws of its own. Chi-square p is of covered counts against the beta-binomial, in ten bins.",
+        f"`python -m benchmarks.coverage {options.name} --splits {options.splits} --seed {options.seed}`; every row",
+        "is scored with draws of its own. Chi-square p is of covered counts against the beta-binomial, in ten bins.",
         "",
         "| draws | coverage | calibration, test rows | expected | found | std of count expected | found | p |",
         "|---|---|---|---|---|---|---|---|",

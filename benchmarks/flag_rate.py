@@ -65,6 +65,7 @@ def counts_over_splits(
 def fit_p_value(counts: np.ndarray, law: stats.rv_discrete) -> float:
     """Return the p-value of a chi-square test of counts against a discrete law, in ten bins of like probability."""
     edges = np.unique(law.ppf(np.linspace(0, 1, 11)[1:-1]))
+    edges = edges[edges < law.support()[1]]  # beyond the largest count there is nothing
     expected = np.diff(np.concatenate([[0.0], law.cdf(edges), [1.0]])) * len(counts)
     observed = np.bincount(np.searchsorted(edges, counts, side="left"), minlength=len(expected))
     return float(stats.chisquare(observed, expected).pvalue)

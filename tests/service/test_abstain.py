@@ -44,13 +44,13 @@ def test_without_a_level_nothing_is_said(client, rows):
 
 
 def test_rows_are_undecided_where_they_are_flagged_or_doubtful(client, rows, model):
-    risk = model.calibration.smallest_risk(100, 0.1)
-    predictions = predict(client, rows, risk=risk, fpr=0.1)
-    largest = model.calibration.largest_doubt(100, 0.1, risk)
+    risk = model.calibration.smallest_risk(100, 0.005)  # few rows are flagged, so that doubt decides
+    predictions = predict(client, rows, risk=risk, fpr=0.005)
+    largest = model.calibration.largest_doubt(100, 0.005, risk)
     expected = [p["flag"] or p["variation_ratio"] > largest for p in predictions]
     assert abstains(predictions).tolist() == expected
     assert {(p["flag"], p["abstain"]) for p in predictions} == {(True, True), (False, True), (False, False)}
-    assert [{**p, "abstain": None} for p in predictions] == predict(client, rows, fpr=0.1)
+    assert [{**p, "abstain": None} for p in predictions] == predict(client, rows, fpr=0.005)
 
 
 def test_a_larger_risk_abstains_less(client, rows, model):
@@ -105,7 +105,7 @@ def test_the_level_of_a_version_holds_for_requests_that_name_none(digits_store, 
     with serving(store) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         by_default = predict(client, rows, model="digits")
         assert by_default == predict(client, rows, model="digits", risk=smallest)
-        assert by_default != predict(client, rows, model="digits", risk=0.99)
+        assert set(abstains(by_default)) == {True, False}
         assert abstains(predict(client, rows, model="strict")).all()  # what it cannot certify it does not answer
 
 
