@@ -118,6 +118,7 @@ def tiny_description() -> object:
                 "ranking_rows": 10,
                 "smallest_fpr": 1 / 11,
             },
+            "abstention": {"confidence": 0.95, "smallest_risk": 0.4},
             "training": {"note": "Ünïcode", "nested": {"steps": [1, 2.5, None]}},
             "quality": {"test_accuracy": 0.5},
             "parity": {"theta": 0.0},

@@ -200,6 +200,7 @@ def test_models_are_described(client, digits_store):
         "target": None,
         "quality": manifest.quality,
         "smallest_fpr": manifest.detectors.smallest_fpr,
+        "smallest_risk": manifest.abstention.smallest_risk,
     }
     assert client.get("/models").json() == {"models": [expected]}
     described = client.get("/models/digits").json()

@@ -5,6 +5,7 @@ import pytest
 from sklearn.metrics import accuracy_score, log_loss
 
 from model_store.calibration import DetectorNames
+from model_store.conformal_sets import class_nonconformity
 from model_store.model import detector_scores
 from model_store.runtime import Runtime
 from model_store.scores import Scores, predictive_scores, predictive_sums
@@ -19,6 +20,7 @@ from training.calibrate import (
     served_scores,
 )
 from training.data import digits
+from training.posteriors.noise import hash_key
 from training.recipe import DENSITY_NAMES
 
 COUNTS = [1, 2, 3, 5, 10]
@@ -98,11 +100,16 @@ def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, r
     assert calibration.smallest_fpr == 1 / 26
     assert set(calibration.reference) == {"entropy", "bald", "mean_std", "variation_ratio", *DENSITY_NAMES}
     assert all(scores.shape == (5, 20) for scores in calibration.reference.values())
-    # The other split's true labels, with draws of its own, are what prediction sets are made from.
+    # The other split's true labels, with draws of its own, are what sets and abstention are made from.
     assert calibration.nonconformity.shape == calibration.ranking.shape == (5, 25)
-    many, _ = served_scores(runtime, ranking, [200], seed=9)
-    true_probs = np.sort(1 - many[0].probabilities[np.arange(25), ranking.y])
-    assert np.allclose(calibration.nonconformity[-1], true_probs, atol=0.25)
+    ranked, _ = served_scores(runtime, ranking, COUNTS, hash_key(1, 1))
+    for j, scores in enumerate(ranked):
+        expected = np.sort(class_nonconformity(scores.probabilities, ranking.y))
+        assert calibration.nonconformity[j].tolist() == expected.tolist()
+        assert np.sort(calibration.abstention.doubt[j]).tolist() == np.sort(scores.variation_ratio).tolist()
+        doubt_of_wrong = scores.variation_ratio[scores.probabilities.argmax(axis=1) != ranking.y]
+        found = calibration.abstention.doubt[j][calibration.abstention.is_wrong[j]]
+        assert np.sort(found).tolist() == np.sort(doubt_of_wrong).tolist()
 
 
 def test_detectors_are_the_scores_and_the_densities_by_name_beside_predicted_labels(runtime, rows):

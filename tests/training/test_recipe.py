@@ -161,6 +161,7 @@ REGRESSION = [("bhn-realnvp", 'bhn-realnvp"\ntask = "regression')]
         ([("draws = 50", 'combined = ["residual", "std"]')], "serving.combined.1"),
         ([*REGRESSION, ("draws = 50", 'combined = ["bald"]')], "serving.combined.0"),
         ([*REGRESSION, ("draws = 50", 'precision = "int8"')], "serving.precision"),
+        ([*REGRESSION, ("draws = 50", "risk = 0.01")], "serving.risk"),
     ],
 )
 def test_what_goes_with_another_task_is_named(tmp_path, changes, field):
