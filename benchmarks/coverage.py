@@ -26,8 +26,9 @@ from scipy import stats
 from benchmarks.flag_rate import fit_p_value
 from benchmarks.model import ROOT
 from model_store.abstention import Answers
-from model_store.calibration import Calibration
+from model_store.calibration import Calibration, DetectorScores
 from model_store.conformal_sets import class_nonconformity, intervals, mass_above, prediction_sets, quantile
+from model_store.manifest import Manifest
 from model_store.model import NEEDED, Model
 from model_store.outputs import AnyScores
 from model_store.scores import Scores
@@ -47,7 +48,7 @@ class HeldOut:
     """Rows that the model was not fitted on, scored with one number of draws."""
 
     scores: AnyScores
-    detected: dict[str, np.ndarray]
+    detected: DetectorScores
     y: np.ndarray
 
     @property
@@ -64,8 +65,7 @@ def held_out(model: Model, draws: int, root: Path) -> HeldOut:
     parts = (splits.reference, splits.ranking, splits.test)
     rows = sources.Rows(np.concatenate([r.x for r in parts]), np.concatenate([r.y for r in parts]))
     scores, density = served_scores(model.runtime, rows, [draws], seed=1)
-    detected = by_detector(scores, density, model.manifest.detectors.density)
-    return HeldOut(scores[0], {name: values[0] for name, values in detected.items()}, rows.y)
+    return HeldOut(scores[0], by_detector(scores, density, model.manifest.detectors.density), rows.y)
 
 
 def halves(rows: int, splits: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -141,7 +141,7 @@ def covered_counts(held: HeldOut, coverage: float, splits: int, seed: int) -> np
     return np.array(counts)
 
 
-def answered(held: HeldOut, risk: float, splits: int, seed: int, combined: tuple[str, ...]) -> str:
+def answered(held: HeldOut, risk: float, splits: int, seed: int, manifest: Manifest) -> str:
     """Return a line: how many test rows are answered at a risk, and how wrong the answers are."""
     assert isinstance(held.scores, Scores)
     generator = np.random.default_rng(seed)
@@ -153,13 +153,15 @@ def answered(held: HeldOut, risk: float, splits: int, seed: int, combined: tuple
         doubt = held.scores.variation_ratio
         calibration = Calibration.fit(
             [1],
-            {name: scores[None, reference] for name, scores in held.detected.items()},
-            {name: scores[None, ranking] for name, scores in held.detected.items()},
+            held.detected.take(reference),
+            held.detected.take(ranking),
             np.zeros((1, third)),  # sets are not looked at here
-            combined,
+            manifest.detectors.names,
+            manifest.num_labels,
             Answers(doubt[None, reference], doubt[None, ranking], wrong[None, ranking]),
         )
-        judgement = calibration.judge({name: scores[test] for name, scores in held.detected.items()}, 1)
+        tested = held.detected.take(test)
+        judgement = calibration.judge({name: s[0] for name, s in tested.by_name.items()}, tested.labels[0], 1)
         is_answered = (doubt[test] <= calibration.largest_doubt(1, FPR, risk)) & (judgement.p_value > FPR)
         shares.append(is_answered.mean())
         if is_answered.any():
@@ -196,7 +198,7 @@ def coverage_table(held: HeldOut, draws: int, axes: np.ndarray, splits: int, see
     return lines
 
 
-def class_tables(held: HeldOut, draws: int, splits: int, seed: int, combined: tuple[str, ...]) -> list[str]:
+def class_tables(held: HeldOut, draws: int, splits: int, seed: int, manifest: Manifest) -> list[str]:
     """Return what is measured of a classification alone: kinds of sets, and abstention."""
     assert isinstance(held.scores, Scores)
     accuracy = np.mean(held.scores.probabilities.argmax(axis=1) == held.y)
@@ -223,7 +225,7 @@ def class_tables(held: HeldOut, draws: int, splits: int, seed: int, combined: tu
         "| risk | rows answered | splits that answer none | error of answers | splits whose test error is above |",
         "|---|---|---|---|---|",
     ]
-    lines += [answered(held, risk, splits, seed, combined) for risk in RISKS]
+    lines += [answered(held, risk, splits, seed, manifest) for risk in RISKS]
     return [
         *lines,
         "",
@@ -261,8 +263,7 @@ def main() -> None:
         lines += coverage_table(held, draws, axes[row], options.splits, options.seed)
     axes[0][0].legend()
     if model.manifest.task == "classification":
-        combined = model.manifest.detectors.combined
-        lines += class_tables(held, all_draws[-1], options.splits, options.seed, combined)
+        lines += class_tables(held, all_draws[-1], options.splits, options.seed, model.manifest)
     text = "\n".join(lines) + "\n"
     print(text)
     if options.write:
