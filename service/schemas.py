@@ -115,6 +115,7 @@ class DetectorAnswer(BaseModel):
 
     score: float
     p_value: float
+    fired: bool
 
 
 class RowAnswer(BaseModel):

@@ -86,10 +86,10 @@ def recalibrate(
         BrokenArtifact: if the version cannot be run.
     """
     from training.calibrate import calibrate, rows_per_draw_set
-    from training.publish import measure
+    from training.publish import abstention_spec, measure
 
     manifest, runtime = parent.manifest, Model.load(parent).runtime
-    detectors, counts = manifest.detectors, list(manifest.detectors.draw_counts)
+    detectors, abstention, counts = manifest.detectors, manifest.abstention, list(manifest.detectors.draw_counts)
     reference, ranking, test = dealt.reference, dealt.ranking, dealt.test
     say(f"calibrating on {len(reference)} + {len(ranking)} rows")
     calibration = calibrate(runtime, reference, ranking, counts, detectors.names, manifest.num_labels, seed)
@@ -118,6 +118,7 @@ def recalibrate(
                 }
             ),
             "training": {**made_of, "recalibrated": recalibrated},
+            "abstention": abstention and abstention_spec(calibration, abstention.risk, say),
             "quality": quality,
         }
     )

@@ -9,6 +9,7 @@ from scipy import stats
 
 from model_store.manifest import FILES
 from model_store.model import NEEDED, Model, detector_scores
+from model_store.outputs import labels_of
 from model_store.store import ModelStore
 from training.__main__ import main
 from training.calibrate import served_scores
@@ -50,7 +51,7 @@ def flags(folder, version):
     counts = list(model.manifest.detectors.draw_counts[-1:])
     (scores,), density = served_scores(model.runtime, rows, counts, seed=12)
     detected = detector_scores(scores, density, model.manifest.detectors.density)
-    return model.calibration.judge(detected, counts[0]).p_value <= 0.05
+    return model.calibration.judge(detected, labels_of(scores), counts[0]).p_value <= 0.05
 
 
 def npz(path):

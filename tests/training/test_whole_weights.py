@@ -12,7 +12,7 @@ from training.calibrate import FEWEST_SHARING, draw_seed, rows_per_draw_set, ser
 from training.data import Rows
 from training.export import export, runtime_of
 from training.model import build, initialise
-from training.recipe import Recipe
+from training.recipe import DENSITY_NAMES, Recipe
 from training.served import served_network
 
 INPUTS, HIDDEN = 30, 700
@@ -77,8 +77,8 @@ def test_calibration_rows_that_share_draws_are_scored_as_a_request_of_them_is_se
         log_probs, density = runtime.run_set(some.x[start : start + share], runtime.draw_set(draw_seed(3, i), 3))
         for j, count in enumerate(counts):
             expected = predictive_scores(predictive_sums(log_probs[:count]), standard_errors=False)
-            for name, values in detector_scores(expected, density, ("residual",)).items():
-                got = detector_scores(scores[j], densities, ("residual",))[name]
+            for name, values in detector_scores(expected, density, DENSITY_NAMES).items():
+                got = detector_scores(scores[j], densities, DENSITY_NAMES)[name]
                 np.testing.assert_allclose(got[start : start + share], values, rtol=1e-9, atol=1e-12)
 
 
