@@ -13,9 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.model import ROOT
-from model_store.calibration import Calibration
+from model_store.calibration import Calibration, DetectorScores
 from model_store.false_discovery import benjamini_hochberg
+from model_store.manifest import Manifest
 from model_store.model import NEEDED, Model
+from model_store.outputs import labels_of
 from model_store.store import ModelStore
 from training import data as sources
 from training import recipe as recipes
@@ -25,35 +27,37 @@ FDR = 0.1
 REFERENCE, RANKING = 160, 399
 
 
-def scores_by_draw_set(model: Model, x: np.ndarray, num_draws: int) -> dict[str, np.ndarray]:
-    """Return each detector's score of each row under each draw set, (draw sets, rows)."""
-    sets = [model.predict(x, model.runtime.draw(seed, 0, num_draws)).detected for seed in range(DRAW_SETS)]
-    return {name: np.stack([detected[name] for detected in sets]) for name in sets[0]}
+def scores_by_draw_set(model: Model, x: np.ndarray, num_draws: int) -> DetectorScores:
+    """Return each detector's scores, and the labels, of each row under each draw set."""
+    predictions = [model.predict(x, model.runtime.draw(seed, 0, num_draws)) for seed in range(DRAW_SETS)]
+    by_name = {name: np.stack([p.detected[name] for p in predictions]) for name in predictions[0].detected}
+    return DetectorScores(by_name, np.stack([labels_of(p.judged) for p in predictions]))
 
 
 def any_flagged(
-    scores: dict[str, np.ndarray], combined: tuple[str, ...], batch: int, shared: bool, generator: np.random.Generator
+    scores: DetectorScores, manifest: Manifest, batch: int, shared: bool, generator: np.random.Generator
 ) -> bool:
     """Deal rows to a calibration and a batch, and return whether any of the batch is flagged."""
-    rows = generator.permutation(next(iter(scores.values())).shape[1])
+    rows = generator.permutation(scores.labels.shape[1])
+
+    def taken(rows: np.ndarray, shared: bool = False) -> DetectorScores:
+        sets = generator.integers(DRAW_SETS, size=1 if shared else len(rows))
+        return DetectorScores(
+            {n: s[sets, rows][None] for n, s in scores.by_name.items()}, scores.labels[sets, rows][None]
+        )
+
     reference, ranking, tested = np.split(rows, [REFERENCE, REFERENCE + RANKING])
-    tested = tested[:batch]
-
-    def taken(rows: np.ndarray, draw_sets: np.ndarray | int) -> dict[str, np.ndarray]:
-        return {name: values[draw_sets, rows] for name, values in scores.items()}
-
-    def own(rows: np.ndarray) -> np.ndarray:
-        return generator.integers(DRAW_SETS, size=len(rows))
-
     calibration = Calibration.fit(
         [1],
-        {name: values[None] for name, values in taken(reference, own(reference)).items()},
-        {name: values[None] for name, values in taken(ranking, own(ranking)).items()},
+        taken(reference),
+        taken(ranking),
         np.ones((1, RANKING)),  # prediction sets are not looked at here
-        combined,
+        manifest.detectors.names,
+        manifest.num_labels,
     )
-    draw_sets = int(generator.integers(DRAW_SETS)) if shared else own(tested)
-    return bool(benjamini_hochberg(calibration.judge(taken(tested, draw_sets), 1).p_value, FDR).any())
+    test = taken(tested[:batch], shared)
+    judgement = calibration.judge({name: s[0] for name, s in test.by_name.items()}, test.labels[0], 1)
+    return bool(benjamini_hochberg(judgement.p_value, FDR).any())
 
 
 def main() -> None:
@@ -86,10 +90,7 @@ def main() -> None:
         for batch in (10, 40):
             rates = [
                 np.mean(
-                    [
-                        any_flagged(scores, model.manifest.detectors.combined, batch, shared, generator)
-                        for _ in range(options.batches)
-                    ]
+                    [any_flagged(scores, model.manifest, batch, shared, generator) for _ in range(options.batches)]
                 )
                 for shared in (True, False)
             ]
