@@ -17,6 +17,7 @@ from training.flows import realnvp
 from training.likelihoods import Categorical, Gaussian
 from training.model import initialise
 from training.quantise import quantise_network
+from training.served import served_network
 from training.temperature import PRIOR_STD, choose_temperature, fit_temperature, set_temperature
 
 ROWS = 20_000
@@ -106,10 +107,10 @@ def model():
 
 def test_the_graphs_serve_the_temperature_in_floats_and_in_integers(model):
     model, rows = model
-    residual = Residual.fit(torch.from_numpy(rows.x))
+    served = served_network(model, torch.from_numpy(rows.x), 0)
 
     def outputs():
-        files = export(model, ServedNetwork(model.network, model.likelihood, {"residual": residual}).eval())
+        files = export(model, served)
         for network in (files["network.onnx"], quantise_network(files["network.onnx"])):
             runtime = Runtime(files["sampler.onnx"], network, model.posterior.noise_dimension)
             yield runtime.run(rows.x[:8], runtime.draw(0, 0, 6)[:, None])[0]
