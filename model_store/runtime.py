@@ -164,10 +164,18 @@ class Runtime:
     ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
         """Run the network on some draws at a time."""
         network = self._small_network if len(x) * len(theta) <= SMALL_ROWS else self._network
-        outputs, density = network.run([self.output, "density"], {"x": x, "theta": theta[:draws]})
-        parts = [outputs]
-        for k in range(draws, len(theta), draws):
-            parts += network.run([self.output], {"x": x, "theta": theta[k : k + draws]})
+        wanted = [self.output, "density"]
+        parts = []
+        for k in range(0, len(theta), draws):
+            part = theta[k : k + draws]
+            # A lone draw of weights would be multiplied by another kernel where rows are few, and give other bits.
+            lone = len(part) == 1 and not self.paired and self.algorithm != DRAW_INDEX
+            outputs, *densities = network.run(
+                wanted[: 1 + (k == 0)], {"x": x, "theta": np.repeat(part, 2, 0) if lone else part}
+            )
+            parts.append(outputs[:1] if lone else outputs)
+            if densities:
+                (density,) = densities
         return parts[0] if len(parts) == 1 else np.concatenate(parts), density
 
 

@@ -99,8 +99,10 @@ class DrawnNetwork(nn.Module):
 
     def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
         """Return what the last layer takes in under one draw."""
-        h = last_input(self.module, lambda: self.run(x, theta))
-        return (h if self.folded or h.ndim == 2 else h[0]).flatten(1)
+        # onnxruntime multiplies few rows with the drawn weights of a lone draw in another order than many
+        draws = theta if self.is_paired else theta.expand(2, -1, -1)
+        h = last_input(self.module, lambda: self.run(x, draws))
+        return (h[: x.shape[0]] if self.folded or h.ndim == 2 else h[0]).flatten(1)
 
     def _standardised(self, x: Tensor) -> Tensor:
         return ((x - self.mean) / self.std).unflatten(1, self.shape)
