@@ -223,13 +223,12 @@ def test_a_pruned_version_is_served_and_a_row_gets_the_same_answer_alone_and_in_
             assert httpx.post(f"{url}/predict", json=alone, timeout=60).json()["predictions"] == [together[n]]
 
 
-def test_a_pruned_version_is_recalibrated_like_any_other(folder, monkeypatch):
+def test_a_pruned_version_is_recalibrated_like_any_other(folder):
     from training.data import digits
 
-    in_folder(monkeypatch, folder)
-    (folder / "data").mkdir()
-    np.savez(folder / "data" / "test.npz", x=digits().test.x.reshape(-1, 8, 8), y=digits().test.y)
-    assert main(["calibrate", "small:1", "--data", "npz:test.npz", "--as", "again", "--quiet"]) == 0
+    np.savez(folder / "test.npz", x=digits().test.x.reshape(-1, 8, 8), y=digits().test.y)
+    with working_in(folder):
+        assert main(["calibrate", "small:1", "--data", "npz:test.npz", "--as", "again", "--quiet"]) == 0
     store = ModelStore(folder / "models")
     small, again = store.manifest("small", "1"), store.manifest("again", "1")
     assert again.training["pruned"] == small.training["pruned"]

@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import recipe_of, refused
+from conftest import recipe_of, refused, working_in
 from scipy import stats
 
 from model_store.manifest import FILES
@@ -29,17 +29,10 @@ def folder(digits_store, tmp_path_factory):
     shutil.copytree(digits_store, folder / "models")
     rows = digits().test
     np.savez(folder / "bright.npz", x=(BRIGHTNESS * rows.x).reshape(-1, 8, 8), y=rows.y)
-    with pytest.MonkeyPatch.context() as settings:  # of the environment: where the command finds and puts things
-        in_folder(settings, folder)
+    with working_in(folder):
         sizes = ["--reference-rows", str(REFERENCE), "--ranking-rows", str(RANKING)]
         assert main(["calibrate", "digits:1", "--data", "npz:bright.npz", *sizes, "--quiet"]) == 0
     return folder
-
-
-def in_folder(settings, folder):
-    settings.setenv("DUBITO_STORE", str(folder / "models"))
-    settings.setenv("DUBITO_RUNS", str(folder / "runs"))
-    settings.setenv("DUBITO_DATA", str(folder))
 
 
 def flags(folder, version):
@@ -99,11 +92,10 @@ def test_the_manifest_says_where_the_calibration_is_from(folder):
     assert child.quality["flag_rate_at_05"] != parent.quality["flag_rate_at_05"]
 
 
-def test_by_default_at_most_a_third_of_the_rows_is_in_each_split(folder, monkeypatch):
-    in_folder(monkeypatch, folder)
-    assert (
-        main(["calibrate", "digits:1", "--data", "npz:bright.npz", "--as", "brighter", "--seed", "3", "--quiet"]) == 0
-    )
+def test_by_default_at_most_a_third_of_the_rows_is_in_each_split(folder):
+    options = ["--data", "npz:bright.npz", "--as", "brighter", "--seed", "3", "--quiet"]
+    with working_in(folder):
+        assert main(["calibrate", "digits:1", *options]) == 0
     detectors = ModelStore(folder / "models").manifest("brighter", "1").detectors
     assert (detectors.reference_rows, detectors.ranking_rows) == (119, 119)  # of 140 and 220 before
 
@@ -161,14 +153,14 @@ def test_a_warm_start_goes_on_from_it_and_pruning_is_refused(folder, tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_calibrated_on_is_refused_in_one_line(folder, monkeypatch, capsys, arguments, says):
-    in_folder(monkeypatch, folder)
+def test_what_cannot_be_calibrated_on_is_refused_in_one_line(folder, capsys, arguments, says):
     rows = digits().test
     np.savez(folder / "wide.npz", x=np.zeros((40, 9, 9)), y=rows.y[:40])
     np.savez(folder / "eleven.npz", x=rows.x.reshape(-1, 8, 8), y=np.where(rows.y == 3, 11, rows.y))
     np.savez(folder / "few.npz", x=rows.x[:2].reshape(-1, 8, 8), y=[0, 1])
     before = ModelStore(folder / "models").versions("digits")
-    assert main(["calibrate", *arguments]) == 2
+    with working_in(folder):
+        assert main(["calibrate", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
