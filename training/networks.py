@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from model_store.errors import InvalidInput, one_line
+from model_store.errors import InvalidInput
 from training.layers import FeatureLayer, HyperLayer, MaskLayer, Pass, Place, ScaledLayer, Slot, WeightLayer
 from training.layers import initial_weights as weights_of
+from training.probes import DROPOUTS, dropped_units, kept_inputs, run_on_rows
 
 Drawn = Literal["scales", "weights", "masks", "hypernet"]
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 # Layers with parameters or statistics of their own, which stay point estimates.
 POINT_ESTIMATES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
 ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity)
@@ -62,7 +62,8 @@ class DrawnNetwork(nn.Module):
         self.shares_input = True
         self.places: list[Place] = []
         self.initial: dict[str, Tensor] = {}  # the module's own weights, by slot, where weights are drawn
-        self.masked_weights: list[tuple[str, float]] = []  # parameters that a mask's keep probability goes with
+        # weights that are not drawn, and with what probability masks keep each of their inputs
+        self.masked_weights: list[tuple[str, Tensor]] = []
         self.module = self._converted(copy.deepcopy(module), stochastic)
         self.slots = [place.slot for place in self.places if place.slot.size]
         self.theta_dimension = sum(slot.size for slot in self.slots)
@@ -75,7 +76,7 @@ class DrawnNetwork(nn.Module):
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"]]:
         """Return the outputs of each draw and row, and features: what is known of a row before any draw.
 
-        Features are the first layer's product, or the standardised row where the first layer's weights are drawn.
+        Features are the first layer's product, or the standardised row where that depends on the draw.
         """
         outputs, features, _ = self.run(x, theta)
         return outputs, features
@@ -140,12 +141,12 @@ class DrawnNetwork(nn.Module):
                 layer.normalise()
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
-        """Return sum_l keep_l |W_l|^2 / (2 prior_std^2) over layers whose own weights are not drawn.
+        """Return sum_l sum_i keep_li |W_li|^2 / (2 prior_std^2) over inputs i of layers whose weights are not drawn.
 
         It is the KL of a dropout posterior from the prior N(0, prior_std^2 I) on weights, up to a constant (Gal and
         Ghahramani 2016, "Dropout as a Bayesian approximation", appendix, equation 13).
         """
-        squares = [keep * self.module.get_parameter(name).square().sum() for name, keep in self.masked_weights]
+        squares = [_kept_square(self.module.get_parameter(name), kept) for name, kept in self.masked_weights]
         return torch.stack(squares).sum() / (2.0 * prior_std**2)
 
     def _converted(self, module: nn.Module, stochastic: Stochastic) -> nn.Module:
@@ -153,22 +154,26 @@ class DrawnNetwork(nn.Module):
         _check_supported(module, layers)
         rates = [layer.p for _, layer in layers if isinstance(layer, DROPOUTS)]
         has_dropout = stochastic.drawn == "masks" and bool(rates)
-        units = self._dropped_units(module) if has_dropout else {}
+        units = dropped_units(module, self.shape) if has_dropout else {}
+        kept = kept_inputs(module, self.shape) if has_dropout else {}
         first = True
         for name, layer in layers:
             if isinstance(layer, DROPOUTS):
                 keep = 1.0 - layer.p
-                replaced = self._mask(name, units[name], keep) if has_dropout and keep < 1 else nn.Identity()
+                if has_dropout and len(units[name]) != 1:
+                    times = len(units[name])
+                    raise unsupported(name, layer, f"it runs {times} times; each place needs a Dropout of its own")
+                replaced = self._mask(name, units[name][0], keep) if has_dropout and keep < 1 else nn.Identity()
                 module = _with(module, name, replaced)
             elif isinstance(layer, nn.Linear | nn.Conv2d):
-                module = _with(module, name, self._layer(name, layer, stochastic, first, has_dropout))
+                module = _with(module, name, self._layer(name, layer, stochastic, first, kept.get(name)))
                 first = False
         return module
 
     def _layer(
-        self, name: str, layer: nn.Linear | nn.Conv2d, stochastic: Stochastic, first: bool, has_dropout: bool
+        self, name: str, layer: nn.Linear | nn.Conv2d, stochastic: Stochastic, first: bool, kept: Tensor | None
     ) -> nn.Module:
-        """Return what takes a layer's place."""
+        """Return what takes a layer's place; `kept` says how the module's own Dropouts keep its inputs, if any do."""
         units = len(layer.weight)
         if stochastic.drawn == "scales":
             return ScaledLayer(layer, self._place(Slot(name, (units,)), first))
@@ -182,15 +187,18 @@ class DrawnNetwork(nn.Module):
                 raise unsupported(name, layer, "a variational hypernetwork has Linear layers")
             place = self._place(Slot(name, (layer.in_features, layer.out_features)), first)
             return HyperLayer(layer, place, stochastic.hidden, stochastic.vector_scaling, stochastic.initial_log_std)
-        rate = 0.0 if has_dropout else stochastic.input_rate if first else stochastic.rate
+        rate = 0.0 if kept is not None else stochastic.input_rate if first else stochastic.rate
+        inputs = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
         inner: nn.Module = layer
         path = name
         if first and rate == 0:
-            inner, path = FeatureLayer(layer, self._place(Slot(f"{name}.features", (0,)), True)), f"{name}.layer"
+            is_masked = bool(self.places)  # by a Dropout of the module's own
+            place = self._place(Slot(f"{name}.features", (0,)), not is_masked)
+            inner, path = FeatureLayer(layer, place), f"{name}.layer"
         elif rate > 0:
-            inputs = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
             inner, path = nn.Sequential(self._mask(name, inputs, 1.0 - rate), layer), f"{name}.1"
-        self.masked_weights.append((f"{path}.weight", 1.0 - rate))
+        kept = torch.full((inputs,), 1.0 - rate) if kept is None else kept
+        self.masked_weights.append((f"{path}.weight", kept))
         return inner
 
     def _mask(self, name: str, units: int, keep: float) -> MaskLayer:
@@ -199,26 +207,6 @@ class DrawnNetwork(nn.Module):
     def _place(self, slot: Slot, first: bool) -> Place:
         self.places.append(Place(slot, self.current, self.folded, first))
         return self.places[-1]
-
-    @torch.no_grad()
-    def _dropped_units(self, module: nn.Module) -> dict[str, int]:
-        """Return the units, or channels, that each Dropout of a module sees."""
-        units: dict[str, int] = {}
-        hooks = []
-        for name, layer in module.named_modules():
-            if isinstance(layer, DROPOUTS):
-
-                def note(_: nn.Module, inputs: tuple[Tensor], name: str = name) -> None:
-                    units[name] = inputs[0].shape[1]
-
-                hooks.append(layer.register_forward_pre_hook(note))
-        run_on_rows(module, torch.zeros(TRIAL_ROWS, *self.shape))
-        for hook in hooks:
-            hook.remove()
-        for name, layer in module.named_modules():
-            if isinstance(layer, DROPOUTS) and name not in units:
-                raise unsupported(name, layer, "its forward never runs")
-        return units
 
     @torch.no_grad()
     def _try(self) -> None:
@@ -341,23 +329,11 @@ def unsupported(name: str, layer: nn.Module, why: str) -> InvalidInput:
     )
 
 
-def run_on_rows(run: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-    """Return what a module says of rows.
-
-    Raises:
-        InvalidInput: if it fails.
-    """
-    training = run.training if isinstance(run, nn.Module) else False
-    try:
-        with torch.no_grad():
-            return (run.eval() if isinstance(run, nn.Module) else run)(*rows)
-    except Exception as error:
-        raise InvalidInput(
-            "network", "a module that runs on a batch of rows", f"{type(error).__name__}: {one_line(error)}"
-        ) from error
-    finally:
-        if isinstance(run, nn.Module):
-            run.train(training)
+def _kept_square(weight: Tensor, kept: Float[Tensor, "I"]) -> Float[Tensor, ""]:
+    """Return the sum of a layer's squared weights, each by its input's factor; convolutions may have groups."""
+    squares = weight.square().flatten(2).sum(2) if weight.ndim > 2 else weight.square()
+    groups = len(kept) // squares.shape[1]
+    return torch.dot(squares.unflatten(0, (groups, -1)).sum(1).flatten(), kept.to(weight))
 
 
 def _check_supported(module: nn.Module, layers: list[tuple[str, nn.Module]]) -> None:

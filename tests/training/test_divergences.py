@@ -237,10 +237,3 @@ def test_an_ensembles_members_and_their_decay_find_the_mode_of_the_posterior():
     optimizer.step(loss)
     for member in network.members:
         torch.testing.assert_close(member.weight[0].detach(), mean, rtol=1e-4, atol=1e-6)
-
-
-def test_weight_decay_counts_each_layer_by_the_probability_that_its_inputs_are_kept():
-    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    network = DrawnNetwork(module, Stochastic("masks", rate=0.4, input_rate=0.1), (3,))
-    expected = 0.9 * module[0].weight.square().sum() + 0.6 * module[2].weight.square().sum()
-    torch.testing.assert_close(network.weight_decay(2.0), expected / 8)

@@ -145,6 +145,16 @@ def test_masks_take_the_place_of_the_modules_dropout_at_its_rates():
     assert [(slot.shape, slot.keep) for slot in network.slots] == [((32,), 0.75), ((128,), 0.5)]
 
 
+def test_behind_a_mask_on_the_rows_features_are_the_rows_standardised():
+    for module in (nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))):  # a chain, and none
+        network = DrawnNetwork(nn.Sequential(nn.Dropout(0.5), module), Stochastic("masks"), (4,)).eval()
+        x = 2 + torch.randn(5, 4)
+        network.initialise(x)
+        outputs, features = network(x, torch.tensor([[[0.0, 2.0, 2.0, 0.0]], [[2.0, 0.0, 2.0, 0.0]]]))
+        assert outputs.shape == (2, 5, 3)
+        torch.testing.assert_close(features, (x - x.mean()) / x.std())
+
+
 def test_the_papers_networks_have_the_papers_sizes():
     def sizes(module):
         return [tuple(p.shape) for p in module.parameters() if p.ndim > 1]
