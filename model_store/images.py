@@ -2,17 +2,19 @@
 
 PNG and JPEG files of 8 bits a channel become rows of pixels from 0 to 255. Grey rows have shape (H, W), colour rows
 (3, H, W). An image is converted to the model's mode (colour to grey by ITU-R 601 luma); transparency is dropped, and
-notes on orientation are not followed.
+notes on orientation are not followed. A PNG file with too few pixels is refused; the end of a JPEG file that misses
+pixels, but is marked as an end, is not known to be wrong, and its decoder fills the rest.
 """
 
 import io
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image
+from PIL import Image, ImageFile
 
 from model_store.errors import InvalidInput
 from model_store.manifest import ImageSpec
+from model_store.png import has_all_pixels
 
 FORMATS = ("PNG", "JPEG")
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # of 8 bits a channel
@@ -20,7 +22,7 @@ GREY_MODES = ("1", "L", "LA")
 MAX_PIXELS = 1 << 25  # of one image: 33 million, more than cameras' 24
 
 
-def open_image(content: bytes, field: str) -> Image.Image:
+def open_image(content: bytes, field: str) -> ImageFile.ImageFile:
     """Read an image's header; its pixels are decoded by `pixels`.
 
     Raises:
@@ -39,21 +41,25 @@ def open_image(content: bytes, field: str) -> Image.Image:
     return image
 
 
-def pixels(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec, field: str) -> UInt8[np.ndarray, "I"]:
+def pixels(image: ImageFile.ImageFile, shape: tuple[int, ...], spec: ImageSpec, field: str) -> UInt8[np.ndarray, "I"]:
     """Decode an image into a flat row of a model's mode and shape, (H, W) or (3, H, W).
 
     Raises:
-        InvalidInput: if the image is broken, or of another size where the spec does not resize.
+        InvalidInput: if the image is broken, has too few pixels, or is of another size and the spec does not resize.
     """
     size = (shape[-1], shape[-2])
     if image.size != size and not spec.resize:
         expected = f"an image of {size[0]} x {size[1]} pixels (width x height)"
         raise InvalidInput(field, expected, f"{image.width} x {image.height}")
+    if image.format == "PNG":
+        assert isinstance(image.fp, io.BytesIO)
+        if not has_all_pixels(image.fp.getvalue()):
+            raise InvalidInput(field, "a whole PNG or JPEG image", "missing or broken pixels")
     try:
         converted = image.convert(spec.mode)
         if converted.size != size:
             converted = converted.resize(size, Image.Resampling.BILINEAR)
     except Exception:  # so do its decoders
-        raise InvalidInput(field, "a whole PNG or JPEG image", "one that does not decode") from None
+        raise InvalidInput(field, "a whole PNG or JPEG image", "missing or broken pixels") from None
     decoded = np.asarray(converted, dtype=np.uint8)
     return (decoded if spec.mode == "L" else decoded.transpose(2, 0, 1)).reshape(-1)

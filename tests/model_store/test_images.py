@@ -1,11 +1,10 @@
 """Images as rows of pixels, and files that are none."""
 
 import io
-import struct
-import zlib
 
 import numpy as np
 import pytest
+from conftest import png_file
 from PIL import Image
 
 from model_store.errors import InvalidInput
@@ -31,13 +30,13 @@ def decoded(content, shape, spec):
 
 def png_that_says(width, height):
     """A PNG file whose header says a size, with one row of data."""
+    return png_file((width, height, 8, 0, 0, 0, 0), bytes(width + 1))
 
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    data = zlib.compress(bytes(width + 1))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+def raw_rows(values, bits):
+    """Rows of numbers of some bits each, (H, W times channels), as a PNG file has them before compression."""
+    packed = np.unpackbits(values[..., None], axis=-1)[..., 8 - bits :].reshape(len(values), -1)
+    return b"".join(b"\0" + row.tobytes() for row in np.packbits(packed, axis=1))
 
 
 def test_colour_has_its_channels_first_and_grey_has_none():
@@ -72,6 +71,30 @@ def test_another_size_is_refused_unless_the_model_resizes():
     assert set(decoded(file_of(flat), (3, 5, 4), ImageSpec(mode="RGB", resize=True)).tolist()) == {77}
 
 
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize(
+    ("bits", "colour", "channels"), [(1, 0, 1), (2, 0, 1), (4, 0, 1), (8, 0, 1), (8, 2, 3), (8, 6, 4)]
+)
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (5, 3), (9, 7), (16, 17)])
+def test_a_png_is_read_if_it_has_all_its_pixels_and_refused_if_any_is_missing(
+    width, height, bits, colour, channels, interlaced
+):
+    values = np.random.default_rng(0).integers(0, 2**bits, (height, width, channels)).astype(np.uint8)
+    starts = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+    passes = [values[y::down, x::right] for x, y, right, down in starts] if interlaced else [values]
+    data = b"".join(raw_rows(part.reshape(len(part), -1), bits) for part in passes if part.size)
+    header = (width, height, bits, colour, 0, 0, int(interlaced))
+    spec, shape = (GREY, (height, width)) if channels == 1 else (COLOUR, (3, height, width))
+    expected = (values[:, :, 0] * (255 // (2**bits - 1))) if channels == 1 else values[:, :, :3].transpose(2, 0, 1)
+    assert np.array_equal(decoded(png_file(header, data), shape, spec), expected.reshape(-1))
+    for missing in (1, width * channels * bits // 8 + 1, len(data) - 1):
+        with pytest.raises(InvalidInput) as refused:
+            decoded(png_file(header, data[: len(data) - missing]), shape, spec)
+        assert str(refused.value).startswith(
+            "inputs.2: expected a whole PNG or JPEG image, got missing or broken pixels"
+        )
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -80,7 +103,8 @@ def test_another_size_is_refused_unless_the_model_resizes():
         (b"GIF89a" + bytes(100), "a PNG or JPEG file, got something else"),
         (file_of(PIXELS, "GIF"), "a PNG or JPEG file, got something else"),
         (file_of(PIXELS, "BMP"), "a PNG or JPEG file, got something else"),
-        (file_of(PIXELS)[:60], "a whole PNG or JPEG image, got one that does not decode"),
+        (file_of(PIXELS)[:60], "a whole PNG or JPEG image, got missing or broken pixels"),
+        (file_of(PIXELS).replace(b"IDAT", b"iDAT"), "a PNG or JPEG file, got something else"),
         (file_of(PIXELS, "JPEG")[:-300], "a"),
         (png_that_says(6000, 6000), "an image of at most"),
         (png_that_says(100_000, 100_000), "an image of at most"),
@@ -95,6 +119,7 @@ def test_another_size_is_refused_unless_the_model_resizes():
         "whole gif",
         "bmp",
         "cut png",
+        "png without data",
         "cut jpeg",
         "36 Mpx",
         "10 Gpx",

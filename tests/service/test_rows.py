@@ -9,7 +9,7 @@ import sys
 import httpx
 import numpy as np
 import pytest
-from conftest import ROOT, environment_with, serving
+from conftest import ROOT, environment_with, png_file, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -211,17 +211,21 @@ def test_a_pool_of_images_is_ranked_as_its_arrays_are(client):
         assert client.post("/acquire", json={**request, "pool": pool}).content == by_form.content
 
 
+SHORT = png_file((8, 6, 8, 2, 0, 0, 0), 5 * (b"\0" + bytes(24)))  # in order, but for its last row
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         (b"", "inputs.2: expected a PNG or JPEG file, got something else"),
         (b"no image", "inputs.2: expected a PNG or JPEG file, got something else"),
         (picture(form="GIF"), "inputs.2: expected a PNG or JPEG file, got something else"),
-        (picture()[:-60], "inputs.2: expected a whole PNG or JPEG image, got one that does not decode"),
+        (picture()[:-60], "inputs.2: expected a whole PNG or JPEG image, got missing or broken pixels"),
+        (SHORT, "inputs.2: expected a whole PNG or JPEG image, got missing or broken pixels"),
         (picture(form="JPEG")[:300], "inputs.2: expected"),
         (picture(size=(8, 6)), "inputs.2: expected an image of 8 x 6 pixels (width x height), got 6 x 8"),
     ],
-    ids=["empty", "text", "gif", "cut png", "cut jpeg", "size"],
+    ids=["empty", "text", "gif", "cut png", "short png", "cut jpeg", "size"],
 )
 def test_a_bad_image_is_refused_by_its_place(client, content, says):
     good = picture()

@@ -5,7 +5,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from conftest import recipe_of, refused
+from conftest import png_file, recipe_of, refused
 from PIL import Image
 
 from training.data import load
@@ -104,6 +104,7 @@ def test_a_zip_s_names_lead_nowhere(tmp_path):
         ("train/dog/3.png", lambda b: b[:50]),
         ("test/cat/1.png", lambda b: b"no image"),
         ("test/dog/0.png", lambda b: b""),
+        ("test/cat/0.png", lambda _: png_file((5, 4, 8, 2, 0, 0, 0), 3 * (b"\0" + bytes(15)))),  # a row too few
     ],
 )
 def test_a_broken_image_is_refused_by_its_name(tmp_path, zipped, name, damage):
