@@ -115,7 +115,8 @@ def test_a_label_that_the_judged_draws_do_not_give_is_in_the_set_and_undecided(m
     probs[:5, :, 0], probs[:5, :, 1] = 0.502, 0.49
     probs[5:, :, 1] = 0.991
     probs[5:, 1], probs[5:, 1, 0] = 1e-3, 0.991  # the second row's draws agree
-    density = np.zeros((2, 1), dtype=np.float32)
+    usual = [np.exp(by_count[-1].centre[0]) for by_count in model.calibration.standards.values()]
+    density = np.float32([usual, usual])
     prediction = model.judge(np.log(probs / probs.sum(axis=2, keepdims=True)).astype(np.float32), density)
     assert prediction.scores.probabilities.argmax(axis=1).tolist() == [1, 0]
     inside = model.prediction_sets(prediction, 0.5)

@@ -62,7 +62,7 @@ def test_the_answer_has_the_contract_s_fields(client, digits_rows):
         assert prediction["num_samples"] == 100
         assert set(prediction["standard_error"]) == set(SCORE_NAMES)
         assert set(prediction["detectors"]) == {*SCORE_NAMES, *DENSITY_NAMES}
-        assert all(set(detector) == {"score", "p_value"} for detector in prediction["detectors"].values())
+        assert all(set(detector) == {"score", "p_value", "fired"} for detector in prediction["detectors"].values())
 
 
 def test_values_are_of_their_types_and_in_their_ranges(client, digits_rows):
@@ -74,7 +74,9 @@ def test_values_are_of_their_types_and_in_their_ranges(client, digits_rows):
         assert set(prediction["prediction_set"]) <= set(DIGITS)
         assert type(prediction["flag"]) is bool
         assert 0 < prediction["p_value"] <= 1
-        assert all(0 < detector["p_value"] <= 1 for detector in prediction["detectors"].values())
+        for detector in prediction["detectors"].values():
+            assert 0 < detector["p_value"] <= 1
+            assert detector["fired"] is (detector["p_value"] <= 0.05)
         for name in ("entropy", "expected_entropy", "bald"):
             assert 0 <= prediction[name] <= math.log(10) + 1e-9
         assert 0 <= prediction["mean_std"] <= 0.5
