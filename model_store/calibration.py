@@ -181,8 +181,15 @@ class Calibration:
         Raises:
             ValueError: if that number of draws was not calibrated.
         """
-        detectors = self._detectors[self._index(num_draws)]
-        return {name: detector(scores[name], labels) for name, detector in detectors.items()}
+        return {name: detector(scores[name], labels) for name, detector in self.detectors(num_draws).items()}
+
+    def detectors(self, num_draws: int) -> dict[str, FittedDetector]:
+        """Return the detectors as they are for scores of `num_draws` draws.
+
+        Raises:
+            ValueError: if that number of draws was not calibrated.
+        """
+        return self._detectors[self._index(num_draws)]
 
     def judge(
         self, scores: dict[str, Float64[np.ndarray, "N"]], labels: Int64[np.ndarray, "N"], num_draws: int
