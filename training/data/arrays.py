@@ -40,7 +40,7 @@ def npz(path: Path, task: str, test_fraction: float) -> Dataset:
     shape = parts["x_train"].shape[1:]
     if parts["x_test"].shape[1:] != shape:
         raise InvalidInput("x_test", f"rows of shape {shape} as in x_train", f"{parts['x_test'].shape[1:]}")
-    x, x_test = _numbers(parts["x_train"], "x_train"), _numbers(parts["x_test"], "x_test")
+    x, x_test = numbers(parts["x_train"], "x_train"), numbers(parts["x_test"], "x_test")
     classes: tuple[str, ...] = ()
     if task == "regression":
         y, y_test = _targets(parts["y_train"], "y_train"), _targets(parts["y_test"], "y_test")
@@ -79,7 +79,12 @@ def _check_lengths(x: np.ndarray, y: np.ndarray, x_name: str, y_name: str) -> No
         raise InvalidInput(y_name, f"shape ({len(x)},), one for each row of {x_name}", f"{y.shape}")
 
 
-def _numbers(x: np.ndarray, name: str) -> Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]:
+def numbers(x: np.ndarray, name: str) -> Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]:
+    """Return flat rows of finite numbers in float32; bytes stay bytes.
+
+    Raises:
+        InvalidInput: naming the array whose numbers are not such.
+    """
     if x.dtype.kind not in "fiu":
         raise InvalidInput(name, "float or integer numbers", f"dtype {x.dtype.str[:20]}")
     flat = x.reshape(len(x), -1)
@@ -94,7 +99,7 @@ def _numbers(x: np.ndarray, name: str) -> Float32[np.ndarray, "N I"] | UInt8[np.
 
 
 def _targets(y: np.ndarray, name: str) -> Float32[np.ndarray, "N"]:
-    flat = _numbers(y[:, None], name)
+    flat = numbers(y[:, None], name)
     return flat[:, 0].astype(np.float32)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 import numpy as np
 from jaxtyping import UInt8
@@ -19,6 +20,7 @@ from model_store.images import GREY_MODES, open_image, pixels
 from model_store.manifest import ImageSpec
 from training.data.rows import Dataset, Rows, class_numbers, hold_out
 
+Pixels = UInt8[np.ndarray, "N I"]
 SUFFIXES = (".png", ".jpg", ".jpeg")
 SPLIT_NAMES = ("train", "test")
 MAX_IMAGE_BYTES = 1 << 26
@@ -84,6 +86,23 @@ def images(path: Path, test_fraction: float, image_size: list[int] | None) -> Da
         rows = Rows(x["train"], y)
         train, test = rows.take(kept), rows.take(held_out)
     return Dataset(train, test, shape, classes, 0.0, 255.0, image=spec)
+
+
+def some_images(path: Path, shape: tuple[int, ...], mode: Literal["L", "RGB"], most: int, seed: int) -> Pixels:
+    """Read at most so many images, a random choice by seed of `test/CLASS/*`, or else of `train/CLASS/*`.
+
+    They are decoded as `mode` and resized to `shape`, (H, W) or (3, H, W).
+
+    Raises:
+        InvalidInput: naming the file that is broken, or what is missing.
+    """
+    with _opened(path) as files:
+        found = _labelled(files.names())
+        names = [*(found["test"] or found["train"])]
+        if not names:
+            raise InvalidInput("data.source", f"images test/CLASS/*{'|'.join(SUFFIXES)} in {str(path)!r}", "none")
+        order = np.random.default_rng(seed).permutation(len(names))[:most]
+        return _pixels(files, [names[i] for i in order], shape, ImageSpec(mode=mode, resize=True))
 
 
 @contextmanager
