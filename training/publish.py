@@ -31,6 +31,7 @@ from training.calibrate import (
 from training.data import Dataset, Rows, Splits
 from training.export import export, parity, runtime_of
 from training.flows import WeightNormLinear
+from training.gate import check_gate
 from training.model import BayesianModel
 from training.posteriors.noise import hash_key
 from training.quantise import quantisation_error, quantise_network, quantise_sampler
@@ -57,9 +58,13 @@ def publish(
 
     Raises:
         ParityError: if the exported graphs do not compute what the model computes; nothing is published.
+        GateError: if the recipe's gate keeps it out; nothing is published.
         InvalidInput: if the name is not fit for a model.
     """
-    return store.publish(name, *assemble(model, recipe, data, splits, facts, say))
+    description, files = assemble(model, recipe, data, splits, facts, say)
+    if recipe.gate is not None:
+        check_gate(recipe.gate, store, name, description, say)
+    return store.publish(name, description, files)
 
 
 def assemble(

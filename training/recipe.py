@@ -26,6 +26,19 @@ COMBINED: dict[Task, list[str]] = {
     "regression": ["epistemic_std", *DENSITY_NAMES],
 }
 
+# What is better of each metric of `quality`: more, less, or nearness to a value.
+BETTER: dict[str, Literal["more", "less"] | float] = {
+    "test_accuracy": "more",
+    "test_log_likelihood": "more",
+    "test_brier": "less",
+    "test_expected_calibration_error": "less",
+    "test_rmse": "less",
+    "test_interval_coverage_at_95": 0.95,
+    "test_interval_width_at_95": "less",
+    "flag_rate_at_05": 0.05,
+    "uniform_noise_flagged_at_05": "more",
+}
+
 Count = Annotated[int, Field(ge=1)]
 LogStd = Annotated[float, Field(ge=-20, le=2)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -183,6 +196,18 @@ class ServingSection(Section):
     risk: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
+class GateSection(Section):
+    """`[gate]`: publish only what is no worse than the version that an alias names, metric by metric.
+
+    `metrics` says of each by how much a new version may be worse.
+    """
+
+    against: Name = "champion"
+    metrics: Annotated[
+        dict[Literal[*BETTER], Annotated[float, Field(ge=0, allow_inf_nan=False)]], Field(min_length=1)
+    ]
+
+
 class Recipe(Section):
     """A whole recipe."""
 
@@ -196,6 +221,7 @@ class Recipe(Section):
     training: TrainingSection
     likelihood: LikelihoodSection | None = None
     serving: ServingSection = ServingSection()
+    gate: GateSection | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -229,8 +255,11 @@ class Recipe(Section):
         return default if self.training.samples is None else self.training.samples
 
     def digest(self) -> str:
-        """Return a SHA-256 of everything that the recipe says, whatever the layout of its file."""
-        return sha256(self.model_dump_json().encode()).hexdigest()
+        """Return a SHA-256 of what the recipe says of the model, whatever the layout of its file.
+
+        The gate is left out: what it keeps from being published may be published later, by another gate.
+        """
+        return sha256(self.model_dump_json(exclude={"gate"}).encode()).hexdigest()
 
 
 def load(path: Path) -> Recipe:
