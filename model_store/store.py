@@ -24,6 +24,7 @@ from model_store.manifest import FILES, FORMAT_VERSION, NAME_PATTERN, Descriptio
 
 MAX_MANIFEST_BYTES = 1 << 20
 LATEST = "latest"
+EVIDENCE = "evidence"  # the folder of evidence cards: `model_store.evidence`
 
 
 @dataclass(frozen=True)
@@ -46,23 +47,23 @@ class ModelStore:
         """Return the names of all models with at least one version, sorted."""
         if not self.root.is_dir():
             return []
-        found = [entry.name for entry in os.scandir(self.root) if _is_folder(entry) and _is_name(entry.name)]
+        found = [entry.name for entry in os.scandir(self.root) if _is_folder(entry) and is_name(entry.name)]
         return sorted(name for name in found if self.versions(name))
 
     def versions(self, name: str) -> list[str]:
         """Return the versions of a model, oldest first; empty if there is none of that name."""
-        folder = self._folder(name)
+        folder = self.folder(name)
         if not folder.is_dir():
             return []
-        return sorted((e.name for e in os.scandir(folder) if _is_folder(e) and _is_version(e.name)), key=int)
+        return sorted((e.name for e in os.scandir(folder) if _is_folder(e) and is_version(e.name)), key=int)
 
     def aliases(self, name: str) -> dict[str, str]:
         """Return the version that each alias names. `latest` is the newest version unless it was moved."""
         versions = self.versions(name)
         aliases = {LATEST: versions[-1]} if versions else {}
-        folder = self._folder(name) / "aliases"
+        folder = self.folder(name) / "aliases"
         for entry in os.scandir(folder) if folder.is_dir() else ():
-            if _is_name(entry.name) and entry.is_file(follow_symlinks=False):
+            if is_name(entry.name) and entry.is_file(follow_symlinks=False):
                 version = Path(entry.path).read_text(encoding="ascii", errors="replace").strip()
                 if version in versions:
                     aliases[entry.name] = version
@@ -92,11 +93,11 @@ class ModelStore:
             BrokenArtifact: if the manifest is missing or not valid.
             UnsupportedFormat: if it was written by a newer format than this reader's.
         """
-        path = self._folder(name) / version / "manifest.json"
-        if not _is_version(version) or path.parent.is_symlink():
+        path = self.folder(name) / version / "manifest.json"
+        if not is_version(version) or path.parent.is_symlink():
             raise NotFound(f"version: expected a version number of model {name}, got {version[:80]!r}")
         try:
-            text = _read(path, MAX_MANIFEST_BYTES)
+            text = read_regular(path, MAX_MANIFEST_BYTES)
             content = json.loads(text)
         except (OSError, ValueError) as error:
             raise BrokenArtifact(name, version, "manifest.json", _reason(error)) from None
@@ -124,11 +125,11 @@ class ModelStore:
             UnsupportedFormat: if this reader does not know its format.
         """
         manifest = self.manifest(name, version)
-        folder = self._folder(name) / version
+        folder = self.folder(name) / version
         kept = {}
         for file, spec in manifest.files.items():
             try:
-                content = _read(folder / file, spec.size)
+                content = read_regular(folder / file, spec.size)
             except (OSError, ValueError) as error:
                 raise BrokenArtifact(name, version, file, _reason(error)) from None
             if len(content) != spec.size:
@@ -151,7 +152,7 @@ class ModelStore:
         """
         if set(files) != set(FILES):
             raise InvalidInput("files", f"{sorted(FILES)}", f"{sorted(files)}")
-        with self._writing(name) as folder:
+        with self.writing(name) as folder:
             version = str(max(map(int, self.versions(name)), default=0) + 1)
             manifest = Manifest(
                 format_version=1,
@@ -166,12 +167,12 @@ class ModelStore:
             )
             draft = Path(mkdtemp(prefix=".draft-", dir=folder))
             for file, content in files.items():
-                _write_synced(draft / file, content)
-            _write_synced(draft / "manifest.json", manifest.model_dump_json(indent=2).encode())
+                write_synced(draft / file, content)
+            write_synced(draft / "manifest.json", manifest.model_dump_json(indent=2).encode())
             draft.chmod(0o755)
-            _sync_folder(draft)
+            sync_folder(draft)
             draft.rename(folder / version)
-            _sync_folder(folder)
+            sync_folder(folder)
             self._point(folder, LATEST, version)
         return manifest
 
@@ -182,10 +183,10 @@ class ModelStore:
             InvalidInput: if the alias is not a name, or looks like a version number.
             NotFound: if there is no such model or version.
         """
-        if not _is_name(alias) or _is_version(alias):
+        if not is_name(alias) or is_version(alias):
             raise InvalidInput("alias", f"a name matching {NAME_PATTERN} that is not a number", repr(alias))
         self.resolve(name, version)
-        with self._writing(name) as folder:
+        with self.writing(name) as folder:
             self._point(folder, alias, self.resolve(name, version))
 
     def keep(self, name: str, newest: int) -> list[str]:
@@ -198,18 +199,20 @@ class ModelStore:
         if newest < 1:
             raise InvalidInput("newest", "at least 1", str(newest))
         self.resolve(name)
-        with self._writing(name) as folder:
+        with self.writing(name) as folder:
             versions = self.versions(name)
             kept = {*versions[-newest:], *self.aliases(name).values()}
             deleted = [version for version in versions if version not in kept]
             for version in deleted:
+                shutil.rmtree(folder / EVIDENCE / version, ignore_errors=True)
                 grave = folder / f".deleted-{version}"
                 (folder / version).rename(grave)  # gone at once, whatever happens next
                 shutil.rmtree(grave)
         return deleted
 
-    def _folder(self, name: str) -> Path:
-        if not _is_name(name):
+    def folder(self, name: str) -> Path:
+        """Return a model's folder; raises NotFound for what cannot be one."""
+        if not is_name(name):
             raise NotFound(f"model: expected a name matching {NAME_PATTERN}, got {name[:80]!r}")
         folder = self.root / name
         if folder.is_symlink():
@@ -217,11 +220,11 @@ class ModelStore:
         return folder
 
     @contextmanager
-    def _writing(self, name: str) -> Iterator[Path]:
+    def writing(self, name: str) -> Iterator[Path]:
         """Hold the name's lock, with what killed writers left behind cleared away."""
-        if not _is_name(name):
+        if not is_name(name):
             raise InvalidInput("name", f"a name matching {NAME_PATTERN}", repr(name[:80]))
-        folder = self._folder(name)
+        folder = self.folder(name)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -236,10 +239,10 @@ class ModelStore:
             left.unlink()
         handle, draft = mkstemp(prefix=".draft-", dir=aliases)
         os.close(handle)
-        _write_synced(Path(draft), version.encode())
+        write_synced(Path(draft), version.encode())
         Path(draft).chmod(0o644)
         Path(draft).rename(aliases / alias)
-        _sync_folder(aliases)
+        sync_folder(aliases)
 
 
 def first_error(error: ValidationError) -> str:
@@ -249,11 +252,13 @@ def first_error(error: ValidationError) -> str:
     return f"{field}: {first['msg']}" if field else str(first["msg"])
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
+    """Whether a text may name a model, an alias or a file."""
     return re.fullmatch(NAME_PATTERN[1:-1], text) is not None
 
 
-def _is_version(text: str) -> bool:
+def is_version(text: str) -> bool:
+    """Whether a text is a version number."""
     return re.fullmatch(r"[1-9][0-9]{0,8}", text) is not None
 
 
@@ -261,7 +266,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     return entry.is_dir(follow_symlinks=False)
 
 
-def _read(path: Path, limit: int) -> bytes:
+def read_regular(path: Path, limit: int) -> bytes:
     """Read a regular file of at most `limit` bytes (and one more, to see that it is longer)."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
@@ -273,14 +278,16 @@ def _reason(error: Exception) -> str:
     return (error.strerror or "cannot be read") if isinstance(error, OSError) else "is not valid JSON"
 
 
-def _write_synced(path: Path, content: bytes) -> None:
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file, and wait until it is on the disk."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Wait until a folder's entries are on the disk, where the file system can do that."""
     handle = os.open(path, os.O_RDONLY)
     with suppress(OSError):  # some file systems cannot sync a folder
         os.fsync(handle)

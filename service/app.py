@@ -13,12 +13,14 @@ from jaxtyping import Float32
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from model_store.errors import InvalidInput
+from model_store.evidence import CARD
 from model_store.manifest import Manifest
 from service import problems
 from service.acquisition import DEFAULTS, RANDOM, check_acquisition, id_hashes, random_scores, top
 from service.answers import predict_json, predict_npz
 from service.draws import fresh_seed
 from service.drift import drift_content
+from service.evidence import evidence_file, evidence_links
 from service.inputs import FORM, JSON, NPY, NPZ, Rows, read_body, read_request, request_media_type, rows_array
 from service.metrics import CountRequests, Metrics
 from service.models import HOW_TO_PUBLISH, Models, Served
@@ -164,13 +166,27 @@ def create_app(settings: Settings) -> FastAPI:
 
     @app.get("/models/{name}", responses={404: errors[404]})
     async def get_model(name: str) -> Response:
-        """Describe a model: versions, aliases, and of what `latest` serves the drift and the manifest."""
+        """Describe a model: versions, aliases, and of what `latest` serves the drift, the manifest and evidence."""
         name = service.models.name(name)
         content = await service.predictor.load(lambda: _overview(service, name))
         latest = service.models.latest(name)
         content["drift"] = None if latest is None else drift_content(latest.drift.report())
         content["manifest"] = None if latest is None else latest.model.manifest.model_dump(mode="json")
+        version = None if latest is None else latest.version
+        content["evidence"] = await service.predictor.load(lambda: evidence_links(service.models, name, version))
         return Response(orjson.dumps(content), media_type=JSON)
+
+    @app.get("/models/{name}/versions/{version}/evidence", responses={404: errors[404], 503: errors[503]})
+    async def get_evidence(name: str, version: str) -> Response:
+        """Give the evidence card of a version: what `python -m training evaluate` measured of it."""
+        content, media_type = await service.predictor.load(lambda: evidence_file(service.models, name, version, CARD))
+        return Response(content, media_type=media_type)
+
+    @app.get("/models/{name}/versions/{version}/evidence/{file}", responses={404: errors[404], 503: errors[503]})
+    async def get_evidence_file(name: str, version: str, file: str) -> Response:
+        """Give a file of a version's evidence card: Markdown, or a plot."""
+        content, media_type = await service.predictor.load(lambda: evidence_file(service.models, name, version, file))
+        return Response(content, media_type=media_type)
 
     @app.get("/health/live")
     async def get_live() -> dict[str, str]:

@@ -184,10 +184,15 @@ class Models:
             return served
         name = self.name(name)
         with self._lock:
-            number = self._resolve(name, version)
+            number = self.resolve(name, version)
             return self.peek(name, number) or self._keep(self._load(name, number, 0))
 
-    def _resolve(self, name: str, version: str) -> str:
+    def resolve(self, name: str, version: str) -> str:
+        """Return the number that a number or an alias of a published version names; reads the store.
+
+        Raises:
+            NotFound: if there is no such version.
+        """
         try:
             return self.store.resolve(name, version)
         except NotFound:  # the store's own text repeats what came

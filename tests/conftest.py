@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 import struct
 import subprocess
@@ -55,6 +56,21 @@ def digits_store(tmp_path_factory: pytest.TempPathFactory, quick_recipe: Path) -
     root = tmp_path_factory.mktemp("fitted")
     environment = environment_with(DUBITO_STORE=str(root / "models"), DUBITO_RUNS=str(root / "runs"))
     command = [sys.executable, "-m", "training", "fit", str(quick_recipe), "--quiet", "--device", "cpu"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return root / "models"
+
+
+@pytest.fixture(scope="session")
+def evaluated_store(tmp_path_factory: pytest.TempPathFactory, digits_store: Path) -> Path:
+    """A copy of `digits_store` whose model has an evidence card, with attacks and an npz file of other rows, written
+    by the command that users run. Do not change it."""
+    root = tmp_path_factory.mktemp("evaluated")
+    shutil.copytree(digits_store, root / "models")
+    np.savez(root / "odd.npz", x=np.tile(np.array([0, 16], dtype=np.float32), (20, 32)))
+    environment = environment_with(DUBITO_STORE=str(root / "models"), DUBITO_DATA=str(root))
+    options = ["--attacks", "--rows", "32", "--outliers", "odd=npz:odd.npz", "--quiet"]
+    command = [sys.executable, "-m", "training", "evaluate", "digits", *options]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return root / "models"

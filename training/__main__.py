@@ -1,4 +1,4 @@
-"""Fit and publish: `python -m training fit RECIPE`; of what is published: `prune NAME`, `calibrate NAME`."""
+"""Fit and publish: `python -m training fit RECIPE`; of what is published: `prune`, `calibrate`, `evaluate`."""
 
 import argparse
 import fcntl
@@ -11,10 +11,11 @@ from pathlib import Path
 
 from model_store.errors import DubitoError, InvalidInput, NotFound, StoreError
 from model_store.manifest import FILES, Manifest
+from model_store.model import NEEDED, Model
 from model_store.store import ModelStore
 from training import recipe as recipes
 from training.data import load, split, split_sizes, with_classes_of
-from training.parents import fitted_data, open_parent, open_version
+from training.parents import WEIGHTS, Parent, fitted_data, open_parent, open_version, recipe_of
 from training.recalibrate import deal, load_like, recalibrate
 
 FAILED = 1
@@ -59,9 +60,27 @@ def main(arguments: list[str] | None = None) -> int:
         )
     calibrate.add_argument("--seed", type=int, default=0, help="of how the rows are dealt, and of the draws")
     calibrate.add_argument("--quiet", action="store_true", help="no progress, only what was published")
+    evaluate = commands.add_parser("evaluate", help="measure a published version, and keep the evidence beside it")
+    evaluate.add_argument(
+        "model", metavar="NAME[:VERSION]", help="VERSION is a number or an alias, by default latest"
+    )
+    evaluate.add_argument("--data", metavar="SRC", help="test rows of other data than those of its fit")
+    evaluate.add_argument(
+        "--outliers",
+        metavar="NAME=SRC",
+        action="append",
+        default=[],
+        help="rows unlike the data: images:PATH, npz:FILE or idx:DIR; may be given several times",
+    )
+    evaluate.add_argument("--attacks", action="store_true", help="attack the test rows of a classification")
+    evaluate.add_argument("--draws", type=int, help="of each row, by default the version's own number")
+    evaluate.add_argument("--rows", type=int, default=1000, help="of each set, at most")
+    evaluate.add_argument("--seed", type=int, default=0, help="of which rows and draws")
+    evaluate.add_argument("--quiet", action="store_true", help="no progress bar")
     options = parser.parse_args(arguments)
+    run = {"fit": _fit, "prune": _prune, "calibrate": _calibrate, "evaluate": _evaluate}[options.command]
     try:
-        return {"fit": _fit, "prune": _prune, "calibrate": _calibrate}[options.command](options)
+        return run(options)
     except (InvalidInput, NotFound) as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG_INPUT
@@ -153,6 +172,24 @@ def _calibrate(options: argparse.Namespace) -> int:
     for key, value in manifest.quality.items():
         print(f"  {key:32} {value:.4f}")
     print(f"published {manifest.name} version {manifest.version}")
+    return 0
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    store = _store()
+    artifact = open_version(store, options.model, (WEIGHTS, *NEEDED))
+    version = Parent(artifact.manifest, recipe_of(artifact.manifest, "model"), artifact.files[WEIGHTS])
+
+    from training.evidence import Wanted, evaluate_version
+    from training.outliers import OutlierSource
+
+    sources = tuple(OutlierSource.parse(text, _data_root()) for text in options.outliers)
+    wanted = Wanted(sources, options.attacks, options.rows, options.draws, options.seed, options.data)
+    model = Model.load(artifact)
+    evidence = evaluate_version(store, version, model, _data_root(), wanted, print, options.quiet)
+    for key, value in evidence.card["summary"].items():
+        print(f"  {key:40} {value:.4f}")
+    print(f"evidence of {version.label}: {evidence.folder / 'evidence.md'}")
     return 0
 
 

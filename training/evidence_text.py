@@ -1,0 +1,92 @@
+"""An evidence card as Markdown."""
+
+from typing import Any
+
+MEASURES = {
+    "auroc": "AUROC",
+    "pr_plus": "PR+ (average precision, the set's rows positive)",
+    "pr_minus": "PR- (average precision, test rows positive, the score turned round)",
+    "fpr_at_95": "False-positive rate at 95 % detection",
+}
+
+
+def markdown(card: dict[str, Any], plots: list[str]) -> str:
+    """Return a card's tables, and its plots by name. Shares are given times 100."""
+    test = card["test"]
+    parts = [
+        f"# Evidence: {card['model']} version {card['version']}",
+        f"Made {card['created']} by `python -m training evaluate`, seed {card['seed']}: `{card['method']}`, "
+        f"{test['rows']} test rows of `{card['data']}`, {card['draws']} draws, requests of "
+        f"{card['rows_per_request']} rows. The flag combines {', '.join(card['detectors']['combined'])}.",
+        "## Test rows",
+        _table(["", ""], [[key, f"{value:.4g}"] for key, value in test.items() if isinstance(value, float)]),
+        _flag_rates({"test rows": test, **card["outliers"], **card["attacks"]}),
+    ]
+    if "intervals" in test:
+        rows = [
+            [_percent(entry[k]) for k in ("nominal", "covered")] + [_plain(entry["width"])]
+            for entry in test["intervals"]
+        ]
+        parts += ["## Intervals", _table(["nominal coverage", "covered", "mean width (target's units)"], rows)]
+    parts += ["## Detection", "Of each set's rows against the test rows."]
+    parts += [f"Base rate: the set's rows are {_base_rates(card['outliers'])} % of all."]
+    for key, title in MEASURES.items():
+        parts += [f"### {title}", _detection(card["outliers"], key)]
+    parts += ["## Errors", _errors(test)]
+    if card["attacks"]:
+        parts += ["## Attacks", _attacks(card["attacks"])]
+        parts += ["### AUROC of attacked against test rows", _detection(card["attacks"], "auroc")]
+    parts += [f"![{name.removesuffix('.png')}]({name})" for name in plots]
+    return "\n\n".join(parts) + "\n"
+
+
+def _detection(sets: dict[str, Any], measure: str) -> str:
+    names = list(next(iter(sets.values()))["scores"])
+    rows = [[name, *(_percent(entry["scores"][score][measure]) for score in names)] for name, entry in sets.items()]
+    return _table(["set", *names], rows)
+
+
+def _flag_rates(sets: dict[str, Any]) -> str:
+    fprs = list(sets["test rows"]["flagged"])
+    rows = [[name, *(_percent(entry["flagged"][fpr]) for fpr in fprs)] for name, entry in sets.items()]
+    return _table(["rows flagged (%) at `fpr`", *fprs], rows)
+
+
+def _errors(test: dict[str, Any]) -> str:
+    detected = test.get("error_detection")
+    header = ["score", "AURC"] + (["AUROC", "PR+", "PR-", "FPR at 95 %"] if detected else [])
+    rows = [
+        [name, f"{area:.4g}"] + ([_percent(detected["scores"][name][key]) for key in MEASURES] if detected else [])
+        for name, area in test["aurc"].items()
+    ]
+    found = ""
+    if detected:
+        share = _percent(detected["base_rate"])
+        found = f"{detected['rows']} of {test['rows']} test rows are misclassified, {share} %.\n\n"
+    return f"{found}AURC is the area under risk against coverage, lower is better.\n\n{_table(header, rows)}"
+
+
+def _attacks(attacks: dict[str, Any]) -> str:
+    rows = [
+        [name, _percent(entry["accuracy"]), _percent(entry["flagged"].get("0.05")), _percent(entry["hits"])]
+        for name, entry in attacks.items()
+    ]
+    return _table(["attack", "accuracy", "flagged at .05", "wrong and not flagged"], rows)
+
+
+def _base_rates(sets: dict[str, Any]) -> str:
+    rates = sorted({_percent(entry["base_rate"]) for entry in sets.values()})
+    return ", ".join(rates)
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2f}"
+
+
+def _plain(value: float | None) -> str:
+    return "infinite" if value is None else f"{value:.4g}"
