@@ -56,10 +56,16 @@ def pixels(image: ImageFile.ImageFile, shape: tuple[int, ...], spec: ImageSpec, 
         if not has_all_pixels(image.fp.getvalue()):
             raise InvalidInput(field, "a whole PNG or JPEG image", "missing or broken pixels")
     try:
-        converted = image.convert(spec.mode)
-        if converted.size != size:
-            converted = converted.resize(size, Image.Resampling.BILINEAR)
+        return as_row(image, shape, spec)
     except Exception:  # so do its decoders
         raise InvalidInput(field, "a whole PNG or JPEG image", "missing or broken pixels") from None
+
+
+def as_row(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec) -> UInt8[np.ndarray, "I"]:
+    """Return an image as a flat row of a model's mode and shape, resized where it is of another size."""
+    size = (shape[-1], shape[-2])
+    converted = image.convert(spec.mode)
+    if converted.size != size:
+        converted = converted.resize(size, Image.Resampling.BILINEAR)
     decoded = np.asarray(converted, dtype=np.uint8)
     return (decoded if spec.mode == "L" else decoded.transpose(2, 0, 1)).reshape(-1)

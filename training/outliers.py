@@ -24,7 +24,7 @@ from jaxtyping import Float32, UInt8
 from PIL import Image
 
 from model_store.errors import InvalidInput
-from model_store.images import pixels
+from model_store.images import as_row
 from model_store.manifest import NAME_PATTERN, ImageSpec, InputSpec
 from training.data.arrays import numbers, read_npz
 from training.data.idx import find_idx, read_idx
@@ -96,7 +96,7 @@ def _of_idx(
     there = [stem for stem in IDX_STEMS if (folder / stem).is_file() or (folder / f"{stem}.gz").is_file()]
     images = _choice(read_idx(find_idx(folder, (there or [*IDX_STEMS])[0]), 3), most, seed)
     decoding = ImageSpec(mode=mode, resize=True)
-    return np.stack([pixels(Image.fromarray(image), shape, decoding, OPTION) for image in images])
+    return np.stack([as_row(Image.fromarray(image), shape, decoding) for image in images])
 
 
 def _of_npz(path: Path, spec: InputSpec, most: int, seed: int) -> Float32[np.ndarray, "N I"]:
