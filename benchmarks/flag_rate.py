@@ -26,20 +26,27 @@ from training.calibrate import by_detector, served_scores
 RATES = (0.01, 0.05, 0.2)
 
 
-def held_out_scores(model: Model, draws: int, root: Path) -> DetectorScores:
-    """Return each detector's score of all rows that the model was not fitted on."""
+REQUEST_ROWS = (1, 16)
+
+
+def held_out_scores(model: Model, draws: int, root: Path) -> list[DetectorScores]:
+    """Return each detector's score of all rows that the model was not fitted on, in requests of `REQUEST_ROWS`."""
     recipe = recipes.Recipe.model_validate(model.manifest.training["recipe"])
     splits = sources.split(sources.load(recipe, root), sources.split_sizes(recipe))
     held_out = (splits.reference, splits.ranking, splits.test)
     rows = sources.Rows(np.concatenate([r.x for r in held_out]), np.concatenate([r.y for r in held_out]))
-    scores, density = served_scores(model.runtime, rows, [draws], seed=1)
-    return by_detector(scores, density, model.manifest.detectors.density)
+    rows = rows.take(np.random.default_rng(0).permutation(len(rows)))  # who shares draws is chance
+    names = model.manifest.detectors.density
+    return [by_detector(*served_scores(model.runtime, rows, [draws], share, share), names) for share in REQUEST_ROWS]
 
 
 def counts_over_splits(
-    scores: DetectorScores, manifest: Manifest, splits: int, seed: int
+    scores: DetectorScores, served: DetectorScores, manifest: Manifest, splits: int, seed: int
 ) -> tuple[dict[float, np.ndarray], int, int]:
-    """Return how many test rows are flagged in each split at each rate, and the ranking and test rows of a split."""
+    """Return how many test rows are flagged in each split at each rate, and the ranking and test rows of a split.
+
+    Calibration rows have the scores of lone requests, test rows those of `served`.
+    """
     rows = scores.labels.shape[1]
     n, m = rows // 3, rows - 2 * (rows // 3)
     generator = np.random.default_rng(seed)
@@ -55,7 +62,7 @@ def counts_over_splits(
             manifest.detectors.names,
             manifest.num_labels,
         )
-        tested = scores.take(test)
+        tested = served.take(test)
         p_value = calibration.judge({name: s[0] for name, s in tested.by_name.items()}, tested.labels[0], 1).p_value
         for rate in RATES:
             counts[rate].append(int(np.sum(p_value <= rate)))
@@ -89,29 +96,32 @@ def main() -> None:
         "",
         f"`python -m benchmarks.flag_rate {options.name} --splits {options.splits} --seed {options.seed}`; "
         f"detectors {', '.join(model.manifest.detectors.combined)}.",
-        "Every row is scored with draws of its own, once for each number of draws.",
+        "Calibration rows have draws of their own, as in publication; test rows share theirs with a request's.",
         "",
-        "| draws | fpr | ranking, test rows | rate expected | found | std of count expected | found | chi-square p |",
-        "|---|---|---|---|---|---|---|---|",
+        "| draws | rows a request | fpr | ranking, test rows | rate expected | found | std of count expected | found "
+        "| chi-square p |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     all_draws = options.draws or [20, model.manifest.noise.default_draws]
+    cases = [(draws, share) for draws in all_draws for share in REQUEST_ROWS]
     figure, axes = plt.subplots(
-        len(all_draws), len(RATES), figsize=(12, 2.8 * len(all_draws)), layout="constrained", squeeze=False
+        len(cases), len(RATES), figsize=(12, 2.8 * len(cases)), layout="constrained", squeeze=False
     )
-    for row, draws in enumerate(all_draws):
-        scores = held_out_scores(model, draws, root)
-        counts, n, m = counts_over_splits(scores, model.manifest, options.splits, options.seed)
+    scored = {draws: held_out_scores(model, draws, root) for draws in all_draws}
+    for row, (draws, share) in enumerate(cases):
+        served = scored[draws][REQUEST_ROWS.index(share)]
+        counts, n, m = counts_over_splits(scored[draws][0], served, model.manifest, options.splits, options.seed)
         for axis, (rate, found) in zip(axes[row], counts.items(), strict=True):
             k = int(np.floor(rate * (n + 1)))
             law = stats.betabinom(m, k, n + 1 - k)
             lines.append(
-                f"| {draws} | {rate} | {n}, {m} | {k / (n + 1):.4f} | {found.mean() / m:.4f} "
+                f"| {draws} | {share} | {rate} | {n}, {m} | {k / (n + 1):.4f} | {found.mean() / m:.4f} "
                 f"| {law.std():.2f} | {found.std(ddof=1):.2f} | {fit_p_value(found, law):.3f} |"
             )
             axis.hist(found, bins=np.arange(found.max() + 2) - 0.5, density=True, alpha=0.5, label="splits")
             grid = np.arange(found.max() + 1)
             axis.plot(grid, law.pmf(grid), "k-", label="beta-binomial")
-            axis.set(title=f"{draws} draws, fpr {rate}", xlabel=f"rows flagged of {m}")
+            axis.set(title=f"{draws} draws, {share} rows a request, fpr {rate}", xlabel=f"rows flagged of {m}")
     axes[0][0].legend()
     text = "\n".join(lines) + "\n"
     print(text)

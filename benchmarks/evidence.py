@@ -1,0 +1,86 @@
+"""Evidence cards over seeds: `python -m training evaluate NAME:VERSION ...` for each version, then this.
+
+`python -m benchmarks.evidence NAME [--write]` tabulates the cards of all versions of a model: AUROC of the flag, of
+each detector alone and of the flag without each, on each set and under each attack, as mean and standard deviation.
+"""
+
+import argparse
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.model import ROOT
+from model_store.evidence import evidence
+from model_store.store import ModelStore
+
+
+def spread(values: list[float]) -> str:
+    """Return mean and standard deviation, in percent."""
+    mean = f"{100 * statistics.mean(values):.2f}"
+    return mean if len(values) == 1 else f"{mean} ± {100 * statistics.stdev(values):.2f}"
+
+
+def table(header: list[str], rows: list[list[str]]) -> list[str]:
+    """Return the lines of a table, and an empty one."""
+    return [*(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)), ""]
+
+
+def detection(cards: list[dict[str, Any]], kind: str) -> list[str]:
+    """Return a table of AUROCs, a set or attack a line."""
+    scores = list(next(iter(cards[0][kind].values()))["scores"])
+    rows = [
+        [name, *(spread([card[kind][name]["scores"][score]["auroc"] for card in cards]) for score in scores)]
+        for name in cards[0][kind]
+    ]
+    return table(["AUROC (%)", *scores], rows)
+
+
+def main() -> None:
+    """Print the tables, and with `--write` keep them, with the newest version's plots, in docs/results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
+    parser.add_argument("--write", action="store_true", help="write docs/results/evidence-NAME.md and its plots")
+    options = parser.parse_args()
+    store = ModelStore(options.store)
+    found = [evidence(store, options.name, version) for version in store.versions(options.name)]
+    newest = [item for item in found if item is not None]
+    cards = [item.card for item in newest]
+    first = cards[0]
+    seeds = [store.manifest(options.name, card["version"]).training["recipe"]["seed"] for card in cards]
+    lines = [
+        f"# Evidence of `{options.name}` over seeds",
+        "",
+        f"`python -m training evaluate {options.name}:VERSION --attacks --outliers ...` for each of {len(cards)} "
+        f"versions (recipe seeds {', '.join(map(str, seeds))}), then "
+        f"`python -m benchmarks.evidence {options.name} --write`. "
+        f"{first['test']['rows']} test rows, at most as many of each set, {first['draws']} draws, requests of "
+        f"{first['rows_per_request']} rows; mean ± standard deviation over versions.",
+        "",
+        *detection(cards, "outliers"),
+    ]
+    if first["attacks"]:
+        rows = [
+            [
+                name,
+                spread([card["attacks"][name]["accuracy"] for card in cards]),
+                spread([card["attacks"][name]["flagged"]["0.05"] for card in cards]),
+                spread([card["attacks"][name]["hits"] for card in cards]),
+            ]
+            for name in first["attacks"]
+        ]
+        lines += table(["attack", "accuracy (%)", "flagged at .05 (%)", "wrong and not flagged (%)"], rows)
+        lines += detection(cards, "attacks")
+    print("\n".join(lines))
+    if options.write:
+        path = ROOT / "docs" / "results" / f"evidence-{options.name}.md"
+        for file in (file for file in newest[-1].files if file.endswith(".png")):
+            picture = path.with_name(f"{path.stem}-{file}")
+            picture.write_bytes(newest[-1].read(file))
+            lines += [f"![{file.removesuffix('.png')}]({picture.name})", ""]
+        path.write_text("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
