@@ -205,6 +205,7 @@ def test_models_are_described(client, digits_store):
     assert client.get("/models").json() == {"models": [expected]}
     described = client.get("/models/digits").json()
     assert set(described.pop("drift")) >= {"rows", "flag_rate", "evidence", "alarm"}
+    assert described.pop("evidence") is None  # no card is written yet
     assert described == {**expected, "manifest": manifest.model_dump(mode="json")}
 
 
