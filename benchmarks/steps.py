@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from training.architectures import mlp
+from training.memory import keep_freed_memory
 from training.model import build, initialise
 from training.objectives import alpha_objective
 from training.posteriors import noise
@@ -88,6 +89,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
     torch.set_num_threads(min(2, torch.get_num_threads()))
+    keep_freed_memory()  # as training does
     torch.manual_seed(0)
     x, y = torch.rand(ROWS, 784), torch.randint(10, (ROWS,))
     plain = deterministic(x, y)

@@ -107,12 +107,14 @@ def _fit(options: argparse.Namespace) -> int:
     splits = split(data, split_sizes(recipe))
 
     from training.fit import Run, training_facts  # wrong recipes and data are answered before torch is imported
+    from training.memory import keep_freed_memory
     from training.publish import device_named, publish
     from training.warm_start import check_compatible
 
     if parent is not None:
         check_compatible(recipe, data, parent)
     device = device_named(options.device)
+    keep_freed_memory()
     begins_at = "" if parent is None else f" {parent.label} {sha256(parent.weights).hexdigest()}"
     run_id = sha256(f"{recipe.digest()} {data.digest()} {device.type}{begins_at}".encode()).hexdigest()[:12]
     folder = _runs() / f"{recipe.name}-{run_id}"

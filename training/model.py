@@ -34,6 +34,7 @@ from training.recipe import (
 )
 
 Network = DrawnNetwork | MemberNetwork
+CHUNK_ROWS = 512  # rows x draws of a prediction at a time: of the papers' CNN one activation of them takes 134 MB
 FLOWS: dict[str, Callable[..., Composition]] = {
     "bhn-realnvp": realnvp,
     "bhn-iaf": iaf,
@@ -73,7 +74,7 @@ class BayesianModel(nn.Module):
 
     @torch.no_grad()
     def predict(
-        self, x: Num[Tensor, "N I"], eps: Float[Tensor, "K E"], chunk_rows: int = 2048
+        self, x: Num[Tensor, "N I"], eps: Float[Tensor, "K E"], chunk_rows: int = CHUNK_ROWS
     ) -> Float[Tensor, "K N C"]:
         """Return what is served of each draw and row, rows x draws in chunks."""
         theta = self.posterior(eps)[:, None]
