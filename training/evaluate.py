@@ -37,7 +37,10 @@ class Judged:
 
     @cached_property
     def scores(self) -> dict[str, Float64[np.ndarray, "N"]]:
-        """Every posterior score, every detector alone, the flag's statistic, and the same without each detector."""
+        """Every posterior score, every detector alone, the flag's statistic, and the same without each detector.
+
+        Density detectors are given by their surprises: by label, and some from both sides, as the flag sees them.
+        """
         detected, combined = self.prediction.detected, self.calibration.combined
         labels, draws = labels_of(self.prediction.judged), self.prediction.judged_draws
         surprises = self.calibration.surprises_of(detected, labels, draws)
@@ -45,7 +48,10 @@ class Judged:
         if len(combined) > 1:
             subsets |= {f"flag without {name}": tuple(n for n in combined if n != name) for name in combined}
         flags = {flag: combined_surprise([surprises[name] for name in subset]) for flag, subset in subsets.items()}
-        return {**detected, **flags}
+        alone = {
+            name: surprises[name] if name in self.calibration.standards else score for name, score in detected.items()
+        }
+        return {**alone, **flags}
 
     @property
     def flagged(self) -> dict[str, float]:
