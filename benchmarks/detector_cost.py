@@ -101,8 +101,8 @@ def main() -> None:
             f"| all detectors | {best[0]:.2f} |",
             f"| entropy alone, no densities in the graph | {best[1]:.2f} |",
             "",
-            f"Ratio of a round: median {statistics.median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}; of the "
-            f"fastest rounds {best[0] / best[1]:.3f}.",
+            f"Ratio of a round: median {statistics.median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}; "
+            f"of the fastest rounds {best[0] / best[1]:.3f}.",
             "",
         ]
     )
