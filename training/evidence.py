@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from model_store.errors import InvalidInput
@@ -29,9 +28,8 @@ from training.near_manifold import near_manifold
 from training.outliers import OPTION, OutlierSource, gaussian, uniform
 from training.parents import Parent, fitted_data
 from training.posteriors.noise import hash_key
-from training.publish import DETECTORS
+from training.publish import fitted_detectors
 from training.recipe import override
-from training.served import served_network
 
 MAX_DRAWS = 1000
 
@@ -153,7 +151,7 @@ def _attacks(
     model = version.model().eval()
     train = split(data, split_sizes(version.recipe)).train
     spec = version.manifest.input
-    network = served_network(model, torch.from_numpy(train.x), hash_key(version.recipe.seed, DETECTORS))
+    network = fitted_detectors(model, train, version.recipe)
     attacked = Attacked(network, model.posterior, spec.minimum, spec.maximum)
     statistic = DifferentiableFlag(judge.model.calibration, version.manifest.detectors.density) if is_fitted else None
     measured = {}

@@ -36,7 +36,7 @@ from training.model import BayesianModel
 from training.posteriors.noise import hash_key
 from training.quantise import quantisation_error, quantise_network, quantise_sampler
 from training.recipe import Recipe
-from training.served import served_network
+from training.served import ServedNetwork, served_network
 from training.temperature import set_temperature
 
 DETECTORS = 7  # the random stream of the detectors' fit, beside those of `training.fit`
@@ -89,7 +89,7 @@ def assemble(
     fold(model)
     weights = {key: tensor.detach().clone().contiguous() for key, tensor in model.state_dict().items()}
     say("exporting")
-    network = served_network(model, torch.from_numpy(splits.train.x), hash_key(recipe.seed, DETECTORS))
+    network = fitted_detectors(model, splits.train, recipe)
     names = DetectorNames(tuple(recipe.combined), tuple(network.density), network.two_sided)
     files = export(model, network)
     runtime = runtime_of(model, files)
@@ -161,6 +161,12 @@ def abstention_spec(calibration: Calibration, risk: float | None, say: Callable[
     if risk is not None and risk < smallest:
         say(f"serving.risk {risk:g} cannot be certified, only {smallest:g}: every row will be left undecided")
     return AbstentionSpec(confidence=CONFIDENCE, smallest_risk=smallest, risk=risk)
+
+
+def fitted_detectors(model: BayesianModel, train: Rows, recipe: Recipe) -> ServedNetwork:
+    """Return a model's network beside detectors fitted on training rows, the same for the same recipe."""
+    labels = None if recipe.task == "regression" else torch.from_numpy(train.y)
+    return served_network(model, torch.from_numpy(train.x), hash_key(recipe.seed, DETECTORS), labels)
 
 
 def fold(model: BayesianModel) -> None:

@@ -19,11 +19,12 @@ from model_store.errors import InvalidInput
 from model_store.manifest import Name, Task
 from model_store.outputs import DETECTED
 
-DENSITY_NAMES = ("residual", "mahalanobis", "input_neighbours", "feature_neighbours")
+COMBINED_DENSITIES = ("residual", "mahalanobis", "input_neighbours", "feature_neighbours")
+DENSITY_NAMES = (*COMBINED_DENSITIES, "feature_gaussian")
 DETECTOR_NAMES = dict.fromkeys([*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES])
 COMBINED: dict[Task, list[str]] = {
-    "classification": ["entropy", *DENSITY_NAMES],
-    "regression": ["epistemic_std", *DENSITY_NAMES],
+    "classification": ["entropy", *COMBINED_DENSITIES],
+    "regression": ["epistemic_std", *COMBINED_DENSITIES],
 }
 
 # What is better of each metric of `quality`: more, less, or nearness to a value.

@@ -1,7 +1,7 @@
 """What `network.onnx` computes."""
 
 import torch
-from jaxtyping import Float, Num
+from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
 from training.detectors import KINDS
@@ -49,12 +49,19 @@ class ServedNetwork(nn.Module):
 
 
 @torch.no_grad()
-def served_network(model: BayesianModel, x: Num[Tensor, "N I"], seed: int) -> ServedNetwork:
-    """Return a model's network beside the detectors, which are fitted on training rows."""
+def served_network(
+    model: BayesianModel, x: Num[Tensor, "N I"], seed: int, labels: Int[Tensor, "N"] | None = None
+) -> ServedNetwork:
+    """Return a model's network beside the detectors, fitted on training rows and on their classes if there are."""
     network, centre = model.network, model.posterior.centre()
-    few = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:EMBEDDED_ROWS]]
-    embedding = torch.cat([network.embed(part.float(), centre[None, None]) for part in few.split(CHUNK_ROWS)])
+    few = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:EMBEDDED_ROWS]
+    parts = x[few].split(CHUNK_ROWS)
+    embedding = torch.cat([network.embed(part.float(), centre[None, None]) for part in parts])
+    known = None if labels is None else labels[few]
     rows = {"input": x, "embedding": embedding}
     generator = torch.Generator().manual_seed(seed)
-    density = {name: kind.fit(rows[kind.space], generator) for name, kind in KINDS.items()}
+    density = {}
+    for name, kind in KINDS.items():
+        of_classes = (known,) if kind.has_classes else ()
+        density[name] = kind.fit(rows[kind.space], generator, *of_classes)
     return ServedNetwork(network, model.likelihood, density, centre).eval()

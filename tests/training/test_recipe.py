@@ -5,7 +5,7 @@ import os
 import pytest
 
 from model_store.errors import InvalidInput
-from training.recipe import DENSITY_NAMES, load, override
+from training.recipe import COMBINED_DENSITIES, load, override
 
 RECIPE = """
 name = "a"
@@ -45,7 +45,7 @@ def test_a_recipe_is_read_with_its_defaults(recipe):
     assert recipe.posterior.couplings == 2
     assert recipe.posterior.prior_std == 1.0
     assert recipe.training.batch_rows == 128
-    assert recipe.combined == ["entropy", *DENSITY_NAMES]
+    assert recipe.combined == ["entropy", *COMBINED_DENSITIES]
 
 
 def test_every_recipe_of_the_project_is_valid(request):
@@ -177,5 +177,5 @@ def test_what_goes_with_another_task_is_named(tmp_path, changes, field):
 def test_a_regression_has_detectors_and_noise_of_its_own_by_default(tmp_path):
     ((old, new),) = REGRESSION
     recipe = load(write(tmp_path, RECIPE.replace(old, new)))
-    assert recipe.combined == ["epistemic_std", *DENSITY_NAMES]
+    assert recipe.combined == ["epistemic_std", *COMBINED_DENSITIES]
     assert recipe.noise == "homoscedastic"

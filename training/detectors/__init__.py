@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import torch
-from jaxtyping import Float, Num
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from training.detectors.gaussian import ClassGaussian
 from training.detectors.neighbours import Neighbours
 from training.detectors.spectrum import Mahalanobis, Residual
 
@@ -29,9 +29,10 @@ class Detector(Protocol):
 class Kind:
     """A detector by name: how it is fitted, where it looks, and whether small scores too mean unlike the data."""
 
-    fit: Callable[[Num[Tensor, "N I"], torch.Generator], nn.Module]
+    fit: Callable[..., nn.Module]  # of rows and a generator, and of labels where it has classes
     space: Literal["input", "embedding"]
     is_two_sided: bool
+    has_classes: bool = False
 
 
 KINDS: dict[str, Kind] = {
@@ -39,4 +40,5 @@ KINDS: dict[str, Kind] = {
     "mahalanobis": Kind(Mahalanobis.fit, "input", True),
     "input_neighbours": Kind(Neighbours.fit, "input", False),
     "feature_neighbours": Kind(Neighbours.fit, "embedding", False),
+    "feature_gaussian": Kind(ClassGaussian.fit, "embedding", False, has_classes=True),
 }

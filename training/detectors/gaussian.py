@@ -1,0 +1,54 @@
+"""A Gaussian for each class."""
+
+import torch
+from jaxtyping import Float, Int, Num
+from torch import Tensor, nn
+
+from training.detectors.spectrum import Fold, square_norms
+from training.layers import matmul
+
+SHRINKAGE = 1e-2  # of the mean variance, added to each direction's
+
+
+class ClassGaussian(nn.Module):
+    """Squared Mahalanobis distance to the nearest class mean, under the covariance within classes that all share.
+
+    Lee et al., "A simple unified framework for detecting out-of-distribution samples and adversarial attacks", 2018,
+    equation 2. Without a unit, 0 or more.
+    """
+
+    fold: Fold
+    whitening: Tensor
+    means: Tensor
+    mean_squares: Tensor
+
+    def __init__(self, fold: Fold, whitening: Float[Tensor, "F F"], means: Float[Tensor, "C F"]) -> None:
+        """Make a detector of a whitening of rows and the class means so whitened."""
+        super().__init__()
+        self.fold = fold
+        self.register_buffer("whitening", whitening)
+        self.register_buffer("means", means.T.contiguous())
+        self.register_buffer("mean_squares", square_norms(means))
+
+    @classmethod
+    def fit(
+        cls, rows: Num[Tensor, "N I"], generator: torch.Generator, labels: Int[Tensor, "N"] | None = None
+    ) -> "ClassGaussian":
+        """Fit on training rows and their classes, in float64; without classes there is one."""
+        fold = Fold.fit(rows.shape[1], generator)
+        folded = fold(rows.double())
+        known = torch.zeros(len(rows), dtype=torch.long) if labels is None else labels.unique(return_inverse=True)[1]
+        means = torch.stack([folded[known == c].mean(0) for c in range(int(known.max()) + 1)])
+        centred = folded - means[known]
+        variances, directions = torch.linalg.eigh(centred.T @ centred / len(rows))
+        floor = SHRINKAGE * variances.clamp(min=0).mean()
+        if floor <= 0:  # constant rows: any unit will do
+            floor = torch.ones_like(floor)
+        whitening = directions / (variances.clamp(min=0) + floor).sqrt()
+        return cls(fold, whitening.float(), (means @ whitening).float())
+
+    def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
+        """Return the squared distance of each row."""
+        z = matmul(self.fold(rows), self.whitening)
+        nearest = (self.mean_squares - 2.0 * matmul(z, self.means)).min(dim=1).values
+        return (nearest + square_norms(z)).clamp(min=1e-6)
