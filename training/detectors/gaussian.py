@@ -18,14 +18,18 @@ class ClassGaussian(nn.Module):
     """
 
     fold: Fold
+    centre: Tensor
     whitening: Tensor
     means: Tensor
     mean_squares: Tensor
 
-    def __init__(self, fold: Fold, whitening: Float[Tensor, "F F"], means: Float[Tensor, "C F"]) -> None:
-        """Make a detector of a whitening of rows and the class means so whitened."""
+    def __init__(
+        self, fold: Fold, centre: Float[Tensor, "F"], whitening: Float[Tensor, "F F"], means: Float[Tensor, "C F"]
+    ) -> None:
+        """Make a detector of rows' mean, the whitening of what is left, and the class means so whitened."""
         super().__init__()
         self.fold = fold
+        self.register_buffer("centre", centre)
         self.register_buffer("whitening", whitening)
         self.register_buffer("means", means.T.contiguous())
         self.register_buffer("mean_squares", square_norms(means))
@@ -37,6 +41,8 @@ class ClassGaussian(nn.Module):
         """Fit on training rows and their classes, in float64; without classes there is one."""
         fold = Fold.fit(rows.shape[1], generator)
         folded = fold(rows.double())
+        centre = folded.mean(0)
+        folded = folded - centre  # far from 0, float32 would lose small distances
         known = torch.zeros(len(rows), dtype=torch.long) if labels is None else labels.unique(return_inverse=True)[1]
         means = torch.stack([folded[known == c].mean(0) for c in range(int(known.max()) + 1)])
         centred = folded - means[known]
@@ -45,10 +51,10 @@ class ClassGaussian(nn.Module):
         if floor <= 0:  # constant rows: any unit will do
             floor = torch.ones_like(floor)
         whitening = directions / (variances.clamp(min=0) + floor).sqrt()
-        return cls(fold, whitening.float(), (means @ whitening).float())
+        return cls(fold, centre.float(), whitening.float(), (means @ whitening).float())
 
     def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
         """Return the squared distance of each row."""
-        z = matmul(self.fold(rows), self.whitening)
+        z = matmul(self.fold(rows) - self.centre, self.whitening)
         nearest = (self.mean_squares - 2.0 * matmul(z, self.means)).min(dim=1).values
         return (nearest + square_norms(z)).clamp(min=1e-6)
