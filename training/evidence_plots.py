@@ -75,7 +75,8 @@ def attacks_plot(test: dict[str, Any], clean_scores: dict[str, float], attacks: 
     fgsm = [entry for entry in attacks.values() if entry["attack"] == "fgsm"]
     counts = sorted({entry["draws"] for entry in fgsm})
     figure, axes = _panels(4, width=4.6)
-    for count, style in zip(counts, ("-", "--", ":", "-."), strict=False):
+    styles = dict(zip(counts, ("-", "--", ":", "-."), strict=False))
+    for count, style in styles.items():
         entries = sorted((e for e in fgsm if e["draws"] == count), key=lambda entry: entry["step"])
         steps = [0.0, *(entry["step"] for entry in entries)]
         suffix = f"{count} draw" + ("s" if count > 1 else "")
@@ -83,10 +84,10 @@ def attacks_plot(test: dict[str, Any], clean_scores: dict[str, float], attacks: 
         axes[0].plot(steps[1:], [e["hits"] for e in entries], style, marker="x", label=f"wrong, unflagged; {suffix}")
         for colour, (name, clean) in zip(COLOURS, clean_scores.items(), strict=False):
             values = np.array([clean, *(entry["mean_scores"][name] for entry in entries)])
-            axes[1].plot(steps, values / clean, style, color=colour, label=f"{name}; {suffix}")
+            axes[1].plot(steps, values / clean, style, color=colour)
         for colour, name in zip(COLOURS, [*clean_scores, "flag"], strict=False):
             values = np.array([0.5, *(entry["scores"][name]["auroc"] for entry in entries)])
-            axes[2].plot(steps, values, style, color=colour, label=f"{name}; {suffix}")
+            axes[2].plot(steps, values, style, color=colour, label=name if count == counts[0] else None)
             errors = [
                 (e["step"], e["error_detection"]["scores"][name]["auroc"]) for e in entries if e["error_detection"]
             ]
@@ -99,7 +100,8 @@ def attacks_plot(test: dict[str, Any], clean_scores: dict[str, float], attacks: 
     for axis in axes:
         axis.set(xlabel="FGSM step (of the data's range)")
     handles, labels = axes[2].get_legend_handles_labels()
-    axes[3].legend(handles, labels, fontsize="small", loc="upper left", bbox_to_anchor=(1.02, 1))
+    title = ", ".join(f"{style} {count} draws" for count, style in styles.items())
+    axes[3].legend(handles, labels, title=title, fontsize="small", loc="upper left", bbox_to_anchor=(1.02, 1))
     return _png(figure, "FGSM")
 
 
