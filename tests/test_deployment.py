@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -192,3 +193,11 @@ def _copied(name, of_final_stage=False):
     text = IMAGES[name].rpartition("\nFROM ")[2] if of_final_stage else IMAGES[name]
     lines = re.findall(r"^COPY (?!--from)(.*)$", text, re.M)
     return {source for line in lines for source in line.split()[:-1]}
+
+
+def test_every_package_is_installed():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = [
+        path.parent for top in ("model_store", "service", "training") for path in (ROOT / top).rglob("__init__.py")
+    ]
+    assert sorted(listed) == sorted(".".join(folder.relative_to(ROOT).parts) for folder in found)

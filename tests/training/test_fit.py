@@ -105,12 +105,12 @@ def test_two_fits_of_one_run_at_once_are_refused_and_interrupting_is_exit_code_1
     with fitting(tmp_path, epochs=100_000) as first:
         wait_until(lambda: first.poll() is not None or checkpoint_of(tmp_path) is not None, 60)
         with fitting(tmp_path, epochs=100_000) as second:
-            _, errors = second.communicate(timeout=300)
+            _, errors = second.communicate(timeout=60)
         assert second.returncode == 2
         assert errors.startswith("error: run: expected a run that no other process works on")
         assert errors.count("\n") == 1
         first.send_signal(signal.SIGINT)
-        _, errors = first.communicate(timeout=300)
+        _, errors = first.communicate(timeout=60)
     assert first.returncode == 130
     assert "run the same command again to go on" in errors
     assert "Traceback" not in errors
