@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Float64
 
-from model_store.scores import concatenated
 from model_store.sums import GROUPS, Average, DrawSums
 
 MIXTURE_SCORE_NAMES = ("std", "aleatoric_std", "epistemic_std")
@@ -47,11 +46,6 @@ class MixtureScores:
     def by_name(self) -> dict[str, Float64[np.ndarray, "N"]]:
         """Return the scores of doubt, more meaning more uncertain, by name."""
         return {name: getattr(self, name) for name in MIXTURE_SCORE_NAMES}
-
-    @classmethod
-    def concatenate(cls, parts: list["MixtureScores"]) -> "MixtureScores":
-        """Return the scores of all parts' rows, in order; the parts must be of the same number of draws."""
-        return concatenated(parts)
 
 
 def mixture_sums(outputs: Float[np.ndarray, "K N 2"], first_draw: int = 0, groups: int = GROUPS) -> DrawSums:

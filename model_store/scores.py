@@ -49,11 +49,6 @@ class Scores:
         """Return the scores of doubt, more meaning more uncertain, by name."""
         return {name: getattr(self, name) for name in SCORE_NAMES}
 
-    @classmethod
-    def concatenate(cls, parts: list["Scores"]) -> "Scores":
-        """Return the scores of all parts' rows, in order; the parts must be of the same number of draws."""
-        return concatenated(parts)
-
 
 def predictive_sums(log_probs: Float[np.ndarray, "K N C"], first_draw: int = 0, groups: int = GROUPS) -> DrawSums:
     """Sum draws `first_draw`, `first_draw + 1`, ... given by their log class probabilities.

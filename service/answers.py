@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from jaxtyping import Bool
 
 from model_store.mixture import MIXTURE_ERROR_NAMES, MixtureScores
 from model_store.scores import SCORE_NAMES, Scores
@@ -13,8 +14,8 @@ from service.predictor import Predicted
 from service.terms import Terms
 
 
-def predict_json(served: Served, predicted: Predicted, terms: Terms) -> bytes:
-    """Return the JSON answer of /predict."""
+def predict_json(served: Served, predicted: Predicted, terms: Terms, flags: Bool[np.ndarray, "N"]) -> bytes:
+    """Return the JSON answer of /predict, given which rows are flagged on its terms."""
     prediction = predicted.prediction
     scores, judgement = prediction.scores, prediction.judgement
     rows = len(judgement.p_value)
@@ -38,7 +39,7 @@ def predict_json(served: Served, predicted: Predicted, terms: Terms) -> bytes:
     columns: dict[str, list[Any]] = {
         **before,
         "standard_error": errors,
-        "flag": terms.flags(judgement.p_value).tolist(),
+        "flag": flags.tolist(),
         "p_value": judgement.p_value.tolist(),
         **after,
         "detectors": [
@@ -96,7 +97,7 @@ def _of_target(
     return before, {"interval": served.model.intervals(predicted.prediction, coverage).tolist()}
 
 
-def predict_npz(served: Served, predicted: Predicted, terms: Terms) -> bytes:
+def predict_npz(served: Served, predicted: Predicted, terms: Terms, flags: Bool[np.ndarray, "N"]) -> bytes:
     """Return the same as arrays, a row each: `probabilities`, `entropy`, `standard_error.bald`, ...
 
     What is null in JSON for all rows is left out; infinite bounds are infinite.
@@ -111,7 +112,7 @@ def predict_npz(served: Served, predicted: Predicted, terms: Terms) -> bytes:
         "num_samples": np.full(len(judgement.p_value), predicted.num_samples),
         **scores.by_name(),
         **{f"standard_error.{name}": error for name, error in (scores.standard_error or {}).items()},
-        "flag": terms.flags(judgement.p_value),
+        "flag": flags,
         "p_value": judgement.p_value,
         **{f"detectors.{name}.score": score for name, score in prediction.detected.items()},
         **{f"detectors.{name}.fired": value <= terms.fpr for name, value in judgement.detector_p_values.items()},

@@ -127,8 +127,9 @@ def create_app(settings: Settings) -> FastAPI:
             predicted = predict(served, x, num_samples, envelope.seed, envelope.return_samples)
             if envelope.seed is None:  # else a replay
                 served.watch(predicted.prediction)
-            flags = int(np.count_nonzero(terms.flags(predicted.prediction.judgement.p_value)))
-            return (predict_npz if as_arrays else predict_json)(served, predicted, terms), flags
+            flags = terms.flags(predicted.prediction.judgement.p_value)
+            answer = (predict_npz if as_arrays else predict_json)(served, predicted, terms, flags)
+            return answer, int(np.count_nonzero(flags))
 
         with service.predictor.admitted(len(rows), num_samples):
             x = await service.rows(rows, served, "inputs")

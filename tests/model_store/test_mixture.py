@@ -13,11 +13,11 @@ from scipy import integrate, stats
 from model_store.mixture import (
     MIXTURE_ERROR_NAMES,
     MIXTURE_SCORE_NAMES,
-    MixtureScores,
     log_density,
     mixture_scores,
     mixture_sums,
 )
+from model_store.scores import concatenated
 from model_store.sums import GROUPS, DrawSums
 
 ARRAYS = MIXTURE_ERROR_NAMES
@@ -120,7 +120,7 @@ def test_a_row_alone_scores_the_same_bits_as_beside_others(num_draws):
     for parts in ([1] * 40, [2, 3, 35], [8, 16, 16]):
         stops = list(itertools.accumulate(parts))
         alone = [mixture_scores(mixture_sums(made[:, stop - n : stop])) for n, stop in zip(parts, stops, strict=True)]
-        assert same_bits(MixtureScores.concatenate(alone), together)
+        assert same_bits(concatenated(alone), together)
 
 
 # Merging

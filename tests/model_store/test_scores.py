@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from model_store.scores import SCORE_NAMES, Scores, predictive_scores, predictive_sums
+from model_store.scores import SCORE_NAMES, concatenated, predictive_scores, predictive_sums
 from model_store.sums import GROUPS
 
 LN2 = math.log(2.0)
@@ -132,7 +132,7 @@ def test_a_row_alone_scores_the_same_bits_as_beside_others(num_draws, classes):
     for parts in ([1] * 40, [2, 3, 35], [8, 16, 16]):
         stops = list(itertools.accumulate(parts))
         alone = [score(probs[:, stop - n : stop]) for n, stop in zip(parts, stops, strict=True)]
-        assert same_bits(Scores.concatenate(alone), together)
+        assert same_bits(concatenated(alone), together)
 
 
 # Merging
