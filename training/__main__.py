@@ -31,6 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
     fit.add_argument("recipe", type=Path, help="a TOML file, such as recipes/digits.toml")
     fit.add_argument("--data", metavar="SRC", help="in place of the recipe's source: digits, csv:FILE, ...")
     fit.add_argument("--target", metavar="COLUMN", help="what to predict of csv: and parquet: data")
+    fit.add_argument(
+        "--leave-out", metavar="CLASS", action="append", help="fit without a class; may be given several times"
+    )
     fit.add_argument("--name", help="publish under this name in place of the recipe's")
     fit.add_argument("--seed", type=int, help="in place of the recipe's seed")
     fit.add_argument("--warm-start", metavar="NAME[:VERSION]", help="go on from a published version's weights")
@@ -95,7 +98,12 @@ def main(arguments: list[str] | None = None) -> int:
 def _fit(options: argparse.Namespace) -> int:
     recipe = recipes.load(options.recipe)
     recipe = recipes.override(
-        recipe, name=options.name, seed=options.seed, source=options.data, target=options.target
+        recipe,
+        name=options.name,
+        seed=options.seed,
+        source=options.data,
+        target=options.target,
+        leave_out=options.leave_out,
     )
     store = _store()
     parent = None if options.warm_start is None else open_parent(store, options.warm_start, "--warm-start")

@@ -19,19 +19,20 @@ from model_store.scores import Scores
 from model_store.store import ModelStore
 from training import attack_suite
 from training.attacks import Attacked
-from training.data import Dataset, Rows, load, numbered_as, split, split_sizes
+from training.data import Dataset, Rows, leave_out, load, numbered_as, split, split_sizes
 from training.differentiable_flag import DifferentiableFlag
 from training.evaluate import REQUEST_ROWS, Judge, Judged, measure_attack, measure_sets, measure_test
 from training.evidence_plots import attacks_plot, cdf_plot, reliability_plot, risk_coverage_plot, roc_plot
 from training.evidence_text import markdown
 from training.near_manifold import near_manifold
-from training.outliers import OPTION, OutlierSource, gaussian, uniform
+from training.outliers import OPTION, OutlierSource, gaussian, some, uniform
 from training.parents import Parent, fitted_data
 from training.posteriors.noise import hash_key
 from training.publish import fitted_detectors
 from training.recipe import override
 
 MAX_DRAWS = 1000
+LEFT_OUT = "left-out"  # the set of test rows whose classes the model does not know
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,23 @@ def evaluate_version(
     data, is_fitted = _data(version, root, wanted.source)
     order = np.random.default_rng(hash_key(wanted.seed, 30)).permutation(len(data.test))[: wanted.rows]
     test = data.test.take(order)
-    names = ["uniform", "gaussian", *near_manifold(test.x[:2], test.y[:2], manifest.input, bool(data.classes), 0)]
+    names = [
+        "uniform",
+        "gaussian",
+        LEFT_OUT,
+        *near_manifold(test.x[:2], test.y[:2], manifest.input, bool(data.classes), 0),
+    ]
     clash = [source.name for source in wanted.outliers if source.name in names]
     if clash:
         raise InvalidInput(OPTION, f"names other than {names}", repr(clash[0]))
     sets = {
         "uniform": uniform(manifest.input, len(test), wanted.seed),
         "gaussian": gaussian(manifest.input, len(test), wanted.seed),
+        **({} if data.left_out is None else {LEFT_OUT: some(data.left_out, wanted.rows, hash_key(wanted.seed, 31))}),
         **{s.name: s.rows(manifest.input, wanted.rows, hash_key(wanted.seed, 31)) for s in wanted.outliers},
         **near_manifold(test.x, test.y, manifest.input, bool(data.classes), wanted.seed),
     }
-    sets = {name: rows for name, rows in sets.items() if len(rows)}
+    sets = {name: rows.astype(np.float32) for name, rows in sets.items() if len(rows)}
     judge = Judge(model, draws, wanted.seed)
     with _bar(1 + len(sets) + wanted.attacks * attack_suite.COUNT, quiet) as done:
         judged = judge("test", test.x.astype(np.float32))
@@ -132,8 +139,9 @@ def _data(version: Parent, root: Path, source: str | None) -> tuple[Dataset, boo
     """Return the data, and whether they are those of the fit."""
     if source is None:
         return fitted_data(version, root), True
-    loaded = load(override(version.recipe, source=source), root, version.manifest.input.columns)
-    data = numbered_as(loaded, version.classes)
+    loaded = load(override(version.recipe, source=source, leave_out=[]), root, version.manifest.input.columns)
+    known = leave_out(loaded, [name for name in loaded.classes if name not in version.classes])
+    data = numbered_as(known, version.classes)
     if data.shape != version.manifest.input.shape:
         raise InvalidInput("--data", f"rows of shape {version.manifest.input.shape}", f"{data.shape}")
     return data, data.digest() == version.manifest.training.get("data_digest")

@@ -82,6 +82,11 @@ def gaussian(spec: InputSpec, rows: int, seed: int) -> Float32[np.ndarray, "N I"
     return (spec.minimum + (spec.maximum - spec.minimum) * noise).astype(np.float32)
 
 
+def some(x: np.ndarray, most: int, seed: int) -> np.ndarray:
+    """Return at most so many rows, a random choice by seed."""
+    return x[np.random.default_rng(seed).permutation(len(x))[:most]]
+
+
 def _mode(spec: InputSpec) -> Literal["L", "RGB"]:
     if len(spec.shape) == 2:
         return "L"
@@ -94,7 +99,7 @@ def _of_idx(
     folder: Path, shape: tuple[int, ...], mode: Literal["L", "RGB"], most: int, seed: int
 ) -> UInt8[np.ndarray, "N I"]:
     there = [stem for stem in IDX_STEMS if (folder / stem).is_file() or (folder / f"{stem}.gz").is_file()]
-    images = _choice(read_idx(find_idx(folder, (there or [*IDX_STEMS])[0]), 3), most, seed)
+    images = some(read_idx(find_idx(folder, (there or [*IDX_STEMS])[0]), 3), most, seed)
     decoding = ImageSpec(mode=mode, resize=True)
     return np.stack([as_row(Image.fromarray(image), shape, decoding) for image in images])
 
@@ -107,11 +112,7 @@ def _of_npz(path: Path, spec: InputSpec, most: int, seed: int) -> Float32[np.nda
     x = arrays[name]
     if x.ndim < 2 or len(x) == 0 or x[0].size != _size(spec):
         raise InvalidInput(name, f"rows of shape {spec.shape}", f"shape {x.shape}")
-    return numbers(_choice(x, most, seed), name).astype(np.float32)
-
-
-def _choice(x: np.ndarray, most: int, seed: int) -> np.ndarray:
-    return x[np.random.default_rng(seed).permutation(len(x))[:most]]
+    return numbers(some(x, most, seed), name).astype(np.float32)
 
 
 def _size(spec: InputSpec) -> int:

@@ -35,7 +35,7 @@ from training.gate import check_gate
 from training.model import BayesianModel
 from training.posteriors.noise import hash_key
 from training.quantise import quantisation_error, quantise_network, quantise_sampler
-from training.recipe import Recipe
+from training.recipe import DENSITY_NAMES, Recipe
 from training.served import ServedNetwork, served_network
 from training.temperature import set_temperature
 
@@ -164,9 +164,13 @@ def abstention_spec(calibration: Calibration, risk: float | None, say: Callable[
 
 
 def fitted_detectors(model: BayesianModel, train: Rows, recipe: Recipe) -> ServedNetwork:
-    """Return a model's network beside detectors fitted on training rows, the same for the same recipe."""
+    """Return a model's network beside its recipe's detectors, fitted on training rows, the same for the same recipe.
+
+    A density that the flag does not combine is left out: it would take its time of every request.
+    """
     labels = None if recipe.task == "regression" else torch.from_numpy(train.y)
-    return served_network(model, torch.from_numpy(train.x), hash_key(recipe.seed, DETECTORS), labels)
+    densities = [name for name in recipe.combined if name in DENSITY_NAMES]
+    return served_network(model, torch.from_numpy(train.x), hash_key(recipe.seed, DETECTORS), labels, densities)
 
 
 def fold(model: BayesianModel) -> None:

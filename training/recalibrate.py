@@ -37,7 +37,7 @@ def load_like(manifest: Manifest, root: Path, source: str, target: str | None) -
     Raises:
         InvalidInput: if the rows are not such, have labels that the model does not know, or are those of its fit.
     """
-    recipe = override(recipe_of(manifest, "model"), source=source, target=target)
+    recipe = override(recipe_of(manifest, "model"), source=source, target=target, leave_out=[])
     data = numbered_as(load(recipe, root, manifest.input.columns), manifest.classes or ())
     label = f"{manifest.name} version {manifest.version}"
     if data.shape != manifest.input.shape:

@@ -66,6 +66,7 @@ class DataSection(Section):
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
     split: Annotated[int, Field(ge=0, le=999)] = 0
     image_size: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=2, max_length=2)] | None = None
+    leave_out: list[str] = []
 
 
 class NetworkSection(Section):
@@ -286,6 +287,7 @@ def override(
     seed: int | None = None,
     source: str | None = None,
     target: str | None = None,
+    leave_out: list[str] | None = None,
 ) -> Recipe:
     """Return a recipe with what the command line says in place of what the file says.
 
@@ -299,6 +301,8 @@ def override(
     for field, value in (("source", source), ("target", target)):
         if value is not None:
             content["data"][field] = value
+    if leave_out is not None:
+        content["data"]["leave_out"] = leave_out
     return _validated(content, "command line")
 
 

@@ -1,15 +1,18 @@
 """What `network.onnx` computes."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
-from training.detectors import KINDS
+from training.detectors import KINDS, Space
+from training.detectors.spectrum import Spectrum
 from training.likelihoods import Likelihood
 from training.model import BayesianModel
 from training.networks import DrawnNetwork, MemberNetwork
 
-EMBEDDED_ROWS = 10_000  # of the training rows
+FITTED_ROWS = 10_000  # of the training rows, drawn at random: detectors are fitted on them
 CHUNK_ROWS = 1000
 
 
@@ -23,14 +26,25 @@ class ServedNetwork(nn.Module):
         network: DrawnNetwork | MemberNetwork,
         likelihood: Likelihood,
         density: dict[str, nn.Module],
+        spectrum: Spectrum,
         centre: Float[Tensor, "D"],
     ) -> None:
-        """Put a network's parts together: detectors by name, and the theta under which rows are embedded."""
+        """Put a network's parts together: detectors by name, the spectrum some look at, and the centre.
+
+        The centre is the theta under which rows are embedded.
+        """
         super().__init__()
         self.network = network
         self.likelihood = likelihood
         self.density = nn.ModuleDict(density)
+        self.spectrum = spectrum
         self.register_buffer("centre", centre[None, None])
+
+    def rows_in(self, space: Space, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
+        """Return rows as detectors of a space see them."""
+        if space == "spectrum":
+            return self.spectrum(x)
+        return self.network.embed(x, self.centre) if space == "embedding" else x
 
     @property
     def two_sided(self) -> tuple[str, ...]:
@@ -42,26 +56,32 @@ class ServedNetwork(nn.Module):
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Float[Tensor, "N M"]]:
         """Return what is served of each draw, features, and one density score for each detector, in their order."""
         outputs, features = self.network(x, theta)
-        embedding = self.network.embed(x, self.centre)
-        space = {"input": x, "embedding": embedding}
-        density = [detector(space[KINDS[name].space]) for name, detector in self.density.items()]
-        return self.likelihood(outputs), features, torch.stack(density, dim=1)
+        rows = {space: self.rows_in(space, x) for space in dict.fromkeys(KINDS[name].space for name in self.density)}
+        density = [detector(rows[KINDS[name].space]) for name, detector in self.density.items()]
+        scores = torch.stack(density, dim=1) if density else x[:, :0]
+        return self.likelihood(outputs), features, scores
 
 
 @torch.no_grad()
 def served_network(
-    model: BayesianModel, x: Num[Tensor, "N I"], seed: int, labels: Int[Tensor, "N"] | None = None
+    model: BayesianModel,
+    x: Num[Tensor, "N I"],
+    seed: int,
+    labels: Int[Tensor, "N"] | None = None,
+    names: Sequence[str] = tuple(KINDS),
 ) -> ServedNetwork:
-    """Return a model's network beside the detectors, fitted on training rows and on their classes if there are."""
-    network, centre = model.network, model.posterior.centre()
-    few = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:EMBEDDED_ROWS]
+    """Return a model's network beside named detectors, fitted on training rows and on their classes if there are."""
+    few = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:FITTED_ROWS]
     parts = x[few].split(CHUNK_ROWS)
-    embedding = torch.cat([network.embed(part.float(), centre[None, None]) for part in parts])
     known = None if labels is None else labels[few]
-    rows = {"input": x, "embedding": embedding}
     generator = torch.Generator().manual_seed(seed)
-    density = {}
-    for name, kind in KINDS.items():
+    spectrum = Spectrum.fit(x, generator)
+    served = ServedNetwork(model.network, model.likelihood, {}, spectrum, model.posterior.centre())
+    rows: dict[Space, Tensor] = {}
+    for name in names:
+        kind = KINDS[name]
+        if kind.space not in rows:
+            rows[kind.space] = torch.cat([served.rows_in(kind.space, part.float()) for part in parts])
         of_classes = (known,) if kind.has_classes else ()
-        density[name] = kind.fit(rows[kind.space], generator, *of_classes)
-    return ServedNetwork(network, model.likelihood, density, centre).eval()
+        served.density[name] = kind.fit(rows[kind.space], generator, *of_classes)
+    return served.eval()

@@ -10,7 +10,7 @@ import pytest
 from model_store.model import NEEDED, Model
 from model_store.scores import SCORE_NAMES
 from model_store.store import ModelStore
-from training.recipe import DENSITY_NAMES
+from training.recipe import COMBINED_DENSITIES
 
 NPY = {"Content-Type": "application/x-npy"}
 DIGITS = [str(i) for i in range(10)]
@@ -61,7 +61,7 @@ def test_the_answer_has_the_contract_s_fields(client, digits_rows):
         assert set(prediction) == fields
         assert prediction["num_samples"] == 100
         assert set(prediction["standard_error"]) == set(SCORE_NAMES)
-        assert set(prediction["detectors"]) == {*SCORE_NAMES, *DENSITY_NAMES}
+        assert set(prediction["detectors"]) == {*SCORE_NAMES, *COMBINED_DENSITIES}
         assert all(set(detector) == {"score", "p_value", "fired"} for detector in prediction["detectors"].values())
 
 
@@ -257,7 +257,7 @@ def test_an_npz_answer_holds_what_the_json_answer_does(client, digits_rows, num_
     errors = () if num_samples == 1 else SCORE_NAMES  # with one draw there are none
     for name in errors:
         assert arrays.pop(f"standard_error.{name}").tolist() == [p["standard_error"][name] for p in predictions]
-    for name in (*SCORE_NAMES, *DENSITY_NAMES):
+    for name in (*SCORE_NAMES, *COMBINED_DENSITIES):
         for part in ("score", "p_value", "fired"):
             column = [p["detectors"][name][part] for p in predictions]
             assert arrays.pop(f"detectors.{name}.{part}").tolist() == column

@@ -17,7 +17,7 @@ from model_store.store import ModelStore
 from training.__main__ import main
 from training.calibrate import draw_seed, scores_and_likelihoods
 from training.data import Rows
-from training.recipe import DENSITY_NAMES
+from training.recipe import COMBINED_DENSITIES
 
 RECIPE = """
 name = "{name}"
@@ -211,7 +211,7 @@ def test_the_answer_has_the_contract_s_fields(client, wavy):
         assert prediction["num_samples"] == answer["num_samples"] == 100
         assert set(prediction["standard_error"]) == set(MIXTURE_ERROR_NAMES)
         assert all(error > 0 for error in prediction["standard_error"].values())
-        assert set(prediction["detectors"]) == {*MIXTURE_SCORE_NAMES, *DENSITY_NAMES}
+        assert set(prediction["detectors"]) == {*MIXTURE_SCORE_NAMES, *COMBINED_DENSITIES}
         assert prediction["flag"] == (prediction["p_value"] <= 0.05)
         for name in MIXTURE_SCORE_NAMES:
             assert prediction["detectors"][name]["score"] == prediction[name]

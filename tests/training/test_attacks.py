@@ -156,7 +156,8 @@ def test_a_quiet_attack_changes_labels_and_is_quieter_than_pgd(attacked, rows):
     draws = AttackDraws(MEMBERS)
     loud = pgd(attacked, rows, y, 0.25, 20, draws)
     quiet = quiet_pgd(attacked, rows, y, 0.25, 20, draws, statistic)
-    residual = attacked.network.density["residual"]
+    network = attacked.network
+    residual = torch.nn.Sequential(network.spectrum, network.density["residual"])
     both = (labels(attacked, loud) != y) & (labels(attacked, quiet) != y)
     assert both.sum() > ROWS // 4
     assert residual(quiet)[both].median() < residual(loud)[both].median()

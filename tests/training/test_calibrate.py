@@ -21,10 +21,10 @@ from training.calibrate import (
 )
 from training.data import digits
 from training.posteriors.noise import hash_key
-from training.recipe import DENSITY_NAMES
+from training.recipe import COMBINED_DENSITIES
 
 COUNTS = [1, 2, 3, 5, 10]
-NAMES = DetectorNames(("bald", "residual"), DENSITY_NAMES, ("residual",))
+NAMES = DetectorNames(("bald", "residual"), COMBINED_DENSITIES, ("residual",))
 ROWS = 45  # more than one chunk of rows
 
 
@@ -98,7 +98,7 @@ def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, r
     assert calibration.draw_counts.tolist() == COUNTS
     assert calibration.combined == ("bald", "residual")
     assert calibration.smallest_fpr == 1 / 26
-    assert set(calibration.reference) == {"entropy", "bald", "mean_std", "variation_ratio", *DENSITY_NAMES}
+    assert set(calibration.reference) == {"entropy", "bald", "mean_std", "variation_ratio", *COMBINED_DENSITIES}
     assert all(scores.shape == (5, 20) for scores in calibration.reference.values())
     # The other split's true labels, with draws of its own, are what sets and abstention are made from.
     assert calibration.nonconformity.shape == calibration.ranking.shape == (5, 25)
@@ -114,9 +114,9 @@ def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, r
 
 def test_detectors_are_the_scores_and_the_densities_by_name_beside_predicted_labels(runtime, rows):
     scores, density = served_scores(runtime, rows, COUNTS, seed=3)
-    found = by_detector(scores, density, DENSITY_NAMES)
+    found = by_detector(scores, density, COMBINED_DENSITIES)
     for j in range(len(COUNTS)):
-        expected = detector_scores(scores[j], density, DENSITY_NAMES)
+        expected = detector_scores(scores[j], density, COMBINED_DENSITIES)
         assert found.by_name.keys() == expected.keys()
         for name, values in expected.items():
             assert np.array_equal(found.by_name[name][j], values)

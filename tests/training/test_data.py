@@ -10,7 +10,7 @@ import pytest
 from conftest import recipe_of, refused
 from sklearn.datasets import load_digits
 
-from training.data import Dataset, Rows, SplitSizes, digits, load, split
+from training.data import Dataset, Rows, SplitSizes, digits, leave_out, load, split
 from training.data.idx import read_idx
 
 
@@ -214,6 +214,31 @@ def test_a_class_without_training_rows_is_refused():
         "data.source",
         "training rows of every class, got none of ['2']",
     )
+
+
+def test_a_class_that_is_left_out_is_in_no_row_and_its_test_rows_are_kept_aside():
+    whole = digits()
+    rest = leave_out(whole, ["3", "8"])
+    assert rest.classes == ("0", "1", "2", "4", "5", "6", "7", "9")
+    for part in ("train", "test"):
+        before, after = getattr(whole, part), getattr(rest, part)
+        kept = ~np.isin(before.y, [3, 8])
+        assert np.array_equal(after.x, before.x[kept])
+        assert [rest.classes[c] for c in after.y.tolist()] == [whole.classes[c] for c in before.y[kept].tolist()]
+    assert np.array_equal(rest.left_out, whole.test.x[np.isin(whole.test.y, [3, 8])])
+    assert rest.digest() != whole.digest()
+    assert leave_out(whole, []) is whole
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["3", "x"], "some of ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9'], got ['x']"),
+        (list("012345678"), "at least two classes that are left, got ['9']"),
+    ],
+)
+def test_classes_that_cannot_be_left_out_are_refused(names, says):
+    refused(lambda: leave_out(digits(), names), "data.leave_out", says)
 
 
 def test_rows_are_taken_in_the_order_asked_for():

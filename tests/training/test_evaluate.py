@@ -15,6 +15,7 @@ from model_store.outputs import labels_of
 from model_store.scores import SCORE_NAMES
 from model_store.store import ModelStore
 from training.__main__ import main
+from training.data import digits
 from training.differentiable_flag import DifferentiableFlag
 from training.evaluate import Judge
 
@@ -36,6 +37,24 @@ batch_rows = 40
 learning_rate = 1e-2
 [serving]
 draws = 10
+"""
+
+
+SMALL = """
+name = "small"
+method = "mle"
+[data]
+source = "digits"
+validation_rows = 100
+reference_rows = 120
+ranking_rows = 120
+[network]
+hidden = [16]
+[posterior]
+[training]
+epochs = 10
+batch_rows = 64
+learning_rate = 1e-2
 """
 
 
@@ -154,6 +173,27 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch, 
     capsys.readouterr()
     assert main(["evaluate", "line", "--attacks"]) == 2
     assert "--attacks" in capsys.readouterr().err
+
+
+def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(tmp_path, monkeypatch):
+    store = tmp_path / "models"
+    for variable, folder in (("DUBITO_STORE", store), ("DUBITO_RUNS", tmp_path / "runs"), ("DUBITO_DATA", tmp_path)):
+        monkeypatch.setenv(variable, str(folder))
+    (tmp_path / "small.toml").write_text(SMALL)
+    assert main(["fit", str(tmp_path / "small.toml"), "--leave-out", "0", "--leave-out", "6", "--quiet"]) == 0
+    assert main(["evaluate", "small", "--rows", "500", "--quiet"]) == 0
+    own = evidence(ModelStore(store), "small", "1").card
+    test = digits().test
+    strange = np.isin(test.y, [0, 6])
+    assert own["test"]["rows"] == np.sum(~strange)
+    assert own["outliers"]["left-out"]["rows"] == np.sum(strange)
+    # Other data with those classes: the same rows here, so the same sets.
+    x = test.x.reshape(-1, 8, 8)
+    np.savez(tmp_path / "other.npz", x_train=x, y_train=test.y, x_test=x, y_test=test.y)
+    assert main(["evaluate", "small", "--data", "npz:other.npz", "--rows", "500", "--quiet"]) == 0
+    other = evidence(ModelStore(store), "small", "1").card
+    assert other["test"] == own["test"]
+    assert other["outliers"]["left-out"] == own["outliers"]["left-out"]
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_parity_measures_differences_far_below_its_tolerance(exported):
 
 def test_a_row_that_a_detector_scores_0_does_not_spoil_parity(exported):
     x = exported.rows.x.copy()
-    x[3] = exported.network.density["residual"].mean
+    x[3] = exported.network.spectrum.mean
     rows = Rows(x, exported.rows.y)
     assert parity(exported.model, exported.network, exported.runtime, rows)["density"] < PARITY_TOLERANCE / 10
 
@@ -82,7 +82,7 @@ def test_graphs_that_compute_something_else_are_refused(exported, changed):
         elif changed == "probabilities":
             model.network.module[-1].bias[0] += 0.1
         elif changed == "density":
-            network.density["residual"].mean += 0.1
+            network.spectrum.mean += 0.1
         else:
             model.network.module[0].bias[0] = torch.nan
     with pytest.raises(ParityError, match="density" if changed == "nan" else changed):

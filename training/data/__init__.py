@@ -18,7 +18,7 @@ from training.data.arrays import npz
 from training.data.bundled import digits
 from training.data.idx import idx
 from training.data.images import images
-from training.data.rows import Dataset, Rows, Splits, SplitSizes, numbered_as, split, with_classes_of
+from training.data.rows import Dataset, Rows, Splits, SplitSizes, leave_out, numbered_as, split, with_classes_of
 from training.data.tables import csv, parquet, uci
 from training.recipe import Recipe
 
@@ -27,6 +27,7 @@ __all__ = [
     "Rows",
     "SplitSizes",
     "Splits",
+    "leave_out",
     "load",
     "numbered_as",
     "split",
@@ -49,7 +50,7 @@ EXPECTED = "`digits`, `idx:DIR`, `images:PATH`, `npz:FILE`, `csv:FILE`, `parquet
 
 
 def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
-    """Read a recipe's data; relative paths are under `root`.
+    """Read a recipe's data, but for classes that it leaves out; relative paths are under `root`.
 
     Columns of tables are encoded by what the recipe's training split says of them, so nothing of the other splits is
     in the encoding: split by `split_sizes` of the same recipe. With `columns`, they are encoded by these.
@@ -73,7 +74,8 @@ def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
     if columns and kind != "uci":
         kinds = {**recipe.data.columns, **{column.name: column.kind for column in columns}}
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": kinds})})
-    return digits() if source == "digits" else FROM_FILES[kind](root / rest, recipe, columns)
+    data = digits() if source == "digits" else FROM_FILES[kind](root / rest, recipe, columns)
+    return leave_out(data, recipe.data.leave_out)
 
 
 def split_sizes(recipe: Recipe) -> SplitSizes:

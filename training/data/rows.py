@@ -39,7 +39,8 @@ class Rows:
 class Dataset:
     """A data set. Rows are flat; `shape` is an input's own shape. Without `classes` it is of regression.
 
-    With `columns`, x are the rows encoded; with `image`, a row is an image.
+    With `columns`, x are the rows encoded; with `image`, a row is an image. `left_out` are test rows of classes that
+    were left out: they belong to nothing of the above.
     """
 
     train: Rows
@@ -50,6 +51,7 @@ class Dataset:
     maximum: float
     columns: Columns = ()
     image: ImageSpec | None = None
+    left_out: Float32[np.ndarray, "L I"] | UInt8[np.ndarray, "L I"] | None = None
 
     @property
     def input(self) -> InputSpec:
@@ -122,6 +124,33 @@ def split(data: Dataset, sizes: SplitSizes) -> Splits:
     if not data.classes and np.ptp(train.y) == 0:
         raise InvalidInput("data.target", "training targets that differ", f"{float(train.y[0])} alone")
     return Splits(train, validation, reference, ranking, data.test)
+
+
+def leave_out(data: Dataset, names: Sequence[str]) -> Dataset:
+    """Return a data set without some of its classes; their test rows are kept aside, as `left_out`.
+
+    Raises:
+        InvalidInput: if there is no such class, fewer than two are left, or rows have columns: they are encoded by
+            what all training rows say.
+    """
+    if not names:
+        return data
+    if data.columns:
+        raise InvalidInput("data.leave_out", "none, since rows have columns", f"{list(names)[:MAX_SHOWN]}")
+    unknown = [name for name in names if name not in data.classes]
+    if unknown:
+        raise InvalidInput("data.leave_out", f"some of {list(data.classes)[:MAX_SHOWN]}", f"{unknown[:MAX_SHOWN]}")
+    kept = [name for name in data.classes if name not in names]
+    if len(kept) < 2:
+        raise InvalidInput("data.leave_out", "at least two classes that are left", f"{kept}")
+    number = np.array([kept.index(name) if name in kept else -1 for name in data.classes], dtype=np.int64)
+
+    def inside(rows: Rows) -> Rows:
+        y = number[rows.y]
+        return Rows(rows.x[y >= 0], y[y >= 0])
+
+    left_out = data.test.x[number[data.test.y] < 0]
+    return replace(data, train=inside(data.train), test=inside(data.test), classes=tuple(kept), left_out=left_out)
 
 
 def with_classes_of(data: Dataset, classes: Sequence[str]) -> Dataset:

@@ -1,9 +1,10 @@
 """Density detectors: how unlike the training data a row is, whatever the model says of it.
 
 A detector is a module from rows of a space to one score a row; it is fitted on the training rows and exported into
-the network's graph, so that it costs no further pass and runs wherever the network does. Spaces are the input and the
-embedding: what the network's last layer takes in under the posterior's centre. Scores are 0 or more; large ones mean
-unlike the training rows, and of a two-sided detector small ones too.
+the network's graph, so that it costs no further pass and runs wherever the network does. Spaces are the input, its
+spectrum (its coordinates along the training rows' principal components), and the embedding: what the network's last
+layer takes in under the posterior's centre. Scores are 0 or more; large ones mean unlike the training rows, and of a
+two-sided detector small ones too.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from training.detectors.gaussian import ClassGaussian
 from training.detectors.neighbours import Neighbours
 from training.detectors.spectrum import Mahalanobis, Residual
+
+Space = Literal["input", "spectrum", "embedding"]
 
 
 class Detector(Protocol):
@@ -30,14 +33,14 @@ class Kind:
     """A detector by name: how it is fitted, where it looks, and whether small scores too mean unlike the data."""
 
     fit: Callable[..., nn.Module]  # of rows and a generator, and of labels where it has classes
-    space: Literal["input", "embedding"]
+    space: Space
     is_two_sided: bool
     has_classes: bool = False
 
 
 KINDS: dict[str, Kind] = {
-    "residual": Kind(Residual.fit, "input", True),
-    "mahalanobis": Kind(Mahalanobis.fit, "input", True),
+    "residual": Kind(Residual.fit, "spectrum", True),
+    "mahalanobis": Kind(Mahalanobis.fit, "spectrum", True),
     "input_neighbours": Kind(Neighbours.fit, "input", False),
     "feature_neighbours": Kind(Neighbours.fit, "embedding", False),
     "feature_gaussian": Kind(ClassGaussian.fit, "embedding", False, has_classes=True),

@@ -1,4 +1,4 @@
-"""Input space: where a row lies along the principal components of the training rows."""
+"""The input's spectrum: where a row lies along the principal components of the training rows."""
 
 import torch
 from jaxtyping import Float, Num
@@ -13,13 +13,8 @@ CHUNK_ROWS = 4096
 ROUNDING = 1e-9  # of an input's square: a smaller residual would be float32's rounding
 
 
-class Residual(nn.Module):
-    """Squared distance of an input from the span of the training rows' leading principal components.
-
-    Natural data lie near few directions; noise, other data and perturbations have energy in all of them; what is
-    smoothed, faded or averaged has less than natural data. As many components are kept as explain `EXPLAINED` of the
-    variance. In squared units of the data, 0 or more.
-    """
+class Spectrum(nn.Module):
+    """Coordinates of inputs along the principal components of the training rows, those of most variance first."""
 
     fold: "Fold"
     mean: Tensor
@@ -32,19 +27,40 @@ class Residual(nn.Module):
         self.register_buffer("components", components)
 
     @classmethod
-    def fit(cls, x: Num[Tensor, "N I"], generator: torch.Generator) -> "Residual":
+    def fit(cls, x: Num[Tensor, "N I"], generator: torch.Generator) -> "Spectrum":
         """Fit on training rows, in float64."""
         fold = Fold.fit(x.shape[1], generator)
-        mean, variances, directions = principal_components(x, fold)
-        share = variances.cumsum(0) / variances.sum()
-        kept = min(int((share < EXPLAINED).sum()) + 1, len(mean) - 1)
-        return cls(fold, mean.float(), directions[:, :kept].float().contiguous())
+        mean, _, directions = principal_components(x, fold)
+        return cls(fold, mean.float(), directions.float().contiguous())
 
-    def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
+    def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
+        """Return the coordinates of each row, in units of the data."""
+        return matmul(self.fold(x) - self.mean, self.components)
+
+
+class Residual(nn.Module):
+    """Squared distance of an input from the span of the training rows' leading principal components.
+
+    Natural data lie near few directions; noise, other data and perturbations have energy in all of them; what is
+    smoothed, faded or averaged has less than natural data. As many components are kept as explain `EXPLAINED` of the
+    variance. In squared units of the data, 0 or more.
+    """
+
+    def __init__(self, kept: int) -> None:
+        """Make a detector of how many components are in the span."""
+        super().__init__()
+        self.kept = kept
+
+    @classmethod
+    def fit(cls, spectrum: Float[Tensor, "N F"], _: torch.Generator) -> "Residual":
+        """Fit on training rows' coordinates."""
+        variances = _mean_squares(spectrum)
+        share = variances.cumsum(0) / variances.sum()
+        return cls(min(int((share < EXPLAINED).sum()) + 1, len(variances) - 1))
+
+    def forward(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N"]:
         """Return the squared residual of each row."""
-        centred = self.fold(x) - self.mean
-        residual = centred - matmul(matmul(centred, self.components), self.components.T)
-        return torch.maximum(square_norms(residual), ROUNDING * square_norms(centred))
+        return torch.maximum(square_norms(spectrum[:, self.kept :]), ROUNDING * square_norms(spectrum))
 
 
 class Mahalanobis(nn.Module):
@@ -55,29 +71,25 @@ class Mahalanobis(nn.Module):
     nobody sees lie in them. Without a unit, 0 or more.
     """
 
-    fold: "Fold"
-    mean: Tensor
-    whitening: Tensor
+    weights: Tensor
 
-    def __init__(self, fold: "Fold", mean: Float[Tensor, "F"], whitening: Float[Tensor, "F F"]) -> None:
+    def __init__(self, weights: Float[Tensor, "F"]) -> None:
+        """Make a detector of each coordinate's weight."""
         super().__init__()
-        self.fold = fold
-        self.register_buffer("mean", mean)
-        self.register_buffer("whitening", whitening)
+        self.register_buffer("weights", weights[:, None])
 
     @classmethod
-    def fit(cls, x: Num[Tensor, "N I"], generator: torch.Generator) -> "Mahalanobis":
-        """Fit on training rows, in float64."""
-        fold = Fold.fit(x.shape[1], generator)
-        mean, variances, directions = principal_components(x, fold)
+    def fit(cls, spectrum: Float[Tensor, "N F"], _: torch.Generator) -> "Mahalanobis":
+        """Fit on training rows' coordinates."""
+        variances = _mean_squares(spectrum)
         floor = FLOOR * variances.mean()
         if floor <= 0:  # constant rows: any unit will do
             floor = torch.ones_like(floor)
-        return cls(fold, mean.float(), (directions / (variances + floor).sqrt()).float().contiguous())
+        return cls((1.0 / (variances + floor)).float())
 
-    def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
+    def forward(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N"]:
         """Return the squared distance of each row."""
-        return square_norms(matmul(self.fold(x) - self.mean, self.whitening))
+        return matmul(spectrum.square(), self.weights)[:, 0]
 
 
 class Fold(nn.Module):
@@ -126,6 +138,12 @@ def principal_components(
         scatter += centred.T @ centred
     variances, directions = torch.linalg.eigh(scatter / len(x))
     return mean, variances.flip(0).clamp(min=0), directions.flip(1)
+
+
+def _mean_squares(rows: Float[Tensor, "N F"]) -> Float[Tensor, "F"]:
+    """Return the mean square of each column, in float64."""
+    total = sum((part.double().square().sum(0) for part in rows.split(CHUNK_ROWS)), torch.zeros(1))
+    return total / len(rows)
 
 
 def square_norms(rows: Float[Tensor, "N F"]) -> Float[Tensor, "N"]:
