@@ -8,9 +8,10 @@ kernel when a session is made.
 
 import logging
 import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -22,9 +23,14 @@ from model_store.noise import DRAW_INDEX, NOISE_ALGORITHM, noise
 
 logger = logging.getLogger("dubito")
 
+T = TypeVar("T")
+U = TypeVar("U")
+
 OUTPUTS: dict[Task, str] = {"classification": "log_probs", "regression": "mean_log_variance"}  # of the network
-CHUNK_ROWS = 1024  # rows x draws in one run of the network: intermediate results stay in the processor's cache
+BEFORE_DRAWS = ("features", "density")  # the other outputs
+CHUNK_ROWS = 512  # rows x draws in one run of the network: intermediate results stay in a core's cache
 SMALL_ROWS = 128  # rows x draws below which waking other threads takes longer than they save
+SMALLEST_BLOCK = 8  # rows
 # The same where theta is not paired: a convolution whose weights are drawn needs all patches of its input.
 UNPAIRED_CHUNK_ROWS = 128
 CHUNK_BYTES = 32 << 20  # of theta in one run
@@ -73,20 +79,29 @@ class Runtime:
         self.noise_dimension = noise_dimension
         self.algorithm = algorithm
         self.paired = paired
-        threads = threads or len(os.sched_getaffinity(0))
-        self._sampler = _session("sampler.onnx", sampler, 1, {"eps"}, {"theta"})
-        inputs, outputs = {"x", "theta"}, [{output, "features", "density"} for output in OUTPUTS.values()]
-        self._network = _session("network.onnx", network, threads, inputs, *outputs)
-        self._small_network = self._network  # draws of every weight are much work, however few the rows
-        if paired and threads > 1:
-            self._small_network = _session("network.onnx", network, 1, inputs, *outputs)
-        given = {output.name for output in self._network.get_outputs()}
+        self._sampler = _session("sampler.onnx", _checked("sampler.onnx", sampler, {"eps"}, {"theta"}))
+        outputs = [{output, *BEFORE_DRAWS} for output in OUTPUTS.values()]
+        whole = _checked("network.onnx", network, {"x", "theta"}, *outputs)
+        given = {output.name for output in whole.graph.output}
         (self.task,) = (task for task, output in OUTPUTS.items() if output in given)
         self.output = OUTPUTS[self.task]
-        weights = self._network.get_modelmeta().custom_metadata_map.get(WEIGHTS_PER_DRAW, "0")
+        weights = {entry.key: entry.value for entry in whole.metadata_props}.get(WEIGHTS_PER_DRAW, "0")
         if not weights.isdecimal():
             raise GraphError("network.onnx", f"expected a number as {WEIGHTS_PER_DRAW}")
         self._weights_per_draw = int(weights)
+        self.theta_dimension = _last_dimension(whole.graph.input, "theta")
+        self._outputs = _last_dimension(whole.graph.output, self.output)
+        # What does not depend on draws is computed once for each row.
+        after = _between(whole, ("features", "theta"), (self.output,))
+        self._rows = "features" if after else "x"  # what the second graph takes in beside theta
+        self._given = ["features", "density"] if after else ["density"]
+        before = _between(whole, ("x",), self._given)
+        after = after or _between(whole, ("x", "theta"), (self.output,))
+        if before is None or after is None:
+            raise GraphError("network.onnx", "expected a density that does not depend on theta")
+        self._before, self._after = _session("network.onnx", before), _session("network.onnx", after)
+        self.threads = 1 if providers()[0] == "CUDAExecutionProvider" else threads or len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(self.threads, "network") if self.threads > 1 else None
 
     def draw(self, seed: int, first_draw: int, num_draws: int) -> Float32[np.ndarray, "K D"]:
         """Return theta of draws `first_draw` and on of a seed."""
@@ -95,12 +110,6 @@ class Runtime:
     def sample(self, eps: Float32[np.ndarray, "K E"]) -> Float32[np.ndarray, "K D"]:
         """Return theta of each row of noise."""
         return self._sampler.run(["theta"], {"eps": eps})[0]
-
-    @cached_property
-    def theta_dimension(self) -> int:
-        """D, how many numbers a draw of theta has."""
-        (theta,) = (i for i in self._network.get_inputs() if i.name == "theta")
-        return int(theta.shape[2])
 
     def set_bytes(self, num_draws: int) -> int:
         """Return the size of a draw set's theta."""
@@ -136,50 +145,68 @@ class Runtime:
 
         `theta` has one draw for all rows (P = 1) or, where it may be paired, one for each (P = N).
         """
-        if self.paired:
-            return self._run(x, theta, max(1, CHUNK_ROWS // len(x)))
-        draw_bytes = 4 * max(self.theta_dimension, self._weights_per_draw)
-        draws = min(max(1, UNPAIRED_CHUNK_ROWS // len(x)), max(1, CHUNK_BYTES // draw_bytes))
+        blocks = self._row_blocks(len(x))
+        before = self._each(lambda block: self._before_draws(x[block]), blocks, len(x))
+        outputs = np.empty((len(theta), len(x), self._outputs), dtype=np.float32)
+
+        def compute(part: tuple[int, slice]) -> None:
+            number, draws = part
+            block = blocks[number]
+            theta_part = theta[draws] if theta.shape[1] == 1 else theta[draws, block]
+            outputs[draws, block] = self._after_draws(before[number][0], theta_part)[:, : block.stop - block.start]
+
+        chunks = self._draw_chunks(max(block.stop - block.start for block in blocks), len(theta), len(blocks))
+        self._each(compute, [(n, draws) for draws in chunks for n in range(len(blocks))], len(x) * len(theta))
+        return outputs, np.concatenate([density for _, density in before])
+
+    def _row_blocks(self, rows: int) -> list[slice]:
+        """Return blocks of rows, as many for each thread, unless they would be small."""
+        most = CHUNK_ROWS if self.paired else UNPAIRED_CHUNK_ROWS
+        size = min(most, max(SMALLEST_BLOCK, -(-rows // self.threads)))
+        return [slice(n, min(n + size, rows)) for n in range(0, rows, size)]
+
+    def _draw_chunks(self, rows: int, draws: int, blocks: int) -> list[slice]:
+        """Return chunks of draws for blocks of so many rows: bounded, and work for each thread."""
         if self.algorithm == DRAW_INDEX:  # the network computes every member, whichever are asked for
-            draws = len(theta)
-        parts = [
-            self._run_unpaired(x[n : n + UNPAIRED_CHUNK_ROWS], theta, draws)
-            for n in range(0, len(x), UNPAIRED_CHUNK_ROWS)
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate([p[0] for p in parts], axis=1), np.concatenate([p[1] for p in parts])
+            return [slice(0, draws)]
+        if self.paired:
+            most = max(1, CHUNK_ROWS // rows)
+        else:
+            draw_bytes = 4 * max(self.theta_dimension, self._weights_per_draw)
+            most = min(max(1, UNPAIRED_CHUNK_ROWS // rows), max(1, CHUNK_BYTES // draw_bytes))
+        chunks = -(-draws // most)
+        if rows * draws * blocks > SMALL_ROWS:
+            chunks = max(chunks, -(-self.threads // blocks))
+        size = -(-draws // chunks)
+        return [slice(k, min(k + size, draws)) for k in range(0, draws, size)]
 
-    def _run_unpaired(
-        self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K 1 D"], draws: int
-    ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
-        if len(x) > 1:
-            return self._run(x, theta, draws)
+    def _each(self, work: Callable[[T], U], parts: list[T], rows: int) -> list[U]:
+        """Return what work makes of each part, on all threads unless the rows x draws of all parts are few."""
+        if self._pool is None or len(parts) == 1 or rows <= SMALL_ROWS:
+            return [work(part) for part in parts]
+        return list(self._pool.map(work, parts))
+
+    def _before_draws(
+        self, x: Float32[np.ndarray, "N I"]
+    ) -> tuple[Float32[np.ndarray, "R H"], Float32[np.ndarray, "N M"]]:
+        """Return what the second graph takes in of rows (of a lone row maybe two), and their densities."""
         # A lone row would be multiplied with weights that are not constants by another kernel, and get other bits.
-        outputs, density = self._run(np.repeat(x, 2, axis=0), theta, draws)
-        return outputs[:, :1], density[:1]
+        rows = np.repeat(x, 2, axis=0) if len(x) == 1 and not self.paired else x
+        *features, density = self._before.run(self._given, {"x": rows})
+        return features[0] if features else rows, density[: len(x)]
 
-    def _run(
-        self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"], draws: int
-    ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
-        """Run the network on some draws at a time."""
-        network = self._small_network if len(x) * len(theta) <= SMALL_ROWS else self._network
-        wanted = [self.output, "density"]
-        parts = []
-        for k in range(0, len(theta), draws):
-            part = theta[k : k + draws]
-            # A lone draw of weights would be multiplied by another kernel where rows are few, and give other bits.
-            lone = len(part) == 1 and not self.paired and self.algorithm != DRAW_INDEX
-            outputs, *densities = network.run(
-                wanted[: 1 + (k == 0)], {"x": x, "theta": np.repeat(part, 2, 0) if lone else part}
-            )
-            parts.append(outputs[:1] if lone else outputs)
-            if densities:
-                (density,) = densities
-        return parts[0] if len(parts) == 1 else np.concatenate(parts), density
+    def _after_draws(
+        self, rows: Float32[np.ndarray, "R H"], theta: Float32[np.ndarray, "K P D"]
+    ) -> Float32[np.ndarray, "K R C"]:
+        # A lone draw of weights would be multiplied by another kernel where rows are few, and give other bits.
+        lone = len(theta) == 1 and not self.paired and self.algorithm != DRAW_INDEX
+        theta_part = np.repeat(theta, 2, axis=0) if lone else theta
+        outputs = self._after.run([self.output], {self._rows: rows, "theta": theta_part})[0]
+        return outputs[:1] if lone else outputs
 
 
-def _session(file: str, content: bytes, threads: int, inputs: set[str], *outputs: set[str]) -> ort.InferenceSession:
+def _checked(file: str, content: bytes, inputs: set[str], *outputs: set[str]) -> onnx.ModelProto:
+    """Return a graph that keeps nothing elsewhere and has these inputs and one of these sets of outputs."""
     try:
         model = onnx.load_model_from_string(content)
     except Exception:
@@ -190,13 +217,62 @@ def _session(file: str, content: bytes, threads: int, inputs: set[str], *outputs
     if {i.name for i in graph.input} != inputs or {o.name for o in graph.output} not in outputs:
         expected = " or ".join(str(sorted(names)) for names in outputs)
         raise GraphError(file, f"expected inputs {sorted(inputs)} and outputs {expected}")
+    return model
+
+
+def _between(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto | None:
+    """Return the part of a graph that leads from values it names to outputs; None where it needs other inputs."""
+    graph = model.graph
+    needed: set[str] = set(outputs)
+    nodes: list[onnx.NodeProto] = []
+    for node in reversed(graph.node):  # in topological order
+        if needed.difference(inputs).intersection(node.output):
+            nodes.insert(0, node)
+            needed.update(_names_read(node))
+    if needed.intersection(i.name for i in graph.input).difference(inputs):
+        return None
+    described = {value.name: value for value in (*graph.input, *graph.output)}
+    part = onnx.helper.make_graph(
+        nodes,
+        graph.name,
+        [described[name] for name in inputs],
+        [described[name] for name in outputs],
+        [tensor for tensor in graph.initializer if tensor.name in needed],
+    )
+    return onnx.helper.make_model(
+        part, ir_version=model.ir_version, opset_imports=model.opset_import, functions=model.functions
+    )
+
+
+def _names_read(node: onnx.NodeProto) -> set[str]:
+    """Return the names of the values that a node reads, its branches' and loops' included."""
+    names = {*node.input}
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                names |= _names_read(inner)
+    return names
+
+
+def _last_dimension(values: Iterable[onnx.ValueInfoProto], name: str) -> int:
+    """Return D of theta (K, P, D), or C of outputs (K, N, C)."""
+    (named,) = (value for value in values if value.name == name)
+    dimensions = named.type.tensor_type.shape.dim
+    if len(dimensions) != 3 or dimensions[2].dim_value < 1:
+        raise GraphError("network.onnx", f"expected {name} of 3 axes, the last of a fixed length")
+    return int(dimensions[2].dim_value)
+
+
+def _session(file: str, model: onnx.ModelProto) -> ort.InferenceSession:
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = (
+        1  # threads share work by draws and rows, which takes no meeting after each operator
+    )
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # spinning burns an idle core
     try:
-        session = ort.InferenceSession(content, options, providers=providers())
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=providers())
     except Exception:
         raise GraphError(file, "onnxruntime cannot load it") from None
     if session.get_providers()[0] != providers()[0]:  # this build has it, but its libraries do not load
