@@ -35,6 +35,12 @@ class Judgement:
     p_value: Float64[np.ndarray, "N"]
     detector_p_values: dict[str, Float64[np.ndarray, "N"]]
 
+    def take(self, rows: slice) -> "Judgement":
+        """Return the judgement of some rows."""
+        return Judgement(
+            self.p_value[rows], {name: p_value[rows] for name, p_value in self.detector_p_values.items()}
+        )
+
     @classmethod
     def concatenate(cls, parts: list["Judgement"]) -> "Judgement":
         """Return the judgement of all parts' rows, in order."""

@@ -14,7 +14,7 @@ from model_store.mixture import MixtureScores
 from model_store.noise import ALGORITHMS
 from model_store.outputs import AnyScores, labels_of, scores_of, sums_of
 from model_store.runtime import GraphError, Runtime
-from model_store.scores import Scores, concatenated
+from model_store.scores import Scores, concatenated, taken
 from model_store.store import Artifact
 
 CALIBRATION_FILE = "calibration.safetensors"
@@ -35,6 +35,17 @@ class Prediction:
     judged: AnyScores
     judged_draws: int
     judgement: Judgement
+
+    def take(self, rows: slice) -> "Prediction":
+        """Return the prediction of some rows."""
+        scores = taken(self.scores, rows)
+        return Prediction(
+            scores,
+            {name: score[rows] for name, score in self.detected.items()},
+            scores if self.judged is self.scores else taken(self.judged, rows),
+            self.judged_draws,
+            self.judgement.take(rows),
+        )
 
     @classmethod
     def concatenate(cls, parts: list["Prediction"]) -> "Prediction":

@@ -113,6 +113,15 @@ def predictive_scores(sums: DrawSums, standard_errors: bool = True) -> Scores:
     )
 
 
+def taken(scores: S, rows: slice) -> S:
+    """Return the scores of some rows."""
+    kept = {name: value[rows] for name, value in vars(scores).items() if isinstance(value, np.ndarray)}
+    errors = scores.standard_error
+    if errors is not None:
+        errors = {name: error[rows] for name, error in errors.items()}
+    return replace(scores, standard_error=errors, **kept)
+
+
 def concatenated(parts: list[S]) -> S:
     """Return the scores of all parts' rows, in order; the parts must be of the same number of draws."""
     first = parts[0]

@@ -1,5 +1,6 @@
 """The application: routes, each a few steps from request to answer."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -11,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi_offline import FastAPIOffline
 from jaxtyping import Float32
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import ClientDisconnect
 
 from model_store.errors import InvalidInput
 from model_store.evidence import CARD
@@ -21,10 +23,21 @@ from service.answers import predict_json, predict_npz
 from service.draws import fresh_seed
 from service.drift import drift_content
 from service.evidence import evidence_file, evidence_links
-from service.inputs import FORM, JSON, NPY, NPZ, Rows, read_body, read_request, request_media_type, rows_array
+from service.inputs import (
+    FORM,
+    JSON,
+    NPY,
+    NPZ,
+    Rows,
+    hung_up,
+    read_body,
+    read_request,
+    request_media_type,
+    rows_array,
+)
 from service.metrics import CountRequests, Metrics
 from service.models import HOW_TO_PUBLISH, Models, Served
-from service.predictor import POOL_CHUNK_ROWS, Predictor, pool_scores, predict, take_draws
+from service.predictor import POOL_CHUNK_ROWS, Job, Predicted, Predictor, pool_scores, take_draws
 from service.problems import NotReady, TooLarge
 from service.schemas import AcquireAnswer, AcquireRequest, Envelope, PredictAnswer, PredictRequest, Problem
 from service.schemas import Request as Envelope_
@@ -78,6 +91,10 @@ class Service:
             raise InvalidInput("num_samples", expected, str(wanted))
         return wanted
 
+    def deadline(self, begun: float, envelope: Envelope) -> float:
+        """Return when a request must be answered, on the clock of time.monotonic."""
+        return begun + (envelope.deadline_s or self.settings.deadline_s)
+
     def count(self, served: Served, rows: int, draws: int, flags: int = 0) -> None:
         """Count what a request used."""
         counted = zip(self.metrics.of_model(served.name, served.version), (rows, draws, flags), strict=True)
@@ -111,9 +128,12 @@ def create_app(settings: Settings) -> FastAPI:
     )
     async def post_predict(request: Request) -> Response:
         """Predict rows: label or target, how uncertain and why, and whether a row is unlike the data."""
+        service.predictor.refuse_overload()  # before there is work on it
+        begun = time.monotonic()
         body = await read_body(request, settings.max_body_bytes)
         envelope, rows = await service.read(request, body, PredictRequest, "inputs", settings.max_rows)
         served = await service.served(envelope)
+        deadline = service.deadline(begun, envelope)
         num_samples = service.num_samples(envelope, served)
         terms = terms_of(envelope, served, num_samples)
         numbers = len(rows) * num_samples * served.model.manifest.output_size
@@ -123,8 +143,7 @@ def create_app(settings: Settings) -> FastAPI:
             )
         as_arrays = NPZ in request.headers.get("accept", "")
 
-        def work(x: Float32[np.ndarray, "N I"]) -> tuple[bytes, int]:
-            predicted = predict(served, x, num_samples, envelope.seed, envelope.return_samples)
+        def answered(predicted: Predicted) -> tuple[bytes, int]:
             if envelope.seed is None:  # else a replay
                 served.watch(predicted.prediction)
             flags = terms.flags(predicted.prediction.judgement.p_value)
@@ -133,8 +152,8 @@ def create_app(settings: Settings) -> FastAPI:
 
         with service.predictor.admitted(len(rows), num_samples):
             x = await service.rows(rows, served, "inputs")
-            at_once = service.predictor.is_at_once(served, envelope)
-            answer, flags = work(x) if at_once else await service.predictor.compute(partial(work, x))
+            job = Job(served, x, num_samples, envelope.seed, envelope.return_samples, answered, deadline)
+            answer, flags = await service.predictor.predict(job, partial(hung_up, request))
         service.count(served, len(x), num_samples, flags)
         return Response(answer, media_type=NPZ if as_arrays else JSON)
 
@@ -145,6 +164,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     async def post_acquire(request: Request) -> Response:
         """Rank an unlabelled pool: which rows would teach the model most, all under the same draws."""
+        service.predictor.refuse_overload()
+        begun = time.monotonic()
         body = await read_body(request, settings.max_body_bytes)
         envelope, rows = await service.read(request, body, AcquireRequest, "pool", settings.max_pool_rows)
         ids = _ids(envelope, len(rows))
@@ -153,9 +174,10 @@ def create_app(settings: Settings) -> FastAPI:
         acquisition = envelope.acquisition if "acquisition" in envelope.model_fields_set else DEFAULTS[task]
         check_acquisition(acquisition, task)
         num_samples = service.num_samples(envelope, served)
-        with service.predictor.admitted(len(rows), num_samples, POOL_CHUNK_ROWS):
+        with service.predictor.admitted(len(rows), num_samples):
             x = await service.rows(rows, served, "pool")
-            answer = await _rank(service, served, envelope, acquisition, x, ids, num_samples)
+            deadline = service.deadline(begun, envelope)
+            answer = await _rank(request, service, served, envelope, acquisition, x, ids, num_samples, deadline)
         service.count(served, len(x), num_samples)
         return Response(answer, media_type=JSON)
 
@@ -212,6 +234,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 async def _rank(
+    request: Request,
     service: Service,
     served: Served,
     envelope: AcquireRequest,
@@ -219,6 +242,7 @@ async def _rank(
     x: Float32[np.ndarray, "N I"],
     ids: list[str],
     num_samples: int,
+    deadline: float,
 ) -> bytes:
     if acquisition == RANDOM:  # needs a seed and no draws
         seed = fresh_seed() if envelope.seed is None else envelope.seed
@@ -230,9 +254,11 @@ async def _rank(
         hashes = await service.predictor.load(partial(id_hashes, ids, seed))
         parts = []
         for start in range(0, len(x), POOL_CHUNK_ROWS):  # other requests get their turn between the parts
+            if await request.is_disconnected():
+                raise ClientDisconnect
             part = x[start : start + POOL_CHUNK_ROWS]
             score = partial(pool_scores, served, part, draws, acquisition)
-            parts.append(await service.predictor.compute(score))
+            parts.append(await service.predictor.compute(score, deadline))
         scores = np.concatenate(parts)
     ranking = [
         {"rank": rank, "index": i, "id": ids[i], "score": float(scores[i])}

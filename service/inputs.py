@@ -54,6 +54,12 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
+async def hung_up(request: Request) -> None:
+    """Return when the client of a request whose body was read has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 def read_request(
     request: Request, body: bytes, kind: type[Envelope_], rows_field: str, max_rows: int
 ) -> tuple[Envelope_, Rows]:

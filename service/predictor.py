@@ -1,31 +1,45 @@
-"""Predictions: the way from rows to scores. One worker thread runs the models; arithmetic within it is threaded."""
+"""Predictions: the way from rows to scores.
+
+Requests wait in a queue. A worker thread takes the first of them, and with it all others of the same model and
+number of draws that fit into a *micro-batch*: one product of rows and draws, under one fresh draw set, so that draws
+are made once for many requests. An idle server has no queue, and nobody waits for company. A request that is larger
+than a micro-batch is computed in parts, between which others get their turn.
+"""
 
 import asyncio
+import logging
+import math
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Float64
+from starlette.requests import ClientDisconnect
 
 from model_store.model import Prediction
 from model_store.outputs import samples_of, scores_of, sums_of
-from model_store.runtime import DrawSet
+from model_store.runtime import HELD_BYTES, DrawSet
 from service.acquisition import acquisition_scores
 from service.models import Served
-from service.problems import Overloaded, TooLarge
-from service.schemas import Envelope
+from service.problems import Overloaded, PastDeadline, TooLarge
 from service.settings import Settings
 
 T = TypeVar("T")
 
+logger = logging.getLogger("dubito")
+
 REST_S = 0.002  # after an answer, so that idle work does not begin before the answer is sent
 SMALL_ROW_DRAWS = 200  # a millisecond of arithmetic
-CHUNK_ROW_DRAWS = 100_000  # rows x draws that are scored at once
-POOL_CHUNK_ROWS = 512  # rows of a pool between which other requests get their turn
+BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch
+POOL_CHUNK_ROWS = 128  # rows of a pool between which other requests get their turn
+PATIENCE_S = 0.05  # before a look at whether the client is still there
+LASTING_S = 1.0  # since the last refusal: so long an overload is taken to last
 
 
 @dataclass(frozen=True)
@@ -38,6 +52,42 @@ class Predicted:
     samples: Float32[np.ndarray, "K N C"] | None
 
 
+@dataclass(eq=False)
+class Job:
+    """A request's rows to predict: exactly under the draws of its seed, or under fresh ones."""
+
+    served: Served
+    x: Float32[np.ndarray, "N I"]
+    num_samples: int
+    seed: int | None
+    keep_samples: bool
+    answer: Callable[[Predicted], Any]  # runs on the worker thread
+    deadline: float = math.inf  # of time.monotonic
+    future: "asyncio.Future[Any] | None" = None
+    draws: DrawSet | None = None
+    begun: int = 0  # rows that were computed so far
+    parts: list[tuple[Prediction, Float32[np.ndarray, "K N C"] | None]] = field(default_factory=list)
+
+    @property
+    def rows_left(self) -> int:
+        """How many rows are still to be computed."""
+        return len(self.x) - self.begun
+
+    @property
+    def row_draws(self) -> int:
+        """Rows x draws that are still to be computed."""
+        return self.rows_left * self.num_samples
+
+
+@dataclass(eq=False)
+class Call:
+    """Other work that takes its turn on the worker thread."""
+
+    work: Callable[[], Any]
+    future: "asyncio.Future[Any]"
+    deadline: float = math.inf
+
+
 class Predictor:
     """Runs models for requests, within a budget of work that may wait."""
 
@@ -47,34 +97,78 @@ class Predictor:
         self.in_work = 0  # requests
         self.idle = threading.Event()  # set while nothing is
         self.idle.set()
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
+        self._queue: deque[Job | Call] = deque()
+        self._something = threading.Condition()
+        self._closed = False
+        self._overloaded_until = -math.inf
+        self._rate = 0.0  # rows x draws a second, of late
+        self._worker = threading.Thread(target=self._work, name="model", daemon=True)
+        self._worker.start()
 
     def close(self) -> None:
         """End the threads, after what they are at."""
-        self._worker.shutdown()
+        with self._something:
+            self._closed = True
+            self._something.notify()
+        self._worker.join()
         self._loader.shutdown()
 
     async def load(self, work: Callable[[], T]) -> T:
         """Run work that reads files, away from the event loop and from predictions."""
         return await asyncio.get_running_loop().run_in_executor(self._loader, work)
 
-    async def compute(self, work: Callable[[], T]) -> T:
-        """Run work on the worker thread, in its turn."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+    async def compute(self, work: Callable[[], T], deadline: float = math.inf) -> T:
+        """Run work on the worker thread, in its turn.
 
-    def is_at_once(self, served: Served, envelope: Envelope) -> bool:
-        """Whether an admitted request takes less time than handing it to the worker thread and back is worth.
-
-        It does when it is small, alone, and its draws are made.
+        Raises:
+            PastDeadline: if its turn comes later than that.
         """
-        alone = self.in_work == 1 and self.row_draws <= SMALL_ROW_DRAWS
-        small = served.model.manifest.noise.paired  # else a draw holds every weight
-        return alone and small and envelope.seed is None and served.reservoir.has_ready
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._put(Call(work, future, deadline))
+        return await future
+
+    async def predict(self, job: Job, hung_up: Callable[[], Coroutine[Any, Any, None]]) -> Any:
+        """Return the answer to a job; at once where that takes less time than the way to the worker and back.
+
+        `hung_up` returns when the client does; its job is then dropped.
+
+        Raises:
+            PastDeadline: if it is not computed by its deadline.
+            ClientDisconnect: if the client hangs up before.
+        """
+        if self.row_draws <= SMALL_ROW_DRAWS and _is_quick(job):
+            await asyncio.sleep(0)  # requests that came together see each other, and are computed together
+            if self.in_work == 1 and job.served.reservoir.has_ready:
+                self._compute([job])
+                return self._answer(job)
+        loop = asyncio.get_running_loop()
+        job.future = future = loop.create_future()
+        watching: list[asyncio.Task[None]] = []
+
+        def watch() -> None:
+            watching.append(loop.create_task(hung_up()))
+            watching[0].add_done_callback(lambda _: future.cancel())
+
+        waiting = loop.call_later(PATIENCE_S, watch)  # most are answered before
+        self._put(job)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if watching and watching[0].done():
+                raise ClientDisconnect from None
+            raise
+        finally:
+            waiting.cancel()
+            for task in watching:
+                task.cancel()
 
     @contextmanager
-    def admitted(self, rows: int, draws: int, rows_at_once: int | None = None) -> Iterator[None]:
-        """Hold a place for a request's work, of which `rows_at_once` rows wait or are in work at a time.
+    def admitted(self, rows: int, draws: int) -> Iterator[None]:
+        """Hold a place for a request's work, of which what one micro-batch takes counts at a time.
+
+        A burst may fill the queue up to `max_queued_row_draws`. From when it is full until nobody has been refused
+        for `LASTING_S`, work beyond `overload_row_draws` is refused, so that those who are let in are answered soon.
 
         Raises:
             TooLarge: if the request alone is more than one may be.
@@ -82,9 +176,8 @@ class Predictor:
         """
         if rows * draws > self.settings.max_row_draws:
             raise TooLarge(f"rows x num_samples: expected at most {self.settings.max_row_draws}, got {rows * draws}")
-        work = min(rows, rows_at_once or rows) * draws
-        if self.row_draws > 0 and self.row_draws + work > self.settings.max_queued_row_draws:
-            raise Overloaded(retry_after_s=1)
+        work = min(rows * draws, max(BATCH_ROW_DRAWS, draws))
+        self.refuse_overload(work)
         self.row_draws += work
         self.in_work += 1
         self.idle.clear()
@@ -95,34 +188,187 @@ class Predictor:
             self.in_work -= 1
             asyncio.get_running_loop().call_later(REST_S, self._rest)
 
+    def refuse_overload(self, work: int = 1) -> None:
+        """Raise Overloaded if so many further rows x draws are too much for now."""
+        now = time.monotonic()
+        most = self.settings.max_queued_row_draws
+        if now < self._overloaded_until:
+            most = min(most, self.settings.overload_row_draws)
+        if self.row_draws > 0 and self.row_draws + work > most:
+            self._overloaded_until = now + LASTING_S
+            raise Overloaded(retry_after_s=max(1, math.ceil(self.row_draws / self._rate)) if self._rate else 1)
+
     def _rest(self) -> None:
-        if self.row_draws == 0:
+        if self.in_work == 0:
             self.idle.set()
+
+    def _put(self, waiting: Job | Call) -> None:
+        with self._something:
+            self._queue.append(waiting)
+            self._something.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._something:
+                while not self._queue:
+                    if self._closed:
+                        return
+                    self._something.wait()
+                batch = self._next()
+            if isinstance(batch, Call):
+                _finish(batch.future, *_tried(batch.work))
+            elif batch:
+                self._run(batch)
+
+    def _next(self) -> "list[Job] | Call":
+        """Take from the queue what is computed next: a call, a part of a large job, or a micro-batch."""
+        first = self._queue.popleft()
+        if _is_over(first):
+            return []
+        if isinstance(first, Call):
+            return first
+        batch, rows, seeded = [first], first.rows_left, first.seed is not None
+        others: deque[Job | Call] = deque()
+        most = _batch_rows(first)
+        most_seeded = min(most, _paired_rows(first))
+        while self._queue and rows < most:
+            other = self._queue.popleft()
+            if isinstance(other, Job) and _is_alike(first, other):
+                any_seeded = seeded or other.seed is not None
+                if rows + other.rows_left <= (most_seeded if any_seeded else most):
+                    if not _is_over(other):
+                        batch.append(other)
+                        rows, seeded = rows + other.rows_left, any_seeded
+                    continue
+            others.append(other)
+        others.extend(self._queue)
+        self._queue = others
+        return batch
+
+    def _run(self, batch: list[Job]) -> None:
+        begun = time.perf_counter()
+        work = sum(min(job.rows_left, _batch_rows(job)) for job in batch) * batch[0].num_samples
+        try:
+            self._compute(batch)
+        except Exception as error:
+            for job in batch:
+                _finish(job.future, None, error)
+            return
+        rate = work / (time.perf_counter() - begun)
+        self._rate = rate if self._rate == 0.0 else 0.9 * self._rate + 0.1 * rate
+        for job in batch:
+            if job.rows_left:
+                self._put(job)
+            else:
+                _finish(job.future, *_tried(lambda job=job: self._answer(job)))  # type: ignore[misc]
+
+    def _compute(self, batch: list[Job]) -> None:
+        """Compute all rows of small jobs that go together, or the next part of a large one."""
+        first = batch[0]
+        model, draws = first.served.model, first.num_samples
+        fresh: DrawSet | None = None
+        sets: list[DrawSet] = []
+        for job in batch:
+            if job.draws is None and job.seed is None:
+                fresh = fresh or take_draws(job.served, draws, None)
+            job.draws = job.draws or (fresh if job.seed is None else take_draws(job.served, draws, job.seed))
+            assert job.draws is not None
+            sets.append(job.draws)
+        ends = [min(len(job.x), job.begun + _batch_rows(job)) for job in batch]
+        rows = [job.x[job.begun : end] for job, end in zip(batch, ends, strict=True)]
+        x = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        if all(draw_set is sets[0] for draw_set in sets):
+            outputs, density = model.runtime.run_set(x, sets[0])
+        else:
+            outputs, density = model.runtime.run(x, _paired(sets, [len(part) for part in rows]))
+        prediction = model.judge(outputs, density)
+        start = 0
+        for job, end in zip(batch, ends, strict=True):
+            stop = start + end - job.begun
+            samples = samples_of(model.manifest.task, outputs[:, start:stop]) if job.keep_samples else None
+            job.parts.append((prediction.take(slice(start, stop)) if len(batch) > 1 else prediction, samples))
+            job.begun, start = end, stop
+
+    def _answer(self, job: Job) -> Any:
+        """Return the answer to a job whose rows are all computed."""
+        assert job.draws is not None
+        prediction = Prediction.concatenate([prediction for prediction, _ in job.parts])
+        samples = [part for _, part in job.parts if part is not None]
+        kept = np.concatenate(samples, axis=1) if samples else None
+        return job.answer(Predicted(prediction, job.draws.seed, job.num_samples, kept))
+
+
+def _is_quick(job: Job) -> bool:
+    return (
+        len(job.x) * job.num_samples <= SMALL_ROW_DRAWS
+        and job.seed is None
+        and job.served.model.manifest.noise.paired
+    )
+
+
+def _batch_rows(job: Job) -> int:
+    """How many rows of a job make a micro-batch."""
+    return max(1, BATCH_ROW_DRAWS // job.num_samples)
+
+
+def _paired_rows(job: Job) -> int:
+    """How many rows can be computed in one product, each under draws of its own; 0 if it cannot be."""
+    runtime = job.served.model.runtime
+    return HELD_BYTES // runtime.set_bytes(job.num_samples) if runtime.paired else 0
+
+
+def _is_alike(first: Job, other: Job) -> bool:
+    """Whether jobs are of the same model and number of draws, and neither is in the middle."""
+    return (
+        other.served is first.served and other.num_samples == first.num_samples and not (first.begun or other.begun)
+    )
+
+
+def _paired(sets: list[DrawSet], rows: list[int]) -> Float32[np.ndarray, "K N D"]:
+    """Return theta of each row, given each job's draw set and number of rows."""
+    repeated = []
+    for draws, n in zip(sets, rows, strict=True):
+        assert draws.theta is not None  # a set whose theta is too large to hold is alone in its micro-batch
+        repeated.append(np.repeat(draws.theta[:, None], n, axis=1))
+    return np.concatenate(repeated, axis=1)
+
+
+def _is_over(waiting: Job | Call) -> bool:
+    """Whether nobody waits for it any more, or not in time."""
+    assert waiting.future is not None
+    if time.monotonic() > waiting.deadline:
+        _finish(waiting.future, None, PastDeadline())
+        return True
+    return waiting.future.cancelled()
+
+
+def _tried(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    try:
+        return work(), None
+    except Exception as error:
+        return None, error
+
+
+def _finish(future: "asyncio.Future[Any] | None", result: Any, error: Exception | None = None) -> None:
+    """Hand a result to whoever waits for it, if anyone still does, whose event loop may be gone."""
+    assert future is not None
+
+    def finish() -> None:
+        if not future.done():
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+    try:
+        future.get_loop().call_soon_threadsafe(finish)
+    except RuntimeError:
+        logger.info("an answer came after the end of the service")
 
 
 def take_draws(served: Served, num_samples: int, seed: int | None) -> DrawSet:
     """Return the draws of a request: exactly those of its seed, or fresh ones."""
     return served.reservoir.take(num_samples) if seed is None else served.model.runtime.draw_set(seed, num_samples)
-
-
-def predict(
-    served: Served, x: Float32[np.ndarray, "N I"], num_samples: int, seed: int | None, keep_samples: bool
-) -> Predicted:
-    """Predict rows under one draw set, in chunks of rows, so that memory is bounded by the answer's size."""
-    draws = take_draws(served, num_samples, seed)
-    rows = max(1, CHUNK_ROW_DRAWS // num_samples)
-    predictions, samples = [], []
-    for start in range(0, len(x), rows):
-        outputs, density = served.model.runtime.run_set(x[start : start + rows], draws)
-        predictions.append(served.model.judge(outputs, density))
-        if keep_samples:
-            samples.append(samples_of(served.model.manifest.task, outputs))
-    return Predicted(
-        Prediction.concatenate(predictions),
-        draws.seed,
-        num_samples,
-        np.concatenate(samples, axis=1) if keep_samples else None,
-    )
 
 
 def pool_scores(

@@ -5,7 +5,8 @@ DubitoError
     ├── TooLarge      413  a body, or rows x draws, beyond a limit
     ├── Unsupported   415  a media type or encoding
     ├── Overloaded    429  with Retry-After
-    └── NotReady      503  no model published yet
+    ├── NotReady      503  no model published yet
+    └── PastDeadline  504  not answered in the time that the request or the service allows
 """
 
 import logging
@@ -46,6 +47,13 @@ class NotReady(RequestError):
     """Nothing to predict with yet."""
 
 
+class PastDeadline(RequestError):
+    """Not answered in time."""
+
+    def __init__(self) -> None:
+        super().__init__("the answer did not come before the request's deadline")
+
+
 STATUS: dict[type[DubitoError], int] = {
     InvalidInput: 422,
     NotFound: 404,
@@ -55,6 +63,7 @@ STATUS: dict[type[DubitoError], int] = {
     Unsupported: 415,
     Overloaded: 429,
     NotReady: 503,
+    PastDeadline: 504,
 }
 
 

@@ -33,6 +33,9 @@ class Envelope(BaseModel):
     num_samples: int | None = Field(
         default=None, ge=1, description="posterior draws; by default the model's own number"
     )
+    deadline_s: float | None = Field(
+        default=None, gt=0, le=86_400, description="answer 504 if there is no answer in so many seconds"
+    )
     seed: int | None = Field(
         default=None, ge=0, le=MAX_SEED, description="replays the draws of that seed; absent means fresh draws"
     )

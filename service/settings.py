@@ -51,8 +51,17 @@ class Settings(BaseSettings):
         default=20_000_000, description="most rows x draws of one request"
     )
     max_queued_row_draws: Annotated[int, Field(ge=1)] = Field(
-        default=1_000_000,
-        description="rows x draws that may wait or be in work before further requests are answered 429",
+        default=200_000,
+        description="rows x draws that a burst may have waiting or in work before further requests are answered 429; "
+        "a large request or pool counts with the 6,400 that are computed at once",
+    )
+    overload_row_draws: Annotated[int, Field(ge=1)] = Field(
+        default=12_800,
+        description="the same from the first such answer until none was needed for a second: under lasting overload "
+        "those who are let in are answered soon",
+    )
+    deadline_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
+        default=60.0, description="seconds after which a request that has no answer yet is answered 504"
     )
     max_answer_numbers: Annotated[int, Field(ge=1)] = Field(
         default=5_000_000, description="most numbers that return_samples may add to an answer"

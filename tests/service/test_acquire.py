@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 SCORES = ("entropy", "bald", "mean_std", "variation_ratio")
-CHUNK_ROWS = 512  # of service.predictor
+CHUNK_ROWS = 128  # of service.predictor
 
 
 def acquire(client, pool, **fields):

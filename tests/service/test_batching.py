@@ -1,0 +1,191 @@
+"""Micro-batches: requests that wait together are computed together, each answered as it would be alone."""
+
+import asyncio
+import math
+import threading
+import time
+
+import httpx
+import numpy as np
+import pytest
+from conftest import wait_until
+from starlette.requests import ClientDisconnect
+
+from model_store.model import NEEDED, Model
+from model_store.store import ModelStore
+from service.draws import Reservoir
+from service.models import Served
+from service.predictor import BATCH_ROW_DRAWS, Job, Predictor
+from service.problems import PastDeadline
+from service.settings import Settings
+
+DRAWS = 20
+
+
+@pytest.fixture
+def predictor():
+    predictor = Predictor(Settings())
+    yield predictor
+    predictor.close()
+
+
+@pytest.fixture(scope="module")
+def served(digits_store):
+    model = Model.load(ModelStore(digits_store).open("digits", "1", wanted=NEEDED))
+    return Served(model, Reservoir(model, 0, threading.Event()))
+
+
+def job(served, x, seed=None, draws=DRAWS, deadline=math.inf):
+    """A job whose answer is what was predicted."""
+    return Job(served, x, draws, seed, True, lambda predicted: predicted, deadline)
+
+
+def together(predictor, jobs):
+    """What becomes of jobs that all wait when the worker has time for the first: results and errors."""
+
+    async def ask():
+        begin = threading.Event()
+        held = asyncio.create_task(predictor.compute(begin.wait))
+        await asyncio.sleep(0)
+        waiting = [asyncio.create_task(predictor.predict(job, never)) for job in jobs]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        begin.set()
+        await held
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    predictor.in_work = len(jobs)
+    return asyncio.run(ask())
+
+
+async def never():
+    """The client stays."""
+    await asyncio.Event().wait()
+
+
+def test_what_waits_together_shares_fresh_draws_and_each_row_is_answered_as_alone(predictor, served, digits_rows):
+    sizes = [1, 3, 1, 7, 2]
+    parts = np.split(digits_rows[: sum(sizes)], np.cumsum(sizes)[:-1])
+    answers = together(predictor, [job(served, x) for x in parts])
+    assert len({answer.seed for answer in answers}) == 1
+    for x, answer in zip(parts, answers, strict=True):
+        assert_as_alone(served, x, answer)
+
+
+def test_seeds_keep_their_draws_beside_fresh_ones(predictor, served, digits_rows):
+    seeds = [5, None, 6, 5, None]
+    jobs = [job(served, digits_rows[i : i + 2], seed) for i, seed in enumerate(seeds)]
+    answers = together(predictor, jobs)
+    for i, (seed, answer) in enumerate(zip(seeds, answers, strict=True)):
+        assert answer.seed == (answers[1].seed if seed is None else seed)
+        assert_as_alone(served, digits_rows[i : i + 2], answer)
+
+
+def test_numbers_of_draws_are_kept_apart(predictor, served, digits_rows):
+    counts = [10, 20, 10]
+    answers = together(predictor, [job(served, digits_rows[:1], draws=draws) for draws in counts])
+    assert [answer.num_samples for answer in answers] == counts
+    assert answers[0].seed == answers[2].seed != answers[1].seed
+    for answer in answers:
+        assert_as_alone(served, digits_rows[:1], answer)
+
+
+def test_a_large_request_is_one_answer_and_others_are_answered_before_its_end(predictor, served, digits_rows):
+    order = []
+    rows = np.repeat(digits_rows, 1 + 4 * BATCH_ROW_DRAWS // DRAWS // len(digits_rows), axis=0)
+
+    def noted(name):
+        def answer(predicted):
+            order.append(name)
+            return predicted
+
+        return answer
+
+    large = Job(served, rows, DRAWS, None, True, noted("large"))
+    small = Job(served, digits_rows[:1], DRAWS, None, True, noted("small"))
+    whole, alone = together(predictor, [large, small])
+    assert order == ["small", "large"]
+    assert_as_alone(served, rows, whole)
+    assert_as_alone(served, digits_rows[:1], alone)
+
+
+def test_what_is_past_its_deadline_is_not_computed(predictor, served, digits_rows):
+    past = time.monotonic() - 1.0
+    late, good = together(predictor, [job(served, digits_rows[:1], deadline=past), job(served, digits_rows[:1])])
+    assert isinstance(late, PastDeadline)
+    assert_as_alone(served, digits_rows[:1], good)
+
+
+def test_an_error_in_one_micro_batch_is_its_own_and_the_next_is_computed(predictor, served, digits_rows):
+    wrong = job(served, digits_rows[:1, :5], draws=10)
+    failed, good = together(predictor, [wrong, job(served, digits_rows[:1])])
+    assert isinstance(failed, Exception)
+    assert_as_alone(served, digits_rows[:1], good)
+
+
+def test_an_answer_that_fails_fails_alone(predictor, served, digits_rows):
+    bad = Job(served, digits_rows[:1], DRAWS, None, True, lambda predicted: 1 // 0)
+    failed, good = together(predictor, [bad, job(served, digits_rows[:1])])
+    assert isinstance(failed, ZeroDivisionError)
+    assert_as_alone(served, digits_rows[:1], good)
+
+
+def test_clients_that_have_gone_are_not_computed_for(predictor, served, digits_rows):
+    computed = []
+    gone = Job(served, digits_rows[:1], DRAWS, None, True, computed.append)
+
+    async def ask():
+        begin = threading.Event()
+        held = asyncio.create_task(predictor.compute(begin.wait))
+        await asyncio.sleep(0)
+        try:
+            with pytest.raises(ClientDisconnect):
+                await predictor.predict(gone, lambda: asyncio.sleep(0))
+        finally:
+            begin.set()
+        await held
+        await predictor.predict(job(served, digits_rows[:1]), never)
+
+    predictor.in_work = 2
+    asyncio.run(ask())
+    assert not computed
+
+
+def test_a_deadline_is_answered_504_over_http(client, digits_rows):
+    answer = client.post("/predict", json={"inputs": digits_rows.tolist(), "num_samples": 1000, "deadline_s": 1e-9})
+    assert answer.status_code == 504
+    assert "deadline" in answer.json()["detail"]
+    answer = client.post("/acquire", json={"pool": digits_rows.tolist(), "deadline_s": 1e-9})
+    assert answer.status_code == 504
+
+
+def test_after_a_refusal_little_waits_until_none_was_needed_for_a_second(digits_store, serve, digits_rows):
+    limits = {"DUBITO_MAX_QUEUED_ROW_DRAWS": "6400", "DUBITO_OVERLOAD_ROW_DRAWS": "1"}
+    body = {"inputs": digits_rows[:64].tolist(), "num_samples": 100}
+    with serve(digits_store, **limits) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+
+        def statuses():
+            async def ask():
+                async with httpx.AsyncClient(base_url=url, timeout=60) as many:
+                    answers = await asyncio.gather(*(many.post("/predict", json=body) for _ in range(12)))
+                return [answer.status_code for answer in answers]
+
+            return asyncio.run(ask())
+
+        seen = statuses()
+        assert set(seen) == {200, 429}
+        wait_until(lambda: client.post("/predict", json=body).status_code == 200)
+
+
+def assert_as_alone(served, x, answer):
+    """An answer is, bit for bit, what its seed gives for these rows alone."""
+    draws = served.model.runtime.draw_set(answer.seed, answer.num_samples)
+    expected = served.model.judge(*served.model.runtime.run_set(x, draws))
+    for name, values in expected.scores.by_name().items():
+        assert np.array_equal(answer.prediction.scores.by_name()[name], values), name
+    assert np.array_equal(answer.prediction.scores.probabilities, expected.scores.probabilities)
+    assert np.array_equal(answer.prediction.judgement.p_value, expected.judgement.p_value)
+    for name, values in expected.judgement.detector_p_values.items():
+        assert np.array_equal(answer.prediction.judgement.detector_p_values[name], values), name
+    assert answer.samples.shape == (answer.num_samples, *expected.scores.probabilities.shape)
+    assert np.allclose(answer.samples.mean(axis=0), expected.scores.probabilities, atol=1e-5)
