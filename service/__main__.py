@@ -1,6 +1,5 @@
 """Serve: `python -m service`."""
 
-import logging
 import signal
 import sys
 
@@ -8,6 +7,7 @@ import uvicorn
 
 from model_store.errors import DubitoError
 from service.app import create_app
+from service.logs import configure
 from service.settings import read_settings
 
 
@@ -15,13 +15,14 @@ def main() -> int:
     """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 2 a wrong setting."""
     try:
         settings = read_settings()
+        configure(settings)
+        app = create_app(settings)
     except DubitoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again when it has stopped in good order
     uvicorn.run(
-        create_app(settings),
+        app,
         host=settings.host,
         port=settings.port,
         timeout_graceful_shutdown=settings.drain_s,

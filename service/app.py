@@ -1,9 +1,10 @@
 """The application: routes, each a few steps from request to answer."""
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -15,22 +16,31 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from model_store.errors import InvalidInput
 from model_store.evidence import CARD
 from model_store.manifest import Manifest
-from service import problems
+from service import keys, problems
 from service.acquisition import DEFAULTS, RANDOM, check_acquisition, id_hashes, random_scores, top
+from service.admin import admin_router
 from service.answers import predict_json, predict_npz
 from service.draws import fresh_seed
 from service.drift import drift_content
 from service.evidence import evidence_file, evidence_links
 from service.inputs import FORM, JSON, NPY, NPZ, Rows, read_body, read_request, request_media_type, rows_array
-from service.metrics import CountRequests, Metrics
+from service.logs import request_log
+from service.metrics import Metrics
 from service.models import HOW_TO_PUBLISH, Models, Served
+from service.observe import Observe
 from service.predictor import POOL_CHUNK_ROWS, Predictor, pool_scores, predict, take_draws
 from service.problems import NotReady, TooLarge
+from service.records import record_of
 from service.schemas import AcquireAnswer, AcquireRequest, Envelope, PredictAnswer, PredictRequest, Problem
 from service.schemas import Request as Envelope_
 from service.settings import Settings
 from service.terms import terms_of
+from service.tracing import tracing_of
 
+T = TypeVar("T")
+
+# FastAPI's own telemetry, which the environment could turn on: its spans repeat queries.
+NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 DESCRIPTION = """\
 Predictions of Bayesian neural networks, each with how uncertain it is and why, and a calibrated flag for inputs
 unlike the data. Quantities of information are in nats. The examples work as they stand against the digits model.
@@ -58,7 +68,9 @@ class Service:
     ) -> tuple[Envelope_, Rows]:
         """Return a request's envelope and its rows as they came; a form is taken apart away from the event loop."""
         work = partial(read_request, request, body, kind, rows_field, max_rows)
-        return await self.predictor.load(work) if request_media_type(request) == FORM else work()
+        read = await self.predictor.load(work) if request_media_type(request) == FORM else work()
+        record_of(request.scope).read = time.perf_counter()
+        return read
 
     async def rows(self, rows: Rows, served: Served, field: str) -> Float32[np.ndarray, "N I"]:
         """Return a request's rows as numbers; images and objects are looked at away from the event loop."""
@@ -78,16 +90,27 @@ class Service:
             raise InvalidInput("num_samples", expected, str(wanted))
         return wanted
 
-    def count(self, served: Served, rows: int, draws: int, flags: int = 0) -> None:
-        """Count what a request used."""
-        counted = zip(self.metrics.of_model(served.name, served.version), (rows, draws, flags), strict=True)
-        for counter, amount in counted:
-            counter.inc(amount)
+    async def compute(
+        self, request: Request, served: Served, rows: int, work: Callable[[], T], at_once: bool = False
+    ) -> T:
+        """Run a request's work on rows in its turn, or at once, and count how long it waited and took."""
+        asked = time.perf_counter()
+
+        def timed() -> tuple[float, T, float]:
+            begun = time.perf_counter()
+            return begun, work(), time.perf_counter()
+
+        begun, result, ended = timed() if at_once else await self.predictor.compute(timed)
+        record_of(request.scope).worked_on(asked, begun, ended)
+        self.metrics.batch(served, rows, (begun - asked,), ended - begun)
+        return result
 
 
 def create_app(settings: Settings) -> FastAPI:
     """Return the application; it opens the model store when it starts."""
     service = Service(settings)
+    needed_keys = keys.read_keys(settings)
+    tracing = tracing_of(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -95,13 +118,23 @@ def create_app(settings: Settings) -> FastAPI:
         yield
         service.predictor.close()
         service.models.stop()
+        if tracing is not None:
+            tracing.close()
 
-    app = FastAPIOffline(title="Dubito", description=DESCRIPTION, version="0.1.0", lifespan=lifespan, redoc_url=None)
+    app = FastAPIOffline(
+        title="Dubito",
+        description=DESCRIPTION,
+        version="0.1.0",
+        lifespan=lifespan,
+        redoc_url=None,
+        telemetry=NO_TELEMETRY,
+    )
     problems.install(app)
-    app.add_middleware(CountRequests, metrics=service.metrics)
+    keys.install(app, needed_keys)
+    app.add_middleware(Observe, metrics=service.metrics, log=request_log(settings), tracing=tracing)  # outermost
     errors: dict[int | str, dict[str, Any]] = {
         status: {"model": Problem, "content": {problems.PROBLEM_JSON: {}}}
-        for status in (404, 413, 415, 422, 429, 503)
+        for status in (404, 409, 413, 415, 422, 429, 503)
     }
 
     @app.post(
@@ -129,13 +162,16 @@ def create_app(settings: Settings) -> FastAPI:
                 served.watch(predicted.prediction)
             flags = terms.flags(predicted.prediction.judgement.p_value)
             answer = (predict_npz if as_arrays else predict_json)(served, predicted, terms, flags)
-            return answer, int(np.count_nonzero(flags))
+            flagged = int(np.count_nonzero(flags))
+            service.metrics.draws(served, made=num_samples)
+            service.metrics.predicted(served, predicted.prediction.scores, num_samples, flagged)
+            return answer, flagged
 
         with service.predictor.admitted(len(rows), num_samples):
             x = await service.rows(rows, served, "inputs")
             at_once = service.predictor.is_at_once(served, envelope)
-            answer, flags = work(x) if at_once else await service.predictor.compute(partial(work, x))
-        service.count(served, len(x), num_samples, flags)
+            answer, flags = await service.compute(request, served, len(x), partial(work, x), at_once)
+        record_of(request.scope).used(served.name, served.version, len(x), num_samples, flags)
         return Response(answer, media_type=NPZ if as_arrays else JSON)
 
     @app.post(
@@ -155,8 +191,10 @@ def create_app(settings: Settings) -> FastAPI:
         num_samples = service.num_samples(envelope, served)
         with service.predictor.admitted(len(rows), num_samples, POOL_CHUNK_ROWS):
             x = await service.rows(rows, served, "pool")
-            answer = await _rank(service, served, envelope, acquisition, x, ids, num_samples)
-        service.count(served, len(x), num_samples)
+            answer = await _rank(service, request, served, envelope, acquisition, x, ids, num_samples)
+        draws = 0 if acquisition == RANDOM else num_samples
+        service.metrics.ranked(served, len(x), draws)
+        record_of(request.scope).used(served.name, served.version, len(x), draws)
         return Response(answer, media_type=JSON)
 
     @app.get("/models")
@@ -206,13 +244,17 @@ def create_app(settings: Settings) -> FastAPI:
     @app.get("/metrics", include_in_schema=False)
     async def get_metrics() -> Response:
         service.metrics.queued_row_draws.set(service.predictor.row_draws)
+        service.metrics.queued_requests.set(service.predictor.in_work)
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
+    if needed_keys.admin:
+        app.include_router(admin_router(service.models, service.predictor, errors))
     return app
 
 
 async def _rank(
     service: Service,
+    request: Request,
     served: Served,
     envelope: AcquireRequest,
     acquisition: str,
@@ -226,13 +268,14 @@ async def _rank(
         scores = random_scores(hashes)
     else:
         draws = await service.predictor.compute(partial(take_draws, served, num_samples, envelope.seed))
+        service.metrics.draws(served, made=num_samples)
         seed = draws.seed
         hashes = await service.predictor.load(partial(id_hashes, ids, seed))
         parts = []
         for start in range(0, len(x), POOL_CHUNK_ROWS):  # other requests get their turn between the parts
             part = x[start : start + POOL_CHUNK_ROWS]
             score = partial(pool_scores, served, part, draws, acquisition)
-            parts.append(await service.predictor.compute(score))
+            parts.append(await service.compute(request, served, len(part), score))
         scores = np.concatenate(parts)
     ranking = [
         {"rank": rank, "index": i, "id": ids[i], "score": float(scores[i])}

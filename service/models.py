@@ -15,7 +15,7 @@ from model_store.model import NEEDED, Model, Prediction
 from model_store.store import LATEST, ModelStore
 from service.draws import Reservoir
 from service.drift import Drift
-from service.problems import NotReady
+from service.problems import InUse, NotReady
 from service.settings import Settings
 
 logger = logging.getLogger("dubito")
@@ -55,6 +55,7 @@ class Models:
         self._others: OrderedDict[tuple[str, str], Served] = OrderedDict()
         self._broken: dict[tuple[str, str], tuple[float, StoreError]] = {}
         self._lock = threading.Lock()
+        self._looking = threading.Lock()
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="store-watcher", daemon=True)
 
@@ -72,10 +73,17 @@ class Models:
         for served in [*self._latest.values(), *self._others.values()]:
             served.reservoir.close()
 
+    def look(self) -> None:
+        """Look at the store at once, also at versions that were found broken a moment ago."""
+        with self._looking:
+            self._broken = {}
+            self.refresh()
+
     def _watch(self) -> None:
         while not self._stopping.wait(self.settings.poll_interval_s):
             try:
-                self.refresh()
+                with self._looking:
+                    self.refresh()
             except Exception:
                 logger.exception("looking at the model store failed; trying again")
 
@@ -217,6 +225,26 @@ class Models:
             with suppress(KeyError):  # the loader's thread may have dropped it since
                 self._others.move_to_end((name, number))
         return other
+
+    def unload(self, name: str, version: str) -> tuple[str, bool]:
+        """Take a version out of memory, given its number or an alias; return its number, and whether it was there.
+
+        Requests in work keep it until they are answered. Reads files, and may wait for one that is being loaded.
+
+        Raises:
+            NotReady, NotFound: as `get` does.
+            InUse: if `latest` serves it.
+        """
+        name = self.name(name)
+        number = self.resolve(name, version)
+        latest = self._latest.get(name)
+        if latest is not None and latest.version == number:
+            raise InUse(f"version: expected one that latest does not serve, got the one that it does: {number}")
+        with self._lock:
+            served = self._others.pop((name, number), None)
+        if served is not None:
+            served.reservoir.close()
+        return number, served is not None
 
     def _keep(self, served: Served) -> Served:
         self._others[served.name, served.version] = served

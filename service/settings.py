@@ -2,9 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model_store.errors import InvalidInput
@@ -60,6 +60,27 @@ class Settings(BaseSettings):
     drain_s: Annotated[int, Field(ge=1)] = Field(
         default=20, description="seconds that requests in flight get to end after SIGTERM"
     )
+    log: Literal["text", "json"] = Field(
+        default="text", description="form of the log: `text` for people, `json` with a line for each request"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least level that is logged: `debug`, `info`, `warning` or `error`"
+    )
+    otlp_endpoint: str | None = Field(
+        default=None,
+        description="base URL of an OpenTelemetry collector that spans of requests are sent to, over HTTP",
+    )
+    trace_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=1.0, description="share of requests whose spans are sent, of those without a traced caller"
+    )
+    api_keys: SecretStr | None = Field(
+        default=None, description="keys, with commas between, one of which every request must have"
+    )
+    api_keys_file: Path | None = Field(default=None, description="file to read `DUBITO_API_KEYS` from instead")
+    admin_key: SecretStr | None = Field(
+        default=None, description="key of the administrative routes; without it there are none"
+    )
+    admin_key_file: Path | None = Field(default=None, description="file to read `DUBITO_ADMIN_KEY` from instead")
 
 
 def read_settings() -> Settings:

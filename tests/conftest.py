@@ -159,6 +159,16 @@ def published(store: object) -> object:
     return store
 
 
+def publish_again(store: object, source: Path, name: str = "digits") -> str:
+    """Publish the files of `digits` version 1 in another store as a new version, and return its number."""
+    from model_store.manifest import FILES, Description
+    from model_store.store import ModelStore
+
+    artifact = ModelStore(source).open("digits", "1")
+    description = Description(**{field: getattr(artifact.manifest, field) for field in Description.model_fields})
+    return store.publish(name, description, {file: artifact.files[file] for file in FILES}).version
+
+
 def environment_with(**settings: str) -> dict[str, str]:
     """The environment without any DUBITO_ variable but these."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DUBITO_")}

@@ -82,10 +82,10 @@ def test_training_image_sets_where_it_reads_and_writes():
 def test_service_image_knows_nothing_of_training():
     assert not re.search(r"training|torch", IMAGES["service"])
     assert _copied("service", of_final_stage=True) == {"model_store", "service"}
-    assert not OF_TRAINING_ALONE & _closure(_requirements("cpu"))
+    assert not OF_TRAINING_ALONE & _closure(_requirements("cpu", "otel"))
 
 
-@pytest.mark.parametrize("extras", [("cpu",), ("cpu", "training")])
+@pytest.mark.parametrize("extras", [("cpu", "otel"), ("cpu", "training")])
 def test_all_that_images_install_is_pinned(extras):
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
     missing = _closure(_requirements(*extras)) - {canonicalize_name(name) for name in pins}

@@ -4,9 +4,9 @@ import shutil
 
 import httpx
 import pytest
+from conftest import publish_again as publish
 from conftest import wait_until
 
-from model_store.manifest import FILES, Description
 from model_store.store import ModelStore
 
 ROW = [0.0] * 64
@@ -18,13 +18,6 @@ def store(digits_store, tmp_path):
     """A store of a test's own, with `digits` version 1."""
     shutil.copytree(digits_store, tmp_path / "models")
     return ModelStore(tmp_path / "models")
-
-
-def publish(store, source, name="digits"):
-    """Publish the files of `digits` version 1 in another store as a new version, and return its number."""
-    artifact = ModelStore(source).open("digits", "1")
-    description = Description(**{field: getattr(artifact.manifest, field) for field in Description.model_fields})
-    return store.publish(name, description, {file: artifact.files[file] for file in FILES}).version
 
 
 def predict(client, **fields):

@@ -1,0 +1,35 @@
+"""Administration: look at the store at once, take versions out of memory. The store itself is only ever read."""
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Response
+
+from service.inputs import JSON
+from service.models import Models
+from service.predictor import Predictor
+
+
+def admin_router(models: Models, predictor: Predictor, problems: dict[int | str, dict[str, Any]]) -> APIRouter:
+    """Return the administrative routes; `problems` describes errors for OpenAPI, by status."""
+    router = APIRouter(prefix="/admin")
+
+    @router.post("/refresh")
+    async def post_refresh() -> Response:
+        """Look at the store at once, broken versions included, and say what is served of each model."""
+        await predictor.load(models.look)
+        content = {
+            name: {"serving": None if (served := models.latest(name)) is None else served.version, "broken": broken}
+            for name, broken in ((name, models.broken(name)) for name in models.names())
+        }
+        return Response(orjson.dumps({"models": content}), media_type=JSON)
+
+    @router.post(
+        "/models/{name}/versions/{version}/unload", responses={status: problems[status] for status in (404, 409)}
+    )
+    async def post_unload(name: str, version: str) -> Response:
+        """Take a version out of memory, unless `latest` serves it; a request for it loads it again."""
+        number, unloaded = await predictor.load(lambda: models.unload(name, version))
+        return Response(orjson.dumps({"model": name, "version": number, "unloaded": unloaded}), media_type=JSON)
+
+    return router
