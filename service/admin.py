@@ -10,23 +10,22 @@ from service.models import Models
 from service.predictor import Predictor
 
 
-def admin_router(models: Models, predictor: Predictor, problems: dict[int | str, dict[str, Any]]) -> APIRouter:
-    """Return the administrative routes; `problems` describes errors for OpenAPI, by status."""
+def admin_router(models: Models, predictor: Predictor, problem: dict[str, Any]) -> APIRouter:
+    """Return the administrative routes; `problem` describes an error for OpenAPI."""
     router = APIRouter(prefix="/admin")
 
     @router.post("/refresh")
     async def post_refresh() -> Response:
         """Look at the store at once, broken versions included, and say what is served of each model."""
         await predictor.load(models.look)
-        content = {
-            name: {"serving": None if (served := models.latest(name)) is None else served.version, "broken": broken}
-            for name, broken in ((name, models.broken(name)) for name in models.names())
-        }
+        content = {}
+        for name in models.names():
+            latest = models.latest(name)
+            serving = None if latest is None else latest.version
+            content[name] = {"serving": serving, "broken": models.broken(name)}
         return Response(orjson.dumps({"models": content}), media_type=JSON)
 
-    @router.post(
-        "/models/{name}/versions/{version}/unload", responses={status: problems[status] for status in (404, 409)}
-    )
+    @router.post("/models/{name}/versions/{version}/unload", responses={404: problem, 409: problem})
     async def post_unload(name: str, version: str) -> Response:
         """Take a version out of memory, unless `latest` serves it; a request for it loads it again."""
         number, unloaded = await predictor.load(lambda: models.unload(name, version))

@@ -134,7 +134,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Observe, metrics=service.metrics, log=request_log(settings), tracing=tracing)  # outermost
     errors: dict[int | str, dict[str, Any]] = {
         status: {"model": Problem, "content": {problems.PROBLEM_JSON: {}}}
-        for status in (404, 409, 413, 415, 422, 429, 503)
+        for status in (404, 413, 415, 422, 429, 503)
     }
 
     @app.post(
@@ -248,7 +248,7 @@ def create_app(settings: Settings) -> FastAPI:
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     if needed_keys.admin:
-        app.include_router(admin_router(service.models, service.predictor, errors))
+        app.include_router(admin_router(service.models, service.predictor, errors[404]))
     return app
 
 

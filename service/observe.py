@@ -37,7 +37,7 @@ class Observe:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode())]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", record.request_id.encode())]
             await send(message)
 
         try:
@@ -47,10 +47,9 @@ class Observe:
         except Exception as error:
             record.reason = "unexpected"
             logger.error("unexpected error in request %s: %s", record.request_id, where(error))
-            if status is not None:  # too late for another answer: the server ends the connection
-                raise
-            detail = "an error that Dubito did not expect; the service's log has it under this X-Request-ID"
-            await problem(500, detail)(scope, receive, sending)
+            if status is None:  # else it is too late for another answer, and the server ends the connection
+                detail = "an error that Dubito did not expect; the service's log has it under this X-Request-ID"
+                await problem(500, detail)(scope, receive, sending)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             seconds = time.perf_counter() - record.begun

@@ -36,11 +36,13 @@ class Tracing:
         """
         try:
             url = urlsplit(endpoint)
-            is_http = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+            is_http = (
+                url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0 and "@" not in url.netloc
+            )
         except ValueError:
             is_http = False
         if not is_http:
-            raise InvalidInput(VARIABLE, "a URL such as http://collector:4318", "another text")
+            raise InvalidInput(VARIABLE, "a URL such as http://collector:4318, without a user", "another text")
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource

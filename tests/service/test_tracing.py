@@ -176,7 +176,9 @@ def test_without_the_packages_the_service_says_so_in_one_line(missing):
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("url", ["", "collector:4318", "ftp://collector", "http://", "http://[", "http://a:b"])
+@pytest.mark.parametrize(
+    "url", ["", "collector:4318", "ftp://collector", "http://", "http://[", "http://a:b", "http://a:b@c"]
+)
 def test_an_endpoint_that_is_no_url_is_refused(url):
     refused(lambda: Tracing(url, 1.0), "DUBITO_OTLP_ENDPOINT: expected a URL such as")
 
