@@ -3,18 +3,17 @@
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Response
+from fastapi import FastAPI, Response
 
 from service.inputs import JSON
 from service.models import Models
 from service.predictor import Predictor
 
 
-def admin_router(models: Models, predictor: Predictor, problem: dict[str, Any]) -> APIRouter:
-    """Return the administrative routes; `problem` describes an error for OpenAPI."""
-    router = APIRouter(prefix="/admin")
+def install(app: FastAPI, models: Models, predictor: Predictor, problem: dict[str, Any]) -> None:
+    """Add the administrative routes; `problem` describes an error for OpenAPI."""
 
-    @router.post("/refresh")
+    @app.post("/admin/refresh")
     async def post_refresh() -> Response:
         """Look at the store at once, broken versions included, and say what is served of each model."""
         await predictor.load(models.look)
@@ -25,10 +24,8 @@ def admin_router(models: Models, predictor: Predictor, problem: dict[str, Any]) 
             content[name] = {"serving": serving, "broken": models.broken(name)}
         return Response(orjson.dumps({"models": content}), media_type=JSON)
 
-    @router.post("/models/{name}/versions/{version}/unload", responses={404: problem, 409: problem})
+    @app.post("/admin/models/{name}/versions/{version}/unload", responses={404: problem, 409: problem})
     async def post_unload(name: str, version: str) -> Response:
         """Take a version out of memory, unless `latest` serves it; a request for it loads it again."""
         number, unloaded = await predictor.load(lambda: models.unload(name, version))
         return Response(orjson.dumps({"model": name, "version": number, "unloaded": unloaded}), media_type=JSON)
-
-    return router

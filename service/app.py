@@ -16,14 +16,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from model_store.errors import InvalidInput
 from model_store.evidence import CARD
 from model_store.manifest import Manifest
-from service import keys, problems
+from service import admin, guard, problems
 from service.acquisition import DEFAULTS, RANDOM, check_acquisition, id_hashes, random_scores, top
-from service.admin import admin_router
 from service.answers import predict_json, predict_npz
 from service.draws import fresh_seed
 from service.drift import drift_content
 from service.evidence import evidence_file, evidence_links
 from service.inputs import FORM, JSON, NPY, NPZ, Rows, read_body, read_request, request_media_type, rows_array
+from service.keys import read_keys
 from service.logs import request_log
 from service.metrics import Metrics
 from service.models import HOW_TO_PUBLISH, Models, Served
@@ -109,7 +109,7 @@ class Service:
 def create_app(settings: Settings) -> FastAPI:
     """Return the application; it opens the model store when it starts."""
     service = Service(settings)
-    needed_keys = keys.read_keys(settings)
+    keys = read_keys(settings)
     tracing = tracing_of(settings)
 
     @asynccontextmanager
@@ -130,7 +130,7 @@ def create_app(settings: Settings) -> FastAPI:
         telemetry=NO_TELEMETRY,
     )
     problems.install(app)
-    keys.install(app, needed_keys)
+    guard.install(app, keys)
     app.add_middleware(Observe, metrics=service.metrics, log=request_log(settings), tracing=tracing)  # outermost
     errors: dict[int | str, dict[str, Any]] = {
         status: {"model": Problem, "content": {problems.PROBLEM_JSON: {}}}
@@ -247,8 +247,8 @@ def create_app(settings: Settings) -> FastAPI:
         service.metrics.queued_requests.set(service.predictor.in_work)
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    if needed_keys.admin:
-        app.include_router(admin_router(service.models, service.predictor, errors[404]))
+    if keys.admin:
+        admin.install(app, service.models, service.predictor, errors[404])
     return app
 
 

@@ -25,36 +25,41 @@ TIMEOUT_S = 5  # of sending a batch of spans
 CLOSE_S = 3  # of sending what is left at the end
 
 
+def check_tracing(settings: Settings) -> None:
+    """Check that spans can be made and sent as the settings say; nothing is begun.
+
+    Raises:
+        InvalidInput: if the endpoint is no HTTP URL, or the packages are not installed.
+    """
+    if settings.otlp_endpoint is None:
+        return
+    try:
+        url = urlsplit(settings.otlp_endpoint)
+        is_http = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0 and "@" not in url.netloc
+    except ValueError:
+        is_http = False
+    if not is_http:
+        raise InvalidInput(VARIABLE, "a URL such as http://collector:4318, without a user", "another text")
+    try:
+        import opentelemetry.exporter.otlp.proto.http
+        import opentelemetry.sdk.trace  # noqa: F401
+    except ImportError:
+        raise InvalidInput(VARIABLE, "the packages of the extra `otel` installed with it", "none of them") from None
+
+
 class Tracing:
     """Makes and sends spans."""
 
     def __init__(self, endpoint: str, share: float) -> None:
-        """Begin to send spans to `endpoint`, of this share of the requests without a traced caller.
+        """Begin to send spans to `endpoint`, of this share of the requests without a traced caller."""
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        Raises:
-            InvalidInput: if the endpoint is no HTTP URL, or the packages are not installed.
-        """
-        try:
-            url = urlsplit(endpoint)
-            is_http = (
-                url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0 and "@" not in url.netloc
-            )
-        except ValueError:
-            is_http = False
-        if not is_http:
-            raise InvalidInput(VARIABLE, "a URL such as http://collector:4318, without a user", "another text")
-        try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
-            from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-            from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
-            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-        except ImportError:
-            raise InvalidInput(
-                VARIABLE, "the packages of the extra `otel` installed with it", "none of them"
-            ) from None
         exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=TIMEOUT_S)
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(share)),
@@ -123,5 +128,6 @@ class Tracing:
 
 
 def tracing_of(settings: Settings) -> Tracing | None:
-    """Return what makes spans, if the settings ask for them."""
+    """Return what makes spans, if the settings ask for them; raises what `check_tracing` does."""
+    check_tracing(settings)
     return None if settings.otlp_endpoint is None else Tracing(settings.otlp_endpoint, settings.trace_share)

@@ -11,7 +11,8 @@ import pytest
 from conftest import ROOT, environment_with, refused, wait_until
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from service.tracing import Tracing
+from service.settings import Settings
+from service.tracing import check_tracing
 
 ROW = [0.0] * 64
 CANARY = "canary-3f9a"
@@ -180,7 +181,7 @@ def test_without_the_packages_the_service_says_so_in_one_line(missing):
     "url", ["", "collector:4318", "ftp://collector", "http://", "http://[", "http://a:b", "http://a:b@c"]
 )
 def test_an_endpoint_that_is_no_url_is_refused(url):
-    refused(lambda: Tracing(url, 1.0), "DUBITO_OTLP_ENDPOINT: expected a URL such as")
+    refused(lambda: check_tracing(Settings(otlp_endpoint=url)), "DUBITO_OTLP_ENDPOINT: expected a URL such as")
 
 
 def test_fastapi_s_own_telemetry_stays_off_whatever_the_environment_says(serve, digits_store, collector):
