@@ -71,7 +71,7 @@ class ModelStore:
         """Return what is written of each alias. Read before `versions`: what is published later is listed there."""
         folder = self.folder(name) / "aliases"
         named = {}
-        for entry in os.scandir(folder) if folder.is_dir() else ():
+        for entry in os.scandir(folder) if folder.is_dir() and not folder.is_symlink() else ():
             if is_name(entry.name) and entry.is_file(follow_symlinks=False):
                 named[entry.name] = Path(entry.path).read_text(encoding="ascii", errors="replace").strip()
         return named
@@ -106,7 +106,7 @@ class ModelStore:
         try:
             text = read_regular(path, MAX_MANIFEST_BYTES)
             content = json.loads(text)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # the last: arrays in arrays without end
             raise BrokenArtifact(name, version, "manifest.json", _reason(error)) from None
         written_as = content.get("format_version") if isinstance(content, dict) else None
         if isinstance(written_as, int) and written_as != FORMAT_VERSION:
