@@ -216,14 +216,14 @@ class Models:
     def model_bytes(self, manifest: Manifest) -> int:
         """Return about how many bytes a version takes in memory, ready draws included.
 
-        A session holds about as much as the graph's file, which is nearly all weights. docs/results/memory.md has
-        what was measured.
+        A session holds a graph's weights, nearly all of its file, as they are and packed for its kernels.
+        docs/results/startup.md compares the estimate with what is measured.
         """
         sampler, network = (manifest.files[file].size for file in GRAPHS)
-        sessions = 2 if manifest.noise.paired and self.settings.worker_threads > 1 else 1  # as `Runtime` makes them
+        networks = 2 if manifest.noise.paired and self.settings.worker_threads > 1 else 1  # as `Runtime` makes them
         draw_set = 4 * manifest.noise.default_draws * manifest.noise.theta_dimension
         ready = min(self.settings.ready_draw_sets * draw_set, READY_BYTES)
-        return sampler + sessions * network + manifest.files[CALIBRATION_FILE].size + ready
+        return 2 * (sampler + networks * network) + manifest.files[CALIBRATION_FILE].size + ready
 
     def names(self) -> list[str]:
         """Return the names of models that are served or should be."""
