@@ -220,10 +220,9 @@ class Models:
         docs/results/startup.md compares the estimate with what is measured.
         """
         sampler, network = (manifest.files[file].size for file in GRAPHS)
-        networks = 2 if manifest.noise.paired and self.settings.worker_threads > 1 else 1  # as `Runtime` makes them
         draw_set = 4 * manifest.noise.default_draws * manifest.noise.theta_dimension
         ready = min(self.settings.ready_draw_sets * draw_set, READY_BYTES)
-        return 2 * (sampler + networks * network) + manifest.files[CALIBRATION_FILE].size + ready
+        return 2 * (sampler + network) + manifest.files[CALIBRATION_FILE].size + ready
 
     def names(self) -> list[str]:
         """Return the names of models that are served or should be."""
