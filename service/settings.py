@@ -36,7 +36,7 @@ class Settings(BaseSettings):
     )
     max_model_bytes: Annotated[int, Field(ge=1)] = Field(
         default=1 << 30,
-        description="memory for the models of one process, in bytes; the least recently used go first",
+        description="most memory for models, in bytes, of each process; the least recently used go first",
     )
     ready_draw_sets: Annotated[int, Field(ge=0)] = Field(
         default=64, description="fresh draw sets kept ready for each version with an alias, of 64 MB at most"

@@ -1,10 +1,12 @@
 """Publications and roll-backs under load: no request fails, and every answer is that of the version it names."""
 
+import os
 import re
 import shutil
 import statistics
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import httpx
@@ -44,6 +46,13 @@ def changed(sampler):
     return graph.SerializeToString()
 
 
+def read_log(process):
+    """Read what a service logs: one whose log nobody reads waits when the pipe is full."""
+    with suppress(OSError):
+        while os.read(process.stderr.fileno(), 1 << 16):
+            pass
+
+
 def cycle(digits_store, folder, cycles, clients=2, **settings):
     """Publish and roll back `cycles` times while clients ask by alias and by number.
 
@@ -59,7 +68,8 @@ def cycle(digits_store, folder, cycles, clients=2, **settings):
     request = {"inputs": [ROW], "seed": 7}
     wrong, counts, seen, stop = [], [0] * clients, set(), threading.Event()
     settings = {"DUBITO_POLL_INTERVAL_S": "0.05", "DUBITO_THREADS": "1", **settings}
-    with serving(store.root, **settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with serving(store.root, **settings) as (url, process), httpx.Client(base_url=url, timeout=60) as client:
+        threading.Thread(target=read_log, args=[process], daemon=True).start()
 
         def own(version):
             answer = client.post("/predict", json={**request, "version": version})
