@@ -1,5 +1,6 @@
 """The application: routes, each a few steps from request to answer."""
 
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,12 +16,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from model_store.errors import InvalidInput
 from model_store.evidence import CARD
-from model_store.manifest import Manifest
 from service import admin, guard, problems
 from service.acquisition import DEFAULTS, RANDOM, check_acquisition, id_hashes, random_scores, top
 from service.answers import predict_json, predict_npz
 from service.draws import fresh_seed
 from service.drift import drift_content
+from service.ending import CloseConnections, end_with_notice
 from service.evidence import evidence_file, evidence_links
 from service.inputs import FORM, JSON, NPY, NPZ, Rows, read_body, read_request, request_media_type, rows_array
 from service.keys import read_keys
@@ -28,12 +29,14 @@ from service.logs import request_log
 from service.metrics import Metrics
 from service.models import HOW_TO_PUBLISH, Models, Served
 from service.observe import Observe
+from service.pages import Pages
 from service.predictor import POOL_CHUNK_ROWS, Predictor, pool_scores, predict, take_draws
 from service.problems import NotReady, TooLarge
 from service.records import record_of
 from service.schemas import AcquireAnswer, AcquireRequest, Envelope, PredictAnswer, PredictRequest, Problem
 from service.schemas import Request as Envelope_
 from service.settings import Settings
+from service.supervisor import Place
 from service.terms import terms_of
 from service.tracing import tracing_of
 
@@ -50,11 +53,19 @@ unlike the data. Quantities of information are in nats. The examples work as the
 class Service:
     """What the routes share."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, place: Place | None) -> None:
         self.settings = settings
         self.predictor = Predictor(settings)
         self.models = Models(settings, self.predictor.idle)
         self.metrics = Metrics(self.models)
+        self.pages = Pages(self.metrics_page, place)
+        self.ending = threading.Event()
+
+    def metrics_page(self) -> bytes:
+        """Return this process's metrics as Prometheus' text."""
+        self.metrics.queued_row_draws.set(self.predictor.row_draws)
+        self.metrics.queued_requests.set(self.predictor.in_work)
+        return generate_latest(self.metrics.registry)
 
     async def served(self, envelope: Envelope) -> Served:
         """Return the model that a request means, loading its version first where it must."""
@@ -106,16 +117,19 @@ class Service:
         return result
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """Return the application; it opens the model store when it starts."""
-    service = Service(settings)
+def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
+    """Return the application, alone or in a worker's place; it opens the model store when it starts."""
+    service = Service(settings, place)
     keys = read_keys(settings)
     tracing = tracing_of(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await service.predictor.load(service.models.start)
+        end_with_notice(service.ending, settings.notice_s)
+        service.pages.start()
         yield
+        service.pages.stop()
         service.predictor.close()
         service.models.stop()
         if tracing is not None:
@@ -131,6 +145,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     problems.install(app)
     guard.install(app, keys)
+    app.add_middleware(CloseConnections, ending=service.ending)
     app.add_middleware(Observe, metrics=service.metrics, log=request_log(settings), tracing=tracing)  # outermost
     errors: dict[int | str, dict[str, Any]] = {
         status: {"model": Problem, "content": {problems.PROBLEM_JSON: {}}}
@@ -209,8 +224,9 @@ def create_app(settings: Settings) -> FastAPI:
         name = service.models.name(name)
         content = await service.predictor.load(lambda: _overview(service, name))
         latest = service.models.latest(name)
-        content["drift"] = None if latest is None else drift_content(latest.drift.report())
-        content["manifest"] = None if latest is None else latest.model.manifest.model_dump(mode="json")
+        drift = None if latest is None else service.models.drift(latest)
+        content["drift"] = None if drift is None else drift_content(drift.report())
+        content["manifest"] = None if latest is None else latest.model_dump(mode="json")
         version = None if latest is None else latest.version
         content["evidence"] = await service.predictor.load(lambda: evidence_links(service.models, name, version))
         return Response(orjson.dumps(content), media_type=JSON)
@@ -235,7 +251,9 @@ def create_app(settings: Settings) -> FastAPI:
     @app.get("/health/ready", responses={503: errors[503]})
     async def get_ready() -> dict[str, Any]:
         """Say whether there is a model to predict with."""
-        serving = {name: served.version for name in service.models.names() if (served := service.models.latest(name))}
+        if service.ending.is_set():
+            raise NotReady("the service is about to end")
+        serving = {name: latest.version for name in service.models.names() if (latest := service.models.latest(name))}
         if not serving:
             broken = [text for name in service.models.names() for text in service.models.broken(name).values()]
             raise NotReady("; ".join(broken) or HOW_TO_PUBLISH)
@@ -243,9 +261,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @app.get("/metrics", include_in_schema=False)
     async def get_metrics() -> Response:
-        service.metrics.queued_row_draws.set(service.predictor.row_draws)
-        service.metrics.queued_requests.set(service.predictor.in_work)
-        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(service.pages.all(), media_type=CONTENT_TYPE_LATEST)
 
     if keys.admin:
         admin.install(app, service.models, service.predictor, errors[404])
@@ -308,23 +324,21 @@ def _ids(envelope: AcquireRequest, rows: int) -> list[str]:
 def _overview(service: Service, name: str) -> dict[str, Any]:
     models = service.models
     latest = models.latest(name)
-    manifest: Manifest | None = None if latest is None else latest.model.manifest
     return {
         "name": name,
         "serving": None if latest is None else latest.version,
         "versions": models.store.versions(name),
         "aliases": models.store.aliases(name),
+        "in_memory": {s.version: models.model_bytes(s.model.manifest) for s in models.loaded() if s.name == name},
         "broken": models.broken(name),
-        "method": None if manifest is None else manifest.method,
-        "task": None if manifest is None else manifest.task,
-        "input_shape": None if manifest is None else manifest.input.shape,
-        "classes": None if manifest is None else manifest.classes,
-        "target": None if manifest is None else manifest.target,
-        "quality": None if manifest is None else manifest.quality,
-        "smallest_fpr": None if latest is None else latest.model.calibration.smallest_fpr,
-        "smallest_risk": None
-        if manifest is None or manifest.abstention is None
-        else manifest.abstention.smallest_risk,
+        "method": None if latest is None else latest.method,
+        "task": None if latest is None else latest.task,
+        "input_shape": None if latest is None else latest.input.shape,
+        "classes": None if latest is None else latest.classes,
+        "target": None if latest is None else latest.target,
+        "quality": None if latest is None else latest.quality,
+        "smallest_fpr": None if latest is None else latest.detectors.smallest_fpr,
+        "smallest_risk": None if latest is None or latest.abstention is None else latest.abstention.smallest_risk,
     }
 
 

@@ -7,6 +7,8 @@ DubitoError
     ├── Unsupported   415  a media type or encoding
     ├── Overloaded    429  with Retry-After
     └── NotReady      503  no model published yet
+
+TooLargeToLoad    503  a StoreError: a version larger than the memory for models
 """
 
 import re
@@ -17,7 +19,7 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from model_store.errors import BrokenArtifact, DubitoError, InvalidInput, NotFound, UnsupportedFormat
+from model_store.errors import BrokenArtifact, DubitoError, InvalidInput, NotFound, StoreError, UnsupportedFormat
 from service.records import record_of
 
 PROBLEM_JSON = "application/problem+json"
@@ -51,11 +53,22 @@ class NotReady(RequestError):
     """Nothing to predict with yet."""
 
 
+class TooLargeToLoad(StoreError):
+    """A version that alone takes more memory than all models may."""
+
+    def __init__(self, name: str, version: str, needed: int, most: int) -> None:
+        super().__init__(
+            f"model {name} version {version}: expected at most {most} bytes in memory (DUBITO_MAX_MODEL_BYTES), "
+            f"got about {needed}"
+        )
+
+
 STATUS: dict[type[DubitoError], int] = {
     InvalidInput: 422,
     NotFound: 404,
     BrokenArtifact: 503,
     UnsupportedFormat: 503,
+    TooLargeToLoad: 503,
     InUse: 409,
     TooLarge: 413,
     Unsupported: 415,

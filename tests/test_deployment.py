@@ -62,7 +62,8 @@ def test_service_is_published_to_this_machine_alone_unless_told_otherwise():
 def test_containers_are_killed_only_after_the_drain():
     service = COMPOSE["services"]["service"]
     grace = re.fullmatch(r"(\d+)s", service["stop_grace_period"])
-    assert int(grace[1]) >= service["environment"]["DUBITO_DRAIN_S"] + 5
+    notice = Settings.model_fields["notice_s"].default
+    assert int(grace[1]) >= notice + service["environment"]["DUBITO_DRAIN_S"] + 5
 
 
 def test_every_setting_reaches_the_service():
