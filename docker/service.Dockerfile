@@ -4,7 +4,7 @@ ARG RUNTIME=cpu
 WORKDIR /build
 COPY pyproject.toml constraints.txt docker/requirements.py ./
 # The slim image has no CUDA, so onnxruntime-gpu brings its own; it is pinned to onnxruntime's version.
-RUN python requirements.py "$RUNTIME" > requirements.txt \
+RUN python requirements.py "$RUNTIME" otel > requirements.txt \
  && sed -i 's/^onnxruntime-gpu/&[cuda,cudnn]/' requirements.txt \
  && sed 's/^onnxruntime==\(.*\)/&\nonnxruntime-gpu==\1/' constraints.txt > pins.txt
 

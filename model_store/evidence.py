@@ -94,7 +94,7 @@ def evidence(store: ModelStore, name: str, version: str) -> Evidence | None:
         folder = cards / str(numbers[-1])
         try:
             content = json.loads(_read(folder, CARD))
-        except (ValueError, NotFound):
+        except (ValueError, RecursionError, NotFound):
             content = None
         if _is_card(content):
             return Evidence(name, version, content, folder)

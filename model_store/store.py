@@ -59,15 +59,22 @@ class ModelStore:
 
     def aliases(self, name: str) -> dict[str, str]:
         """Return the version that each alias names. `latest` is the newest version unless it was moved."""
+        named = self._named(name)
         versions = self.versions(name)
-        aliases = {LATEST: versions[-1]} if versions else {}
+        if not {*named.values()} <= {*versions}:  # moved and deleted between the two looks, or it names nothing
+            named = self._named(name)
+            versions = self.versions(name)
+        newest = {LATEST: versions[-1]} if versions else {}
+        return newest | {alias: version for alias, version in named.items() if version in versions}
+
+    def _named(self, name: str) -> dict[str, str]:
+        """Return what is written of each alias. Read before `versions`: what is published later is listed there."""
         folder = self.folder(name) / "aliases"
-        for entry in os.scandir(folder) if folder.is_dir() else ():
+        named = {}
+        for entry in os.scandir(folder) if folder.is_dir() and not folder.is_symlink() else ():
             if is_name(entry.name) and entry.is_file(follow_symlinks=False):
-                version = Path(entry.path).read_text(encoding="ascii", errors="replace").strip()
-                if version in versions:
-                    aliases[entry.name] = version
-        return aliases
+                named[entry.name] = Path(entry.path).read_text(encoding="ascii", errors="replace").strip()
+        return named
 
     def resolve(self, name: str, version: str = LATEST) -> str:
         """Return the version number that a number or an alias names.
@@ -99,7 +106,7 @@ class ModelStore:
         try:
             text = read_regular(path, MAX_MANIFEST_BYTES)
             content = json.loads(text)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # the last: arrays in arrays without end
             raise BrokenArtifact(name, version, "manifest.json", _reason(error)) from None
         written_as = content.get("format_version") if isinstance(content, dict) else None
         if isinstance(written_as, int) and written_as != FORMAT_VERSION:

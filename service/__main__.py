@@ -1,27 +1,44 @@
 """Serve: `python -m service`."""
 
-import logging
 import signal
+import socket
 import sys
-
-import uvicorn
+from contextlib import suppress
 
 from model_store.errors import DubitoError
-from service.app import create_app
-from service.settings import read_settings
+from service.keys import read_keys
+from service.logs import configure
+from service.settings import Settings, read_settings
+from service.supervisor import Place, supervise
+from service.tracing import check_tracing
 
 
 def main() -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 2 a wrong setting."""
+    """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 2 a wrong setting, 3 it cannot start."""
     try:
         settings = read_settings()
+        read_keys(settings)  # here, not in a worker that would be started again and again
+        check_tracing(settings)
     except DubitoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(settings)
+    if len(sys.argv) > 1:  # the arguments that a supervisor gives its workers
+        return serve(settings, Place.of_arguments(sys.argv[1:]))
+    return serve(settings) if settings.workers == 1 else supervise(settings)
+
+
+def serve(settings: Settings, place: Place | None = None) -> int:
+    """Serve in this process, alone or as one of several workers."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again when it has stopped in good order
-    uvicorn.run(
-        create_app(settings),
+    if place is not None:
+        place.beat()
+    import uvicorn  # not needed by a supervisor, and heartbeats begin before it
+
+    from service.app import create_app
+
+    config = uvicorn.Config(
+        create_app(settings, place),
         host=settings.host,
         port=settings.port,
         timeout_graceful_shutdown=settings.drain_s,
@@ -30,7 +47,10 @@ def main() -> int:
         server_header=False,
         log_config=None,
     )
-    return 0
+    server = uvicorn.Server(config)
+    with suppress(KeyboardInterrupt):
+        server.run(None if place is None else [socket.socket(fileno=place.listener)])
+    return 0 if server.started else 3
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The application: routes, each a few steps from request to answer."""
 
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,12 +17,12 @@ from starlette.requests import ClientDisconnect
 
 from model_store.errors import InvalidInput
 from model_store.evidence import CARD
-from model_store.manifest import Manifest
-from service import problems
+from service import admin, guard, problems
 from service.acquisition import DEFAULTS, RANDOM, check_acquisition, id_hashes, random_scores, top
 from service.answers import predict_json, predict_npz
 from service.draws import fresh_seed
 from service.drift import drift_content
+from service.ending import CloseConnections, end_with_notice
 from service.evidence import evidence_file, evidence_links
 from service.inputs import (
     FORM,
@@ -35,15 +36,24 @@ from service.inputs import (
     request_media_type,
     rows_array,
 )
-from service.metrics import CountRequests, Metrics
+from service.keys import read_keys
+from service.logs import request_log
+from service.metrics import Metrics
 from service.models import HOW_TO_PUBLISH, Models, Served
-from service.predictor import POOL_CHUNK_ROWS, Job, Predicted, Predictor, pool_scores, take_draws
+from service.observe import Observe
+from service.pages import Pages
+from service.predictor import POOL_CHUNK_ROWS, Job, Predicted, Predictor, pool_scores, take_draws, timed
 from service.problems import NotReady, TooLarge
+from service.records import record_of
 from service.schemas import AcquireAnswer, AcquireRequest, Envelope, PredictAnswer, PredictRequest, Problem
 from service.schemas import Request as Envelope_
 from service.settings import Settings
+from service.supervisor import Place
 from service.terms import terms_of
+from service.tracing import tracing_of
 
+# FastAPI's own telemetry, which the environment could turn on: its spans repeat queries.
+NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 DESCRIPTION = """\
 Predictions of Bayesian neural networks, each with how uncertain it is and why, and a calibrated flag for inputs
 unlike the data. Quantities of information are in nats. The examples work as they stand against the digits model.
@@ -53,11 +63,20 @@ unlike the data. Quantities of information are in nats. The examples work as the
 class Service:
     """What the routes share."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, place: Place | None) -> None:
         self.settings = settings
-        self.predictor = Predictor(settings)
-        self.models = Models(settings, self.predictor.idle)
+        idle = threading.Event()
+        self.models = Models(settings, idle)
         self.metrics = Metrics(self.models)
+        self.predictor = Predictor(settings, idle, self.metrics)
+        self.pages = Pages(self.metrics_page, place)
+        self.ending = threading.Event()
+
+    def metrics_page(self) -> bytes:
+        """Return this process's metrics as Prometheus' text."""
+        self.metrics.queued_row_draws.set(self.predictor.row_draws)
+        self.metrics.queued_requests.set(self.predictor.in_work)
+        return generate_latest(self.metrics.registry)
 
     async def served(self, envelope: Envelope) -> Served:
         """Return the model that a request means, loading its version first where it must."""
@@ -71,7 +90,9 @@ class Service:
     ) -> tuple[Envelope_, Rows]:
         """Return a request's envelope and its rows as they came; a form is taken apart away from the event loop."""
         work = partial(read_request, request, body, kind, rows_field, max_rows)
-        return await self.predictor.load(work) if request_media_type(request) == FORM else work()
+        read = await self.predictor.load(work) if request_media_type(request) == FORM else work()
+        record_of(request.scope).read = time.perf_counter()
+        return read
 
     async def rows(self, rows: Rows, served: Served, field: str) -> Float32[np.ndarray, "N I"]:
         """Return a request's rows as numbers; images and objects are looked at away from the event loop."""
@@ -95,30 +116,40 @@ class Service:
         """Return when a request must be answered, on the clock of time.monotonic."""
         return begun + (envelope.deadline_s or self.settings.deadline_s)
 
-    def count(self, served: Served, rows: int, draws: int, flags: int = 0) -> None:
-        """Count what a request used."""
-        counted = zip(self.metrics.of_model(served.name, served.version), (rows, draws, flags), strict=True)
-        for counter, amount in counted:
-            counter.inc(amount)
 
-
-def create_app(settings: Settings) -> FastAPI:
-    """Return the application; it opens the model store when it starts."""
-    service = Service(settings)
+def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
+    """Return the application, alone or in a worker's place; it opens the model store when it starts."""
+    service = Service(settings, place)
+    keys = read_keys(settings)
+    tracing = tracing_of(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await service.predictor.load(service.models.start)
+        end_with_notice(service.ending, settings.notice_s)
+        service.pages.start()
         yield
+        service.pages.stop()
         service.predictor.close()
         service.models.stop()
+        if tracing is not None:
+            tracing.close()
 
-    app = FastAPIOffline(title="Dubito", description=DESCRIPTION, version="0.1.0", lifespan=lifespan, redoc_url=None)
+    app = FastAPIOffline(
+        title="Dubito",
+        description=DESCRIPTION,
+        version="0.1.0",
+        lifespan=lifespan,
+        redoc_url=None,
+        telemetry=NO_TELEMETRY,
+    )
     problems.install(app)
-    app.add_middleware(CountRequests, metrics=service.metrics)
+    guard.install(app, keys)
+    app.add_middleware(CloseConnections, ending=service.ending)
+    app.add_middleware(Observe, metrics=service.metrics, log=request_log(settings), tracing=tracing)  # outermost
     errors: dict[int | str, dict[str, Any]] = {
         status: {"model": Problem, "content": {problems.PROBLEM_JSON: {}}}
-        for status in (404, 413, 415, 422, 429, 503)
+        for status in (404, 413, 415, 422, 429, 503, 504)
     }
 
     @app.post(
@@ -148,13 +179,18 @@ def create_app(settings: Settings) -> FastAPI:
                 served.watch(predicted.prediction)
             flags = terms.flags(predicted.prediction.judgement.p_value)
             answer = (predict_npz if as_arrays else predict_json)(served, predicted, terms, flags)
-            return answer, int(np.count_nonzero(flags))
+            flagged = int(np.count_nonzero(flags))
+            service.metrics.predicted(served, predicted.prediction.scores, num_samples, flagged)
+            return answer, flagged
 
         with service.predictor.admitted(len(rows), num_samples):
             x = await service.rows(rows, served, "inputs")
             job = Job(served, x, num_samples, envelope.seed, envelope.return_samples, answered, deadline)
             answer, flags = await service.predictor.predict(job, partial(hung_up, request))
-        service.count(served, len(x), num_samples, flags)
+        record = record_of(request.scope)
+        for times in job.times:
+            record.worked_on(*times)
+        record.used(served.name, served.version, len(x), num_samples, flags)
         return Response(answer, media_type=NPZ if as_arrays else JSON)
 
     @app.post(
@@ -178,7 +214,9 @@ def create_app(settings: Settings) -> FastAPI:
             x = await service.rows(rows, served, "pool")
             deadline = service.deadline(begun, envelope)
             answer = await _rank(request, service, served, envelope, acquisition, x, ids, num_samples, deadline)
-        service.count(served, len(x), num_samples)
+        draws = 0 if acquisition == RANDOM else num_samples
+        service.metrics.ranked(served, len(x), draws)
+        record_of(request.scope).used(served.name, served.version, len(x), draws)
         return Response(answer, media_type=JSON)
 
     @app.get("/models")
@@ -193,8 +231,9 @@ def create_app(settings: Settings) -> FastAPI:
         name = service.models.name(name)
         content = await service.predictor.load(lambda: _overview(service, name))
         latest = service.models.latest(name)
-        content["drift"] = None if latest is None else drift_content(latest.drift.report())
-        content["manifest"] = None if latest is None else latest.model.manifest.model_dump(mode="json")
+        drift = None if latest is None else service.models.drift(latest)
+        content["drift"] = None if drift is None else drift_content(drift.report())
+        content["manifest"] = None if latest is None else latest.model_dump(mode="json")
         version = None if latest is None else latest.version
         content["evidence"] = await service.predictor.load(lambda: evidence_links(service.models, name, version))
         return Response(orjson.dumps(content), media_type=JSON)
@@ -219,7 +258,9 @@ def create_app(settings: Settings) -> FastAPI:
     @app.get("/health/ready", responses={503: errors[503]})
     async def get_ready() -> dict[str, Any]:
         """Say whether there is a model to predict with."""
-        serving = {name: served.version for name in service.models.names() if (served := service.models.latest(name))}
+        if service.ending.is_set():
+            raise NotReady("the service is about to end")
+        serving = {name: latest.version for name in service.models.names() if (latest := service.models.latest(name))}
         if not serving:
             broken = [text for name in service.models.names() for text in service.models.broken(name).values()]
             raise NotReady("; ".join(broken) or HOW_TO_PUBLISH)
@@ -227,9 +268,10 @@ def create_app(settings: Settings) -> FastAPI:
 
     @app.get("/metrics", include_in_schema=False)
     async def get_metrics() -> Response:
-        service.metrics.queued_row_draws.set(service.predictor.row_draws)
-        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(service.pages.all(), media_type=CONTENT_TYPE_LATEST)
 
+    if keys.admin:
+        admin.install(app, service.models, service.predictor, errors[404])
     return app
 
 
@@ -250,6 +292,7 @@ async def _rank(
         scores = random_scores(hashes)
     else:
         draws = await service.predictor.compute(partial(take_draws, served, num_samples, envelope.seed))
+        service.metrics.draws(served, made=num_samples)
         seed = draws.seed
         hashes = await service.predictor.load(partial(id_hashes, ids, seed))
         parts = []
@@ -258,7 +301,11 @@ async def _rank(
                 raise ClientDisconnect
             part = x[start : start + POOL_CHUNK_ROWS]
             score = partial(pool_scores, served, part, draws, acquisition)
-            parts.append(await service.predictor.compute(score, deadline))
+            asked = time.perf_counter()
+            begun, scored, ended = await service.predictor.compute(timed(score), deadline)
+            record_of(request.scope).worked_on(asked, begun, ended)
+            service.metrics.batch(served, len(part), (begun - asked,), ended - begun)
+            parts.append(scored)
         scores = np.concatenate(parts)
     ranking = [
         {"rank": rank, "index": i, "id": ids[i], "score": float(scores[i])}
@@ -291,23 +338,21 @@ def _ids(envelope: AcquireRequest, rows: int) -> list[str]:
 def _overview(service: Service, name: str) -> dict[str, Any]:
     models = service.models
     latest = models.latest(name)
-    manifest: Manifest | None = None if latest is None else latest.model.manifest
     return {
         "name": name,
         "serving": None if latest is None else latest.version,
         "versions": models.store.versions(name),
         "aliases": models.store.aliases(name),
+        "in_memory": {s.version: models.model_bytes(s.model.manifest) for s in models.loaded() if s.name == name},
         "broken": models.broken(name),
-        "method": None if manifest is None else manifest.method,
-        "task": None if manifest is None else manifest.task,
-        "input_shape": None if manifest is None else manifest.input.shape,
-        "classes": None if manifest is None else manifest.classes,
-        "target": None if manifest is None else manifest.target,
-        "quality": None if manifest is None else manifest.quality,
-        "smallest_fpr": None if latest is None else latest.model.calibration.smallest_fpr,
-        "smallest_risk": None
-        if manifest is None or manifest.abstention is None
-        else manifest.abstention.smallest_risk,
+        "method": None if latest is None else latest.method,
+        "task": None if latest is None else latest.task,
+        "input_shape": None if latest is None else latest.input.shape,
+        "classes": None if latest is None else latest.classes,
+        "target": None if latest is None else latest.target,
+        "quality": None if latest is None else latest.quality,
+        "smallest_fpr": None if latest is None else latest.detectors.smallest_fpr,
+        "smallest_risk": None if latest is None or latest.abstention is None else latest.abstention.smallest_risk,
     }
 
 

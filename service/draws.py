@@ -38,7 +38,8 @@ class Reservoir:
         self._closed = False
         if self.depth > 0:
             self._wanted.set()
-            threading.Thread(target=self._fill, name="draw-reservoir", daemon=True).start()
+            self._thread = threading.Thread(target=self._fill, name="draw-reservoir", daemon=True)
+            self._thread.start()
 
     @property
     def has_ready(self) -> bool:
@@ -65,6 +66,11 @@ class Reservoir:
         """End the thread; draws already handed out stay good."""
         self._closed = True
         self._wanted.set()
+
+    def join(self) -> None:
+        """Wait until the closed reservoir's thread has ended: a process that ends while it draws would abort."""
+        if self.depth > 0:
+            self._thread.join()
 
     def _fill(self) -> None:
         while not self._closed:

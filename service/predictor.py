@@ -26,6 +26,7 @@ from model_store.model import Prediction
 from model_store.outputs import samples_of, scores_of, sums_of
 from model_store.runtime import HELD_BYTES, DrawSet
 from service.acquisition import acquisition_scores
+from service.metrics import Metrics
 from service.models import Served
 from service.problems import Overloaded, PastDeadline, TooLarge
 from service.settings import Settings
@@ -66,6 +67,8 @@ class Job:
     future: "asyncio.Future[Any] | None" = None
     draws: DrawSet | None = None
     begun: int = 0  # rows that were computed so far
+    asked: float = 0.0  # when it, or its next part, began to wait, on the clock of time.perf_counter
+    times: list[tuple[float, float, float]] = field(default_factory=list)  # asked, begun, ended of each part
     parts: list[tuple[Prediction, Float32[np.ndarray, "K N C"] | None]] = field(default_factory=list)
 
     @property
@@ -91,11 +94,13 @@ class Call:
 class Predictor:
     """Runs models for requests, within a budget of work that may wait."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, idle: threading.Event, metrics: Metrics) -> None:
+        """Begin; `idle` is set while no request is waiting or in work."""
         self.settings = settings
+        self.metrics = metrics
         self.row_draws = 0  # waiting or in work
         self.in_work = 0  # requests
-        self.idle = threading.Event()  # set while nothing is
+        self.idle = idle
         self.idle.set()
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
         self._queue: deque[Job | Call] = deque()
@@ -138,6 +143,7 @@ class Predictor:
             ClientDisconnect: if the client hangs up before.
         """
         if self.row_draws <= SMALL_ROW_DRAWS and _is_quick(job):
+            job.asked = time.perf_counter()
             await asyncio.sleep(0)  # requests that came together see each other, and are computed together
             if self.in_work == 1 and job.served.reservoir.has_ready:
                 self._compute([job])
@@ -203,6 +209,8 @@ class Predictor:
             self.idle.set()
 
     def _put(self, waiting: Job | Call) -> None:
+        if isinstance(waiting, Job):
+            waiting.asked = time.perf_counter()
         with self._something:
             self._queue.append(waiting)
             self._something.notify()
@@ -246,16 +254,12 @@ class Predictor:
         return batch
 
     def _run(self, batch: list[Job]) -> None:
-        begun = time.perf_counter()
-        work = sum(min(job.rows_left, _batch_rows(job)) for job in batch) * batch[0].num_samples
         try:
             self._compute(batch)
         except Exception as error:
             for job in batch:
                 _finish(job.future, None, error)
             return
-        rate = work / (time.perf_counter() - begun)
-        self._rate = rate if self._rate == 0.0 else 0.9 * self._rate + 0.1 * rate
         for job in batch:
             if job.rows_left:
                 self._put(job)
@@ -264,6 +268,7 @@ class Predictor:
 
     def _compute(self, batch: list[Job]) -> None:
         """Compute all rows of small jobs that go together, or the next part of a large one."""
+        begun = time.perf_counter()
         first = batch[0]
         model, draws = first.served.model, first.num_samples
         fresh: DrawSet | None = None
@@ -288,6 +293,20 @@ class Predictor:
             samples = samples_of(model.manifest.task, outputs[:, start:stop]) if job.keep_samples else None
             job.parts.append((prediction.take(slice(start, stop)) if len(batch) > 1 else prediction, samples))
             job.begun, start = end, stop
+        ended = time.perf_counter()
+        for job in batch:
+            job.times.append((job.asked, begun, ended))
+        self._count(batch, len(x), begun, ended)
+
+    def _count(self, batch: list[Job], rows: int, begun: float, ended: float) -> None:
+        served, draws = batch[0].served, batch[0].num_samples
+        rate = rows * draws / (ended - begun)
+        self._rate = rate if self._rate == 0.0 else 0.9 * self._rate + 0.1 * rate
+        self.metrics.batch(served, rows, [begun - job.asked for job in batch], ended - begun)
+        new = [job for job in batch if len(job.times) == 1]
+        made = len({id(job.draws) for job in new}) * draws
+        if new:
+            self.metrics.draws(served, made, len(new) * draws - made)
 
     def _answer(self, job: Job) -> Any:
         """Return the answer to a job whose rows are all computed."""
@@ -364,6 +383,16 @@ def _finish(future: "asyncio.Future[Any] | None", result: Any, error: Exception 
         future.get_loop().call_soon_threadsafe(finish)
     except RuntimeError:
         logger.info("an answer came after the end of the service")
+
+
+def timed(work: Callable[[], T]) -> Callable[[], tuple[float, T, float]]:
+    """Return work that also says when it began and ended, on the clock of time.perf_counter."""
+
+    def run() -> tuple[float, T, float]:
+        begun = time.perf_counter()
+        return begun, work(), time.perf_counter()
+
+    return run
 
 
 def take_draws(served: Served, num_samples: int, seed: int | None) -> DrawSet:

@@ -2,29 +2,36 @@
 
 DubitoError
 └── RequestError
+    ├── InUse         409  a version that is served
     ├── TooLarge      413  a body, or rows x draws, beyond a limit
     ├── Unsupported   415  a media type or encoding
     ├── Overloaded    429  with Retry-After
     ├── NotReady      503  no model published yet
     └── PastDeadline  504  not answered in the time that the request or the service allows
+
+TooLargeToLoad    503  a StoreError: a version larger than the memory for models
 """
 
-import logging
+import re
+from functools import cache
 from http import HTTPStatus
 
 import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from model_store.errors import BrokenArtifact, DubitoError, InvalidInput, NotFound, UnsupportedFormat
-
-logger = logging.getLogger("dubito")
+from model_store.errors import BrokenArtifact, DubitoError, InvalidInput, NotFound, StoreError, UnsupportedFormat
+from service.records import record_of
 
 PROBLEM_JSON = "application/problem+json"
 
 
 class RequestError(DubitoError):
     """A request that cannot be answered."""
+
+
+class InUse(RequestError):
+    """Something that cannot be taken away now."""
 
 
 class TooLarge(RequestError):
@@ -54,11 +61,23 @@ class PastDeadline(RequestError):
         super().__init__("the answer did not come before the request's deadline")
 
 
+class TooLargeToLoad(StoreError):
+    """A version that alone takes more memory than all models may."""
+
+    def __init__(self, name: str, version: str, needed: int, most: int) -> None:
+        super().__init__(
+            f"model {name} version {version}: expected at most {most} bytes in memory (DUBITO_MAX_MODEL_BYTES), "
+            f"got about {needed}"
+        )
+
+
 STATUS: dict[type[DubitoError], int] = {
     InvalidInput: 422,
     NotFound: 404,
     BrokenArtifact: 503,
     UnsupportedFormat: 503,
+    TooLargeToLoad: 503,
+    InUse: 409,
     TooLarge: 413,
     Unsupported: 415,
     Overloaded: 429,
@@ -76,13 +95,13 @@ def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> 
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of the application with a problem."""
+    """Answer every error that is raised on purpose with a problem; `observe` does so with others."""
     app.add_exception_handler(DubitoError, _domain_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _unexpected_error)
 
 
-async def _domain_error(_: Request, error: Exception) -> Response:
+async def _domain_error(request: Request, error: Exception) -> Response:
+    record_of(request.scope).reason = _reason(type(error).__name__)
     status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else None
     return problem(status, str(error), headers)
@@ -90,6 +109,7 @@ async def _domain_error(_: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    record_of(request.scope).reason = _reason(HTTPStatus(error.status_code).phrase)
     if error.status_code == 404:
         detail = "path: expected one of those that GET /docs lists, got another"
     elif error.status_code == 405:
@@ -100,9 +120,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return problem(error.status_code, detail, dict(error.headers or {}))
 
 
-async def _unexpected_error(request: Request, error: Exception) -> Response:
-    logger.error("unexpected error in %s", request.scope.get("path"), exc_info=error)
-    return problem(500, "an error that Dubito did not expect; the service's log has it")
+@cache
+def _reason(name: str) -> str:
+    """Return a name in the form of metrics' labels: `TooLarge` is `too_large`, `Not Found` is `not_found`."""
+    return re.sub(r"(?<=[a-z]) ?(?=[A-Z])", "_", name).lower()
 
 
 def _printable(text: str) -> str:

@@ -2,9 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model_store.errors import InvalidInput
@@ -24,17 +24,22 @@ class Settings(BaseSettings):
     default_model: str | None = Field(
         default=None, description="model of requests that name none; needed only where several are published"
     )
+    workers: Annotated[int, Field(ge=1, le=256)] = Field(
+        default=1, description="processes that serve, each with its own models and limits"
+    )
     threads: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="threads of one model's arithmetic; 0: one for each processor available"
+        default=0,
+        description="threads of one model's arithmetic in each process; 0: the processors available, shared evenly",
     )
     poll_interval_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
         default=1.0, description="seconds between looks at the store for new versions and moved aliases"
     )
-    max_loaded_versions: Annotated[int, Field(ge=1)] = Field(
-        default=8, description="versions kept in memory beside each model's latest"
+    max_model_bytes: Annotated[int, Field(ge=1)] = Field(
+        default=1 << 30,
+        description="most memory for models, in bytes, of each process; the least recently used go first",
     )
     ready_draw_sets: Annotated[int, Field(ge=0)] = Field(
-        default=64, description="fresh draw sets kept ready for each model's latest version, of 64 MB in all at most"
+        default=64, description="fresh draw sets kept ready for each version with an alias, of 64 MB at most"
     )
     max_samples: Annotated[int, Field(ge=1)] = Field(default=1000, description="largest num_samples of a request")
     max_rows: Annotated[int, Field(ge=1)] = Field(default=4096, description="most rows of a /predict request")
@@ -67,8 +72,37 @@ class Settings(BaseSettings):
         default=5_000_000, description="most numbers that return_samples may add to an answer"
     )
     drain_s: Annotated[int, Field(ge=1)] = Field(
-        default=20, description="seconds that requests in flight get to end after SIGTERM"
+        default=20, description="seconds that requests in flight get to end when the service has stopped listening"
     )
+    log: Literal["text", "json"] = Field(
+        default="text", description="form of the log: `text` for people, `json` with a line for each request"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least level that is logged: `debug`, `info`, `warning` or `error`"
+    )
+    otlp_endpoint: str | None = Field(
+        default=None,
+        description="base URL of an OpenTelemetry collector that spans of requests are sent to, over HTTP",
+    )
+    trace_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=1.0, description="share of requests whose spans are sent, of those without a traced caller"
+    )
+    api_keys: SecretStr | None = Field(
+        default=None, description="keys, with commas between, one of which every request must have"
+    )
+    api_keys_file: Path | None = Field(default=None, description="file to read `DUBITO_API_KEYS` from instead")
+    admin_key: SecretStr | None = Field(
+        default=None, description="key of the administrative routes; without it there are none"
+    )
+    admin_key_file: Path | None = Field(default=None, description="file to read `DUBITO_ADMIN_KEY` from instead")
+    notice_s: Annotated[float, Field(ge=0, le=3600)] = Field(
+        default=1.0, description="seconds after SIGTERM in which the service still listens, but says it is not ready"
+    )
+
+    @property
+    def worker_threads(self) -> int:
+        """Threads of one model's arithmetic in this process."""
+        return self.threads or max(1, len(os.sched_getaffinity(0)) // self.workers)
 
 
 def read_settings() -> Settings:

@@ -61,6 +61,17 @@ def digits_store(tmp_path_factory: pytest.TempPathFactory, quick_recipe: Path) -
     return root / "models"
 
 
+def publish_again(store: object, source: Path, name: str = "digits", **files: bytes) -> str:
+    """Publish `digits` version 1 of another store, some files replaced, as a new version; return its number."""
+    from model_store.manifest import FILES, Description
+    from model_store.store import ModelStore
+
+    artifact = ModelStore(source).open("digits", "1")
+    description = Description(**{field: getattr(artifact.manifest, field) for field in Description.model_fields})
+    replaced = {f"{stem}.onnx": content for stem, content in files.items()}
+    return store.publish(name, description, {file: artifact.files[file] for file in FILES} | replaced).version
+
+
 @pytest.fixture(scope="session")
 def evaluated_store(tmp_path_factory: pytest.TempPathFactory, digits_store: Path) -> Path:
     """A copy of `digits_store` whose model has an evidence card, with attacks and an npz file of other rows, written
@@ -237,7 +248,8 @@ def serving(store: Path, **settings: str) -> Iterator[tuple[str, subprocess.Pope
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = environment_with(**{"DUBITO_STORE": str(store), "DUBITO_PORT": str(port), **settings})
+    basics = {"DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_NOTICE_S": "0"}
+    environment = environment_with(**basics | settings)
     process = subprocess.Popen(
         [sys.executable, "-m", "service"], env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
     )

@@ -62,7 +62,8 @@ def test_service_is_published_to_this_machine_alone_unless_told_otherwise():
 def test_containers_are_killed_only_after_the_drain():
     service = COMPOSE["services"]["service"]
     grace = re.fullmatch(r"(\d+)s", service["stop_grace_period"])
-    assert int(grace[1]) >= service["environment"]["DUBITO_DRAIN_S"] + 5
+    notice = Settings.model_fields["notice_s"].default
+    assert int(grace[1]) >= notice + service["environment"]["DUBITO_DRAIN_S"] + 5
 
 
 def test_every_setting_reaches_the_service():
@@ -82,10 +83,10 @@ def test_training_image_sets_where_it_reads_and_writes():
 def test_service_image_knows_nothing_of_training():
     assert not re.search(r"training|torch", IMAGES["service"])
     assert _copied("service", of_final_stage=True) == {"model_store", "service"}
-    assert not OF_TRAINING_ALONE & _closure(_requirements("cpu"))
+    assert not OF_TRAINING_ALONE & _closure(_requirements("cpu", "otel"))
 
 
-@pytest.mark.parametrize("extras", [("cpu",), ("cpu", "training")])
+@pytest.mark.parametrize("extras", [("cpu", "otel"), ("cpu", "training")])
 def test_all_that_images_install_is_pinned(extras):
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
     missing = _closure(_requirements(*extras)) - {canonicalize_name(name) for name in pins}

@@ -98,7 +98,7 @@ def test_a_manifest_cannot_name_files_elsewhere(published):
     assert_broken(published, "manifest.json", "files: expected")
 
 
-@pytest.mark.parametrize("text", ["[]", "null", "3", "not JSON", "{}"])
+@pytest.mark.parametrize("text", ["[]", "null", "3", "not JSON", "{}", "[" * 100_000], ids=lambda text: text[:9])
 def test_a_manifest_that_is_not_one_is_refused(published, text):
     (published.root / "m" / "1" / "manifest.json").write_text(text)
     assert_broken(published, "manifest.json", "")
@@ -141,6 +141,14 @@ def test_a_linked_alias_is_not_followed(published, tmp_path):
     (tmp_path / "elsewhere").write_text("1")
     (published.root / "m" / "aliases" / "champion").symlink_to(tmp_path / "elsewhere")
     assert published.aliases("m") == {"latest": "1"}
+
+
+def test_a_linked_folder_of_aliases_is_not_followed(published, tmp_path):
+    published.publish("m", DESCRIPTION, CONTENT)
+    (published.root / "m" / "aliases").rename(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "latest").write_text("1")
+    (published.root / "m" / "aliases").symlink_to(tmp_path / "elsewhere")
+    assert published.aliases("m") == {"latest": "2"}
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/tmp", ".hidden", "-x", "a" * 65, "a b", "a\n", "ä"])

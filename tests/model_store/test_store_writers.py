@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 
 from conftest import ROOT, tiny_description, tiny_files
 
@@ -113,3 +114,28 @@ def start(program, store):
     command = [sys.executable, "-c", program, str(store.root), DESCRIPTION.model_dump_json()]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_latest_never_names_what_it_was_moved_away_from_while_others_publish(published):
+    legal = [{"1"}]  # what `latest` may name, from one step of the writer to the next
+
+    def write():
+        newest = "1"
+        for _ in range(100):
+            legal.append({newest, "1"})
+            published.set_alias("m", "latest", "1")
+            following = str(int(newest) + 1)
+            legal.append({"1", following})
+            newest = published.publish("m", DESCRIPTION, CONTENT).version
+            assert newest == following
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    wrong = []
+    while writer.is_alive():
+        first = len(legal) - 1
+        named = published.aliases("m")["latest"]
+        if named not in set().union(*legal[first:]):
+            wrong.append(named)
+    assert legal[-1] == {"1", "101"}
+    assert wrong == []

@@ -14,7 +14,9 @@ from starlette.requests import ClientDisconnect
 from model_store.model import NEEDED, Model
 from model_store.store import ModelStore
 from service.draws import Reservoir
-from service.models import Served
+from service.drift import Drift
+from service.metrics import Metrics
+from service.models import Models, Served
 from service.predictor import BATCH_ROW_DRAWS, Job, Predictor
 from service.problems import PastDeadline
 from service.settings import Settings
@@ -24,7 +26,8 @@ DRAWS = 20
 
 @pytest.fixture
 def predictor():
-    predictor = Predictor(Settings())
+    settings, idle = Settings(), threading.Event()
+    predictor = Predictor(settings, idle, Metrics(Models(settings, idle)))
     yield predictor
     predictor.close()
 
@@ -32,7 +35,7 @@ def predictor():
 @pytest.fixture(scope="module")
 def served(digits_store):
     model = Model.load(ModelStore(digits_store).open("digits", "1", wanted=NEEDED))
-    return Served(model, Reservoir(model, 0, threading.Event()))
+    return Served(model, Reservoir(model, 0, threading.Event()), Drift(model.calibration.ranking[-1]))
 
 
 def job(served, x, seed=None, draws=DRAWS, deadline=math.inf):

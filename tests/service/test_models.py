@@ -4,9 +4,8 @@ import shutil
 
 import httpx
 import pytest
-from conftest import wait_until
+from conftest import publish_again, wait_until
 
-from model_store.manifest import FILES, Description
 from model_store.store import ModelStore
 
 ROW = [0.0] * 64
@@ -18,13 +17,6 @@ def store(digits_store, tmp_path):
     """A store of a test's own, with `digits` version 1."""
     shutil.copytree(digits_store, tmp_path / "models")
     return ModelStore(tmp_path / "models")
-
-
-def publish(store, source, name="digits"):
-    """Publish the files of `digits` version 1 in another store as a new version, and return its number."""
-    artifact = ModelStore(source).open("digits", "1")
-    description = Description(**{field: getattr(artifact.manifest, field) for field in Description.model_fields})
-    return store.publish(name, description, {file: artifact.files[file] for file in FILES}).version
 
 
 def predict(client, **fields):
@@ -60,7 +52,7 @@ def test_an_empty_store_is_live_says_what_to_run_and_becomes_ready(serve, digits
             assert answer.status_code == 503
             assert answer.headers["content-type"] == "application/problem+json"
             assert "python -m training fit" in answer.json()["detail"]
-        publish(ModelStore(tmp_path / "none yet"), digits_store)
+        publish_again(ModelStore(tmp_path / "none yet"), digits_store)
         wait_until(lambda: client.get("/health/ready").status_code == 200)
         assert client.get("/health/ready").json() == {"status": "ready", "models": {"digits": "1"}}
         assert predict(client).status_code == 200
@@ -69,7 +61,7 @@ def test_an_empty_store_is_live_says_what_to_run_and_becomes_ready(serve, digits
 def test_latest_follows_what_is_published_and_rolled_back(serve, digits_store, store):
     with serve(store.root, **SOON) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         assert predict(client).json()["version"] == "1"
-        assert publish(store, digits_store) == "2"
+        assert publish_again(store, digits_store) == "2"
         wait_until(lambda: predict(client).json()["version"] == "2")
         store.set_alias("digits", "latest", "1")
         wait_until(lambda: predict(client).json()["version"] == "1")
@@ -84,7 +76,7 @@ def test_latest_follows_what_is_published_and_rolled_back(serve, digits_store, s
 
 
 def test_a_version_that_is_deleted_is_no_longer_served(serve, digits_store, store):
-    publish(store, digits_store)
+    publish_again(store, digits_store)
     with serve(store.root, **SOON) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         assert predict(client, version="1").status_code == 200
         assert store.keep("digits", 1) == ["1"]
@@ -104,8 +96,8 @@ def test_a_version_that_is_deleted_is_no_longer_served(serve, digits_store, stor
     ],
 )
 def test_a_broken_version_refuses_by_name_while_others_are_served(serve, digits_store, store, file, how):
-    publish(store, digits_store)
-    publish(store, digits_store, "other")
+    publish_again(store, digits_store)
+    publish_again(store, digits_store, "other")
     damage(store.root / "digits" / "2", file, how)
     with serve(store.root, **SOON) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         for fields in ({"model": "digits"}, {"model": "digits", "version": "2"}):
@@ -138,12 +130,12 @@ def test_a_broken_new_version_leaves_the_old_one_serving(serve, digits_store, st
         assert predict(client, seed=1).content == before
         assert predict(client, version="2").status_code == 503
         assert client.get("/health/ready").json()["models"] == {"digits": "1"}
-        assert publish(store, digits_store) == "3"
+        assert publish_again(store, digits_store) == "3"
         wait_until(lambda: predict(client).json()["version"] == "3")
 
 
 def test_with_several_models_a_request_names_one_unless_there_is_a_default(serve, digits_store, store):
-    publish(store, digits_store, "other")
+    publish_again(store, digits_store, "other")
     with serve(store.root, **SOON) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         answer = predict(client)
         assert answer.status_code == 422
@@ -154,21 +146,12 @@ def test_with_several_models_a_request_names_one_unless_there_is_a_default(serve
         assert predict(client).json()["model"] == "digits"
         assert predict(client, model="other").status_code == 404
         assert client.get("/models/other").status_code == 404
-    publish(store, digits_store, "other")
+    publish_again(store, digits_store, "other")
     settings = {**SOON, "DUBITO_DEFAULT_MODEL": "other"}
     with serve(store.root, **settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         assert predict(client).json()["model"] == "other"
         assert predict(client, model="digits").json()["model"] == "digits"
         assert predict(client, model="").status_code == 404
-
-
-def test_few_versions_are_kept_in_memory_and_all_are_answered(serve, digits_store, store):
-    for _ in range(3):
-        publish(store, digits_store)
-    settings = {**SOON, "DUBITO_MAX_LOADED_VERSIONS": "1"}
-    with serve(store.root, **settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        for version in ("1", "2", "3", "4", "1", "3", "latest"):
-            assert predict(client, version=version).status_code == 200
 
 
 def test_folders_that_are_no_models_are_passed_over(serve, store):
@@ -202,9 +185,12 @@ def test_models_are_described(client, digits_store):
         "smallest_fpr": manifest.detectors.smallest_fpr,
         "smallest_risk": manifest.abstention.smallest_risk,
     }
-    assert client.get("/models").json() == {"models": [expected]}
+    (listed,) = client.get("/models").json()["models"]
+    assert list(listed.pop("in_memory")) == ["1"]
+    assert listed == expected
     described = client.get("/models/digits").json()
     assert set(described.pop("drift")) >= {"rows", "flag_rate", "evidence", "alarm"}
+    assert list(described.pop("in_memory")) == ["1"]
     assert described.pop("evidence") is None  # no card is written yet
     assert described == {**expected, "manifest": manifest.model_dump(mode="json")}
 

@@ -1,0 +1,197 @@
+"""Start-up and memory of the service: time until it is ready, what it then takes, and what a version adds.
+
+    python -m benchmarks.startup [--store DIR --model NAME] [--repeats 5] [--requests 1000] [--write]
+
+Starts `python -m service` as users do, in one process, and asks `/health/ready` every 10 ms until it answers 200.
+Then come requests of one row under fresh draws, one after the other. Resident memory (VmRSS) counts pages shared with
+other processes in full, PSS by their share. Then further versions of the same files are asked for, to compare what
+each adds with the estimate that the memory bound works with, and to see what a bound gives back. With `--write` the
+page goes to docs/results/startup.md. Times depend on what else the machine does; processor seconds less so.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import re
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.model import NAME, ROOT, publish_untrained
+from model_store.manifest import FILES, Description
+from model_store.store import ModelStore
+
+TICKS = os.sysconf("SC_CLK_TCK")
+VERSIONS = 4  # beside the first, loaded to see what each adds
+
+
+@dataclass(frozen=True)
+class Started:
+    """A running service: its port, process and the seconds that it took until it was ready."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    seconds: float
+
+    def ask(self, method: str, path: str, body: str | None = None) -> bytes:
+        """Return the body of an answer, which must be 200."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        assert answer.status == 200, content[:300]
+        return content
+
+    def memory(self) -> tuple[float, float]:
+        """Return resident and proportional memory, in MB."""
+        text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
+        resident, proportional = (re.search(rf"^{kind}:\s+(\d+) kB", text, re.M) for kind in ("Rss", "Pss"))
+        assert resident is not None
+        assert proportional is not None
+        return int(resident[1]) * 1024 / 1e6, int(proportional[1]) * 1024 / 1e6
+
+    def processor_seconds(self) -> float:
+        """Return the processor time used so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+@contextmanager
+def started(store: Path, **settings: str) -> Iterator[Started]:
+    """Start the service, and stop it at the end of the block."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DUBITO_")}
+    given = {"DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_NOTICE_S": "0", **settings}
+    begun = time.perf_counter()
+    command = [sys.executable, "-m", "service"]
+    process = subprocess.Popen(command, env=kept | given, cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        while not _is_ready(port):
+            assert process.poll() is None, "the service ended"
+            time.sleep(0.01)
+        yield Started(port, process, time.perf_counter() - begun)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection.request("GET", "/health/ready")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+
+
+def row_of(store: ModelStore, model: str) -> str:
+    """Return a request of one row."""
+    size = 1
+    for length in store.manifest(model, store.resolve(model)).input.shape:
+        size *= length
+    return json.dumps({"model": model, "inputs": [[0.0] * size]})
+
+
+def starts(store: ModelStore, model: str, repeats: int, requests: int) -> str:
+    """Return a table of start-up times and memory, a row for each figure."""
+    request = row_of(store, model)
+    figures: dict[str, list[float]] = {}
+    for _ in range(repeats):
+        with started(store.root) as service:
+            measured = {"seconds until ready": service.seconds, "processor seconds": service.processor_seconds()}
+            time.sleep(3)  # until the first draws are made
+            measured["VmRSS after the start, MB"], measured["PSS after the start, MB"] = service.memory()
+            for _ in range(requests):
+                service.ask("POST", "/predict", request)
+            after = f"after {requests:,} requests, MB"
+            measured[f"VmRSS {after}"], measured[f"PSS {after}"] = service.memory()
+        for name, value in measured.items():
+            figures.setdefault(name, []).append(value)
+    lines = ["| | median | lowest | highest |", "|---|---|---|---|"]
+    for name, values in figures.items():
+        numbers = (statistics.median(values), min(values), max(values))
+        lines.append(
+            f"| {name} | " + " | ".join(f"{n:.2f}" if "seconds" in name else f"{n:.0f}" for n in numbers) + " |"
+        )
+    return "\n".join(lines)
+
+
+def versions(store: ModelStore, model: str) -> str:
+    """Return a table of what versions add to memory, beside the estimate, and of what goes back."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = ModelStore(Path(folder) / "models")
+        first = store.open(model, store.resolve(model))
+        description = Description(**{name: getattr(first.manifest, name) for name in Description.model_fields})
+        for number in range(VERSIONS + 1):
+            copy.publish(model, description, {file: first.files[file] for file in FILES})
+            copy.set_alias(model, f"a{number}", str(number + 1))  # so that draws are kept ready for each
+        copy.set_alias(model, "latest", "1")
+        with started(copy.root) as service:
+            estimate = next(iter(json.loads(service.ask("GET", f"/models/{model}"))["in_memory"].values())) / 1e6
+        request = json.loads(row_of(copy, model))
+        bound = str(int(1.5e6 * estimate))
+        grown = _resident(copy, request, DUBITO_MAX_MODEL_BYTES=str(1 << 40))
+        bounded = _resident(copy, request, DUBITO_MAX_MODEL_BYTES=bound)
+        shutil.rmtree(copy.root)
+    lines = [
+        f"Estimate of a version: {estimate:.0f} MB; the bound of the last column holds one.\n",
+        "| versions asked for | VmRSS, MB | added | VmRSS under the bound, MB |",
+        "|---|---|---|---|",
+    ]
+    for number, (all_kept, one_kept) in enumerate(zip(grown, bounded, strict=True), start=1):
+        added = "" if number == 1 else f"{all_kept - grown[number - 2]:.0f}"
+        lines.append(f"| {number} | {all_kept:.0f} | {added} | {one_kept:.0f} |")
+    return "\n".join(lines)
+
+
+def _resident(store: ModelStore, request: dict[str, object], **settings: str) -> list[float]:
+    """Return resident memory after each further version was asked for, in MB."""
+    found = []
+    with started(store.root, **settings) as service:
+        for number in range(VERSIONS + 1):
+            service.ask("POST", "/predict", json.dumps({**request, "version": f"a{number}"}))
+            time.sleep(4)  # draws are made, and what was freed goes back
+            found.append(service.memory()[0])
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", type=Path, help="default: a new one with an untrained model of recipes/mnist.toml")
+    parser.add_argument("--model", default=NAME)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--write", action="store_true", help="also write docs/results/startup.md")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store = ModelStore(options.store or Path(folder))
+        if options.store is None:
+            publish_untrained(store)
+        manifest = store.manifest(options.model, store.resolve(options.model))
+        text = (
+            f"# Start-up and memory\n\n`python -m benchmarks.startup --write --store DIR --model {options.model}`, "
+            f"{options.repeats} repeats, one process, {len(os.sched_getaffinity(0))} processors shared with others.\n"
+            f"The model's method is {manifest.method}, its precision {manifest.precision}.\n\n"
+            f"{starts(store, options.model, options.repeats, options.requests)}\n\n"
+            f"## What a version adds\n\n{versions(store, options.model)}\n"
+        )
+    print(text)
+    if options.write:
+        (ROOT / "docs" / "results" / "startup.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

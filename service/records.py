@@ -1,0 +1,64 @@
+"""What is known of a request while it is answered: written down by routes, told by metrics, log line and spans."""
+
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from starlette.types import Scope
+
+SCOPE_KEY = "dubito.record"
+MAX_PHASES = 32  # kept, of a request that is worked on in many parts
+QUEUE, COMPUTE, READ, ANSWER = "queue", "compute", "read", "answer"
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
+_GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(slots=True)
+class Record:
+    """A request's record. Times are those of `time.perf_counter`, in seconds."""
+
+    request_id: str
+    method: str
+    begun: float
+    model: str | None = None
+    version: str | None = None
+    rows: int | None = None
+    draws: int | None = None
+    flags: int | None = None
+    reason: str | None = None  # of a failure
+    trace_id: str | None = None
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    read: float | None = None  # when the body was read and taken apart
+    worked: float | None = None  # when the last phase ended
+    phases: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def worked_on(self, asked: float, begun: float, ended: float) -> None:
+        """Note work that was asked for, begun and ended at these times."""
+        self.queue_s += begun - asked
+        self.compute_s += ended - begun
+        self.worked = ended
+        if len(self.phases) < MAX_PHASES:
+            self.phases += ((QUEUE, asked, begun), (COMPUTE, begun, ended))
+
+    def used(self, model: str, version: str, rows: int, draws: int, flags: int | None = None) -> None:
+        """Note what answered the request, and with how much."""
+        self.model, self.version, self.rows, self.draws, self.flags = model, version, rows, draws, flags
+
+
+def new_record(scope: Scope) -> Record:
+    """Begin the record of a request; the id that the client gave is taken over where it may be repeated."""
+    begun = time.perf_counter()
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    request_id = given.decode() if _GIVEN_ID.fullmatch(given) else secrets.token_hex(16)
+    record = Record(request_id, scope["method"] if scope["method"] in METHODS else "other", begun)
+    scope[SCOPE_KEY] = record
+    return record
+
+
+def record_of(scope: Scope) -> Record:
+    """Return the record of a request."""
+    record: Record = scope[SCOPE_KEY]
+    return record
