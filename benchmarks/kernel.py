@@ -6,14 +6,15 @@ The least work of K draws and N rows of 784-800-800-10 is the first layer once a
 
     2 (N 784 800 + K N (800 800 + 800 10)) operations.
 
-At the machine's float32 peak it takes a least time; a figure is that time over the time taken. The peak is the fastest of
-products of 3200 x 800 x 800 by onnxruntime (its weight a constant), numpy and torch, on the same threads. Rounds
-alternate between the peak and the graphs; a round's figure is of its own peak. Graphs are measured without density
-detectors, as the torch model that the version was made of exports them, in float32 and with its shared weights in int8;
-the published graph, detectors and all, is measured beside them.
+At the machine's float32 peak it takes a least time; a figure is that time over the time taken. The peak is the
+fastest of products of 3200 x 800 x 800 by onnxruntime (its weight a constant), numpy and torch, on the same threads.
+Rounds alternate between the peak and the graphs; a round's figure is of its own peak. Graphs are measured without
+density detectors, as the torch model that the version was made of exports them, in float32 and with its shared weights
+in int8; the published graph, detectors and all, is measured beside them.
 """
 
 import argparse
+import itertools
 import os
 import statistics
 import tempfile
@@ -57,7 +58,7 @@ class Figures:
 
 def least_work(rows: int, draws: int) -> float:
     """Return the operations (multiplications and additions) that cannot be spared."""
-    first, *others = zip(LAYERS, LAYERS[1:], strict=False)
+    first, *others = itertools.pairwise(LAYERS)
     return 2.0 * rows * (first[0] * first[1] + draws * sum(a * b for a, b in others))
 
 

@@ -66,7 +66,7 @@ class Load:
 
 
 def arrival_times(rate: float, seconds: float, poisson: bool, seed: int = 0) -> np.ndarray:
-    """Return when requests are to be sent, in seconds from the start: `rate` a second, evenly or a Poisson process."""
+    """Return when requests are to be sent, in seconds from the start: evenly, or a Poisson process."""
     if not poisson:
         return np.arange(0.0, seconds, 1.0 / rate)
     generator = np.random.default_rng(seed)

@@ -2,11 +2,11 @@
 
     python -m benchmarks.peers [--store DIR --model NAME] [--only NAME ...] [--seconds N] [--rounds N] [--write]
 
-Every server predicts one-row requests (784 pixels as JSON numbers) from 100 fresh draws for each request or micro-batch,
-on all processors, its weights read from one published version's `weights.safetensors`. The peers run torch in two ways:
-the textbook loop (100 times sample the weights, make them, run the network) and a batched version (all draws in one
-call, the first layer's product made once). They answer mean probabilities alone; Dubito adds scores, p-values and the
-flag. Their servers, configurations and pinned requirements stand in `benchmarks/peers/NAME`; the first run makes an
+Every server predicts one-row requests (784 pixels as JSON numbers) from 100 fresh draws for each request or
+micro-batch, on all processors, its weights read from one published version's `weights.safetensors`. The peers run torch
+in two ways: the textbook loop (100 times sample the weights, make them, run the network) and a batched version (all
+draws in one call, the first layer's product made once). They answer mean probabilities alone; Dubito adds scores,
+p-values and the flag. Their servers, configurations and pinned requirements stand in `benchmarks/peers/NAME`; the first run makes an
 environment for each there.
 
 Rounds alternate: in each, every server is started, asked, measured and ended. The client is this process.
@@ -451,10 +451,11 @@ def table(
     lines += [
         "",
         f"The network alone, in process, {CONNECTIONS} rows at a time, draws made ahead: "
-        f"{spread(kernel, 0)} rows/s; Dubito's requests/s over HTTP are {ours / statistics.median(kernel):.2f} of that.",
+        f"{spread(kernel, 0)} rows/s; Dubito's requests/s over HTTP are {ours / statistics.median(kernel):.2f} "
+        "of that.",
         "",
-        f"Checked before the first round: {CHECKED_ROUNDS} answers to each of {CHECKED_ROWS} rows, asked all at a time, "
-        f"agree in their means with {REFERENCE_DRAWS} draws in process within Monte Carlo error, and differ from one "
+        f"Checked before the first round: {CHECKED_ROUNDS} answers to each of {CHECKED_ROWS} rows, asked all at a "
+        f"time, agree in their means with {REFERENCE_DRAWS} draws in process within Monte Carlo error, and differ from one "
         "another.",
     ]
     return "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
 """A published Bayesian hypernetwork in plain torch, as one would write it without Dubito: two ways to predict.
 
-It needs torch and safetensors alone, so that every peer's environment can run it. The files are those of an artifact of
-`recipes/mnist.toml`: a multilayer perceptron whose weight-norm scales are drawn by a RealNVP.
+It needs torch and safetensors alone, so that every peer's environment can run it. The weights are those of a version
+of `recipes/mnist.toml`: a multilayer perceptron whose weight-norm scales are drawn by a RealNVP.
 """
 
 import os

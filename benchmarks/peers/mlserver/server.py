@@ -1,10 +1,9 @@
 """MLServer: adaptive batching of the Open Inference Protocol's requests."""
 
+import numpy as np
 from mlserver import MLModel
 from mlserver.codecs import NumpyCodec
 from mlserver.types import InferenceRequest, InferenceResponse
-
-import numpy as np
 
 from benchmarks.peers.posterior import served
 
