@@ -9,8 +9,8 @@ The least work of K draws and N rows of 784-800-800-10 is the first layer once a
 At the machine's float32 peak it takes a least time; a figure is that time over the time taken. The peak is the
 fastest of products of 3200 x 800 x 800 by onnxruntime (its weight a constant), numpy and torch, on the same threads.
 Rounds alternate between the peak and the graphs; a round's figure is of its own peak. Graphs are measured without
-density detectors, as the torch model that the version was made of exports them, in float32 and with its shared weights
-in int8; the published graph, detectors and all, is measured beside them.
+density detectors, as the torch model that the version was made of exports them, in float32 and with its shared
+weights in int8; the published graph, detectors and all, is measured beside them.
 """
 
 import argparse
@@ -160,7 +160,7 @@ def table(figures: Figures, rounds: int) -> str:
     speeds = ", ".join(f"{way} {max(found) / 1e9:.0f}" for way, found in figures.peak.items())
     lines += [
         "",
-        f"Float32 product of {' x '.join(map(str, PEAK))}, the fastest of all rounds, in 10^9 operations/s: {speeds}. "
+        f"Float32 product of {' x '.join(map(str, PEAK))}, fastest of all rounds, in 10^9 operations/s: {speeds}. "
         f"Against the fastest of them and of all rounds ({best / 1e9:.0f}), the fastest rounds of {ROWS[-1]} rows "
         "reach "
         + ", ".join(f"{max(by_rows[ROWS[-1]]) / best:.2f} ({graph})" for graph, by_rows in figures.graphs.items())

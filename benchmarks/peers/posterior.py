@@ -75,11 +75,14 @@ class Posterior:
         ]
 
     @torch.inference_mode()
-    def textbook(self, x: Tensor) -> Tensor:
-        """Return mean probabilities (N, C) by the loop of every tutorial: 100 times sample, make weights, forward."""
+    def textbook(self, x: Tensor, eps: Tensor | None = None) -> Tensor:
+        """Return mean probabilities (N, C) by the loop of every tutorial: 100 times sample, make weights, forward.
+
+        The noise is fresh unless it is given, (`DRAWS`, D).
+        """
         total = torch.zeros(len(x), self.sizes[-1])
-        for _ in range(DRAWS):
-            theta = self.sampler(torch.randn(1, sum(self.sizes)))[0]
+        for k in range(DRAWS):
+            theta = self.sampler(torch.randn(1, sum(self.sizes)) if eps is None else eps[k : k + 1])[0]
             h = (x - self.mean) / self.std
             for i, ((direction, bias), scale) in enumerate(zip(self.layers, theta.split(self.sizes), strict=True)):
                 weight = scale[:, None] * direction / torch.linalg.vector_norm(direction, dim=1, keepdim=True)
@@ -91,12 +94,12 @@ class Posterior:
     @torch.inference_mode()
     def batched(self, x: Tensor) -> Tensor:
         """Return mean probabilities (N, C) of all draws at once, the first layer's product made once for all."""
-        return self.probabilities(x, DRAWS).mean(0)
+        return self.probabilities(x, torch.randn(DRAWS, sum(self.sizes))).mean(0)
 
     @torch.inference_mode()
-    def probabilities(self, x: Tensor, draws: int) -> Tensor:
-        """Return each draw's probabilities (K, N, C)."""
-        theta = self.plain_sampler(torch.randn(draws, sum(self.sizes)))
+    def probabilities(self, x: Tensor, eps: Tensor) -> Tensor:
+        """Return the probabilities (K, N, C) of the draws of noise (K, D)."""
+        theta = self.plain_sampler(eps)
         h = (x - self.mean) / self.std
         for i, ((direction, bias), scale) in enumerate(
             zip(self.unit_layers, theta.split(self.sizes, 1), strict=True)
