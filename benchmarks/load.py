@@ -160,9 +160,9 @@ class _Run:
         self.checked = 0.0
 
     def open(self, times: np.ndarray, warm_up_s: float, seconds: float) -> Load:
-        begun = time.perf_counter()
-        due, waiting = deque((times + begun).tolist()), deque[float]()
         with _no_garbage_collection():
+            begun = time.perf_counter()
+            due, waiting = deque((times + begun).tolist()), deque[float]()
             while due or waiting or self.busy:
                 now = time.perf_counter()
                 while due and due[0] <= now:
@@ -175,9 +175,9 @@ class _Run:
         return self.load(begun + warm_up_s, seconds)
 
     def closed(self, warm_up_s: float, seconds: float) -> Load:
-        begun = time.perf_counter()
-        stop = begun + warm_up_s + seconds
         with _no_garbage_collection():
+            begun = time.perf_counter()
+            stop = begun + warm_up_s + seconds
             while (now := time.perf_counter()) < stop or self.busy:
                 while now < stop and self.idle:
                     if self.send(self.idle.pop(), now) == REFUSED:

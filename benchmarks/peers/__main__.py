@@ -462,8 +462,8 @@ def table(
         "of that.",
         "",
         f"Checked in the first round, before the load: {CHECKED_ROUNDS} answers to each of {CHECKED_ROWS} rows, all "
-        f"asked at a time, agree in their means with {REFERENCE_DRAWS} draws in process within Monte Carlo error, and "
-        "differ from one another.",
+        f"asked at a time, agree in their means with {REFERENCE_DRAWS} draws in process within Monte Carlo "
+        "error, and differ from one another.",
     ]
     return "\n".join(lines) + "\n"
 
