@@ -29,7 +29,7 @@ check: install
 	$(BIN)/python -m pytest --cov --cov-report=term
 
 bench: install
-	$(BIN)/python -m benchmarks.predict --short
+	$(BIN)/python -m benchmarks
 
 compose-check:
 	bash docker/check.sh

@@ -64,15 +64,9 @@ def milliseconds(predict: Callable[[], object]) -> float:
     return 1e3 * (time.perf_counter() - start) / CALLS
 
 
-def main() -> None:
-    """Measure, print, and with `--write` keep it in docs/results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name")
-    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
-    parser.add_argument("--write", action="store_true", help="write docs/results/detector-cost-NAME.md")
-    options = parser.parse_args()
-    store = ModelStore(options.store)
-    artifact = store.open(options.name, store.resolve(options.name), wanted=NEEDED)
+def measure(store: ModelStore, name: str) -> str:
+    """Measure a published model and return the result as Markdown."""
+    artifact = store.open(name, store.resolve(name), wanted=NEEDED)
     whole, noise = Model.load(artifact), artifact.manifest.noise
     small = without_detectors(artifact.files["network.onnx"])
     runtime = Runtime(artifact.files["sampler.onnx"], small, noise.dimension, 0, noise.algorithm, noise.paired)
@@ -89,11 +83,11 @@ def main() -> None:
     ]
     ratios = sorted(with_all / without for with_all, without in times)
     best = [min(column) for column in zip(*times, strict=True)]
-    text = "\n".join(
+    return "\n".join(
         [
-            f"# What the detectors cost: {options.name} version {artifact.manifest.version}",
+            f"# What the detectors cost: {name} version {artifact.manifest.version}",
             "",
-            f"`python -m benchmarks.detector_cost {options.name} --write`: {ROWS} rows, {noise.default_draws} draws, "
+            f"`python -m benchmarks.detector_cost {name} --write`: {ROWS} rows, {noise.default_draws} draws, "
             f"in process, {ROUNDS} alternating rounds of {CALLS} calls.",
             "",
             "| | fastest round, ms |",
@@ -106,6 +100,16 @@ def main() -> None:
             "",
         ]
     )
+
+
+def main() -> None:
+    """Measure, print, and with `--write` keep it in docs/results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
+    parser.add_argument("--write", action="store_true", help="write docs/results/detector-cost-NAME.md")
+    options = parser.parse_args()
+    text = measure(ModelStore(options.store), options.name)
     print(text)
     if options.write:
         (ROOT / "docs" / "results" / f"detector-cost-{options.name}.md").write_text(text)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-from training.ranking_metrics import auroc
 
 from benchmarks.model import ROOT
 from model_store.calibration import Calibration, DetectorNames, DetectorScores
@@ -22,6 +21,7 @@ from model_store.store import ModelStore
 from training.calibrate import by_detector, served_scores
 from training.data import Rows, split, split_sizes
 from training.parents import fitted_data, open_parent
+from training.ranking_metrics import auroc
 
 DRAWS = 50
 ROWS = 1000

@@ -25,7 +25,7 @@ def publish_untrained(store: ModelStore) -> None:
     """
     recipe = recipes.load(ROOT / "recipes" / "mnist.toml")
     generator = np.random.default_rng(0)
-    rows = Rows(generator.uniform(0, 255, (400, 784)).astype(np.float32), np.arange(400, dtype=np.int64) % 10)
+    rows = Rows(generator.uniform(0, 255, (4000, 784)).astype(np.float32), np.arange(4000, dtype=np.int64) % 10)
     data = Dataset(rows, rows.take(np.arange(32)), (28, 28), tuple("0123456789"), 0.0, 255.0)
     splits = split(data, SplitSizes(64, 64, 64, seed=0))
     model = build(recipe, (28, 28), 10)

@@ -1,9 +1,10 @@
 """One row, 100 fresh draws: the service over HTTP against the textbook loop in torch, in one run.
 
-`python -m benchmarks.predict [--store DIR --model NAME] [--short]` takes turns between
+`python -m benchmarks.predict [--store DIR] [--short] [--write]` takes turns between
 
 * the textbook loop, in process, of torch's own modules: 100 times sample theta, make the weights, run the network;
-* the same in torch, batched: all draws in one call of the sampler and one of the network;
+* the same in torch, batched: all draws in one call of the sampler and one of the network
+  (`benchmarks.peers.posterior` holds both);
 * onnxruntime alone, in process, on draws made ahead;
 * `POST /predict` over a kept-alive connection on loopback, the server in a process of its own: a burst of requests
   after idle time, fewer than the draw sets that were made ahead; one client that never pauses, and so takes draws
@@ -31,84 +32,15 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from torch.nn.utils.parametrizations import weight_norm
 
-from benchmarks.model import NAME, ROOT, publish_untrained, torch_model
+from benchmarks.model import NAME, ROOT, publish_untrained
+from benchmarks.peers.posterior import DRAWS, Posterior
 from model_store.model import NEEDED, Model
 from model_store.noise import standard_normal
 from model_store.store import ModelStore
-from training.flows import LOG_SCALE_BOUND, Coupling, WeightNormLinear
-from training.layers import ScaledLayer
-from training.model import BayesianModel
 
-DRAWS = 100
 BURST = 50  # requests, fewer than the draw sets that the service keeps ready
 RESULTS = ROOT / "docs" / "results"
-
-
-class TextbookCoupling(torch.nn.Module):
-    """A coupling as one would write it with torch's modules."""
-
-    def __init__(self, coupling: Coupling) -> None:
-        super().__init__()
-        self.middle, self.flipped = coupling.middle, coupling.flipped
-        self.hidden = stock_linear(coupling.conditioner.hidden)
-        self.output = stock_linear(coupling.conditioner.output)
-
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
-        """Return z'."""
-        first, second = z[:, : self.middle], z[:, self.middle :]
-        kept, moved = (second, first) if self.flipped else (first, second)
-        shift, log_scale = self.output(torch.relu(self.hidden(kept))).chunk(2, dim=-1)
-        moved = moved * torch.exp(LOG_SCALE_BOUND * torch.tanh(log_scale / LOG_SCALE_BOUND)) + shift
-        return torch.cat([moved, kept] if self.flipped else [kept, moved], dim=-1)
-
-
-def stock_linear(layer: WeightNormLinear) -> torch.nn.Module:
-    """Return the layer as torch's own, weight-normed by torch's own parametrisation."""
-    outputs, inputs = layer.direction.shape
-    linear = weight_norm(torch.nn.Linear(inputs, outputs))
-    with torch.no_grad():
-        linear.parametrizations.weight.original0.copy_(layer.scale[:, None])
-        linear.parametrizations.weight.original1.copy_(layer.direction)
-        linear.bias.copy_(layer.bias)
-    return linear
-
-
-def textbook_sampler(model: BayesianModel) -> torch.nn.Module:
-    """Return the hypernetwork, noise to theta, of torch's own modules."""
-    *couplings, affine = model.posterior.flow.transforms
-
-    class Affine(torch.nn.Module):
-        def forward(self, z: torch.Tensor) -> torch.Tensor:
-            return affine(z)[0]
-
-    return torch.nn.Sequential(*(TextbookCoupling(coupling) for coupling in couplings), Affine())
-
-
-@torch.inference_mode()
-def textbook(model: BayesianModel, sampler: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Return mean probabilities by the loop that every tutorial shows."""
-    network = model.network
-    layers = [layer for layer in network.module if isinstance(layer, ScaledLayer)]
-    total = torch.zeros(len(x), network.slots[-1].size)
-    for _ in range(DRAWS):
-        theta = sampler(torch.randn(1, model.posterior.noise_dimension))[0]
-        h, scales = (x - network.mean) / network.std, theta.split([slot.size for slot in network.slots])
-        last = len(scales) - 1
-        for i, (layer, scale) in enumerate(zip(layers, scales, strict=True)):
-            weight = scale[:, None] * layer.direction / torch.linalg.vector_norm(layer.direction, dim=1, keepdim=True)
-            h = torch.nn.functional.linear(h, weight, layer.bias)
-            h = h if i == last else torch.relu(h)
-        total += torch.softmax(h, dim=-1)
-    return total / DRAWS
-
-
-@torch.inference_mode()
-def batched(model: BayesianModel, x: torch.Tensor) -> torch.Tensor:
-    """Return mean probabilities of all draws at once."""
-    theta = model.posterior(torch.randn(DRAWS, model.posterior.noise_dimension))
-    return torch.softmax(model.network(x, theta[:, None])[0], dim=-1).mean(0)
 
 
 def seconds(work: Callable[[], object], times: int, interval_s: float = 0.0) -> list[float]:
@@ -178,7 +110,7 @@ def server(store: Path) -> Iterator[int]:
 def main() -> None:
     """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", type=Path, help="measure a published model; by default one of the same size")
+    parser.add_argument("--store", type=Path, help="measure its model `mnist`; by default one of the same size")
     parser.add_argument("--short", action="store_true", help="fewer rounds")
     parser.add_argument("--write", action="store_true", help="write docs/results/predict.{json,md,png}")
     options = parser.parse_args()
@@ -199,9 +131,8 @@ def main() -> None:
 
 def measure(store: ModelStore, rounds: int, calls: int) -> dict[str, object]:
     """Return the median time of each way in each round, in seconds."""
-    reference = torch_model(store, NAME)
-    sampler = textbook_sampler(reference)
-    served = Model.load(store.open(NAME, store.resolve(NAME), wanted=NEEDED))
+    artifact = store.open(NAME, store.resolve(NAME), wanted=(*NEEDED, "weights.safetensors"))
+    served, reference = Model.load(artifact), Posterior(artifact.files["weights.safetensors"])
     row = np.random.default_rng(0).integers(0, 256, (1, 784)).astype(np.float32)
     x, theta = torch.from_numpy(row), served.runtime.draw(0, 0, DRAWS)
     eps = standard_normal(0, 0, DRAWS, served.manifest.noise.dimension)
@@ -220,8 +151,8 @@ def measure(store: ModelStore, rounds: int, calls: int) -> dict[str, object]:
             return fresh(lambda: seconds(request, BURST))
 
         ways: dict[str, Callable[[], list[float]]] = {
-            "textbook loop, torch": lambda: seconds(lambda: textbook(reference, sampler, x), 3),
-            "batched, torch": lambda: seconds(lambda: batched(reference, x), 20),
+            "textbook loop, torch": lambda: seconds(lambda: reference.textbook(x), 3),
+            "batched, torch": lambda: seconds(lambda: reference.batched(x), 20),
             "network alone, onnxruntime": lambda: seconds(lambda: served.runtime.run(row, theta[:, None]), calls),
             "a draw set's noise": lambda: seconds(lambda: standard_normal(0, 0, DRAWS, eps.shape[1]), 20),
             "a draw set's sampler, onnxruntime": lambda: seconds(lambda: served.runtime.sample(eps), 20),

@@ -1,0 +1,211 @@
+"""The network's arithmetic, 100 draws of some rows, against the fastest float32 matrix product of the same run.
+
+    python -m benchmarks.kernel [--store DIR --model NAME] [--rounds N] [--write]
+
+The least work of K draws and N rows of 784-800-800-10 is the first layer once and the others once a draw:
+
+    2 (N 784 800 + K N (800 800 + 800 10)) operations.
+
+At the machine's float32 peak it takes a least time; a figure is that time over the time taken. The peak is the
+fastest of products of 3200 x 800 x 800 by onnxruntime (its weight a constant), numpy and torch, on the same threads.
+Rounds alternate between the peak and the graphs; a round's figure is of its own peak. Graphs are measured without
+density detectors, as the torch model that the version was made of exports them, in float32 and with its shared
+weights in int8; the published graph, detectors and all, is measured beside them.
+"""
+
+import argparse
+import itertools
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import onnxruntime as ort
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.detector_cost import without_detectors
+from benchmarks.model import NAME, ROOT, publish_untrained, torch_model
+from model_store.model import NEEDED, Model
+from model_store.runtime import Runtime
+from model_store.store import ModelStore
+from training.export import export, runtime_of
+from training.quantise import quantise_network
+from training.served import served_network
+
+RESULTS = ROOT / "docs" / "results"
+DRAWS = 100
+ROWS = (1, 16, 64, 128)
+PEAK = (3200, 800, 800)
+LAYERS = (784, 800, 800, 10)
+SECONDS = 0.3  # of calls of one way in a round
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Operations a second of the peak by its library, and of each graph by number of rows, a number a round."""
+
+    peak: dict[str, list[float]]
+    graphs: dict[str, dict[int, list[float]]]
+    threads: int
+    precision: str  # of the published graph
+
+
+def least_work(rows: int, draws: int) -> float:
+    """Return the operations (multiplications and additions) that cannot be spared."""
+    first, *others = itertools.pairwise(LAYERS)
+    return 2.0 * rows * (first[0] * first[1] + draws * sum(a * b for a, b in others))
+
+
+def fastest(work: Callable[[], object], seconds: float) -> float:
+    """Return the least time of a call, over calls that take some seconds in all and two at least."""
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 2 or time.perf_counter() < end:
+        begun = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begun)
+    return min(times)
+
+
+def products(threads: int) -> dict[str, Callable[[], object]]:
+    """Return the ways to make the product that the peak is taken of."""
+    m, k, n = PEAK
+    generator = np.random.default_rng(0)
+    a, b = generator.standard_normal((m, k), dtype=np.float32), generator.standard_normal((k, n), dtype=np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["a", "b"], ["c"])],
+        "product",
+        [helper.make_tensor_value_info("a", TensorProto.FLOAT, [m, k])],
+        [helper.make_tensor_value_info("c", TensorProto.FLOAT, [m, n])],
+        [numpy_helper.from_array(b, "b")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    torch.set_num_threads(threads)
+    torch_a, torch_b = torch.from_numpy(a), torch.from_numpy(b)
+    out, torch_out = np.empty((m, n), dtype=np.float32), torch.empty(m, n)
+    return {
+        "onnxruntime": lambda: session.run(None, {"a": a}),
+        "numpy": lambda: np.matmul(a, b, out=out),
+        "torch": lambda: torch.matmul(torch_a, torch_b, out=torch_out),
+    }
+
+
+def measure(store: ModelStore, name: str, rounds: int) -> Figures:
+    """Measure a published version's network and the peak in alternating rounds."""
+    threads = len(os.sched_getaffinity(0))
+    published = Model.load(store.open(name, store.resolve(name), wanted=NEEDED), threads)
+    reference = torch_model(store, name)
+    graphs = export(reference, served_network(reference, torch.rand(64, published.row_size), 0))
+    graphs["network.onnx"] = without_detectors(graphs["network.onnx"])
+    integers = graphs | {"network.onnx": quantise_network(graphs["network.onnx"])}
+    label = f"{published.manifest.precision}, with detectors"
+    runtimes: dict[str, Runtime] = {
+        "float32": runtime_of(reference, graphs),
+        "int8": runtime_of(reference, integers),
+        label: published.runtime,
+    }
+    theta = published.runtime.draw(0, 0, DRAWS)[:, None]
+    x = np.random.default_rng(0).integers(0, 256, (max(ROWS), published.row_size)).astype(np.float32)
+    ways, operations = products(threads), 2.0 * float(np.prod(PEAK))
+    figures = Figures({way: [] for way in ways}, {graph: {n: [] for n in ROWS} for graph in runtimes}, threads, label)
+    with torch.inference_mode():
+        for turn in range(rounds + 1):
+            for way, work in ways.items():
+                speed = operations / fastest(work, SECONDS)
+                if turn:  # the first warms up
+                    figures.peak[way].append(speed)
+            for n in ROWS:
+                for graph, runtime in runtimes.items():
+                    speed = least_work(n, DRAWS) / fastest(lambda r=runtime, n=n: r.run(x[:n], theta), SECONDS)
+                    if turn:
+                        figures.graphs[graph][n].append(speed)
+    return figures
+
+
+def ratios(figures: Figures, graph: str, rows: int) -> list[float]:
+    """Return each round's least time at that round's peak over the time taken."""
+    peaks = [max(speeds) for speeds in zip(*figures.peak.values(), strict=True)]
+    return [speed / peak for speed, peak in zip(figures.graphs[graph][rows], peaks, strict=True)]
+
+
+def table(figures: Figures, rounds: int) -> str:
+    """Return the result as Markdown."""
+    best = max(max(speeds) for speeds in figures.peak.values())
+    lines = [
+        "# The network on 100 draws, 784-800-800-10, against the float32 peak",
+        "",
+        f"`python -m benchmarks.kernel --rounds {rounds} --write`; {figures.threads} threads. The least work at the "
+        "round's float32 peak, over the time taken: 1 is a float32 product without any overhead. Fastest calls of "
+        "alternating rounds, median (least - most).",
+        "",
+        "| graph | " + " | ".join(f"{n} row{'s' if n > 1 else ''}" for n in ROWS) + f" | rows/s, {ROWS[-1]} rows |",
+        "|---|" + "---|" * (len(ROWS) + 1),
+    ]
+    for graph, by_rows in figures.graphs.items():
+        cells = []
+        for n in ROWS:
+            found = ratios(figures, graph, n)
+            cells.append(f"{statistics.median(found):.2f} ({min(found):.2f} - {max(found):.2f})")
+        rate = statistics.median(by_rows[ROWS[-1]]) / least_work(1, DRAWS)
+        lines.append(f"| {graph} | " + " | ".join(cells) + f" | {rate:.0f} |")
+    speeds = ", ".join(f"{way} {max(found) / 1e9:.0f}" for way, found in figures.peak.items())
+    lines += [
+        "",
+        f"Float32 product of {' x '.join(map(str, PEAK))}, fastest of all rounds, in 10^9 operations/s: {speeds}. "
+        f"Against the fastest of them and of all rounds ({best / 1e9:.0f}), the fastest rounds of {ROWS[-1]} rows "
+        "reach "
+        + ", ".join(f"{max(by_rows[ROWS[-1]]) / best:.2f} ({graph})" for graph, by_rows in figures.graphs.items())
+        + ".",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def plot(figures: Figures, path: Path) -> None:
+    """Draw each round's figure against the number of rows."""
+    plt.switch_backend("Agg")
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    for graph in figures.graphs:
+        line = axis.plot(ROWS, [statistics.median(ratios(figures, graph, n)) for n in ROWS], label=graph)
+        for n in ROWS:
+            found = ratios(figures, graph, n)
+            axis.plot([n] * len(found), found, "o", color=line[0].get_color(), alpha=0.4)
+    axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
+    axis.set(xscale="log", xticks=ROWS, xticklabels=ROWS, ylim=0, xlabel="rows", ylabel="share of the float32 peak")
+    axis.minorticks_off()
+    axis.legend()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", type=Path, help="measure a published model; by default one of the same size")
+    parser.add_argument("--model", default=NAME)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--write", action="store_true", help="write docs/results/kernel.{md,png}")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store = ModelStore(options.store or Path(folder))
+        if options.store is None:
+            publish_untrained(store)
+        figures = measure(store, options.model, options.rounds)
+    text = table(figures, options.rounds)
+    print(text)
+    if options.write:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / "kernel.md").write_text(text)
+        plot(figures, RESULTS / "kernel.png")
+
+
+if __name__ == "__main__":
+    main()

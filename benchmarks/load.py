@@ -1,0 +1,299 @@
+"""Load on an HTTP server from a process of its own: open loop, at times fixed beforehand, or closed loop.
+
+    python -m benchmarks.load PORT PATH BODY_FILE --rate 200 [--poisson] [--connections 256] [--seconds 10]
+    python -m benchmarks.load PORT PATH BODY_FILE --connections 64     (closed loop: each sends when it was answered)
+
+In open loop a request's latency runs from the time at which it was to be sent, whether or not a connection was free
+then: a server that stalls is charged for all who would have come meanwhile (no coordinated omission). In closed loop
+it runs from the time at which it was sent.
+
+The client is one thread that waits for sockets with a resolution of microseconds (asyncio's is a millisecond) and
+reads no more of an answer than its status and its end. It speaks to the loopback interface alone.
+"""
+
+import argparse
+import gc
+import json
+import re
+import select
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+HOST = "127.0.0.1"
+RETRY_S = 0.02  # before a connection that was refused is tried again
+CLOSED, REFUSED, TIMEOUT = "closed", "refused", "timeout"  # kinds of ends that are no HTTP status
+
+
+@dataclass(frozen=True)
+class Load:
+    """What came of the requests that were to be sent after the warm-up, in the order of their ends.
+
+    Attributes:
+        kinds: how each ended: its HTTP status, `closed` (the connection ended), `refused` or `timeout`.
+        latencies_s: seconds from when each was to be sent to its end.
+        rate: answers of status 200 a second, from the end of the warm-up until the last request was to be sent;
+            those to requests of the warm-up count.
+    """
+
+    kinds: list[str]
+    latencies_s: np.ndarray
+    rate: float
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many requests ended in each way."""
+        return dict(Counter(self.kinds))
+
+    def of(self, kind: str) -> np.ndarray:
+        """Return the latencies of requests that ended in one way, in seconds."""
+        return self.latencies_s[np.array(self.kinds, dtype=object) == kind]
+
+    def percentile(self, percent: float, kind: str = "200") -> float:
+        """Return the smallest latency that `percent` of those requests do not exceed; NaN where there are none."""
+        latencies = self.of(kind)
+        return float(np.quantile(latencies, percent / 100, method="inverted_cdf")) if len(latencies) else float("nan")
+
+    def summary(self) -> dict[str, object]:
+        """Return counts, the rate and percentiles of good answers, in milliseconds."""
+        percentiles = {f"p{percent:g}_ms": 1e3 * self.percentile(percent) for percent in (50, 90, 99, 99.9)}
+        return {"counts": self.counts, "rate": self.rate, **percentiles}
+
+
+def arrival_times(rate: float, seconds: float, poisson: bool, seed: int = 0) -> np.ndarray:
+    """Return when requests are to be sent, in seconds from the start: evenly, or a Poisson process."""
+    if not poisson:
+        return np.arange(0.0, seconds, 1.0 / rate)
+    generator = np.random.default_rng(seed)
+    return np.sort(generator.uniform(0.0, seconds, generator.poisson(rate * seconds)))
+
+
+def post(path: str, body: bytes, headers: str = "Content-Type: application/json\r\n") -> bytes:
+    """Return a POST request, head and body."""
+    return f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def open_loop(
+    port: int,
+    requests: Sequence[bytes],
+    rate: float,
+    seconds: float,
+    *,
+    warm_up_s: float = 1.0,
+    connections: int = 256,
+    poisson: bool = True,
+    timeout_s: float = 10.0,
+    seed: int = 0,
+) -> Load:
+    """Send `rate` requests a second, whatever comes of them; one waits for a connection where all are taken."""
+    times = arrival_times(rate, warm_up_s + seconds, poisson, seed)
+    return _Run(port, requests, connections, timeout_s).open(times, warm_up_s, seconds)
+
+
+def closed_loop(
+    port: int,
+    requests: Sequence[bytes],
+    connections: int,
+    seconds: float,
+    *,
+    warm_up_s: float = 1.0,
+    timeout_s: float = 10.0,
+) -> Load:
+    """Keep one request under way on each connection."""
+    return _Run(port, requests, connections, timeout_s).closed(warm_up_s, seconds)
+
+
+class _Connection:
+    """A kept-alive connection with at most one request under way."""
+
+    def __init__(self) -> None:
+        self.socket: socket.socket | None = None
+        self.content = bytearray()
+        self.length: int | None = None  # of the whole answer
+        self.status = ""
+        self.due = 0.0
+        self.sent = 0.0
+        self.busy = False
+
+    def receive(self) -> str | None:
+        """Read what has come; return how the request ended, if it did."""
+        assert self.socket is not None
+        try:
+            data = self.socket.recv(1 << 18)
+        except OSError:
+            return CLOSED
+        if not data:
+            return CLOSED
+        self.content += data
+        if not self.status:
+            end = self.content.find(b"\r\n\r\n")
+            if end < 0:
+                return None
+            head = bytes(self.content[:end])
+            self.status = head[9:12].decode()
+            found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+            self.length = end + 4 + int(found[1]) if found else None
+        done = (
+            self.content.endswith(b"\r\n0\r\n\r\n") if self.length is None else len(self.content) >= self.length
+        )  # an answer without a length is chunked
+        return self.status if done else None
+
+
+class _Run:
+    """The loop that both ways share."""
+
+    def __init__(self, port: int, requests: Sequence[bytes], connections: int, timeout_s: float) -> None:
+        self.port = port
+        self.requests = requests
+        self.timeout_s = timeout_s
+        self.epoll = select.epoll()
+        self.idle = [_Connection() for _ in range(connections)]  # the last used is used next
+        self.busy: dict[int, _Connection] = {}
+        self.watched: dict[int, _Connection] = {}
+        self.count = 0
+        self.ends: list[tuple[float, float, str]] = []  # when due, when ended, how
+        self.checked = 0.0
+
+    def open(self, times: np.ndarray, warm_up_s: float, seconds: float) -> Load:
+        with _no_garbage_collection():
+            begun = time.perf_counter()
+            due, waiting = deque((times + begun).tolist()), deque[float]()
+            while due or waiting or self.busy:
+                now = time.perf_counter()
+                while due and due[0] <= now:
+                    waiting.append(due.popleft())
+                while waiting and self.idle:
+                    self.send(self.idle.pop(), waiting.popleft())
+                while waiting and waiting[0] + self.timeout_s < now:
+                    self.ends.append((waiting.popleft(), now, TIMEOUT))
+                self.wait(max(0.0, due[0] - time.perf_counter()) if due else 0.1)
+        return self.load(begun + warm_up_s, seconds)
+
+    def closed(self, warm_up_s: float, seconds: float) -> Load:
+        with _no_garbage_collection():
+            begun = time.perf_counter()
+            stop = begun + warm_up_s + seconds
+            while (now := time.perf_counter()) < stop or self.busy:
+                while now < stop and self.idle:
+                    if self.send(self.idle.pop(), now) == REFUSED:
+                        break
+                self.wait(max(0.0, min(0.1, stop - now)) if now < stop else 0.1)
+        return self.load(begun + warm_up_s, seconds)
+
+    def send(self, connection: _Connection, due: float) -> str | None:
+        """Send the next request; return how it failed, if it did."""
+        request = self.requests[self.count % len(self.requests)]
+        self.count += 1
+        try:
+            if connection.socket is None:
+                self.connect(connection)
+        except OSError:
+            time.sleep(RETRY_S)
+            return self.end(connection, due, REFUSED)
+        assert connection.socket is not None
+        connection.due, connection.sent, connection.busy = due, time.perf_counter(), True
+        connection.content.clear()
+        connection.status, connection.length = "", None
+        self.busy[connection.socket.fileno()] = connection
+        try:
+            connection.socket.sendall(request)
+        except OSError:
+            return self.end(connection, due, CLOSED)
+        return None
+
+    def connect(self, connection: _Connection) -> None:
+        opened = socket.create_connection((HOST, self.port), timeout=self.timeout_s)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.socket = opened
+        self.watched[opened.fileno()] = connection
+        self.epoll.register(opened.fileno(), select.EPOLLIN)
+
+    def wait(self, seconds: float) -> None:
+        """Take in answers, waiting for the first for some time at most."""
+        select.select([self.epoll], [], [], seconds)  # epoll itself waits for whole milliseconds
+        for number, _ in self.epoll.poll(0):
+            connection = self.watched[number]
+            how = connection.receive() if connection.busy else CLOSED
+            if connection.busy and how is not None:
+                self.end(connection, connection.due, how)
+            elif how == CLOSED:  # servers close what was idle for long
+                self.disconnect(connection)
+        now = time.perf_counter()
+        if now - self.checked > 0.5:
+            self.checked = now
+            for connection in [c for c in self.busy.values() if c.sent + self.timeout_s < now]:
+                self.end(connection, connection.due, TIMEOUT)
+
+    def end(self, connection: _Connection, due: float, how: str) -> str:
+        self.ends.append((due, time.perf_counter(), how))
+        if connection.socket is not None:
+            self.busy.pop(connection.socket.fileno(), None)
+        connection.busy = False
+        if how in (CLOSED, TIMEOUT):
+            self.disconnect(connection)
+        self.idle.append(connection)
+        return how
+
+    def disconnect(self, connection: _Connection) -> None:
+        if connection.socket is not None:
+            del self.watched[connection.socket.fileno()]
+            self.epoll.unregister(connection.socket.fileno())
+            connection.socket.close()
+            connection.socket = None
+
+    def load(self, warm: float, seconds: float) -> Load:
+        for connection in list(self.watched.values()):
+            self.disconnect(connection)
+        self.epoll.close()
+        counted = [(ended - due, how) for due, ended, how in self.ends if due >= warm]
+        good = sum(warm <= ended <= warm + seconds for _, ended, how in self.ends if how == "200")
+        latencies = np.array([latency for latency, _ in counted], dtype=np.float64)
+        return Load([how for _, how in counted], latencies, good / seconds)
+
+
+class _no_garbage_collection:
+    """Keep the collector from running while latencies are taken."""
+
+    def __enter__(self) -> None:
+        gc.collect()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        gc.enable()
+
+
+def main() -> None:
+    """Put load on a server and print a JSON summary."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("port", type=int)
+    parser.add_argument("path")
+    parser.add_argument("body", type=Path, help="a file with the JSON body of the request")
+    parser.add_argument("--rate", type=float, help="requests a second, open loop; without it closed loop")
+    parser.add_argument("--poisson", action="store_true", help="a Poisson process instead of even times")
+    parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--warm-up", type=float, default=1.0)
+    options = parser.parse_args()
+    requests = [post(options.path, options.body.read_bytes())]
+    if options.rate is None:
+        load = closed_loop(options.port, requests, options.connections, options.seconds, warm_up_s=options.warm_up)
+    else:
+        load = open_loop(
+            options.port,
+            requests,
+            options.rate,
+            options.seconds,
+            warm_up_s=options.warm_up,
+            connections=options.connections,
+            poisson=options.poisson,
+        )
+    print(json.dumps(load.summary()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""The load generator: what it sends, when, and what it counts, against a small server on loopback."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from benchmarks.load import Load, arrival_times, closed_loop, open_loop, post
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+REQUEST = post("/predict", b'{"inputs": [[1]]}')
+
+
+@contextmanager
+def server(answer: Callable[[int], bytes | None]) -> Iterator[int]:
+    """Serve on loopback, a thread a connection; `answer` gives the n-th request's bytes, or None to hang up."""
+    count, lock = iter(range(10**6)), threading.Lock()
+
+    def talk(connection: socket.socket) -> None:
+        with connection:
+            received = b""
+            while data := connection.recv(1 << 16):
+                received += data
+                while len(received) >= len(REQUEST):
+                    assert received.startswith(REQUEST)
+                    received = received[len(REQUEST) :]
+                    with lock:
+                        number = next(count)
+                    given = answer(number)
+                    if given is None:
+                        return
+                    connection.sendall(given)
+
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        threads = []
+
+        def accept() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                threads.append(threading.Thread(target=talk, args=(connection,)))
+                threads[-1].start()
+
+        acceptor = threading.Thread(target=accept)
+        acceptor.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            acceptor.join()
+            for thread in threads:
+                thread.join()
+
+
+def test_even_arrivals_are_one_period_apart():
+    assert np.allclose(arrival_times(50, 2, poisson=False), np.arange(100) / 50)
+
+
+def test_poisson_arrivals_are_sorted_within_the_time_and_as_many_as_the_rate_says():
+    times = arrival_times(1000, 10, poisson=True)
+    assert (np.diff(times) >= 0).all()
+    assert times[0] >= 0
+    assert times[-1] < 10
+    assert abs(len(times) - 10_000) < 5.5 * 100  # Poisson, standard deviation 100
+
+
+def test_percentiles_are_of_good_answers_and_are_latencies_that_occurred():
+    latencies = np.arange(1, 101) / 1000
+    load = Load(["200"] * 100 + ["429"] * 3, np.append(latencies, [9.0] * 3), rate=100.0)
+    assert load.percentile(50) == 0.050
+    assert load.percentile(99) == 0.099
+    assert load.percentile(100) == 0.100
+    assert load.percentile(50, "429") == 9.0
+    assert np.isnan(load.percentile(50, "503"))
+    assert load.counts == {"200": 100, "429": 3}
+
+
+def test_a_stall_is_charged_to_all_who_would_have_come_meanwhile():
+    stall, rate = 0.5, 100
+
+    def answer(number: int) -> bytes:
+        if number == 0:
+            time.sleep(stall)
+        return OK
+
+    with server(answer) as port:
+        load = open_loop(port, [REQUEST], rate, 1.0, warm_up_s=0.0, connections=1, poisson=False)
+    assert load.counts == {"200": 100}
+    waited = stall - np.arange(100) / rate
+    assert (load.latencies_s >= waited).all()  # one connection: answers come in the order of sending
+
+
+def test_statuses_and_hang_ups_are_counted_by_kind_and_the_connection_is_made_anew():
+    refusal = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n"
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    answers = [OK, refusal, None, chunked]
+    with server(lambda number: answers[number % 4]) as port:
+        load = open_loop(port, [REQUEST], 400, 0.25, warm_up_s=0.0, connections=1, poisson=False)
+    assert load.counts == {"200": 50, "429": 25, "closed": 25}
+
+
+def test_requests_of_the_warm_up_are_sent_but_not_counted():
+    seen: list[int] = []
+
+    def answer(number: int) -> bytes:
+        seen.append(number)
+        return OK
+
+    with server(answer) as port:
+        load = open_loop(port, [REQUEST], 100, 0.2, warm_up_s=0.3, poisson=False)
+    assert len(seen) == 50
+    assert sum(load.counts.values()) == 20
+
+
+def test_a_server_that_never_answers_ends_in_timeouts():
+    hold = threading.Event()
+
+    def answer(number: int) -> bytes | None:
+        hold.wait()
+        return None
+
+    with server(answer) as port:
+        load = open_loop(port, [REQUEST], 20, 0.2, warm_up_s=0.0, poisson=False, timeout_s=0.5)
+        hold.set()
+    assert load.counts == {"timeout": 4}
+    assert (load.latencies_s >= 0.5).all()
+
+
+def test_nobody_listening_is_counted_as_refused():
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        load = open_loop(unheard.getsockname()[1], [REQUEST], 100, 0.1, warm_up_s=0.0, poisson=False)
+    assert load.counts == {"refused": 10}
+
+
+def test_a_closed_loop_keeps_one_request_under_way_on_each_connection():
+    under_way, most, lock, first_four = 0, 0, threading.Lock(), threading.Barrier(4)
+
+    def answer(number: int) -> bytes:
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        if number < 4:
+            first_four.wait()
+        time.sleep(0.02)
+        with lock:
+            under_way -= 1
+        return OK
+
+    with server(answer) as port:
+        load = closed_loop(port, [REQUEST], 4, 0.5, warm_up_s=0.1)
+    assert most == 4
+    assert load.counts.keys() == {"200"}
+    assert load.rate <= 4 * (0.5 / 0.02 + 1) / 0.5  # no server of this delay answers faster
+    assert (load.latencies_s >= 0.02).all()
+
+
+@pytest.mark.parametrize("options", [["--rate", "50"], []])
+def test_the_command_prints_a_summary(tmp_path, options):
+    body = tmp_path / "body.json"
+    body.write_text('{"inputs": [[1]]}')
+    with server(lambda _: OK) as port:
+        command = [sys.executable, "-m", "benchmarks.load", str(port), "/predict", str(body), "--seconds", "0.2"]
+        done = subprocess.run([*command, "--warm-up", "0", *options], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["counts"].keys() == {"200"}
