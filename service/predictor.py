@@ -2,8 +2,9 @@
 
 Requests wait in a queue. A worker thread takes the first of them, and with it all others of the same model and
 number of draws that fit into a *micro-batch*: one product of rows and draws, under one fresh draw set, so that draws
-are made once for many requests. An idle server has no queue, and nobody waits for company. A request that is larger
-than a micro-batch is computed in parts, between which others get their turn.
+are made once for many requests. An idle server has no queue, and nobody waits for company; a busy one waits a moment,
+since each micro-batch needs draws of its own. A request that is larger than a micro-batch is computed in parts,
+between which others get their turn.
 """
 
 import asyncio
@@ -39,6 +40,7 @@ REST_S = 0.002  # after an answer, so that idle work does not begin before the a
 SMALL_ROW_DRAWS = 200  # a millisecond of arithmetic
 BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch
 POOL_CHUNK_ROWS = 128  # rows of a pool between which other requests get their turn
+GATHER_S = 0.01  # after a micro-batch, in which those who come with the next requests are waited for
 PATIENCE_S = 0.05  # before a look at whether the client is still there
 LASTING_S = 1.0  # since the last refusal: so long an overload is taken to last
 
@@ -107,6 +109,9 @@ class Predictor:
         self._something = threading.Condition()
         self._closed = False
         self._overloaded_until = -math.inf
+        self._rows = 0  # in the queue
+        self._wanted_rows = 0  # that are waited for, until `_gathering_until`
+        self._gathering_until = -math.inf
         self._rate = 0.0  # rows x draws a second, of late
         self._worker = threading.Thread(target=self._work, name="model", daemon=True)
         self._worker.start()
@@ -213,24 +218,42 @@ class Predictor:
             waiting.asked = time.perf_counter()
         with self._something:
             self._queue.append(waiting)
-            self._something.notify()
+            self._rows += len(waiting.x) if isinstance(waiting, Job) else 0
+            if self._rows >= self._wanted_rows or isinstance(waiting, Call):
+                self._something.notify()
 
     def _work(self) -> None:
         while True:
             with self._something:
-                while not self._queue:
-                    if self._closed:
-                        return
-                    self._something.wait()
+                self._await_work()
+                if self._closed and not self._queue:
+                    return
                 batch = self._next()
             if isinstance(batch, Call):
                 _finish(batch.future, *_tried(batch.work))
             elif batch:
                 self._run(batch)
+                # While half of those about are computed the others are read, and so on in turns.
+                self._wanted_rows = min(sum(len(job.x) for job in batch) + self._rows, 2 * _batch_rows(batch[0])) // 2
+                self._gathering_until = time.monotonic() + GATHER_S
+
+    def _await_work(self) -> None:
+        """Wait until something is in the queue; right after a micro-batch for a moment also for company."""
+        while (
+            not self._closed and self._rows < self._wanted_rows and not any(isinstance(w, Call) for w in self._queue)
+        ):
+            left = self._gathering_until - time.monotonic()
+            if left <= 0:
+                break
+            self._something.wait(left)
+        self._wanted_rows = 0
+        while not self._queue and not self._closed:
+            self._something.wait()
 
     def _next(self) -> "list[Job] | Call":
         """Take from the queue what is computed next: a call, a part of a large job, or a micro-batch."""
         first = self._queue.popleft()
+        self._rows -= len(first.x) if isinstance(first, Job) else 0
         if _is_over(first):
             return []
         if isinstance(first, Call):
@@ -244,6 +267,7 @@ class Predictor:
             if isinstance(other, Job) and _is_alike(first, other):
                 any_seeded = seeded or other.seed is not None
                 if rows + other.rows_left <= (most_seeded if any_seeded else most):
+                    self._rows -= len(other.x)
                     if not _is_over(other):
                         batch.append(other)
                         rows, seeded = rows + other.rows_left, any_seeded
