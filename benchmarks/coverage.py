@@ -158,11 +158,11 @@ def answered(held: HeldOut, risk: float, splits: int, seed: int, manifest: Manif
             np.zeros((1, third)),  # sets are not looked at here
             manifest.detectors.names,
             manifest.num_labels,
-            Answers(doubt[None, reference], doubt[None, ranking], wrong[None, ranking]),
+            Answers.of(doubt[None, reference], doubt[None, ranking], wrong[None, ranking]),
         )
         tested = held.detected.take(test)
         judgement = calibration.judge({name: s[0] for name, s in tested.by_name.items()}, tested.labels[0], 1)
-        is_answered = (doubt[test] <= calibration.largest_doubt(1, FPR, risk)) & (judgement.p_value > FPR)
+        is_answered = (doubt[test] <= calibration.ranked(1).largest_doubt(FPR, risk)) & (judgement.p_value > FPR)
         shares.append(is_answered.mean())
         if is_answered.any():
             errors.append(wrong[test][is_answered].mean())

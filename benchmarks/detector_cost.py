@@ -52,7 +52,13 @@ def entropy_alone(calibration: Calibration) -> Calibration:
     only = {"entropy": calibration.reference["entropy"]}
     surprises = {"entropy": calibration.surprises["entropy"]}
     return replace(
-        calibration, combined=("entropy",), two_sided=(), standards={}, reference=only, surprises=surprises
+        calibration,
+        combined=("entropy",),
+        two_sided=(),
+        standards={},
+        reference=only,
+        surprises=surprises,
+        settling=None,
     )
 
 

@@ -15,7 +15,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks.model import ROOT
-from model_store.calibration import Calibration, DetectorNames, DetectorScores
+from model_store.calibration import Calibration, DetectorScores
+from model_store.detection import DetectorNames
 from model_store.model import NEEDED, Model
 from model_store.store import ModelStore
 from training.calibrate import by_detector, served_scores

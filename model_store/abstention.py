@@ -34,67 +34,78 @@ NOTHING = -math.inf  # the threshold that answers no row
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Doubt of the two calibration splits' rows, in the splits' order, and whether a ranking row's label is wrong."""
-
-    reference_doubt: Float64[np.ndarray, "J n"]
-    ranking_doubt: Float64[np.ndarray, "J m"]
-    is_wrong: Bool[np.ndarray, "J m"]
-
-
-@dataclass(frozen=True)
 class Abstention:
-    """What thresholds are chosen from, for J numbers of draws.
+    """What thresholds are chosen from.
 
     The m ranking rows are in the order of their flag's statistic, the rows most like the reference rows first.
     """
 
-    candidates: Float64[np.ndarray, "J T"]  # rising; the last answers every row that is not flagged
+    candidates: Float64[np.ndarray, "T"]  # rising; the last answers every row that is not flagged
+    doubt: Float64[np.ndarray, "m"]
+    is_wrong: Bool[np.ndarray, "m"]
+
+    def threshold(self, flagged: int, risk: float) -> float:
+        """Return the largest doubt to answer at, or `NOTHING`.
+
+        Args:
+            flagged: how many ranking rows have statistics that the flag would fire at (h above).
+            risk: the level, in (0, 1).
+        """
+        unflagged = len(self.doubt) - flagged
+        doubt, is_wrong = self.doubt[:unflagged], self.is_wrong[:unflagged]
+        order = np.argsort(doubt, kind="stable")
+        answered = doubt[order].searchsorted(self.candidates, side="right")
+        wrong = np.concatenate([[0], is_wrong[order].cumsum()])[answered]
+        is_rejected = binomial_tail(wrong, answered, risk) <= (1.0 - CONFIDENCE) / len(STARTS)
+        ends = [_end(is_rejected, math.ceil(share * CANDIDATES) - 1) for share in STARTS]
+        return NOTHING if max(ends) < 0 else float(self.candidates[max(ends)])
+
+    def smallest_risk(self, flagged: int) -> float:
+        """Return the smallest level at which any row is answered, in steps of 10^-DECIMALS; 1 if there is none."""
+        steps = 10**DECIMALS
+        levels = range(1, steps)
+        return (1 + bisect_left(levels, True, key=lambda i: self.threshold(flagged, i / steps) != NOTHING)) / steps
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Of J numbers of draws the candidates for thresholds, the ranking rows' doubt, and which labels are wrong.
+
+    Rows are in the ranking split's order.
+    """
+
+    candidates: Float64[np.ndarray, "J T"]
     doubt: Float64[np.ndarray, "J m"]
     is_wrong: Bool[np.ndarray, "J m"]
 
     @classmethod
-    def fit(cls, answers: Answers, order: Int64[np.ndarray, "J m"]) -> "Abstention":
-        """Keep the ranking rows in the order of their statistic."""
-        rows = answers.reference_doubt.shape[1]
+    def of(
+        cls,
+        reference_doubt: Float64[np.ndarray, "J n"],
+        ranking_doubt: Float64[np.ndarray, "J m"],
+        is_wrong: Bool[np.ndarray, "J m"],
+    ) -> "Answers":
+        """Take candidates from the reference split's doubt, and doubt and wrong labels of the ranking split."""
+        rows = reference_doubt.shape[1]
         places = np.ceil(rows * np.arange(1, CANDIDATES + 1) / CANDIDATES).astype(int) - 1
-        candidates = np.take(np.sort(answers.reference_doubt, axis=1), places, axis=1)
+        candidates = np.take(np.sort(reference_doubt, axis=1), places, axis=1)
         candidates[:, -1] = 1.0  # doubt is less
-        return cls(
-            candidates,
-            np.take_along_axis(answers.ranking_doubt, order, axis=1),
-            np.take_along_axis(answers.is_wrong, order, axis=1),
-        )
+        return cls(candidates, ranking_doubt, is_wrong)
 
-    def threshold(self, j: int, flagged: int, risk: float) -> float:
-        """Return the largest doubt to answer at, of the j-th number of draws, or `NOTHING`.
+    def ranked(self, last: int, at: Int64[np.ndarray, "m"], order: Int64[np.ndarray, "m"]) -> Abstention:
+        """Return what thresholds are chosen from, of ranking row i at its `at[i]`-th number of draws.
 
-        Args:
-            j: index of the number of draws.
-            flagged: how many ranking rows have statistics that the flag would fire at (h above).
-            risk: the level, in (0, 1).
+        `last` is the largest such index that the draws allow, and `order` sorts the rows by their statistic.
         """
-        unflagged = self.doubt.shape[1] - flagged
-        doubt, is_wrong = self.doubt[j, :unflagged], self.is_wrong[j, :unflagged]
-        order = np.argsort(doubt, kind="stable")
-        answered = doubt[order].searchsorted(self.candidates[j], side="right")
-        wrong = np.concatenate([[0], is_wrong[order].cumsum()])[answered]
-        is_rejected = binomial_tail(wrong, answered, risk) <= (1.0 - CONFIDENCE) / len(STARTS)
-        ends = [_end(is_rejected, math.ceil(share * CANDIDATES) - 1) for share in STARTS]
-        return NOTHING if max(ends) < 0 else float(self.candidates[j, max(ends)])
-
-    def smallest_risk(self, j: int, flagged: int) -> float:
-        """Return the smallest level at which any row is answered, in steps of 10^-DECIMALS; 1 if there is none."""
-        steps = 10**DECIMALS
-        levels = range(1, steps)
-        return (1 + bisect_left(levels, True, key=lambda i: self.threshold(j, flagged, i / steps) != NOTHING)) / steps
+        rows = np.arange(len(at))
+        return Abstention(self.candidates[last], self.doubt[at, rows][order], self.is_wrong[at, rows][order])
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Return its arrays of `calibration.safetensors`."""
         return {f"abstention.{name}": array for name, array in vars(self).items()}
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, np.ndarray], shape: tuple[int, ...]) -> "Abstention | None":
+    def from_tensors(cls, tensors: dict[str, np.ndarray], shape: tuple[int, ...]) -> "Answers | None":
         """Read back what `tensors` gave, None where there is none of it; `shape` is that of the ranking statistics.
 
         Raises:

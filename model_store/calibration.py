@@ -25,7 +25,11 @@ from jaxtyping import Bool, Float64, Int64
 
 from model_store import conformal_sets
 from model_store.abstention import Abstention, Answers
-from model_store.detection import Standard, Surprise, combined_surprise
+from model_store.detection import DetectorNames, FittedDetector, Standard, Surprise, flag_statistic
+from model_store.settling import Rule, Settling, Spread, StageScores, stages_among
+
+DEFAULT_FPR = 0.05  # at which flags fire where nothing else is asked for
+KEPT_RANKED = 64  # ways of taking draws whose sorted ranking rows are kept
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,9 @@ class Judgement:
     p_value: Float64[np.ndarray, "N"]
     detector_p_values: dict[str, Float64[np.ndarray, "N"]]
 
-    def take(self, rows: slice) -> "Judgement":
+    def take(self, rows: slice | np.ndarray) -> "Judgement":
         """Return the judgement of some rows."""
-        return Judgement(
-            self.p_value[rows], {name: p_value[rows] for name, p_value in self.detector_p_values.items()}
-        )
+        return Judgement(self.p_value[rows], {name: p[rows] for name, p in self.detector_p_values.items()})
 
     @classmethod
     def concatenate(cls, parts: list["Judgement"]) -> "Judgement":
@@ -52,44 +54,86 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class DetectorNames:
-    """Which detectors the flag combines, which are densities, and which of those are two-sided."""
-
-    combined: tuple[str, ...]
-    density: tuple[str, ...] = ()
-    two_sided: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class DetectorScores:
-    """Each detector's scores of n rows at J numbers of draws, and the rows' predicted labels (0 in a regression)."""
+    """Each detector's scores of n rows at J numbers of draws, and the rows' predicted labels (0 in a regression).
+
+    `spreads` are those of the stages at which rows may stop (`settling`), None where they never do.
+    """
 
     by_name: dict[str, Float64[np.ndarray, "J n"]]
     labels: Int64[np.ndarray, "J n"]
+    spreads: list[Spread] | None = None
 
     def take(self, rows: Int64[np.ndarray, "m"]) -> "DetectorScores":
         """Return the scores of these rows."""
-        return DetectorScores({name: s[:, rows] for name, s in self.by_name.items()}, self.labels[:, rows])
+        spreads = None if self.spreads is None else [spread.take(rows) for spread in self.spreads]
+        return DetectorScores({name: s[:, rows] for name, s in self.by_name.items()}, self.labels[:, rows], spreads)
 
 
 @dataclass(frozen=True)
-class FittedDetector:
-    """A detector fitted on the reference split, at one number of draws."""
+class Ranked:
+    """The ranking rows under one way of taking draws: what new rows taken so are ranked among.
 
-    standard: Standard | None  # of density detectors
-    surprise: Surprise
+    `statistic`, `nonconformity` and the surprises are sorted.
+    """
 
-    def __call__(self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-        """Return the surprise of each score."""
-        return self.surprise(score if self.standard is None else self.standard(score, label))
+    num_draws: int  # the most that are looked at
+    rule: Rule | None  # None: always as many
+    statistic: Float64[np.ndarray, "m"]
+    surprises: dict[str, Float64[np.ndarray, "m"]]
+    nonconformity: Float64[np.ndarray, "m"]
+    abstention: Abstention | None  # of a classification
+
+    def judge(self, statistic: Float64[np.ndarray, "N"], surprises: dict[str, Float64[np.ndarray, "N"]]) -> Judgement:
+        """Return p-values of N rows, given the flag's statistic and each detector's surprise."""
+        return Judgement(
+            conformal_p_value(statistic, self.statistic),
+            {name: conformal_p_value(surprise, self.surprises[name]) for name, surprise in surprises.items()},
+        )
+
+    def prediction_sets(self, probs: Float64[np.ndarray, "N C"], coverage: float) -> Bool[np.ndarray, "N C"]:
+        """Return which classes belong to each row's prediction set, given mean probabilities."""
+        return conformal_sets.prediction_sets(probs, self.nonconformity, coverage)
+
+    def intervals(
+        self, mean: Float64[np.ndarray, "N"], std: Float64[np.ndarray, "N"], coverage: float
+    ) -> Float64[np.ndarray, "N 2"]:
+        """Return the lower and upper end of each row's interval, given mean and std.
+
+        They are infinite where there are too few calibration rows for `coverage`.
+        """
+        return conformal_sets.intervals(mean, std, self.nonconformity, coverage)
+
+    @cached_property
+    def largest_doubt(self) -> Callable[[float, float], float]:
+        """The largest doubt to answer at, -inf for none: a function of fpr and risk.
+
+        It raises ValueError if nothing was calibrated of which labels are wrong.
+        """
+        return lru_cache(maxsize=1024)(lambda fpr, risk: self._abstention().threshold(self.flagged(fpr), risk))
+
+    def smallest_risk(self, fpr: float) -> float:
+        """Return the smallest risk that can be certified, 1 for none; raises ValueError as `largest_doubt` does."""
+        return self._abstention().smallest_risk(self.flagged(fpr))
+
+    def flagged(self, fpr: float) -> int:
+        """Return how many p-values are at most `fpr`: as many of the ranking rows are at least as surprising."""
+        rows = len(self.statistic)
+        return int((np.arange(1, rows + 1) / (rows + 1)).searchsorted(fpr, side="right"))
+
+    def _abstention(self) -> Abstention:
+        if self.abstention is None:
+            raise ValueError("expected a calibration with answers that are right or wrong, got one without")
+        return self.abstention
 
 
 @dataclass(frozen=True)
 class Calibration:
     """Calibration scores by number of draws. J numbers of draws, n reference rows, m ranking rows, C labels.
 
-    All are sorted. `reference` holds each detector's scores of the reference split, of density detectors standardised
-    by `standards`; `surprises` its surprises at the ranking split, and `ranking` their combined statistic.
+    `reference` holds each detector's scores of the reference split, sorted, of density detectors standardised by
+    `standards`. Of the ranking split, in its order, `surprises` holds the detectors' surprises and `statistic` the
+    flag's statistic.
     """
 
     draw_counts: Int64[np.ndarray, "J"]
@@ -98,9 +142,10 @@ class Calibration:
     standards: dict[str, list[Standard]]
     reference: dict[str, Float64[np.ndarray, "J n"]]
     surprises: dict[str, Float64[np.ndarray, "J m"]]
-    ranking: Float64[np.ndarray, "J m"]
+    statistic: Float64[np.ndarray, "J m"]
     nonconformity: Float64[np.ndarray, "J m"]
-    abstention: Abstention | None = None  # of a classification
+    answers: Answers | None = None  # of a classification
+    settling: Settling | None = None  # None: rows never stop early
 
     @classmethod
     def fit(
@@ -113,7 +158,7 @@ class Calibration:
         num_labels: int,
         answers: Answers | None = None,
     ) -> "Calibration":
-        """Fit detectors on the reference split's scores and rank the ranking split's combined statistic.
+        """Fit detectors on the reference split's scores, and keep what ranks rows of the ranking split's.
 
         Args:
             draw_counts: the J numbers of draws that the scores were made with, rising.
@@ -140,36 +185,37 @@ class Calibration:
             )
             for name, scores in reference.by_name.items()
         }
-        surprises: dict[str, list[Float64[np.ndarray, "m"]]] = {name: [] for name in sorted_reference}
-        for j in range(len(draw_counts)):
-            fitted = _fitted(sorted_reference, standards, detectors.two_sided, j)
-            for name, detector in fitted.items():
-                surprises[name].append(detector(ranking.by_name[name][j], ranking.labels[j]))
-        combined = np.stack(
-            [combined_surprise([surprises[name][j] for name in detectors.combined]) for j in range(len(draw_counts))]
-        )
-        order = np.argsort(combined, axis=1, kind="stable")
+        counts = range(len(draw_counts))
+        fitted = [_fitted(sorted_reference, standards, detectors.two_sided, j) for j in counts]
+        surprises = [_surprises(fitted[j], ranking, j) for j in counts]
         return cls(
             np.array(draw_counts, dtype=np.int64),
             detectors.combined,
             detectors.two_sided,
             standards,
             sorted_reference,
-            {name: np.sort(by_count, axis=1) for name, by_count in surprises.items()},
-            np.take_along_axis(combined, order, axis=1),
-            np.sort(nonconformity, axis=1),
-            None if answers is None else Abstention.fit(answers, order),
+            {name: np.stack([of_count[name] for of_count in surprises]) for name in sorted_reference},
+            np.stack([flag_statistic(of_count, detectors.combined) for of_count in surprises]),
+            nonconformity,
+            answers,
+            _settling(draw_counts, fitted, detectors.combined, reference, ranking),
         )
 
     @cached_property
     def _detectors(self) -> list[dict[str, FittedDetector]]:
         """The detectors by number of draws."""
-        return [_fitted(self.reference, self.standards, self.two_sided, j) for j in range(len(self.draw_counts))]
+        counts = range(len(self.draw_counts))
+        return [_fitted(self.reference, self.standards, self.two_sided, j) for j in counts]
 
     @property
     def smallest_fpr(self) -> float:
         """The smallest false-positive rate that this calibration can tell apart from 0."""
-        return 1.0 / (self.ranking.shape[1] + 1)
+        return 1.0 / (self.statistic.shape[1] + 1)
+
+    @property
+    def default_fpr(self) -> float:
+        """The false-positive rate at which flags fire where nothing else is asked for."""
+        return max(DEFAULT_FPR, self.smallest_fpr)
 
     def draws_used(self, num_draws: int) -> int:
         """How many of a request's draws the detectors look at: the largest calibrated number it has.
@@ -197,6 +243,32 @@ class Calibration:
         """
         return self._detectors[self._index(num_draws)]
 
+    @cached_property
+    def ranked(self) -> Callable[..., Ranked]:
+        """The ranking rows of `num_draws` draws each or, by a rule, of at most so many: `ranked(num_draws, rule)`.
+
+        It raises ValueError if that number of draws was not calibrated.
+        """
+        return lru_cache(maxsize=KEPT_RANKED)(self._ranked)
+
+    def _ranked(self, num_draws: int, rule: Rule | None = None) -> Ranked:
+        last = self._index(num_draws)
+        rows = np.arange(self.statistic.shape[1])
+        at = np.full(len(rows), last)
+        if rule is not None and self.settling is not None:
+            stops = [self._index(stage) for stage in self.settling.stages if stage < num_draws]
+            at = np.array([*stops, last])[self.settling.stages_of(rule, len(stops))]
+        statistic = self.statistic[at, rows]
+        order = np.argsort(statistic, kind="stable")
+        return Ranked(
+            num_draws,
+            rule,
+            statistic[order],
+            {name: np.sort(surprises[at, rows]) for name, surprises in self.surprises.items()},
+            np.sort(self.nonconformity[at, rows]),
+            None if self.answers is None else self.answers.ranked(last, at, order),
+        )
+
     def judge(
         self, scores: dict[str, Float64[np.ndarray, "N"]], labels: Int64[np.ndarray, "N"], num_draws: int
     ) -> Judgement:
@@ -205,60 +277,32 @@ class Calibration:
         Raises:
             ValueError: if that number of draws was not calibrated.
         """
-        j = self._index(num_draws)
         surprises = self.surprises_of(scores, labels, num_draws)
-        statistic = combined_surprise([surprises[name] for name in self.combined])
-        return Judgement(
-            conformal_p_value(statistic, self.ranking[j]),
-            {name: conformal_p_value(surprise, self.surprises[name][j]) for name, surprise in surprises.items()},
-        )
+        return self.ranked(num_draws).judge(flag_statistic(surprises, self.combined), surprises)
 
-    def prediction_sets(
-        self, probs: Float64[np.ndarray, "N C"], num_draws: int, coverage: float
-    ) -> Bool[np.ndarray, "N C"]:
-        """Return which classes belong to each row's prediction set, given mean probabilities of `num_draws` draws.
+    def stages(self, num_draws: int) -> list[int]:
+        """Return the numbers of draws below `num_draws` at which rows may stop."""
+        return [] if self.settling is None else [stage for stage in self.settling.stages if stage < num_draws]
 
-        Raises:
-            ValueError: if that number of draws was not calibrated.
-        """
-        return conformal_sets.prediction_sets(probs, self.nonconformity[self._index(num_draws)], coverage)
-
-    def intervals(
-        self, mean: Float64[np.ndarray, "N"], std: Float64[np.ndarray, "N"], num_draws: int, coverage: float
-    ) -> Float64[np.ndarray, "N 2"]:
-        """Return the lower and upper end of each row's interval, given mean and std of `num_draws` draws.
-
-        They are infinite where there are too few calibration rows for `coverage`.
+    def is_settled(
+        self,
+        scores: dict[str, Float64[np.ndarray, "N"]],
+        labels: Int64[np.ndarray, "N"],
+        spread: Spread,
+        num_draws: int,
+        rule: Rule,
+    ) -> Bool[np.ndarray, "N"]:
+        """Return which rows a rule lets stop at a stage, `num_draws` draws.
 
         Raises:
-            ValueError: if that number of draws was not calibrated.
+            ValueError: if rows never stop early.
         """
-        return conformal_sets.intervals(mean, std, self.nonconformity[self._index(num_draws)], coverage)
-
-    @cached_property
-    def largest_doubt(self) -> Callable[[int, float, float], float]:
-        """The largest doubt to answer at, -inf for none: a function of number of draws, fpr and risk.
-
-        It raises ValueError if that number of draws was not calibrated, or nothing was of which labels are wrong.
-        """
-        return lru_cache(maxsize=1024)(self._largest_doubt)
-
-    def _largest_doubt(self, num_draws: int, fpr: float, risk: float) -> float:
-        return self._abstention().threshold(self._index(num_draws), self.flagged(fpr), risk)
-
-    def smallest_risk(self, num_draws: int, fpr: float) -> float:
-        """Return the smallest risk that can be certified, 1 for none; raises ValueError as `largest_doubt` does."""
-        return self._abstention().smallest_risk(self._index(num_draws), self.flagged(fpr))
-
-    def flagged(self, fpr: float) -> int:
-        """Return how many p-values are at most `fpr`: as many of the ranking rows are at least as surprising."""
-        rows = self.ranking.shape[1]
-        return int((np.arange(1, rows + 1) / (rows + 1)).searchsorted(fpr, side="right"))
-
-    def _abstention(self) -> Abstention:
-        if self.abstention is None:
-            raise ValueError("expected a calibration with answers that are right or wrong, got one without")
-        return self.abstention
+        if self.settling is None:
+            raise ValueError("expected a calibration with stages, got one without")
+        detectors = {name: self.detectors(num_draws)[name] for name in self.combined}
+        surprises = {name: detector(scores[name], labels) for name, detector in detectors.items()}
+        stage = StageScores(scores, labels, surprises, spread)
+        return self.settling.is_settled(stage, num_draws, rule, detectors, self.combined)
 
     @cached_property
     def _positions(self) -> dict[int, int]:
@@ -273,13 +317,14 @@ class Calibration:
         """Return the arrays of `calibration.safetensors`."""
         return {
             "draw_counts": self.draw_counts,
-            "ranking": self.ranking,
+            "statistic": self.statistic,
             "nonconformity": self.nonconformity,
             **{f"reference.{name}": scores for name, scores in self.reference.items()},
             **{f"surprise.{name}": surprises for name, surprises in self.surprises.items()},
             **{f"centre.{name}": np.stack([s.centre for s in by_count]) for name, by_count in self.standards.items()},
             **{f"spread.{name}": np.stack([s.spread for s in by_count]) for name, by_count in self.standards.items()},
-            **({} if self.abstention is None else self.abstention.tensors()),
+            **({} if self.answers is None else self.answers.tensors()),
+            **({} if self.settling is None else self.settling.tensors()),
         }
 
     @classmethod
@@ -289,7 +334,7 @@ class Calibration:
             {key.removeprefix(part): value for key, value in tensors.items() if key.startswith(part)}
             for part in ("reference.", "surprise.")
         )
-        missing = [name for name in ("draw_counts", "ranking", "nonconformity") if name not in tensors]
+        missing = [name for name in ("draw_counts", "statistic", "nonconformity") if name not in tensors]
         missing += [
             f"reference.{name}" for name in (*detectors.combined, *detectors.density) if name not in reference
         ]
@@ -298,16 +343,21 @@ class Calibration:
         missing += [name for name in by_label if name not in tensors]
         if missing:
             raise ValueError(f"expected tensors {missing}, which are not there")
-        draw_counts, ranking, nonconformity = (tensors[n] for n in ("draw_counts", "ranking", "nonconformity"))
+        draw_counts, statistic, nonconformity = (tensors[n] for n in ("draw_counts", "statistic", "nonconformity"))
         rising = draw_counts.ndim == 1 and draw_counts.size > 0 and draw_counts[0] == 1
         if not rising or draw_counts.dtype != np.int64 or np.any(np.diff(draw_counts) <= 0):
             raise ValueError("draw_counts: expected rising int64 numbers from 1")
-        named = {name: scores for name, scores in tensors.items() if name.startswith(("reference.", "surprise."))}
-        for name, array in {"ranking": ranking, "nonconformity": nonconformity, **named}.items():
+        of_ranking = {f"surprise.{name}": scores for name, scores in surprises.items()}
+        of_ranking |= {"statistic": statistic, "nonconformity": nonconformity}
+        of_reference = {f"reference.{name}": scores for name, scores in reference.items()}
+        for name, array in {**of_ranking, **of_reference}.items():
             shaped = array.ndim == 2 and len(array) == len(draw_counts) and array.shape[1] > 0
-            finite = shaped and array.dtype == np.float64 and np.all(np.isfinite(array))
-            if not finite or not np.all(np.diff(array, axis=1) >= 0):
-                raise ValueError(f"{name}: expected sorted, finite float64 rows, one for each of draw_counts")
+            if not shaped or array.dtype != np.float64 or not np.all(np.isfinite(array)):
+                raise ValueError(f"{name}: expected finite float64 rows, one for each of draw_counts")
+            if name in of_ranking and array.shape != statistic.shape:
+                raise ValueError(f"{name}: expected as many numbers as statistic has, {statistic.shape}")
+            if name in of_reference and not np.all(np.diff(array, axis=1) >= 0):
+                raise ValueError(f"{name}: expected sorted rows")
         for name in by_label:
             array, shape = tensors[name], (len(draw_counts), num_labels)
             good = array.shape == shape and array.dtype == np.float64 and np.all(np.isfinite(array))
@@ -324,10 +374,51 @@ class Calibration:
             standards,
             reference,
             surprises,
-            ranking,
+            statistic,
             nonconformity,
-            Abstention.from_tensors(tensors, ranking.shape),
+            Answers.from_tensors(tensors, statistic.shape),
+            Settling.from_tensors(tensors, stages_among(draw_counts.tolist()), statistic.shape[1]),
         )
+
+
+def _surprises(
+    detectors: dict[str, FittedDetector], rows: DetectorScores, j: int
+) -> dict[str, Float64[np.ndarray, "n"]]:
+    """Return rows' surprises at the j-th number of draws."""
+    return {name: detector(rows.by_name[name][j], rows.labels[j]) for name, detector in detectors.items()}
+
+
+def _settling(
+    draw_counts: list[int],
+    detectors: list[dict[str, FittedDetector]],
+    combined: tuple[str, ...],
+    reference: DetectorScores,
+    ranking: DetectorScores,
+) -> Settling | None:
+    """Return what stopping goes by, None where rows never stop early."""
+    stages = stages_among(draw_counts)
+    if not stages or reference.spreads is None or ranking.spreads is None:
+        return None
+    places = [draw_counts.index(stage) for stage in stages]
+
+    def by_stage(rows: DetectorScores, spreads: list[Spread]) -> list[StageScores]:
+        return [
+            StageScores(
+                {name: scores[j] for name, scores in rows.by_name.items()},
+                rows.labels[j],
+                _surprises(detectors[j], rows, j),
+                spread,
+            )
+            for j, spread in zip(places, spreads, strict=True)
+        ]
+
+    return Settling.fit(
+        stages,
+        [detectors[j] for j in places],
+        combined,
+        by_stage(reference, reference.spreads),
+        by_stage(ranking, ranking.spreads),
+    )
 
 
 def _fitted(

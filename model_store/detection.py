@@ -16,6 +16,7 @@ that see nothing dilute it little, and dependent ones do not count twice. It is 
 its distribution is needed.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,15 @@ from jaxtyping import Float64, Int64
 TAIL_FRACTION = 0.1  # of the reference scores, from which the tail beyond the last is extrapolated
 LEAST_SCORE = 1e-300
 SHRINKAGE_ROWS = 20  # how many rows of a label weigh as much as all labels' rows together
+
+
+@dataclass(frozen=True)
+class DetectorNames:
+    """Which detectors the flag combines, which are densities, and which of those are two-sided."""
+
+    combined: tuple[str, ...]
+    density: tuple[str, ...] = ()
+    two_sided: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,25 @@ class Standard:
         return (np.log(np.maximum(score, LEAST_SCORE)) - self.centre[label]) / self.spread[label]
 
 
+@dataclass(frozen=True)
+class FittedDetector:
+    """A detector fitted on the reference split, at one number of draws."""
+
+    standard: Standard | None  # of density detectors
+    surprise: Surprise
+
+    def __call__(self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+        """Return the surprise of each score."""
+        return self.surprise(score if self.standard is None else self.standard(score, label))
+
+
 def combined_surprise(surprises: list[Float64[np.ndarray, "N"]]) -> Float64[np.ndarray, "N"]:
     """Return log mean_j exp(surprise_j)."""
     return np.logaddexp.reduce(surprises, axis=0) - np.log(len(surprises))
+
+
+def flag_statistic(
+    surprises: Mapping[str, Float64[np.ndarray, "N"]], combined: tuple[str, ...]
+) -> Float64[np.ndarray, "N"]:
+    """Return the statistic of rows, given each detector's surprises and the names of those to combine."""
+    return combined_surprise([surprises[name] for name in combined])

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
 
-from model_store.calibration import DetectorNames
+from model_store.detection import DetectorNames
 
 FORMAT_VERSION = 1
 GRAPHS = ("sampler.onnx", "network.onnx")

@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 
 from model_store.sums import GROUPS, Average, DrawSums
 
@@ -36,7 +36,7 @@ class MixtureScores:
     With one draw there is nothing to disagree with, and `epistemic_std` is 0.
     """
 
-    num_draws: int
+    num_draws: Int64[np.ndarray, "N"]
     mean: Float64[np.ndarray, "N"]
     std: Float64[np.ndarray, "N"]
     aleatoric_std: Float64[np.ndarray, "N"]
@@ -86,7 +86,8 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScore
             ]
         )
         errors = dict(zip(MIXTURE_ERROR_NAMES, mean_over_draws.standard_error(influence_S_N_G), strict=True))
-    return MixtureScores(mean_over_draws.num_draws, mean_N, std_N, aleatoric_std_N, epistemic_std_N, errors)
+    num_draws_N = np.full(len(mean_N), mean_over_draws.num_draws)
+    return MixtureScores(num_draws_N, mean_N, std_N, aleatoric_std_N, epistemic_std_N, errors)
 
 
 def _on_deviation(

@@ -1,13 +1,16 @@
 """A published model, loaded and ready to predict: manifest, runtime and calibration."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64
+from jaxtyping import Bool, Float32, Float64, Int64
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from model_store.calibration import Calibration, Judgement
+from model_store.calibration import Calibration, Judgement, Ranked
+from model_store.detection import flag_statistic
 from model_store.errors import BrokenArtifact
 from model_store.manifest import GRAPHS, Manifest
 from model_store.mixture import MixtureScores
@@ -15,41 +18,34 @@ from model_store.noise import ALGORITHMS
 from model_store.outputs import AnyScores, labels_of, scores_of, sums_of
 from model_store.runtime import GraphError, Runtime
 from model_store.scores import Scores, concatenated, taken
+from model_store.settling import Rule, Spread, stages_among
 from model_store.store import Artifact
 
 CALIBRATION_FILE = "calibration.safetensors"
 NEEDED = (*GRAPHS, CALIBRATION_FILE)
 
 
+Outputs = Callable[[Int64[np.ndarray, "n"], int, int], Float32[np.ndarray, "K n C"]]
+
+
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of N rows: the scores of all draws, and the flag's judgement.
+    """What a model says of N rows: the scores of all their draws, and the flag's judgement.
 
     `detected` holds each detector's score. Detectors of posterior scores look at the first draws, as many as the
-    largest calibrated number (`judged_draws`; `judged` are their scores), so that p-values, prediction sets and
-    intervals are exact whatever number was asked for.
+    largest calibrated number or those at which the row stopped (`judged` are their scores), so that p-values,
+    prediction sets and intervals, which are ranks among `ranked`, are exact whatever number was asked for.
     """
 
     scores: AnyScores
     detected: dict[str, Float64[np.ndarray, "N"]]
     judged: AnyScores
-    judged_draws: int
     judgement: Judgement
-
-    def take(self, rows: slice) -> "Prediction":
-        """Return the prediction of some rows."""
-        scores = taken(self.scores, rows)
-        return Prediction(
-            scores,
-            {name: score[rows] for name, score in self.detected.items()},
-            scores if self.judged is self.scores else taken(self.judged, rows),
-            self.judged_draws,
-            self.judgement.take(rows),
-        )
+    ranked: Ranked
 
     @classmethod
     def concatenate(cls, parts: list["Prediction"]) -> "Prediction":
-        """Return the prediction of all parts' rows, in order; the parts must be of the same draws."""
+        """Return the prediction of all parts' rows, in order; the parts' draws must be taken in the same way."""
         first = parts[0]
         if len(parts) == 1:
             return first
@@ -57,8 +53,19 @@ class Prediction:
             concatenated([part.scores for part in parts]),
             {name: np.concatenate([part.detected[name] for part in parts]) for name in first.detected},
             concatenated([part.judged for part in parts]),
-            first.judged_draws,
             Judgement.concatenate([part.judgement for part in parts]),
+            first.ranked,
+        )
+
+    def take(self, rows: slice | np.ndarray) -> "Prediction":
+        """Return the prediction of some rows."""
+        scores = taken(self.scores, rows)
+        return Prediction(
+            scores,
+            {name: detected[rows] for name, detected in self.detected.items()},
+            scores if self.judged is self.scores else taken(self.judged, rows),
+            self.judgement.take(rows),
+            self.ranked,
         )
 
 
@@ -103,8 +110,10 @@ class Model:
             )
         except (SafetensorError, ValueError) as error:
             raise broken(CALIBRATION_FILE, str(error)) from None
-        if (calibration.abstention is None) != (manifest.abstention is None):
+        if (calibration.answers is None) != (manifest.abstention is None):
             raise broken(CALIBRATION_FILE, "expected abstention.doubt if and only if the manifest has abstention")
+        if (calibration.settling is None) != (not stages_among(calibration.draw_counts.tolist())):
+            raise broken(CALIBRATION_FILE, "expected settling.reference if and only if rows can stop early")
         model = cls(manifest, runtime, calibration)
         try:
             model.warm_up()
@@ -140,15 +149,63 @@ class Model:
         else:
             judged = scores_of(task, sums, standard_errors=False)
             scores = scores_of(task, sums.merge(sums_of(task, outputs[used:], used)))
+        return self._prediction(scores, judged, density, used, self.calibration.ranked(used))
+
+    def settle(self, outputs: Outputs, density: Float32[np.ndarray, "N M"], num_draws: int, rule: Rule) -> Prediction:
+        """Return scores and judgement of rows, each of as many draws as a rule lets it take.
+
+        Args:
+            outputs: what the network says of rows, given their numbers, under their draws `first` to `last - 1`.
+                It is asked for draws in their order, of fewer and fewer rows.
+            density: the rows' density scores.
+            num_draws: the most draws that a row takes.
+            rule: when a row stops.
+        """
+        task, names = self.manifest.task, self.manifest.detectors.density
+        used = self.calibration.draws_used(num_draws)
+        ranked = self.calibration.ranked(used, rule)
+        left = np.arange(len(density))
+        first_stage, *stages = [*self.calibration.stages(used), used]
+        sums = sums_of(task, outputs(left, 0, first_stage))
+        parts, order = [], []
+        for stage, following in pairwise([first_stage, *stages]):
+            scores = scores_of(task, sums)
+            is_settled = self.calibration.is_settled(
+                detector_scores(scores, density, names), labels_of(scores), Spread.of(scores, sums), stage, rule
+            )
+            if is_settled.any():
+                settled = taken(scores, is_settled)
+                parts.append(self._prediction(settled, settled, density[is_settled], stage, ranked))
+                order.append(left[is_settled])
+                left, density, sums = left[~is_settled], density[~is_settled], sums.take(~is_settled)
+            if len(left) == 0:
+                break
+            sums = sums.merge(sums_of(task, outputs(left, stage, following), stage))
+        if len(left) > 0:
+            scores = judged = scores_of(task, sums)
+            if num_draws > used:
+                scores = scores_of(task, sums.merge(sums_of(task, outputs(left, used, num_draws), used)))
+            parts.append(self._prediction(scores, judged, density, used, ranked))
+            order.append(left)
+        if len(parts) == 1:
+            return parts[0]
+        return Prediction.concatenate(parts).take(np.argsort(np.concatenate(order)))
+
+    def _prediction(
+        self, scores: AnyScores, judged: AnyScores, density: Float32[np.ndarray, "N M"], draws: int, ranked: Ranked
+    ) -> Prediction:
+        """Judge rows by the scores of a calibrated number of draws."""
         detected = detector_scores(judged, density, self.manifest.detectors.density)
-        return Prediction(scores, detected, judged, used, self.calibration.judge(detected, labels_of(judged), used))
+        surprises = self.calibration.surprises_of(detected, labels_of(judged), draws)
+        judgement = ranked.judge(flag_statistic(surprises, self.calibration.combined), surprises)
+        return Prediction(scores, detected, judged, judgement, ranked)
 
     def prediction_sets(self, prediction: Prediction, coverage: float) -> Bool[np.ndarray, "N C"]:
         """Return which classes belong to each row's prediction set; its label does, whatever the judged draws say."""
         judged, scores = prediction.judged, prediction.scores
         assert isinstance(judged, Scores)
         assert isinstance(scores, Scores)
-        inside = self.calibration.prediction_sets(judged.probabilities, prediction.judged_draws, coverage)
+        inside = prediction.ranked.prediction_sets(judged.probabilities, coverage)
         inside[np.arange(len(inside)), scores.probabilities.argmax(axis=1)] = True
         return inside
 
@@ -160,7 +217,7 @@ class Model:
         judged, scores = prediction.judged, prediction.scores
         assert isinstance(judged, Scores)
         assert isinstance(scores, Scores)
-        largest = self.calibration.largest_doubt(prediction.judged_draws, fpr, risk)
+        largest = prediction.ranked.largest_doubt(fpr, risk)
         answers = (judged.variation_ratio <= largest) & (prediction.judgement.p_value > fpr)
         return ~answers | (judged.probabilities.argmax(axis=1) != scores.probabilities.argmax(axis=1))
 
@@ -168,7 +225,7 @@ class Model:
         """Return the lower and upper end of each row's interval, in the target's units."""
         judged = prediction.judged
         assert isinstance(judged, MixtureScores)
-        return self.calibration.intervals(judged.mean, judged.std, prediction.judged_draws, coverage)
+        return prediction.ranked.intervals(judged.mean, judged.std, coverage)
 
 
 def detector_scores(

@@ -124,17 +124,21 @@ class Runtime:
         self, x: Float32[np.ndarray, "N I"], draws: DrawSet
     ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
         """Return what `run` does, all rows under one draw set, in memory bounded whatever the set's size."""
+        known, density = self.before_draws(x)
+        return self.after_draw_set(known, draws, 0, draws.num_draws), density
+
+    def after_draw_set(
+        self, known: Float32[np.ndarray, "N H"], draws: DrawSet, first: int, last: int
+    ) -> Float32[np.ndarray, "K N C"]:
+        """Return what `after_draws` does, under draws `first` to `last - 1` of a set, in bounded memory."""
         if draws.theta is not None:
-            return self.run(x, draws.theta[:, None])
+            return self.after_draws(known, draws.theta[first:last, None])
         chunk = max(1, CHUNK_BYTES // self.set_bytes(1))
         parts = []
-        density = None
-        for first in range(0, draws.num_draws, chunk):
-            theta = self.draw(draws.seed, first, min(chunk, draws.num_draws - first))
-            outputs, density = self.run(x, theta[:, None])
-            parts.append(outputs)
-        assert density is not None
-        return np.concatenate(parts), density
+        for k in range(first, last, chunk):
+            theta = self.draw(draws.seed, k, min(chunk, last - k))
+            parts.append(self.after_draws(known, theta[:, None]))
+        return np.concatenate(parts)
 
     def run(
         self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
@@ -145,19 +149,31 @@ class Runtime:
 
         `theta` has one draw for all rows (P = 1) or, where it may be paired, one for each (P = N).
         """
-        blocks = self._row_blocks(len(x))
-        before = self._each(lambda block: self._before_draws(x[block]), blocks, len(x))
-        outputs = np.empty((len(theta), len(x), self._outputs), dtype=np.float32)
+        known, density = self.before_draws(x)
+        return self.after_draws(known, theta), density
 
-        def compute(part: tuple[int, slice]) -> None:
-            number, draws = part
-            block = blocks[number]
+    def before_draws(
+        self, x: Float32[np.ndarray, "N I"]
+    ) -> tuple[Float32[np.ndarray, "N H"], Float32[np.ndarray, "N M"]]:
+        """Return what `after_draws` takes in of rows, and the density detectors' scores: what no draw changes."""
+        parts = self._each(lambda block: self._before_draws(x[block]), self._row_blocks(len(x)), len(x))
+        return np.concatenate([known for known, _ in parts]), np.concatenate([density for _, density in parts])
+
+    def after_draws(
+        self, known: Float32[np.ndarray, "N H"], theta: Float32[np.ndarray, "K P D"]
+    ) -> Float32[np.ndarray, "K N C"]:
+        """Return the network's outputs for each draw and row, given what `before_draws` says of the rows."""
+        blocks = self._row_blocks(len(known))
+        outputs = np.empty((len(theta), len(known), self._outputs), dtype=np.float32)
+
+        def compute(part: tuple[slice, slice]) -> None:
+            block, draws = part
             theta_part = theta[draws] if theta.shape[1] == 1 else theta[draws, block]
-            outputs[draws, block] = self._after_draws(before[number][0], theta_part)[:, : block.stop - block.start]
+            outputs[draws, block] = self._after_draws(known[block], theta_part)
 
         chunks = self._draw_chunks(max(block.stop - block.start for block in blocks), len(theta), len(blocks))
-        self._each(compute, [(n, draws) for draws in chunks for n in range(len(blocks))], len(x) * len(theta))
-        return outputs, np.concatenate([density for _, density in before])
+        self._each(compute, [(block, draws) for draws in chunks for block in blocks], len(known) * len(theta))
+        return outputs
 
     def _row_blocks(self, rows: int) -> list[slice]:
         """Return blocks of rows, as many for each thread, unless they would be small."""
@@ -188,21 +204,21 @@ class Runtime:
 
     def _before_draws(
         self, x: Float32[np.ndarray, "N I"]
-    ) -> tuple[Float32[np.ndarray, "R H"], Float32[np.ndarray, "N M"]]:
-        """Return what the second graph takes in of rows (of a lone row maybe two), and their densities."""
+    ) -> tuple[Float32[np.ndarray, "N H"], Float32[np.ndarray, "N M"]]:
         # A lone row would be multiplied with weights that are not constants by another kernel, and get other bits.
         rows = np.repeat(x, 2, axis=0) if len(x) == 1 and not self.paired else x
         *features, density = self._before.run(self._given, {"x": rows})
-        return features[0] if features else rows, density[: len(x)]
+        return (features[0] if features else rows)[: len(x)], density[: len(x)]
 
     def _after_draws(
-        self, rows: Float32[np.ndarray, "R H"], theta: Float32[np.ndarray, "K P D"]
-    ) -> Float32[np.ndarray, "K R C"]:
-        # A lone draw of weights would be multiplied by another kernel where rows are few, and give other bits.
+        self, known: Float32[np.ndarray, "N H"], theta: Float32[np.ndarray, "K P D"]
+    ) -> Float32[np.ndarray, "K N C"]:
+        # So would a lone row here, and a lone draw of weights where rows are few.
+        rows = np.repeat(known, 2, axis=0) if len(known) == 1 and not self.paired else known
         lone = len(theta) == 1 and not self.paired and self.algorithm != DRAW_INDEX
         theta_part = np.repeat(theta, 2, axis=0) if lone else theta
         outputs = self._after.run([self.output], {self._rows: rows, "theta": theta_part})[0]
-        return outputs[:1] if lone else outputs
+        return outputs[: len(theta), : len(known)]
 
 
 def _checked(file: str, content: bytes, inputs: set[str], *outputs: set[str]) -> onnx.ModelProto:

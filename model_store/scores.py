@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 
 from model_store.sums import GROUPS, Average, DrawSums
 
@@ -36,7 +36,7 @@ S = TypeVar("S", bound=Any)  # scores: a dataclass of arrays, a row each, and of
 class Scores:
     """The predictive scores of N rows, as in the table above; standard errors are None with one group of draws."""
 
-    num_draws: int
+    num_draws: Int64[np.ndarray, "N"]
     probabilities: Float64[np.ndarray, "N C"]
     entropy: Float64[np.ndarray, "N"]
     expected_entropy: Float64[np.ndarray, "N"]
@@ -102,7 +102,7 @@ def predictive_scores(sums: DrawSums, standard_errors: bool = True) -> Scores:
         influence_S_N_G[3] = deviation_N_C_G[np.arange(len(label_N)), label_N]
         errors = dict(zip(SCORE_NAMES, mean_over_draws.standard_error(influence_S_N_G), strict=True))
     return Scores(
-        num_draws=mean_over_draws.num_draws,
+        num_draws=np.full(len(probs_N_C), mean_over_draws.num_draws),
         probabilities=probs_N_C,
         entropy=entropy_N,
         expected_entropy=expected_entropy_N,
@@ -113,7 +113,7 @@ def predictive_scores(sums: DrawSums, standard_errors: bool = True) -> Scores:
     )
 
 
-def taken(scores: S, rows: slice) -> S:
+def taken(scores: S, rows: slice | np.ndarray) -> S:
     """Return the scores of some rows."""
     kept = {name: value[rows] for name, value in vars(scores).items() if isinstance(value, np.ndarray)}
     errors = scores.standard_error
@@ -123,7 +123,7 @@ def taken(scores: S, rows: slice) -> S:
 
 
 def concatenated(parts: list[S]) -> S:
-    """Return the scores of all parts' rows, in order; the parts must be of the same number of draws."""
+    """Return the scores of all parts' rows, in order; all parts must have standard errors, or none."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -139,3 +139,21 @@ def concatenated(parts: list[S]) -> S:
             for name in first.standard_error
         }
     return replace(first, standard_error=errors, **kept)
+
+
+def label_margin(sums: DrawSums) -> Float64[np.ndarray, "N"]:
+    """Return how far the two most probable classes' mean probabilities are apart, in standard errors.
+
+    Raises:
+        ValueError: where fewer than two groups of draws are summed.
+    """
+    sums = sums.drawn()
+    if len(sums.num_draws) < 2:
+        raise ValueError("expected at least two draws")
+    mean_over_draws = Average(sums.num_draws)
+    first_two_N_2 = np.argpartition(-mean_over_draws(sums.prediction), 1, axis=1)[:, :2]
+    probs_N_2_G = np.take_along_axis(sums.prediction, first_two_N_2[..., None], axis=1)
+    difference_N_G = probs_N_2_G[:, 0] - probs_N_2_G[:, 1]
+    margin_N = mean_over_draws(difference_N_G)
+    error_N = mean_over_draws.standard_error(difference_N_G - margin_N[:, None])
+    return np.abs(margin_N) / np.maximum(error_N, LEAST_PROBABILITY)

@@ -62,6 +62,10 @@ class DrawSums:
             self.doubt + share_G * (other.doubt - self.doubt),
         )
 
+    def take(self, rows: np.ndarray) -> "DrawSums":
+        """Return the sums of some rows."""
+        return DrawSums(self.num_draws, self.prediction[rows], self.squared_deviations[rows], self.doubt[rows])
+
     def drawn(self) -> "DrawSums":
         """Return the groups that hold a draw; raises ValueError where there is none."""
         used = self.num_draws > 0

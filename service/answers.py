@@ -78,7 +78,7 @@ def _of_classes(
     before = {
         "label": [classes[i] for i in scores.probabilities.argmax(axis=1).tolist()],
         "probabilities": scores.probabilities.tolist(),
-        "num_samples": [predicted.num_samples] * len(sets),
+        "num_samples": scores.num_draws.tolist(),
         **{name: getattr(scores, name).tolist() for name in names},
     }
     inside = [[name for name, is_inside in zip(classes, row, strict=True) if is_inside] for row in sets]
@@ -89,11 +89,10 @@ def _of_target(
     served: Served, predicted: Predicted, scores: MixtureScores, coverage: float
 ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
     """Return the same of a regression. Infinite bounds become null in JSON."""
-    rows = len(scores.mean)
     before = {name: getattr(scores, name).tolist() for name in MIXTURE_ERROR_NAMES}
-    before["num_samples"] = [predicted.num_samples] * rows
-    if scores.num_draws == 1:
-        before["epistemic_std"] = [None] * rows
+    before["num_samples"] = scores.num_draws.tolist()
+    if predicted.num_samples == 1:
+        before["epistemic_std"] = [None] * len(scores.mean)
     return before, {"interval": served.model.intervals(predicted.prediction, coverage).tolist()}
 
 
@@ -109,7 +108,7 @@ def predict_npz(served: Served, predicted: Predicted, terms: Terms, flags: Bool[
         "model": np.array(served.name),
         "version": np.array(served.version),
         "seed": np.array(predicted.seed),
-        "num_samples": np.full(len(judgement.p_value), predicted.num_samples),
+        "num_samples": scores.num_draws,
         **scores.by_name(),
         **{f"standard_error.{name}": error for name, error in (scores.standard_error or {}).items()},
         "flag": flags,
@@ -130,7 +129,7 @@ def predict_npz(served: Served, predicted: Predicted, terms: Terms, flags: Bool[
     else:
         arrays["mean"] = scores.mean
         arrays["interval"] = served.model.intervals(prediction, terms.coverage)
-        if scores.num_draws == 1:
+        if predicted.num_samples == 1:
             del arrays["epistemic_std"]
         if samples is not None:
             arrays["samples.mean"], arrays["samples.std"] = samples[..., 0], samples[..., 1]

@@ -168,7 +168,7 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
         served = await service.served(envelope)
         deadline = service.deadline(begun, envelope)
         num_samples = service.num_samples(envelope, served)
-        terms = terms_of(envelope, served, num_samples)
+        terms = terms_of(envelope, served, num_samples, settings.settle)
         numbers = len(rows) * num_samples * served.model.manifest.output_size
         if envelope.return_samples and numbers > settings.max_answer_numbers:
             raise TooLarge(
@@ -187,7 +187,7 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
 
         with service.predictor.admitted(len(rows), num_samples):
             x = await service.rows(rows, served, "inputs")
-            job = Job(served, x, num_samples, envelope.seed, envelope.return_samples, answered, deadline)
+            job = Job(served, x, num_samples, envelope.seed, envelope.return_samples, answered, deadline, terms.rule)
             answer, flags = await service.predictor.predict(job, partial(hung_up, request))
         record = record_of(request.scope)
         for times in job.times:

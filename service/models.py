@@ -14,6 +14,7 @@ from collections import OrderedDict
 from model_store.errors import InvalidInput, NotFound, StoreError, one_line
 from model_store.manifest import GRAPHS, Manifest
 from model_store.model import CALIBRATION_FILE, NEEDED, Model, Prediction
+from model_store.settling import Rule
 from model_store.store import LATEST, ModelStore
 from service.draws import READY_BYTES, Reservoir
 from service.drift import Drift
@@ -33,16 +34,18 @@ HOW_TO_PUBLISH = (
 class Served:
     """A model ready to serve, its fresh draws, and what its live rows look like."""
 
-    def __init__(self, model: Model, reservoir: Reservoir, drift: Drift) -> None:
+    def __init__(self, model: Model, reservoir: Reservoir, drift: Drift, rule: Rule | None = None) -> None:
         self.model = model
         self.reservoir = reservoir
         self.drift = drift
         self.name = model.manifest.name
         self.version = model.manifest.version
+        self.rule = rule  # of the rows that are watched
 
     def watch(self, prediction: Prediction) -> None:
-        """Take in what is said of live rows, if as many draws were looked at as the model's own number."""
-        if prediction.judged_draws == self.model.manifest.noise.default_draws:
+        """Take in what is said of live rows, if their draws were taken as those of a request that names no terms."""
+        ranked = prediction.ranked
+        if (ranked.num_draws, ranked.rule) == (self.model.manifest.noise.default_draws, self.rule):
             self.drift.watch(prediction.judgement.p_value)
 
 
@@ -200,9 +203,12 @@ class Models:
             with self._lock:
                 self._broken[name, version] = (time.monotonic(), error)
             raise
+        settle = self.settings.settle
+        rule = None if settle is None else Rule(model.calibration.default_fpr, settle)
+        statistic = model.calibration.ranked(model.manifest.noise.default_draws, rule).statistic
         with self._lock:
-            drift = self._drifts.setdefault((name, version), Drift(model.calibration.ranking[-1]))
-        return Served(model, Reservoir(model, 0, self.idle), drift)
+            drift = self._drifts.setdefault((name, version), Drift(statistic))
+        return Served(model, Reservoir(model, 0, self.idle), drift, rule)
 
     def _make_room(self) -> None:
         """Unload the least recently used versions beyond the memory bound, but never the one used last."""

@@ -26,6 +26,7 @@ from starlette.requests import ClientDisconnect
 from model_store.model import Prediction
 from model_store.outputs import samples_of, scores_of, sums_of
 from model_store.runtime import HELD_BYTES, DrawSet
+from model_store.settling import Rule
 from service.acquisition import acquisition_scores
 from service.metrics import Metrics
 from service.models import Served
@@ -66,6 +67,7 @@ class Job:
     keep_samples: bool
     answer: Callable[[Predicted], Any]  # runs on the worker thread
     deadline: float = math.inf  # of time.monotonic
+    rule: Rule | None = None  # when a row stops drawing; None: at `num_samples`
     future: "asyncio.Future[Any] | None" = None
     draws: DrawSet | None = None
     begun: int = 0  # rows that were computed so far
@@ -306,11 +308,22 @@ class Predictor:
         ends = [min(len(job.x), job.begun + _batch_rows(job)) for job in batch]
         rows = [job.x[job.begun : end] for job, end in zip(batch, ends, strict=True)]
         x = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        known, density = model.runtime.before_draws(x)
         if all(draw_set is sets[0] for draw_set in sets):
-            outputs, density = model.runtime.run_set(x, sets[0])
+
+            def outputs_of(rows: np.ndarray | slice, start: int, stop: int) -> Float32[np.ndarray, "K n C"]:
+                return model.runtime.after_draw_set(known[rows], sets[0], start, stop)
         else:
-            outputs, density = model.runtime.run(x, _paired(sets, [len(part) for part in rows]))
-        prediction = model.judge(outputs, density)
+            theta = _paired(sets, [len(part) for part in rows])
+
+            def outputs_of(rows: np.ndarray | slice, start: int, stop: int) -> Float32[np.ndarray, "K n C"]:
+                return model.runtime.after_draws(known[rows], theta[start:stop, rows])
+
+        if first.rule is None:
+            outputs = outputs_of(slice(None), 0, draws)
+            prediction = model.judge(outputs, density)
+        else:
+            prediction = model.settle(outputs_of, density, draws, first.rule)
         start = 0
         for job, end in zip(batch, ends, strict=True):
             stop = start + end - job.begun
@@ -361,10 +374,9 @@ def _paired_rows(job: Job) -> int:
 
 
 def _is_alike(first: Job, other: Job) -> bool:
-    """Whether jobs are of the same model and number of draws, and neither is in the middle."""
-    return (
-        other.served is first.served and other.num_samples == first.num_samples and not (first.begun or other.begun)
-    )
+    """Whether jobs are of the same model, number of draws and rule, and neither is in the middle."""
+    is_same = other.served is first.served and (other.num_samples, other.rule) == (first.num_samples, first.rule)
+    return is_same and not (first.begun or other.begun)
 
 
 def _paired(sets: list[DrawSet], rows: list[int]) -> Float32[np.ndarray, "K N D"]:

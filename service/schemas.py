@@ -13,6 +13,7 @@ from model_store.noise import MAX_SEED
 from service.acquisition import ACQUISITIONS
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
+Tolerance = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Acquisition = Literal[*dict.fromkeys(name for names in ACQUISITIONS.values() for name in names)]
 
 # A three of scikit-learn's digits, so that the examples work when pasted against the digits model.
@@ -62,6 +63,7 @@ class PredictRequest(Envelope):
                     "risk": 0.05,
                 },
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "fdr": 0.1},
+                {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "settle": 0.02},
             ]
         }
     )
@@ -84,6 +86,12 @@ class PredictRequest(Envelope):
         default=None,
         description="abstain where the probability that a label is wrong would otherwise exceed this; by default the "
         "level that the model was published with, if any. Not of a regression",
+    )
+    settle: Tolerance | None = Field(
+        default=None,
+        description="stop drawing for a row once its label and flag are settled and its standard errors are at most "
+        "this, in nats and probabilities, of a regression in multiples of `std`; `num_samples` is then the most. By "
+        "default the service's own tolerance, if any; null: never",
     )
     return_samples: bool = Field(
         default=False, description="also each draw's probabilities, or its mean and standard deviation"
@@ -168,7 +176,7 @@ class RegressionAnswer(RowAnswer):
 
 
 class PredictAnswer(BaseModel):
-    """The answer of /predict."""
+    """The answer of /predict. `num_samples` is the most draws of a row."""
 
     model: str
     version: str

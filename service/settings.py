@@ -42,6 +42,9 @@ class Settings(BaseSettings):
         default=64, description="fresh draw sets kept ready for each version with an alias, of 64 MB at most"
     )
     max_samples: Annotated[int, Field(ge=1)] = Field(default=1000, description="largest num_samples of a request")
+    settle: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        default=None, description="tolerance of requests that name no `settle`; without one draws are never stopped"
+    )
     max_rows: Annotated[int, Field(ge=1)] = Field(default=4096, description="most rows of a /predict request")
     max_pool_rows: Annotated[int, Field(ge=1)] = Field(
         default=100_000, description="most rows of an /acquire request's pool"

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Iterator
+from itertools import accumulate, pairwise
 
 import numpy as np
 from jaxtyping import Float32, Float64
 
 from model_store.abstention import Answers
-from model_store.calibration import Calibration, DetectorNames, DetectorScores
+from model_store.calibration import Calibration, DetectorScores
 from model_store.conformal_sets import class_nonconformity, target_nonconformity
+from model_store.detection import DetectorNames
 from model_store.manifest import Task
 from model_store.mixture import MixtureScores, log_density
 from model_store.model import detector_scores
@@ -16,6 +18,8 @@ from model_store.noise import DRAW_INDEX, MAX_SEED
 from model_store.outputs import AnyScores, labels_of, scores_of, sums_of
 from model_store.runtime import Runtime
 from model_store.scores import Scores, concatenated
+from model_store.settling import Spread, stages_among
+from model_store.sums import DrawSums
 from training.data import Rows
 from training.posteriors.noise import hash_key
 
@@ -62,19 +66,36 @@ def served_scores(
     densities = []
     for outputs, density in served_outputs(runtime, rows, counts[-1], seed, share):
         densities.append(density)
-        parts.append(_scores_by_count(runtime.task, outputs, counts))
+        sums = _sums_by_count(runtime.task, outputs, counts)
+        parts.append([scores_of(runtime.task, of_count, standard_errors=False) for of_count in sums])
     return [concatenated(list(chunks)) for chunks in zip(*parts, strict=True)], np.concatenate(densities)
 
 
-def _scores_by_count(task: Task, outputs: Float32[np.ndarray, "K N C"], counts: list[int]) -> list[AnyScores]:
-    """Return the scores of the first draws, for each number of draws."""
-    scores = []
-    sums = None
-    for first, last in zip([0, *counts], counts, strict=False):
-        more = sums_of(task, outputs[first:last], first)
-        sums = more if sums is None else sums.merge(more)
-        scores.append(scores_of(task, sums, standard_errors=False))
-    return scores
+def scores_and_spreads(
+    runtime: Runtime, rows: Rows, counts: list[int], seed: int, share: int
+) -> tuple[list[AnyScores], Float32[np.ndarray, "N M"], list[Spread]]:
+    """Return what `served_scores` does, and the spread of the scores at each of `settling.stages_among(counts)`."""
+    stages = stages_among(counts)
+    parts: list[list[AnyScores]] = []
+    spreads: list[list[Spread]] = []
+    densities = []
+    for outputs, density in served_outputs(runtime, rows, counts[-1], seed, share):
+        densities.append(density)
+        sums = dict(zip(counts, _sums_by_count(runtime.task, outputs, counts), strict=True))
+        scores = {count: scores_of(runtime.task, sums[count], count in stages) for count in counts}
+        parts.append(list(scores.values()))
+        spreads.append([Spread.of(scores[stage], sums[stage]) for stage in stages])
+    return (
+        [concatenated(list(chunks)) for chunks in zip(*parts, strict=True)],
+        np.concatenate(densities),
+        [Spread.concatenate(list(chunks)) for chunks in zip(*spreads, strict=True)],
+    )
+
+
+def _sums_by_count(task: Task, outputs: Float32[np.ndarray, "K N C"], counts: list[int]) -> list[DrawSums]:
+    """Return the sums over the first draws, for each number of draws."""
+    parts = [sums_of(task, outputs[first:last], first) for first, last in pairwise([0, *counts])]
+    return list(accumulate(parts, DrawSums.merge))
 
 
 def rows_per_draw_set(runtime: Runtime, rows: int, num_draws: int) -> int:
@@ -97,12 +118,15 @@ def draw_seed(seed: int, request: int) -> int:
 
 
 def by_detector(
-    scores: list[AnyScores], density: Float32[np.ndarray, "n M"], names: tuple[str, ...]
+    scores: list[AnyScores],
+    density: Float32[np.ndarray, "n M"],
+    names: tuple[str, ...],
+    spreads: list[Spread] | None = None,
 ) -> DetectorScores:
     """Return each detector's scores, and the predicted labels, at each number of draws."""
     detected = [detector_scores(s, density, names) for s in scores]
     labels = np.stack([labels_of(s) for s in scores])
-    return DetectorScores({name: np.stack([d[name] for d in detected]) for name in detected[0]}, labels)
+    return DetectorScores({name: np.stack([d[name] for d in detected]) for name in detected[0]}, labels, spreads)
 
 
 def calibrate(
@@ -116,12 +140,14 @@ def calibrate(
 ) -> Calibration:
     """Fit and rank the detectors on two splits that the model was not fitted on."""
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
-    reference_scores, reference_densities = served_scores(runtime, reference, counts, hash_key(seed, 0), share)
-    scores, densities = served_scores(runtime, ranking, counts, hash_key(seed, 1), share)
+    reference_scores, reference_densities, reference_spreads = scores_and_spreads(
+        runtime, reference, counts, hash_key(seed, 0), share
+    )
+    scores, densities, spreads = scores_and_spreads(runtime, ranking, counts, hash_key(seed, 1), share)
     return Calibration.fit(
         counts,
-        by_detector(reference_scores, reference_densities, detectors.density),
-        by_detector(scores, densities, detectors.density),
+        by_detector(reference_scores, reference_densities, detectors.density, reference_spreads),
+        by_detector(scores, densities, detectors.density, spreads),
         np.stack([nonconformity(s, ranking.y) for s in scores]),
         detectors,
         num_labels,
@@ -144,7 +170,7 @@ def answers(reference: list[AnyScores], ranking: list[AnyScores], y: np.ndarray)
     of_ranking = [s for s in ranking if isinstance(s, Scores)]
     if not of_ranking:
         return None
-    return Answers(
+    return Answers.of(
         np.stack([s.variation_ratio for s in reference if isinstance(s, Scores)]),
         np.stack([s.variation_ratio for s in of_ranking]),
         np.stack([s.probabilities.argmax(axis=1) != y for s in of_ranking]),

@@ -4,7 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from model_store.calibration import Calibration, FittedDetector
+from model_store.calibration import Calibration
+from model_store.detection import FittedDetector
 from training.attacks import log_mean_probs
 
 LEAST_GAP = 1e-30  # between reference scores that are the same

@@ -42,7 +42,7 @@ class Judged:
         Density detectors are given by their surprises: by label, and some from both sides, as the flag sees them.
         """
         detected, combined = self.prediction.detected, self.calibration.combined
-        labels, draws = labels_of(self.prediction.judged), self.prediction.judged_draws
+        labels, draws = labels_of(self.prediction.judged), self.prediction.ranked.num_draws
         surprises = self.calibration.surprises_of(detected, labels, draws)
         subsets = {"flag": combined}
         if len(combined) > 1:

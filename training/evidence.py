@@ -101,7 +101,7 @@ def evaluate_version(
         "data": wanted.source or version.recipe.data.source,
         "seed": wanted.seed,
         "draws": draws,
-        "judged_draws": judged.prediction.judged_draws,
+        "judged_draws": judged.prediction.ranked.num_draws,
         "rows_per_request": REQUEST_ROWS,
         "detectors": {"all": list(judged.prediction.detected), "combined": list(manifest.detectors.combined)},
         "summary": _summary(measured, outliers),

@@ -11,7 +11,8 @@ from safetensors.numpy import save as save_arrays
 from safetensors.torch import save as save_tensors
 
 from model_store.abstention import CONFIDENCE
-from model_store.calibration import Calibration, DetectorNames
+from model_store.calibration import Calibration
+from model_store.detection import DetectorNames
 from model_store.errors import InvalidInput
 from model_store.manifest import AbstentionSpec, ClassSpec, Description, DetectorSpec, Manifest, NoiseSpec, TargetSpec
 from model_store.model import detector_scores
@@ -156,8 +157,8 @@ def assemble(
 
 def abstention_spec(calibration: Calibration, risk: float | None, say: Callable[[str], None]) -> AbstentionSpec:
     """Return what the manifest says of rows left undecided; `risk` is the level of requests that name none."""
-    draws, fpr = int(calibration.draw_counts[-1]), max(0.05, calibration.smallest_fpr)
-    smallest = calibration.smallest_risk(draws, fpr)
+    draws, fpr = int(calibration.draw_counts[-1]), calibration.default_fpr
+    smallest = calibration.ranked(draws).smallest_risk(fpr)
     if risk is not None and risk < smallest:
         say(f"serving.risk {risk:g} cannot be certified, only {smallest:g}: every row will be left undecided")
     return AbstentionSpec(confidence=CONFIDENCE, smallest_risk=smallest, risk=risk)
@@ -216,7 +217,7 @@ def measure(
     if isinstance(test_scores, Scores):
         measured = quality(test_scores, y)
     else:
-        intervals = calibration.intervals(test_scores.mean, test_scores.std, counts[0], 0.95)
+        intervals = calibration.ranked(counts[0]).intervals(test_scores.mean, test_scores.std, 0.95)
         measured = regression_quality(test_scores, likelihoods, intervals, y)
     return {**{f"test_{k}": v for k, v in measured.items()}, **flagged}
 

@@ -37,13 +37,13 @@ def test_the_threshold_is_the_largest_that_a_sequence_of_tests_reaches(risk, see
         place = int(np.ceil(share * CANDIDATES))  # a hundredth of the reference rows each
         while place <= CANDIDATES:
             limit = np.sort(reference)[place * REFERENCE // CANDIDATES - 1] if place < CANDIDATES else 1.0
-            answered = abstention.doubt[0, : RANKING - FLAGGED] <= limit
-            wrong = abstention.is_wrong[0, : RANKING - FLAGGED][answered].sum()
+            answered = abstention.doubt[: RANKING - FLAGGED] <= limit
+            wrong = abstention.is_wrong[: RANKING - FLAGGED][answered].sum()
             if stats.binomtest(wrong, max(answered.sum(), 1), risk, "less").pvalue > (1 - CONFIDENCE) / len(STARTS):
                 break
             reached.append(limit)
             place += 1
-    assert abstention.threshold(0, FLAGGED, risk) == max(reached)
+    assert abstention.threshold(FLAGGED, risk) == max(reached)
 
 
 @pytest.mark.parametrize("risk", [0.05, 0.1])
@@ -55,11 +55,11 @@ def test_the_risk_of_what_is_answered_is_above_its_level_no_more_often_than_stat
     broken, naively_broken, answered = 0, 0, []
     for _ in range(CALIBRATIONS):
         abstention, _ = fitted(generator, *rows)
-        limit = abstention.threshold(0, FLAGGED, risk)
+        limit = abstention.threshold(FLAGGED, risk)
         share, true_risk = of_answered(rows, limit, abstention.statistic[RANKING - FLAGGED])
         answered.append(share)
         broken += true_risk > risk
-        doubt, is_wrong = (values[0, : RANKING - FLAGGED] for values in (abstention.doubt, abstention.is_wrong))
+        doubt, is_wrong = (values[: RANKING - FLAGGED] for values in (abstention.doubt, abstention.is_wrong))
         order = np.argsort(doubt)
         found = is_wrong[order].cumsum() / np.arange(1, len(order) + 1)
         limit = doubt[order][np.flatnonzero(found <= risk)[-1]]
@@ -74,11 +74,10 @@ def test_the_risk_of_what_is_answered_is_above_its_level_no_more_often_than_stat
 @given(seed=st.integers(0, 2**32), risks=st.lists(st.floats(1e-3, 0.999), min_size=2, max_size=8))
 def test_a_larger_risk_answers_no_fewer_rows(seed, risks):
     generator = np.random.default_rng(seed)
-    abstention = Abstention.fit(
-        Answers(*(generator.uniform(size=(1, n)) for n in (30, 60)), generator.uniform(size=(1, 60)) < 0.1),
-        np.arange(60)[None],
+    abstention = ranked(
+        *(generator.uniform(size=n) for n in (30, 60)), generator.uniform(size=60) < 0.1, np.arange(60)
     )
-    found = [abstention.threshold(0, 3, risk) for risk in sorted(risks)]
+    found = [abstention.threshold(3, risk) for risk in sorted(risks)]
     assert found == sorted(found)
 
 
@@ -86,20 +85,20 @@ def test_a_larger_risk_answers_no_fewer_rows(seed, risks):
 def test_the_smallest_risk_is_the_smallest_at_which_anything_is_answered(flagged):
     generator = np.random.default_rng(5)
     abstention, _ = fitted(generator, *population(generator))
-    smallest = abstention.smallest_risk(0, flagged)
+    smallest = abstention.smallest_risk(flagged)
     assert 0 < smallest < 1
-    assert abstention.threshold(0, flagged, smallest) > 0
-    assert abstention.threshold(0, flagged, smallest - 1e-4) == NOTHING
+    assert abstention.threshold(flagged, smallest) > 0
+    assert abstention.threshold(flagged, smallest - 1e-4) == NOTHING
 
 
 def test_no_risk_is_certified_where_every_row_is_flagged_or_wrong():
-    doubt = np.linspace(0, 0.5, 40)[None]
-    all_wrong = Abstention.fit(Answers(doubt, doubt, np.ones((1, 40), dtype=bool)), np.arange(40)[None])
-    assert all_wrong.smallest_risk(0, 0) == 1
-    all_right = Abstention.fit(Answers(doubt, doubt, np.zeros((1, 40), dtype=bool)), np.arange(40)[None])
-    assert all_right.smallest_risk(0, 40) == 1
+    doubt = np.linspace(0, 0.5, 40)
+    all_wrong = ranked(doubt, doubt, np.ones(40, dtype=bool), np.arange(40))
+    assert all_wrong.smallest_risk(0) == 1
+    all_right = ranked(doubt, doubt, np.zeros(40, dtype=bool), np.arange(40))
+    assert all_right.smallest_risk(40) == 1
     # 40 right ones of 40: (1 - risk)^40 = .05 / 4.
-    assert all_right.smallest_risk(0, 0) == pytest.approx(1 - (0.05 / 4) ** (1 / 40), abs=1e-4)
+    assert all_right.smallest_risk(0) == pytest.approx(1 - (0.05 / 4) ** (1 / 40), abs=1e-4)
 
 
 def population(generator):
@@ -114,9 +113,14 @@ def fitted(generator, doubt, statistic, wrong_probability):
     reference, ranking = (generator.integers(len(doubt), size=n) for n in (REFERENCE, RANKING))
     is_wrong = generator.uniform(size=RANKING) < wrong_probability[ranking]
     order = np.argsort(statistic[ranking], kind="stable")
-    answers = Answers(doubt[None, reference], doubt[None, ranking], is_wrong[None])
-    abstention = Abstention.fit(answers, order[None])
+    abstention = ranked(doubt[reference], doubt[ranking], is_wrong, order)
     return WithStatistic(**vars(abstention), statistic=statistic[ranking][order]), doubt[reference]
+
+
+def ranked(reference_doubt, ranking_doubt, is_wrong, order):
+    """The abstention of one number of draws, given the order of the ranking rows' statistics."""
+    answers = Answers.of(reference_doubt[None], ranking_doubt[None], is_wrong[None])
+    return answers.ranked(0, np.zeros(len(order), dtype=int), order)
 
 
 class WithStatistic(Abstention):

@@ -11,7 +11,8 @@ from safetensors.numpy import load, save
 from scipy import stats
 
 from model_store.abstention import Answers
-from model_store.calibration import Calibration, DetectorNames, DetectorScores, conformal_p_value
+from model_store.calibration import Calibration, DetectorScores, conformal_p_value
+from model_store.detection import DetectorNames
 
 DETECTORS = ("a", "b", "c")
 NAMES = DetectorNames(combined=DETECTORS, density=("b", "c"), two_sided=("c",))
@@ -120,7 +121,7 @@ def test_a_number_of_draws_that_was_not_calibrated_is_refused():
     with pytest.raises(ValueError, match=r"expected one of \[1, 10\] draws, got 3"):
         calibration.judge(dict.fromkeys(DETECTORS, np.zeros(1)), np.array([0]), 3)
     with pytest.raises(ValueError, match=r"expected one of \[1, 10\] draws, got 3"):
-        calibration.prediction_sets(np.full((1, 2), 0.5), 3, 0.9)
+        calibration.ranked(3)
 
 
 # Prediction sets and intervals
@@ -133,10 +134,10 @@ def test_sets_and_intervals_are_those_of_the_number_of_draws():
     calibration = Calibration.fit([1, 10], scores, scores, nonconformity, NAMES, LABELS)
     probs, mean, std = np.array([[0.5, 0.3, 0.2]]), np.array([10.0]), np.array([2.0])
     # ceil(4 x .5) = 2nd smallest: .2 and .8; the mass above the classes is 0, .5 and .8.
-    assert calibration.prediction_sets(probs, 1, 0.5).tolist() == [[True, False, False]]
-    assert calibration.prediction_sets(probs, 10, 0.5).tolist() == [[True, True, True]]
-    assert calibration.intervals(mean, std, 1, 0.5).tolist() == [[9.6, 10.4]]
-    assert calibration.intervals(mean, std, 10, 0.5).tolist() == [[8.4, 11.6]]
+    assert calibration.ranked(1).prediction_sets(probs, 0.5).tolist() == [[True, False, False]]
+    assert calibration.ranked(10).prediction_sets(probs, 0.5).tolist() == [[True, True, True]]
+    assert calibration.ranked(1).intervals(mean, std, 0.5).tolist() == [[9.6, 10.4]]
+    assert calibration.ranked(10).intervals(mean, std, 0.5).tolist() == [[8.4, 11.6]]
 
 
 # Abstention
@@ -146,10 +147,10 @@ def test_sets_and_intervals_are_those_of_the_number_of_draws():
 @given(rows=st.integers(1, 60), fpr=st.one_of(st.floats(0.0, 1.0), st.integers(1, 61).map(lambda k: k / 61)))
 def test_as_many_ranking_rows_count_as_flagged_as_p_values_are_at_most_fpr(rows, fpr):
     calibration = fitted(np.random.default_rng(rows), ranking=rows)
-    statistic = calibration.ranking[0]
+    statistic = calibration.ranked(1).statistic
     between = np.concatenate([[statistic[0] - 1], (statistic[1:] + statistic[:-1]) / 2, [statistic[-1] + 1]])
     fires = conformal_p_value(between, statistic) <= fpr  # of new rows, one in each gap of the ranking statistics
-    assert calibration.flagged(fpr) == min(fires.sum(), rows)
+    assert calibration.ranked(1).flagged(fpr) == min(fires.sum(), rows)
 
 
 def test_the_doubt_is_kept_in_the_order_of_the_statistic():
@@ -161,20 +162,21 @@ def test_the_doubt_is_kept_in_the_order_of_the_statistic():
         )
         for n in (40, 30)
     )
-    answers = Answers(generator.uniform(size=(2, 40)), doubt, is_wrong)
+    answers = Answers.of(generator.uniform(size=(2, 40)), doubt, is_wrong)
     calibration = Calibration.fit([1, 5], reference, ranking, doubt, NAMES, LABELS, answers)
     for j, count in enumerate((1, 5)):
         of_count = {name: scores[j] for name, scores in ranking.by_name.items()}
         p_value = calibration.judge(of_count, ranking.labels[j], count).p_value
         order = np.argsort(-p_value)
-        assert calibration.abstention.doubt[j].tolist() == doubt[j][order].tolist()
-        assert calibration.abstention.is_wrong[j].tolist() == is_wrong[j][order].tolist()
+        abstention = calibration.ranked(count).abstention
+        assert abstention.doubt.tolist() == doubt[j][order].tolist()
+        assert abstention.is_wrong.tolist() == is_wrong[j][order].tolist()
 
 
 def test_a_calibration_without_labels_certifies_no_risk():
     calibration = fitted(np.random.default_rng(0))
     with pytest.raises(ValueError, match="answers that are right or wrong"):
-        calibration.largest_doubt(1, 0.05, 0.1)
+        calibration.ranked(1).largest_doubt(0.05, 0.1)
 
 
 # Tensors
@@ -188,13 +190,13 @@ def test_tensors_round_trip_through_safetensors():
         ours, theirs = calibration.judge(*scores, count), read.judge(*scores, count)
         assert all(ours.detector_p_values[n].tolist() == theirs.detector_p_values[n].tolist() for n in DETECTORS)
         assert ours.p_value.tolist() == theirs.p_value.tolist()
-        assert calibration.largest_doubt(count, 0.1, 0.5) == read.largest_doubt(count, 0.1, 0.5) > 0
+        assert calibration.ranked(count).largest_doubt(0.1, 0.5) == read.ranked(count).largest_doubt(0.1, 0.5) > 0
     assert read.nonconformity.tolist() == calibration.nonconformity.tolist()
 
 
 MALFORMED = {
     "no draw counts": ("draw_counts", lambda _: None),
-    "no ranking": ("ranking", lambda _: None),
+    "no statistic": ("statistic", lambda _: None),
     "no nonconformity": ("nonconformity", lambda _: None),
     "no reference of a combined detector": ("reference.a", lambda _: None),
     "draw counts of another type": ("draw_counts", lambda t: t.astype(np.int32)),
@@ -202,9 +204,9 @@ MALFORMED = {
     "draw counts that do not rise": ("draw_counts", np.ones_like),
     "no draw count at all": ("draw_counts", lambda t: t[:0]),
     "draw counts in two dimensions": ("draw_counts", lambda t: t[None]),
-    "too few rows of ranking": ("ranking", lambda t: t[:1]),
-    "ranking in one dimension": ("ranking", lambda t: t[0]),
-    "no scores": ("ranking", lambda t: t[:, :0]),
+    "statistics of fewer draws": ("statistic", lambda t: t[:1]),
+    "statistics in one dimension": ("statistic", lambda t: t[0]),
+    "no statistics": ("statistic", lambda t: t[:, :0]),
     "scores of another type": ("reference.b", lambda t: t.astype(np.float32)),
     "scores not sorted": ("reference.b", lambda t: t[:, ::-1]),
     "a score that is not a number": ("nonconformity", lambda t: t[:, :1] * np.nan),
@@ -220,7 +222,8 @@ MALFORMED = {
     "candidates of fewer draws": ("abstention.candidates", lambda t: t[:1]),
     "wrong labels as numbers": ("abstention.is_wrong", lambda t: t.astype(np.float64)),
     "wrong labels of fewer rows": ("abstention.is_wrong", lambda t: t[:, 1:]),
-    "an infinite score": ("ranking", lambda t: np.where(t == t.max(), np.inf, t)),
+    "surprises of fewer rows": ("surprise.a", lambda t: t[:, 1:]),
+    "an infinite score": ("statistic", lambda t: np.where(t == t.max(), np.inf, t)),
 }
 
 
@@ -270,4 +273,4 @@ def answers(counts, reference, ranking):
     """Doubt of rows that are mostly right."""
     generator = np.random.default_rng(counts)
     doubts = (generator.uniform(size=(counts, rows)) for rows in (reference, ranking))
-    return Answers(*doubts, generator.uniform(size=(counts, ranking)) < 0.1)
+    return Answers.of(*doubts, generator.uniform(size=(counts, ranking)) < 0.1)

@@ -28,7 +28,7 @@ ARRAYS = MIXTURE_ERROR_NAMES
 
 def test_two_draws_that_contradict_each_other():
     scores = score(mean=[[1.0], [5.0]], std=[[1.0], [3.0]])
-    assert scores.num_draws == 2
+    assert (scores.num_draws == 2).all()
     assert scores.mean == 3.0
     assert scores.aleatoric_std == pytest.approx(math.sqrt(5.0), rel=1e-15)
     assert scores.epistemic_std == pytest.approx(2.0, rel=1e-15)

@@ -22,7 +22,7 @@ ARRAYS = ("probabilities", "entropy", "expected_entropy", "bald", "mean_std", "v
 
 def test_two_certain_draws_that_contradict_each_other():
     scores = score([[[1.0, 0.0]], [[0.0, 1.0]]])
-    assert scores.num_draws == 2
+    assert (scores.num_draws == 2).all()
     assert scores.probabilities.tolist() == [[0.5, 0.5]]
     assert scores.entropy == pytest.approx(LN2, abs=1e-15)
     assert scores.expected_entropy == 0.0

@@ -44,9 +44,9 @@ def test_without_a_level_nothing_is_said(client, rows):
 
 
 def test_rows_are_undecided_where_they_are_flagged_or_doubtful(client, rows, model):
-    risk = model.calibration.smallest_risk(100, 0.005)  # few rows are flagged, so that doubt decides
+    risk = model.calibration.ranked(100).smallest_risk(0.005)  # few rows are flagged, so that doubt decides
     predictions = predict(client, rows, risk=risk, fpr=0.005)
-    largest = model.calibration.largest_doubt(100, 0.005, risk)
+    largest = model.calibration.ranked(100).largest_doubt(0.005, risk)
     expected = [p["flag"] or p["variation_ratio"] > largest for p in predictions]
     assert abstains(predictions).tolist() == expected
     assert {(p["flag"], p["abstain"]) for p in predictions} == {(True, True), (False, True), (False, False)}
@@ -124,5 +124,5 @@ def test_a_label_that_the_judged_draws_do_not_give_is_in_the_set_and_undecided(m
     assert inside[1, :2].tolist() == [True, False]
     fpr, risk = 0.005, 0.999
     assert (prediction.judgement.p_value > fpr).all()
-    assert (prediction.judged.variation_ratio <= model.calibration.largest_doubt(5, fpr, risk)).all()
+    assert (prediction.judged.variation_ratio <= model.calibration.ranked(5).largest_doubt(fpr, risk)).all()
     assert model.abstains(prediction, fpr, risk).tolist() == [True, False]

@@ -4,6 +4,7 @@ import asyncio
 import math
 import threading
 import time
+from dataclasses import replace
 
 import httpx
 import numpy as np
@@ -12,6 +13,7 @@ from conftest import wait_until
 from starlette.requests import ClientDisconnect
 
 from model_store.model import NEEDED, Model
+from model_store.settling import Rule
 from model_store.store import ModelStore
 from service.draws import Reservoir
 from service.drift import Drift
@@ -35,7 +37,7 @@ def predictor():
 @pytest.fixture(scope="module")
 def served(digits_store):
     model = Model.load(ModelStore(digits_store).open("digits", "1", wanted=NEEDED))
-    return Served(model, Reservoir(model, 0, threading.Event()), Drift(model.calibration.ranking[-1]))
+    return Served(model, Reservoir(model, 0, threading.Event()), Drift(model.calibration.ranked(100).statistic))
 
 
 def job(served, x, seed=None, draws=DRAWS, deadline=math.inf):
@@ -91,6 +93,28 @@ def test_numbers_of_draws_are_kept_apart(predictor, served, digits_rows):
     assert answers[0].seed == answers[2].seed != answers[1].seed
     for answer in answers:
         assert_as_alone(served, digits_rows[:1], answer)
+
+
+def test_rows_settle_in_a_micro_batch_as_alone_and_rules_are_kept_apart(predictor, served, digits_rows):
+    """Seeded and fresh ones in one product, each row stopping by itself; another tolerance is another batch."""
+    rules = [Rule(0.05, 0.05), Rule(0.05, 0.05), None, Rule(0.05, 0.2), Rule(0.05, 0.05)]
+    seeds = [5, None, None, None, None]
+    parts = [digits_rows[7 * i : 7 * i + 7] for i in range(5)]
+    jobs = [
+        Job(served, x, 100, seed, False, lambda predicted: predicted, rule=rule)
+        for x, seed, rule in zip(parts, seeds, rules, strict=True)
+    ]
+    answers = together(predictor, jobs)
+    assert answers[1].seed == answers[4].seed
+    assert len({answers[i].seed for i in (0, 1, 2, 3)}) == 4
+    for x, rule, answer in zip(parts, rules, answers, strict=True):
+        (alone,) = together(
+            predictor, [replace(jobs[0], x=x, seed=answer.seed, rule=rule, draws=None, parts=[], begun=0)]
+        )
+        assert answer.prediction.scores.num_draws.tolist() == alone.prediction.scores.num_draws.tolist()
+        assert answer.prediction.scores.probabilities.tobytes() == alone.prediction.scores.probabilities.tobytes()
+        assert answer.prediction.judgement.p_value.tobytes() == alone.prediction.judgement.p_value.tobytes()
+    assert len({int(n) for i in (0, 1, 4) for n in answers[i].prediction.scores.num_draws}) > 1
 
 
 def test_a_large_request_is_one_answer_and_others_are_answered_before_its_end(predictor, served, digits_rows):

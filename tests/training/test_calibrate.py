@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, log_loss
 
-from model_store.calibration import DetectorNames
 from model_store.conformal_sets import class_nonconformity
+from model_store.detection import DetectorNames
 from model_store.model import detector_scores
 from model_store.runtime import Runtime
 from model_store.scores import Scores, predictive_scores, predictive_sums
@@ -53,7 +53,7 @@ def test_rows_are_scored_exactly_as_requests_with_their_seeds_are_served(runtime
         for j, count in enumerate(COUNTS):
             # Scores at a number of draws are those of the first draws alone.
             expected, density = alone(runtime, rows.x[i], draw_seed(3, i // share), count)
-            assert scores[j].num_draws == count
+            assert (scores[j].num_draws == count).all()
             assert np.allclose(scores[j].probabilities[i], expected.probabilities[0], rtol=1e-12, atol=0)
             for name, values in scores[j].by_name().items():
                 assert np.allclose(values[i], expected.by_name()[name][0], rtol=1e-9, atol=1e-12), name
@@ -101,15 +101,14 @@ def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, r
     assert set(calibration.reference) == {"entropy", "bald", "mean_std", "variation_ratio", *COMBINED_DENSITIES}
     assert all(scores.shape == (5, 20) for scores in calibration.reference.values())
     # The other split's true labels, with draws of its own, are what sets and abstention are made from.
-    assert calibration.nonconformity.shape == calibration.ranking.shape == (5, 25)
+    assert calibration.nonconformity.shape == calibration.statistic.shape == (5, 25)
     ranked, _ = served_scores(runtime, ranking, COUNTS, hash_key(1, 1))
     for j, scores in enumerate(ranked):
-        expected = np.sort(class_nonconformity(scores.probabilities, ranking.y))
+        expected = class_nonconformity(scores.probabilities, ranking.y)
         assert calibration.nonconformity[j].tolist() == expected.tolist()
-        assert np.sort(calibration.abstention.doubt[j]).tolist() == np.sort(scores.variation_ratio).tolist()
-        doubt_of_wrong = scores.variation_ratio[scores.probabilities.argmax(axis=1) != ranking.y]
-        found = calibration.abstention.doubt[j][calibration.abstention.is_wrong[j]]
-        assert np.sort(found).tolist() == np.sort(doubt_of_wrong).tolist()
+        assert calibration.answers.doubt[j].tolist() == scores.variation_ratio.tolist()
+        is_wrong = scores.probabilities.argmax(axis=1) != ranking.y
+        assert calibration.answers.is_wrong[j].tolist() == is_wrong.tolist()
 
 
 def test_detectors_are_the_scores_and_the_densities_by_name_beside_predicted_labels(runtime, rows):
@@ -127,7 +126,7 @@ def with_probabilities(probs):
     """Scores of which only the probabilities matter."""
     rest = np.zeros(len(probs))
     return Scores(
-        num_draws=1,
+        num_draws=np.ones(len(probs), dtype=int),
         probabilities=probs,
         entropy=rest,
         expected_entropy=rest,

@@ -1,0 +1,226 @@
+"""How many draws rows take that stop when settled, and what that changes.
+
+`python -m benchmarks.settling NAME [--write]` looks at a published version's test rows, in requests of 16 rows that
+share their draws: draws taken, and labels and flags (at fpr .05) against those of all the calibrated draws, by
+tolerance. Rows whose p-value under 1,000 draws lies within `NEAR` of the rate are counted apart. Only rows whose
+p-value is within twice that take 1,000 draws: no other row's comes near. They are judged by the detectors of the
+default number of draws, the largest calibrated. Over random splits of the test rows into reference, ranking and new
+rows the number of flagged rows under the rule is compared with its law, as in `benchmarks.flag_rate`.
+"""
+
+import argparse
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from jaxtyping import Float32, Float64, Int64
+from scipy import stats
+
+from benchmarks.model import ROOT
+from model_store.calibration import Calibration, DetectorScores
+from model_store.detection import flag_statistic
+from model_store.model import NEEDED, Model, Prediction, detector_scores
+from model_store.outputs import labels_of
+from model_store.runtime import DrawSet
+from model_store.settling import Rule
+from model_store.store import ModelStore
+from training import data as sources
+from training import recipe as recipes
+from training.calibrate import by_detector, scores_and_spreads, served_scores
+from training.data import Rows
+
+TOLERANCES = (0.005, 0.01, 0.02, 0.05, 0.1)
+SHOWN = 0.02  # whose draws are plotted, whose rate is tested and whose time is taken
+FPR, NEAR = 0.05, 0.02
+MANY_DRAWS = 1000
+SHARE = 16
+ROUNDS = 30
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Draws, flags and labels of N rows under a rule."""
+
+    draws: Int64[np.ndarray, "N"]
+    p_value: Float64[np.ndarray, "N"]
+    label: Int64[np.ndarray, "N"]
+
+
+def settle(model: Model, rows: DetectorScores, rule: Rule | None) -> Settled:
+    """Return what is said of rows whose scores are known at all calibrated numbers of draws."""
+    calibration = model.calibration
+    counts = calibration.draw_counts.tolist()
+    assert rows.spreads is not None
+    draws = np.full(rows.labels.shape[1], counts[-1])
+    if rule is not None:
+        for stage, spread in reversed(list(zip(calibration.stages(counts[-1]), rows.spreads, strict=True))):
+            j = counts.index(stage)
+            scores = {name: by_count[j] for name, by_count in rows.by_name.items()}
+            draws[calibration.is_settled(scores, rows.labels[j], spread, stage, rule)] = stage
+    p_value = np.empty(len(draws))
+    ranked = calibration.ranked(counts[-1], rule)
+    for count in np.unique(draws).tolist():
+        here, j = draws == count, counts.index(count)
+        scores = {name: by_count[j][here] for name, by_count in rows.by_name.items()}
+        surprises = calibration.surprises_of(scores, rows.labels[j][here], count)
+        p_value[here] = ranked.judge(flag_statistic(surprises, calibration.combined), {}).p_value
+    return Settled(draws, p_value, rows.labels[np.searchsorted(counts, draws), np.arange(len(draws))])
+
+
+def under_many_draws(model: Model, test: Rows, seed: int) -> Float64[np.ndarray, "N"]:
+    """Return p-values of rows under `MANY_DRAWS` draws."""
+    (scores,), density = served_scores(model.runtime, test, [MANY_DRAWS], seed, SHARE)
+    calibration = model.calibration
+    count = int(calibration.draw_counts[-1])
+    detected = detector_scores(scores, density, model.manifest.detectors.density)
+    return calibration.judge(detected, labels_of(scores), count).p_value
+
+
+def flagged_over_splits(
+    model: Model, rows: DetectorScores, rule: Rule, splits: int, seed: int
+) -> tuple[np.ndarray, stats.rv_discrete, int]:
+    """Return how many new rows are flagged in each split, the law of that number, and how many new rows there are."""
+    manifest, counts = model.manifest, model.calibration.draw_counts.tolist()
+    third = rows.labels.shape[1] // 3
+    generator = np.random.default_rng(seed)
+    found = []
+    for _ in range(splits):
+        order = generator.permutation(3 * third)
+        reference, ranking, new = (rows.take(part) for part in np.split(order, 3))
+        nothing = np.ones((len(counts), third))
+        statistics = []
+        for ranked in (ranking, new):  # each row stops where the rule, which is the reference split's, lets it
+            names = manifest.detectors.names
+            fitted = Calibration.fit(counts, reference, ranked, nothing, names, manifest.num_labels)
+            statistics.append(fitted.ranked(counts[-1], rule))
+        p_value = statistics[0].judge(statistics[1].statistic, {}).p_value
+        found.append(int(np.sum(p_value <= rule.fpr)))
+    k = int(np.floor(rule.fpr * (third + 1)))
+    return np.array(found), stats.betabinom(third, k, third + 1 - k), third
+
+
+def settled(model: Model, x: Float32[np.ndarray, "N I"], draws: DrawSet, rule: Rule) -> Prediction:
+    """Predict rows, each of as many draws as a rule lets it take."""
+    known, density = model.runtime.before_draws(x)
+    return model.settle(
+        lambda rows, first, last: model.runtime.after_draw_set(known[rows], draws, first, last),
+        density,
+        draws.num_draws,
+        rule,
+    )
+
+
+def time_ratios(model: Model, x: np.ndarray, rule: Rule) -> np.ndarray:
+    """Return how long requests of these rows take with all draws, over how long they take settled, round by round."""
+    count = int(model.calibration.draw_counts[-1])
+    ratios = []
+    for i in range(ROUNDS):
+        draws = model.runtime.draw_set(i, count)
+
+        start = time.perf_counter()
+        settled(model, x, draws, rule)
+        middle = time.perf_counter()
+        model.judge(*model.runtime.run_set(x, draws))
+        ratios.append((time.perf_counter() - middle) / (middle - start))
+    return np.array(ratios[1:])  # the first warms up
+
+
+def main() -> None:
+    """Measure, print, and with `--write` keep it in docs/results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
+    parser.add_argument("--rows", type=int, default=10_000, help="the first so many test rows")
+    parser.add_argument("--splits", type=int, default=100)
+    parser.add_argument("--split-rows", type=int, default=3000, help="that are dealt to the three parts of a split")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write", action="store_true", help="write docs/results/settling-NAME.{md,png}")
+    options = parser.parse_args()
+    store = ModelStore(options.store)
+    model = Model.load(store.open(options.name, store.resolve(options.name), wanted=NEEDED))
+    recipe = recipes.Recipe.model_validate(model.manifest.training["recipe"])
+    root = Path(os.environ.get("DUBITO_DATA", "data"))
+    test = sources.split(sources.load(recipe, root), sources.split_sizes(recipe)).test
+    test = test.take(np.arange(min(options.rows, len(test))))
+    counts = model.calibration.draw_counts.tolist()
+    scores, density, spreads = scores_and_spreads(model.runtime, test, counts, options.seed, SHARE)
+    rows = by_detector(scores, density, model.manifest.detectors.density, spreads)
+
+    fixed = settle(model, rows, None)
+    looked_at = np.flatnonzero(np.abs(fixed.p_value - FPR) <= 2 * NEAR)
+    many_p = under_many_draws(model, test.take(looked_at), options.seed + 1)
+    near = np.zeros(len(test), dtype=bool)
+    near[looked_at] = np.abs(many_p - FPR) <= NEAR
+    many_flag = fixed.p_value <= FPR
+    many_flag[looked_at] = many_p <= FPR
+    lines = [
+        f"# Draws that rows need: {options.name} version {model.manifest.version}",
+        "",
+        f"`python -m benchmarks.settling {options.name} --rows {options.rows} --splits {options.splits} "
+        f"--split-rows {options.split_rows} --seed {options.seed}`: {len(test)} test rows, fpr {FPR}, "
+        f"at most {counts[-1]} draws.",
+        f"{near.sum()} rows are near: their p-value under {MANY_DRAWS} draws is within {NEAR} of the rate. They are "
+        "counted in the columns that say so, and in no other of flags.",
+        "",
+        f"| `settle` | mean draws | median | 90 % | rows that take all | labels as under {counts[-1]} draws "
+        f"| flags as under {counts[-1]} | the same of near rows | flags as under {MANY_DRAWS} | flag's rate |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+
+    def same(ours: np.ndarray, theirs: np.ndarray, where: np.ndarray) -> str:
+        return f"{np.mean(ours[where] == theirs[where]):.4f} ({np.sum(ours[where] != theirs[where])} differ)"
+
+    everywhere = np.ones(len(test), dtype=bool)
+    for tolerance in (None, *TOLERANCES):
+        settled = fixed if tolerance is None else settle(model, rows, Rule(FPR, tolerance))
+        flag, draws = settled.p_value <= FPR, settled.draws
+        lines.append(
+            f"| {tolerance or 'off'} | {draws.mean():.1f} | {np.median(draws):.0f} | {np.quantile(draws, 0.9):.0f} "
+            f"| {np.mean(draws == counts[-1]):.3f} | {same(settled.label, fixed.label, everywhere)} "
+            f"| {same(flag, fixed.p_value <= FPR, ~near)} | {same(flag, fixed.p_value <= FPR, near)} "
+            f"| {same(flag, many_flag, ~near)} | {flag.mean():.4f} |"
+        )
+    rule = Rule(FPR, SHOWN)
+    few = rows.take(np.random.default_rng(options.seed).permutation(len(test))[: options.split_rows])
+    found, law, new = flagged_over_splits(model, few, rule, options.splits, options.seed)
+    lines += [
+        "",
+        f"Over {options.splits} random splits of {len(few.labels[0])} test rows into thirds, `settle` {SHOWN}: of "
+        f"{new} new rows {found.mean():.2f} are flagged, {law.mean():.2f} expected; standard deviation "
+        f"{found.std(ddof=1):.2f}, {law.std():.2f} expected of independent splits.",
+        "",
+        f"Time with all draws over time with `settle` {SHOWN}, in process, draws made before, {ROUNDS - 1} "
+        "alternating rounds of each of five requests (median, and the first and ninth tenth):",
+        "",
+        "| rows a request | ratio |",
+        "|---|---|",
+    ]
+    for size in (1, SHARE, 128):
+        parts = [test.x[n : n + size].astype(np.float32) for n in range(0, min(5 * size, len(test) - size + 1), size)]
+        ratios = np.concatenate([time_ratios(model, part, rule) for part in parts])
+        low, middle, high = np.quantile(ratios, [0.1, 0.5, 0.9])
+        lines.append(f"| {size} | {middle:.2f} ({low:.2f} to {high:.2f}) |")
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if options.write:
+        figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+        for tolerance in TOLERANCES:
+            draws = np.sort(settle(model, rows, Rule(FPR, tolerance)).draws)
+            left.step(draws, np.arange(1, len(draws) + 1) / len(draws), where="post", label=f"settle {tolerance}")
+        left.set(xlabel="draws", ylabel="share of rows that take at most so many", ylim=(0, 1.02))
+        left.legend(loc="lower right")
+        right.hist(found, bins=np.arange(found.min(), found.max() + 2) - 0.5, density=True, alpha=0.5, label="splits")
+        grid = np.arange(found.min(), found.max() + 1)
+        right.plot(grid, law.pmf(grid), "k-", label="beta-binomial")
+        right.set(xlabel=f"rows flagged of {new}, settle {SHOWN}")
+        right.legend()
+        target = ROOT / "docs" / "results" / f"settling-{options.name}"
+        target.with_suffix(".md").write_text(text)
+        figure.savefig(target.with_suffix(".png"), dpi=100)
+
+
+if __name__ == "__main__":
+    main()
