@@ -184,7 +184,7 @@ def test_a_regression_is_counted_by_its_standard_deviations(metrics):
     std = np.array([1e-5, 0.5, 2.0, 1e9, np.inf])
     zeros = np.zeros(5)
     served = SimpleNamespace(name="m", version="3")
-    metrics.predicted(served, MixtureScores(10, zeros, std, zeros, zeros, None), draws=10, flags=2)
+    metrics.predicted(served, MixtureScores(np.full(5, 10), zeros, std, zeros, zeros, None), draws=10, flags=2)
     page = generate_latest(metrics.registry).decode()
     of_model = {"model": "m", "version": "3"}
     assert metric(page, "dubito_rows_total", **of_model) == 5
