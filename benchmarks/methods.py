@@ -42,10 +42,10 @@ def main() -> None:
         "# Methods on MNIST",
         "",
         "`python -m training fit recipes/NAME.toml [--seed N]` for each, then `python -m benchmarks.methods`.",
-        "Test error of the mean prediction over the recipe's draws; a single seed has no spread. 784-800-800-10.",
+        "Test error of the mean prediction over the recipe's draws; a single seed has no spread.",
         "",
-        "| recipe | seeds | test error % | paper's | log-likelihood | calibration error | epochs | training s |",
-        "|---|---|---|---|---|---|---|---|",
+        "| recipe | hidden units | seeds | test error % | paper's | log-likelihood | ECE | epochs | training s |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     errors: dict[str, list[float]] = {}
     for name in sorted(n for n in store.names() if n.startswith("mnist")):
@@ -59,7 +59,8 @@ def main() -> None:
         }
         recipe = manifests[0].training["recipe"]
         lines.append(
-            f"| {name} | {len(manifests)} | {statistics.mean(errors[name]):.2f}{spread} | {paper} "
+            f"| {name} | {' x '.join(map(str, recipe['network']['hidden']))} | {len(manifests)} "
+            f"| {statistics.mean(errors[name]):.2f}{spread} | {paper} "
             f"| {mean['test_log_likelihood']:.4f} | {mean['test_expected_calibration_error']:.4f} "
             f"| {recipe['training']['epochs']} | {statistics.mean(m.training['seconds'] for m in manifests):.0f} |"
         )
