@@ -111,8 +111,7 @@ class Predictor:
         self._something = threading.Condition()
         self._closed = False
         self._overloaded_until = -math.inf
-        self._rows = 0  # in the queue
-        self._wanted_rows = 0  # that are waited for, until `_gathering_until`
+        self._gathered = 0  # requests in the queue that are waited for, until `_gathering_until`
         self._gathering_until = -math.inf
         self._rate = 0.0  # rows x draws a second, of late
         self._worker = threading.Thread(target=self._work, name="model", daemon=True)
@@ -220,8 +219,7 @@ class Predictor:
             waiting.asked = time.perf_counter()
         with self._something:
             self._queue.append(waiting)
-            self._rows += len(waiting.x) if isinstance(waiting, Job) else 0
-            if self._rows >= self._wanted_rows or isinstance(waiting, Call):
+            if len(self._queue) >= self._gathered or isinstance(waiting, Call):
                 self._something.notify()
 
     def _work(self) -> None:
@@ -236,26 +234,23 @@ class Predictor:
             elif batch:
                 self._run(batch)
                 # While half of those about are computed the others are read, and so on in turns.
-                self._wanted_rows = min(sum(len(job.x) for job in batch) + self._rows, 2 * _batch_rows(batch[0])) // 2
+                self._gathered = (len(batch) + len(self._queue)) // 2
                 self._gathering_until = time.monotonic() + GATHER_S
 
     def _await_work(self) -> None:
         """Wait until something is in the queue; right after a micro-batch for a moment also for company."""
-        while (
-            not self._closed and self._rows < self._wanted_rows and not any(isinstance(w, Call) for w in self._queue)
-        ):
+        while len(self._queue) < self._gathered and not self._closed:
             left = self._gathering_until - time.monotonic()
-            if left <= 0:
+            if left <= 0 or any(isinstance(waiting, Call) for waiting in self._queue):
                 break
             self._something.wait(left)
-        self._wanted_rows = 0
+        self._gathered = 0
         while not self._queue and not self._closed:
             self._something.wait()
 
     def _next(self) -> "list[Job] | Call":
         """Take from the queue what is computed next: a call, a part of a large job, or a micro-batch."""
         first = self._queue.popleft()
-        self._rows -= len(first.x) if isinstance(first, Job) else 0
         if _is_over(first):
             return []
         if isinstance(first, Call):
@@ -269,7 +264,6 @@ class Predictor:
             if isinstance(other, Job) and _is_alike(first, other):
                 any_seeded = seeded or other.seed is not None
                 if rows + other.rows_left <= (most_seeded if any_seeded else most):
-                    self._rows -= len(other.x)
                     if not _is_over(other):
                         batch.append(other)
                         rows, seeded = rows + other.rows_left, any_seeded
