@@ -22,7 +22,7 @@ class Overload:
     """What was measured, one after the other in one run.
 
     Attributes:
-        capacity: answers a second in closed loop from many connections.
+        capacity: answers a second in closed loop from many connections, the most of three turns.
         unloaded: open loop at a tenth of the capacity.
         loaded: open loop at ten times the capacity.
         health_s: latencies of /health/live meanwhile, of a client in a process of its own.
@@ -66,10 +66,10 @@ def overload(port, body, seconds, folder):
     """Measure capacity and unloaded latency for a while, then overload the service for `seconds`."""
     requests, file = [post("/predict", body)], folder / "body.json"
     file.write_bytes(body)
-    short = min(15.0, max(1.0, seconds / 4))
-    capacity = closed_loop(port, requests, CLOSED_CONNECTIONS, short).rate
+    turn = min(10.0, max(0.5, seconds / 6))
+    capacity = max(closed_loop(port, requests, CLOSED_CONNECTIONS, turn, warm_up_s=0.5).rate for _ in range(3))
     time.sleep(1.5)  # what was refused is forgotten
-    unloaded = open_loop(port, requests, capacity / 10, 2 * short, connections=OPEN_CONNECTIONS)
+    unloaded = open_loop(port, requests, capacity / 10, 3 * turn, connections=OPEN_CONNECTIONS)
     with probing(port, 1.0 + seconds, file) as probed:
         loaded = open_loop(port, requests, TIMES * capacity, seconds, connections=OPEN_CONNECTIONS, timeout_s=30.0)
     return Overload(
