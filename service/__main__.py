@@ -4,6 +4,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 
 from model_store.errors import DubitoError
 from service.keys import read_keys
@@ -36,11 +37,13 @@ def serve(settings: Settings, place: Place | None = None) -> int:
     import uvicorn  # not needed by a supervisor, and heartbeats begin before it
 
     from service.app import create_app
+    from service.connections import BoundedProtocol
 
     config = uvicorn.Config(
         create_app(settings, place),
         host=settings.host,
         port=settings.port,
+        http=partial(BoundedProtocol, settings.deadline_s),  # type: ignore[arg-type]
         timeout_graceful_shutdown=settings.drain_s,
         timeout_keep_alive=75,  # longer than proxies keep idle connections, so that they close them and not we
         access_log=False,

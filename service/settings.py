@@ -69,7 +69,9 @@ class Settings(BaseSettings):
         "those who are let in are answered soon",
     )
     deadline_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
-        default=60.0, description="seconds after which a request that has no answer yet is answered 504"
+        default=60.0,
+        description="seconds after which a request that has not come whole is answered 408, and one that has no "
+        "answer yet 504",
     )
     max_answer_numbers: Annotated[int, Field(ge=1)] = Field(
         default=5_000_000, description="most numbers that return_samples may add to an answer"
