@@ -61,6 +61,7 @@ def quantise_network(network: bytes) -> bytes:
     weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
     transposed = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "Transpose" and n.input[0] in weights}
     lengths = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "ReduceL2" and n.input[0] in weights}
+    rectified = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Relu"}
     nodes: list[onnx.NodeProto] = []
     added: dict[str, np.ndarray] = {
         "levels": np.array(LEVELS, dtype=np.float32),
@@ -81,7 +82,7 @@ def quantise_network(network: bytes) -> bytes:
             unit_scale = np.abs(direction).max(axis=1) / LEVELS
             added[f"{name}.int8"] = np.round(direction / unit_scale[:, None]).astype(np.int8).T.copy()
             added[f"{name}.unit_scale"] = (unit_scale / _length(direction)).astype(np.float32)
-            nodes += _integer_product(node.input[0], name, node.output[0])
+            nodes += _integer_product(rectified.get(node.input[0], node.input[0]), name, node.output[0])
     if len(nodes) == len(graph.node) - len(scales):  # nothing became integers
         return network
     for name in lengths.values():
@@ -103,7 +104,10 @@ def _length(direction: np.ndarray) -> np.ndarray:
 
 
 def _integer_product(activation: str, weight: str, product: str) -> list[onnx.NodeProto]:
-    """Return the nodes from a nonnegative activation to its product with a weight of unit length."""
+    """Return the nodes from an activation to its product with a weight of unit length.
+
+    What is below 0 counts as 0, to which it is rounded: a Relu before takes no pass of its own.
+    """
 
     def step(op: str, inputs: list[str], output: str, **attributes: Any) -> onnx.NodeProto:
         return helper.make_node(op, inputs, [output], **attributes)
