@@ -17,8 +17,8 @@ from conftest import ROOT, metric, publish_again, wait_until
 from model_store.errors import DubitoError
 from model_store.model import NEEDED
 from model_store.store import ModelStore
-from tests.trust.crowd import Crowd, replayed
-from tests.trust.process import children
+from tests.trust.crowd import Crowd, references, replayed
+from tests.trust.process import children, open_files, settled
 from tests.trust.raw import Connection, Ended, request
 
 TWO = {"DUBITO_WORKERS": "2", "DUBITO_POLL_INTERVAL_S": "0.1"}

@@ -15,6 +15,7 @@ BY_DESIGN = {503, 504}
 PARSED = {200, 404, 413, 422, 503, 504}  # answers to requests that were read
 UNPARSED = ("body:", "query", "Content-")  # how the detail of those begins that were not
 GOOD_EVERY = 20  # cases between good requests on the same connection
+MOST_WRONG = 5  # of a client before it stops
 PATIENCE_S = 0.1  # for answers to bytes that may ask for none
 
 
@@ -67,6 +68,8 @@ def fuzz(port, count, seed, admin_key, clients=4, within_s=20.0):
 def _client(port, outcome, cases, good, expected, within_s):
     connection = None
     for case in cases:
+        if len(outcome.wrong) >= MOST_WRONG:
+            break
         outcome.kinds[case.kind] += 1
         connection = connection or Connection(port, within_s)
         begun = time.perf_counter()
