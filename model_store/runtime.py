@@ -157,6 +157,8 @@ class Runtime:
     ) -> tuple[Float32[np.ndarray, "N H"], Float32[np.ndarray, "N M"]]:
         """Return what `after_draws` takes in of rows, and the density detectors' scores: what no draw changes."""
         parts = self._each(lambda block: self._before_draws(x[block]), self._row_blocks(len(x)), len(x))
+        if len(parts) == 1:
+            return parts[0]
         return np.concatenate([known for known, _ in parts]), np.concatenate([density for _, density in parts])
 
     def after_draws(
