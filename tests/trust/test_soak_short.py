@@ -14,7 +14,7 @@ def soaked(serve, store, rows, seconds):
 
 
 def test_mixed_requests_leave_no_thread_and_no_file_open(serve, digits_store, digits_rows):
-    measured = soaked(serve, digits_store, digits_rows, 3.0)
+    measured = soaked(serve, digits_store, digits_rows, 1.5)
     print(measured)
     assert measured.failures == []
     assert (measured.after.threads, measured.after.open_files) == (
