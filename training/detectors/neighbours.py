@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from training.detectors.spectrum import Fold, principal_components, square_norms
 from training.layers import matmul
 
-BANK_ROWS = 2500  # of training rows, drawn at random
+BANK_ROWS = 5000  # of training rows, drawn at random
 DIRECTIONS = 64
 NEIGHBOUR = 5  # the distance to which counts
 SOFTENING = 0.1  # of the mean length of rows, added to a row's
