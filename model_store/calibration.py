@@ -256,7 +256,7 @@ class Calibration:
         rows = np.arange(self.statistic.shape[1])
         at = np.full(len(rows), last)
         if rule is not None and self.settling is not None:
-            stops = [self._index(stage) for stage in self.settling.stages if stage < num_draws]
+            stops = [self._index(stage) for stage in self.stages(num_draws)]
             at = np.array([*stops, last])[self.settling.stages_of(rule, len(stops))]
         statistic = self.statistic[at, rows]
         order = np.argsort(statistic, kind="stable")

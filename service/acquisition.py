@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
-from jaxtyping import Float64, Int64, UInt64
+from jaxtyping import Float32, Float64, Int64, UInt64
 
 from model_store.errors import InvalidInput
 from model_store.manifest import Task
-from model_store.outputs import AnyScores
+from model_store.outputs import AnyScores, scores_of, sums_of
+from model_store.runtime import DrawSet
 from model_store.scores import SCORE_NAMES, Scores
+from service.models import Served
 
 RANDOM = "random"
 VARIANCES = {"variance": "std", "epistemic_variance": "epistemic_std"}  # and of what they are the square
@@ -50,3 +52,12 @@ def top(scores: Float64[np.ndarray, "N"], hashes: UInt64[np.ndarray, "N"], k: in
     (candidates,) = np.nonzero(scores >= least)
     order = np.lexsort((hashes[candidates], -scores[candidates]))
     return candidates[order[:k]]
+
+
+def pool_scores(
+    served: Served, x: Float32[np.ndarray, "N I"], draws: DrawSet, score: str
+) -> Float64[np.ndarray, "N"]:
+    """Return one acquisition score of pool rows, all under the same draws; variances are in squared target units."""
+    outputs, _ = served.model.runtime.run_set(x, draws)
+    task = served.model.manifest.task
+    return acquisition_scores(scores_of(task, sums_of(task, outputs), standard_errors=False), score)

@@ -20,7 +20,8 @@ from starlette.routing import request_response
 from model_store.errors import InvalidInput
 from model_store.evidence import CARD
 from service import admin, guard, problems
-from service.acquisition import DEFAULTS, RANDOM, check_acquisition, id_hashes, random_scores, top
+from service.acquisition import DEFAULTS, RANDOM, check_acquisition, id_hashes, pool_scores, random_scores, top
+from service.admission import Admission
 from service.answers import predict_json, predict_npz
 from service.draws import fresh_seed
 from service.drift import drift_content
@@ -44,7 +45,7 @@ from service.metrics import Metrics
 from service.models import HOW_TO_PUBLISH, Models, Served
 from service.observe import Observe
 from service.pages import Pages
-from service.predictor import POOL_CHUNK_ROWS, Job, Predicted, Predictor, pool_scores, take_draws, timed
+from service.predictor import BATCH_ROW_DRAWS, Job, Predicted, Predictor, part_rows, take_draws, timed
 from service.problems import NotReady, TooLarge
 from service.records import record_of
 from service.schemas import AcquireAnswer, AcquireRequest, Envelope, PredictAnswer, PredictRequest, Problem
@@ -70,14 +71,15 @@ class Service:
         idle = threading.Event()
         self.models = Models(settings, idle)
         self.metrics = Metrics(self.models)
-        self.predictor = Predictor(settings, idle, self.metrics)
+        self.admission = Admission(settings, idle)
+        self.predictor = Predictor(self.admission, self.metrics)
         self.pages = Pages(self.metrics_page, place)
         self.ending = threading.Event()
 
     def metrics_page(self) -> bytes:
         """Return this process's metrics as Prometheus' text."""
-        self.metrics.queued_row_draws.set(self.predictor.row_draws)
-        self.metrics.queued_requests.set(self.predictor.in_work)
+        self.metrics.queued_row_draws.set(self.admission.row_draws)
+        self.metrics.queued_requests.set(self.admission.in_work)
         return generate_latest(self.metrics.registry)
 
     async def served(self, envelope: Envelope) -> Served:
@@ -161,7 +163,7 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
     )
     async def post_predict(request: Request) -> Response:
         """Predict rows: label or target, how uncertain and why, and whether a row is unlike the data."""
-        service.predictor.refuse_overload()  # before there is work on it
+        service.admission.refuse_overload()  # before there is work on it
         begun = time.monotonic()
         body = await read_body(request, settings.max_body_bytes)
         envelope, rows = await service.read(request, body, PredictRequest, "inputs", settings.max_rows)
@@ -185,7 +187,7 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
             service.metrics.predicted(served, predicted.prediction.scores, num_samples, flagged)
             return answer, flagged
 
-        with service.predictor.admitted(len(rows), num_samples):
+        with service.admission.admitted(len(rows), num_samples, BATCH_ROW_DRAWS):
             x = await service.rows(rows, served, "inputs")
             job = Job(served, x, num_samples, envelope.seed, envelope.return_samples, answered, deadline, terms.rule)
             answer, flags = await service.predictor.predict(job, partial(hung_up, request))
@@ -202,7 +204,7 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
     )
     async def post_acquire(request: Request) -> Response:
         """Rank an unlabelled pool: which rows would teach the model most, all under the same draws."""
-        service.predictor.refuse_overload()
+        service.admission.refuse_overload()
         begun = time.monotonic()
         body = await read_body(request, settings.max_body_bytes)
         envelope, rows = await service.read(request, body, AcquireRequest, "pool", settings.max_pool_rows)
@@ -212,7 +214,7 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
         acquisition = envelope.acquisition if "acquisition" in envelope.model_fields_set else DEFAULTS[task]
         check_acquisition(acquisition, task)
         num_samples = service.num_samples(envelope, served)
-        with service.predictor.admitted(len(rows), num_samples):
+        with service.admission.admitted(len(rows), num_samples, BATCH_ROW_DRAWS):
             x = await service.rows(rows, served, "pool")
             deadline = service.deadline(begun, envelope)
             answer = await _rank(request, service, served, envelope, acquisition, x, ids, num_samples, deadline)
@@ -302,10 +304,11 @@ async def _rank(
         seed = draws.seed
         hashes = await service.predictor.load(partial(id_hashes, ids, seed))
         parts = []
-        for start in range(0, len(x), POOL_CHUNK_ROWS):  # other requests get their turn between the parts
+        size = part_rows(served, num_samples)
+        for start in range(0, len(x), size):  # other requests get their turn between the parts
             if await request.is_disconnected():
                 raise ClientDisconnect
-            part = x[start : start + POOL_CHUNK_ROWS]
+            part = x[start : start + size]
             score = partial(pool_scores, served, part, draws, acquisition)
             asked = time.perf_counter()
             begun, scored, ended = await service.predictor.compute(timed(score), deadline)

@@ -227,9 +227,8 @@ class LoadedCollector(Collector):
         )
         evidence = GaugeMetricFamily("dubito_drift_evidence_nats", "Evidence of drift", labels=OF_MODEL)
         alarm = GaugeMetricFamily("dubito_drift_alarm", "1 once there was evidence enough", labels=OF_MODEL)
-        versions = {(served.name, served.version): served for served in reversed(self.models.loaded())}
-        for of_version, served in versions.items():  # one may be there twice: what latest serves counts
-            report = served.drift.report()
+        for served in self.models.loaded():
+            of_version, report = (served.name, served.version), served.drift.report()
             loaded.add_metric(of_version, 1.0)
             if report.flag_rate is not None:
                 flag_rate.add_metric(of_version, report.flag_rate)

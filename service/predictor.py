@@ -13,37 +13,33 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32
 from starlette.requests import ClientDisconnect
 
 from model_store.model import Prediction
-from model_store.outputs import samples_of, scores_of, sums_of
+from model_store.outputs import samples_of
 from model_store.runtime import HELD_BYTES, DrawSet
 from model_store.settling import Rule
-from service.acquisition import acquisition_scores
+from service.admission import Admission
 from service.metrics import Metrics
 from service.models import Served
-from service.problems import Overloaded, PastDeadline, TooLarge
-from service.settings import Settings
+from service.problems import PastDeadline
 
 T = TypeVar("T")
 
 logger = logging.getLogger("dubito")
 
-REST_S = 0.002  # after an answer, so that idle work does not begin before the answer is sent
 SMALL_ROW_DRAWS = 200  # a millisecond of arithmetic
 BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch
-POOL_CHUNK_ROWS = 128  # rows of a pool between which other requests get their turn
+REMADE_ROW_DRAWS = 100_000  # the same where draws are too large to hold, and made again for each part of a request
 GATHER_S = 0.01  # after a micro-batch, in which those who come with the next requests are waited for
 PATIENCE_S = 0.05  # before a look at whether the client is still there
-LASTING_S = 1.0  # since the last refusal: so long an overload is taken to last
 
 
 @dataclass(frozen=True)
@@ -80,11 +76,6 @@ class Job:
         """How many rows are still to be computed."""
         return len(self.x) - self.begun
 
-    @property
-    def row_draws(self) -> int:
-        """Rows x draws that are still to be computed."""
-        return self.rows_left * self.num_samples
-
 
 @dataclass(eq=False)
 class Call:
@@ -96,24 +87,17 @@ class Call:
 
 
 class Predictor:
-    """Runs models for requests, within a budget of work that may wait."""
+    """Runs models for requests that were admitted."""
 
-    def __init__(self, settings: Settings, idle: threading.Event, metrics: Metrics) -> None:
-        """Begin; `idle` is set while no request is waiting or in work."""
-        self.settings = settings
+    def __init__(self, admission: Admission, metrics: Metrics) -> None:
+        self.admission = admission
         self.metrics = metrics
-        self.row_draws = 0  # waiting or in work
-        self.in_work = 0  # requests
-        self.idle = idle
-        self.idle.set()
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
         self._queue: deque[Job | Call] = deque()
         self._something = threading.Condition()
         self._closed = False
-        self._overloaded_until = -math.inf
         self._gathered = 0  # requests in the queue that are waited for, until `_gathering_until`
         self._gathering_until = -math.inf
-        self._rate = 0.0  # rows x draws a second, of late
         self._worker = threading.Thread(target=self._work, name="model", daemon=True)
         self._worker.start()
 
@@ -148,10 +132,11 @@ class Predictor:
             PastDeadline: if it is not computed by its deadline.
             ClientDisconnect: if the client hangs up before.
         """
-        if self.row_draws <= SMALL_ROW_DRAWS and _is_quick(job):
+        is_paired = job.served.model.manifest.noise.paired  # else a draw holds every weight
+        if self.admission.row_draws <= SMALL_ROW_DRAWS and job.seed is None and is_paired:
             job.asked = time.perf_counter()
             await asyncio.sleep(0)  # requests that came together see each other, and are computed together
-            if self.in_work == 1 and job.served.reservoir.has_ready:
+            if self.admission.in_work == 1 and job.served.reservoir.has_ready:
                 self._compute([job])
                 return self._answer(job)
         loop = asyncio.get_running_loop()
@@ -174,45 +159,6 @@ class Predictor:
             waiting.cancel()
             for task in watching:
                 task.cancel()
-
-    @contextmanager
-    def admitted(self, rows: int, draws: int) -> Iterator[None]:
-        """Hold a place for a request's work, of which what one micro-batch takes counts at a time.
-
-        A burst may fill the queue up to `max_queued_row_draws`. From when it is full until nobody has been refused
-        for `LASTING_S`, work beyond `overload_row_draws` is refused, so that those who are let in are answered soon.
-
-        Raises:
-            TooLarge: if the request alone is more than one may be.
-            Overloaded: if too much is waiting already; a lone request is always let in.
-        """
-        if rows * draws > self.settings.max_row_draws:
-            raise TooLarge(f"rows x num_samples: expected at most {self.settings.max_row_draws}, got {rows * draws}")
-        work = min(rows * draws, max(BATCH_ROW_DRAWS, draws))
-        self.refuse_overload(work)
-        self.row_draws += work
-        self.in_work += 1
-        self.idle.clear()
-        try:
-            yield
-        finally:
-            self.row_draws -= work
-            self.in_work -= 1
-            asyncio.get_running_loop().call_later(REST_S, self._rest)
-
-    def refuse_overload(self, work: int = 1) -> None:
-        """Raise Overloaded if so many further rows x draws are too much for now."""
-        now = time.monotonic()
-        most = self.settings.max_queued_row_draws
-        if now < self._overloaded_until:
-            most = min(most, self.settings.overload_row_draws)
-        if self.row_draws > 0 and self.row_draws + work > most:
-            self._overloaded_until = now + LASTING_S
-            raise Overloaded(retry_after_s=max(1, math.ceil(self.row_draws / self._rate)) if self._rate else 1)
-
-    def _rest(self) -> None:
-        if self.in_work == 0:
-            self.idle.set()
 
     def _put(self, waiting: Job | Call) -> None:
         if isinstance(waiting, Job):
@@ -257,7 +203,7 @@ class Predictor:
             return first
         batch, rows, seeded = [first], first.rows_left, first.seed is not None
         others: deque[Job | Call] = deque()
-        most = _batch_rows(first)
+        most = part_rows(first.served, first.num_samples)
         most_seeded = min(most, _paired_rows(first))
         while self._queue and rows < most:
             other = self._queue.popleft()
@@ -299,7 +245,7 @@ class Predictor:
             job.draws = job.draws or (fresh if job.seed is None else take_draws(job.served, draws, job.seed))
             assert job.draws is not None
             sets.append(job.draws)
-        ends = [min(len(job.x), job.begun + _batch_rows(job)) for job in batch]
+        ends = [min(len(job.x), job.begun + part_rows(job.served, draws)) for job in batch]
         rows = [job.x[job.begun : end] for job, end in zip(batch, ends, strict=True)]
         x = rows[0] if len(rows) == 1 else np.concatenate(rows)
         known, density = model.runtime.before_draws(x)
@@ -331,8 +277,7 @@ class Predictor:
 
     def _count(self, batch: list[Job], rows: int, begun: float, ended: float) -> None:
         served, draws = batch[0].served, batch[0].num_samples
-        rate = rows * draws / (ended - begun)
-        self._rate = rate if self._rate == 0.0 else 0.9 * self._rate + 0.1 * rate
+        self.admission.note(rows * draws, ended - begun)
         self.metrics.batch(served, rows, [begun - job.asked for job in batch], ended - begun)
         new = [job for job in batch if len(job.times) == 1]
         made = len({id(job.draws) for job in new}) * draws
@@ -348,17 +293,10 @@ class Predictor:
         return job.answer(Predicted(prediction, job.draws.seed, job.num_samples, kept))
 
 
-def _is_quick(job: Job) -> bool:
-    return (
-        len(job.x) * job.num_samples <= SMALL_ROW_DRAWS
-        and job.seed is None
-        and job.served.model.manifest.noise.paired
-    )
-
-
-def _batch_rows(job: Job) -> int:
-    """How many rows of a job make a micro-batch."""
-    return max(1, BATCH_ROW_DRAWS // job.num_samples)
+def part_rows(served: Served, num_samples: int) -> int:
+    """Return how many rows are computed at once: those of a micro-batch, or of a part of a large request or pool."""
+    is_held = served.model.runtime.set_bytes(num_samples) <= HELD_BYTES
+    return max(1, (BATCH_ROW_DRAWS if is_held else REMADE_ROW_DRAWS) // num_samples)
 
 
 def _paired_rows(job: Job) -> int:
@@ -428,12 +366,3 @@ def timed(work: Callable[[], T]) -> Callable[[], tuple[float, T, float]]:
 def take_draws(served: Served, num_samples: int, seed: int | None) -> DrawSet:
     """Return the draws of a request: exactly those of its seed, or fresh ones."""
     return served.reservoir.take(num_samples) if seed is None else served.model.runtime.draw_set(seed, num_samples)
-
-
-def pool_scores(
-    served: Served, x: Float32[np.ndarray, "N I"], draws: DrawSet, score: str
-) -> Float64[np.ndarray, "N"]:
-    """Return one acquisition score of pool rows, all under the same draws; variances are in squared target units."""
-    outputs, _ = served.model.runtime.run_set(x, draws)
-    task = served.model.manifest.task
-    return acquisition_scores(scores_of(task, sums_of(task, outputs), standard_errors=False), score)

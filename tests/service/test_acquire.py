@@ -6,8 +6,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from service.predictor import BATCH_ROW_DRAWS
+
 SCORES = ("entropy", "bald", "mean_std", "variation_ratio")
-CHUNK_ROWS = 128  # of service.predictor
+CHUNK_ROWS = BATCH_ROW_DRAWS // 10  # of 10 draws each
 
 
 def acquire(client, pool, **fields):
@@ -109,7 +111,7 @@ def test_the_seed_of_an_unseeded_ranking_replays_it(client, digits_rows):
 @pytest.mark.parametrize("acquisition", SCORES)
 def test_a_pool_of_several_chunks_is_scored_as_its_parts_are(client, digits_rows, acquisition):
     rng = np.random.default_rng(0)
-    pool = np.clip(np.tile(digits_rows, (3, 1)) + rng.integers(-2, 3, (1077, 64)), 0, 16)[: 2 * CHUNK_ROWS + 1]
+    pool = np.clip(np.tile(digits_rows, (4, 1)) + rng.integers(-2, 3, (1436, 64)), 0, 16)[: 2 * CHUNK_ROWS + 1]
     request = {"acquisition": acquisition, "seed": 2, "num_samples": 10, "k": 2 * CHUNK_ROWS + 1}
     whole = {row["index"]: row["score"] for row in acquire(client, pool.tolist(), **request)["ranking"]}
     assert len(whole) == len(pool)

@@ -6,21 +6,20 @@ import threading
 import time
 from dataclasses import replace
 
-import httpx
 import numpy as np
 import pytest
-from conftest import wait_until
 from starlette.requests import ClientDisconnect
 
 from model_store.model import NEEDED, Model
 from model_store.settling import Rule
 from model_store.store import ModelStore
+from service.admission import LASTING_S, Admission
 from service.draws import Reservoir
 from service.drift import Drift
 from service.metrics import Metrics
 from service.models import Models, Served
 from service.predictor import BATCH_ROW_DRAWS, Job, Predictor
-from service.problems import PastDeadline
+from service.problems import Overloaded, PastDeadline
 from service.settings import Settings
 
 DRAWS = 20
@@ -29,7 +28,7 @@ DRAWS = 20
 @pytest.fixture
 def predictor():
     settings, idle = Settings(), threading.Event()
-    predictor = Predictor(settings, idle, Metrics(Models(settings, idle)))
+    predictor = Predictor(Admission(settings, idle), Metrics(Models(settings, idle)))
     yield predictor
     predictor.close()
 
@@ -59,7 +58,7 @@ def together(predictor, jobs):
         await held
         return await asyncio.gather(*waiting, return_exceptions=True)
 
-    predictor.in_work = len(jobs)
+    predictor.admission.in_work = len(jobs)
     return asyncio.run(ask())
 
 
@@ -173,7 +172,7 @@ def test_clients_that_have_gone_are_not_computed_for(predictor, served, digits_r
         await held
         await predictor.predict(job(served, digits_rows[:1]), never)
 
-    predictor.in_work = 2
+    predictor.admission.in_work = 2
     asyncio.run(ask())
     assert not computed
 
@@ -186,22 +185,32 @@ def test_a_deadline_is_answered_504_over_http(client, digits_rows):
     assert answer.status_code == 504
 
 
-def test_after_a_refusal_little_waits_until_none_was_needed_for_a_second(digits_store, serve, digits_rows):
-    limits = {"DUBITO_MAX_QUEUED_ROW_DRAWS": "6400", "DUBITO_OVERLOAD_ROW_DRAWS": "1"}
-    body = {"inputs": digits_rows[:64].tolist(), "num_samples": 100}
-    with serve(digits_store, **limits) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+def test_a_burst_may_queue_and_after_a_refusal_little_waits_until_none_was_needed_for_a_second():
+    admission = Admission(Settings(max_queued_row_draws=10_000, overload_row_draws=2_000), threading.Event())
 
-        def statuses():
-            async def ask():
-                async with httpx.AsyncClient(base_url=url, timeout=60) as many:
-                    answers = await asyncio.gather(*(many.post("/predict", json=body) for _ in range(12)))
-                return [answer.status_code for answer in answers]
+    def fits(rows):
+        """Whether so many rows of one draw are let in beside what is there."""
+        try:
+            with admission.admitted(rows, 1, BATCH_ROW_DRAWS):
+                return True
+        except Overloaded as refused:
+            assert refused.retry_after_s >= 1
+            return False
 
-            return asyncio.run(ask())
+    async def ask():
+        with admission.admitted(1_000, 1, BATCH_ROW_DRAWS):
+            assert fits(6_000)  # a burst
+            with admission.admitted(50_000, 1, BATCH_ROW_DRAWS):  # counts with what is computed of it at once
+                assert admission.row_draws == 1_000 + BATCH_ROW_DRAWS
+                assert fits(2_600)
+                assert not fits(2_601)
+            assert not fits(1_001)  # from now on
+            assert fits(1_000)
+            await asyncio.sleep(1.1 * LASTING_S)
+            assert fits(6_000)
+        assert admission.row_draws == admission.in_work == 0
 
-        seen = statuses()
-        assert set(seen) == {200, 429}
-        wait_until(lambda: client.post("/predict", json=body).status_code == 200)
+    asyncio.run(ask())
 
 
 def assert_as_alone(served, x, answer):

@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from model_store.mixture import MixtureScores
 from service.metrics import MAX_VERSIONS, NATS, SECONDS, Histogram, Metrics
 from service.models import Models
-from service.predictor import POOL_CHUNK_ROWS
+from service.predictor import BATCH_ROW_DRAWS
 from service.settings import Settings
 
 OF_MODEL = {"model": "digits", "version": "1"}
@@ -86,7 +86,7 @@ def test_a_micro_batch_is_counted_with_its_rows_requests_and_seconds(fresh, digi
     pool = np.tile(digits_rows, (3, 1))
     fresh.post("/acquire", json={"pool": pool.tolist()})
     page = fresh.get("/metrics").text
-    parts = -(-len(pool) // POOL_CHUNK_ROWS)
+    parts = -(-len(pool) // (BATCH_ROW_DRAWS // 100))
     assert metric(page, "dubito_batch_rows_count", **OF_MODEL) == 1 + parts
     assert metric(page, "dubito_batch_rows_sum", **OF_MODEL) == 3 + len(pool)
     assert metric(page, "dubito_batch_requests_sum", **OF_MODEL) == 1 + parts
