@@ -23,34 +23,13 @@ from functools import cached_property, lru_cache
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from model_store import conformal_sets
-from model_store.abstention import Abstention, Answers
+from model_store.abstention import Answers
 from model_store.detection import DetectorNames, FittedDetector, Standard, Surprise, flag_statistic
+from model_store.ranked import Judgement, Ranked
 from model_store.settling import Rule, Settling, Spread, StageScores, stages_among
 
 DEFAULT_FPR = 0.05  # at which flags fire where nothing else is asked for
 KEPT_RANKED = 64  # ways of taking draws whose sorted ranking rows are kept
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What the detectors say of N rows. P-values lie in (0, 1]; small ones mean unlike the calibration data."""
-
-    p_value: Float64[np.ndarray, "N"]
-    detector_p_values: dict[str, Float64[np.ndarray, "N"]]
-
-    def take(self, rows: slice | np.ndarray) -> "Judgement":
-        """Return the judgement of some rows."""
-        return Judgement(self.p_value[rows], {name: p[rows] for name, p in self.detector_p_values.items()})
-
-    @classmethod
-    def concatenate(cls, parts: list["Judgement"]) -> "Judgement":
-        """Return the judgement of all parts' rows, in order."""
-        names = parts[0].detector_p_values
-        return cls(
-            np.concatenate([part.p_value for part in parts]),
-            {name: np.concatenate([part.detector_p_values[name] for part in parts]) for name in names},
-        )
 
 
 @dataclass(frozen=True)
@@ -68,63 +47,6 @@ class DetectorScores:
         """Return the scores of these rows."""
         spreads = None if self.spreads is None else [spread.take(rows) for spread in self.spreads]
         return DetectorScores({name: s[:, rows] for name, s in self.by_name.items()}, self.labels[:, rows], spreads)
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """The ranking rows under one way of taking draws: what new rows taken so are ranked among.
-
-    `statistic`, `nonconformity` and the surprises are sorted.
-    """
-
-    num_draws: int  # the most that are looked at
-    rule: Rule | None  # None: always as many
-    statistic: Float64[np.ndarray, "m"]
-    surprises: dict[str, Float64[np.ndarray, "m"]]
-    nonconformity: Float64[np.ndarray, "m"]
-    abstention: Abstention | None  # of a classification
-
-    def judge(self, statistic: Float64[np.ndarray, "N"], surprises: dict[str, Float64[np.ndarray, "N"]]) -> Judgement:
-        """Return p-values of N rows, given the flag's statistic and each detector's surprise."""
-        return Judgement(
-            conformal_p_value(statistic, self.statistic),
-            {name: conformal_p_value(surprise, self.surprises[name]) for name, surprise in surprises.items()},
-        )
-
-    def prediction_sets(self, probs: Float64[np.ndarray, "N C"], coverage: float) -> Bool[np.ndarray, "N C"]:
-        """Return which classes belong to each row's prediction set, given mean probabilities."""
-        return conformal_sets.prediction_sets(probs, self.nonconformity, coverage)
-
-    def intervals(
-        self, mean: Float64[np.ndarray, "N"], std: Float64[np.ndarray, "N"], coverage: float
-    ) -> Float64[np.ndarray, "N 2"]:
-        """Return the lower and upper end of each row's interval, given mean and std.
-
-        They are infinite where there are too few calibration rows for `coverage`.
-        """
-        return conformal_sets.intervals(mean, std, self.nonconformity, coverage)
-
-    @cached_property
-    def largest_doubt(self) -> Callable[[float, float], float]:
-        """The largest doubt to answer at, -inf for none: a function of fpr and risk.
-
-        It raises ValueError if nothing was calibrated of which labels are wrong.
-        """
-        return lru_cache(maxsize=1024)(lambda fpr, risk: self._abstention().threshold(self.flagged(fpr), risk))
-
-    def smallest_risk(self, fpr: float) -> float:
-        """Return the smallest risk that can be certified, 1 for none; raises ValueError as `largest_doubt` does."""
-        return self._abstention().smallest_risk(self.flagged(fpr))
-
-    def flagged(self, fpr: float) -> int:
-        """Return how many p-values are at most `fpr`: as many of the ranking rows are at least as surprising."""
-        rows = len(self.statistic)
-        return int((np.arange(1, rows + 1) / (rows + 1)).searchsorted(fpr, side="right"))
-
-    def _abstention(self) -> Abstention:
-        if self.abstention is None:
-            raise ValueError("expected a calibration with answers that are right or wrong, got one without")
-        return self.abstention
 
 
 @dataclass(frozen=True)
@@ -434,11 +356,3 @@ def _fitted(
         )
         for name, scores in reference.items()
     }
-
-
-def conformal_p_value(
-    score: Float64[np.ndarray, "N"], calibration: Float64[np.ndarray, "n"]
-) -> Float64[np.ndarray, "N"]:
-    """Return (1 + #{calibration >= score}) / (n + 1), `calibration` sorted."""
-    n = len(calibration)
-    return (n + 1 - calibration.searchsorted(score)) / (n + 1)

@@ -1,14 +1,16 @@
 """The manifest of an artifact. `model_store/README.md` specifies it field by field."""
 
-from typing import Annotated, Any, Literal
+import hashlib
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
 
 from model_store.detection import DetectorNames
 
-FORMAT_VERSION = 1
+FORMAT_VERSION: Final = 1
 GRAPHS = ("sampler.onnx", "network.onnx")
 FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
+NO_DIGEST = "0" * 64
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 Task = Literal["classification", "regression"]
@@ -201,9 +203,16 @@ class Manifest(Description):
     version: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}$")]
     created: AwareDatetime
     files: dict[str, FileSpec]
+    digest: Sha256  # of the manifest itself: `manifest_digest`
 
     @model_validator(mode="after")
     def _holds_the_required_files(self) -> "Manifest":
         if set(self.files) != set(FILES):
             raise ValueError(f"files: expected {sorted(FILES)}, got {sorted(self.files)}")
         return self
+
+
+def manifest_digest(text: bytes, written: str) -> str:
+    """Return the SHA-256 of a manifest's bytes, with the digest that is `written` in it as zeros."""
+    field, without = (f'"digest": "{digest}"'.encode() for digest in (written, NO_DIGEST))
+    return hashlib.sha256(text.replace(field, without, 1)).hexdigest()

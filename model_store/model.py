@@ -9,13 +9,14 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from model_store.calibration import Calibration, Judgement, Ranked
+from model_store.calibration import Calibration
 from model_store.detection import flag_statistic
 from model_store.errors import BrokenArtifact
 from model_store.manifest import GRAPHS, Manifest
 from model_store.mixture import MixtureScores
 from model_store.noise import ALGORITHMS
 from model_store.outputs import AnyScores, labels_of, scores_of, sums_of
+from model_store.ranked import Judgement, Ranked
 from model_store.runtime import GraphError, Runtime
 from model_store.scores import Scores, concatenated, taken
 from model_store.settling import Rule, Spread, stages_among

@@ -20,7 +20,16 @@ from tempfile import mkdtemp, mkstemp
 from pydantic import ValidationError
 
 from model_store.errors import BrokenArtifact, InvalidInput, NotFound, UnsupportedFormat
-from model_store.manifest import FILES, FORMAT_VERSION, NAME_PATTERN, Description, FileSpec, Manifest
+from model_store.manifest import (
+    FILES,
+    FORMAT_VERSION,
+    NAME_PATTERN,
+    NO_DIGEST,
+    Description,
+    FileSpec,
+    Manifest,
+    manifest_digest,
+)
 
 MAX_MANIFEST_BYTES = 1 << 20
 LATEST = "latest"
@@ -97,7 +106,7 @@ class ModelStore:
 
         Raises:
             NotFound: if `version` is not a number.
-            BrokenArtifact: if the manifest is missing or not valid.
+            BrokenArtifact: if the manifest is missing, not valid or not the one that was published.
             UnsupportedFormat: if it was written by a newer format than this reader's.
         """
         path = self.folder(name) / version / "manifest.json"
@@ -122,6 +131,8 @@ class ModelStore:
             raise BrokenArtifact(
                 name, version, "manifest.json", f"it describes {manifest.name} version {manifest.version}"
             )
+        if manifest_digest(text, manifest.digest) != manifest.digest:
+            raise BrokenArtifact(name, version, "manifest.json", "its SHA-256 is not its digest")
         return manifest
 
     def open(self, name: str, version: str, wanted: tuple[str, ...] = FILES) -> Artifact:
@@ -161,8 +172,8 @@ class ModelStore:
             raise InvalidInput("files", f"{sorted(FILES)}", f"{sorted(files)}")
         with self.writing(name) as folder:
             version = str(max(map(int, self.versions(name)), default=0) + 1)
-            manifest = Manifest(
-                format_version=1,
+            unsigned = Manifest(
+                format_version=FORMAT_VERSION,
                 **description.model_dump(),
                 name=name,
                 version=version,
@@ -171,7 +182,10 @@ class ModelStore:
                     file: FileSpec(sha256=hashlib.sha256(content).hexdigest(), size=len(content))
                     for file, content in files.items()
                 },
+                digest=NO_DIGEST,
             )
+            digest = manifest_digest(unsigned.model_dump_json(indent=2).encode(), NO_DIGEST)
+            manifest = unsigned.model_copy(update={"digest": digest})
             draft = Path(mkdtemp(prefix=".draft-", dir=folder))
             for file, content in files.items():
                 write_synced(draft / file, content)

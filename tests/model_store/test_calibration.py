@@ -11,8 +11,9 @@ from safetensors.numpy import load, save
 from scipy import stats
 
 from model_store.abstention import Answers
-from model_store.calibration import Calibration, DetectorScores, conformal_p_value
+from model_store.calibration import Calibration, DetectorScores
 from model_store.detection import DetectorNames
+from model_store.ranked import conformal_p_value
 
 DETECTORS = ("a", "b", "c")
 NAMES = DetectorNames(combined=DETECTORS, density=("b", "c"), two_sided=("c",))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_store.calibration import conformal_p_value
 from model_store.false_discovery import benjamini_hochberg
+from model_store.ranked import conformal_p_value
 
 BATCHES = 4000
 

@@ -59,6 +59,22 @@ def test_every_truncation_of_the_manifest_is_found(published):
         assert_broken(published, "manifest.json", "is not valid JSON")
 
 
+def test_every_changed_byte_of_the_manifest_is_found(published):
+    path = published.root / "m" / "1" / "manifest.json"
+    text = path.read_bytes()
+    for position in range(len(text)):
+        changed = bytearray(text)
+        changed[position] ^= 1 << (position % 8)
+        path.write_bytes(changed)
+        with pytest.raises((BrokenArtifact, UnsupportedFormat), match=r"manifest\.json"):
+            published.manifest("m", "1")
+
+
+def test_a_manifest_with_another_digit_in_a_number_is_broken(published):
+    edit_manifest(published, quality={"accuracy": 0.75})
+    assert_broken(published, "manifest.json", "its SHA-256 is not its digest")
+
+
 def test_a_manifest_too_large_to_be_one_is_refused(published):
     (published.root / "m" / "1" / "manifest.json").write_bytes(b" " * (1 << 20) + b" {}")
     assert_broken(published, "manifest.json", "")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import serving
 
+from model_store.manifest import manifest_digest
 from model_store.model import NEEDED, Model
 from model_store.store import ModelStore
 
@@ -101,7 +102,9 @@ def test_the_level_of_a_version_holds_for_requests_that_name_none(digits_store, 
         manifest = json.loads(path.read_text())
         manifest["name"] = name
         manifest["abstention"]["risk"] = risk
-        path.write_text(json.dumps(manifest))
+        digest = manifest["digest"]
+        text = json.dumps(manifest).encode()
+        path.write_bytes(text.replace(digest.encode(), manifest_digest(text, digest).encode()))
     with serving(store) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         by_default = predict(client, rows, model="digits")
         assert by_default == predict(client, rows, model="digits", risk=smallest)

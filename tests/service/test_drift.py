@@ -10,7 +10,7 @@ import pytest
 from conftest import metric
 from scipy import stats
 
-from model_store.calibration import conformal_p_value
+from model_store.ranked import conformal_p_value
 from service.drift import ALARM_AT, EDGES, FALSE_ALARM, ROWS_OF_A_REQUEST, Drift
 
 ROWS = 5

@@ -187,7 +187,7 @@ def truncated(path):
 
 def corrupted(path):
     content = bytearray(path.read_bytes())
-    content[0] ^= 1
+    content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
