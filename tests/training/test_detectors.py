@@ -7,7 +7,15 @@ from conftest import scale_model
 
 from training.detectors import KINDS
 from training.detectors.gaussian import SHRINKAGE, ClassGaussian
-from training.detectors.neighbours import BANK_ROWS, DIRECTIONS, NEIGHBOUR, SOFTENING, Neighbours
+from training.detectors.neighbours import (
+    BANK_ROWS,
+    DIRECTIONS,
+    FEW_NEIGHBOUR,
+    FEW_ROWS,
+    NEIGHBOUR,
+    SOFTENING,
+    Neighbours,
+)
 from training.detectors.spectrum import EXPLAINED, FLOOR, LARGEST, Fold, Mahalanobis, Residual, Spectrum
 from training.flows import realnvp
 from training.served import served_network
@@ -82,16 +90,18 @@ def test_the_mahalanobis_distance_is_that_of_numpys_covariance_with_a_floor():
     assert np.allclose(score(detector, new), expected, rtol=1e-2)
 
 
-def test_neighbours_are_those_of_brute_force():
+@pytest.mark.parametrize("neighbour", [FEW_NEIGHBOUR, NEIGHBOUR])
+def test_neighbours_are_those_of_brute_force(neighbour):
     x, new = data(200) - 20, data(30, seed=3) - 20
-    detector = Neighbours.fit(torch.from_numpy(np.float32(x)), generator())  # 8 directions: nothing is projected away
+    # 8 directions: nothing is projected away
+    detector = Neighbours.fit(torch.from_numpy(np.float32(x)), generator(), neighbour=neighbour)
     softening = SOFTENING * np.linalg.norm(x, axis=1).mean()
 
     def divided(rows):
         return rows / (np.linalg.norm(rows, axis=1, keepdims=True) + softening)
 
     distances = np.square(divided(new)[:, None] - divided(x)[None]).sum(-1)
-    expected = np.sort(distances, axis=1)[:, NEIGHBOUR - 1]
+    expected = np.sort(distances, axis=1)[:, neighbour - 1]
     assert np.allclose(score(detector, new), expected, rtol=1e-2, atol=1e-5)
 
 
@@ -104,6 +114,7 @@ def test_few_training_rows_are_all_neighbours(rows):
 def test_the_bank_and_its_directions_are_bounded():
     x = torch.randn(BANK_ROWS + 100, DIRECTIONS + 6, generator=generator())
     assert Neighbours.fit(x, generator()).bank.shape == (DIRECTIONS, BANK_ROWS)
+    assert Neighbours.fit(x, generator(), FEW_ROWS, FEW_NEIGHBOUR).bank.shape == (DIRECTIONS, FEW_ROWS)
 
 
 def test_short_rows_are_not_folded_and_long_ones_keep_inner_products_on_average():

@@ -9,13 +9,14 @@ two-sided detector small ones too.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from training.detectors.gaussian import ClassGaussian
-from training.detectors.neighbours import Neighbours
+from training.detectors.neighbours import FEW_NEIGHBOUR, FEW_ROWS, Neighbours
 from training.detectors.spectrum import Mahalanobis, Residual
 
 Space = Literal["input", "spectrum", "embedding"]
@@ -42,6 +43,8 @@ KINDS: dict[str, Kind] = {
     "residual": Kind(Residual.fit, "spectrum", True),
     "mahalanobis": Kind(Mahalanobis.fit, "spectrum", True),
     "input_neighbours": Kind(Neighbours.fit, "input", False),
-    "feature_neighbours": Kind(Neighbours.fit, "embedding", False),
+    "feature_neighbours": Kind(
+        partial(Neighbours.fit, bank_rows=FEW_ROWS, neighbour=FEW_NEIGHBOUR), "embedding", False
+    ),
     "feature_gaussian": Kind(ClassGaussian.fit, "embedding", False, has_classes=True),
 }

@@ -8,13 +8,14 @@ from training.detectors.spectrum import Fold, principal_components, square_norms
 from training.layers import matmul
 
 BANK_ROWS = 5000  # of training rows, drawn at random
-DIRECTIONS = 64
 NEIGHBOUR = 5  # the distance to which counts
+FEW_ROWS, FEW_NEIGHBOUR = 1000, 1  # the same of features, which tell as much from a bank of few
+DIRECTIONS = 64
 SOFTENING = 0.1  # of the mean length of rows, added to a row's
 
 
 class Neighbours(nn.Module):
-    """Squared distance to the `NEIGHBOUR`-th nearest of `BANK_ROWS` training rows, without a unit, 0 or more.
+    """Squared distance to the k-th nearest of a bank of training rows, without a unit, 0 or more.
 
     Rows are divided by their length (Sun et al., "Out-of-distribution detection with deep nearest neighbors", 2022,
     section 3) plus a share of the mean length, so that rows near 0 keep their place, and projected on the leading
@@ -28,7 +29,9 @@ class Neighbours(nn.Module):
     bank_squares: Tensor
     fold: Fold
 
-    def __init__(self, fold: Fold, softening: Tensor, mean: Tensor, components: Tensor, bank: Tensor) -> None:
+    def __init__(
+        self, fold: Fold, softening: Tensor, mean: Tensor, components: Tensor, bank: Tensor, neighbour: int
+    ) -> None:
         super().__init__()
         self.fold = fold
         self.register_buffer("softening", softening)
@@ -36,19 +39,25 @@ class Neighbours(nn.Module):
         self.register_buffer("components", components)
         self.register_buffer("bank", bank.T.contiguous())
         self.register_buffer("bank_squares", square_norms(bank))
-        self.neighbour = min(NEIGHBOUR, len(bank))
+        self.neighbour = min(neighbour, len(bank))
 
     @classmethod
-    def fit(cls, rows: Num[Tensor, "N I"], generator: torch.Generator) -> "Neighbours":
-        """Fit on training rows, of any space."""
+    def fit(
+        cls,
+        rows: Num[Tensor, "N I"],
+        generator: torch.Generator,
+        bank_rows: int = BANK_ROWS,
+        neighbour: int = NEIGHBOUR,
+    ) -> "Neighbours":
+        """Fit on training rows, of any space; `bank_rows` of them, drawn at random, are the bank."""
         fold = Fold.fit(rows.shape[1], generator)
         rows = fold(rows[torch.randperm(len(rows), generator=generator)[: 2 * BANK_ROWS]].float())
         softening = SOFTENING * square_norms(rows).sqrt().mean().clamp(min=1e-12)
         divided = rows / (square_norms(rows).sqrt() + softening)[:, None]
         mean, _, directions = principal_components(divided, Fold(torch.ones(divided.shape[1])))
         components = directions[:, :DIRECTIONS].float().contiguous()
-        bank = matmul(divided[:BANK_ROWS] - mean.float(), components)
-        return cls(fold, softening, mean.float(), components, bank)
+        bank = matmul(divided[:bank_rows] - mean.float(), components)
+        return cls(fold, softening, mean.float(), components, bank, neighbour)
 
     def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
         """Return the squared distance of each row."""
