@@ -77,7 +77,9 @@ def halves(rows: int, splits: int, seed: int) -> list[tuple[np.ndarray, np.ndarr
 
 def served_sets(probs: np.ndarray, y: np.ndarray, calibration: np.ndarray, coverage: float) -> np.ndarray:
     """Return the sets that are served of all rows, calibrated on some."""
-    return prediction_sets(probs, np.sort(class_nonconformity(probs[calibration], y[calibration])), coverage)
+    return prediction_sets(
+        mass_above(probs), np.sort(class_nonconformity(probs[calibration], y[calibration])), coverage
+    )
 
 
 def least_ambiguous_sets(probs: np.ndarray, y: np.ndarray, calibration: np.ndarray, coverage: float) -> np.ndarray:
@@ -146,7 +148,7 @@ def answered(held: HeldOut, risk: float, splits: int, seed: int, manifest: Manif
     assert isinstance(held.scores, Scores)
     generator = np.random.default_rng(seed)
     third = held.rows // 3
-    wrong = held.scores.probabilities.argmax(axis=1) != held.y
+    wrong = held.scores.label != held.y
     shares, errors, above = [], [], 0
     for _ in range(splits):
         reference, ranking, test = np.split(generator.permutation(held.rows), [third, 2 * third])
@@ -201,7 +203,7 @@ def coverage_table(held: HeldOut, draws: int, axes: np.ndarray, splits: int, see
 def class_tables(held: HeldOut, draws: int, splits: int, seed: int, manifest: Manifest) -> list[str]:
     """Return what is measured of a classification alone: kinds of sets, and abstention."""
     assert isinstance(held.scores, Scores)
-    accuracy = np.mean(held.scores.probabilities.argmax(axis=1) == held.y)
+    accuracy = np.mean(held.scores.label == held.y)
     lines = [
         "",
         f"Where a coverage is below the accuracy, here {accuracy:.4f}, the set is the label alone and covers more "

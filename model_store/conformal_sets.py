@@ -32,11 +32,12 @@ def mass_above(probs: Float64[np.ndarray, "N C"]) -> Float64[np.ndarray, "N C"]:
     """
     order = np.argsort(-probs, axis=1, kind="stable")
     # 1 - the mass of a class and all below it: a row's classes differ even where the first's probability rounds to 1.
-    rest = np.take_along_axis(probs, order, axis=1)[:, ::-1].cumsum(axis=1)[:, ::-1]
+    rows = np.arange(len(probs))[:, None]
+    rest = probs[rows, order[:, ::-1]].cumsum(axis=1)[:, ::-1]
     sorted_mass = np.maximum(1.0 - rest, 0.0)
     sorted_mass[:, 0] = 0.0
     mass = np.empty_like(probs)
-    np.put_along_axis(mass, order, sorted_mass, axis=1)
+    mass[rows, order] = sorted_mass
     return mass
 
 
@@ -61,10 +62,13 @@ def quantile(nonconformity: Rising, coverage: float) -> float:
 
 
 def prediction_sets(
-    probs: Float64[np.ndarray, "N C"], nonconformity: Rising, coverage: float
+    mass: Float64[np.ndarray, "N C"], nonconformity: Rising, coverage: float
 ) -> Bool[np.ndarray, "N C"]:
-    """Return which classes belong to each row's set: all of them where there are too few calibration rows."""
-    return mass_above(probs) <= quantile(nonconformity, coverage)
+    """Return which classes belong to each row's set, given the mass above each.
+
+    They are all of them where there are too few calibration rows.
+    """
+    return mass <= quantile(nonconformity, coverage)
 
 
 def intervals(

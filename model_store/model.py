@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from model_store.calibration import Calibration
+from model_store.conformal_sets import mass_above
 from model_store.detection import flag_statistic
 from model_store.errors import BrokenArtifact
 from model_store.manifest import GRAPHS, Manifest
@@ -42,6 +43,7 @@ class Prediction:
     detected: dict[str, Float64[np.ndarray, "N"]]
     judged: AnyScores
     judgement: Judgement
+    mass_above: Float64[np.ndarray, "N C"] | None  # each class of the judged draws; None in a regression
     ranked: Ranked
 
     @classmethod
@@ -55,6 +57,7 @@ class Prediction:
             {name: np.concatenate([part.detected[name] for part in parts]) for name in first.detected},
             concatenated([part.judged for part in parts]),
             Judgement.concatenate([part.judgement for part in parts]),
+            None if first.mass_above is None else np.concatenate([part.mass_above for part in parts]),
             first.ranked,
         )
 
@@ -66,6 +69,7 @@ class Prediction:
             {name: detected[rows] for name, detected in self.detected.items()},
             scores if self.judged is self.scores else taken(self.judged, rows),
             self.judgement.take(rows),
+            None if self.mass_above is None else self.mass_above[rows],
             self.ranked,
         )
 
@@ -199,15 +203,17 @@ class Model:
         detected = detector_scores(judged, density, self.manifest.detectors.density)
         surprises = self.calibration.surprises_of(detected, labels_of(judged), draws)
         judgement = ranked.judge(flag_statistic(surprises, self.calibration.combined), surprises)
-        return Prediction(scores, detected, judged, judgement, ranked)
+        mass = mass_above(judged.probabilities) if isinstance(judged, Scores) else None
+        return Prediction(scores, detected, judged, judgement, mass, ranked)
 
     def prediction_sets(self, prediction: Prediction, coverage: float) -> Bool[np.ndarray, "N C"]:
         """Return which classes belong to each row's prediction set; its label does, whatever the judged draws say."""
-        judged, scores = prediction.judged, prediction.scores
-        assert isinstance(judged, Scores)
+        scores, mass = prediction.scores, prediction.mass_above
         assert isinstance(scores, Scores)
-        inside = prediction.ranked.prediction_sets(judged.probabilities, coverage)
-        inside[np.arange(len(inside)), scores.probabilities.argmax(axis=1)] = True
+        assert mass is not None
+        inside = prediction.ranked.prediction_sets(mass, coverage)
+        if scores is not prediction.judged:
+            inside[np.arange(len(inside)), scores.label] = True
         return inside
 
     def abstains(self, prediction: Prediction, fpr: float, risk: float) -> Bool[np.ndarray, "N"]:
@@ -220,7 +226,7 @@ class Model:
         assert isinstance(scores, Scores)
         largest = prediction.ranked.largest_doubt(fpr, risk)
         answers = (judged.variation_ratio <= largest) & (prediction.judgement.p_value > fpr)
-        return ~answers | (judged.probabilities.argmax(axis=1) != scores.probabilities.argmax(axis=1))
+        return ~answers | (judged.label != scores.label)
 
     def intervals(self, prediction: Prediction, coverage: float) -> Float64[np.ndarray, "N 2"]:
         """Return the lower and upper end of each row's interval, in the target's units."""

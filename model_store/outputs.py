@@ -27,9 +27,7 @@ def scores_of(task: Task, sums: DrawSums, standard_errors: bool = True) -> AnySc
 
 def labels_of(scores: AnyScores) -> Int64[np.ndarray, "N"]:
     """Return the number of each row's most probable class; 0 in a regression."""
-    return (
-        scores.probabilities.argmax(axis=1) if isinstance(scores, Scores) else np.zeros(len(scores.mean), dtype=int)
-    )
+    return scores.label if isinstance(scores, Scores) else np.zeros(len(scores.mean), dtype=int)
 
 
 def samples_of(task: Task, outputs: Float32[np.ndarray, "K N C"]) -> Float32[np.ndarray, "K N C"]:

@@ -58,9 +58,9 @@ class Ranked:
             {name: conformal_p_value(surprise, self.surprises[name]) for name, surprise in surprises.items()},
         )
 
-    def prediction_sets(self, probs: Float64[np.ndarray, "N C"], coverage: float) -> Bool[np.ndarray, "N C"]:
-        """Return which classes belong to each row's prediction set, given mean probabilities."""
-        return conformal_sets.prediction_sets(probs, self.nonconformity, coverage)
+    def prediction_sets(self, mass: Float64[np.ndarray, "N C"], coverage: float) -> Bool[np.ndarray, "N C"]:
+        """Return which classes belong to each row's prediction set, given the mass above each."""
+        return conformal_sets.prediction_sets(mass, self.nonconformity, coverage)
 
     def intervals(
         self, mean: Float64[np.ndarray, "N"], std: Float64[np.ndarray, "N"], coverage: float

@@ -38,6 +38,7 @@ class Scores:
 
     num_draws: Int64[np.ndarray, "N"]
     probabilities: Float64[np.ndarray, "N C"]
+    label: Int64[np.ndarray, "N"]  # the number of the most probable class, the first of several
     entropy: Float64[np.ndarray, "N"]
     expected_entropy: Float64[np.ndarray, "N"]
     bald: Float64[np.ndarray, "N"]
@@ -104,6 +105,7 @@ def predictive_scores(sums: DrawSums, standard_errors: bool = True) -> Scores:
     return Scores(
         num_draws=np.full(len(probs_N_C), mean_over_draws.num_draws),
         probabilities=probs_N_C,
+        label=label_N,
         entropy=entropy_N,
         expected_entropy=expected_entropy_N,
         bald=bald_N,

@@ -48,6 +48,7 @@ def serve(settings: Settings, place: Place | None = None) -> int:
         timeout_keep_alive=75,  # longer than proxies keep idle connections, so that they close them and not we
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here goes by a client's address
         log_config=None,
     )
     server = uvicorn.Server(config)

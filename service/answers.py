@@ -76,7 +76,7 @@ def _of_classes(
     sets = served.model.prediction_sets(predicted.prediction, coverage).tolist()
     names = ("entropy", "expected_entropy", "bald", "mean_std", "variation_ratio")
     before = {
-        "label": [classes[i] for i in scores.probabilities.argmax(axis=1).tolist()],
+        "label": [classes[i] for i in scores.label.tolist()],
         "probabilities": scores.probabilities.tolist(),
         "num_samples": scores.num_draws.tolist(),
         **{name: getattr(scores, name).tolist() for name in names},
@@ -118,7 +118,7 @@ def predict_npz(served: Served, predicted: Predicted, terms: Terms, flags: Bool[
         **{f"detectors.{name}.p_value": value for name, value in judgement.detector_p_values.items()},
     }
     if isinstance(scores, Scores):
-        arrays["label"] = np.array(served.model.manifest.classes)[scores.probabilities.argmax(axis=1)]
+        arrays["label"] = np.array(served.model.manifest.classes)[scores.label]
         arrays["probabilities"] = scores.probabilities
         arrays["expected_entropy"] = scores.expected_entropy
         arrays["prediction_set"] = served.model.prediction_sets(prediction, terms.coverage)

@@ -15,7 +15,6 @@ from fastapi_offline import FastAPIOffline
 from jaxtyping import Float32
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import ClientDisconnect
-from starlette.routing import request_response
 
 from model_store.errors import InvalidInput
 from model_store.evidence import CARD
@@ -51,6 +50,7 @@ from service.records import record_of
 from service.schemas import AcquireAnswer, AcquireRequest, Envelope, PredictAnswer, PredictRequest, Problem
 from service.schemas import Request as Envelope_
 from service.settings import Settings
+from service.shortcut import Shortcut
 from service.supervisor import Place
 from service.terms import terms_of
 from service.tracing import tracing_of
@@ -147,10 +147,6 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
         redoc_url=None,
         telemetry=NO_TELEMETRY,
     )
-    problems.install(app)
-    guard.install(app, keys)
-    app.add_middleware(CloseConnections, ending=service.ending)
-    app.add_middleware(Observe, metrics=service.metrics, log=request_log(settings), tracing=tracing)  # outermost
     errors: dict[int | str, dict[str, Any]] = {
         status: {"model": Problem, "content": {problems.PROBLEM_JSON: {}}}
         for status in (404, 413, 415, 422, 429, 503, 504)
@@ -276,10 +272,12 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
 
     if keys.admin:
         admin.install(app, service.models, service.predictor, errors[404])
-    # FastAPI's way to a handler solves dependencies, of which these have none: it takes longer than reading a row.
-    for route in app.routes:
-        if isinstance(route, APIRoute) and route.endpoint in (post_predict, post_acquire):
-            route.app = request_response(route.endpoint)
+    problems.install(app)
+    asked_most = [r for r in app.routes if isinstance(r, APIRoute) and r.endpoint in (post_predict, post_acquire)]
+    app.add_middleware(Shortcut, routes=asked_most)  # innermost
+    guard.install(app, keys)
+    app.add_middleware(CloseConnections, ending=service.ending)
+    app.add_middleware(Observe, metrics=service.metrics, log=request_log(settings), tracing=tracing)
     return app
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 from fastapi import Request
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32
 
 from model_store.columns import from_objects
 from model_store.errors import InvalidInput
@@ -27,6 +27,7 @@ NPY = "application/x-npy"
 NPZ = "application/x-npz"
 FORM = "multipart/form-data"
 MAX_DIMENSIONS = 32  # of an npy array
+FEW_NUMBERS = 4096  # looked at by Python: numpy lets go of the interpreter, and may wait long to get it back
 MAX_FORM_FIELDS = 16  # of a form, beside its rows
 
 Rows = list[Any] | np.ndarray
@@ -190,6 +191,8 @@ def rows_array(rows: Rows, spec: InputSpec, field: str, max_pixels: int) -> Floa
         array = _from_lists(rows, spec, field)
     with np.errstate(over="ignore"):
         flat = np.ascontiguousarray(array, dtype=np.float32)
+    if flat.size <= FEW_NUMBERS and math.isfinite(sum(flat.ravel().tolist())):
+        return flat
     finite = np.isfinite(flat)
     if not finite.all():
         n, i = np.argwhere(~finite)[0]
@@ -228,7 +231,7 @@ def _content(row: Any, field: str) -> bytes:
         raise InvalidInput(field, "base64 of a PNG or JPEG file", f"{kind_of(row)} that is not base64") from None
 
 
-def _from_lists(rows: list[Any], spec: InputSpec, field: str) -> Float64[np.ndarray, "N I"]:
+def _from_lists(rows: list[Any], spec: InputSpec, field: str) -> Float32[np.ndarray, "N I"]:
     shape = spec.shape
     size = math.prod(shape)
     first = rows[0]
@@ -246,7 +249,8 @@ def _from_lists(rows: list[Any], spec: InputSpec, field: str) -> Float64[np.ndar
     if not set(map(type, level)) <= {int, float}:
         i = next(i for i, value in enumerate(level) if type(value) not in (int, float))
         raise InvalidInput(_path(field, i, lengths), "a number", kind_of(level[i]))
-    return np.array(level, dtype=np.float64).reshape(len(rows), size)
+    with np.errstate(over="ignore"):
+        return np.array(level, dtype=np.float32).reshape(len(rows), size)
 
 
 def _alternatives(spec: InputSpec) -> str:

@@ -38,6 +38,8 @@ logger = logging.getLogger("dubito")
 SMALL_ROW_DRAWS = 200  # a millisecond of arithmetic
 BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch
 REMADE_ROW_DRAWS = 100_000  # the same where draws are too large to hold, and made again for each part of a request
+FEW_ROWS = 8  # of a request: an answer that the event loop may write
+LEAST_AT_ONCE = 16  # requests
 GATHER_S = 0.01  # after a micro-batch, in which those who come with the next requests are waited for
 PATIENCE_S = 0.05  # before a look at whether the client is still there
 
@@ -96,6 +98,7 @@ class Predictor:
         self._queue: deque[Job | Call] = deque()
         self._something = threading.Condition()
         self._closed = False
+        self._at_once = LEAST_AT_ONCE  # requests that a micro-batch may take, of those about
         self._gathered = 0  # requests in the queue that are waited for, until `_gathering_until`
         self._gathering_until = -math.inf
         self._worker = threading.Thread(target=self._work, name="model", daemon=True)
@@ -150,7 +153,7 @@ class Predictor:
         waiting = loop.call_later(PATIENCE_S, watch)  # most are answered before
         self._put(job)
         try:
-            return await future
+            answer = await future
         except asyncio.CancelledError:
             if watching and watching[0].done():
                 raise ClientDisconnect from None
@@ -159,6 +162,7 @@ class Predictor:
             waiting.cancel()
             for task in watching:
                 task.cancel()
+        return answer if len(job.x) > FEW_ROWS else self._answer(job)
 
     def _put(self, waiting: Job | Call) -> None:
         if isinstance(waiting, Job):
@@ -180,7 +184,8 @@ class Predictor:
             elif batch:
                 self._run(batch)
                 # While half of those about are computed the others are read, and so on in turns.
-                self._gathered = (len(batch) + len(self._queue)) // 2
+                about = len(batch) + len(self._queue)
+                self._gathered, self._at_once = about // 2, max(LEAST_AT_ONCE, -(-about // 2))
                 self._gathering_until = time.monotonic() + GATHER_S
 
     def _await_work(self) -> None:
@@ -205,7 +210,7 @@ class Predictor:
         others: deque[Job | Call] = deque()
         most = part_rows(first.served, first.num_samples)
         most_seeded = min(most, _paired_rows(first))
-        while self._queue and rows < most:
+        while self._queue and rows < most and len(batch) < self._at_once:
             other = self._queue.popleft()
             if isinstance(other, Job) and _is_alike(first, other):
                 any_seeded = seeded or other.seed is not None
@@ -229,8 +234,10 @@ class Predictor:
         for job in batch:
             if job.rows_left:
                 self._put(job)
-            else:
+            elif len(job.x) > FEW_ROWS:
                 _finish(job.future, *_tried(lambda job=job: self._answer(job)))  # type: ignore[misc]
+            else:
+                _finish(job.future, None)  # the event loop writes the answer, while the next are computed
 
     def _compute(self, batch: list[Job]) -> None:
         """Compute all rows of small jobs that go together, or the next part of a large one."""

@@ -100,11 +100,16 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http_error)
 
 
-async def _domain_error(request: Request, error: Exception) -> Response:
+def domain_error(request: Request, error: Exception) -> Response:
+    """Return the answer to a request that raised a DubitoError, and note why it failed."""
     record_of(request.scope).reason = _reason(type(error).__name__)
     status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else None
     return problem(status, str(error), headers)
+
+
+async def _domain_error(request: Request, error: Exception) -> Response:
+    return domain_error(request, error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

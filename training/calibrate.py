@@ -173,7 +173,7 @@ def answers(reference: list[AnyScores], ranking: list[AnyScores], y: np.ndarray)
     return Answers.of(
         np.stack([s.variation_ratio for s in reference if isinstance(s, Scores)]),
         np.stack([s.variation_ratio for s in of_ranking]),
-        np.stack([s.probabilities.argmax(axis=1) != y for s in of_ranking]),
+        np.stack([s.label != y for s in of_ranking]),
     )
 
 

@@ -89,7 +89,7 @@ def measure_test(judge: Judge, judged: Judged, test: Rows) -> dict[str, Any]:
     scores = judged.prediction.scores
     measured: dict[str, Any]
     if isinstance(scores, Scores):
-        loss = (scores.probabilities.argmax(axis=1) != test.y).astype(np.float64)
+        loss = (scores.label != test.y).astype(np.float64)
         _, bins = expected_calibration_error(scores.probabilities.max(axis=1), loss == 0)
         measured = {**quality(scores, test.y), "reliability": bins, "error_detection": error_detection(judged, loss)}
     else:
@@ -132,7 +132,7 @@ def measure_attack(test: Judged, attacked: Judged, y: np.ndarray) -> dict[str, A
     """
     scores = attacked.prediction.scores
     assert isinstance(scores, Scores)
-    wrong = scores.probabilities.argmax(axis=1) != y
+    wrong = scores.label != y
     quiet = attacked.prediction.judgement.p_value > 0.05
     return {
         **measure_set(test, attacked),

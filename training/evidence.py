@@ -181,7 +181,7 @@ def _summary(test: dict[str, Any], outliers: dict[str, Any]) -> dict[str, float]
 def _plots(test: Judged, sets: dict[str, Judged], rows: Rows, card: dict[str, Any]) -> dict[str, bytes]:
     scores = test.prediction.scores
     if isinstance(scores, Scores):
-        loss = (scores.probabilities.argmax(axis=1) != rows.y).astype(np.float64)
+        loss = (scores.label != rows.y).astype(np.float64)
         main, label = "entropy", "error of the rows answered"
         plots = {"reliability.png": reliability_plot(card["test"]["reliability"])}
     else:

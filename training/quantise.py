@@ -215,7 +215,7 @@ def quantisation_error(exact: Runtime, quantised: Runtime, rows: Rows, num_draws
     return QuantisationError(
         int8_probabilities=_rms(got.probabilities - expected.probabilities),
         int8_monte_carlo=_rms(fresh.probabilities - expected.probabilities) / math.sqrt(2.0),
-        int8_same_label=float(np.mean(got.probabilities.argmax(axis=1) == expected.probabilities.argmax(axis=1))),
+        int8_same_label=float(np.mean(got.label == expected.label)),
     )
 
 

@@ -12,6 +12,7 @@ from scipy import stats
 
 from model_store.abstention import Answers
 from model_store.calibration import Calibration, DetectorScores
+from model_store.conformal_sets import mass_above
 from model_store.detection import DetectorNames
 from model_store.ranked import conformal_p_value
 
@@ -135,8 +136,8 @@ def test_sets_and_intervals_are_those_of_the_number_of_draws():
     calibration = Calibration.fit([1, 10], scores, scores, nonconformity, NAMES, LABELS)
     probs, mean, std = np.array([[0.5, 0.3, 0.2]]), np.array([10.0]), np.array([2.0])
     # ceil(4 x .5) = 2nd smallest: .2 and .8; the mass above the classes is 0, .5 and .8.
-    assert calibration.ranked(1).prediction_sets(probs, 0.5).tolist() == [[True, False, False]]
-    assert calibration.ranked(10).prediction_sets(probs, 0.5).tolist() == [[True, True, True]]
+    assert calibration.ranked(1).prediction_sets(mass_above(probs), 0.5).tolist() == [[True, False, False]]
+    assert calibration.ranked(10).prediction_sets(mass_above(probs), 0.5).tolist() == [[True, True, True]]
     assert calibration.ranked(1).intervals(mean, std, 0.5).tolist() == [[9.6, 10.4]]
     assert calibration.ranked(10).intervals(mean, std, 0.5).tolist() == [[8.4, 11.6]]
 

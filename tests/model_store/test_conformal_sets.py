@@ -42,22 +42,22 @@ def test_sets_and_quantiles_by_hand():
     nonconformity = np.array([0.0, 0.0, 0.5, 0.8])
     assert [quantile(nonconformity, coverage) for coverage in (0.4, 0.6, 0.8, 0.81)] == [0.0, 0.5, 0.8, math.inf]
     probs = np.array([[0.7, 0.2, 0.1], [0.35, 0.33, 0.32], [0.24, 0.25, 0.51]])
-    assert prediction_sets(probs, nonconformity, 0.4).tolist() == [
+    assert prediction_sets(mass_above(probs), nonconformity, 0.4).tolist() == [
         [True, False, False],
         [True, False, False],
         [False, False, True],
     ]
-    assert prediction_sets(probs, nonconformity, 0.6).tolist() == [
+    assert prediction_sets(mass_above(probs), nonconformity, 0.6).tolist() == [
         [True, False, False],
         [True, True, False],
         [False, False, True],
     ]
-    assert prediction_sets(probs, nonconformity, 0.8).tolist() == [
+    assert prediction_sets(mass_above(probs), nonconformity, 0.8).tolist() == [
         [True, True, False],
         [True, True, True],
         [True, True, True],
     ]
-    assert prediction_sets(probs, nonconformity, 0.81).all()
+    assert prediction_sets(mass_above(probs), nonconformity, 0.81).all()
 
 
 @pytest.mark.parametrize("ranking", [99, 160])
@@ -69,7 +69,7 @@ def test_sets_hold_the_label_as_often_as_the_beta_binomial_says(ranking, coverag
     for _ in range(SPLITS):
         nonconformity = np.sort(class_nonconformity(*labelled(generator, ranking)))
         probs, labels = labelled(generator, NEW)
-        inside = prediction_sets(probs, nonconformity, coverage)
+        inside = prediction_sets(mass_above(probs), nonconformity, coverage)
         assert np.all(inside[np.arange(NEW), probs.argmax(axis=1)])
         covered.append(inside[np.arange(NEW), labels].sum())
     assert is_beta_binomial(covered, ranking, coverage, generator)
@@ -81,7 +81,7 @@ def test_sets_of_a_coverage_below_the_accuracy_are_the_labels_alone():
     nonconformity = np.sort(class_nonconformity(probs, labels))
     accuracy = np.mean(probs.argmax(axis=1) == labels)
     probs, _ = labelled(generator, NEW)
-    inside = prediction_sets(probs, nonconformity, accuracy - 0.01)
+    inside = prediction_sets(mass_above(probs), nonconformity, accuracy - 0.01)
     assert inside.sum() == NEW
     assert np.all(inside[np.arange(NEW), probs.argmax(axis=1)])
 
@@ -90,8 +90,10 @@ def test_a_row_s_set_does_not_depend_on_the_rows_beside_it():
     generator = np.random.default_rng(1)
     nonconformity = np.sort(class_nonconformity(*labelled(generator, 99)))
     probs, _ = labelled(generator, NEW)
-    together = prediction_sets(probs, nonconformity, 0.9)
-    assert np.array_equal(np.concatenate([prediction_sets(row[None], nonconformity, 0.9) for row in probs]), together)
+    together = prediction_sets(mass_above(probs), nonconformity, 0.9)
+    assert np.array_equal(
+        np.concatenate([prediction_sets(mass_above(row[None]), nonconformity, 0.9) for row in probs]), together
+    )
 
 
 @pytest.mark.parametrize(("ranking", "coverage"), [(99, 0.5), (99, 0.95), (39, 0.9), (40, 0.9)])

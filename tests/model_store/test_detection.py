@@ -18,7 +18,7 @@ from model_store.detection import SHRINKAGE_ROWS, Standard, Surprise, combined_s
 def test_surprise_never_falls_and_is_never_negative(reference, scores):
     values = Surprise.fit(np.sort(np.array(reference, dtype=np.float64)))(np.sort(np.array(scores)))
     assert np.all(values >= 0.0)
-    assert np.all(np.diff(values) >= 0.0)
+    assert np.all(np.diff(values) >= -1e-12)  # interpolation rounds
 
 
 @pytest.mark.parametrize("is_two_sided", [False, True])

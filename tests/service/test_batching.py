@@ -4,6 +4,7 @@ import asyncio
 import math
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from service.draws import Reservoir
 from service.drift import Drift
 from service.metrics import Metrics
 from service.models import Models, Served
-from service.predictor import BATCH_ROW_DRAWS, Job, Predictor
+from service.predictor import BATCH_ROW_DRAWS, LEAST_AT_ONCE, Job, Predictor
 from service.problems import Overloaded, PastDeadline
 from service.settings import Settings
 
@@ -74,6 +75,15 @@ def test_what_waits_together_shares_fresh_draws_and_each_row_is_answered_as_alon
     assert len({answer.seed for answer in answers}) == 1
     for x, answer in zip(parts, answers, strict=True):
         assert_as_alone(served, x, answer)
+
+
+def test_a_micro_batch_takes_half_of_those_about(predictor, served, digits_rows):
+    """So that the others are read while these are computed; of few it takes all."""
+    waiting = 2 * LEAST_AT_ONCE + 8
+    found = together(predictor, [job(served, digits_rows[:1]) for _ in range(waiting)])
+    sizes = list(Counter(predicted.seed for predicted in found).values())
+    half = waiting // 2  # of those in the first micro-batch and those behind it
+    assert sizes == [LEAST_AT_ONCE, half, waiting - LEAST_AT_ONCE - half]
 
 
 def test_seeds_keep_their_draws_beside_fresh_ones(predictor, served, digits_rows):

@@ -128,6 +128,7 @@ def with_probabilities(probs):
     return Scores(
         num_draws=np.ones(len(probs), dtype=int),
         probabilities=probs,
+        label=probs.argmax(axis=1),
         entropy=rest,
         expected_entropy=rest,
         bald=rest,
