@@ -13,6 +13,8 @@ from service.settings import Settings, read_settings
 from service.supervisor import Place, supervise
 from service.tracing import check_tracing
 
+SWITCH_S = 0.0005  # how long a thread may hold the interpreter while another waits: threads of arithmetic wait often
+
 
 def main() -> int:
     """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 2 a wrong setting, 3 it cannot start."""
@@ -31,6 +33,7 @@ def main() -> int:
 
 def serve(settings: Settings, place: Place | None = None) -> int:
     """Serve in this process, alone or as one of several workers."""
+    sys.setswitchinterval(SWITCH_S)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again when it has stopped in good order
     if place is not None:
         place.beat()
