@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from training.architectures import mlp
+from training.fit import clip_gradient
 from training.memory import keep_freed_memory
 from training.model import build, initialise
 from training.objectives import alpha_objective
@@ -38,7 +39,7 @@ def deterministic(x: torch.Tensor, y: torch.Tensor) -> Callable[[int], None]:
         loss = torch.nn.functional.cross_entropy(network(x), y)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 5.0)
+        clip_gradient(list(network.parameters()), 5.0)
         optimizer.step()
 
     return step
@@ -69,7 +70,7 @@ def bayesian(method: str, x: torch.Tensor, y: torch.Tensor) -> Callable[[int], N
         loss, _ = alpha_objective(model.likelihood.log_likelihood(log_probs, y), kl, 1e-5, recipe.alpha)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 5.0)
+        clip_gradient(parameters, 5.0)
         optimizer.step()
 
     return step

@@ -163,7 +163,7 @@ class Run:
         loss, nll = alpha_objective(log_likelihood, kl, self._kl_weight(step), self.recipe.alpha)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, settings.gradient_norm)
+        clip_gradient(self.parameters, settings.gradient_norm)
         self.optimizer.step()
         error = self.model.likelihood.errors(served[0].detach(), y).mean()
         self.sums += torch.stack([nll.detach().double(), kl.detach().mean().double(), error])
@@ -258,6 +258,13 @@ class Run:
         except (RuntimeError, ValueError, KeyError, TypeError):
             expected = "a checkpoint of this run (delete it to begin anew)"
             raise InvalidInput(str(self.checkpoint), expected, "one of another") from None
+
+
+def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
+    """Scale gradients down to a global norm, where theirs is larger: elsewhere they are read and not written."""
+    found = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
+    if not found <= norm:
+        torch.nn.utils.clip_grads_with_norm_(parameters, norm, found)
 
 
 def training_facts(run: Run, splits: Splits) -> dict[str, Any]:

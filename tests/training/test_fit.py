@@ -16,12 +16,13 @@ import pytest
 import torch
 from conftest import ROOT, environment_with, wait_until
 from safetensors.numpy import load_file
+from torch import nn
 
 from model_store.errors import InvalidInput
 from training.__main__ import main
 from training.checkpoint import read_checkpoint, write_checkpoint
 from training.data import Rows, Splits
-from training.fit import Run
+from training.fit import Run, clip_gradient
 from training.recipe import load
 
 RECIPE = """
@@ -327,3 +328,14 @@ def metrics_of(folder):
 def timeless(history):
     """Metrics without the wall clock."""
     return [{key: value for key, value in metrics.items() if key != "seconds"} for metrics in history]
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 100.0, float("nan"), float("inf")])
+def test_gradients_are_clipped_as_torch_does(size):
+    gradient = size * torch.randn(50, generator=torch.Generator().manual_seed(0))
+    ours, theirs = [nn.Parameter(torch.zeros(50))], [nn.Parameter(torch.zeros(50)), nn.Parameter(torch.zeros(3))]
+    ours[0].grad, theirs[0].grad = gradient.clone(), gradient.clone()  # the last has none
+    clip_gradient([*ours, nn.Parameter(torch.zeros(3))], 5.0)
+    torch.nn.utils.clip_grad_norm_(theirs, 5.0)
+    assert torch.equal(ours[0].grad.isnan(), theirs[0].grad.isnan())
+    assert torch.equal(ours[0].grad.nan_to_num(), theirs[0].grad.nan_to_num())
