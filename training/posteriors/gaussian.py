@@ -35,19 +35,23 @@ class ScaleMixturePrior:
     std_2: float
 
     def log_density(self, theta: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return the log density of each weight."""
-        parts = [
-            math.log(weight / (std * math.sqrt(2 * math.pi))) - 0.5 * (theta / std).square()
-            for weight, std in ((self.pi, self.std_1), (1.0 - self.pi, self.std_2))
-        ]
-        return torch.logaddexp(*parts)
+        """Return the log density of each weight, that of the first part and how much the second adds to it."""
+        difference = 0.5 * (self.std_2**-2 - self.std_1**-2)  # of the parts' log densities: offset - difference theta^2
+        offset = math.log((1.0 - self.pi) * self.std_1 / (self.pi * self.std_2))
+        first = math.log(self.pi / (self.std_1 * math.sqrt(2 * math.pi)))
+        square = theta.square()
+        return first - 0.5 * self.std_1**-2 * square + functional.softplus(offset - difference * square)
 
     def kl(
         self, theta: Float[Tensor, "K D"], mu: Float[Tensor, "D"], sigma: Float[Tensor, "D"]
     ) -> Float[Tensor, "K"]:
-        """Return log q(theta) - log p(theta) of each draw."""
-        log_q = -0.5 * ((theta - mu) / sigma).square() - sigma.log() - 0.5 * math.log(2 * math.pi)
-        return (log_q - self.log_density(theta)).sum(-1)
+        """Return log q(theta) - log p(theta) of each draw.
+
+        Of theta = mu + sigma eps, log q is that of eps less log sigma: no gradient passes through the quotient.
+        """
+        eps = ((theta - mu) / sigma).detach()
+        log_q = -0.5 * eps.square().sum(-1) - (sigma.log() + 0.5 * math.log(2 * math.pi)).sum()
+        return log_q - self.log_density(theta).sum(-1)
 
 
 class GaussianPosterior(nn.Module):
