@@ -37,14 +37,28 @@ def test_the_gaussian_kl_is_the_analytic_one():
     torch.testing.assert_close(theta, made.mu + made.sigma * standard_noise(3, 5, 0).double())
 
 
-def test_the_mixture_kl_is_the_log_ratio_of_densities_draw_by_draw():
-    made = jiggled(GaussianPosterior(5, -1.0, ScaleMixturePrior(0.3, 1.2, 0.1)))
+@pytest.mark.parametrize(("pi", "std_1", "std_2"), [(0.3, 1.2, 0.1), (0.7, 0.1, 1.2), (0.25, 0.37, 0.0025)])
+def test_the_mixture_kl_is_the_log_ratio_of_densities_draw_by_draw(pi, std_1, std_2):
+    made = jiggled(GaussianPosterior(5, -1.0, ScaleMixturePrior(pi, std_1, std_2)))
     eps = standard_noise(7, 5, 0).double()
     theta, log_ratio = made.sample(eps)
-    scales = Normal(torch.zeros(2, dtype=torch.float64), torch.tensor([1.2, 0.1], dtype=torch.float64))
-    weights = torch.distributions.Categorical(torch.tensor([0.3, 0.7], dtype=torch.float64))
+    scales = Normal(torch.zeros(2, dtype=torch.float64), torch.tensor([std_1, std_2], dtype=torch.float64))
+    weights = torch.distributions.Categorical(torch.tensor([pi, 1 - pi], dtype=torch.float64))
     log_prior = MixtureSameFamily(weights, scales).log_prob(theta).sum(1)
     torch.testing.assert_close(log_ratio, Normal(made.mu, made.sigma).log_prob(theta).sum(1) - log_prior)
+
+
+def test_the_mixture_kl_has_the_gradient_of_the_log_ratio():
+    """Of log q(mu + sigma eps | mu, sigma) - log p(mu + sigma eps), all paths of it."""
+    prior, eps = ScaleMixturePrior(0.3, 1.2, 0.1), standard_noise(7, 5, 0).double()
+    made = jiggled(GaussianPosterior(5, -1.0, prior))
+    theta, kl = made.sample(eps)
+    ours = torch.autograd.grad(kl.sum(), [made.mu, made.rho])
+    theta = made(eps)
+    scales = Normal(torch.zeros(2, dtype=torch.float64), torch.tensor([1.2, 0.1], dtype=torch.float64))
+    weights = torch.distributions.Categorical(torch.tensor([0.3, 0.7], dtype=torch.float64))
+    log_ratio = Normal(made.mu, made.sigma).log_prob(theta) - MixtureSameFamily(weights, scales).log_prob(theta)
+    torch.testing.assert_close(ours, torch.autograd.grad(log_ratio.sum(), [made.mu, made.rho]))
 
 
 def test_a_mixture_of_equal_scales_is_a_gaussian_prior():

@@ -35,12 +35,14 @@ class ScaleMixturePrior:
     std_2: float
 
     def log_density(self, theta: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return the log density of each weight, that of the first part and how much the second adds to it."""
-        difference = 0.5 * (self.std_2**-2 - self.std_1**-2)  # of the parts' log densities: offset - difference theta^2
-        offset = math.log((1.0 - self.pi) * self.std_1 / (self.pi * self.std_2))
-        first = math.log(self.pi / (self.std_1 * math.sqrt(2 * math.pi)))
+        """Return the log density of each weight: that of the wider part, and how much the narrower adds to it."""
+        parts = sorted(((self.std_1, self.pi), (self.std_2, 1.0 - self.pi)), reverse=True)
+        (wide, of_wide), (narrow, of_narrow) = parts
+        first = math.log(of_wide / (wide * math.sqrt(2 * math.pi)))
+        offset = math.log(of_narrow * wide / (of_wide * narrow))
         square = theta.square()
-        return first - 0.5 * self.std_1**-2 * square + functional.softplus(offset - difference * square)
+        added = functional.softplus(offset - 0.5 * (narrow**-2 - wide**-2) * square)
+        return first - 0.5 * wide**-2 * square + added
 
     def kl(
         self, theta: Float[Tensor, "K D"], mu: Float[Tensor, "D"], sigma: Float[Tensor, "D"]
