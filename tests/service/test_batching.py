@@ -223,6 +223,49 @@ def test_a_burst_may_queue_and_after_a_refusal_little_waits_until_none_was_neede
     asyncio.run(ask())
 
 
+def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypatch):
+    """Ever more rarely, ever more is let in; if that is too much it ends at once, else the overload does."""
+    clock = Clock()
+    monkeypatch.setattr("service.admission.time", clock)
+    admission = Admission(Settings(max_queued_row_draws=10_000, overload_row_draws=1_000), threading.Event())
+
+    def let_in():
+        """How many rows of one draw are let in at most, when clients ask for as many as ever."""
+        admission.row_draws = 1
+        return max(rows for rows in range(500, 20_000, 500) if fits(rows))
+
+    def fits(rows):
+        try:
+            admission.refuse_overload(rows - 1)
+        except Overloaded:
+            return False
+        return True
+
+    found = []
+    for _ in range(160):  # half seconds
+        found.append((clock.now - 100.0, let_in()))
+        clock.now += 0.5
+    tried = [(s, most) for s, most in found if most > 1_000]
+    assert tried == [(0.0, 10_000), (4.0, 2_000), (12.0, 4_000), (28.0, 8_000), (60.0, 10_000)]
+    admission.row_draws = 9_000  # now there are ten clients, of which one is refused all the while
+    answered = []
+    for _ in range(400):
+        answered.append(fits(1_000))
+        clock.now += 0.1
+    assert not answered[0]
+    assert all(answered[answered.index(True) :])
+
+
+class Clock:
+    """A clock that stands still unless it is moved."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
 def assert_as_alone(served, x, answer):
     """An answer is, bit for bit, what its seed gives for these rows alone."""
     draws = served.model.runtime.draw_set(answer.seed, answer.num_samples)
