@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
+SOON = {"DUBITO_POLL_INTERVAL_S": "0.05", "DUBITO_THREADS": "1"}  # what is published is seen at once
 QUICK_RECIPE = """
 name = "digits"
 method = "bhn-realnvp"
@@ -70,6 +71,20 @@ def publish_again(store: object, source: Path, name: str = "digits", **files: by
     description = Description(**{field: getattr(artifact.manifest, field) for field in Description.model_fields})
     replaced = {f"{stem}.onnx": content for stem, content in files.items()}
     return store.publish(name, description, {file: artifact.files[file] for file in FILES} | replaced).version
+
+
+@pytest.fixture
+def own_store(digits_store: Path, tmp_path: Path) -> object:
+    """A store of a test's own, with `digits` version 1."""
+    from model_store.store import ModelStore
+
+    shutil.copytree(digits_store, tmp_path / "models")
+    return ModelStore(tmp_path / "models")
+
+
+def predict_blank(client: httpx.Client, **fields: object) -> httpx.Response:
+    """The answer to a request of one row, a blank digit."""
+    return client.post("/predict", json={"inputs": [[0.0] * 64], **fields})
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,8 @@
 """Administration: there only with a key, and what it does."""
 
-import shutil
-
 import httpx
 import pytest
 from conftest import metric, publish_again
-
-from model_store.store import ModelStore
 
 ADMIN = "the-key-of-the-administrator"
 ROW = [0.0] * 64
@@ -15,17 +11,10 @@ LATER = {"DUBITO_POLL_INTERVAL_S": "86400", "DUBITO_ADMIN_KEY": ADMIN}
 
 
 @pytest.fixture
-def store(digits_store, tmp_path):
-    """A store of a test's own, with `digits` version 1."""
-    shutil.copytree(digits_store, tmp_path / "models")
-    return ModelStore(tmp_path / "models")
-
-
-@pytest.fixture
-def administrator(serve, store):
+def administrator(serve, own_store):
     """An administrator's client of a service that looks at the store only when told to."""
     with (
-        serve(store.root, **LATER) as (url, _),
+        serve(own_store.root, **LATER) as (url, _),
         httpx.Client(base_url=url, timeout=60, headers={"X-API-Key": ADMIN}) as client,
     ):
         yield client
@@ -43,18 +32,18 @@ def test_without_its_key_there_is_no_administration(client):
     assert not any("/admin" in path for path in client.get("/openapi.json").json()["paths"])
 
 
-def test_a_refresh_serves_what_is_published_moved_and_mended_at_once(administrator, store, digits_store):
-    assert publish_again(store, digits_store) == "2"
+def test_a_refresh_serves_what_is_published_moved_and_mended_at_once(administrator, own_store, digits_store):
+    assert publish_again(own_store, digits_store) == "2"
     assert version_of(administrator) == "1"
     expected = {"models": {"digits": {"serving": "2", "broken": {}}}}
     assert administrator.post("/admin/refresh").json() == expected
     assert version_of(administrator) == "2"
-    store.set_alias("digits", "latest", "1")
+    own_store.set_alias("digits", "latest", "1")
     assert administrator.post("/admin/refresh").json()["models"]["digits"]["serving"] == "1"
     assert version_of(administrator) == "1"
 
-    publish_again(store, digits_store)
-    graph = store.root / "digits" / "3" / "network.onnx"
+    publish_again(own_store, digits_store)
+    graph = own_store.root / "digits" / "3" / "network.onnx"
     whole = graph.read_bytes()
     graph.write_bytes(whole[:-1])
     answer = administrator.post("/admin/refresh").json()["models"]["digits"]
@@ -64,8 +53,8 @@ def test_a_refresh_serves_what_is_published_moved_and_mended_at_once(administrat
     assert administrator.post("/admin/refresh").json() == {"models": {"digits": {"serving": "3", "broken": {}}}}
 
 
-def test_a_version_is_unloaded_and_loaded_again_by_the_next_request(administrator, store, digits_store):
-    publish_again(store, digits_store)
+def test_a_version_is_unloaded_and_loaded_again_by_the_next_request(administrator, own_store, digits_store):
+    publish_again(own_store, digits_store)
     administrator.post("/admin/refresh")
     assert version_of(administrator, "1") == "1"
     in_memory = {"model": "digits", "version": "1"}
