@@ -38,7 +38,7 @@ logger = logging.getLogger("dubito")
 SMALL_ROW_DRAWS = 200  # a millisecond of arithmetic
 BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch
 REMADE_ROW_DRAWS = 100_000  # the same where draws are too large to hold, and made again for each part of a request
-FEW_ROWS = 8  # of a request: an answer that the event loop may write
+FEW_ROWS = 8  # of a request with a short answer
 LEAST_AT_ONCE = 16  # requests
 GATHER_S = 0.01  # after a micro-batch, in which those who come with the next requests are waited for
 PATIENCE_S = 0.05  # before a look at whether the client is still there
@@ -72,6 +72,11 @@ class Job:
     asked: float = 0.0  # when it, or its next part, began to wait, on the clock of time.perf_counter
     times: list[tuple[float, float, float]] = field(default_factory=list)  # asked, begun, ended of each part
     parts: list[tuple[Prediction, Float32[np.ndarray, "K N C"] | None]] = field(default_factory=list)
+
+    @property
+    def has_short_answer(self) -> bool:
+        """Whether the event loop may write the answer."""
+        return len(self.x) <= FEW_ROWS and not self.keep_samples
 
     @property
     def rows_left(self) -> int:
@@ -162,7 +167,7 @@ class Predictor:
             waiting.cancel()
             for task in watching:
                 task.cancel()
-        return answer if len(job.x) > FEW_ROWS else self._answer(job)
+        return self._answer(job) if job.has_short_answer else answer
 
     def _put(self, waiting: Job | Call) -> None:
         if isinstance(waiting, Job):
@@ -234,10 +239,10 @@ class Predictor:
         for job in batch:
             if job.rows_left:
                 self._put(job)
-            elif len(job.x) > FEW_ROWS:
-                _finish(job.future, *_tried(lambda job=job: self._answer(job)))  # type: ignore[misc]
+            elif job.has_short_answer:
+                _finish(job.future, None)  # it is written while the next are computed
             else:
-                _finish(job.future, None)  # the event loop writes the answer, while the next are computed
+                _finish(job.future, *_tried(lambda job=job: self._answer(job)))  # type: ignore[misc]
 
     def _compute(self, batch: list[Job]) -> None:
         """Compute all rows of small jobs that go together, or the next part of a large one."""
