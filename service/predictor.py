@@ -63,7 +63,7 @@ class Job:
     num_samples: int
     seed: int | None
     keep_samples: bool
-    answer: Callable[[Predicted], Any]  # runs on the worker thread
+    answer: Callable[[Predicted], Any]  # runs on the worker thread, or if it is short on the event loop
     deadline: float = math.inf  # of time.monotonic
     rule: Rule | None = None  # when a row stops drawing; None: at `num_samples`
     future: "asyncio.Future[Any] | None" = None
