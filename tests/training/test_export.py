@@ -56,7 +56,7 @@ def test_torch_and_the_runtime_agree_for_any_number_of_draws_and_rows(exported, 
         served_log_probs, served_density = exported.runtime.run(x, chosen.numpy())
         assert served_log_probs.shape == (draws, rows, 3)
         assert np.allclose(served_log_probs, log_probs.numpy(), atol=1e-4)
-        assert np.allclose(served_density, density.numpy(), rtol=1e-4)
+        assert np.allclose(served_density, density.numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_parity_measures_differences_far_below_its_tolerance(exported):

@@ -9,7 +9,8 @@ from training.layers import matmul
 
 BANK_ROWS = 5000  # of training rows, drawn at random
 NEIGHBOUR = 5  # the distance to which counts
-FEW_ROWS, FEW_NEIGHBOUR = 1000, 1  # the same of features, which tell as much from a bank of few
+FEW_ROWS, FEW_NEIGHBOUR = 1000, 2  # the same of features, which tell as much from a bank of few
+ROUNDING = 1e-6  # of squared distances of rows of about unit length in float32: nearer is not told apart
 DIRECTIONS = 64
 SOFTENING = 0.1  # of the mean length of rows, added to a row's
 
@@ -66,4 +67,4 @@ class Neighbours(nn.Module):
         point = matmul(divided - self.mean, self.components)
         others = self.bank_squares - 2.0 * matmul(point, self.bank)
         nearest = others.topk(self.neighbour, dim=1, largest=False).values[:, -1]
-        return (nearest + square_norms(point)).clamp(min=1e-9)
+        return (nearest + square_norms(point)).clamp(min=ROUNDING)
