@@ -2,6 +2,7 @@
 PYTHON ?= python3
 RUNTIME ?= cpu
 BIN := .venv/bin
+IN_TWO := -n 2 --dist loadfile  # tests of a file share what they need
 STORE := $(or $(DUBITO_STORE),models)
 
 .PHONY: install serve test test-slow check bench compose-check constraints
@@ -19,14 +20,14 @@ serve: install
 	exec $(BIN)/python -m service
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(IN_TWO)
 
 test-slow: install
 	$(BIN)/python -m pytest tests/slow
 
 check: install
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
-	$(BIN)/python -m pytest --cov --cov-report=term
+	$(BIN)/python -m pytest $(IN_TWO) --cov --cov-report=term
 
 bench: install
 	$(BIN)/python -m benchmarks
