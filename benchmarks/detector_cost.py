@@ -1,12 +1,14 @@
-"""What the detectors add to the time of a prediction: 16 rows, 100 draws, in process.
+"""What the detectors add to the time of a prediction: 16 rows, 100 draws, in process and over HTTP.
 
 `python -m benchmarks.detector_cost NAME [--write]` takes the published network apart: the same graph with the density
-detectors cut off, and a calibration of entropy alone, against the whole, in alternating rounds.
+detectors cut off, and a flag that goes by entropy alone, against the whole, in alternating rounds.
 """
 
 import argparse
+import json
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,14 +17,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+from safetensors.numpy import save
 
 from benchmarks.model import ROOT
+from benchmarks.predict import Client, server
 from model_store.calibration import Calibration
-from model_store.model import NEEDED, Model
+from model_store.manifest import FILES, Description
+from model_store.model import CALIBRATION_FILE, Model
 from model_store.runtime import Runtime
 from model_store.store import ModelStore
 
-ROWS, ROUNDS, CALLS = 16, 15, 10
+ROWS, ROUNDS, CALLS = 16, 100, 5
+WHOLE, BARE = "whole", "bare"
 
 
 def without_detectors(network: bytes) -> bytes:
@@ -47,18 +53,16 @@ def without_detectors(network: bytes) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def entropy_alone(calibration: Calibration) -> Calibration:
-    """Return a calibration that judges entropy and nothing else."""
-    only = {"entropy": calibration.reference["entropy"]}
-    surprises = {"entropy": calibration.surprises["entropy"]}
+def without_densities(calibration: Calibration) -> Calibration:
+    """Return a calibration of the posterior's scores, whose flag goes by entropy."""
+    scores = [name for name in calibration.reference if name not in calibration.standards]
     return replace(
         calibration,
         combined=("entropy",),
         two_sided=(),
         standards={},
-        reference=only,
-        surprises=surprises,
-        settling=None,
+        reference={name: calibration.reference[name] for name in scores},
+        surprises={name: calibration.surprises[name] for name in scores},
     )
 
 
@@ -72,40 +76,61 @@ def milliseconds(predict: Callable[[], object]) -> float:
 
 def measure(store: ModelStore, name: str) -> str:
     """Measure a published model and return the result as Markdown."""
-    artifact = store.open(name, store.resolve(name), wanted=NEEDED)
+    artifact = store.open(name, store.resolve(name), wanted=FILES)
     whole, noise = Model.load(artifact), artifact.manifest.noise
     small = without_detectors(artifact.files["network.onnx"])
     runtime = Runtime(artifact.files["sampler.onnx"], small, noise.dimension, 0, noise.algorithm, noise.paired)
     alone = {"density": (), "two_sided": (), "combined": ("entropy",)}
     detectors = artifact.manifest.detectors.model_copy(update=alone)
     manifest = artifact.manifest.model_copy(update={"detectors": detectors})
-    bare = Model(manifest, runtime, entropy_alone(whole.calibration))
+    bare = Model(manifest, runtime, without_densities(whole.calibration))
     spec = artifact.manifest.input
     rows = np.random.default_rng(0).uniform(spec.minimum, spec.maximum, (ROWS, whole.row_size)).astype(np.float32)
     theta = whole.runtime.draw(1, 0, noise.default_draws)
-    times = [
-        (milliseconds(lambda: whole.predict(rows, theta)), milliseconds(lambda: bare.predict(rows, theta)))
-        for _ in range(ROUNDS)
-    ]
-    ratios = sorted(with_all / without for with_all, without in times)
-    best = [min(column) for column in zip(*times, strict=True)]
+    within = rounds_of(lambda: whole.predict(rows, theta), lambda: bare.predict(rows, theta))
+    with tempfile.TemporaryDirectory() as folder:
+        both = ModelStore(Path(folder))
+        description = Description.model_validate(manifest.model_dump(include=set(Description.model_fields)))
+        cut = {"network.onnx": small, CALIBRATION_FILE: save(bare.calibration.tensors())}
+        both.publish(WHOLE, description.model_copy(update={"detectors": artifact.manifest.detectors}), artifact.files)
+        both.publish(BARE, description, {**artifact.files, **cut})
+        with server(both.root) as port:
+            clients = [
+                Client(port, json.dumps({"model": model, "inputs": rows.tolist()}).encode())
+                for model in (WHOLE, BARE)
+            ]
+            over_http = rounds_of(*(client.predict for client in clients))
     return "\n".join(
         [
             f"# What the detectors cost: {name} version {artifact.manifest.version}",
             "",
             f"`python -m benchmarks.detector_cost {name} --write`: {ROWS} rows, {noise.default_draws} draws, "
-            f"in process, {ROUNDS} alternating rounds of {CALLS} calls.",
+            f"{ROUNDS} alternating rounds of {CALLS} calls one after the other; a round's ratio, median (first and "
+            "last tenth).",
             "",
-            "| | fastest round, ms |",
-            "|---|---|",
-            f"| all detectors | {best[0]:.2f} |",
-            f"| entropy alone, no densities in the graph | {best[1]:.2f} |",
-            "",
-            f"Ratio of a round: median {statistics.median(ratios):.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}; "
-            f"of the fastest rounds {best[0] / best[1]:.3f}.",
+            "| | all detectors, ms | no densities, ms | ratio |",
+            "|---|---|---|---|",
+            f"| in process | {line(within)} |",
+            f"| `/predict` over HTTP, fresh draws | {line(over_http)} |",
             "",
         ]
     )
+
+
+def rounds_of(whole: Callable[[], object], bare: Callable[[], object]) -> list[tuple[float, float]]:
+    """Return the milliseconds of both in alternating rounds."""
+    for _ in range(CALLS):  # until both are warm
+        whole()
+        bare()
+    return [(milliseconds(whole), milliseconds(bare)) for _ in range(ROUNDS)]
+
+
+def line(times: list[tuple[float, float]]) -> str:
+    """Return medians and the ratio of rounds, as cells."""
+    whole, bare = (statistics.median(column) for column in zip(*times, strict=True))
+    ratios = [with_all / without for with_all, without in times]
+    low, middle, high = np.quantile(ratios, (0.1, 0.5, 0.9))
+    return f"{whole:.2f} | {bare:.2f} | {middle:.2f} ({low:.2f} - {high:.2f})"
 
 
 def main() -> None:
