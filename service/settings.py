@@ -64,7 +64,7 @@ class Settings(BaseSettings):
         "a large request or pool counts with the 6,400 that are computed at once",
     )
     overload_row_draws: Annotated[int, Field(ge=1)] = Field(
-        default=4_800,
+        default=6_400,
         description="the same from the first such answer until none was needed for a second: under lasting overload "
         "those who are let in are answered soon",
     )
