@@ -137,7 +137,10 @@ def contenders_of(
 ) -> dict[str, Contender]:
     """Return who takes part, Dubito first, and note in `broken` whose environment cannot be made."""
     settings = {"DUBITO_STORE": str(store.root.resolve()), "DUBITO_DEFAULT_MODEL": name}
-    found = {"Dubito": Contender("Dubito", "", DUBITO, settings, DUBITO.command)}
+    found = {}
+    for workers in sorted({1, len(os.sched_getaffinity(0))}):
+        label = "Dubito" if workers == 1 else f"Dubito, {workers} workers"
+        found[label] = Contender(label, "", DUBITO, {**settings, "DUBITO_WORKERS": str(workers)}, DUBITO.command)
     for peer in PEERS:
         if peer.package not in wanted:
             continue
