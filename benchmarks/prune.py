@@ -98,6 +98,8 @@ def main() -> None:
             for fraction in options.fractions
         ]
     given = f" --data {options.data}" if options.data else ""
+    if options.fractions != FRACTIONS:
+        given += " --fractions " + " ".join(f"{fraction:g}" for fraction in options.fractions)
     text = "\n".join(
         [
             f"# `{name}` with its weights of lowest |mu| / sigma removed",
