@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from urllib.parse import urlsplit
 
@@ -154,13 +154,13 @@ def terminated(serve, store, made, pool, workers="1"):
     """SIGTERM while clients ask and large pools are ranked: all that was accepted is answered; return figures."""
     ranking = request("POST", "/acquire?k=3&seed=1", pool, content_type="application/x-npy")
     settings = {"DUBITO_WORKERS": workers, "DUBITO_NOTICE_S": "1", "DUBITO_DRAIN_S": "120"}
-    with serve(store, **settings) as (url, process):
+    with serve(store, **settings) as (url, process), ExitStack() as connections:
         reading_log(process)
         port = urlsplit(url).port
         with Connection(port) as connection:
             expected = connection.ask(ranking)
         assert expected.status == 200
-        long = [Connection(port, timeout_s=120.0) for _ in range(3)]
+        long = [connections.enter_context(Connection(port, timeout_s=120.0)) for _ in range(3)]
         for connection in long:
             connection.send(ranking)
         with Crowd(port, made, until_closed=True) as crowd:
