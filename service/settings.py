@@ -65,8 +65,8 @@ class Settings(BaseSettings):
     )
     overload_row_draws: Annotated[int, Field(ge=1)] = Field(
         default=6_400,
-        description="the same from the first such answer until none was needed for a second: under lasting overload "
-        "those who are let in are answered soon",
+        description="the same from the first such answer until none was needed for a second, but for tries of more: "
+        "under lasting overload those who are let in are answered soon",
     )
     deadline_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
         default=60.0,
