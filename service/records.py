@@ -41,6 +41,7 @@ class Record:
     flags: int | None = None
     reason: str | None = None  # of a failure
     trace_id: str | None = None
+    begun_ns: int = 0  # `begun` on the clock of time.time_ns, where there are spans
     queue_s: float = 0.0
     compute_s: float = 0.0
     read: float | None = None  # when the body was read and taken apart

@@ -80,8 +80,8 @@ class Tracing:
             if name in (b"traceparent", b"tracestate")
         }
         parent = self._context.extract(carrier)
-        start = time.time_ns() - int((time.perf_counter() - record.begun) * 1e9)
-        span = self._tracer.start_span("request", parent, self._kind, start_time=start)
+        record.begun_ns = time.time_ns() - int((time.perf_counter() - record.begun) * 1e9)
+        span = self._tracer.start_span("request", parent, self._kind, start_time=record.begun_ns)
         record.trace_id = f"{span.get_span_context().trace_id:032x}"
         return span
 
@@ -90,10 +90,10 @@ class Tracing:
         if not span.is_recording():  # a caller does not want this one, or it is not of the share
             span.end()
             return
-        now, ended = time.time_ns(), time.perf_counter()
+        ended = time.perf_counter()
 
-        def at(moment: float) -> int:
-            return now - int((ended - moment) * 1e9)
+        def at(moment: float) -> int:  # by one clock, so that phases lie within their request
+            return record.begun_ns + int((moment - record.begun) * 1e9)
 
         phases = [(READ, record.begun, record.read)] if record.read is not None else []
         phases += record.phases
@@ -118,7 +118,7 @@ class Tracing:
         span.set_attributes({name: value for name, value in known.items() if value is not None})
         if status is None or status >= 500:
             span.set_status(self._error)
-        span.end(now)
+        span.end(at(ended))
 
     def close(self) -> None:
         """Send what is left, for a bounded time: a collector that is gone does not keep the service from ending."""
