@@ -39,7 +39,7 @@ SMALL_ROW_DRAWS = 200  # a millisecond of arithmetic
 BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch
 REMADE_ROW_DRAWS = 100_000  # the same where draws are too large to hold, and made again for each part of a request
 FEW_ROWS = 8  # of a request with a short answer
-LEAST_AT_ONCE = 16  # requests
+LEAST_AT_ONCE = 16  # requests that a micro-batch may take, however few are about
 GATHER_S = 0.01  # after a micro-batch, in which those who come with the next requests are waited for
 PATIENCE_S = 0.05  # before a look at whether the client is still there
 
