@@ -23,7 +23,7 @@ test: install
 	$(BIN)/python -m pytest $(IN_TWO)
 
 test-slow: install
-	$(BIN)/python -m pytest tests/slow
+	$(BIN)/python -m pytest -m slow
 
 check: install
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy

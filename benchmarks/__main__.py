@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks import detector_cost, kernel, predict
 from benchmarks.model import NAME, publish_untrained
-from model_store.store import ModelStore
+from model_store.artifacts.store import ModelStore
 
 ROUNDS, CALLS = 3, 50
 

@@ -25,17 +25,17 @@ from scipy import stats
 
 from benchmarks.flag_rate import fit_p_value
 from benchmarks.model import ROOT
-from model_store.abstention import Answers
-from model_store.calibration import Calibration, DetectorScores
-from model_store.conformal_sets import class_nonconformity, intervals, mass_above, prediction_sets, quantile
-from model_store.manifest import Manifest
-from model_store.model import NEEDED, Model
-from model_store.outputs import AnyScores
-from model_store.scores import Scores
-from model_store.store import ModelStore
+from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.store import ModelStore
+from model_store.conformal.abstention import Answers
+from model_store.conformal.calibration import Calibration, DetectorScores
+from model_store.conformal.sets import class_nonconformity, intervals, mass_above, prediction_sets, quantile
+from model_store.inference.model import NEEDED, Model
+from model_store.scores.classification import Scores
+from model_store.scores.tasks import AnyScores
 from training import data as sources
 from training import recipe as recipes
-from training.calibrate import by_detector, nonconformity, served_scores
+from training.calibration.calibrate import by_detector, nonconformity, served_scores
 
 COVERAGES = (0.9, 0.95, 0.99)
 RISKS = (0.005, 0.01, 0.02, 0.05)

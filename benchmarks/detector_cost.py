@@ -21,11 +21,11 @@ from safetensors.numpy import save
 
 from benchmarks.model import ROOT
 from benchmarks.predict import Client, server
-from model_store.calibration import Calibration
-from model_store.manifest import FILES, Description
-from model_store.model import CALIBRATION_FILE, Model
-from model_store.runtime import Runtime
-from model_store.store import ModelStore
+from model_store.artifacts.manifest import FILES, Description
+from model_store.artifacts.store import ModelStore
+from model_store.conformal.calibration import Calibration
+from model_store.inference.model import CALIBRATION_FILE, Model
+from model_store.inference.runtime import Runtime
 
 ROWS, ROUNDS, CALLS = 16, 100, 5
 WHOLE, BARE = "whole", "bare"

@@ -15,14 +15,14 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks.model import ROOT
-from model_store.calibration import Calibration, DetectorScores
-from model_store.detection import DetectorNames
-from model_store.model import NEEDED, Model
-from model_store.store import ModelStore
-from training.calibrate import by_detector, served_scores
+from model_store.artifacts.store import ModelStore
+from model_store.conformal.calibration import Calibration, DetectorScores
+from model_store.conformal.detectors import DetectorNames
+from model_store.inference.model import NEEDED, Model
+from training.calibration.calibrate import by_detector, served_scores
 from training.data import Rows, split, split_sizes
-from training.parents import fitted_data, open_parent
-from training.ranking_metrics import auroc
+from training.evaluation.metrics import auroc
+from training.versions import fitted_data, open_parent
 
 DRAWS = 50
 ROWS = 1000

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.model import ROOT
-from model_store.evidence import evidence
-from model_store.store import ModelStore
+from model_store.artifacts.evidence import evidence
+from model_store.artifacts.store import ModelStore
 
 
 def spread(values: list[float]) -> str:

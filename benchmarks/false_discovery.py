@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.model import ROOT
-from model_store.calibration import Calibration, DetectorScores
-from model_store.false_discovery import benjamini_hochberg
-from model_store.manifest import Manifest
-from model_store.model import NEEDED, Model
-from model_store.outputs import labels_of
-from model_store.store import ModelStore
+from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.store import ModelStore
+from model_store.conformal.calibration import Calibration, DetectorScores
+from model_store.conformal.false_discovery import benjamini_hochberg
+from model_store.inference.model import NEEDED, Model
+from model_store.scores.tasks import labels_of
 from training import data as sources
 from training import recipe as recipes
 

@@ -15,13 +15,13 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.model import ROOT
-from model_store.calibration import Calibration, DetectorScores
-from model_store.manifest import Manifest
-from model_store.model import NEEDED, Model
-from model_store.store import ModelStore
+from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.store import ModelStore
+from model_store.conformal.calibration import Calibration, DetectorScores
+from model_store.inference.model import NEEDED, Model
 from training import data as sources
 from training import recipe as recipes
-from training.calibrate import by_detector, served_scores
+from training.calibration.calibrate import by_detector, served_scores
 
 RATES = (0.01, 0.05, 0.2)
 

@@ -14,8 +14,8 @@ import time
 
 import torch
 
-from training.architectures import papers_cnn
-from training.memory import keep_freed_memory
+from training.fitting.memory import keep_freed_memory
+from training.nn.architectures import papers_cnn
 
 ROWS = 128
 

@@ -31,12 +31,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.detector_cost import without_detectors
 from benchmarks.model import NAME, ROOT, publish_untrained, torch_model
-from model_store.model import NEEDED, Model
-from model_store.runtime import Runtime
-from model_store.store import ModelStore
-from training.export import export, runtime_of
-from training.quantise import quantise_network
-from training.served import served_network
+from model_store.artifacts.store import ModelStore
+from model_store.inference.model import NEEDED, Model
+from model_store.inference.runtime import Runtime
+from training.export.graphs import export, runtime_of
+from training.export.quantise import quantise_network
+from training.export.served import served_network
 
 RESULTS = ROOT / "docs" / "results"
 DRAWS = 100

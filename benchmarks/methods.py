@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 
 from benchmarks.model import ROOT
 from benchmarks.quality import comparable
-from model_store.store import ModelStore
+from model_store.artifacts.store import ModelStore
 
 # Test error in %, and where it stands.
 PAPERS = {

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from safetensors.torch import load
 
-from model_store.store import ModelStore
+from model_store.artifacts.store import ModelStore
 from training import recipe as recipes
-from training.calibrate import draw_counts
+from training.calibration.calibrate import draw_counts
 from training.data import Dataset, Rows, SplitSizes, split
-from training.model import BayesianModel, build, initialise
-from training.publish import publish
+from training.nn.model import BayesianModel, build, initialise
+from training.publishing.publish import publish
 
 ROOT = Path(__file__).parent.parent
 NAME = "mnist"

@@ -35,9 +35,9 @@ import torch
 
 from benchmarks.model import NAME, ROOT, publish_untrained
 from benchmarks.peers.posterior import DRAWS, Posterior
-from model_store.model import NEEDED, Model
-from model_store.noise import standard_normal
-from model_store.store import ModelStore
+from model_store.artifacts.store import ModelStore
+from model_store.inference.model import NEEDED, Model
+from model_store.inference.noise import standard_normal
 
 BURST = 50  # requests, fewer than the draw sets that the service keeps ready
 RESULTS = ROOT / "docs" / "results"

@@ -18,11 +18,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks.model import ROOT
-from model_store.manifest import Manifest
-from model_store.store import ModelStore
-from training.parents import fitted_data, open_parent
-from training.prune import prune_version
-from training.pruning import is_weight, signal_to_noise
+from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.store import ModelStore
+from training.nn.pruning import is_weight, signal_to_noise
+from training.publishing.prune import prune_version
+from training.versions import fitted_data, open_parent
 
 FRACTIONS = [0.0, 0.5, 0.75, 0.95, 0.98]
 

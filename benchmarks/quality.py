@@ -12,8 +12,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from benchmarks.model import ROOT
-from model_store.manifest import Manifest
-from model_store.store import ModelStore
+from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.store import ModelStore
 
 
 def comparable(manifests: list[Manifest]) -> list[Manifest]:

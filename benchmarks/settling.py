@@ -20,16 +20,16 @@ from jaxtyping import Float32, Float64, Int64
 from scipy import stats
 
 from benchmarks.model import ROOT
-from model_store.calibration import Calibration, DetectorScores
-from model_store.detection import flag_statistic
-from model_store.model import NEEDED, Model, Prediction, detector_scores
-from model_store.outputs import labels_of
-from model_store.runtime import DrawSet
-from model_store.settling import Rule
-from model_store.store import ModelStore
+from model_store.artifacts.store import ModelStore
+from model_store.conformal.calibration import Calibration, DetectorScores
+from model_store.conformal.detectors import flag_statistic
+from model_store.conformal.stopping import Rule
+from model_store.inference.model import NEEDED, Model, Prediction, detector_scores
+from model_store.inference.runtime import DrawSet
+from model_store.scores.tasks import labels_of
 from training import data as sources
 from training import recipe as recipes
-from training.calibrate import by_detector, scores_and_spreads, served_scores
+from training.calibration.calibrate import by_detector, scores_and_spreads, served_scores
 from training.data import Rows
 
 TOLERANCES = (0.005, 0.01, 0.02, 0.05, 0.1)

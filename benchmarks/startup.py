@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.model import NAME, ROOT, publish_untrained
-from model_store.manifest import FILES, Description
-from model_store.store import ModelStore
+from model_store.artifacts.manifest import FILES, Description
+from model_store.artifacts.store import ModelStore
 
 TICKS = os.sysconf("SC_CLK_TCK")
 VERSIONS = 4  # beside the first, loaded to see what each adds

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from training.architectures import mlp
-from training.fit import clip_gradient
-from training.memory import keep_freed_memory
-from training.model import build, initialise
-from training.objectives import alpha_objective
-from training.posteriors import noise
+from training.fitting.memory import keep_freed_memory
+from training.fitting.objectives import alpha_objective
+from training.fitting.run import clip_gradient
+from training.nn.architectures import mlp
+from training.nn.model import build, initialise
+from training.nn.posteriors import noise
 from training.recipe import POSTERIORS, Recipe
 
 ROWS, HIDDEN = 128, [800, 800]
@@ -46,7 +46,7 @@ def deterministic(x: torch.Tensor, y: torch.Tensor) -> Callable[[int], None]:
 
 
 def bayesian(method: str, x: torch.Tensor, y: torch.Tensor) -> Callable[[int], None]:
-    """Return the step of a method, as `training.fit` takes it."""
+    """Return the step of a method, as `training.fitting.run` takes it."""
     data = {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1}
     posterior = SETTINGS.get(method, {})
     recipe = Recipe.model_validate(

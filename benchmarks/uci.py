@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.model import ROOT
-from model_store.manifest import Manifest
-from model_store.store import ModelStore
+from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.store import ModelStore
 from training.data import load, split, split_sizes
-from training.fit import Run, training_facts
-from training.publish import publish
+from training.fitting.run import Run, training_facts
+from training.publishing.publish import publish
 from training.recipe import Recipe
 from training.recipe import load as load_recipe
 

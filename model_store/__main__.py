@@ -5,8 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+from model_store.artifacts.store import ModelStore
 from model_store.errors import DubitoError, StoreError
-from model_store.store import ModelStore
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Errors of the domain. They know nothing of HTTP; `service.problems` maps each to a status.
+"""Errors of the domain. They know nothing of HTTP; `service.http.problems` maps each to a status.
 
 DubitoError
 ├── InvalidInput          a value that a person gave: the field, what was expected, what came

@@ -7,11 +7,11 @@ from contextlib import suppress
 from functools import partial
 
 from model_store.errors import DubitoError
-from service.keys import read_keys
-from service.logs import configure
+from service.middleware.keys import read_keys
+from service.observability.logs import configure
+from service.observability.tracing import check_tracing
+from service.process.supervisor import Place, supervise
 from service.settings import Settings, read_settings
-from service.supervisor import Place, supervise
-from service.tracing import check_tracing
 
 SWITCH_S = 0.0005  # how long a thread may hold the interpreter while another waits: threads of arithmetic wait often
 
@@ -40,7 +40,7 @@ def serve(settings: Settings, place: Place | None = None) -> int:
     import uvicorn  # not needed by a supervisor, and heartbeats begin before it
 
     from service.app import create_app
-    from service.connections import BoundedProtocol
+    from service.process.connections import BoundedProtocol
 
     config = uvicorn.Config(
         create_app(settings, place),

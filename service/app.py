@@ -16,17 +16,15 @@ from jaxtyping import Float32
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import ClientDisconnect
 
+from model_store.artifacts.evidence import CARD
 from model_store.errors import InvalidInput
-from model_store.evidence import CARD
-from service import admin, guard, problems
-from service.acquisition import DEFAULTS, RANDOM, check_acquisition, id_hashes, pool_scores, random_scores, top
-from service.admission import Admission
-from service.answers import predict_json, predict_npz
-from service.draws import fresh_seed
-from service.drift import drift_content
-from service.ending import CloseConnections, end_with_notice
-from service.evidence import evidence_file, evidence_links
-from service.inputs import (
+from service.engine.acquisition import DEFAULTS, RANDOM, check_acquisition, id_hashes, pool_scores, random_scores, top
+from service.engine.admission import Admission
+from service.engine.batching import BATCH_ROW_DRAWS, Job, Predicted, Predictor, part_rows, take_draws, timed
+from service.http import problems
+from service.http.options import terms_of
+from service.http.problems import NotReady, TooLarge
+from service.http.requests import (
     FORM,
     JSON,
     NPY,
@@ -38,22 +36,26 @@ from service.inputs import (
     request_media_type,
     rows_array,
 )
-from service.keys import read_keys
-from service.logs import request_log
-from service.metrics import Metrics
-from service.models import HOW_TO_PUBLISH, Models, Served
-from service.observe import Observe
-from service.pages import Pages
-from service.predictor import BATCH_ROW_DRAWS, Job, Predicted, Predictor, part_rows, take_draws, timed
-from service.problems import NotReady, TooLarge
-from service.records import record_of
-from service.schemas import AcquireAnswer, AcquireRequest, Envelope, PredictAnswer, PredictRequest, Problem
-from service.schemas import Request as Envelope_
+from service.http.responses import predict_json, predict_npz
+from service.http.schemas import AcquireAnswer, AcquireRequest, Envelope, PredictAnswer, PredictRequest, Problem
+from service.http.schemas import Request as Envelope_
+from service.middleware import auth
+from service.middleware.keys import read_keys
+from service.middleware.observe import Observe
+from service.middleware.shortcut import Shortcut
+from service.observability.logs import request_log
+from service.observability.metrics import Metrics
+from service.observability.records import record_of
+from service.observability.tracing import tracing_of
+from service.observability.worker_metrics import Pages
+from service.process.shutdown import CloseConnections, end_with_notice
+from service.process.supervisor import Place
+from service.registry.drift import drift_content
+from service.registry.models import HOW_TO_PUBLISH, Models, Served
+from service.registry.reservoir import fresh_seed
+from service.routes import admin
+from service.routes.evidence import evidence_file, evidence_links
 from service.settings import Settings
-from service.shortcut import Shortcut
-from service.supervisor import Place
-from service.terms import terms_of
-from service.tracing import tracing_of
 
 # FastAPI's own telemetry, which the environment could turn on: its spans repeat queries.
 NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -275,7 +277,7 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
     problems.install(app)
     asked_most = [r for r in app.routes if isinstance(r, APIRoute) and r.endpoint in (post_predict, post_acquire)]
     app.add_middleware(Shortcut, routes=asked_most)  # innermost
-    guard.install(app, keys)
+    auth.install(app, keys)
     app.add_middleware(CloseConnections, ending=service.ending)
     app.add_middleware(Observe, metrics=service.metrics, log=request_log(settings), tracing=tracing)
     return app

@@ -64,8 +64,8 @@ def digits_store(tmp_path_factory: pytest.TempPathFactory, quick_recipe: Path) -
 
 def publish_again(store: object, source: Path, name: str = "digits", **files: bytes) -> str:
     """Publish `digits` version 1 of another store, some files replaced, as a new version; return its number."""
-    from model_store.manifest import FILES, Description
-    from model_store.store import ModelStore
+    from model_store.artifacts.manifest import FILES, Description
+    from model_store.artifacts.store import ModelStore
 
     artifact = ModelStore(source).open("digits", "1")
     description = Description(**{field: getattr(artifact.manifest, field) for field in Description.model_fields})
@@ -76,7 +76,7 @@ def publish_again(store: object, source: Path, name: str = "digits", **files: by
 @pytest.fixture
 def own_store(digits_store: Path, tmp_path: Path) -> object:
     """A store of a test's own, with `digits` version 1."""
-    from model_store.store import ModelStore
+    from model_store.artifacts.store import ModelStore
 
     shutil.copytree(digits_store, tmp_path / "models")
     return ModelStore(tmp_path / "models")
@@ -132,14 +132,14 @@ def serve() -> Callable[..., object]:
 
 def tiny_files() -> dict[str, bytes]:
     """The files of a version that only a store can read."""
-    from model_store.manifest import FILES
+    from model_store.artifacts.manifest import FILES
 
     return {file: f"the bytes of {file}".encode() for file in FILES}
 
 
 def tiny_description() -> object:
     """What goes with `tiny_files`."""
-    from model_store.manifest import Description
+    from model_store.artifacts.manifest import Description
 
     return Description.model_validate(
         {
@@ -173,7 +173,7 @@ def tiny_description() -> object:
 @pytest.fixture
 def store(tmp_path: Path) -> object:
     """An empty store."""
-    from model_store.store import ModelStore
+    from model_store.artifacts.store import ModelStore
 
     return ModelStore(tmp_path / "models")
 
@@ -195,8 +195,8 @@ def scale_mlp(*sizes: int, seed: int = 0):
     """A multilayer perceptron whose weight-norm scales are drawn, of layer sizes (inputs, hidden ..., classes)."""
     import torch
 
-    from training.architectures import mlp
-    from training.networks import DrawnNetwork, Stochastic
+    from training.nn.architectures import mlp
+    from training.nn.networks import DrawnNetwork, Stochastic
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -207,9 +207,9 @@ def scale_model(flow, *sizes: int, couplings: int = 2, hidden: int = 8, log_scal
     """A Bayesian hypernetwork over the scales of a multilayer perceptron, its parameters as they start."""
     import torch
 
-    from training.likelihoods import Categorical
-    from training.model import BayesianModel
-    from training.posteriors.hypernetwork import HypernetworkPosterior
+    from training.nn.likelihoods import Categorical
+    from training.nn.model import BayesianModel
+    from training.nn.posteriors.hypernetwork import HypernetworkPosterior
 
     network = scale_mlp(*sizes)
     dimension = network.theta_dimension

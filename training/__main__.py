@@ -9,14 +9,14 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
+from model_store.artifacts.manifest import FILES, Manifest
+from model_store.artifacts.store import ModelStore
 from model_store.errors import DubitoError, InvalidInput, NotFound, StoreError
-from model_store.manifest import FILES, Manifest
-from model_store.model import NEEDED, Model
-from model_store.store import ModelStore
+from model_store.inference.model import NEEDED, Model
 from training import recipe as recipes
 from training.data import load, split, split_sizes, with_classes_of
-from training.parents import WEIGHTS, Parent, fitted_data, open_parent, open_version, recipe_of
-from training.recalibrate import deal, load_like, recalibrate
+from training.publishing.recalibrate import deal, load_like, recalibrate
+from training.versions import WEIGHTS, Parent, fitted_data, open_parent, open_version, recipe_of
 
 FAILED = 1
 WRONG_INPUT = 2
@@ -114,10 +114,13 @@ def _fit(options: argparse.Namespace) -> int:
         data = with_classes_of(data, parent.classes)
     splits = split(data, split_sizes(recipe))
 
-    from training.fit import Run, training_facts  # wrong recipes and data are answered before torch is imported
-    from training.memory import keep_freed_memory
-    from training.publish import device_named, publish
-    from training.warm_start import check_compatible
+    from training.fitting.memory import keep_freed_memory
+    from training.fitting.run import (  # wrong recipes and data are answered before torch is imported
+        Run,
+        training_facts,
+    )
+    from training.fitting.warm_start import check_compatible
+    from training.publishing.publish import device_named, publish
 
     if parent is not None:
         check_compatible(recipe, data, parent)
@@ -148,7 +151,7 @@ def _prune(options: argparse.Namespace) -> int:
     parent = open_parent(store, options.model, "model")
     data = fitted_data(parent, _data_root(), options.data)
 
-    from training.prune import prune_version
+    from training.publishing.prune import prune_version
 
     name = options.name or parent.manifest.name
     manifest, plot = prune_version(store, parent, data, options.fraction, name, _runs(), print)
@@ -190,8 +193,8 @@ def _evaluate(options: argparse.Namespace) -> int:
     artifact = open_version(store, options.model, (WEIGHTS, *NEEDED))
     version = Parent(artifact.manifest, recipe_of(artifact.manifest, "model"), artifact.files[WEIGHTS])
 
-    from training.evidence import Wanted, evaluate_version
-    from training.outliers import OutlierSource
+    from training.evaluation.card import Wanted, evaluate_version
+    from training.evaluation.outliers import OutlierSource
 
     sources = tuple(OutlierSource.parse(text, _data_root()) for text in options.outliers)
     wanted = Wanted(sources, options.attacks, options.rows, options.draws, options.seed, options.data)

@@ -37,8 +37,8 @@ from benchmarks.peers.servers import (
     memory_megabytes,
     running,
 )
-from model_store.model import NEEDED, Model
-from model_store.store import ModelStore
+from model_store.artifacts.store import ModelStore
+from model_store.inference.model import NEEDED, Model
 
 RESULTS = ROOT / "docs" / "results"
 BODIES = 64  # different rows in the load

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from benchmarks.peers.posterior import DRAWS, Posterior
-from model_store.model import NEEDED, Model
-from model_store.store import ModelStore
+from model_store.artifacts.store import ModelStore
+from model_store.inference.model import NEEDED, Model
 
 
 def test_both_ways_of_the_peers_give_the_published_models_probabilities(digits_store, digits_rows):

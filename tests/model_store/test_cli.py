@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from model_store.manifest import FILES, Description, Manifest
-from model_store.store import ModelStore
+from model_store.artifacts.manifest import FILES, Description, Manifest
+from model_store.artifacts.store import ModelStore
 
 ROOT = Path(__file__).parent.parent.parent
 

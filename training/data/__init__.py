@@ -12,8 +12,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from model_store.columns import Columns
 from model_store.errors import InvalidInput
+from model_store.inputs.columns import Columns
 from training.data.arrays import npz
 from training.data.bundled import digits
 from training.data.idx import idx

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
+from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
-from model_store.manifest import ImageSpec
 from training.data.rows import Dataset, Rows
 
 MAX_IDX_BYTES = 1 << 32

@@ -15,9 +15,9 @@ from typing import Literal
 import numpy as np
 from jaxtyping import UInt8
 
+from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
-from model_store.images import GREY_MODES, open_image, pixels
-from model_store.manifest import ImageSpec
+from model_store.inputs.images import GREY_MODES, open_image, pixels
 from training.data.rows import Dataset, Rows, class_numbers, hold_out
 
 Pixels = UInt8[np.ndarray, "N I"]

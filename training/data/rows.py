@@ -7,9 +7,9 @@ from hashlib import sha256
 import numpy as np
 from jaxtyping import Float32, Int64, UInt8
 
-from model_store.columns import Columns
+from model_store.artifacts.manifest import ImageSpec, InputSpec
 from model_store.errors import InvalidInput
-from model_store.manifest import ImageSpec, InputSpec
+from model_store.inputs.columns import Columns
 
 TEST_SEED = 0  # which rows are test rows is part of the data, not of a run
 MAX_CLASSES = 1000

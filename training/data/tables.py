@@ -1,6 +1,6 @@
 """`csv:FILE`, `parquet:FILE` and `uci:DIR`: rows of named columns, numeric and categorical.
 
-The encoding of columns is fitted here, on the training split alone; `model_store.columns` applies it.
+The encoding of columns is fitted here, on the training split alone; `model_store.inputs.columns` applies it.
 """
 
 import warnings
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from model_store.columns import Categories, Columns, Numbers, category_text, encode
+from model_store.artifacts.manifest import CategoricalColumn, NumericColumn, column_width
 from model_store.errors import InvalidInput
-from model_store.manifest import CategoricalColumn, NumericColumn, column_width
+from model_store.inputs.columns import Categories, Columns, Numbers, category_text, encode
 from training.data.rows import Dataset, Rows, SplitSizes, class_numbers, hold_out
 
 if TYPE_CHECKING:

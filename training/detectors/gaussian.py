@@ -5,7 +5,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
 from training.detectors.spectrum import Fold, square_norms
-from training.layers import matmul
+from training.nn.layers import matmul
 
 SHRINKAGE = 1e-2  # of the mean variance, added to each direction's
 

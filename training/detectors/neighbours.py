@@ -5,7 +5,7 @@ from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from training.detectors.spectrum import Fold, principal_components, square_norms
-from training.layers import matmul
+from training.nn.layers import matmul
 
 BANK_ROWS = 5000  # of training rows, drawn at random
 NEIGHBOUR = 5  # the distance to which counts

@@ -1,0 +1,218 @@
+"""The manifest of an artifact. `model_store/README.md` specifies it field by field."""
+
+import hashlib
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
+
+from model_store.conformal.detectors import DetectorNames
+
+FORMAT_VERSION: Final = 1
+GRAPHS = ("sampler.onnx", "network.onnx")
+FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
+NO_DIGEST = "0" * 64
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+Task = Literal["classification", "regression"]
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Record(BaseModel):
+    """A frozen record that refuses unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ImageSpec(Record):
+    """That a row is an image: how many channels its pixels have, and whether one of another size is resized."""
+
+    mode: Literal["L", "RGB"]
+    resize: bool = False
+
+
+class NumericColumn(Record):
+    """A column of numbers, encoded as (value - mean) / std, a missing value as 0.
+
+    With an `indicator` a further number says whether the value was missing.
+    """
+
+    name: str
+    kind: Literal["numeric"] = "numeric"
+    mean: FiniteFloat
+    std: Annotated[FiniteFloat, Field(gt=0)]
+    indicator: bool
+
+
+class CategoricalColumn(Record):
+    """A column of categories: a number for each, and a last one that says that the value is another or missing."""
+
+    name: str
+    kind: Literal["categorical"] = "categorical"
+    categories: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+Column = Annotated[NumericColumn | CategoricalColumn, Field(discriminator="kind")]
+
+
+class InputSpec(Record):
+    """A row as a caller sends it, in the units of the data that the model was fitted on.
+
+    With `columns` a caller may send objects keyed by column, and `shape` is that of the rows they are encoded to;
+    with `image`, PNG and JPEG files.
+    """
+
+    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+    dtype: Literal["float32"] = "float32"
+    minimum: float
+    maximum: float
+    image: ImageSpec | None = None
+    columns: tuple[Column, ...] = ()
+
+    @model_validator(mode="after")
+    def _goes_with_its_shape(self) -> "InputSpec":
+        if self.image is not None:
+            if len(self.shape) != 2 and not (len(self.shape) == 3 and self.shape[0] == 3):
+                raise ValueError(f"image: expected a shape of (H, W) or (3, H, W), got {self.shape}")
+            if (len(self.shape) == 2) != (self.image.mode == "L"):
+                raise ValueError(f"image.mode: expected L for (H, W) and RGB for (3, H, W), got {self.image.mode}")
+        if self.columns and self.shape != (sum(column_width(column) for column in self.columns),):
+            raise ValueError(f"columns: expected as many numbers as in shape {self.shape}, got another number")
+        return self
+
+
+def column_width(column: NumericColumn | CategoricalColumn) -> int:
+    """Return how many numbers of a row a column is encoded to."""
+    if isinstance(column, NumericColumn):
+        return 2 if column.indicator else 1
+    return len(column.categories) + 1
+
+
+class ClassSpec(Record):
+    """What the network gives for each draw and row: log class probabilities."""
+
+    classes: Annotated[tuple[str, ...], Field(min_length=2)]
+
+
+class TargetSpec(Record):
+    """What the network gives for each draw and row of a regression: mean and log variance, in the target's units."""
+
+    target: str
+
+
+class NoiseSpec(Record):
+    """The noise of a draw, and the draw that the sampler makes of it."""
+
+    algorithm: str
+    dimension: Annotated[int, Field(ge=1)]
+    theta_dimension: Annotated[int, Field(ge=1)]
+    paired: bool
+    default_draws: Annotated[int, Field(ge=1)]
+    max_draws: Annotated[int, Field(ge=1)] | None = None  # how many different draws there are; None: without end
+
+
+class DetectorSpec(Record):
+    """How the flag was calibrated."""
+
+    density: tuple[str, ...]
+    two_sided: tuple[str, ...] = ()
+    combined: Annotated[tuple[str, ...], Field(min_length=1)]
+    draw_counts: Annotated[tuple[int, ...], Field(min_length=1)]
+    reference_rows: Annotated[int, Field(ge=1)]
+    ranking_rows: Annotated[int, Field(ge=1)]
+    smallest_fpr: Annotated[float, Field(gt=0, lt=1)]
+    rows_per_draw_set: Annotated[int, Field(ge=1)] = 1  # of the calibration splits
+    scores_version: Literal[1] = 1
+
+    @property
+    def names(self) -> DetectorNames:
+        """Which are combined, densities and two-sided."""
+        return DetectorNames(self.combined, self.density, self.two_sided)
+
+    @model_validator(mode="after")
+    def _two_sided_are_densities(self) -> "DetectorSpec":
+        if not set(self.two_sided) <= set(self.density):
+            raise ValueError(f"two_sided: expected some of {list(self.density)}, got {list(self.two_sided)}")
+        return self
+
+
+class AbstentionSpec(Record):
+    """How a classification was calibrated to leave rows undecided: `model_store.conformal.abstention`."""
+
+    confidence: Annotated[float, Field(gt=0, lt=1)]
+    smallest_risk: Annotated[float, Field(gt=0, le=1)]  # at the default draws and a false-positive rate of .05
+    risk: Annotated[float, Field(gt=0, lt=1)] | None = None  # of a request that names none
+
+
+class FileSpec(Record):
+    """Size and digest of a file of the artifact."""
+
+    sha256: Sha256
+    size: Annotated[int, Field(ge=0)]
+
+
+class Description(Record):
+    """What training says of a model: all of the manifest that the store does not add when it publishes."""
+
+    method: str
+    task: Task
+    input: InputSpec
+    output: ClassSpec | TargetSpec
+    noise: NoiseSpec
+    detectors: DetectorSpec
+    abstention: AbstentionSpec | None = None
+    training: dict[str, Any]
+    precision: Literal["float32", "int8"] = "float32"
+    quality: dict[str, float]
+    parity: dict[str, float]
+
+    @model_validator(mode="after")
+    def _output_goes_with_its_task(self) -> "Description":
+        if isinstance(self.output, ClassSpec) != (self.task == "classification"):
+            raise ValueError(f"output: expected what goes with task {self.task}, got that of another")
+        if (self.abstention is not None) != (self.task == "classification"):
+            raise ValueError(f"abstention: expected what goes with task {self.task}, got that of another")
+        return self
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Labels, in the order of the network's outputs; None of a regression."""
+        return self.output.classes if isinstance(self.output, ClassSpec) else None
+
+    @property
+    def target(self) -> str | None:
+        """What a regression predicts; None of a classification."""
+        return self.output.target if isinstance(self.output, TargetSpec) else None
+
+    @property
+    def num_labels(self) -> int:
+        """How many labels a row may be given; 1 in a regression."""
+        return len(self.output.classes) if isinstance(self.output, ClassSpec) else 1
+
+    @property
+    def output_size(self) -> int:
+        """How many numbers the network gives for each draw and row."""
+        return len(self.output.classes) if isinstance(self.output, ClassSpec) else 2
+
+
+class Manifest(Description):
+    """The whole manifest: `manifest.json`."""
+
+    format_version: Literal[1]
+    name: Name
+    version: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}$")]
+    created: AwareDatetime
+    files: dict[str, FileSpec]
+    digest: Sha256  # of the manifest itself: `manifest_digest`
+
+    @model_validator(mode="after")
+    def _holds_the_required_files(self) -> "Manifest":
+        if set(self.files) != set(FILES):
+            raise ValueError(f"files: expected {sorted(FILES)}, got {sorted(self.files)}")
+        return self
+
+
+def manifest_digest(text: bytes, written: str) -> str:
+    """Return the SHA-256 of a manifest's bytes, with the digest that is `written` in it as zeros."""
+    field, without = (f'"digest": "{digest}"'.encode() for digest in (written, NO_DIGEST))
+    return hashlib.sha256(text.replace(field, without, 1)).hexdigest()

@@ -1,0 +1,315 @@
+"""The model store: `<root>/<name>/<version>/`, written whole or not at all, verified when read.
+
+A version is written to a hidden folder beside its final place, synced, and renamed; it never changes afterwards.
+Aliases are one small file each, replaced by renaming. Writers of one name take turns by a lock; readers need none.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import mkdtemp, mkstemp
+
+from pydantic import ValidationError
+
+from model_store.artifacts.manifest import (
+    FILES,
+    FORMAT_VERSION,
+    NAME_PATTERN,
+    NO_DIGEST,
+    Description,
+    FileSpec,
+    Manifest,
+    manifest_digest,
+)
+from model_store.errors import BrokenArtifact, InvalidInput, NotFound, UnsupportedFormat
+
+MAX_MANIFEST_BYTES = 1 << 20
+LATEST = "latest"
+EVIDENCE = "evidence"  # the folder of evidence cards: `model_store.artifacts.evidence`
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A version read and verified: its manifest, and the bytes of the files that were asked for."""
+
+    manifest: Manifest
+    files: dict[str, bytes]
+
+
+class ModelStore:
+    """Models by name and version under a root folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    # Reading
+
+    def names(self) -> list[str]:
+        """Return the names of all models with at least one version, sorted."""
+        if not self.root.is_dir():
+            return []
+        found = [entry.name for entry in os.scandir(self.root) if _is_folder(entry) and is_name(entry.name)]
+        return sorted(name for name in found if self.versions(name))
+
+    def versions(self, name: str) -> list[str]:
+        """Return the versions of a model, oldest first; empty if there is none of that name."""
+        folder = self.folder(name)
+        if not folder.is_dir():
+            return []
+        return sorted((e.name for e in os.scandir(folder) if _is_folder(e) and is_version(e.name)), key=int)
+
+    def aliases(self, name: str) -> dict[str, str]:
+        """Return the version that each alias names. `latest` is the newest version unless it was moved."""
+        named = self._named(name)
+        versions = self.versions(name)
+        if not {*named.values()} <= {*versions}:  # moved and deleted between the two looks, or it names nothing
+            named = self._named(name)
+            versions = self.versions(name)
+        newest = {LATEST: versions[-1]} if versions else {}
+        return newest | {alias: version for alias, version in named.items() if version in versions}
+
+    def _named(self, name: str) -> dict[str, str]:
+        """Return what is written of each alias. Read before `versions`: what is published later is listed there."""
+        folder = self.folder(name) / "aliases"
+        named = {}
+        for entry in os.scandir(folder) if folder.is_dir() and not folder.is_symlink() else ():
+            if is_name(entry.name) and entry.is_file(follow_symlinks=False):
+                named[entry.name] = Path(entry.path).read_text(encoding="ascii", errors="replace").strip()
+        return named
+
+    def resolve(self, name: str, version: str = LATEST) -> str:
+        """Return the version number that a number or an alias names.
+
+        Raises:
+            NotFound: if there is no such model, version or alias.
+        """
+        versions = self.versions(name)
+        if not versions:
+            raise NotFound(f"model: expected one of {self.names()}, got {name!r}")
+        if version in versions:
+            return version
+        aliases = self.aliases(name)
+        if version in aliases:
+            return aliases[version]
+        raise NotFound(f"version: expected one of {[*versions, *sorted(aliases)]} of model {name}, got {version!r}")
+
+    def manifest(self, name: str, version: str) -> Manifest:
+        """Return the manifest of a version (a number). The files that it lists are not verified.
+
+        Raises:
+            NotFound: if `version` is not a number.
+            BrokenArtifact: if the manifest is missing, not valid or not the one that was published.
+            UnsupportedFormat: if it was written by a newer format than this reader's.
+        """
+        path = self.folder(name) / version / "manifest.json"
+        if not is_version(version) or path.parent.is_symlink():
+            raise NotFound(f"version: expected a version number of model {name}, got {version[:80]!r}")
+        try:
+            text = read_regular(path, MAX_MANIFEST_BYTES)
+            content = json.loads(text)
+        except (OSError, ValueError, RecursionError) as error:  # the last: arrays in arrays without end
+            raise BrokenArtifact(name, version, "manifest.json", _reason(error)) from None
+        written_as = content.get("format_version") if isinstance(content, dict) else None
+        if isinstance(written_as, int) and written_as != FORMAT_VERSION:
+            raise UnsupportedFormat(
+                f"model {name} version {version}: manifest.json: format_version: expected {FORMAT_VERSION}, "
+                f"got {written_as}: read it with a Dubito that knows it, or fit the model again"
+            )
+        try:
+            manifest = Manifest.model_validate_json(text)
+        except ValidationError as error:
+            raise BrokenArtifact(name, version, "manifest.json", first_error(error)) from None
+        if (manifest.name, manifest.version) != (name, version):
+            raise BrokenArtifact(
+                name, version, "manifest.json", f"it describes {manifest.name} version {manifest.version}"
+            )
+        if manifest_digest(text, manifest.digest) != manifest.digest:
+            raise BrokenArtifact(name, version, "manifest.json", "its SHA-256 is not its digest")
+        return manifest
+
+    def open(self, name: str, version: str, wanted: tuple[str, ...] = FILES) -> Artifact:
+        """Read a version (a number), verifying the digest of every file, and keep the bytes of `wanted`.
+
+        Raises:
+            BrokenArtifact: if a file is missing, truncated or changed.
+            UnsupportedFormat: if this reader does not know its format.
+        """
+        manifest = self.manifest(name, version)
+        folder = self.folder(name) / version
+        kept = {}
+        for file, spec in manifest.files.items():
+            try:
+                content = read_regular(folder / file, spec.size)
+            except (OSError, ValueError) as error:
+                raise BrokenArtifact(name, version, file, _reason(error)) from None
+            if len(content) != spec.size:
+                raise BrokenArtifact(
+                    name, version, file, f"expected {spec.size} bytes as in the manifest, got {len(content)}"
+                )
+            if hashlib.sha256(content).hexdigest() != spec.sha256:
+                raise BrokenArtifact(name, version, file, "its SHA-256 is not the manifest's")
+            if file in wanted:
+                kept[file] = content
+        return Artifact(manifest, kept)
+
+    # Writing
+
+    def publish(self, name: str, description: Description, files: dict[str, bytes]) -> Manifest:
+        """Publish a new version and move `latest` to it: it is there whole, or not at all.
+
+        Raises:
+            InvalidInput: if the name is not fit for a model, or a file is missing or not known.
+        """
+        if set(files) != set(FILES):
+            raise InvalidInput("files", f"{sorted(FILES)}", f"{sorted(files)}")
+        with self.writing(name) as folder:
+            version = str(max(map(int, self.versions(name)), default=0) + 1)
+            unsigned = Manifest(
+                format_version=FORMAT_VERSION,
+                **description.model_dump(),
+                name=name,
+                version=version,
+                created=datetime.now(UTC),
+                files={
+                    file: FileSpec(sha256=hashlib.sha256(content).hexdigest(), size=len(content))
+                    for file, content in files.items()
+                },
+                digest=NO_DIGEST,
+            )
+            digest = manifest_digest(unsigned.model_dump_json(indent=2).encode(), NO_DIGEST)
+            manifest = unsigned.model_copy(update={"digest": digest})
+            draft = Path(mkdtemp(prefix=".draft-", dir=folder))
+            for file, content in files.items():
+                write_synced(draft / file, content)
+            write_synced(draft / "manifest.json", manifest.model_dump_json(indent=2).encode())
+            draft.chmod(0o755)
+            sync_folder(draft)
+            draft.rename(folder / version)
+            sync_folder(folder)
+            self._point(folder, LATEST, version)
+        return manifest
+
+    def set_alias(self, name: str, alias: str, version: str) -> None:
+        """Point an alias (`latest` too: that is a roll-back) at a version or at what another alias names.
+
+        Raises:
+            InvalidInput: if the alias is not a name, or looks like a version number.
+            NotFound: if there is no such model or version.
+        """
+        if not is_name(alias) or is_version(alias):
+            raise InvalidInput("alias", f"a name matching {NAME_PATTERN} that is not a number", repr(alias))
+        self.resolve(name, version)
+        with self.writing(name) as folder:
+            self._point(folder, alias, self.resolve(name, version))
+
+    def keep(self, name: str, newest: int) -> list[str]:
+        """Delete all versions but the newest ones and those that an alias names; return what was deleted.
+
+        Raises:
+            InvalidInput: if `newest` is less than 1.
+            NotFound: if there is no such model.
+        """
+        if newest < 1:
+            raise InvalidInput("newest", "at least 1", str(newest))
+        self.resolve(name)
+        with self.writing(name) as folder:
+            versions = self.versions(name)
+            kept = {*versions[-newest:], *self.aliases(name).values()}
+            deleted = [version for version in versions if version not in kept]
+            for version in deleted:
+                shutil.rmtree(folder / EVIDENCE / version, ignore_errors=True)
+                grave = folder / f".deleted-{version}"
+                (folder / version).rename(grave)  # gone at once, whatever happens next
+                shutil.rmtree(grave)
+        return deleted
+
+    def folder(self, name: str) -> Path:
+        """Return a model's folder; raises NotFound for what cannot be one."""
+        if not is_name(name):
+            raise NotFound(f"model: expected a name matching {NAME_PATTERN}, got {name[:80]!r}")
+        folder = self.root / name
+        if folder.is_symlink():
+            raise NotFound(f"model: {name} is a symbolic link, which the store does not follow")
+        return folder
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """Hold the name's lock, with what killed writers left behind cleared away."""
+        if not is_name(name):
+            raise InvalidInput("name", f"a name matching {NAME_PATTERN}", repr(name[:80]))
+        folder = self.folder(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in [*folder.glob(".draft-*"), *folder.glob(".deleted-*")]:
+                shutil.rmtree(left, ignore_errors=True)
+            yield folder
+
+    def _point(self, folder: Path, alias: str, version: str) -> None:
+        aliases = folder / "aliases"
+        aliases.mkdir(exist_ok=True)
+        for left in aliases.glob(".draft-*"):
+            left.unlink()
+        handle, draft = mkstemp(prefix=".draft-", dir=aliases)
+        os.close(handle)
+        write_synced(Path(draft), version.encode())
+        Path(draft).chmod(0o644)
+        Path(draft).rename(aliases / alias)
+        sync_folder(aliases)
+
+
+def first_error(error: ValidationError) -> str:
+    """Return pydantic's first complaint as `field: message`, without an echo of the value."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    return f"{field}: {first['msg']}" if field else str(first["msg"])
+
+
+def is_name(text: str) -> bool:
+    """Whether a text may name a model, an alias or a file."""
+    return re.fullmatch(NAME_PATTERN[1:-1], text) is not None
+
+
+def is_version(text: str) -> bool:
+    """Whether a text is a version number."""
+    return re.fullmatch(r"[1-9][0-9]{0,8}", text) is not None
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False)
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """Read a regular file of at most `limit` bytes (and one more, to see that it is longer)."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as file:
+        return file.read(limit + 1)
+
+
+def _reason(error: Exception) -> str:
+    """Say what is wrong with a file, without its path."""
+    return (error.strerror or "cannot be read") if isinstance(error, OSError) else "is not valid JSON"
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file, and wait until it is on the disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until a folder's entries are on the disk, where the file system can do that."""
+    handle = os.open(path, os.O_RDONLY)
+    with suppress(OSError):  # some file systems cannot sync a folder
+        os.fsync(handle)
+    os.close(handle)

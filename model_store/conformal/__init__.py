@@ -1,0 +1,1 @@
+"""Detectors, p-values, prediction sets, abstention and stopping."""

@@ -1,0 +1,358 @@
+"""Conformal p-values of uncertainty scores, and the flag.
+
+The calibration data are two splits that the model was not fitted on, scored as served (same draws per row, same
+precision, same runtime), once for each number of draws in a grid, from prefixes of the same draws:
+
+* the *reference* split fits each detector: `detection` says what a detector and its surprise are;
+* the *ranking* split ranks: a detector's p-value is (1 + #{ranking surprises >= surprise}) / (n + 1), and the flag's
+  the same of the combined statistic of the named detectors' surprises.
+
+For inputs exchangeable with the ranking split P(p <= fpr) = floor(fpr (n + 1)) / (n + 1), whatever the dependence
+between detectors (Vovk, Gammerman and Shafer, "Algorithmic learning in a random world", 2005, chapter 2; ties make
+it smaller, never larger). The smallest usable fpr is therefore 1 / (n + 1).
+
+The ranking split's labels also give prediction sets and intervals (`conformal_sets`), and the doubt beyond which the
+service abstains (`abstention`). Each of the guarantees holds by itself, on average over or with confidence in the
+choice of one and the same ranking split; they are not independent of each other.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from model_store.conformal.abstention import Answers
+from model_store.conformal.detectors import DetectorNames, FittedDetector, Standard, Surprise, flag_statistic
+from model_store.conformal.ranked import Judgement, Ranked
+from model_store.conformal.stopping import Rule, Settling, Spread, StageScores, stages_among
+
+DEFAULT_FPR = 0.05  # at which flags fire where nothing else is asked for
+KEPT_RANKED = 64  # ways of taking draws whose sorted ranking rows are kept
+
+
+@dataclass(frozen=True)
+class DetectorScores:
+    """Each detector's scores of n rows at J numbers of draws, and the rows' predicted labels (0 in a regression).
+
+    `spreads` are those of the stages at which rows may stop (`settling`), None where they never do.
+    """
+
+    by_name: dict[str, Float64[np.ndarray, "J n"]]
+    labels: Int64[np.ndarray, "J n"]
+    spreads: list[Spread] | None = None
+
+    def take(self, rows: Int64[np.ndarray, "m"]) -> "DetectorScores":
+        """Return the scores of these rows."""
+        spreads = None if self.spreads is None else [spread.take(rows) for spread in self.spreads]
+        return DetectorScores({name: s[:, rows] for name, s in self.by_name.items()}, self.labels[:, rows], spreads)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Calibration scores by number of draws. J numbers of draws, n reference rows, m ranking rows, C labels.
+
+    `reference` holds each detector's scores of the reference split, sorted, of density detectors standardised by
+    `standards`. Of the ranking split, in its order, `surprises` holds the detectors' surprises and `statistic` the
+    flag's statistic.
+    """
+
+    draw_counts: Int64[np.ndarray, "J"]
+    combined: tuple[str, ...]
+    two_sided: tuple[str, ...]
+    standards: dict[str, list[Standard]]
+    reference: dict[str, Float64[np.ndarray, "J n"]]
+    surprises: dict[str, Float64[np.ndarray, "J m"]]
+    statistic: Float64[np.ndarray, "J m"]
+    nonconformity: Float64[np.ndarray, "J m"]
+    answers: Answers | None = None  # of a classification
+    settling: Settling | None = None  # None: rows never stop early
+
+    @classmethod
+    def fit(
+        cls,
+        draw_counts: list[int],
+        reference: DetectorScores,
+        ranking: DetectorScores,
+        nonconformity: Float64[np.ndarray, "J m"],
+        detectors: DetectorNames,
+        num_labels: int,
+        answers: Answers | None = None,
+    ) -> "Calibration":
+        """Fit detectors on the reference split's scores, and keep what ranks rows of the ranking split's.
+
+        Args:
+            draw_counts: the J numbers of draws that the scores were made with, rising.
+            reference: the detectors' scores of the reference split.
+            ranking: the same of the ranking split.
+            nonconformity: how far each ranking row's label or target is from its prediction, (J, m).
+            detectors: which detectors are combined, and which are densities.
+            num_labels: C, 1 in a regression.
+            answers: of a classification, the rows' doubt and which labels are wrong.
+        """
+        standards = {
+            name: [
+                Standard.fit(score, label, num_labels)
+                for score, label in zip(reference.by_name[name], reference.labels, strict=True)
+            ]
+            for name in detectors.density
+        }
+        sorted_reference = {
+            name: np.sort(
+                [s(score, label) for s, score, label in zip(standards[name], scores, reference.labels, strict=True)]
+                if name in standards
+                else scores,
+                axis=1,
+            )
+            for name, scores in reference.by_name.items()
+        }
+        counts = range(len(draw_counts))
+        fitted = [_fitted(sorted_reference, standards, detectors.two_sided, j) for j in counts]
+        surprises = [_surprises(fitted[j], ranking, j) for j in counts]
+        return cls(
+            np.array(draw_counts, dtype=np.int64),
+            detectors.combined,
+            detectors.two_sided,
+            standards,
+            sorted_reference,
+            {name: np.stack([of_count[name] for of_count in surprises]) for name in sorted_reference},
+            np.stack([flag_statistic(of_count, detectors.combined) for of_count in surprises]),
+            nonconformity,
+            answers,
+            _settling(draw_counts, fitted, detectors.combined, reference, ranking),
+        )
+
+    @cached_property
+    def _detectors(self) -> list[dict[str, FittedDetector]]:
+        """The detectors by number of draws."""
+        counts = range(len(self.draw_counts))
+        return [_fitted(self.reference, self.standards, self.two_sided, j) for j in counts]
+
+    @property
+    def smallest_fpr(self) -> float:
+        """The smallest false-positive rate that this calibration can tell apart from 0."""
+        return 1.0 / (self.statistic.shape[1] + 1)
+
+    @property
+    def default_fpr(self) -> float:
+        """The false-positive rate at which flags fire where nothing else is asked for."""
+        return max(DEFAULT_FPR, self.smallest_fpr)
+
+    def draws_used(self, num_draws: int) -> int:
+        """How many of a request's draws the detectors look at: the largest calibrated number it has.
+
+        The first draws of a seed are draws of that seed, so a request with a number of draws that was not
+        calibrated is judged, exactly as calibrated, by its first ones.
+        """
+        return int(self.draw_counts[self.draw_counts.searchsorted(num_draws, side="right") - 1])
+
+    def surprises_of(
+        self, scores: dict[str, Float64[np.ndarray, "N"]], labels: Int64[np.ndarray, "N"], num_draws: int
+    ) -> dict[str, Float64[np.ndarray, "N"]]:
+        """Return each detector's surprises, in nats, of N rows.
+
+        Raises:
+            ValueError: if that number of draws was not calibrated.
+        """
+        return {name: detector(scores[name], labels) for name, detector in self.detectors(num_draws).items()}
+
+    def detectors(self, num_draws: int) -> dict[str, FittedDetector]:
+        """Return the detectors as they are for scores of `num_draws` draws.
+
+        Raises:
+            ValueError: if that number of draws was not calibrated.
+        """
+        return self._detectors[self._index(num_draws)]
+
+    @cached_property
+    def ranked(self) -> Callable[..., Ranked]:
+        """The ranking rows of `num_draws` draws each or, by a rule, of at most so many: `ranked(num_draws, rule)`.
+
+        It raises ValueError if that number of draws was not calibrated.
+        """
+        return lru_cache(maxsize=KEPT_RANKED)(self._ranked)
+
+    def _ranked(self, num_draws: int, rule: Rule | None = None) -> Ranked:
+        last = self._index(num_draws)
+        rows = np.arange(self.statistic.shape[1])
+        at = np.full(len(rows), last)
+        if rule is not None and self.settling is not None:
+            stops = [self._index(stage) for stage in self.stages(num_draws)]
+            at = np.array([*stops, last])[self.settling.stages_of(rule, len(stops))]
+        statistic = self.statistic[at, rows]
+        order = np.argsort(statistic, kind="stable")
+        return Ranked(
+            num_draws,
+            rule,
+            statistic[order],
+            {name: np.sort(surprises[at, rows]) for name, surprises in self.surprises.items()},
+            np.sort(self.nonconformity[at, rows]),
+            None if self.answers is None else self.answers.ranked(last, at, order),
+        )
+
+    def judge(
+        self, scores: dict[str, Float64[np.ndarray, "N"]], labels: Int64[np.ndarray, "N"], num_draws: int
+    ) -> Judgement:
+        """Return p-values of N rows whose scores and labels were made with `num_draws` draws, a calibrated number.
+
+        Raises:
+            ValueError: if that number of draws was not calibrated.
+        """
+        surprises = self.surprises_of(scores, labels, num_draws)
+        return self.ranked(num_draws).judge(flag_statistic(surprises, self.combined), surprises)
+
+    def stages(self, num_draws: int) -> list[int]:
+        """Return the numbers of draws below `num_draws` at which rows may stop."""
+        return [] if self.settling is None else [stage for stage in self.settling.stages if stage < num_draws]
+
+    def is_settled(
+        self,
+        scores: dict[str, Float64[np.ndarray, "N"]],
+        labels: Int64[np.ndarray, "N"],
+        spread: Spread,
+        num_draws: int,
+        rule: Rule,
+    ) -> Bool[np.ndarray, "N"]:
+        """Return which rows a rule lets stop at a stage, `num_draws` draws.
+
+        Raises:
+            ValueError: if rows never stop early.
+        """
+        if self.settling is None:
+            raise ValueError("expected a calibration with stages, got one without")
+        detectors = {name: self.detectors(num_draws)[name] for name in self.combined}
+        surprises = {name: detector(scores[name], labels) for name, detector in detectors.items()}
+        stage = StageScores(scores, labels, surprises, spread)
+        return self.settling.is_settled(stage, num_draws, rule, detectors, self.combined)
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        return {count: j for j, count in enumerate(self.draw_counts.tolist())}
+
+    def _index(self, num_draws: int) -> int:
+        if num_draws not in self._positions:
+            raise ValueError(f"expected one of {self.draw_counts.tolist()} draws, got {num_draws}")
+        return self._positions[num_draws]
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Return the arrays of `calibration.safetensors`."""
+        return {
+            "draw_counts": self.draw_counts,
+            "statistic": self.statistic,
+            "nonconformity": self.nonconformity,
+            **{f"reference.{name}": scores for name, scores in self.reference.items()},
+            **{f"surprise.{name}": surprises for name, surprises in self.surprises.items()},
+            **{f"centre.{name}": np.stack([s.centre for s in by_count]) for name, by_count in self.standards.items()},
+            **{f"spread.{name}": np.stack([s.spread for s in by_count]) for name, by_count in self.standards.items()},
+            **({} if self.answers is None else self.answers.tensors()),
+            **({} if self.settling is None else self.settling.tensors()),
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, np.ndarray], detectors: DetectorNames, num_labels: int) -> "Calibration":
+        """Read back what `tensors` gave; raises ValueError for anything inconsistent."""
+        reference, surprises = (
+            {key.removeprefix(part): value for key, value in tensors.items() if key.startswith(part)}
+            for part in ("reference.", "surprise.")
+        )
+        missing = [name for name in ("draw_counts", "statistic", "nonconformity") if name not in tensors]
+        missing += [
+            f"reference.{name}" for name in (*detectors.combined, *detectors.density) if name not in reference
+        ]
+        missing += [f"surprise.{name}" for name in reference if name not in surprises]
+        by_label = [f"{part}.{name}" for name in detectors.density for part in ("centre", "spread")]
+        missing += [name for name in by_label if name not in tensors]
+        if missing:
+            raise ValueError(f"expected tensors {missing}, which are not there")
+        draw_counts, statistic, nonconformity = (tensors[n] for n in ("draw_counts", "statistic", "nonconformity"))
+        rising = draw_counts.ndim == 1 and draw_counts.size > 0 and draw_counts[0] == 1
+        if not rising or draw_counts.dtype != np.int64 or np.any(np.diff(draw_counts) <= 0):
+            raise ValueError("draw_counts: expected rising int64 numbers from 1")
+        of_ranking = {f"surprise.{name}": scores for name, scores in surprises.items()}
+        of_ranking |= {"statistic": statistic, "nonconformity": nonconformity}
+        of_reference = {f"reference.{name}": scores for name, scores in reference.items()}
+        for name, array in {**of_ranking, **of_reference}.items():
+            shaped = array.ndim == 2 and len(array) == len(draw_counts) and array.shape[1] > 0
+            if not shaped or array.dtype != np.float64 or not np.all(np.isfinite(array)):
+                raise ValueError(f"{name}: expected finite float64 rows, one for each of draw_counts")
+            if name in of_ranking and array.shape != statistic.shape:
+                raise ValueError(f"{name}: expected as many numbers as statistic has, {statistic.shape}")
+            if name in of_reference and not np.all(np.diff(array, axis=1) >= 0):
+                raise ValueError(f"{name}: expected sorted rows")
+        for name in by_label:
+            array, shape = tensors[name], (len(draw_counts), num_labels)
+            good = array.shape == shape and array.dtype == np.float64 and np.all(np.isfinite(array))
+            if not good or (name.startswith("spread.") and np.any(array <= 0)):
+                raise ValueError(f"{name}: expected finite float64 numbers of shape {shape}, spreads above 0")
+        standards = {
+            name: [Standard(*pair) for pair in zip(tensors[f"centre.{name}"], tensors[f"spread.{name}"], strict=True)]
+            for name in detectors.density
+        }
+        return cls(
+            draw_counts,
+            detectors.combined,
+            detectors.two_sided,
+            standards,
+            reference,
+            surprises,
+            statistic,
+            nonconformity,
+            Answers.from_tensors(tensors, statistic.shape),
+            Settling.from_tensors(tensors, stages_among(draw_counts.tolist()), statistic.shape[1]),
+        )
+
+
+def _surprises(
+    detectors: dict[str, FittedDetector], rows: DetectorScores, j: int
+) -> dict[str, Float64[np.ndarray, "n"]]:
+    """Return rows' surprises at the j-th number of draws."""
+    return {name: detector(rows.by_name[name][j], rows.labels[j]) for name, detector in detectors.items()}
+
+
+def _settling(
+    draw_counts: list[int],
+    detectors: list[dict[str, FittedDetector]],
+    combined: tuple[str, ...],
+    reference: DetectorScores,
+    ranking: DetectorScores,
+) -> Settling | None:
+    """Return what stopping goes by, None where rows never stop early."""
+    stages = stages_among(draw_counts)
+    if not stages or reference.spreads is None or ranking.spreads is None:
+        return None
+    places = [draw_counts.index(stage) for stage in stages]
+
+    def by_stage(rows: DetectorScores, spreads: list[Spread]) -> list[StageScores]:
+        return [
+            StageScores(
+                {name: scores[j] for name, scores in rows.by_name.items()},
+                rows.labels[j],
+                _surprises(detectors[j], rows, j),
+                spread,
+            )
+            for j, spread in zip(places, spreads, strict=True)
+        ]
+
+    return Settling.fit(
+        stages,
+        [detectors[j] for j in places],
+        combined,
+        by_stage(reference, reference.spreads),
+        by_stage(ranking, ranking.spreads),
+    )
+
+
+def _fitted(
+    reference: dict[str, Float64[np.ndarray, "J n"]],
+    standards: dict[str, list[Standard]],
+    two_sided: tuple[str, ...],
+    j: int,
+) -> dict[str, FittedDetector]:
+    """Return the detectors at one number of draws."""
+    return {
+        name: FittedDetector(
+            standards[name][j] if name in standards else None, Surprise.fit(scores[j], name in two_sided)
+        )
+        for name, scores in reference.items()
+    }

@@ -1,0 +1,1 @@
+"""Running the two graphs of a version."""

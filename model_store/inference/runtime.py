@@ -1,0 +1,316 @@
+"""Running an artifact's two graphs with onnxruntime: the same code for calibration and for the service.
+
+Draws are taken in chunks of bounded size, which does not change a bit of any row's answer: every row of a matrix
+product is summed in the same order, however many rows stand beside it, one row included, and however many threads
+share the work. That holds because the weights are constants of the graph, which onnxruntime packs for its blocked
+kernel when a session is made.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from jaxtyping import Float32
+
+from model_store.artifacts.manifest import Task
+from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM, noise
+
+logger = logging.getLogger("dubito")
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+OUTPUTS: dict[Task, str] = {"classification": "log_probs", "regression": "mean_log_variance"}  # of the network
+BEFORE_DRAWS = ("features", "density")  # the other outputs
+CHUNK_ROWS = 512  # rows x draws in one run of the network: intermediate results stay in a core's cache
+SMALL_ROWS = 128  # rows x draws below which waking other threads takes longer than they save
+SMALLEST_BLOCK = 8  # rows
+# The same where theta is not paired: a convolution whose weights are drawn needs all patches of its input.
+UNPAIRED_CHUNK_ROWS = 128
+CHUNK_BYTES = 32 << 20  # of theta in one run
+WEIGHTS_PER_DRAW = "weights_per_draw"  # in the network's metadata, where theta holds less than its matrices do
+HELD_BYTES = 64 << 20  # of a draw set that is held in memory; a larger one is made chunk by chunk whenever it is used
+
+
+class GraphError(ValueError):
+    """A graph that cannot be a sampler or a network: the file and the reason."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(f"{file}: {reason}")
+        self.file = file
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class DrawSet:
+    """The first K draws of a seed; `theta` is None where it would be too large to hold."""
+
+    seed: int
+    num_draws: int
+    theta: Float32[np.ndarray, "K D"] | None
+
+
+class Runtime:
+    """The sampler (eps -> theta) and the network (x, theta -> outputs, features, density) of a model."""
+
+    def __init__(
+        self,
+        sampler: bytes,
+        network: bytes,
+        noise_dimension: int,
+        threads: int = 0,
+        algorithm: str = NOISE_ALGORITHM,
+        paired: bool = True,
+    ) -> None:
+        """Make sessions of serialised graphs; `threads` 0 means one for each processor this process may use.
+
+        They are the network's: draws are made ahead, on one thread, beside what the network does.
+        Noise is made by `algorithm`; `paired` says whether rows may have draws of their own.
+
+        Raises:
+            GraphError: if a graph is not one that a sampler or network can be.
+        """
+        self.noise_dimension = noise_dimension
+        self.algorithm = algorithm
+        self.paired = paired
+        self._sampler = _session("sampler.onnx", _checked("sampler.onnx", sampler, {"eps"}, {"theta"}))
+        outputs = [{output, *BEFORE_DRAWS} for output in OUTPUTS.values()]
+        whole = _checked("network.onnx", network, {"x", "theta"}, *outputs)
+        given = {output.name for output in whole.graph.output}
+        (self.task,) = (task for task, output in OUTPUTS.items() if output in given)
+        self.output = OUTPUTS[self.task]
+        weights = {entry.key: entry.value for entry in whole.metadata_props}.get(WEIGHTS_PER_DRAW, "0")
+        if not weights.isdecimal():
+            raise GraphError("network.onnx", f"expected a number as {WEIGHTS_PER_DRAW}")
+        self._weights_per_draw = int(weights)
+        self.theta_dimension = _last_dimension(whole.graph.input, "theta")
+        self._outputs = _last_dimension(whole.graph.output, self.output)
+        # What does not depend on draws is computed once for each row.
+        after = _between(whole, ("features", "theta"), (self.output,))
+        self._rows = "features" if after else "x"  # what the second graph takes in beside theta
+        self._given = ["features", "density"] if after else ["density"]
+        before = _between(whole, ("x",), self._given)
+        after = after or _between(whole, ("x", "theta"), (self.output,))
+        if before is None or after is None:
+            raise GraphError("network.onnx", "expected a density that does not depend on theta")
+        self._before, self._after = _session("network.onnx", before), _session("network.onnx", after)
+        self.threads = 1 if providers()[0] == "CUDAExecutionProvider" else threads or len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(self.threads, "network") if self.threads > 1 else None
+
+    def draw(self, seed: int, first_draw: int, num_draws: int) -> Float32[np.ndarray, "K D"]:
+        """Return theta of draws `first_draw` and on of a seed."""
+        return self.sample(noise(self.algorithm, seed, first_draw, num_draws, self.noise_dimension))
+
+    def sample(self, eps: Float32[np.ndarray, "K E"]) -> Float32[np.ndarray, "K D"]:
+        """Return theta of each row of noise."""
+        return self._sampler.run(["theta"], {"eps": eps})[0]
+
+    def set_bytes(self, num_draws: int) -> int:
+        """Return the size of a draw set's theta."""
+        return num_draws * self.theta_dimension * 4
+
+    def draw_set(self, seed: int, num_draws: int) -> DrawSet:
+        """Return the first draws of a seed."""
+        held = self.set_bytes(num_draws) <= HELD_BYTES
+        return DrawSet(seed, num_draws, self.draw(seed, 0, num_draws) if held else None)
+
+    def run_set(
+        self, x: Float32[np.ndarray, "N I"], draws: DrawSet
+    ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
+        """Return what `run` does, all rows under one draw set, in memory bounded whatever the set's size."""
+        known, density = self.before_draws(x)
+        return self.after_draw_set(known, draws, 0, draws.num_draws), density
+
+    def after_draw_set(
+        self, known: Float32[np.ndarray, "N H"], draws: DrawSet, first: int, last: int
+    ) -> Float32[np.ndarray, "K N C"]:
+        """Return what `after_draws` does, under draws `first` to `last - 1` of a set, in bounded memory."""
+        if draws.theta is not None:
+            return self.after_draws(known, draws.theta[first:last, None])
+        chunk = max(1, CHUNK_BYTES // self.set_bytes(1))
+        parts = []
+        for k in range(first, last, chunk):
+            theta = self.draw(draws.seed, k, min(chunk, last - k))
+            parts.append(self.after_draws(known, theta[:, None]))
+        return np.concatenate(parts)
+
+    def run(
+        self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
+    ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
+        """Return the network's outputs for each draw and row, and the density detectors' scores of each row.
+
+        Outputs are log class probabilities, or of a regression the target's mean and log variance (C = 2).
+
+        `theta` has one draw for all rows (P = 1) or, where it may be paired, one for each (P = N).
+        """
+        known, density = self.before_draws(x)
+        return self.after_draws(known, theta), density
+
+    def before_draws(
+        self, x: Float32[np.ndarray, "N I"]
+    ) -> tuple[Float32[np.ndarray, "N H"], Float32[np.ndarray, "N M"]]:
+        """Return what `after_draws` takes in of rows, and the density detectors' scores: what no draw changes."""
+        parts = self._each(lambda block: self._before_draws(x[block]), self._row_blocks(len(x)), len(x))
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([known for known, _ in parts]), np.concatenate([density for _, density in parts])
+
+    def after_draws(
+        self, known: Float32[np.ndarray, "N H"], theta: Float32[np.ndarray, "K P D"]
+    ) -> Float32[np.ndarray, "K N C"]:
+        """Return the network's outputs for each draw and row, given what `before_draws` says of the rows."""
+        blocks = self._row_blocks(len(known))
+        outputs = np.empty((len(theta), len(known), self._outputs), dtype=np.float32)
+
+        def compute(part: tuple[slice, slice]) -> None:
+            block, draws = part
+            theta_part = theta[draws] if theta.shape[1] == 1 else theta[draws, block]
+            outputs[draws, block] = self._after_draws(known[block], theta_part)
+
+        chunks = self._draw_chunks(max(block.stop - block.start for block in blocks), len(theta), len(blocks))
+        self._each(compute, [(block, draws) for draws in chunks for block in blocks], len(known) * len(theta))
+        return outputs
+
+    def _row_blocks(self, rows: int) -> list[slice]:
+        """Return blocks of rows, as many for each thread, unless they would be small."""
+        most = CHUNK_ROWS if self.paired else UNPAIRED_CHUNK_ROWS
+        size = min(most, max(SMALLEST_BLOCK, -(-rows // self.threads)))
+        return [slice(n, min(n + size, rows)) for n in range(0, rows, size)]
+
+    def _draw_chunks(self, rows: int, draws: int, blocks: int) -> list[slice]:
+        """Return chunks of draws for blocks of so many rows: bounded, and work for each thread."""
+        if self.algorithm == DRAW_INDEX:  # the network computes every member, whichever are asked for
+            return [slice(0, draws)]
+        if self.paired:
+            most = max(1, CHUNK_ROWS // rows)
+        else:
+            draw_bytes = 4 * max(self.theta_dimension, self._weights_per_draw)
+            most = min(max(1, UNPAIRED_CHUNK_ROWS // rows), max(1, CHUNK_BYTES // draw_bytes))
+        chunks = -(-draws // most)
+        if rows * draws * blocks > SMALL_ROWS:
+            chunks = max(chunks, -(-self.threads // blocks))
+        size = -(-draws // chunks)
+        return [slice(k, min(k + size, draws)) for k in range(0, draws, size)]
+
+    def _each(self, work: Callable[[T], U], parts: list[T], rows: int) -> list[U]:
+        """Return what work makes of each part, on all threads unless the rows x draws of all parts are few."""
+        if self._pool is None or len(parts) == 1 or rows <= SMALL_ROWS:
+            return [work(part) for part in parts]
+        return list(self._pool.map(work, parts))
+
+    def _before_draws(
+        self, x: Float32[np.ndarray, "N I"]
+    ) -> tuple[Float32[np.ndarray, "N H"], Float32[np.ndarray, "N M"]]:
+        # A lone row would be multiplied with weights that are not constants by another kernel, and get other bits.
+        rows = np.repeat(x, 2, axis=0) if len(x) == 1 and not self.paired else x
+        *features, density = self._before.run(self._given, {"x": rows})
+        return (features[0] if features else rows)[: len(x)], density[: len(x)]
+
+    def _after_draws(
+        self, known: Float32[np.ndarray, "N H"], theta: Float32[np.ndarray, "K P D"]
+    ) -> Float32[np.ndarray, "K N C"]:
+        # So would a lone row here, and a lone draw of weights where rows are few.
+        rows = np.repeat(known, 2, axis=0) if len(known) == 1 and not self.paired else known
+        lone = len(theta) == 1 and not self.paired and self.algorithm != DRAW_INDEX
+        theta_part = np.repeat(theta, 2, axis=0) if lone else theta
+        outputs = self._after.run([self.output], {self._rows: rows, "theta": theta_part})[0]
+        return outputs[: len(theta), : len(known)]
+
+
+def _checked(file: str, content: bytes, inputs: set[str], *outputs: set[str]) -> onnx.ModelProto:
+    """Return a graph that keeps nothing elsewhere and has these inputs and one of these sets of outputs."""
+    try:
+        model = onnx.load_model_from_string(content)
+    except Exception:
+        raise GraphError(file, "is not an ONNX model") from None
+    graph = model.graph
+    if _keeps_data_elsewhere(model):
+        raise GraphError(file, "keeps weights in another file, which is refused")
+    if {i.name for i in graph.input} != inputs or {o.name for o in graph.output} not in outputs:
+        expected = " or ".join(str(sorted(names)) for names in outputs)
+        raise GraphError(file, f"expected inputs {sorted(inputs)} and outputs {expected}")
+    return model
+
+
+def _between(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto | None:
+    """Return the part of a graph that leads from values it names to outputs; None where it needs other inputs."""
+    graph = model.graph
+    needed: set[str] = set(outputs)
+    nodes: list[onnx.NodeProto] = []
+    for node in reversed(graph.node):  # in topological order
+        if needed.difference(inputs).intersection(node.output):
+            nodes.insert(0, node)
+            needed.update(_names_read(node))
+    if needed.intersection(i.name for i in graph.input).difference(inputs):
+        return None
+    described = {value.name: value for value in (*graph.input, *graph.output)}
+    part = onnx.helper.make_graph(
+        nodes,
+        graph.name,
+        [described[name] for name in inputs],
+        [described[name] for name in outputs],
+        [tensor for tensor in graph.initializer if tensor.name in needed],
+    )
+    return onnx.helper.make_model(
+        part, ir_version=model.ir_version, opset_imports=model.opset_import, functions=model.functions
+    )
+
+
+def _names_read(node: onnx.NodeProto) -> set[str]:
+    """Return the names of the values that a node reads, its branches' and loops' included."""
+    names = {*node.input}
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                names |= _names_read(inner)
+    return names
+
+
+def _last_dimension(values: Iterable[onnx.ValueInfoProto], name: str) -> int:
+    """Return D of theta (K, P, D), or C of outputs (K, N, C)."""
+    (named,) = (value for value in values if value.name == name)
+    dimensions = named.type.tensor_type.shape.dim
+    if len(dimensions) != 3 or dimensions[2].dim_value < 1:
+        raise GraphError("network.onnx", f"expected {name} of 3 axes, the last of a fixed length")
+    return int(dimensions[2].dim_value)
+
+
+def _session(file: str, model: onnx.ModelProto) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = (
+        1  # threads share work by draws and rows, which takes no meeting after each operator
+    )
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # spinning burns an idle core
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=providers())
+    except Exception:
+        raise GraphError(file, "onnxruntime cannot load it") from None
+    if session.get_providers()[0] != providers()[0]:  # this build has it, but its libraries do not load
+        logger.warning("%s does not start; running on the processor", providers()[0])
+    return session
+
+
+def _keeps_data_elsewhere(message: Any) -> bool:
+    """Whether any tensor of a model is in another file: initialisers, constants, subgraphs and functions alike."""
+    if isinstance(message, onnx.TensorProto):
+        return message.data_location == onnx.TensorProto.EXTERNAL
+    parts = [part for _, value in message.ListFields() for part in (value if _is_repeated(value) else [value])]
+    return any(_keeps_data_elsewhere(part) for part in parts if hasattr(part, "ListFields"))
+
+
+def _is_repeated(value: Any) -> bool:
+    return hasattr(value, "extend")
+
+
+def providers() -> list[str]:
+    """Return onnxruntime's providers to use: CUDA where this build of it has it, else the processor."""
+    wanted = ("CUDAExecutionProvider", "CPUExecutionProvider")  # the second is what the first falls back to
+    return [name for name in wanted if name in ort.get_available_providers()]

@@ -1,0 +1,116 @@
+"""Rows of named columns as rows of numbers: one encoding for training and for the service.
+
+A number becomes (value - mean) / std; a missing one becomes 0, which is the mean, and where the training rows miss
+some the column has an indicator beside it, 1 where the value is missing. A category becomes a one among zeros, with a
+last number that is 1 for a category that was not seen in training and for a missing value. Mean, standard deviation
+and categories are the training rows' (`training.data.tables` fits them); arithmetic is float64, rounded once.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Float64
+
+from model_store.artifacts.manifest import CategoricalColumn, NumericColumn, column_width
+from model_store.errors import InvalidInput
+
+Columns = Sequence[NumericColumn | CategoricalColumn]
+Numbers = Float64[np.ndarray, "N"]  # NaN where a value is missing
+Categories = list[str | None]  # None where a value is missing
+MAX_SHOWN = 10
+
+
+def encode(columns: Columns, values: Mapping[str, Numbers | Categories]) -> Float32[np.ndarray, "N I"]:
+    """Return rows of numbers, the columns side by side in order; each row's depend on nothing but the row."""
+    parts = [
+        _numbers(column, values[column.name])  # type: ignore[arg-type]
+        if isinstance(column, NumericColumn)
+        else _one_hot(column, values[column.name])  # type: ignore[arg-type]
+        for column in columns
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+def _numbers(column: NumericColumn, values: Numbers) -> Float32[np.ndarray, "N J"]:
+    missing = np.isnan(values)
+    with np.errstate(over="ignore"):  # to infinity, which the caller refuses
+        encoded = np.where(missing, 0.0, (values - column.mean) / column.std).astype(np.float32)[:, None]
+    return np.concatenate([encoded, missing.astype(np.float32)[:, None]], axis=1) if column.indicator else encoded
+
+
+def _one_hot(column: CategoricalColumn, values: Categories) -> Float32[np.ndarray, "N J"]:
+    index = {category: i for i, category in enumerate(column.categories)}
+    encoded = np.zeros((len(values), len(column.categories) + 1), dtype=np.float32)
+    encoded[np.arange(len(values)), [index.get(value, -1) if value is not None else -1 for value in values]] = 1.0
+    return encoded
+
+
+def from_objects(rows: Sequence[Any], columns: Columns, field: str) -> Float32[np.ndarray, "N I"]:
+    """Encode objects keyed by column, as JSON gives them; null is a missing value.
+
+    Raises:
+        InvalidInput: naming the row and column that is absent, unknown or of a wrong type.
+    """
+    names = {column.name for column in columns}
+    for n, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise InvalidInput(f"{field}.{n}", "an object keyed by column, as the row before it", "something else")
+        if row.keys() != names:
+            _refuse_keys(row, names, [column.name for column in columns], f"{field}.{n}")
+    values: dict[str, Numbers | Categories] = {}
+    for column in columns:
+        cells = [row[column.name] for row in rows]
+        if isinstance(column, NumericColumn):
+            values[column.name] = np.array(
+                [_number(cell, f"{field}.{n}.{column.name}") for n, cell in enumerate(cells)]
+            )
+        else:
+            values[column.name] = [_category(cell, f"{field}.{n}.{column.name}") for n, cell in enumerate(cells)]
+    encoded = encode(columns, values)
+    finite = np.isfinite(encoded)
+    if not finite.all():
+        n, i = np.argwhere(~finite)[0].tolist()
+        ends = np.cumsum([column_width(column) for column in columns])
+        name = columns[int(np.searchsorted(ends, i, side="right"))].name
+        raise InvalidInput(f"{field}.{n}.{name}", "a number nearer to those of the training data", "one too far away")
+    return encoded
+
+
+def _refuse_keys(row: dict[str, Any], names: set[str], ordered: list[str], field: str) -> None:
+    absent = [name for name in ordered if name not in row]
+    if absent:
+        raise InvalidInput(f"{field}.{absent[0]}", "a value, or null where it is missing", "no such column")
+    unknown = min(str(name) for name in row.keys() - names)
+    known = ", ".join(ordered[:MAX_SHOWN]) + (", ..." if len(ordered) > MAX_SHOWN else "")
+    raise InvalidInput(f"{field}.{unknown[:80]}", f"no columns but {known[:500]}", "an unknown one")
+
+
+def _number(cell: Any, field: str) -> float:
+    if cell is None:
+        return float("nan")
+    if type(cell) not in (int, float):
+        raise InvalidInput(field, "a number, or null", _kind_of(cell))
+    return float(cell)
+
+
+def _category(cell: Any, field: str) -> str | None:
+    if cell is None:
+        return None
+    if type(cell) not in (str, int, float, bool):
+        raise InvalidInput(field, "a string, number or boolean, or null", _kind_of(cell))
+    return category_text(cell)
+
+
+def category_text(value: str | int | float | bool) -> str:
+    """Return a category's name: a string as it is, true and false in lower case, whole numbers without a point."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(int(value)) if float(value).is_integer() else repr(value)
+
+
+def _kind_of(cell: Any) -> str:
+    kinds = {str: "a string", bool: "a boolean", list: "an array", dict: "an object"}
+    return kinds.get(type(cell), "something else")

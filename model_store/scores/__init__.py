@@ -1,0 +1,1 @@
+"""Scores of predictions from sums over draws."""

@@ -1,0 +1,161 @@
+"""Predictive scores of a classifier from its Monte Carlo draws, as sums over draws that merge.
+
+Axes: K draws, N rows, C classes, G groups of draws. Quantities of information are in nats. With p_k the class
+probabilities of draw k, p their mean and H the Shannon entropy, a row's scores are
+
+    entropy            H(p)                                 total doubt,           0 .. log C
+    expected_entropy   mean_k H(p_k)                        doubt of the draws,    0 .. log C
+    bald               H(p) - mean_k H(p_k)                 disagreement,          0 .. log C
+                       = mean_k KL(p_k || p)                (Houlsby et al. 2011)
+    mean_std           mean_c std_k(p_kc)                   disagreement,          0 .. 1/2
+    variation_ratio    1 - max_c p_c                        total doubt,           0 .. 1 - 1/C
+
+(Gal, Islam and Ghahramani, "Deep Bayesian active learning with image data", 2017, section 4). More is more
+uncertain. Plug-in BALD is biased by about -BALD / K.
+
+Draws are summed by group (`sums`): `prediction` is p and `doubt` H(p). Standard errors come from each group's
+influence on a score: of a draw on BALD it is KL(p_k || p) - BALD.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from jaxtyping import Float, Float64, Int64
+
+from model_store.scores.sums import GROUPS, Average, DrawSums
+
+SCORE_NAMES = ("entropy", "bald", "mean_std", "variation_ratio")
+LEAST_LOG = -1e300
+LEAST_PROBABILITY = 1e-300
+
+S = TypeVar("S", bound=Any)  # scores: a dataclass of arrays, a row each, and of standard errors
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The predictive scores of N rows, as in the table above; standard errors are None with one group of draws."""
+
+    num_draws: Int64[np.ndarray, "N"]
+    probabilities: Float64[np.ndarray, "N C"]
+    label: Int64[np.ndarray, "N"]  # the number of the most probable class, the first of several
+    entropy: Float64[np.ndarray, "N"]
+    expected_entropy: Float64[np.ndarray, "N"]
+    bald: Float64[np.ndarray, "N"]
+    mean_std: Float64[np.ndarray, "N"]
+    variation_ratio: Float64[np.ndarray, "N"]
+    standard_error: dict[str, Float64[np.ndarray, "N"]] | None
+
+    def by_name(self) -> dict[str, Float64[np.ndarray, "N"]]:
+        """Return the scores of doubt, more meaning more uncertain, by name."""
+        return {name: getattr(self, name) for name in SCORE_NAMES}
+
+
+def predictive_sums(log_probs: Float[np.ndarray, "K N C"], first_draw: int = 0, groups: int = GROUPS) -> DrawSums:
+    """Sum draws `first_draw`, `first_draw + 1`, ... given by their log class probabilities.
+
+    Args:
+        log_probs: natural logarithms, -inf allowed for a probability of 0.
+        first_draw: index of the first draw within its seed, which decides the groups.
+        groups: G, into how many groups draws are sorted; sums merge only with sums of the same G.
+    """
+    log_probs_N_C_K = log_probs.transpose(1, 2, 0).astype(np.float64, order="C")
+    probs_N_C_K = np.exp(log_probs_N_C_K)
+    np.maximum(log_probs_N_C_K, LEAST_LOG, out=log_probs_N_C_K)  # so that 0 log 0 is 0
+    log_probs_N_C_K *= probs_N_C_K
+    return DrawSums.of(probs_N_C_K, -np.add.reduce(log_probs_N_C_K, axis=1), first_draw, groups)
+
+
+def predictive_scores(sums: DrawSums, standard_errors: bool = True) -> Scores:
+    """Return the scores of the draws summed in `sums`; raises ValueError where it holds none."""
+    sums = sums.drawn()
+    mean_over_draws = Average(sums.num_draws)
+    mean_N_C_G, entropy_N_G = sums.prediction, sums.doubt
+
+    probs_N_C = mean_over_draws(mean_N_C_G)
+    deviation_N_C_G = mean_N_C_G - probs_N_C[..., None]
+    square_N_C_G = np.square(deviation_N_C_G)
+    if not mean_over_draws.one_each:  # else no group has a spread of its own
+        square_N_C_G += sums.squared_deviations / sums.num_draws
+    log_probs_N_C = np.log(np.maximum(probs_N_C, LEAST_PROBABILITY))  # so that 0 log 0 is 0
+    # The group's mean of the cross entropy -sum_c p_kc log p_c; its mean over groups is H(p).
+    cross_entropy_N_G = -np.add.reduce(mean_N_C_G * log_probs_N_C[..., None], axis=1)
+    variance_N_C = mean_over_draws(square_N_C_G)
+    std_N_C = np.sqrt(variance_N_C)
+    entropy_N = np.maximum(mean_over_draws(cross_entropy_N_G), 0.0)  # turns -0.0 into 0.0
+    expected_entropy_N = np.maximum(mean_over_draws(entropy_N_G), 0.0)
+    bald_N = np.maximum(entropy_N - expected_entropy_N, 0.0)  # below 0 by rounding only
+    if mean_over_draws.num_draws == 1:
+        bald_N = np.zeros_like(bald_N)  # one draw agrees with itself: what is left is rounding
+    label_N = probs_N_C.argmax(axis=1)
+
+    errors = None
+    if standard_errors and len(sums.num_draws) > 1:
+        influence_S_N_G = np.empty((len(SCORE_NAMES), *cross_entropy_N_G.shape))
+        np.subtract(cross_entropy_N_G, entropy_N[:, None], out=influence_S_N_G[0])
+        # The group's mean of KL(p_k || p), less BALD.
+        np.subtract(
+            cross_entropy_N_G - entropy_N_G, (entropy_N - expected_entropy_N)[:, None], out=influence_S_N_G[1]
+        )
+        square_N_C_G -= variance_N_C[..., None]
+        square_N_C_G *= (0.5 / (len(std_N_C[0]) * np.maximum(std_N_C, LEAST_PROBABILITY)))[..., None]
+        np.add.reduce(square_N_C_G, axis=1, out=influence_S_N_G[2])
+        influence_S_N_G[3] = deviation_N_C_G[np.arange(len(label_N)), label_N]
+        errors = dict(zip(SCORE_NAMES, mean_over_draws.standard_error(influence_S_N_G), strict=True))
+    return Scores(
+        num_draws=np.full(len(probs_N_C), mean_over_draws.num_draws),
+        probabilities=probs_N_C,
+        label=label_N,
+        entropy=entropy_N,
+        expected_entropy=expected_entropy_N,
+        bald=bald_N,
+        mean_std=std_N_C.sum(axis=1) / std_N_C.shape[1],
+        variation_ratio=1.0 - probs_N_C.max(axis=1),
+        standard_error=errors,
+    )
+
+
+def taken(scores: S, rows: slice | np.ndarray) -> S:
+    """Return the scores of some rows."""
+    kept = {name: value[rows] for name, value in vars(scores).items() if isinstance(value, np.ndarray)}
+    errors = scores.standard_error
+    if errors is not None:
+        errors = {name: error[rows] for name, error in errors.items()}
+    return replace(scores, standard_error=errors, **kept)
+
+
+def concatenated(parts: list[S]) -> S:
+    """Return the scores of all parts' rows, in order; all parts must have standard errors, or none."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    kept = {
+        field.name: np.concatenate([getattr(part, field.name) for part in parts])
+        for field in fields(first)
+        if isinstance(getattr(first, field.name), np.ndarray)
+    }
+    errors = None
+    if first.standard_error is not None:
+        errors = {
+            name: np.concatenate([(part.standard_error or {})[name] for part in parts])
+            for name in first.standard_error
+        }
+    return replace(first, standard_error=errors, **kept)
+
+
+def label_margin(sums: DrawSums) -> Float64[np.ndarray, "N"]:
+    """Return how far the two most probable classes' mean probabilities are apart, in standard errors.
+
+    Raises:
+        ValueError: where fewer than two groups of draws are summed.
+    """
+    sums = sums.drawn()
+    if len(sums.num_draws) < 2:
+        raise ValueError("expected at least two draws")
+    mean_over_draws = Average(sums.num_draws)
+    first_two_N_2 = np.argpartition(-mean_over_draws(sums.prediction), 1, axis=1)[:, :2]
+    probs_N_2_G = np.take_along_axis(sums.prediction, first_two_N_2[..., None], axis=1)
+    difference_N_G = probs_N_2_G[:, 0] - probs_N_2_G[:, 1]
+    margin_N = mean_over_draws(difference_N_G)
+    error_N = mean_over_draws.standard_error(difference_N_G - margin_N[:, None])
+    return np.abs(margin_N) / np.maximum(error_N, LEAST_PROBABILITY)

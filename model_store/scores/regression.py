@@ -1,0 +1,108 @@
+"""Predictive scores of a regression from its Monte Carlo draws: a mixture of Gaussians, as sums that merge.
+
+Axes: K draws, N rows, G groups of draws. Under draw k a row's target is Gaussian with mean m_k and variance s_k^2, in
+the target's units. The predictive distribution is the mixture of the K Gaussians, and its scores are
+
+    mean            m = mean_k m_k
+    aleatoric_std   sqrt(mean_k s_k^2)                          doubt of the draws: noise in the data
+    epistemic_std   sqrt(mean_k (m_k - m)^2)                    disagreement of the draws
+    std             sqrt(aleatoric_std^2 + epistemic_std^2)     total doubt
+
+(Kendall and Gal, "What uncertainties do we need in Bayesian deep learning for computer vision?", 2017, equation 9).
+More is more uncertain. All are 0 or more, but for the mean. The plug-in epistemic variance E is biased by -E / K.
+
+Draws are summed by group (`sums`): `prediction` is m and `doubt` s^2. Standard errors come from each group's
+influence. That of a draw on the variance std^2 is s_k^2 + (m_k - m)^2 - std^2; on a standard deviation it is half of
+that over the deviation.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Float64, Int64
+
+from model_store.scores.sums import GROUPS, Average, DrawSums
+
+MIXTURE_SCORE_NAMES = ("std", "aleatoric_std", "epistemic_std")
+MIXTURE_ERROR_NAMES = ("mean", *MIXTURE_SCORE_NAMES)
+LEAST_STD = 1e-300
+
+
+@dataclass(frozen=True)
+class MixtureScores:
+    """The predictive scores of N rows, as in the table above; standard errors are None with one group of draws.
+
+    With one draw there is nothing to disagree with, and `epistemic_std` is 0.
+    """
+
+    num_draws: Int64[np.ndarray, "N"]
+    mean: Float64[np.ndarray, "N"]
+    std: Float64[np.ndarray, "N"]
+    aleatoric_std: Float64[np.ndarray, "N"]
+    epistemic_std: Float64[np.ndarray, "N"]
+    standard_error: dict[str, Float64[np.ndarray, "N"]] | None
+
+    def by_name(self) -> dict[str, Float64[np.ndarray, "N"]]:
+        """Return the scores of doubt, more meaning more uncertain, by name."""
+        return {name: getattr(self, name) for name in MIXTURE_SCORE_NAMES}
+
+
+def mixture_sums(outputs: Float[np.ndarray, "K N 2"], first_draw: int = 0, groups: int = GROUPS) -> DrawSums:
+    """Sum draws `first_draw`, `first_draw + 1`, ... given by mean and log variance of each draw and row.
+
+    Args:
+        outputs: the mean in the target's units, and the natural logarithm of the variance in their square.
+        first_draw: index of the first draw within its seed, which decides the groups.
+        groups: G, into how many groups draws are sorted; sums merge only with sums of the same G.
+    """
+    mean_N_K, log_variance_N_K = outputs.transpose(2, 1, 0).astype(np.float64, order="C")
+    return DrawSums.of(mean_N_K, np.exp(log_variance_N_K), first_draw, groups)
+
+
+def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScores:
+    """Return the scores of the draws summed in `sums`; raises ValueError where it holds none."""
+    sums = sums.drawn()
+    mean_over_draws = Average(sums.num_draws)
+    mean_N_G, variance_N_G = sums.prediction, sums.doubt
+
+    # Means are taken about the first group's, so that those of equal draws are exactly theirs.
+    first_N_1 = mean_N_G[:, :1]
+    mean_N = first_N_1[:, 0] + mean_over_draws(mean_N_G - first_N_1)
+    deviation_N_G = mean_N_G - mean_N[:, None]
+    square_N_G = np.square(deviation_N_G) + sums.squared_deviations / sums.num_draws
+    aleatoric_N, epistemic_N = mean_over_draws(variance_N_G), mean_over_draws(square_N_G)
+    variance_N = aleatoric_N + epistemic_N
+    std_N, aleatoric_std_N, epistemic_std_N = (np.sqrt(v) for v in (variance_N, aleatoric_N, epistemic_N))
+
+    errors = None
+    if standard_errors and len(sums.num_draws) > 1:
+        influence_S_N_G = np.stack(
+            [
+                deviation_N_G,
+                _on_deviation(variance_N_G + square_N_G - variance_N[:, None], std_N),
+                _on_deviation(variance_N_G - aleatoric_N[:, None], aleatoric_std_N),
+                _on_deviation(square_N_G - epistemic_N[:, None], epistemic_std_N),
+            ]
+        )
+        errors = dict(zip(MIXTURE_ERROR_NAMES, mean_over_draws.standard_error(influence_S_N_G), strict=True))
+    num_draws_N = np.full(len(mean_N), mean_over_draws.num_draws)
+    return MixtureScores(num_draws_N, mean_N, std_N, aleatoric_std_N, epistemic_std_N, errors)
+
+
+def _on_deviation(
+    influence_N_G: Float64[np.ndarray, "N G"], std_N: Float64[np.ndarray, "N"]
+) -> Float64[np.ndarray, "N G"]:
+    """Return the influence on a standard deviation, given that on its square."""
+    return influence_N_G / (2.0 * np.maximum(std_N, LEAST_STD))[:, None]
+
+
+def log_density(outputs: Float[np.ndarray, "K N 2"], y: Float[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+    """Return the log density of targets under the mixture, log mean_k N(y; m_k, s_k^2), in nats.
+
+    It is of a density in the target's units: in other units it is another number.
+    """
+    mean, log_variance = np.moveaxis(outputs.astype(np.float64), -1, 0)
+    terms = -0.5 * (math.log(2.0 * math.pi) + log_variance + np.square(y - mean) * np.exp(-log_variance))
+    largest = terms.max(axis=0)
+    return largest + np.log(np.exp(terms - largest).mean(axis=0))

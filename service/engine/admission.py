@@ -1,0 +1,98 @@
+"""Admission: how much work may wait, in rows x draws. Health and metrics are never asked for it."""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from service.http.problems import Overloaded, TooLarge
+from service.settings import Settings
+
+REST_S = 0.002  # after an answer, so that idle work does not begin before the answer is sent
+LASTING_S = 1.0  # since the last refusal: so long an overload is taken to last
+FIRST_TRY_S, LAST_TRY_S = 4.0, 32.0  # after the first refusal, or the last try: more is let in, to see if it is over
+TRIED_S = 0.25  # without a refusal: that much more is not too much
+LATEST = 0.1  # weight of the latest micro-batch in the rate
+
+
+class Admission:
+    """Counts the work that waits or is done, and refuses what is too much. For the event loop's thread alone."""
+
+    def __init__(self, settings: Settings, idle: threading.Event) -> None:
+        """Begin; `idle` is set while no request is waiting or in work."""
+        self.settings = settings
+        self.row_draws = 0  # waiting or in work
+        self.in_work = 0  # requests
+        self.idle = idle
+        self.idle.set()
+        self._limit = settings.max_queued_row_draws
+        self._overloaded_until = -math.inf
+        self._next_try = self._patience = math.inf
+        self._tried = 0  # the limit of the next try
+        self._rate = 0.0  # rows x draws a second, of late
+
+    @contextmanager
+    def admitted(self, rows: int, draws: int, at_once: int) -> Iterator[None]:
+        """Hold a place for a request's work, of which `at_once` rows x draws count at a time.
+
+        A burst may fill the queue up to `max_queued_row_draws`. From when it is full until nobody has been refused
+        for `LASTING_S`, work beyond `overload_row_draws` is refused, so that those who are let in are answered soon.
+        Clients who come again at once would keep that up for ever, so now and then, ever more rarely, ever more is
+        let in: if that is too much as well, the try ends with the first refusal.
+
+        Raises:
+            TooLarge: if the request alone is more than one may be.
+            Overloaded: if too much is waiting already; a lone request is always let in.
+        """
+        if rows * draws > self.settings.max_row_draws:
+            raise TooLarge(f"rows x num_samples: expected at most {self.settings.max_row_draws}, got {rows * draws}")
+        work = min(rows * draws, max(at_once, draws))
+        self.refuse_overload(work)
+        self.row_draws += work
+        self.in_work += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.row_draws -= work
+            self.in_work -= 1
+            asyncio.get_running_loop().call_later(REST_S, self._rest)
+
+    def refuse_overload(self, work: int = 1) -> None:
+        """Raise Overloaded if so many further rows x draws are too much for now."""
+        now = time.monotonic()
+        most = self._most(now)
+        if self.row_draws > 0 and self.row_draws + work > most:
+            self._overload(now)
+            raise Overloaded(retry_after_s=max(1, math.ceil(self.row_draws / self._rate)) if self._rate else 1)
+
+    def _most(self, now: float) -> int:
+        """Return how many rows x draws may wait or be in work."""
+        burst = self.settings.max_queued_row_draws
+        if now >= self._overloaded_until:
+            self._limit = burst
+        elif now >= self._next_try:
+            self._limit, self._next_try = min(burst, max(self._tried, 2 * self._limit)), now + TRIED_S
+        return self._limit
+
+    def _overload(self, now: float) -> None:
+        """Note a refusal: an overload begins, or goes on and a try was one too many."""
+        least = min(self.settings.overload_row_draws, self.settings.max_queued_row_draws)
+        if now >= self._overloaded_until:
+            self._patience, self._tried = FIRST_TRY_S, 2 * least
+        elif self._limit > least:
+            self._patience, self._tried = min(2.0 * self._patience, LAST_TRY_S), 2 * self._tried
+        if self._limit > least or now >= self._overloaded_until:
+            self._limit, self._next_try = least, now + self._patience
+        self._overloaded_until = now + LASTING_S
+
+    def note(self, row_draws: int, seconds: float) -> None:
+        """Note how long work took: what clients are told to wait goes by it. Any thread may call it."""
+        rate = row_draws / seconds
+        self._rate = rate if self._rate == 0.0 else (1.0 - LATEST) * self._rate + LATEST * rate
+
+    def _rest(self) -> None:
+        if self.in_work == 0:
+            self.idle.set()

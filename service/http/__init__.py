@@ -1,0 +1,1 @@
+"""What goes over the wire: requests, options, answers and errors."""

@@ -1,0 +1,135 @@
+"""Errors as `application/problem+json` (RFC 9457): one table from errors to statuses, no echo of the input.
+
+DubitoError
+└── RequestError
+    ├── InUse         409  a version that is served
+    ├── TooLarge      413  a body, or rows x draws, beyond a limit
+    ├── Unsupported   415  a media type or encoding
+    ├── Overloaded    429  with Retry-After
+    ├── NotReady      503  no model published yet
+    └── PastDeadline  504  not answered in the time that the request or the service allows
+
+TooLargeToLoad    503  a StoreError: a version larger than the memory for models
+"""
+
+import re
+from functools import cache
+from http import HTTPStatus
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from model_store.errors import BrokenArtifact, DubitoError, InvalidInput, NotFound, StoreError, UnsupportedFormat
+from service.observability.records import record_of
+
+PROBLEM_JSON = "application/problem+json"
+
+
+class RequestError(DubitoError):
+    """A request that cannot be answered."""
+
+
+class InUse(RequestError):
+    """Something that cannot be taken away now."""
+
+
+class TooLarge(RequestError):
+    """More than a limit allows."""
+
+
+class Unsupported(RequestError):
+    """A media type or encoding that the service does not read."""
+
+
+class Overloaded(RequestError):
+    """More work is waiting than the service accepts."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(f"the service is overloaded; try again in {retry_after_s} s")
+        self.retry_after_s = retry_after_s
+
+
+class NotReady(RequestError):
+    """Nothing to predict with yet."""
+
+
+class PastDeadline(RequestError):
+    """Not answered in time."""
+
+    def __init__(self) -> None:
+        super().__init__("the answer did not come before the request's deadline")
+
+
+class TooLargeToLoad(StoreError):
+    """A version that alone takes more memory than all models may."""
+
+    def __init__(self, name: str, version: str, needed: int, most: int) -> None:
+        super().__init__(
+            f"model {name} version {version}: expected at most {most} bytes in memory (DUBITO_MAX_MODEL_BYTES), "
+            f"got about {needed}"
+        )
+
+
+STATUS: dict[type[DubitoError], int] = {
+    InvalidInput: 422,
+    NotFound: 404,
+    BrokenArtifact: 503,
+    UnsupportedFormat: 503,
+    TooLargeToLoad: 503,
+    InUse: 409,
+    TooLarge: 413,
+    Unsupported: 415,
+    Overloaded: 429,
+    NotReady: 503,
+    PastDeadline: 504,
+}
+
+
+def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+    """Return a problem response."""
+    content = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+    # A lone surrogate can reach us by a path or query, and is not UTF-8.
+    body = orjson.dumps({k: _printable(v) if isinstance(v, str) else v for k, v in content.items()})
+    return Response(body, status, headers, media_type=PROBLEM_JSON)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error that is raised on purpose with a problem; `observe` does so with others."""
+    app.add_exception_handler(DubitoError, _domain_error)
+    app.add_exception_handler(HTTPException, _http_error)
+
+
+def domain_error(request: Request, error: Exception) -> Response:
+    """Return the answer to a request that raised a DubitoError, and note why it failed."""
+    record_of(request.scope).reason = _reason(type(error).__name__)
+    status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
+    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else None
+    return problem(status, str(error), headers)
+
+
+async def _domain_error(request: Request, error: Exception) -> Response:
+    return domain_error(request, error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    record_of(request.scope).reason = _reason(HTTPStatus(error.status_code).phrase)
+    if error.status_code == 404:
+        detail = "path: expected one of those that GET /docs lists, got another"
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another")
+        detail = f"method: expected {allowed}, got {request.method}"
+    else:
+        detail = str(error.detail)
+    return problem(error.status_code, detail, dict(error.headers or {}))
+
+
+@cache
+def _reason(name: str) -> str:
+    """Return a name in the form of metrics' labels: `TooLarge` is `too_large`, `Not Found` is `not_found`."""
+    return re.sub(r"(?<=[a-z]) ?(?=[A-Z])", "_", name).lower()
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,269 @@
+"""Reading requests: bodies within limits, strict JSON, npy arrays, forms with images, rows of the model's shape."""
+
+import base64
+import binascii
+import io
+import math
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import orjson
+from fastapi import Request
+from jaxtyping import Float32
+
+from model_store.artifacts.manifest import ImageSpec, InputSpec
+from model_store.errors import InvalidInput
+from model_store.inputs.columns import from_objects
+from model_store.inputs.images import open_image, pixels
+from service.http.multipart import parse_form
+from service.http.problems import TooLarge, Unsupported
+from service.http.schemas import Envelope, kind_of, validate
+from service.http.schemas import Request as Envelope_
+
+JSON = "application/json"
+NPY = "application/x-npy"
+NPZ = "application/x-npz"
+FORM = "multipart/form-data"
+MAX_DIMENSIONS = 32  # of an npy array
+FEW_NUMBERS = 4096  # looked at by Python: numpy lets go of the interpreter, and may wait long to get it back
+MAX_FORM_FIELDS = 16  # of a form, beside its rows
+
+Rows = list[Any] | np.ndarray
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Read a request's body of at most `limit` bytes.
+
+    Raises:
+        TooLarge: before more than that is kept.
+        Unsupported: if it is encoded.
+    """
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise Unsupported("Content-Encoding: expected none, got an encoded body")
+    too_large = TooLarge(f"body: expected at most {limit} bytes, got more")
+    if int(request.headers.get("content-length", "0")) > limit:
+        raise too_large
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise too_large
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def hung_up(request: Request) -> None:
+    """Return when the client of a request whose body was read has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def read_request(
+    request: Request, body: bytes, kind: type[Envelope_], rows_field: str, max_rows: int
+) -> tuple[Envelope_, Rows]:
+    """Return the envelope of a JSON, npy or form request, and its rows as they came.
+
+    An npy body holds the rows alone; the envelope's other fields are then query parameters. A form holds a file for
+    each row, and the other fields beside them or in the query.
+
+    Raises:
+        Unsupported: if the media type is none of these.
+        InvalidInput: naming the field that is wrong.
+        TooLarge: if there are more than `max_rows` rows.
+    """
+    media_type = request_media_type(request)
+    rows: Rows
+    if media_type == JSON:
+        if request.query_params:  # else a seed put there would be passed over in silence
+            raise InvalidInput("query", "nothing, since a JSON body holds every field", "parameters")
+        content = parse_json(body)
+        rows = content.get(rows_field, [])
+        if isinstance(rows, list):
+            content = {**content, rows_field: []} if rows_field in content else content
+        envelope = validate(kind, content)
+    elif media_type == NPY:
+        fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
+        envelope = validate(kind, {rows_field: [], **fields})
+        rows = parse_npy(body, rows_field)
+    elif media_type == FORM:
+        parts = parse_form(body, request.headers["content-type"], max_rows + MAX_FORM_FIELDS)
+        rows = [bytes(part.content) for part in parts if part.name == rows_field]
+        beside = [(p.name, p.content.decode("utf-8", "replace")) for p in parts if p.name != rows_field]
+        fields = text_fields([*request.query_params.multi_items(), *beside], kind, rows_field, "form")
+        envelope = validate(kind, {rows_field: [], **fields})
+    else:
+        raise Unsupported(f"Content-Type: expected {JSON}, {NPY} or {FORM}, got another")
+    if len(rows) == 0:
+        raise InvalidInput(rows_field, "at least one row", "none")
+    if len(rows) > max_rows:
+        raise TooLarge(f"{rows_field}: expected at most {max_rows} rows, got {len(rows)}")
+    return envelope, rows
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Raises:
+        InvalidInput: if it is not JSON (RFC 8259: no NaN or Infinity, numbers in float64's range), or not an object.
+    """
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput("body", "JSON (which has no NaN or Infinity)", error.msg) from None
+    if not isinstance(content, dict):
+        raise InvalidInput("body", "a JSON object", kind_of(content))
+    return content
+
+
+def parse_npy(body: bytes, field: str) -> np.ndarray:
+    """Parse an npy file of numbers, never unpickling.
+
+    Raises:
+        InvalidInput: if it is not one, or its data are longer or shorter than its header says.
+    """
+    stream = io.BytesIO(body)
+    try:
+        version = np.lib.format.read_magic(stream)
+        reader = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, fortran, dtype = reader(stream)
+    except Exception:  # numpy's reader of headers lets many kinds through, tokenize's own among them
+        raise InvalidInput("body", "an npy file of format 1.0 or 2.0", "something else") from None
+    if dtype.kind not in "fiu" or dtype.itemsize > 8:
+        raise InvalidInput(field, "float or integer numbers of at most 64 bits", f"dtype {dtype.str[:20]}")
+    if not 1 <= len(shape) <= MAX_DIMENSIONS or any(type(length) is not int or length < 1 for length in shape):
+        raise InvalidInput(field, "at least one row of at least one number", "an array of another shape")
+    data = memoryview(body)[stream.tell() :]
+    if dtype.itemsize * math.prod(shape) != len(data):
+        raise InvalidInput(field, "as many bytes as the npy header says", f"{len(data)} bytes of data")
+    return np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def request_media_type(request: Request) -> str:
+    """Return the type of a request's body, without parameters, in lower case."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def text_fields(
+    pairs: Iterable[tuple[str, str]], kind: type[Envelope], rows_field: str, where: str
+) -> dict[str, Any]:
+    """Return the envelope's fields that a query or form gives, as JSON values where they are, else as strings."""
+    fields: dict[str, Any] = {}
+    for name, text in pairs:
+        if name == rows_field or name in fields:
+            raise InvalidInput(f"{where}: {name[:80]}", "once, beside the rows", "it again")
+        annotation = str(kind.model_fields[name].annotation) if name in kind.model_fields else ""
+        if "int" in annotation or "float" in annotation or "bool" in annotation or "list" in annotation:
+            try:
+                fields[name] = orjson.loads(text.encode("utf-8", "replace"))
+            except orjson.JSONDecodeError:
+                raise InvalidInput(f"{where}: {name}", "a JSON value", "something else") from None
+        else:
+            fields[name] = text
+    return fields
+
+
+def rows_array(rows: Rows, spec: InputSpec, field: str, max_pixels: int) -> Float32[np.ndarray, "N I"]:
+    """Return rows as a flat float32 array.
+
+    Each comes flat or in the model's input shape; to a model of columns also as an object keyed by column; to a model
+    of images also as a PNG or JPEG file, of which all together may have `max_pixels`.
+
+    Raises:
+        InvalidInput: naming the row and element that is not a finite float32 number, or the shape that is wrong.
+        TooLarge: if images have more pixels.
+    """
+    shape = spec.shape
+    size = math.prod(shape)
+    if isinstance(rows, list):
+        if spec.columns and isinstance(rows[0], dict):
+            return from_objects(rows, spec.columns, field)
+        if spec.image is not None and isinstance(rows[0], str | bytes):
+            return images_array(rows, shape, spec.image, field, max_pixels)
+    if isinstance(rows, np.ndarray):
+        if rows.shape[1:] not in (shape, (size,)):
+            expected = f"an array of shape (N, {', '.join(map(str, shape))}) or (N, {size})"
+            raise InvalidInput(field, expected, f"shape {rows.shape}")
+        array = rows.reshape(len(rows), size)
+    else:
+        array = _from_lists(rows, spec, field)
+    with np.errstate(over="ignore"):
+        flat = np.ascontiguousarray(array, dtype=np.float32)
+    if flat.size <= FEW_NUMBERS and math.isfinite(sum(flat.ravel().tolist())):
+        return flat
+    finite = np.isfinite(flat)
+    if not finite.all():
+        n, i = np.argwhere(~finite)[0]
+        raise InvalidInput(f"{field}.{n}.{i}", "a finite number in float32's range", "one that is not")
+    return flat
+
+
+def images_array(
+    rows: list[Any], shape: tuple[int, ...], spec: ImageSpec, field: str, max_pixels: int
+) -> Float32[np.ndarray, "N I"]:
+    """Return images, each the bytes of a file or base64 of them, as flat rows of pixels.
+
+    Raises:
+        InvalidInput: naming the row that is not a whole image of the model's size.
+        TooLarge: if all together have more than `max_pixels`; few of them are decoded by then.
+    """
+    x = np.empty((len(rows), math.prod(shape)), dtype=np.float32)
+    total = 0
+    for n, row in enumerate(rows):
+        image = open_image(_content(row, f"{field}.{n}"), f"{field}.{n}")
+        total += image.width * image.height
+        if total > max_pixels:
+            raise TooLarge(f"{field}: expected images of at most {max_pixels} pixels together, got more")
+        x[n] = pixels(image, shape, spec, f"{field}.{n}")
+    return x
+
+
+def _content(row: Any, field: str) -> bytes:
+    if isinstance(row, bytes):
+        return row
+    if not isinstance(row, str):
+        raise InvalidInput(field, "base64 of a PNG or JPEG file, as the row before it", kind_of(row))
+    try:
+        return base64.b64decode(row, validate=True)
+    except (binascii.Error, ValueError):  # the latter of text beyond ASCII
+        raise InvalidInput(field, "base64 of a PNG or JPEG file", f"{kind_of(row)} that is not base64") from None
+
+
+def _from_lists(rows: list[Any], spec: InputSpec, field: str) -> Float32[np.ndarray, "N I"]:
+    shape = spec.shape
+    size = math.prod(shape)
+    first = rows[0]
+    nested = len(shape) > 1 and isinstance(first, list) and first != [] and isinstance(first[0], list)
+    lengths = shape if nested else (size,)
+    level: list[Any] = rows
+    for axis, length in enumerate(lengths):
+        for i, part in enumerate(level):
+            if type(part) is not list or len(part) != length:
+                expected = f"an array of {length}"
+                if axis == 0:
+                    expected += f" (rows have shape {shape}{_alternatives(spec)})"
+                raise InvalidInput(_path(field, i, lengths[:axis]), expected, kind_of(part))
+        level = list(chain.from_iterable(level))
+    if not set(map(type, level)) <= {int, float}:
+        i = next(i for i, value in enumerate(level) if type(value) not in (int, float))
+        raise InvalidInput(_path(field, i, lengths), "a number", kind_of(level[i]))
+    with np.errstate(over="ignore"):
+        return np.array(level, dtype=np.float32).reshape(len(rows), size)
+
+
+def _alternatives(spec: InputSpec) -> str:
+    """Say how else a row may come."""
+    flat = f", or {math.prod(spec.shape)} numbers flat" if len(spec.shape) > 1 else ""
+    objects = ", or are objects keyed by column" if spec.columns else ""
+    return flat + objects + (", or are PNG or JPEG files" if spec.image is not None else "")
+
+
+def _path(field: str, index: int, lengths: tuple[int, ...]) -> str:
+    """Return the JSON path of an element, given its index among all elements at its depth."""
+    parts = []
+    for length in reversed(lengths):
+        index, part = divmod(index, length)
+        parts.append(str(part))
+    return ".".join([field, str(index), *reversed(parts)])

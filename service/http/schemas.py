@@ -1,0 +1,259 @@
+"""What requests and answers look like: validation of the envelope, and the OpenAPI document.
+
+Rows are left out of pydantic's sight when a request is read (`inputs` checks them): it would take longer over their
+numbers than the model does.
+"""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from model_store.errors import InvalidInput
+from model_store.inference.noise import MAX_SEED
+from service.engine.acquisition import ACQUISITIONS
+
+Probability = Annotated[float, Field(gt=0, lt=1)]
+Tolerance = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Acquisition = Literal[*dict.fromkeys(name for names in ACQUISITIONS.values() for name in names)]
+
+# A three of scikit-learn's digits, so that the examples work when pasted against the digits model.
+EXAMPLE_ROW: list[Any] = [
+    *(0, 0, 7, 15, 13, 1, 0, 0, 0, 8, 13, 6, 15, 4, 0, 0, 0, 2, 1, 13, 13, 0, 0, 0, 0, 0, 2, 15, 11, 1, 0, 0),
+    *(0, 0, 0, 1, 12, 12, 1, 0, 0, 0, 0, 0, 1, 10, 8, 0, 0, 0, 8, 4, 5, 14, 9, 0, 0, 0, 7, 13, 13, 9, 0, 0),
+]
+EXAMPLE_NOISE: list[Any] = [(i * 7 + (i * i) % 11) % 17 for i in range(64)]
+
+
+class Envelope(BaseModel):
+    """What /predict and /acquire requests share."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = Field(default=None, description="a published model; may be left out where there is one")
+    version: str = Field(default="latest", description="a version number or an alias")
+    num_samples: int | None = Field(
+        default=None, ge=1, description="posterior draws; by default the model's own number"
+    )
+    deadline_s: float | None = Field(
+        default=None, gt=0, le=86_400, description="answer 504 if there is no answer in so many seconds"
+    )
+    seed: int | None = Field(
+        default=None, ge=0, le=MAX_SEED, description="replays the draws of that seed; absent means fresh draws"
+    )
+
+
+Request = TypeVar("Request", bound=Envelope)
+
+
+class PredictRequest(Envelope):
+    """A request to predict rows."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"inputs": [EXAMPLE_ROW]},
+                {
+                    "model": "digits",
+                    "version": "latest",
+                    "inputs": [EXAMPLE_ROW, EXAMPLE_NOISE],
+                    "num_samples": 100,
+                    "seed": 7,
+                    "fpr": 0.05,
+                    "coverage": 0.95,
+                    "risk": 0.05,
+                },
+                {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "fdr": 0.1},
+                {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "settle": 0.02},
+            ]
+        }
+    )
+
+    inputs: list[Any] = Field(
+        description="rows, flat or in the model's input shape, in the units of its data; for a model of columns also "
+        "objects keyed by column, for a model of images also base64 of PNG or JPEG files"
+    )
+    fpr: Probability | None = Field(
+        default=None, description="false-positive rate at which the flag fires; by default 0.05"
+    )
+    fdr: Probability | None = Field(
+        default=None,
+        description="in place of `fpr`: false discovery rate at which the flags of all rows are decided together",
+    )
+    coverage: Probability = Field(
+        default=0.95, description="probability with which a row's prediction set or interval holds the truth"
+    )
+    risk: Probability | None = Field(
+        default=None,
+        description="abstain where the probability that a label is wrong would otherwise exceed this; by default the "
+        "level that the model was published with, if any. Not of a regression",
+    )
+    settle: Tolerance | None = Field(
+        default=None,
+        description="stop drawing for a row once its label and flag are settled and its standard errors are at most "
+        "this, in nats and probabilities, of a regression in multiples of `std`; `num_samples` is then the most. By "
+        "default the service's own tolerance, if any; null: never",
+    )
+    return_samples: bool = Field(
+        default=False, description="also each draw's probabilities, or its mean and standard deviation"
+    )
+
+
+class AcquireRequest(Envelope):
+    """A request to rank an unlabelled pool."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"pool": [EXAMPLE_ROW, EXAMPLE_NOISE], "ids": ["a three", "noise"], "k": 1, "seed": 7},
+            ]
+        }
+    )
+
+    pool: list[Any] = Field(description="rows, as `inputs` of /predict")
+    ids: list[str] | None = Field(
+        default=None, description="a different name for each row; by default its index. Decides ties and `random`"
+    )
+    k: int = Field(default=10, ge=1, description="how many rows to rank; a smaller pool is ranked whole")
+    acquisition: Acquisition = Field(
+        default="bald",
+        description="the score to rank by; where it is left out, that of a regression is `epistemic_variance`. "
+        + "; ".join(f"a model of {task} has {', '.join(names)}" for task, names in ACQUISITIONS.items()),
+    )
+
+
+class DetectorAnswer(BaseModel):
+    """A detector's score of a row, more meaning more unlike the data, and its conformal p-value."""
+
+    score: float
+    p_value: float
+    fired: bool
+
+
+class RowAnswer(BaseModel):
+    """What a model of whatever task says of a row."""
+
+    num_samples: int
+    standard_error: dict[str, float | None]
+    flag: bool
+    p_value: float
+    detectors: dict[str, DetectorAnswer]
+
+
+class PredictionAnswer(RowAnswer):
+    """What a model of classification says of a row; information in nats. Without a risk `abstain` is null."""
+
+    label: str
+    probabilities: list[float]
+    entropy: float
+    expected_entropy: float
+    bald: float
+    mean_std: float
+    variation_ratio: float
+    prediction_set: list[str]
+    abstain: bool | None
+    samples: list[list[float]] | None = None
+
+
+class GaussianAnswer(BaseModel):
+    """What a draw of a regression says of a row, in the target's units."""
+
+    mean: float
+    std: float
+
+
+class RegressionAnswer(RowAnswer):
+    """What a model of regression says of a row, in the target's units; one draw says nothing of `epistemic_std`.
+
+    The bounds of `interval` are null where there are too few calibration rows for the coverage.
+    """
+
+    mean: float
+    std: float
+    aleatoric_std: float
+    epistemic_std: float | None
+    interval: Annotated[list[float | None], Field(min_length=2, max_length=2)]
+    samples: list[GaussianAnswer] | None = None
+
+
+class PredictAnswer(BaseModel):
+    """The answer of /predict. `num_samples` is the most draws of a row."""
+
+    model: str
+    version: str
+    num_samples: int
+    seed: int
+    predictions: list[PredictionAnswer] | list[RegressionAnswer]
+
+
+class RankedRow(BaseModel):
+    """A row of the pool."""
+
+    rank: int
+    index: int
+    id: str
+    score: float
+
+
+class AcquireAnswer(BaseModel):
+    """The answer of /acquire."""
+
+    model: str
+    version: str
+    acquisition: str
+    num_samples: int
+    seed: int
+    pool_size: int
+    ranking: list[RankedRow]
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+def validate(kind: type[Request], content: dict[str, Any]) -> Request:
+    """Return a request's envelope.
+
+    Raises:
+        InvalidInput: naming the field that is wrong, what was expected and what came.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise InvalidInput(_shortened(field), f"one of {sorted(kind.model_fields)}", "an unknown field") from None
+        if first["type"] == "missing":
+            raise InvalidInput(field, "a value", "none") from None
+        raise InvalidInput(
+            field, str(first["msg"]).removeprefix("Input should be "), kind_of(first["input"])
+        ) from None
+
+
+def kind_of(value: Any) -> str:
+    """Say what a value is, in JSON's words; short numbers are shown, nothing else is echoed."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return repr(value)[:40]
+        case bytes():
+            return f"a file of {len(value)} bytes"
+        case str():
+            return f"a string of {len(value)} characters"
+        case list():
+            return f"an array of {len(value)}"
+        case dict():
+            return "an object"
+    return type(value).__name__
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,1 @@
+"""What every request passes: keys, connections, the record of it."""

@@ -1,0 +1,161 @@
+"""Drift: whether the rows of live requests still look like the rows that the flag was calibrated on.
+
+A live row falls into one of the n + 1 gaps between the n sorted calibration statistics; which one is what its p-value
+says. If live and calibration rows are exchangeable, gaps follow a Polya urn that begins with a ball for each gap,
+
+    P(gap of row t + 1 | the rows before) = (1 + rows before in that gap) / (n + 1 + t),
+
+whatever the data are. So do bins of gaps. With the urn for its null hypothesis a test knows that the calibration is
+itself a sample of n rows: what differs from it by no more than that is no drift, however many rows are seen.
+
+Against the urn a *test martingale* bets (Vovk, Gammerman and Shafer, "Algorithmic learning in a random world", 2005,
+chapter 7). A bet gives bin b the weight w_b, and a row in bin b multiplies its capital by w_b / sum_c u_c w_c, u
+being the urn's probabilities: by 1 in expectation. Capital starts as 1, in cash; 1 / (1 + log(1 + t)) of it is still
+in cash after t rows, and what leaves it is shared among the bets. So at any time some bets have just begun, and drift
+that begins late is found as well. The sum M_t of cash and bets is a martingale under the null, and by Ville's
+inequality
+
+    P(M_t >= 1 / FALSE_ALARM for any t) <= FALSE_ALARM.
+
+Bets are on small p-values, in three degrees, on large ones, and on the p-values of late.
+"""
+
+import math
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from model_store.conformal.ranked import conformal_p_value
+
+EDGES = np.array([0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])  # upper ends, inclusive
+FLAG_RATE_AT = 0.05
+FALSE_ALARM = 0.001  # probability of an alarm, ever, while nothing drifts
+ROWS_OF_A_REQUEST = 16  # of a larger request so many, evenly spaced: its rows share draws, and often their origin
+LATE_ROWS = 1000  # p-values of late are those of about so many rows, older ones fading away
+PRIOR_ROWS = 50  # as the urn would have them, that the bet on p-values of late adds to them
+SMALL_POWERS = (0.1, 0.3, 0.7)  # of bets on small p-values, of density k p^(k - 1)
+LARGE_POWER = 0.7  # of the bet on large ones, of density k (1 - p)^(k - 1)
+BLOCK_ROWS = 64  # that are bet on at once: one row takes as long
+
+
+@dataclass(frozen=True)
+class DriftReport:
+    """What was seen of live rows. Evidence is log M_t, in nats; the alarm is of the largest so far."""
+
+    rows: int
+    flag_rate: float | None  # of late
+    expected_flag_rate: float
+    evidence: float
+    largest_evidence: float
+    alarm: bool
+    binned_rows: list[int]  # all rows, by bin of `EDGES`
+    p_value_sum: float
+
+
+class Drift:
+    """Watches a version's p-values, all under one number of draws. Several threads may call it at once."""
+
+    def __init__(self, ranking: Float64[np.ndarray, "n"]) -> None:
+        """Begin, given the sorted calibration statistics that p-values are ranks among."""
+        below = conformal_p_value(ranking, ranking)  # of a row in the gap below each
+        p_values = np.append(below, 1.0 / (len(ranking) + 1))
+        self._gaps = np.bincount(EDGES.searchsorted(p_values), minlength=len(EDGES)).astype(np.float64)
+        self._seen = np.zeros(len(EDGES))
+        self._late = np.zeros(len(EDGES))
+        self._p_value_sum = 0.0
+        self._log_bets = np.full(len(FIXED_BETS) + 1, -math.inf)
+        self._evidence = self._largest_evidence = 0.0
+        self._waiting: list[Float64[np.ndarray, "N"]] = []
+        self._waiting_rows = 0
+        self._lock = threading.Lock()
+
+    def watch(self, p_values: Float64[np.ndarray, "N"]) -> None:
+        """Take in the p-values of a request's rows."""
+        rows = len(p_values)
+        if rows > ROWS_OF_A_REQUEST:
+            p_values = p_values[np.arange(ROWS_OF_A_REQUEST) * rows // ROWS_OF_A_REQUEST]
+        with self._lock:
+            self._waiting.append(p_values)
+            self._waiting_rows += len(p_values)
+            if self._waiting_rows >= BLOCK_ROWS:
+                self._take_in()
+
+    def report(self) -> DriftReport:
+        """Return what was seen so far."""
+        with self._lock:
+            if self._waiting:
+                self._take_in()
+            rows, late = int(self._seen.sum()), self._late
+            flagged = EDGES <= FLAG_RATE_AT
+            return DriftReport(
+                rows=rows,
+                flag_rate=float(late[flagged].sum() / late.sum()) if rows else None,
+                expected_flag_rate=float(self._gaps[flagged].sum() / self._gaps.sum()),
+                evidence=self._evidence,
+                largest_evidence=self._largest_evidence,
+                alarm=self._largest_evidence >= ALARM_AT,
+                binned_rows=self._seen.astype(int).tolist(),
+                p_value_sum=self._p_value_sum,
+            )
+
+    def _take_in(self) -> None:
+        p_values = np.concatenate(self._waiting)
+        self._waiting, self._waiting_rows = [], 0
+        bins = EDGES.searchsorted(p_values)
+        fell_N_B = np.zeros((len(bins), len(EDGES)))
+        fell_N_B[np.arange(len(bins)), bins] = 1.0
+        counts_B = fell_N_B.sum(axis=0)
+        self._bet(bins, fell_N_B)
+        self._seen += counts_B
+        self._late = self._late * (1.0 - 1.0 / LATE_ROWS) ** len(bins) + counts_B
+        self._p_value_sum += float(p_values.sum())
+
+    def _bet(self, bins: np.ndarray, fell_N_B: Float64[np.ndarray, "N B"]) -> None:
+        urn_B = self._gaps + self._seen
+        late_B = self._late + (PRIOR_ROWS / urn_B.sum()) * urn_B
+        on_late_B = np.divide(late_B, urn_B, out=np.ones_like(urn_B), where=urn_B > 0)
+        weights_B_E = np.stack([*FIXED_BETS, on_late_B], axis=1)
+        urn_N_B = urn_B + fell_N_B.cumsum(axis=0) - fell_N_B  # before each row
+        expected_N_E = (urn_N_B @ weights_B_E) / urn_N_B.sum(axis=1, keepdims=True)
+        gain_N_E = np.log(weights_B_E[bins] / expected_N_E).cumsum(axis=0)
+        cash = 1.0 / (1.0 + np.log1p(self._seen.sum() + np.arange(len(bins) + 1)))
+        put_N = np.log((cash[:-1] - cash[1:]) / len(self._log_bets))  # on each bet, before each row
+        # A bet's capital c follows c <- (c + put) gain; c over all gains so far is a sum.
+        put_N_E = put_N[:, None] - np.concatenate([np.zeros((1, len(self._log_bets))), gain_N_E[:-1]])
+        log_bets_N_E = np.logaddexp.accumulate(np.concatenate([self._log_bets[None], put_N_E]))[1:] + gain_N_E
+        log_capital_N = np.logaddexp(np.logaddexp.reduce(log_bets_N_E, axis=1), np.log(cash[1:]))
+        self._log_bets = log_bets_N_E[-1]
+        self._evidence = float(log_capital_N[-1])
+        self._largest_evidence = max(self._largest_evidence, float(log_capital_N.max()))
+
+
+def drift_content(report: DriftReport) -> dict[str, Any]:
+    """Return what `GET /models/{name}` says of drift."""
+    return {
+        "rows": report.rows,
+        "flag_rate": report.flag_rate,
+        "expected_flag_rate": report.expected_flag_rate,
+        "evidence": report.evidence,
+        "largest_evidence": report.largest_evidence,
+        "alarm_at": ALARM_AT,
+        "alarm": report.alarm,
+    }
+
+
+def _power_weights(power: float) -> Float64[np.ndarray, "B"]:
+    """Return the mean of the density k p^(k - 1) over each bin."""
+    ends = np.append(0.0, EDGES)
+    return np.diff(ends**power) / np.diff(ends)
+
+
+def _reflected_weights(power: float) -> Float64[np.ndarray, "B"]:
+    """Return the mean of the density k (1 - p)^(k - 1) over each bin."""
+    ends = np.append(0.0, EDGES)
+    return -np.diff((1.0 - ends) ** power) / np.diff(ends)
+
+
+ALARM_AT = -math.log(FALSE_ALARM)  # nats of evidence
+FIXED_BETS = (*(_power_weights(power) for power in SMALL_POWERS), _reflected_weights(LARGE_POWER))

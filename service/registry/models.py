@@ -1,0 +1,345 @@
+"""The models in memory: what aliases serve, which versions are loaded, and what cannot be served and why.
+
+A watcher thread looks at the store. Where an alias has moved it verifies, loads and warms the version that the alias
+names before requests see it: a new version costs no request anything, and one that is broken never takes the place of
+one that works. Versions that no alias serves, and those that were unloaded to make room, are loaded when a request
+wants them.
+"""
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+
+from model_store.artifacts.manifest import GRAPHS, Manifest
+from model_store.artifacts.store import LATEST, ModelStore
+from model_store.conformal.stopping import Rule
+from model_store.errors import InvalidInput, NotFound, StoreError, one_line
+from model_store.inference.model import CALIBRATION_FILE, NEEDED, Model, Prediction
+from service.http.problems import InUse, NotReady, TooLargeToLoad
+from service.registry.drift import Drift
+from service.registry.memory import give_back_freed_memory
+from service.registry.reservoir import READY_BYTES, Reservoir
+from service.settings import Settings
+
+logger = logging.getLogger("dubito")
+
+RETRY_BROKEN_S = 30.0
+HOW_TO_PUBLISH = (
+    "no model is published in the store yet: run `python -m training fit recipes/digits.toml` with the same "
+    "DUBITO_STORE, and the service picks it up"
+)
+
+
+class Served:
+    """A model ready to serve, its fresh draws, and what its live rows look like."""
+
+    def __init__(self, model: Model, reservoir: Reservoir, drift: Drift, rule: Rule | None = None) -> None:
+        self.model = model
+        self.reservoir = reservoir
+        self.drift = drift
+        self.name = model.manifest.name
+        self.version = model.manifest.version
+        self.rule = rule  # of the rows that are watched
+
+    def watch(self, prediction: Prediction) -> None:
+        """Take in what is said of live rows, if their draws were taken as those of a request that names no terms."""
+        ranked = prediction.ranked
+        if (ranked.num_draws, ranked.rule) == (self.model.manifest.noise.default_draws, self.rule):
+            self.drift.watch(prediction.judgement.p_value)
+
+
+class Models:
+    """All models of a store, as the service sees them. Any thread may call its methods."""
+
+    def __init__(self, settings: Settings, idle: threading.Event) -> None:
+        self.idle = idle  # set while no request is in work
+        self.store = ModelStore(settings.store)
+        self.settings = settings
+        self._serves: dict[str, dict[str, str]] = {}  # by model the version that each alias serves
+        self._latest: dict[str, Manifest] = {}  # of what `latest` serves, in memory or not
+        self._loaded: OrderedDict[tuple[str, str], Served] = OrderedDict()  # the least recently used first
+        self._drifts: dict[tuple[str, str], Drift] = {}  # they outlive the version's stay in memory
+        self._broken: dict[tuple[str, str], tuple[float, StoreError]] = {}
+        self._said: dict[tuple[str, str], str] = {}  # by model and alias what the log says is wrong
+        self._has_freed = False  # memory that can go back to the system
+        self._lock = threading.Lock()  # of all these, held for moments
+        self._loading = threading.Lock()  # held while a version is loaded
+        self._looking = threading.Lock()  # held while the store is looked at
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="store-watcher", daemon=True)
+
+    def start(self) -> None:
+        """Load what `latest` names of each model, and begin to watch the store."""
+        self.refresh()
+        if not self.names():
+            logger.warning(HOW_TO_PUBLISH)
+        self._watcher.start()
+
+    def stop(self) -> None:
+        """End the watcher and the reservoirs' threads."""
+        self._stopping.set()
+        self._watcher.join()
+        for served in self.loaded():
+            served.reservoir.close()
+        for served in self.loaded():
+            served.reservoir.join()
+
+    def look(self) -> None:
+        """Look at the store at once, also at versions that were found broken a moment ago."""
+        with self._looking:
+            with self._lock:
+                self._broken.clear()
+            self.refresh()
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(self.settings.poll_interval_s):
+            try:
+                with self._looking:
+                    self.refresh()
+            except Exception:
+                logger.exception("looking at the model store failed; trying again")
+
+    def refresh(self) -> None:
+        """Look at the store once: follow the aliases, and forget what is gone."""
+        names = self.store.names()
+        for name in names:
+            try:
+                aliases = self.store.aliases(name)
+            except OSError as error:  # unreadable: of no consequence for other models
+                self._say_once(name, LATEST, f"cannot read model {name}: {error.strerror}")
+            else:
+                self._follow(name, aliases)
+        self._forget_gone({name: self.store.versions(name) for name in names})
+        if self._has_freed:  # by now its threads have ended
+            self._has_freed = False
+            give_back_freed_memory()
+
+    def _follow(self, name: str, aliases: dict[str, str]) -> None:
+        """Serve by each alias the version that it names, or go on with the one before where that cannot be served."""
+        is_new = name not in self._serves
+        before = self._serves.get(name, {})
+        serves = dict(before)
+        for alias in before.keys() - aliases.keys():
+            del serves[alias]
+        for alias, wanted in sorted(aliases.items(), key=lambda item: item[0] != LATEST):
+            if before.get(alias) == wanted:
+                self._said.pop((name, alias), None)
+            elif is_new and alias != LATEST:
+                serves[alias] = wanted  # nothing was served before: loaded when a request wants it
+            elif self._can_serve(name, alias, wanted, before.get(alias)):
+                serves[alias] = wanted
+        with self._lock:
+            self._serves[name] = serves
+        for version in {*before.values()} - {*serves.values()}:
+            self._unload(name, version)
+
+    def _can_serve(self, name: str, alias: str, wanted: str, current: str | None) -> bool:
+        try:
+            served = self._load(name, wanted, for_alias=True)
+        except StoreError as error:
+            going_on = "" if current is None else f"; {alias} goes on with version {current}"
+            self._say_once(name, alias, f"cannot serve {one_line(error)}{going_on}")
+            return False
+        self._said.pop((name, alias), None)
+        if alias == LATEST:
+            with self._lock:
+                self._latest[name] = served.model.manifest
+        logger.info("serving model %s version %s as %s", name, wanted, alias)
+        return True
+
+    def _say_once(self, name: str, alias: str, text: str) -> None:
+        if self._said.get((name, alias)) != text:
+            self._said[name, alias] = text
+            logger.error("%s", text)
+
+    def _forget_gone(self, versions: dict[str, list[str]]) -> None:
+        with self._lock:
+            for name in self._serves.keys() - versions.keys():
+                del self._serves[name]
+                self._latest.pop(name, None)
+            in_use = {(name, version) for name, serves in self._serves.items() for version in serves.values()}
+            there = in_use | {(name, version) for name in versions for version in versions[name]}
+            for known in (self._broken, self._drifts):
+                for key in known.keys() - there:
+                    del known[key]
+            gone = self._loaded.keys() - there
+        for key in gone:
+            self._unload(*key)
+
+    def _load(self, name: str, version: str, for_alias: bool) -> Served:
+        """Return a version, verified, loaded and warmed unless it is in memory, and make room for it.
+
+        What was wrong with it less than `RETRY_BROKEN_S` ago is raised again. With `for_alias` draws are kept ready.
+        """
+        key = (name, version)
+        with self._loading:
+            with self._lock:
+                served = self._loaded.get(key)
+                when, error = self._broken.get(key, (0.0, None))
+            if served is None:
+                if error is not None and time.monotonic() - when < RETRY_BROKEN_S:
+                    raise error
+                served = self._opened(name, version)
+                self._has_freed = True  # the files that it was read from
+            if for_alias and served.reservoir.depth == 0:
+                served.reservoir = Reservoir(served.model, self.settings.ready_draw_sets, self.idle)
+            with self._lock:
+                self._broken.pop(key, None)
+                self._loaded[key] = served
+                self._loaded.move_to_end(key)
+        self._make_room()
+        return served
+
+    def _opened(self, name: str, version: str) -> Served:
+        try:
+            need = self.model_bytes(self.store.manifest(name, version))
+            if need > self.settings.max_model_bytes:
+                raise TooLargeToLoad(name, version, need, self.settings.max_model_bytes)
+            model = Model.load(self.store.open(name, version, wanted=NEEDED), self.settings.worker_threads)
+        except StoreError as error:
+            if version not in self.store.versions(name):  # deleted meanwhile
+                raise NotFound(f"version: expected one that is published of model {name}, got another") from None
+            with self._lock:
+                self._broken[name, version] = (time.monotonic(), error)
+            raise
+        settle = self.settings.settle
+        rule = None if settle is None else Rule(model.calibration.default_fpr, settle)
+        statistic = model.calibration.ranked(model.manifest.noise.default_draws, rule).statistic
+        with self._lock:
+            drift = self._drifts.setdefault((name, version), Drift(statistic))
+        return Served(model, Reservoir(model, 0, self.idle), drift, rule)
+
+    def _make_room(self) -> None:
+        """Unload the least recently used versions beyond the memory bound, but never the one used last."""
+        while True:
+            with self._lock:
+                sizes = [self.model_bytes(served.model.manifest) for served in self._loaded.values()]
+                if len(sizes) < 2 or sum(sizes) <= self.settings.max_model_bytes:
+                    break
+                name, version = next(iter(self._loaded))
+            self._unload(name, version)
+
+    def unload(self, name: str, version: str) -> tuple[str, bool]:
+        """Take a version out of memory, given its number or an alias; return its number, and whether it was there.
+
+        Requests in work keep it until they are answered. Reads files.
+
+        Raises:
+            NotReady, NotFound: as `get` does.
+            InUse: if `latest` serves it.
+        """
+        name = self.name(name)
+        number = self._serves.get(name, {}).get(version) or self.resolve(name, version)
+        if self._serves.get(name, {}).get(LATEST) == number:
+            raise InUse(f"version: expected one that latest does not serve, got the one that it does: {number}")
+        return number, self._unload(name, number)
+
+    def _unload(self, name: str, version: str) -> bool:
+        """Drop a version, and return whether it was in memory; requests that hold it go on with it."""
+        with self._lock:
+            served = self._loaded.pop((name, version), None)
+        if served is None:
+            return False
+        served.reservoir.close()
+        self._has_freed = True
+        return True
+
+    def model_bytes(self, manifest: Manifest) -> int:
+        """Return about how many bytes a version takes in memory, ready draws included.
+
+        A session holds a graph's weights, nearly all of its file, as they are and packed for its kernels.
+        docs/results/startup.md compares the estimate with what is measured.
+        """
+        sampler, network = (manifest.files[file].size for file in GRAPHS)
+        draw_set = 4 * manifest.noise.default_draws * manifest.noise.theta_dimension
+        ready = min(self.settings.ready_draw_sets * draw_set, READY_BYTES)
+        return 2 * (sampler + network) + manifest.files[CALIBRATION_FILE].size + ready
+
+    def names(self) -> list[str]:
+        """Return the names of models that are served or should be."""
+        return sorted(self._serves)
+
+    def broken(self, name: str) -> dict[str, str]:
+        """Return what is wrong with each version of a model that was found broken."""
+        with self._lock:
+            return {version: str(error) for (of, version), (_, error) in sorted(self._broken.items()) if of == name}
+
+    def loaded(self) -> list[Served]:
+        """Return all versions in memory."""
+        with self._lock:
+            return list(self._loaded.values())
+
+    def latest(self, name: str) -> Manifest | None:
+        """Return the manifest of what `latest` serves of a model, if anything; it need not be in memory."""
+        return self._latest.get(name)
+
+    def drift(self, manifest: Manifest) -> Drift | None:
+        """Return what live rows of a version look like."""
+        return self._drifts.get((manifest.name, manifest.version))
+
+    def name(self, name: str | None) -> str:
+        """Return the model that a request means.
+
+        Raises:
+            NotReady: if nothing is published.
+            InvalidInput: if the request names none where there are several.
+            NotFound: if there is no such model.
+        """
+        names = self.names()
+        if not names:
+            raise NotReady(HOW_TO_PUBLISH)
+        if name is None:
+            name = self.settings.default_model or (names[0] if len(names) == 1 else None)
+        if name is None:
+            raise InvalidInput("model", f"one of {names}, since there are several", "none")
+        if name not in names:
+            raise NotFound(f"model: expected one of {names}, got another")
+        return name
+
+    def get(self, name: str | None, version: str = LATEST) -> Served:
+        """Return the model that a request means, loading its version where it is not yet in memory.
+
+        May read files: call it from a worker thread unless `peek` found nothing to load.
+
+        Raises:
+            NotReady, InvalidInput, NotFound: as `name` does, or for an unknown version.
+            BrokenArtifact, UnsupportedFormat, TooLargeToLoad: if the version must not or cannot be served.
+        """
+        served = self.peek(name, version)
+        if served is not None:
+            return served
+        name = self.name(name)
+        number = self._serves.get(name, {}).get(version)
+        if number is not None:
+            try:
+                return self._load(name, number, for_alias=True)
+            except NotFound:  # the alias has moved on, and what it served is deleted
+                pass
+        return self._load(name, self.resolve(name, version), for_alias=False)
+
+    def resolve(self, name: str, version: str) -> str:
+        """Return the number that a number or an alias of a published version names; reads the store.
+
+        Raises:
+            NotFound: if there is no such version.
+        """
+        try:
+            return self.store.resolve(name, version)
+        except NotFound:  # the store's own text repeats what came
+            known = [*self.store.versions(name), *sorted(self.store.aliases(name))]
+            raise NotFound(f"version: expected one of {known} of model {name}, got another") from None
+
+    def peek(self, name: str | None, version: str = LATEST) -> Served | None:
+        """Return the model that a request means if it is in memory; reads no file.
+
+        Raises:
+            NotReady, InvalidInput, NotFound: as `name` does.
+        """
+        name = self.name(name)
+        with self._lock:
+            key = (name, self._serves.get(name, {}).get(version, version))
+            served = self._loaded.get(key)
+            if served is not None:
+                self._loaded.move_to_end(key)
+        return served

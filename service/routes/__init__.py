@@ -1,0 +1,1 @@
+"""The routes, a router each: a few steps from request to answer."""

@@ -1,0 +1,91 @@
+"""Detection: surprises against their definition, scores standardised by label, and their harmonic mean."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_store.conformal.detectors import SHRINKAGE_ROWS, Standard, Surprise, combined_surprise
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    reference=st.lists(st.integers(-5, 5), min_size=1, max_size=30),
+    scores=st.lists(st.floats(-20, 20), min_size=2, max_size=20),
+)
+def test_surprise_never_falls_and_is_never_negative(reference, scores):
+    values = Surprise.fit(np.sort(np.array(reference, dtype=np.float64)))(np.sort(np.array(scores)))
+    assert np.all(values >= 0.0)
+    assert np.all(np.diff(values) >= -1e-12)  # interpolation rounds
+
+
+@pytest.mark.parametrize("is_two_sided", [False, True])
+@pytest.mark.parametrize("reference", [[0.0], [3.0, 3.0, 3.0], np.linspace(0, 1, 50), np.zeros(50), -np.ones(3)])
+def test_surprise_rises_strictly_beyond_the_reference(reference, is_two_sided):
+    reference = np.asarray(reference)
+    surprise = Surprise.fit(reference, is_two_sided)
+    away = np.array([0.0, 1e-3, 1.0, 10.0, 1000.0])
+    sides = [reference[-1] + away, reference[0] - away]
+    for values in (surprise(side) for side in sides[: 1 + is_two_sided]):
+        assert np.all(np.diff(values) > 0.0)
+        assert np.all(np.isfinite(values))
+    assert is_two_sided or np.all(surprise(sides[1]) <= surprise(reference[:1]))
+
+
+def test_surprise_at_reference_scores_is_minus_the_log_of_their_p_value():
+    reference = np.sort(np.random.default_rng(0).normal(size=40))
+    expected = -np.log(np.arange(40, 0, -1) / 41.0)
+    np.testing.assert_allclose(Surprise.fit(reference)(reference), expected, rtol=1e-12)
+
+
+def test_a_two_sided_surprise_at_reference_scores_is_that_of_twice_the_smaller_tail():
+    reference = np.sort(np.random.default_rng(0).normal(size=40))
+    smaller = np.minimum(np.arange(40, 0, -1), np.arange(1, 41)) / 41.0
+    expected = -np.log(np.minimum(2 * smaller, 1.0))
+    np.testing.assert_allclose(
+        Surprise.fit(reference, is_two_sided=True)(reference), expected, rtol=1e-12, atol=1e-15
+    )
+
+
+def test_an_exponential_tail_goes_on_with_the_slope_of_an_exponential():
+    reference = np.sort(np.random.default_rng(1).exponential(2.0, 20_000))
+    surprise = Surprise.fit(reference)
+    assert surprise.above == pytest.approx(1 / 2.0, rel=0.15)  # six standard errors of the mean of 2,000 excesses
+
+
+def test_scores_are_standardised_within_their_label():
+    generator = np.random.default_rng(2)
+    label = np.repeat([0, 1], 5000)
+    score = np.exp(np.where(label == 0, 1.0, 8.0) + np.where(label == 0, 0.5, 2.0) * generator.normal(size=10_000))
+    z = Standard.fit(score, label, 2)(score, label)
+    for of in (0, 1):
+        assert abs(z[label == of].mean()) < 0.1
+        assert z[label == of].std() == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_label_without_rows_has_the_location_and_spread_of_all():
+    score = np.exp(np.random.default_rng(3).normal(size=100))
+    standard = Standard.fit(score, np.zeros(100, dtype=int), 2)
+    assert standard.centre[1] == pytest.approx(np.log(score).mean())
+    assert standard.spread[1] == pytest.approx(np.log(score).std())
+    share = 100 / (100 + SHRINKAGE_ROWS)
+    assert standard.centre[0] == pytest.approx(np.log(score).mean())
+    assert standard.spread[0] == pytest.approx(
+        math.sqrt(share * np.log(score).var() + (1 - share) * np.log(score).var())
+    )
+
+
+def test_equal_scores_and_scores_of_0_stay_finite():
+    for score in (np.zeros(5), np.full(5, 7.0)):
+        standard = Standard.fit(score, np.zeros(5, dtype=int), 1)
+        assert np.all(np.isfinite(standard(np.array([0.0, 1.0, 1e30]), np.zeros(3, dtype=int))))
+
+
+def test_the_combined_statistic_is_minus_the_log_of_the_harmonic_mean_p_value():
+    p_values = np.random.default_rng(4).uniform(1e-6, 1.0, (3, 50))
+    harmonic_mean = 3 / (1 / p_values).sum(axis=0)
+    np.testing.assert_allclose(
+        combined_surprise(list(-np.log(p_values))), -np.log(harmonic_mean), rtol=1e-12, atol=1e-12
+    )

@@ -1,0 +1,143 @@
+"""Prediction sets and intervals: nonconformity by hand, and coverage over many splits as the beta-binomial says."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from model_store.conformal.sets import (
+    class_nonconformity,
+    intervals,
+    mass_above,
+    prediction_sets,
+    quantile,
+    target_nonconformity,
+)
+
+SPLITS = 400
+NEW = 100
+
+
+def test_the_mass_above_a_class_by_hand():
+    probs = np.array([[0.2, 0.7, 0.1], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]])
+    expected = [[0.7, 0.0, 0.9], [0.5, 0.0, 0.75], [1.0, 1.0, 0.0]]
+    np.testing.assert_allclose(mass_above(probs), expected, atol=1e-15)
+
+
+@settings(max_examples=100, deadline=None)
+@given(weights=st.lists(st.lists(st.integers(0, 5), min_size=4, max_size=4), min_size=1, max_size=5))
+def test_the_mass_above_a_class_is_the_sum_of_the_more_probable_ones(weights):
+    probs = np.array(weights, dtype=np.float64) + 1e-3
+    probs /= probs.sum(axis=1, keepdims=True)
+    for row, found in zip(probs, mass_above(probs), strict=True):
+        for c, p in enumerate(row):
+            above = [q for j, q in enumerate(row) if q > p or (q == p and j < c)]
+            assert found[c] == pytest.approx(sum(above), abs=1e-12)
+
+
+def test_sets_and_quantiles_by_hand():
+    nonconformity = np.array([0.0, 0.0, 0.5, 0.8])
+    assert [quantile(nonconformity, coverage) for coverage in (0.4, 0.6, 0.8, 0.81)] == [0.0, 0.5, 0.8, math.inf]
+    probs = np.array([[0.7, 0.2, 0.1], [0.35, 0.33, 0.32], [0.24, 0.25, 0.51]])
+    assert prediction_sets(mass_above(probs), nonconformity, 0.4).tolist() == [
+        [True, False, False],
+        [True, False, False],
+        [False, False, True],
+    ]
+    assert prediction_sets(mass_above(probs), nonconformity, 0.6).tolist() == [
+        [True, False, False],
+        [True, True, False],
+        [False, False, True],
+    ]
+    assert prediction_sets(mass_above(probs), nonconformity, 0.8).tolist() == [
+        [True, True, False],
+        [True, True, True],
+        [True, True, True],
+    ]
+    assert prediction_sets(mass_above(probs), nonconformity, 0.81).all()
+
+
+@pytest.mark.parametrize("ranking", [99, 160])
+@pytest.mark.parametrize("coverage", [0.9, 0.95])
+def test_sets_hold_the_label_as_often_as_the_beta_binomial_says(ranking, coverage):
+    """Where the coverage is above the accuracy, here about .6: see `test_sets_of_a_coverage_below_the_accuracy`."""
+    generator = np.random.default_rng([ranking, int(100 * coverage)])
+    covered = []
+    for _ in range(SPLITS):
+        nonconformity = np.sort(class_nonconformity(*labelled(generator, ranking)))
+        probs, labels = labelled(generator, NEW)
+        inside = prediction_sets(mass_above(probs), nonconformity, coverage)
+        assert np.all(inside[np.arange(NEW), probs.argmax(axis=1)])
+        covered.append(inside[np.arange(NEW), labels].sum())
+    assert is_beta_binomial(covered, ranking, coverage, generator)
+
+
+def test_sets_of_a_coverage_below_the_accuracy_are_the_labels_alone():
+    generator = np.random.default_rng(0)
+    probs, labels = labelled(generator, 999)
+    nonconformity = np.sort(class_nonconformity(probs, labels))
+    accuracy = np.mean(probs.argmax(axis=1) == labels)
+    probs, _ = labelled(generator, NEW)
+    inside = prediction_sets(mass_above(probs), nonconformity, accuracy - 0.01)
+    assert inside.sum() == NEW
+    assert np.all(inside[np.arange(NEW), probs.argmax(axis=1)])
+
+
+def test_a_row_s_set_does_not_depend_on_the_rows_beside_it():
+    generator = np.random.default_rng(1)
+    nonconformity = np.sort(class_nonconformity(*labelled(generator, 99)))
+    probs, _ = labelled(generator, NEW)
+    together = prediction_sets(mass_above(probs), nonconformity, 0.9)
+    assert np.array_equal(
+        np.concatenate([prediction_sets(mass_above(row[None]), nonconformity, 0.9) for row in probs]), together
+    )
+
+
+@pytest.mark.parametrize(("ranking", "coverage"), [(99, 0.5), (99, 0.95), (39, 0.9), (40, 0.9)])
+def test_intervals_hold_the_target_as_often_as_the_beta_binomial_says(ranking, coverage):
+    generator = np.random.default_rng([ranking, int(100 * coverage)])
+    covered = []
+    for _ in range(SPLITS):
+        y, mean, std = targets(generator, ranking)
+        nonconformity = np.sort(target_nonconformity(mean, std, y))
+        y, mean, std = targets(generator, NEW)
+        bounds = intervals(mean, std, nonconformity, coverage)
+        covered.append(np.sum((bounds[:, 0] <= y) & (y <= bounds[:, 1])))
+    assert is_beta_binomial(covered, ranking, coverage, generator)
+
+
+def test_intervals_by_hand():
+    mean, std = np.array([10.0, -1.0]), np.array([1.0, 0.25])
+    # ceil(5 x .6) = 3rd smallest of |y - mean| / std: 2.
+    nonconformity = np.array([0.5, 1.0, 2.0, 4.0])
+    assert intervals(mean, std, nonconformity, 0.6).tolist() == [[8.0, 12.0], [-1.5, -0.5]]
+    assert intervals(mean, std, nonconformity, 0.8).tolist() == [[6.0, 14.0], [-2.0, 0.0]]
+    assert intervals(mean[:1], std[:1], nonconformity, 0.81).tolist() == [[-np.inf, np.inf]]
+
+
+def is_beta_binomial(counts, ranking, coverage, generator):
+    """Whether counts of covered new rows follow their law: given its distribution F, the randomised
+    F(count - 1) + U P(count) is uniform, and the Kolmogorov-Smirnov test fails a right coverage once in 1e7 runs."""
+    position = math.ceil((ranking + 1) * coverage)
+    law = stats.betabinom(NEW, position, ranking + 1 - position)
+    counts = np.array(counts)
+    uniform = law.cdf(counts - 1) + generator.uniform(size=len(counts)) * law.pmf(counts)
+    return stats.kstest(uniform, "uniform").pvalue > 1e-7
+
+
+def labelled(generator, rows):
+    """Probabilities of five classes, and labels drawn from other ones, so that the model is wrong about its doubt."""
+    probs = generator.dirichlet(np.full(5, 0.6), rows)
+    true = 0.8 * probs + 0.04
+    labels = (true.cumsum(axis=1) < generator.uniform(size=(rows, 1))).sum(axis=1).clip(max=4)
+    return probs, labels
+
+
+def targets(generator, rows):
+    """Targets with predictions that are wrong: biased, and of a std that says little."""
+    std = np.exp(generator.normal(size=rows))
+    mean = generator.normal(size=rows)
+    return mean + 0.5 + std * generator.standard_t(3, rows), mean, std * generator.uniform(0.5, 2.0, rows)

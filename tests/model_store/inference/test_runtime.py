@@ -1,0 +1,276 @@
+"""The runtime: graphs that are refused, and rows and draws that do not see each other, bit for bit."""
+
+import dataclasses
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from model_store.artifacts.store import ModelStore
+from model_store.errors import BrokenArtifact
+from model_store.inference.model import Model
+from model_store.inference.noise import standard_normal
+from model_store.inference.runtime import CHUNK_ROWS, GraphError, Runtime
+
+INPUTS, CLASSES, NOISE = 3, 4, 5
+MATRIX = np.random.default_rng(0).normal(size=(NOISE, CLASSES)).astype(np.float32)
+SHIFT = np.arange(CLASSES, dtype=np.float32)
+WEIGHTS = np.random.default_rng(1).normal(size=(INPUTS, CLASSES)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def model(digits_store):
+    return Model.load(ModelStore(digits_store).open("digits", "1"))
+
+
+@pytest.fixture(scope="module")
+def wide(model, digits_rows):
+    """40 rows under 130 draws at once: theta, log probabilities and density scores."""
+    theta = model.runtime.draw(3, 0, 130)
+    return digits_rows[:40], theta, *model.runtime.run(digits_rows[:40], theta[:, None])
+
+
+# What a runtime computes
+
+
+def test_theta_is_the_samplers_function_of_the_noise():
+    theta = tiny().draw(7, 2, 6)
+    np.testing.assert_allclose(theta, standard_normal(7, 2, 6, NOISE) @ MATRIX + SHIFT, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 7])
+@pytest.mark.parametrize("draws", [1, 5, CHUNK_ROWS // 4 + 1])
+@pytest.mark.parametrize("paired", [False, True])
+def test_log_probabilities_and_density_are_the_networks(rows, draws, paired):
+    generator = np.random.default_rng(2)
+    x = generator.normal(size=(rows, INPUTS)).astype(np.float32)
+    theta = generator.normal(size=(draws, rows if paired else 1, CLASSES)).astype(np.float32)
+    log_probs, density = tiny().run(x, theta)
+    logits = (x @ WEIGHTS)[None] * theta
+    expected = logits - np.log(np.exp(logits.astype(np.float64)).sum(axis=2, keepdims=True))
+    np.testing.assert_allclose(log_probs, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(density, np.square(x).sum(axis=1, keepdims=True), rtol=1e-5)
+
+
+# Graphs that are refused
+
+
+@pytest.mark.parametrize("content", [b"", b"not ONNX at all", b"\x00" * 100])
+@pytest.mark.parametrize("file", ["sampler.onnx", "network.onnx"])
+def test_bytes_that_are_no_graph_are_refused(file, content):
+    assert_refused(file, content, "")
+
+
+@pytest.mark.parametrize("place", ["initialiser", "constant", "branch"])
+def test_weights_in_another_file_are_refused_wherever_they_hide(place):
+    weight = numpy_helper.from_array(MATRIX, "A")
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="elsewhere.bin")
+    graph = sampler().graph
+    del graph.initializer[0]
+    if place == "initialiser":
+        graph.initializer.append(weight)
+    elif place == "constant":
+        graph.node.insert(0, helper.make_node("Constant", [], ["A"], value=weight))
+    else:
+        made = [value("A", NOISE, CLASSES)]
+        constant = helper.make_node("Constant", [], ["A"], value=weight)
+        branches = [helper.make_graph([constant], branch, [], made) for branch in ("then", "else")]
+        condition = numpy_helper.from_array(np.array(True), "yes")
+        graph.initializer.append(condition)
+        node = helper.make_node("If", ["yes"], ["A"], then_branch=branches[0], else_branch=branches[1])
+        graph.node.insert(0, node)
+    assert_refused("sampler.onnx", packed(graph), "keeps weights in another file, which is refused")
+
+
+@pytest.mark.parametrize("file", ["sampler.onnx", "network.onnx"])
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_graphs_with_other_inputs_or_outputs_are_refused(file, side):
+    graph = (sampler() if file == "sampler.onnx" else network()).graph
+    getattr(graph, side).append(value("more", 1))
+    assert_refused(file, packed(graph), "expected inputs")
+    del getattr(graph, side)[:]
+    assert_refused(file, packed(graph), "expected inputs")
+
+
+def test_a_sampler_is_not_a_network():
+    assert_refused("network.onnx", sampler().SerializeToString(), "expected inputs")
+
+
+def test_a_graph_of_an_unknown_operator_is_refused():
+    graph = sampler().graph
+    graph.node[0].op_type = "NoSuchOperator"
+    assert_refused("sampler.onnx", packed(graph), "onnxruntime cannot load it")
+
+
+# Artifacts that are refused
+
+
+@pytest.mark.parametrize("file", ["sampler.onnx", "network.onnx", "calibration.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"nonsense"])
+def test_an_artifact_with_a_file_that_cannot_be_used_is_refused_by_its_name(digits_store, file, content):
+    artifact = ModelStore(digits_store).open("digits", "1")
+    with pytest.raises(BrokenArtifact, match=f"model digits version 1: {file}: ") as raised:
+        Model.load(dataclasses.replace(artifact, files={**artifact.files, file: content}))
+    assert raised.value.file == file
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "file"),
+    [
+        ("noise", {"algorithm": "another"}, "manifest.json"),
+        ("noise", {"dimension": 7}, "network.onnx"),
+        ("input", {"shape": (63,)}, "network.onnx"),
+        ("output", {"classes": ("only", "two")}, "calibration.safetensors"),
+        ("detectors", {"density": ()}, "network.onnx"),
+        ("detectors", {"combined": ("unheard-of",)}, "calibration.safetensors"),
+    ],
+)
+def test_an_artifact_whose_manifest_describes_another_model_is_refused(digits_store, part, changes, file):
+    artifact = ModelStore(digits_store).open("digits", "1")
+    changed = getattr(artifact.manifest, part).model_copy(update=changes)
+    manifest = artifact.manifest.model_copy(update={part: changed})
+    with pytest.raises(BrokenArtifact, match="model digits version 1: ") as raised:
+        Model.load(dataclasses.replace(artifact, manifest=manifest))
+    assert raised.value.file == file
+
+
+# Rows and draws do not see each other
+
+
+@pytest.mark.parametrize("draws", [1, 2, 26, 100, 130])
+def test_a_row_gives_the_same_bits_in_a_batch_of_any_size(model, wide, draws):
+    x, theta, log_probs, density = wide
+    for rows in range(1, 41):
+        for shared in (theta[:draws, None], np.repeat(theta[:draws, None], rows, axis=1)):
+            got, got_density = model.runtime.run(x[:rows], shared)
+            assert np.array_equal(got, log_probs[:draws, :rows]), rows
+            assert np.array_equal(got_density, density[:rows]), rows
+
+
+def test_a_row_gives_the_same_bits_wherever_it_stands(model, wide):
+    x, theta, log_probs, density = wide
+    for n in range(40):
+        got, got_density = model.runtime.run(x[n : n + 1], theta[:9, None])
+        assert np.array_equal(got, log_probs[:9, n : n + 1])
+        assert np.array_equal(got_density, density[n : n + 1])
+    order = np.random.default_rng(0).permutation(40)
+    got, _ = model.runtime.run(x[order], theta[:, None])
+    assert np.array_equal(got, log_probs[:, order])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 17, 40])
+def test_rows_with_draws_of_their_own_give_the_same_bits_as_each_alone(model, wide, rows):
+    x = wide[0][:rows]
+    theta = np.stack([model.runtime.draw(seed, 0, 30) for seed in range(rows)], axis=1)
+    together, _ = model.runtime.run(x, theta)
+    for n in range(rows):
+        alone, _ = model.runtime.run(x[n : n + 1], theta[:, n : n + 1])
+        assert np.array_equal(together[:, n : n + 1], alone)
+
+
+def test_a_draw_gives_the_same_bits_in_a_chunk_of_any_size(model, wide):
+    theta = wide[1]
+    for draws in range(1, 131):
+        assert np.array_equal(model.runtime.draw(3, 0, draws), theta[:draws])
+        first = 130 - draws
+        assert np.array_equal(model.runtime.draw(3, first, draws), theta[first:])
+
+
+def test_the_number_of_threads_does_not_show(digits_store, wide):
+    x, theta, log_probs, density = wide
+    single = Model.load(ModelStore(digits_store).open("digits", "1"), threads=1).runtime
+    assert np.array_equal(single.draw(3, 0, 130), theta)
+    got, got_density = single.run(x, theta[:, None])
+    assert np.array_equal(got, log_probs)
+    assert np.array_equal(got_density, density)
+
+
+@pytest.mark.parametrize("draws", [1, 2, 9, 100, 130])
+def test_a_row_is_predicted_with_the_same_bits_alone_and_in_any_batch(model, wide, draws):
+    x, theta = wide[0], wide[1][:draws]
+    together = numbers(model, model.predict(x, theta))
+    for size in (1, 2, 3, 7, 32):
+        parts = [numbers(model, model.predict(x[start : start + size], theta)) for start in range(0, 40, size)]
+        for name, values in together.items():
+            assert np.concatenate([part[name] for part in parts]).tobytes() == values.tobytes(), (size, name)
+
+
+def test_more_draws_than_calibrated_are_judged_by_the_first(model, wide):
+    x, theta = wide[:2]
+    hundred, more = model.predict(x, theta[:100]), model.predict(x, theta)
+    assert (more.scores.num_draws == 130).all()
+    assert more.ranked.num_draws == 100
+    assert more.judgement.p_value.tolist() == hundred.judgement.p_value.tolist()
+    assert more.judged.probabilities.tobytes() == hundred.scores.probabilities.tobytes()
+    assert all(more.detected[name].tobytes() == values.tobytes() for name, values in hundred.detected.items())
+    probs = np.exp(model.runtime.run(x, theta[:, None])[0].astype(np.float64)).mean(axis=0)
+    np.testing.assert_allclose(more.scores.probabilities, probs, rtol=1e-12)
+
+
+# Helpers
+
+
+def value(name, *shape):
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+
+def packed(graph):
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
+
+
+def sampler():
+    """theta = eps A + b."""
+    nodes = [
+        helper.make_node("MatMul", ["eps", "A"], ["product"]),
+        helper.make_node("Add", ["product", "b"], ["theta"]),
+    ]
+    constants = [numpy_helper.from_array(MATRIX, "A"), numpy_helper.from_array(SHIFT, "b")]
+    graph = helper.make_graph(nodes, "sampler", [value("eps", "K", NOISE)], [value("theta", "K", CLASSES)], constants)
+    return onnx.load_model_from_string(packed(graph))
+
+
+def network():
+    """log_probs = log softmax(theta * (x W)); features = x W; density = |x|^2."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "W"], ["features"]),
+        helper.make_node("Mul", ["features", "theta"], ["logits"]),
+        helper.make_node("LogSoftmax", ["logits"], ["log_probs"], axis=-1),
+        helper.make_node("ReduceSumSquare", ["x", "last"], ["density"], keepdims=1),
+    ]
+    constants = [numpy_helper.from_array(WEIGHTS, "W"), numpy_helper.from_array(np.array([1]), "last")]
+    inputs = [value("x", "N", INPUTS), value("theta", "K", "P", CLASSES)]
+    outputs = [value("log_probs", "K", "N", CLASSES), value("features", "N", CLASSES), value("density", "N", 1)]
+    return onnx.load_model_from_string(packed(helper.make_graph(nodes, "network", inputs, outputs, constants)))
+
+
+def tiny():
+    return Runtime(sampler().SerializeToString(), network().SerializeToString(), NOISE, threads=1)
+
+
+def assert_refused(file, content, reason):
+    graphs = {"sampler.onnx": sampler().SerializeToString(), "network.onnx": network().SerializeToString()}
+    graphs[file] = content
+    with pytest.raises(GraphError) as raised:
+        Runtime(graphs["sampler.onnx"], graphs["network.onnx"], NOISE, threads=1)
+    assert raised.value.file == file
+    assert reason in raised.value.reason
+
+
+def numbers(model, prediction):
+    """Everything numeric in a prediction, by name; the first axis is rows."""
+    scores = prediction.scores
+    errors = {f"error of {name}": values for name, values in (scores.standard_error or {}).items()}
+    detected = {f"p of {name}": values for name, values in prediction.judgement.detector_p_values.items()}
+    return {
+        **{name: getattr(scores, name) for name in ("probabilities", "expected_entropy")},
+        **scores.by_name(),
+        **errors,
+        **detected,
+        **prediction.detected,
+        "judged": prediction.judged.probabilities,
+        "p": prediction.judgement.p_value,
+        "set": model.prediction_sets(prediction, 0.9),
+    }

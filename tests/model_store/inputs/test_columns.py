@@ -1,0 +1,121 @@
+"""Rows of named columns as numbers: what stands where, what is missing, and what is refused by its place."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_store.artifacts.manifest import CategoricalColumn, InputSpec, NumericColumn
+from model_store.errors import InvalidInput
+from model_store.inputs.columns import category_text, encode, from_objects
+
+COLUMNS = (
+    NumericColumn(name="age", mean=40.0, std=10.0, indicator=False),
+    NumericColumn(name="income", mean=-1.0, std=0.5, indicator=True),
+    CategoricalColumn(name="city", categories=("Oslo", "Rome")),
+    CategoricalColumn(name="vip", categories=("false", "true")),
+)
+GOOD = {"age": 30, "income": 0.0, "city": "Rome", "vip": True}
+ENCODED = [-1.0, 2.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
+
+
+def test_a_row_is_standardised_and_one_hot():
+    assert from_objects([GOOD], COLUMNS, "inputs").tolist() == [ENCODED]
+
+
+def test_the_order_of_keys_does_not_matter():
+    assert from_objects([dict(reversed(GOOD.items()))], COLUMNS, "inputs").tolist() == [ENCODED]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"age": None}, {0: 0.0}),
+        ({"income": None}, {1: 0.0, 2: 1.0}),
+        ({"city": None}, {4: 0.0, 5: 1.0}),
+        ({"city": "Paris"}, {4: 0.0, 5: 1.0}),
+        ({"city": "rome"}, {4: 0.0, 5: 1.0}),
+        ({"city": ""}, {4: 0.0, 5: 1.0}),
+        ({"city": 7}, {4: 0.0, 5: 1.0}),
+        ({"vip": False}, {6: 1.0, 7: 0.0}),
+        ({"vip": "true"}, {}),
+        ({"vip": None}, {7: 0.0, 8: 1.0}),
+    ],
+)
+def test_missing_values_and_unseen_categories_have_their_numbers(changed, expected):
+    encoded = list(ENCODED)
+    for i, value in expected.items():
+        encoded[i] = value
+    assert from_objects([GOOD | changed], COLUMNS, "inputs").tolist() == [encoded]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"age": "30"}, "inputs.1.age: expected a number, or null, got a string"),
+        ({"age": True}, "inputs.1.age: expected a number, or null, got a boolean"),
+        ({"age": [30]}, "inputs.1.age: expected a number, or null, got an array"),
+        ({"age": 1e300}, "inputs.1.age: expected a number nearer"),
+        ({"income": -1.7e308}, "inputs.1.income: expected a number nearer"),
+        ({"city": ["Rome"]}, "inputs.1.city: expected a string, number or boolean, or null, got an array"),
+        ({"vip": {}}, "inputs.1.vip: expected a string, number or boolean, or null, got an object"),
+        ({"size": 3}, "inputs.1.size: expected no columns but age, income, city, vip, got an unknown one"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_place(changed, says):
+    with pytest.raises(InvalidInput) as refused:
+        from_objects([GOOD, GOOD | changed], COLUMNS, "inputs")
+    assert str(refused.value).startswith(says)
+
+
+def test_an_absent_column_is_refused_and_is_no_missing_value():
+    absent = {name: value for name, value in GOOD.items() if name != "city"}
+    with pytest.raises(InvalidInput, match=r"^inputs\.0\.city: expected a value, or null where it is missing"):
+        from_objects([absent], COLUMNS, "inputs")
+    with pytest.raises(InvalidInput, match=r"^inputs\.1: expected an object keyed by column"):
+        from_objects([GOOD, [0.0] * 9], COLUMNS, "inputs")
+
+
+cells = st.none() | st.floats(-1e6, 1e6)
+rows = st.fixed_dictionaries(
+    {
+        "age": cells,
+        "income": cells,
+        "city": st.none() | st.sampled_from(["Oslo", "Rome", "Paris"]),
+        "vip": st.none() | st.booleans(),
+    }
+)
+
+
+@given(st.lists(rows, min_size=1, max_size=20))
+def test_a_row_is_encoded_the_same_whatever_stands_beside_it(objects):
+    together = from_objects(objects, COLUMNS, "inputs")
+    alone = np.concatenate([from_objects([row], COLUMNS, "inputs") for row in objects])
+    assert together.tobytes() == alone.tobytes()
+
+
+@given(rows)
+def test_arrays_of_a_table_and_objects_of_a_request_are_encoded_alike(row):
+    values = {
+        "age": np.array([np.nan if row["age"] is None else row["age"]]),
+        "income": np.array([np.nan if row["income"] is None else row["income"]]),
+        "city": [row["city"]],
+        "vip": [None if row["vip"] is None else str(row["vip"]).lower()],
+    }
+    assert np.array_equal(encode(COLUMNS, values), from_objects([row], COLUMNS, "inputs"))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [("a", "a"), (True, "true"), (False, "false"), (3, "3"), (3.0, "3"), (2.5, "2.5"), (-0.0, "0")]
+)
+def test_categories_have_one_name_each(value, text):
+    assert category_text(value) == text
+
+
+def test_a_manifest_s_columns_go_with_its_shape():
+    InputSpec(shape=(9,), minimum=0, maximum=1, columns=COLUMNS)
+    with pytest.raises(ValueError, match="as many numbers as in shape"):
+        InputSpec(shape=(8,), minimum=0, maximum=1, columns=COLUMNS)
+    for shape, mode in (((8, 8), "RGB"), ((3, 8, 8), "L"), ((64,), "L"), ((1, 8, 8), "L")):
+        with pytest.raises(ValueError, match="image"):
+            InputSpec(shape=shape, minimum=0, maximum=255, image={"mode": mode})

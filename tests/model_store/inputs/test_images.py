@@ -1,0 +1,135 @@
+"""Images as rows of pixels, and files that are none."""
+
+import io
+
+import numpy as np
+import pytest
+from conftest import png_file
+from PIL import Image
+
+from model_store.artifacts.manifest import ImageSpec
+from model_store.errors import InvalidInput
+from model_store.inputs.images import open_image, pixels
+
+GREY = ImageSpec(mode="L")
+COLOUR = ImageSpec(mode="RGB")
+PIXELS = np.random.default_rng(0).integers(0, 256, (4, 5, 3)).astype(np.uint8)
+
+
+def file_of(array, form="PNG", mode=None):
+    """An array of pixels as the bytes of an image file."""
+    image = Image.fromarray(array)
+    file = io.BytesIO()
+    (image.convert(mode) if mode else image).save(file, form)
+    return file.getvalue()
+
+
+def decoded(content, shape, spec):
+    return pixels(open_image(content, "inputs.2"), shape, spec, "inputs.2")
+
+
+def png_that_says(width, height):
+    """A PNG file whose header says a size, with one row of data."""
+    return png_file((width, height, 8, 0, 0, 0, 0), bytes(width + 1))
+
+
+def raw_rows(values, bits):
+    """Rows of numbers of some bits each, (H, W times channels), as a PNG file has them before compression."""
+    packed = np.unpackbits(values[..., None], axis=-1)[..., 8 - bits :].reshape(len(values), -1)
+    return b"".join(b"\0" + row.tobytes() for row in np.packbits(packed, axis=1))
+
+
+def test_colour_has_its_channels_first_and_grey_has_none():
+    colour = decoded(file_of(PIXELS), (3, 4, 5), COLOUR)
+    assert np.array_equal(colour.reshape(3, 4, 5), PIXELS.transpose(2, 0, 1))
+    grey = decoded(file_of(PIXELS[:, :, 0]), (4, 5), GREY)
+    assert np.array_equal(grey.reshape(4, 5), PIXELS[:, :, 0])
+
+
+def test_an_image_is_converted_to_the_model_s_mode():
+    luma = PIXELS @ np.array([0.299, 0.587, 0.114])  # ITU-R 601
+    grey = decoded(file_of(PIXELS), (4, 5), GREY).reshape(4, 5)
+    assert np.abs(grey - luma).max() <= 1
+    colour = decoded(file_of(PIXELS[:, :, 0]), (3, 4, 5), COLOUR).reshape(3, 4, 5)
+    assert np.array_equal(colour, np.broadcast_to(PIXELS[:, :, 0], (3, 4, 5)))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
+def test_every_mode_of_8_bits_is_read(mode):
+    assert decoded(file_of(PIXELS, mode=mode), (3, 4, 5), COLOUR).shape == (60,)
+
+
+def test_a_jpeg_is_read_nearly_as_it_was():
+    smooth = np.linspace(0, 255, 16 * 16).astype(np.uint8).reshape(16, 16)
+    assert np.abs(decoded(file_of(smooth, "JPEG"), (16, 16), GREY) - smooth.reshape(-1).astype(int)).max() < 20
+
+
+def test_another_size_is_refused_unless_the_model_resizes():
+    with pytest.raises(InvalidInput, match=r"^inputs\.2: expected an image of 4 x 5 pixels .*, got 5 x 4$"):
+        decoded(file_of(PIXELS), (3, 5, 4), COLOUR)
+    flat = np.full((40, 60, 3), 77, dtype=np.uint8)
+    assert set(decoded(file_of(flat), (3, 5, 4), ImageSpec(mode="RGB", resize=True)).tolist()) == {77}
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize(
+    ("bits", "colour", "channels"), [(1, 0, 1), (2, 0, 1), (4, 0, 1), (8, 0, 1), (8, 2, 3), (8, 6, 4)]
+)
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (5, 3), (9, 7), (16, 17)])
+def test_a_png_is_read_if_it_has_all_its_pixels_and_refused_if_any_is_missing(
+    width, height, bits, colour, channels, interlaced
+):
+    values = np.random.default_rng(0).integers(0, 2**bits, (height, width, channels)).astype(np.uint8)
+    starts = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+    passes = [values[y::down, x::right] for x, y, right, down in starts] if interlaced else [values]
+    data = b"".join(raw_rows(part.reshape(len(part), -1), bits) for part in passes if part.size)
+    header = (width, height, bits, colour, 0, 0, int(interlaced))
+    spec, shape = (GREY, (height, width)) if channels == 1 else (COLOUR, (3, height, width))
+    expected = (values[:, :, 0] * (255 // (2**bits - 1))) if channels == 1 else values[:, :, :3].transpose(2, 0, 1)
+    assert np.array_equal(decoded(png_file(header, data), shape, spec), expected.reshape(-1))
+    for missing in (1, width * channels * bits // 8 + 1, len(data) - 1):
+        with pytest.raises(InvalidInput) as refused:
+            decoded(png_file(header, data[: len(data) - missing]), shape, spec)
+        assert str(refused.value).startswith(
+            "inputs.2: expected a whole PNG or JPEG image, got missing or broken pixels"
+        )
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "a PNG or JPEG file, got something else"),
+        (b"\x89PNG\r\n\x1a\n", "a PNG or JPEG file, got something else"),
+        (b"GIF89a" + bytes(100), "a PNG or JPEG file, got something else"),
+        (file_of(PIXELS, "GIF"), "a PNG or JPEG file, got something else"),
+        (file_of(PIXELS, "BMP"), "a PNG or JPEG file, got something else"),
+        (file_of(PIXELS)[:60], "a whole PNG or JPEG image, got missing or broken pixels"),
+        (file_of(PIXELS).replace(b"IDAT", b"iDAT"), "a PNG or JPEG file, got something else"),
+        (file_of(PIXELS, "JPEG")[:-300], "a"),
+        (png_that_says(6000, 6000), "an image of at most"),
+        (png_that_says(100_000, 100_000), "an image of at most"),
+        (png_that_says(2**31 - 1, 2**31 - 1), "a"),
+        (png_that_says(0, 0), "a"),
+        (file_of(PIXELS[:, :, 0].astype(np.uint16) * 200), "an image of 8 bits a channel, got one of mode I;16"),
+    ],
+    ids=[
+        "empty",
+        "signature",
+        "gif",
+        "whole gif",
+        "bmp",
+        "cut png",
+        "png without data",
+        "cut jpeg",
+        "36 Mpx",
+        "10 Gpx",
+        "max",
+        "none",
+        "16",
+    ],
+)
+def test_a_file_that_is_no_such_image_is_refused(content, says):
+    with pytest.raises(InvalidInput) as refused:
+        decoded(content, (4, 5), GREY)
+    assert str(refused.value).startswith(f"inputs.2: expected {says}")
+    assert "\n" not in str(refused.value)

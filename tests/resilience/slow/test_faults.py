@@ -1,0 +1,73 @@
+"""Faults while clients ask, every answer compared with what it must be; `FAULT_S=N` for other seconds of each."""
+
+import io
+import signal
+
+import numpy as np
+import pytest
+
+from tests.resilience.test_disk import full_disk
+from tests.resilience.test_hang_ups import reference_answers
+from tests.support import faults
+from tests.support.record import parameter, record
+
+pytestmark = pytest.mark.slow
+
+SECONDS = parameter("FAULT_S", 20.0)
+COMMAND = "pytest -s tests/resilience/slow/test_faults.py"
+
+
+def keep(what, conditions, figure):
+    record(what, COMMAND, conditions, figure)
+
+
+@pytest.fixture(scope="module")
+def made(digits_store, digits_rows):
+    from conftest import serving
+
+    return reference_answers(serving, digits_store, digits_rows)
+
+
+@pytest.mark.parametrize(
+    ("how", "what"), [(signal.SIGKILL, "kill -9 of a worker"), (signal.SIGSTOP, "a stopped worker")]
+)
+def test_a_worker_that_is_hit_under_load_is_replaced(serve, digits_store, made, how, what):
+    recovered, figure = faults.signalled_worker(serve, digits_store, made, SECONDS, how)
+    keep(what, "2 workers, 6 clients", figure)
+    assert recovered < 3 * faults.RECOVERY_S
+
+
+def test_a_full_disk_while_versions_are_published(serve, digits_store, digits_rows, tmp_path):
+    figure = full_disk(
+        serve, digits_store, digits_rows, tmp_path, lambda largest: [0, 1, 1000, largest // 2, largest - 1]
+    )
+    keep("full disk", "2 workers, 4 clients, files limited in size", figure)
+
+
+def test_files_that_break_while_a_version_is_served(serve, digits_store, digits_rows, tmp_path):
+    figure = faults.damaged_files(serve, digits_store, digits_rows, tmp_path)
+    keep("truncated, corrupt, missing files", "1 worker, 4 clients", figure)
+
+
+def test_clients_that_hang_up(serve, digits_store, made):
+    keep(
+        "30 % of clients hang up",
+        f"1 worker, 8 clients, {SECONDS:.0f} s",
+        faults.hang_ups(serve, digits_store, made, SECONDS),
+    )
+
+
+def test_slow_clients(serve, digits_store, digits_rows, made):
+    keep(
+        "slow clients",
+        f"1 worker, {SECONDS:.0f} s",
+        faults.slow_clients(serve, digits_store, made, digits_rows, SECONDS),
+    )
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_drain_loses_nothing_accepted(serve, digits_store, made, workers):
+    file = io.BytesIO()
+    np.save(file, np.random.default_rng(0).integers(0, 17, (30_000, 64), dtype=np.uint8), allow_pickle=False)
+    figure = faults.terminated(serve, digits_store, made, file.getvalue(), workers)
+    keep(f"SIGTERM under load, {workers} workers", "8 clients", figure)

@@ -1,0 +1,280 @@
+"""Micro-batches: requests that wait together are computed together, each answered as it would be alone."""
+
+import asyncio
+import math
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from starlette.requests import ClientDisconnect
+
+from model_store.artifacts.store import ModelStore
+from model_store.conformal.stopping import Rule
+from model_store.inference.model import NEEDED, Model
+from service.engine.admission import LASTING_S, Admission
+from service.engine.batching import BATCH_ROW_DRAWS, LEAST_AT_ONCE, Job, Predictor
+from service.http.problems import Overloaded, PastDeadline
+from service.observability.metrics import Metrics
+from service.registry.drift import Drift
+from service.registry.models import Models, Served
+from service.registry.reservoir import Reservoir
+from service.settings import Settings
+
+DRAWS = 20
+
+
+@pytest.fixture
+def predictor():
+    settings, idle = Settings(), threading.Event()
+    predictor = Predictor(Admission(settings, idle), Metrics(Models(settings, idle)))
+    yield predictor
+    predictor.close()
+
+
+@pytest.fixture(scope="module")
+def served(digits_store):
+    model = Model.load(ModelStore(digits_store).open("digits", "1", wanted=NEEDED))
+    return Served(model, Reservoir(model, 0, threading.Event()), Drift(model.calibration.ranked(100).statistic))
+
+
+def job(served, x, seed=None, draws=DRAWS, deadline=math.inf):
+    """A job whose answer is what was predicted."""
+    return Job(served, x, draws, seed, True, lambda predicted: predicted, deadline)
+
+
+def together(predictor, jobs):
+    """What becomes of jobs that all wait when the worker has time for the first: results and errors."""
+
+    async def ask():
+        begin = threading.Event()
+        held = asyncio.create_task(predictor.compute(begin.wait))
+        await asyncio.sleep(0)
+        waiting = [asyncio.create_task(predictor.predict(job, never)) for job in jobs]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        begin.set()
+        await held
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    predictor.admission.in_work = len(jobs)
+    return asyncio.run(ask())
+
+
+async def never():
+    """The client stays."""
+    await asyncio.Event().wait()
+
+
+def test_what_waits_together_shares_fresh_draws_and_each_row_is_answered_as_alone(predictor, served, digits_rows):
+    sizes = [1, 3, 1, 7, 2]
+    parts = np.split(digits_rows[: sum(sizes)], np.cumsum(sizes)[:-1])
+    answers = together(predictor, [job(served, x) for x in parts])
+    assert len({answer.seed for answer in answers}) == 1
+    for x, answer in zip(parts, answers, strict=True):
+        assert_as_alone(served, x, answer)
+
+
+def test_a_micro_batch_takes_half_of_those_about(predictor, served, digits_rows):
+    """So that the others are read while these are computed; of few it takes all."""
+    waiting = 2 * LEAST_AT_ONCE + 8
+    found = together(predictor, [job(served, digits_rows[:1]) for _ in range(waiting)])
+    sizes = list(Counter(predicted.seed for predicted in found).values())
+    half = waiting // 2  # of those in the first micro-batch and those behind it
+    assert sizes == [LEAST_AT_ONCE, half, waiting - LEAST_AT_ONCE - half]
+
+
+def test_seeds_keep_their_draws_beside_fresh_ones(predictor, served, digits_rows):
+    seeds = [5, None, 6, 5, None]
+    jobs = [job(served, digits_rows[i : i + 2], seed) for i, seed in enumerate(seeds)]
+    answers = together(predictor, jobs)
+    for i, (seed, answer) in enumerate(zip(seeds, answers, strict=True)):
+        assert answer.seed == (answers[1].seed if seed is None else seed)
+        assert_as_alone(served, digits_rows[i : i + 2], answer)
+
+
+def test_numbers_of_draws_are_kept_apart(predictor, served, digits_rows):
+    counts = [10, 20, 10]
+    answers = together(predictor, [job(served, digits_rows[:1], draws=draws) for draws in counts])
+    assert [answer.num_samples for answer in answers] == counts
+    assert answers[0].seed == answers[2].seed != answers[1].seed
+    for answer in answers:
+        assert_as_alone(served, digits_rows[:1], answer)
+
+
+def test_rows_settle_in_a_micro_batch_as_alone_and_rules_are_kept_apart(predictor, served, digits_rows):
+    """Seeded and fresh ones in one product, each row stopping by itself; another tolerance is another batch."""
+    rules = [Rule(0.05, 0.05), Rule(0.05, 0.05), None, Rule(0.05, 0.2), Rule(0.05, 0.05)]
+    seeds = [5, None, None, None, None]
+    parts = [digits_rows[7 * i : 7 * i + 7] for i in range(5)]
+    jobs = [
+        Job(served, x, 100, seed, False, lambda predicted: predicted, rule=rule)
+        for x, seed, rule in zip(parts, seeds, rules, strict=True)
+    ]
+    answers = together(predictor, jobs)
+    assert answers[1].seed == answers[4].seed
+    assert len({answers[i].seed for i in (0, 1, 2, 3)}) == 4
+    for x, rule, answer in zip(parts, rules, answers, strict=True):
+        (alone,) = together(
+            predictor, [replace(jobs[0], x=x, seed=answer.seed, rule=rule, draws=None, parts=[], begun=0)]
+        )
+        assert answer.prediction.scores.num_draws.tolist() == alone.prediction.scores.num_draws.tolist()
+        assert answer.prediction.scores.probabilities.tobytes() == alone.prediction.scores.probabilities.tobytes()
+        assert answer.prediction.judgement.p_value.tobytes() == alone.prediction.judgement.p_value.tobytes()
+    assert len({int(n) for i in (0, 1, 4) for n in answers[i].prediction.scores.num_draws}) > 1
+
+
+def test_a_large_request_is_one_answer_and_others_are_answered_before_its_end(predictor, served, digits_rows):
+    order = []
+    rows = np.repeat(digits_rows, 1 + 4 * BATCH_ROW_DRAWS // DRAWS // len(digits_rows), axis=0)
+
+    def noted(name):
+        def answer(predicted):
+            order.append(name)
+            return predicted
+
+        return answer
+
+    large = Job(served, rows, DRAWS, None, True, noted("large"))
+    small = Job(served, digits_rows[:1], DRAWS, None, True, noted("small"))
+    whole, alone = together(predictor, [large, small])
+    assert order == ["small", "large"]
+    assert_as_alone(served, rows, whole)
+    assert_as_alone(served, digits_rows[:1], alone)
+
+
+def test_what_is_past_its_deadline_is_not_computed(predictor, served, digits_rows):
+    past = time.monotonic() - 1.0
+    late, good = together(predictor, [job(served, digits_rows[:1], deadline=past), job(served, digits_rows[:1])])
+    assert isinstance(late, PastDeadline)
+    assert_as_alone(served, digits_rows[:1], good)
+
+
+def test_an_error_in_one_micro_batch_is_its_own_and_the_next_is_computed(predictor, served, digits_rows):
+    wrong = job(served, digits_rows[:1, :5], draws=10)
+    failed, good = together(predictor, [wrong, job(served, digits_rows[:1])])
+    assert isinstance(failed, Exception)
+    assert_as_alone(served, digits_rows[:1], good)
+
+
+def test_an_answer_that_fails_fails_alone(predictor, served, digits_rows):
+    bad = Job(served, digits_rows[:1], DRAWS, None, True, lambda predicted: 1 // 0)
+    failed, good = together(predictor, [bad, job(served, digits_rows[:1])])
+    assert isinstance(failed, ZeroDivisionError)
+    assert_as_alone(served, digits_rows[:1], good)
+
+
+def test_clients_that_have_gone_are_not_computed_for(predictor, served, digits_rows):
+    computed = []
+    gone = Job(served, digits_rows[:1], DRAWS, None, True, computed.append)
+
+    async def ask():
+        begin = threading.Event()
+        held = asyncio.create_task(predictor.compute(begin.wait))
+        await asyncio.sleep(0)
+        try:
+            with pytest.raises(ClientDisconnect):
+                await predictor.predict(gone, lambda: asyncio.sleep(0))
+        finally:
+            begin.set()
+        await held
+        await predictor.predict(job(served, digits_rows[:1]), never)
+
+    predictor.admission.in_work = 2
+    asyncio.run(ask())
+    assert not computed
+
+
+def test_a_deadline_is_answered_504_over_http(client, digits_rows):
+    answer = client.post("/predict", json={"inputs": digits_rows.tolist(), "num_samples": 1000, "deadline_s": 1e-9})
+    assert answer.status_code == 504
+    assert "deadline" in answer.json()["detail"]
+    answer = client.post("/acquire", json={"pool": digits_rows.tolist(), "deadline_s": 1e-9})
+    assert answer.status_code == 504
+
+
+def test_a_burst_may_queue_and_after_a_refusal_little_waits_until_none_was_needed_for_a_second():
+    admission = Admission(Settings(max_queued_row_draws=10_000, overload_row_draws=2_000), threading.Event())
+
+    def fits(rows):
+        """Whether so many rows of one draw are let in beside what is there."""
+        try:
+            with admission.admitted(rows, 1, BATCH_ROW_DRAWS):
+                return True
+        except Overloaded as refused:
+            assert refused.retry_after_s >= 1
+            return False
+
+    async def ask():
+        with admission.admitted(1_000, 1, BATCH_ROW_DRAWS):
+            assert fits(6_000)  # a burst
+            with admission.admitted(50_000, 1, BATCH_ROW_DRAWS):  # counts with what is computed of it at once
+                assert admission.row_draws == 1_000 + BATCH_ROW_DRAWS
+                assert fits(2_600)
+                assert not fits(2_601)
+            assert not fits(1_001)  # from now on
+            assert fits(1_000)
+            await asyncio.sleep(1.1 * LASTING_S)
+            assert fits(6_000)
+        assert admission.row_draws == admission.in_work == 0
+
+    asyncio.run(ask())
+
+
+def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypatch):
+    """Ever more rarely, ever more is let in; if that is too much it ends at once, else the overload does."""
+    clock = Clock()
+    monkeypatch.setattr("service.engine.admission.time", clock)
+    admission = Admission(Settings(max_queued_row_draws=10_000, overload_row_draws=1_000), threading.Event())
+
+    def let_in():
+        """How many rows of one draw are let in at most, when clients ask for as many as ever."""
+        admission.row_draws = 1
+        return max(rows for rows in range(500, 20_000, 500) if fits(rows))
+
+    def fits(rows):
+        try:
+            admission.refuse_overload(rows - 1)
+        except Overloaded:
+            return False
+        return True
+
+    found = []
+    for _ in range(160):  # half seconds
+        found.append((clock.now - 100.0, let_in()))
+        clock.now += 0.5
+    tried = [(s, most) for s, most in found if most > 1_000]
+    assert tried == [(0.0, 10_000), (4.0, 2_000), (12.0, 4_000), (28.0, 8_000), (60.0, 10_000)]
+    admission.row_draws = 9_000  # now there are ten clients, of which one is refused all the while
+    answered = []
+    for _ in range(400):
+        answered.append(fits(1_000))
+        clock.now += 0.1
+    assert not answered[0]
+    assert all(answered[answered.index(True) :])
+
+
+class Clock:
+    """A clock that stands still unless it is moved."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+def assert_as_alone(served, x, answer):
+    """An answer is, bit for bit, what its seed gives for these rows alone."""
+    draws = served.model.runtime.draw_set(answer.seed, answer.num_samples)
+    expected = served.model.judge(*served.model.runtime.run_set(x, draws))
+    for name, values in expected.scores.by_name().items():
+        assert np.array_equal(answer.prediction.scores.by_name()[name], values), name
+    assert np.array_equal(answer.prediction.scores.probabilities, expected.scores.probabilities)
+    assert np.array_equal(answer.prediction.judgement.p_value, expected.judgement.p_value)
+    for name, values in expected.judgement.detector_p_values.items():
+        assert np.array_equal(answer.prediction.judgement.detector_p_values[name], values), name
+    assert answer.samples.shape == (answer.num_samples, *expected.scores.probabilities.shape)
+    assert np.allclose(answer.samples.mean(axis=0), expected.scores.probabilities, atol=1e-5)

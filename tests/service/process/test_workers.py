@@ -1,0 +1,126 @@
+"""Several worker processes: their metrics, workers that are killed or stopped, the supervisor's end and theirs."""
+
+import io
+import os
+import re
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from conftest import answers, metric, wait_until
+
+from service.engine.batching import BATCH_ROW_DRAWS
+from service.observability.worker_metrics import merged
+from service.settings import Settings
+
+ROW = [0.0] * 64
+TWO = {"DUBITO_WORKERS": "2", "DUBITO_POLL_INTERVAL_S": "0.05"}
+
+
+def workers_of(process):
+    """The process ids of a supervisor's workers."""
+    return {int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()}
+
+
+def is_running(pid):
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def workers_on(page):
+    """The workers that a page of metrics names."""
+    return set(re.findall(r'worker="(\d+)"', page))
+
+
+def ready_workers(url):
+    """The workers that have answered lately, after a few more requests, each on a connection of its own."""
+    for _ in range(8):
+        httpx.get(f"{url}/health/ready", timeout=60)
+    return workers_on(httpx.get(f"{url}/metrics", timeout=60).text)
+
+
+def test_workers_that_are_killed_or_stopped_are_replaced_while_the_other_answers(serve, digits_store):
+    request = {"inputs": [ROW], "seed": 7}
+    with serve(digits_store, **TWO) as (url, process):
+        wait_until(lambda: answers(f"{url}/health/ready") and ready_workers(url) == {"0", "1"})
+        expected = httpx.post(f"{url}/predict", json=request, timeout=60).content
+        for how in (signal.SIGKILL, signal.SIGSTOP):
+            before = workers_of(process)
+            assert len(before) == 2
+            victim = min(before)
+            os.kill(victim, how)
+            while victim in workers_of(process):  # the answer comes from the other
+                answer = httpx.post(f"{url}/predict", json=request, timeout=60)
+                assert (answer.status_code, answer.content) == (200, expected)
+            wait_until(lambda: len(workers_of(process)) == 2)
+            assert not is_running(victim)
+        page = httpx.get(f"{url}/metrics", timeout=60).text
+        counted = [metric(page, "dubito_requests_total", route="/predict", status="200", worker=w) for w in "01"]
+        assert sum(counted) > 0
+        left = workers_of(process)
+        process.kill()
+        wait_until(lambda: not any(is_running(pid) for pid in left))
+
+
+def test_workers_answer_what_they_have_accepted_when_the_supervisor_is_told_to_end(serve, digits_store):
+    file = io.BytesIO()
+    np.save(file, np.random.default_rng(0).integers(0, 17, (30_000, 64), dtype=np.uint8), allow_pickle=False)
+
+    def rank(url):
+        headers = {"Content-Type": "application/x-npy"}
+        return httpx.post(f"{url}/acquire?k=3", content=file.getvalue(), headers=headers, timeout=300)
+
+    with serve(digits_store, **TWO, DUBITO_DRAIN_S="300") as (url, process), ThreadPoolExecutor() as pool:
+        wait_until(lambda: answers(f"{url}/health/ready") and ready_workers(url) == {"0", "1"})
+        asked = [pool.submit(rank, url) for _ in range(2)]
+        wait_until(lambda: row_draws(url) == 2 * BATCH_ROW_DRAWS)
+        process.terminate()
+        assert [answer.result().status_code for answer in asked] == [200] * 2
+        log = process.communicate(timeout=60)[1]
+        assert process.returncode == 0
+        assert "Traceback" not in log
+
+
+def row_draws(url):
+    """How much work the workers say is waiting or in work."""
+    page = httpx.get(f"{url}/metrics", timeout=60).text
+    return sum(metric(page, "dubito_queued_row_draws", worker=worker) for worker in "01")
+
+
+def test_from_sigterm_on_the_service_is_not_ready_but_answers_until_its_notice_is_over(serve, digits_store):
+    with (
+        serve(digits_store, DUBITO_NOTICE_S="300") as (url, process),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        assert "connection" not in client.get("/health/ready").headers
+        process.terminate()
+        wait_until(lambda: client.get("/health/ready").status_code == 503)
+        assert "about to end" in client.get("/health/ready").json()["detail"]
+        answer = client.post("/predict", json={"inputs": [ROW]})
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        assert client.get("/health/live").status_code == 200
+        process.terminate()  # told again: at once
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+
+
+def test_pages_of_metrics_become_one_with_a_label():
+    page = '# HELP a_total What.\n# TYPE a_total counter\na_total{x="1"} 2.0\n# HELP b Less.\n# TYPE b gauge\nb 1.0\n'
+    assert merged({"1": page.replace("1.0", "3.5"), "0": page}) == (
+        "# HELP a_total What.\n# TYPE a_total counter\n"
+        'a_total{worker="0",x="1"} 2.0\na_total{worker="1",x="1"} 2.0\n'
+        '# HELP b Less.\n# TYPE b gauge\nb{worker="0"} 1.0\nb{worker="1"} 3.5\n'
+    )
+
+
+@pytest.mark.parametrize(("threads", "workers"), [(0, 1), (0, 2), (0, 10_000), (3, 2)])
+def test_workers_share_the_processors(threads, workers):
+    there = len(os.sched_getaffinity(0))
+    expected = threads or max(1, there // workers)
+    assert Settings.model_construct(threads=threads, workers=workers).worker_threads == expected

@@ -1,0 +1,154 @@
+"""POST /acquire: the ranking is the scores', in whatever order the pool comes; seed and id decide ties."""
+
+import io
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from service.engine.batching import BATCH_ROW_DRAWS
+
+SCORES = ("entropy", "bald", "mean_std", "variation_ratio")
+CHUNK_ROWS = BATCH_ROW_DRAWS // 10  # of 10 draws each
+
+
+def acquire(client, pool, **fields):
+    """The answer to a JSON request."""
+    answer = client.post("/acquire", json={"pool": pool, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def ranked(answer):
+    """A ranking by id, without the places in the pool."""
+    return [(row["rank"], row["id"], row["score"]) for row in answer["ranking"]]
+
+
+def test_the_answer_has_the_contract_s_fields(client, digits_rows):
+    answer = acquire(client, digits_rows[:30].tolist(), k=5, seed=7)
+    ranking = answer.pop("ranking")
+    assert answer == {
+        "model": "digits",
+        "version": "1",
+        "acquisition": "bald",
+        "num_samples": 100,
+        "seed": 7,
+        "pool_size": 30,
+    }
+    assert [row["rank"] for row in ranking] == [1, 2, 3, 4, 5]
+    for row in ranking:
+        assert set(row) == {"rank", "index", "id", "score"}
+        assert row["id"] == str(row["index"])
+
+
+@pytest.mark.parametrize("acquisition", SCORES)
+def test_a_pool_is_ranked_by_the_scores_of_predict(client, digits_rows, acquisition):
+    request = {"seed": 3, "num_samples": 20}
+    answer = acquire(client, digits_rows.tolist(), acquisition=acquisition, k=359, **request)
+    predictions = client.post("/predict", json={"inputs": digits_rows.tolist(), **request}).json()["predictions"]
+    scores = [prediction[acquisition] for prediction in predictions]
+    assert [row["score"] for row in answer["ranking"]] == sorted(scores, reverse=True)
+    assert sorted(row["index"] for row in answer["ranking"]) == list(range(359))
+    assert all(row["score"] == scores[row["index"]] for row in answer["ranking"])
+
+
+def test_a_shorter_ranking_is_the_head_of_a_longer_one(client, digits_rows):
+    pool = digits_rows[:60].tolist()
+    longer = acquire(client, pool, k=60, seed=3)["ranking"]
+    for k in (1, 2, 10, 59):
+        assert acquire(client, pool, k=k, seed=3)["ranking"] == longer[:k]
+
+
+@pytest.mark.parametrize("k", [3, 4, 10**9])
+def test_a_pool_no_larger_than_k_is_ranked_whole(client, digits_rows, k):
+    assert len(acquire(client, digits_rows[:3].tolist(), k=k)["ranking"]) == 3
+
+
+@pytest.mark.parametrize("acquisition", [*SCORES, "random"])
+def test_permuting_the_pool_permutes_the_ranking(client, digits_rows, acquisition):
+    # Each row is there four times, so ties stand at every place where the ranking may be cut.
+    pool = np.tile(digits_rows[:40], (4, 1))
+    ids = [f"row {i}" for i in range(160)]
+    request = {"acquisition": acquisition, "seed": 5, "num_samples": 10, "k": 50}
+    expected = acquire(client, pool.tolist(), ids=ids, **request)
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        order = rng.permutation(160)
+        permuted = acquire(client, pool[order].tolist(), ids=[ids[i] for i in order], **request)
+        assert ranked(permuted) == ranked(expected)
+        assert [order[row["index"]] for row in permuted["ranking"]] == [row["index"] for row in expected["ranking"]]
+
+
+def test_ties_are_decided_by_seed(client, digits_rows):
+    pool = np.tile(digits_rows[:1], (50, 1)).tolist()
+    orders = [[row["id"] for row in acquire(client, pool, k=50, seed=seed)["ranking"]] for seed in (1, 1, 2)]
+    assert orders[0] == orders[1]
+    assert orders[0] != orders[2]  # by chance equal once in 50!
+    assert orders[0] != sorted(orders[0], key=int)
+
+
+def test_random_is_replayed_by_its_seed_and_another_for_another(client, digits_rows):
+    pool = digits_rows[:60].tolist()
+    rankings = [acquire(client, pool, acquisition="random", k=60, seed=s)["ranking"] for s in (1, 1, 2)]
+    assert rankings[0] == rankings[1]
+    assert [row["id"] for row in rankings[0]] != [row["id"] for row in rankings[2]]
+    assert all(0 <= row["score"] < 1 for row in rankings[0])
+    assert all(a["score"] >= b["score"] for a, b in pairwise(rankings[0]))
+
+
+def test_random_does_not_look_at_the_rows(client, digits_rows):
+    request = {"acquisition": "random", "seed": 1, "k": 20}
+    one, other = digits_rows[:20].tolist(), digits_rows[20:40].tolist()
+    assert acquire(client, one, **request)["ranking"] == acquire(client, other, **request)["ranking"]
+
+
+def test_the_seed_of_an_unseeded_ranking_replays_it(client, digits_rows):
+    request = {"pool": digits_rows[:40].tolist(), "k": 7, "num_samples": 20}
+    fresh = client.post("/acquire", json=request)
+    assert client.post("/acquire", json={**request, "seed": fresh.json()["seed"]}).content == fresh.content
+
+
+@pytest.mark.parametrize("acquisition", SCORES)
+def test_a_pool_of_several_chunks_is_scored_as_its_parts_are(client, digits_rows, acquisition):
+    rng = np.random.default_rng(0)
+    pool = np.clip(np.tile(digits_rows, (4, 1)) + rng.integers(-2, 3, (1436, 64)), 0, 16)[: 2 * CHUNK_ROWS + 1]
+    request = {"acquisition": acquisition, "seed": 2, "num_samples": 10, "k": 2 * CHUNK_ROWS + 1}
+    whole = {row["index"]: row["score"] for row in acquire(client, pool.tolist(), **request)["ranking"]}
+    assert len(whole) == len(pool)
+    for start in range(0, len(pool), 300):  # not the chunks that the service itself takes
+        part = acquire(client, pool[start : start + 300].tolist(), **request)["ranking"]
+        assert {start + row["index"]: row["score"] for row in part}.items() <= whole.items()
+
+
+def test_an_npy_pool_is_ranked_as_a_json_pool_is(client, digits_rows):
+    query = {"k": 5, "seed": 7, "acquisition": "entropy", "num_samples": 20}
+    file = io.BytesIO()
+    np.save(file, digits_rows[:30], allow_pickle=False)
+    headers = {"Content-Type": "application/x-npy"}
+    answer = client.post("/acquire", params=query, content=file.getvalue(), headers=headers)
+    assert answer.content == client.post("/acquire", json={"pool": digits_rows[:30].tolist(), **query}).content
+
+
+@pytest.mark.parametrize(
+    ("ids", "field", "complaint"),
+    [
+        (["a", "b", "a"], "ids", "some that are the same"),
+        (["a", "b"], "ids", "one for each of the 3 pool rows, got 2"),
+        ([], "ids", "one for each of the 3 pool rows, got 0"),
+        (["a", "b", 3], "ids.2", "a valid string, got 3"),
+        (["a", None, "c"], "ids.1", "a valid string, got null"),
+        ("abc", "ids", "a valid list, got a string of 3 characters"),
+    ],
+)
+def test_bad_ids_are_refused(client, digits_rows, ids, field, complaint):
+    answer = client.post("/acquire", json={"pool": digits_rows[:3].tolist(), "ids": ids})
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith(f"{field}: expected ")
+    assert complaint in answer.json()["detail"]
+
+
+def test_ids_may_be_any_text(client, digits_rows):
+    ids = ["", "\x00", "é 𝄞", "x" * 10_000]
+    answer = acquire(client, digits_rows[:4].tolist(), ids=ids)
+    assert sorted(row["id"] for row in answer["ranking"]) == sorted(ids)
+    assert all(row["id"] == ids[row["index"]] for row in answer["ranking"])

@@ -1,0 +1,168 @@
+"""Clients that know what they must be answered: every answer is compared byte for byte, so that no row of another
+request, and none of another version, goes unnoticed."""
+
+import json
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.support.raw import Connection, Ended, request
+
+MOST_KEPT = 300  # answers under fresh draws, to be asked for again
+RETRY_S = 0.02  # before a new connection where the last failed
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A request, and its answer under a seed by one version."""
+
+    content: dict
+    expected: bytes
+
+    def bytes(self, **fields):
+        """The request as bytes, some fields added."""
+        return request("POST", "/predict", json.dumps({**self.content, **fields}).encode())
+
+
+def references(port, rows, count=40, **fields):
+    """Requests of different rows, numbers of rows and draws, and seeds, with the answers of a service at rest."""
+    made, chooser = [], random.Random(0)
+    with Connection(port) as connection:
+        for seed in range(count):
+            size = chooser.choice((1, 1, 2, 5, 16))
+            start = chooser.randrange(len(rows) - size)
+            content = {"inputs": rows[start : start + size].astype(int).tolist(), **fields}
+            content["num_samples"] = chooser.choice((20, 100))
+            content["seed"] = seed
+            answer = connection.ask(Reference(content, b"").bytes())
+            assert answer.status == 200, answer
+            made.append(Reference(content, answer.body))
+    assert len({reference.expected for reference in made}) == count
+    return made
+
+
+@dataclass
+class Told:
+    """What clients were told: answers that were right, others by status, connections that ended without an answer."""
+
+    right: int = 0
+    hung_up: int = 0
+    statuses: Counter = field(default_factory=Counter)
+    ended: int = 0
+    refused: int = 0
+    wrong: list[str] = field(default_factory=list)
+    fresh: list[tuple[Reference, bytes]] = field(default_factory=list)
+    right_at: list[float] = field(default_factory=list)  # of time.monotonic
+
+
+class Crowd:
+    """Clients that ask until the block ends, on connections that are kept.
+
+    A share of them hangs up, at a random moment of a request, by an end or a reset; a share asks without a seed, and
+    `replayed` asks again with the seed that the answer named.
+    """
+
+    def __init__(self, port, references, clients=8, hang_up=0.0, fresh=0.2, until_closed=False):
+        self.port, self.references, self.hang_up, self.fresh = port, references, hang_up, fresh
+        self.until_closed = until_closed  # a client stops when the server says that it closes the connection
+        self.told = [Told() for _ in range(clients)]
+        self.stop = threading.Event()
+        self.threads = [threading.Thread(target=self._ask, args=(i, told)) for i, told in enumerate(self.told)]
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop.set()
+        for thread in self.threads:
+            thread.join()
+
+    @property
+    def right(self):
+        """How many answers were right so far."""
+        return sum(told.right for told in self.told)
+
+    def whole(self):
+        """What all were told."""
+        whole = Told()
+        for told in self.told:
+            for name, value in vars(told).items():
+                setattr(whole, name, getattr(whole, name) + value)
+        whole.right_at.sort()
+        return whole
+
+    def _ask(self, number, told):
+        chooser, connection = random.Random(number), None
+        while not self.stop.is_set():
+            if connection is None:
+                try:
+                    connection = Connection(self.port, timeout_s=60.0)
+                except OSError:
+                    told.refused += 1
+                    if self.until_closed:
+                        return
+                    time.sleep(RETRY_S)
+                    continue
+            reference = chooser.choice(self.references)
+            if chooser.random() < self.hang_up:
+                _hang_up(connection, reference.bytes(), chooser)
+                told.hung_up += 1
+                connection = None
+                continue
+            is_fresh = chooser.random() < self.fresh
+            try:
+                answer = connection.ask(reference.bytes(seed=None) if is_fresh else reference.bytes())
+            except (Ended, OSError) as error:
+                told.ended += 1
+                if isinstance(error, TimeoutError):
+                    told.wrong.append("no answer and no end")
+                connection.close()
+                connection = None
+                continue
+            told.statuses[answer.status] += 1
+            if answer.status == 200:
+                told.right_at.append(time.monotonic())
+                if is_fresh:
+                    if len(told.fresh) < MOST_KEPT:
+                        told.fresh.append((reference, answer.body))
+                elif answer.body == reference.expected:
+                    told.right += 1
+                else:
+                    told.wrong.append(f"{answer.body[:300]!r} in place of {reference.expected[:300]!r}")
+            if answer.closes:
+                connection.close()
+                connection = None
+                if self.until_closed:
+                    return
+        if connection is not None:
+            connection.close()
+
+
+def replayed(port, told, most=200):
+    """How many answers under fresh draws are, byte for byte, those of the seeds that they name; all must be."""
+    with Connection(port) as connection:
+        for reference, body in told.fresh[:most]:
+            again = connection.ask(reference.bytes(seed=json.loads(body)["seed"]))
+            assert again.body == body, (again.body[:300], body[:300])
+    return len(told.fresh[:most])
+
+
+def _hang_up(connection, content, chooser):
+    """Send a part of a request or all of it, wait a moment, read a part of what came or nothing, and go."""
+    cut = chooser.choice((chooser.randrange(len(content)), len(content)))
+    try:
+        connection.send(content[:cut])
+        time.sleep(chooser.choice((0.0, 0.001, 0.005, 0.02, 0.06)) * chooser.random())
+        if chooser.random() < 0.3:
+            connection.socket.settimeout(0.01)
+            connection.socket.recv(100)
+    except (Ended, OSError):
+        pass
+    if chooser.random() < 0.5:
+        connection.reset()
+    else:
+        connection.close()

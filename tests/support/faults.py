@@ -1,0 +1,274 @@
+"""What goes wrong around a service while clients ask it: each function does it and returns what was seen."""
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from itertools import pairwise
+from urllib.parse import urlsplit
+
+import httpx
+from conftest import ROOT, metric, publish_again, wait_until
+
+from model_store.artifacts.store import ModelStore
+from model_store.errors import DubitoError
+from tests.support.crowd import Crowd, references, replayed
+from tests.support.process import children, open_files, settled
+from tests.support.raw import Connection, Ended, request
+
+TWO = {"DUBITO_WORKERS": "2", "DUBITO_POLL_INTERVAL_S": "0.1"}
+SOON = {"DUBITO_POLL_INTERVAL_S": "0.05"}
+ADMIN_KEY = "an-administrators-key"
+RECOVERY_S = 5.0
+
+
+def reading_log(process):
+    """Read a service's log from now on, which else fills its pipe."""
+
+    def read():
+        with suppress(OSError, ValueError):
+            while os.read(process.stderr.fileno(), 1 << 16):
+                pass
+
+    threading.Thread(target=read, daemon=True).start()
+
+
+def assert_right(told, port, may_end=0):
+    """Every answer was 200 and right; at most so many connections ended without one."""
+    assert told.wrong == [], told.wrong[:5]
+    assert set(told.statuses) <= {200}, told.statuses
+    assert told.ended <= may_end, told.ended
+    return f"{told.right:,} seeded answers right, {replayed(port, told)} others replayed by their seeds, none wrong"
+
+
+def starts(url):
+    """When each worker's process started, as its metrics say."""
+    page = httpx.get(f"{url}/metrics", timeout=60).text
+    return [metric(page, "process_start_time_seconds", worker=worker) for worker in "01"]
+
+
+def hit_worker(url, process, crowd, how):
+    """Send a signal to one of two workers; return when the next answer came, and when a new worker served."""
+    before, pids = starts(url), children(process.pid)
+    begun = time.monotonic()
+    os.kill(min(pids), how)
+    wait_until(lambda: children(process.pid).isdisjoint({min(pids)}) and len(children(process.pid)) == 2)
+    noticed = time.monotonic() - begun
+    wait_until(lambda: all(new > 0 for new in starts(url)) and starts(url) != before)
+    recovered = time.monotonic() - begun
+    right_at = crowd.whole().right_at
+    gaps = [later - earlier for earlier, later in pairwise(right_at) if later > begun]
+    return noticed, recovered, max(gaps)
+
+
+def signalled_worker(serve, store, made, seconds, how):
+    """Kill or stop workers under load, one every few seconds; return figures."""
+    seen, ended = [], 0
+    with serve(store, **TWO) as (url, process):
+        reading_log(process)
+        port = urlsplit(url).port
+        wait_until(lambda: all(starts(url)))
+        end = time.monotonic() + seconds
+        while not seen or time.monotonic() < end:
+            with Crowd(port, made, clients=6) as crowd:
+                wait_until(lambda crowd=crowd: crowd.right > 20)
+                seen.append(hit_worker(url, process, crowd, how))
+                reached = crowd.right
+                wait_until(lambda crowd=crowd, reached=reached: crowd.right > reached + 20)
+            told = crowd.whole()
+            text = assert_right(told, port, may_end=6)  # those in flight on the worker that was hit
+            ended += told.ended
+    noticed, recovered, gap = (max(values) for values in zip(*seen, strict=True))
+    return recovered, (
+        f"{len(seen)} times: {ended} connections ended, {text} in the last; noticed in {noticed:.1f} s, a new worker "
+        f"serves after {recovered:.1f} s at most, no answer for {gap:.2f} s at most"
+    )
+
+
+def hang_ups(serve, store, made, seconds, clients=8):
+    """Clients of which 30 % hang up at random moments of their requests; return figures."""
+    with serve(store) as (url, process):
+        reading_log(process)
+        port = urlsplit(url).port
+        files = settled(lambda: open_files(process.pid))
+        with Crowd(port, made, clients, hang_up=0.3) as crowd:
+            time.sleep(seconds)
+        told = crowd.whole()
+        text = assert_right(told, port)
+        assert told.hung_up > 0
+        page = httpx.get(f"{url}/metrics", timeout=60).text
+        wait_until(lambda: metric(httpx.get(f"{url}/metrics", timeout=60).text, "dubito_queued_requests") == 0)
+        assert metric(page, "dubito_failures_total", route="/predict", reason="unexpected") == 0
+        assert settled(lambda: open_files(process.pid)) == files
+    return f"{told.hung_up:,} hung up; {text}; nothing stays queued, as many files open as before"
+
+
+def slow_clients(serve, store, made, rows, seconds, many=40, receive_s=2):
+    """Clients whose requests trickle, and who do not read their answers, beside others; return figures."""
+    large = {"inputs": rows.astype(int).tolist(), "num_samples": 100, "return_samples": True, "seed": 1}
+    large = request("POST", "/predict", httpx.Request("POST", "http://x", json=large).content)
+    with serve(store, DUBITO_DEADLINE_S=str(receive_s)) as (url, process):
+        reading_log(process)
+        port = urlsplit(url).port
+        files = settled(lambda: open_files(process.pid))
+        with Crowd(port, made, clients=4) as crowd:
+            time.sleep(seconds / 4)
+            alone = crowd.right / (seconds / 4)
+            threads = [threading.Thread(target=trickle, args=(port, made[i % 3].bytes())) for i in range(many)]
+            for thread in threads:
+                thread.start()
+            unread = [Connection(port, receive_bytes=4096) for _ in range(many // 8)]
+            for connection in unread:
+                connection.send(large)
+                time.sleep(0.3)
+            begun, so_far = time.monotonic(), crowd.right
+            time.sleep(seconds / 2)
+            beside = (crowd.right - so_far) / (time.monotonic() - begun)
+            for thread in threads:
+                thread.join()
+        text = assert_right(crowd.whole(), port)
+        left = settled(lambda: open_files(process.pid), quiet_s=2 * receive_s + 1)
+        for connection in unread:
+            connection.close()
+        assert left == files
+    return (
+        f"{many} trickle and {len(unread)} do not read: all are hung up on, with {receive_s} s allowed; {text}; "
+        f"{beside:.0f} right answers a second beside them, {alone:.0f} before"
+    )
+
+
+def trickle(port, content):
+    """Send a request a byte at a time until the service hangs up."""
+    with Connection(port, timeout_s=60.0) as connection, suppress(Ended, OSError):
+        for i in range(len(content)):
+            connection.send(content[i : i + 1])
+            time.sleep(0.05)
+        raise AssertionError("a request that trickled was never refused")
+
+
+def terminated(serve, store, made, pool, workers="1"):
+    """SIGTERM while clients ask and large pools are ranked: all that was accepted is answered; return figures."""
+    ranking = request("POST", "/acquire?k=3&seed=1", pool, content_type="application/x-npy")
+    settings = {"DUBITO_WORKERS": workers, "DUBITO_NOTICE_S": "1", "DUBITO_DRAIN_S": "120"}
+    with serve(store, **settings) as (url, process), ExitStack() as connections:
+        reading_log(process)
+        port = urlsplit(url).port
+        with Connection(port) as connection:
+            expected = connection.ask(ranking)
+        assert expected.status == 200
+        long = [connections.enter_context(Connection(port, timeout_s=120.0)) for _ in range(3)]
+        for connection in long:
+            connection.send(ranking)
+        with Crowd(port, made, until_closed=True) as crowd:
+            wait_until(lambda: crowd.right > 50)
+            begun = time.monotonic()
+            process.terminate()
+            for thread in crowd.threads:
+                thread.join()
+            ranked = [connection.answer() for connection in long]
+            assert all(answer.body == expected.body for answer in ranked)
+            process.wait(120)
+            seconds = time.monotonic() - begun
+        assert process.returncode == 0
+        told = crowd.whole()
+        assert told.wrong == []
+        assert set(told.statuses) == {200}
+        assert (told.ended, told.refused) == (0, 0)
+    return f"{told.right:,} seeded answers and 3 large pools right, none lost, ended {seconds:.1f} s after"
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def corrupted(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def missing(path):
+    path.unlink()
+
+
+def emptied(path):
+    path.write_bytes(b"")
+
+
+def damaged_files(serve, source, rows, folder):
+    """Versions of which a file is damaged are published under load, then all files of the served one are deleted."""
+    shutil.copytree(source, folder / "models")
+    shutil.copytree(source, folder / "scratch")
+    store, scratch = ModelStore(folder / "models"), ModelStore(folder / "scratch")
+    publish_again(scratch, source)
+    names = sorted(path.name for path in (store.root / "digits" / "1").iterdir())
+    tried = 0
+    with serve(store.root, **SOON, DUBITO_ADMIN_KEY=ADMIN_KEY) as (url, process):
+        reading_log(process)
+        port = urlsplit(url).port
+        made = references(port, rows, version="latest")
+        with Crowd(port, made, clients=4) as crowd:
+            for name in names:
+                for damage in (truncated, corrupted, missing, emptied):
+                    draft, version = store.root / "digits" / ".draft-2", store.root / "digits" / "2"
+                    shutil.copytree(scratch.root / "digits" / "2", draft)
+                    damage(draft / name)
+                    draft.rename(version)
+                    with suppress(DubitoError):  # not there without a manifest
+                        store.set_alias("digits", "latest", "2")
+                    status = ask_for(url, "2")
+                    tried += 1
+                    assert status in (404, 503), (name, damage.__name__, status)
+                    store.set_alias("digits", "latest", "1")
+                    ask_for(url, "latest")
+                    shutil.rmtree(version)
+            for name in names:
+                missing(store.root / "digits" / "1" / name)
+            reached = crowd.right
+            wait_until(lambda: crowd.right > reached + 50)
+            for name in names:
+                shutil.copy(source / "digits" / "1" / name, store.root / "digits" / "1" / name)
+            assert ask_for(url, "1") == 200
+        text = assert_right(crowd.whole(), port)
+    return (
+        f"{tried} damaged versions, each refused by name while `latest` went on with the one before; then every file "
+        f"of the served version was deleted; {text}"
+    )
+
+
+def ask_for(url, version):
+    """Have the service look at its store, and return the status of a request for a version."""
+    looked = httpx.post(f"{url}/admin/refresh", headers={"X-API-Key": ADMIN_KEY}, timeout=60)
+    assert looked.status_code == 200
+    return httpx.post(f"{url}/predict", json={"inputs": [[0] * 64], "version": version}, timeout=60).status_code
+
+
+PUBLISH = """
+import resource, sys
+from pathlib import Path
+from conftest import publish_again
+from model_store.artifacts.store import ModelStore
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
+try:
+    publish_again(ModelStore(Path(sys.argv[1])), Path(sys.argv[2]))
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+
+
+def publish_with(limit_bytes, root, source):
+    """Publish in a process that can write files of so many bytes at most, as on a disk that fills up."""
+    command = [sys.executable, "-c", PUBLISH, str(root), str(source), str(limit_bytes)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def fill_disk_of(*pids):
+    """From now on processes cannot write a byte to any file."""
+    for pid in pids:
+        _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))

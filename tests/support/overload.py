@@ -1,0 +1,97 @@
+"""Ten times the load that a service can answer, and the figures that say how it bears it."""
+
+import json
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from conftest import ROOT
+
+from benchmarks.load import Load, closed_loop, open_loop, post
+
+TIMES = 10
+CLOSED_CONNECTIONS = 32
+OPEN_CONNECTIONS = 256
+
+
+@dataclass(frozen=True)
+class Overload:
+    """What was measured, one after the other in one run.
+
+    Attributes:
+        capacity: answers a second in closed loop from many connections, the most of three turns.
+        unloaded: open loop at a tenth of the capacity.
+        loaded: open loop at ten times the capacity.
+        health_s: latencies of /health/live meanwhile, of a client in a process of its own.
+        probed: that client's statuses of health and predictions, and how many 429 had no Retry-After.
+    """
+
+    capacity: float
+    unloaded: Load
+    loaded: Load
+    health_s: np.ndarray
+    health_statuses: dict[str, int]
+    predicted: dict[str, int]
+    without_retry_after: int
+
+    @property
+    def goodput(self):
+        """Good answers a second under overload, of the capacity."""
+        return self.loaded.rate / self.capacity
+
+    @property
+    def slowdown(self):
+        """The 99th percentile of the latency of accepted requests, of that without load."""
+        return self.loaded.percentile(99) / self.unloaded.percentile(99)
+
+    def __str__(self):
+        unloaded, loaded = self.unloaded, self.loaded
+        return (
+            f"capacity {self.capacity:.0f}/s; unloaded {_milliseconds(unloaded)}; at {TIMES} times the capacity "
+            f"{loaded.counts} of {len(loaded.kinds):,}, goodput {self.goodput:.2f} of capacity, accepted "
+            f"{_milliseconds(loaded)}: {self.slowdown:.1f} times unloaded; refused {_milliseconds(loaded, '429')}; "
+            f"/health/live p50 {1e3 * np.median(self.health_s):.1f} ms, p99 "
+            f"{1e3 * np.quantile(self.health_s, 0.99):.1f} ms, at most {1e3 * self.health_s.max():.1f} ms"
+        )
+
+
+def _milliseconds(load, kind="200"):
+    return f"p50 {1e3 * load.percentile(50, kind):.1f} ms, p99 {1e3 * load.percentile(99, kind):.1f} ms"
+
+
+def overload(port, body, seconds, folder):
+    """Measure capacity and unloaded latency for a while, then overload the service for `seconds`."""
+    requests, file = [post("/predict", body)], folder / "body.json"
+    file.write_bytes(body)
+    turn = min(10.0, max(0.5, seconds / 6))
+    capacity = max(closed_loop(port, requests, CLOSED_CONNECTIONS, turn, warm_up_s=0.5).rate for _ in range(3))
+    time.sleep(1.5)  # what was refused is forgotten
+    unloaded = open_loop(port, requests, capacity / 10, 3 * turn, connections=OPEN_CONNECTIONS)
+    with probing(port, 1.0 + seconds, file) as probed:
+        loaded = open_loop(port, requests, TIMES * capacity, seconds, connections=OPEN_CONNECTIONS, timeout_s=30.0)
+    return Overload(
+        capacity,
+        unloaded,
+        loaded,
+        np.array(probed["latencies_s"]),
+        probed["health"],
+        probed["predicted"],
+        probed["without"],
+    )
+
+
+@contextmanager
+def probing(port, seconds, file):
+    """Ask a service for so long in a process of its own; the mapping has what it says once the block has ended."""
+    command = [sys.executable, "-m", "tests.support.probe", str(port), str(seconds), str(file)]
+    probe = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    found = {}
+    try:
+        yield found
+        found.update(json.loads(probe.communicate(timeout=60)[0]))
+    finally:
+        probe.kill()
+        probe.communicate()

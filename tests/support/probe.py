@@ -1,0 +1,39 @@
+"""A process that asks a service one thing after the other while it is under load: `/health/live`, and now and then a
+prediction. Prints JSON: latencies of health in seconds, statuses, and how many 429 had no good Retry-After.
+
+    python -m tests.support.probe PORT SECONDS [BODY_FILE]
+"""
+
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.support.raw import Connection, request
+
+PAUSE_S = 0.02
+PREDICT_EVERY = 10
+
+
+def main():
+    port, seconds = int(sys.argv[1]), float(sys.argv[2])
+    live = request("GET", "/health/live")
+    predict = request("POST", "/predict", Path(sys.argv[3]).read_bytes()) if len(sys.argv) > 3 else None
+    latencies, health, predicted, without = [], Counter(), Counter(), 0
+    end = time.monotonic() + seconds
+    with Connection(port) as connection, Connection(port) as other:
+        while time.monotonic() < end:
+            begun = time.perf_counter()
+            health[connection.ask(live).status] += 1
+            latencies.append(time.perf_counter() - begun)
+            if predict is not None and len(latencies) % PREDICT_EVERY == 0:
+                answer = other.ask(predict)
+                predicted[answer.status] += 1
+                without += answer.status == 429 and int(answer.headers.get(b"retry-after", b"0")) < 1
+            time.sleep(PAUSE_S)
+    print(json.dumps({"latencies_s": latencies, "health": health, "predicted": predicted, "without": without}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Calibration as served: a row is scored as a lone request would be, and measured quality."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, log_loss
+
+from model_store.artifacts.store import ModelStore
+from model_store.conformal.detectors import DetectorNames
+from model_store.conformal.sets import class_nonconformity
+from model_store.inference.model import detector_scores
+from model_store.inference.runtime import Runtime
+from model_store.scores.classification import Scores, predictive_scores, predictive_sums
+from training.calibration.calibrate import (
+    by_detector,
+    calibrate,
+    draw_counts,
+    draw_seed,
+    quality,
+    scores_and_likelihoods,
+    served_scores,
+)
+from training.data import digits
+from training.nn.posteriors.noise import hash_key
+from training.recipe import COMBINED_DENSITIES
+
+COUNTS = [1, 2, 3, 5, 10]
+NAMES = DetectorNames(("bald", "residual"), COMBINED_DENSITIES, ("residual",))
+ROWS = 45  # more than one chunk of rows
+
+
+@pytest.fixture(scope="module")
+def runtime(digits_store):
+    artifact = ModelStore(digits_store).open("digits", "1")
+    dimension = artifact.manifest.noise.dimension
+    return Runtime(artifact.files["sampler.onnx"], artifact.files["network.onnx"], dimension)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return digits().test.take(np.arange(ROWS))
+
+
+def alone(runtime, row, seed, num_draws):
+    """The scores of one row, asked for by itself with a seed and a number of draws."""
+    log_probs, density = runtime.run(row[None], runtime.draw(seed, 0, num_draws)[:, None])
+    return predictive_scores(predictive_sums(log_probs), standard_errors=False), density
+
+
+@pytest.mark.parametrize("share", [1, 5, 16, 40])
+def test_rows_are_scored_exactly_as_requests_with_their_seeds_are_served(runtime, rows, share):
+    scores, densities = served_scores(runtime, rows, COUNTS, seed=3, share=share)
+    for i in range(ROWS):
+        for j, count in enumerate(COUNTS):
+            # Scores at a number of draws are those of the first draws alone.
+            expected, density = alone(runtime, rows.x[i], draw_seed(3, i // share), count)
+            assert (scores[j].num_draws == count).all()
+            assert np.allclose(scores[j].probabilities[i], expected.probabilities[0], rtol=1e-12, atol=0)
+            for name, values in scores[j].by_name().items():
+                assert np.allclose(values[i], expected.by_name()[name][0], rtol=1e-9, atol=1e-12), name
+            assert np.array_equal(densities[i], density[0])
+
+
+def test_a_row_s_likelihood_is_the_mean_probability_of_its_label_as_served(runtime, rows):
+    scores, densities, likelihoods = scores_and_likelihoods(runtime, rows, 10, 3, 16)
+    (expected,), same_densities = served_scores(runtime, rows, [10], 3, 16)
+    assert np.array_equal(densities, same_densities)
+    assert np.array_equal(scores.entropy, expected.entropy)
+    for i in range(ROWS):
+        log_probs, _ = runtime.run(rows.x[i : i + 1], runtime.draw(draw_seed(3, i // 16), 0, 10)[:, None])
+        assert np.isclose(np.exp(likelihoods[i]), np.exp(log_probs[:, 0, rows.y[i]]).mean(), rtol=1e-5)
+
+
+def test_each_request_has_draws_of_its_own(runtime, rows):
+    same = rows.take(np.zeros(10, dtype=np.int64))
+    lone, _ = served_scores(runtime, same, [10], seed=3)
+    together, _ = served_scores(runtime, same, [10], seed=3, share=10)
+    assert len(np.unique(lone[0].entropy)) == 10
+    assert len(np.unique(together[0].entropy)) == 1
+    assert len({draw_seed(seed, i) for seed in range(10) for i in range(100)}) == 1000
+    assert all(0 <= draw_seed(2**63 - 1, i) < 2**53 for i in range(100))
+
+
+@pytest.mark.parametrize(
+    ("default", "counts"),
+    [(2, [1, 2]), (4, [1, 2, 3, 4]), (100, [1, 2, 3, 5, 10, 20, 30, 50, 75, 100]), (1000, None)],
+)
+def test_the_grid_of_draws_ends_at_the_default(default, counts):
+    found = draw_counts(default)
+    assert found == (counts or found)
+    assert found[0] == 1
+    assert found[-1] == default
+    assert found == sorted(set(found))
+
+
+def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, rows):
+    reference, ranking = rows.take(np.arange(20)), rows.take(np.arange(20, 45))
+    calibration = calibrate(runtime, reference, ranking, COUNTS, NAMES, 10, seed=1)
+    assert calibration.draw_counts.tolist() == COUNTS
+    assert calibration.combined == ("bald", "residual")
+    assert calibration.smallest_fpr == 1 / 26
+    assert set(calibration.reference) == {"entropy", "bald", "mean_std", "variation_ratio", *COMBINED_DENSITIES}
+    assert all(scores.shape == (5, 20) for scores in calibration.reference.values())
+    # The other split's true labels, with draws of its own, are what sets and abstention are made from.
+    assert calibration.nonconformity.shape == calibration.statistic.shape == (5, 25)
+    ranked, _ = served_scores(runtime, ranking, COUNTS, hash_key(1, 1))
+    for j, scores in enumerate(ranked):
+        expected = class_nonconformity(scores.probabilities, ranking.y)
+        assert calibration.nonconformity[j].tolist() == expected.tolist()
+        assert calibration.answers.doubt[j].tolist() == scores.variation_ratio.tolist()
+        is_wrong = scores.probabilities.argmax(axis=1) != ranking.y
+        assert calibration.answers.is_wrong[j].tolist() == is_wrong.tolist()
+
+
+def test_detectors_are_the_scores_and_the_densities_by_name_beside_predicted_labels(runtime, rows):
+    scores, density = served_scores(runtime, rows, COUNTS, seed=3)
+    found = by_detector(scores, density, COMBINED_DENSITIES)
+    for j in range(len(COUNTS)):
+        expected = detector_scores(scores[j], density, COMBINED_DENSITIES)
+        assert found.by_name.keys() == expected.keys()
+        for name, values in expected.items():
+            assert np.array_equal(found.by_name[name][j], values)
+        assert np.array_equal(found.labels[j], scores[j].probabilities.argmax(axis=1))
+
+
+def with_probabilities(probs):
+    """Scores of which only the probabilities matter."""
+    rest = np.zeros(len(probs))
+    return Scores(
+        num_draws=np.ones(len(probs), dtype=int),
+        probabilities=probs,
+        label=probs.argmax(axis=1),
+        entropy=rest,
+        expected_entropy=rest,
+        bald=rest,
+        mean_std=rest,
+        variation_ratio=rest,
+        standard_error=None,
+    )
+
+
+def test_quality_is_scikit_learns():
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.ones(4), size=200)
+    y = np.array([rng.choice(4, p=p) for p in probs])
+    found = quality(with_probabilities(probs), y)
+    assert found["accuracy"] == accuracy_score(y, probs.argmax(1))
+    assert found["log_likelihood"] == pytest.approx(-log_loss(y, probs, labels=range(4)))
+    assert found["brier"] == pytest.approx(
+        sum((probs[n, c] - (y[n] == c)) ** 2 for n in range(200) for c in range(4)) / 200
+    )
+    gap = 0.0
+    for b in range(15):
+        inside = [n for n in range(200) if b / 15 <= probs[n].max() < (b + 1) / 15 + (b == 14)]
+        if inside:
+            correct = np.mean([probs[n].argmax() == y[n] for n in inside])
+            gap += len(inside) / 200 * abs(correct - np.mean([probs[n].max() for n in inside]))
+    assert found["expected_calibration_error"] == pytest.approx(gap)
+
+
+def test_quality_of_certain_answers_is_finite():
+    y = np.array([0, 1, 1])
+    right = quality(with_probabilities(np.eye(2)[y]), y)
+    assert right == {"accuracy": 1, "log_likelihood": 0, "brier": 0, "expected_calibration_error": 0}
+    wrong = quality(with_probabilities(np.eye(2)[1 - y]), y)
+    assert wrong["accuracy"] == 0
+    assert wrong["brier"] == 2
+    assert wrong["expected_calibration_error"] == 1
+    assert -1000 < wrong["log_likelihood"] < -600

@@ -1,0 +1,142 @@
+"""A known temperature is found, kept only where it pays, and served by every graph."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import scale_model
+from safetensors.numpy import load
+from scipy import optimize, special
+
+from model_store.artifacts.store import ModelStore
+from model_store.inference.runtime import Runtime
+from training.calibration.temperature import PRIOR_STD, choose_temperature, fit_temperature, set_temperature
+from training.data import Rows
+from training.export.graphs import export
+from training.export.quantise import quantise_network
+from training.export.served import served_network
+from training.nn.flows import realnvp
+from training.nn.likelihoods import Categorical, Gaussian
+from training.nn.model import initialise
+
+ROWS = 20_000
+
+
+def classes(rows, scale=1.0, seed=0):
+    """Log-probabilities of one draw whose logits are `scale` times the true ones, and labels of the true ones."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2.0 * torch.randn(rows, 5, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+    return torch.log_softmax(scale * logits, dim=-1)[None], labels
+
+
+@pytest.mark.parametrize("scale", [0.4, 1.0, 2.5])
+def test_logits_that_are_too_large_by_a_factor_are_divided_by_it(scale):
+    log_probs, y = classes(ROWS, scale)
+    found = fit_temperature(Categorical(5), log_probs, y)
+    # Of log T: the information of a row is the variance of log p over its classes, at T.
+    log_p = log_probs[0] / scale
+    p = log_p.softmax(1)
+    information = (p * log_p**2).sum() - (p * log_p).sum(1).square().sum()
+    assert math.log(found) == pytest.approx(math.log(scale), abs=6 / math.sqrt(information) + 1e-3)
+
+
+@pytest.mark.parametrize("factor", [0.25, 1.0, 4.0])
+def test_variances_that_are_too_small_by_a_factor_are_multiplied_by_it(factor):
+    generator = torch.Generator().manual_seed(1)
+    mean, log_variance = torch.randn(2, ROWS, generator=generator, dtype=torch.float64)
+    y = mean + (0.5 * log_variance).exp() * torch.randn(ROWS, generator=generator, dtype=torch.float64)
+    moments = torch.stack([mean, log_variance - math.log(factor)], dim=-1)[None]
+    found = fit_temperature(Gaussian("homoscedastic"), moments, y)
+    assert math.log(found) == pytest.approx(math.log(factor), abs=6 * math.sqrt(2 / ROWS) + 1e-3)
+
+
+def test_of_several_draws_their_mean_s_penalised_likelihood_is_maximised():
+    generator = np.random.default_rng(0)
+    logits, y = generator.normal(size=(7, 40, 3)), generator.integers(3, size=40)
+
+    def loss(log_t):
+        mean = special.softmax(logits / math.exp(log_t), axis=-1).mean(axis=0)
+        return (log_t / PRIOR_STD) ** 2 / 2 - np.log(mean[np.arange(40), y]).sum()
+
+    expected = optimize.minimize_scalar(loss, bounds=(-2.3, 2.3), method="bounded").x
+    log_probs = torch.from_numpy(special.log_softmax(logits, axis=-1))
+    assert math.log(fit_temperature(Categorical(3), log_probs, torch.from_numpy(y))) == pytest.approx(
+        expected, abs=2e-3
+    )
+
+
+def test_labels_that_are_all_right_do_not_take_the_temperature_to_0():
+    log_probs = torch.log_softmax(5 * torch.eye(3, dtype=torch.float64).repeat(20, 1), dim=-1)[None]
+    assert fit_temperature(Categorical(3), log_probs, torch.arange(3).repeat(20)) > 0.25
+
+
+@pytest.mark.parametrize(("rows", "scale"), [(60, 1.0), (60, 1.3), (2000, 1.0), (2000, 1.3), (2, 1.0)])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_temperature_is_kept_if_each_half_gains_by_that_of_the_other(rows, scale, seed):
+    likelihood = Categorical(5)
+    log_probs, y = classes(rows, scale, seed)
+    gains = np.zeros(rows)
+    for fitted, measured in ((slice(0, None, 2), slice(1, None, 2)), (slice(1, None, 2), slice(0, None, 2))):
+        t = fit_temperature(likelihood, log_probs[:, fitted], y[fitted])
+        after = torch.log_softmax(log_probs[0, measured] / t, dim=-1)
+        gains[measured] = (after - log_probs[0, measured])[torch.arange(len(after)), y[measured]]
+    found = choose_temperature(likelihood, log_probs, y)
+    assert found.gain == pytest.approx(gains.mean(), abs=1e-12)
+    assert found.standard_error == pytest.approx(gains.std(ddof=1) / math.sqrt(rows), abs=1e-12)
+    assert found.value == (found.fitted if found.gain > found.standard_error else 1.0)
+    if rows == 2000 and scale == 1.3:  # the gain is worth 10 standard errors
+        assert found.value == pytest.approx(1.3, abs=0.3)
+
+
+def test_one_row_keeps_what_there_is():
+    assert choose_temperature(Categorical(5), *classes(1)).value == 1.0
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A model of rows whose labels it knows nothing of, with logits that are far too large."""
+    model = scale_model(realnvp, 20, 96, 96, 96, 5, hidden=16)
+    x = torch.randn(300, 20, generator=torch.Generator().manual_seed(0))
+    initialise(model, x)
+    with torch.no_grad():
+        model.posterior.output.shift[-5:].mul_(4.0)
+    return model.eval(), Rows(x.numpy(), np.random.default_rng(0).integers(5, size=300))
+
+
+def test_the_graphs_serve_the_temperature_in_floats_and_in_integers(model):
+    model, rows = model
+    served = served_network(model, torch.from_numpy(rows.x), 0)
+
+    def outputs():
+        files = export(model, served)
+        for network in (files["network.onnx"], quantise_network(files["network.onnx"])):
+            runtime = Runtime(files["sampler.onnx"], network, model.posterior.noise_dimension)
+            yield runtime.run(rows.x[:8], runtime.draw(0, 0, 6)[:, None])[0]
+
+    model.likelihood.temperature.fill_(1.0)
+    before = list(outputs())
+    temperature = set_temperature(model, rows, 10, 0).value
+    assert temperature > 1.5
+    assert temperature == pytest.approx(model.likelihood.temperature.item())
+    for at_1, found in zip(before, outputs(), strict=True):
+        expected = special.log_softmax(at_1.astype(np.float64) / temperature, axis=-1)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_fitting_again_does_not_compound(model):
+    model, rows = model
+    first = set_temperature(model, rows, 10, 0)
+    assert set_temperature(model, rows, 10, 0) == first
+
+
+def test_a_published_version_says_its_temperature(digits_store):
+    artifact = ModelStore(digits_store).open("digits", "1")
+    temperature = artifact.manifest.training["temperature"]
+    assert set(temperature) == {"value", "fitted", "gain", "standard_error"}
+    assert temperature["value"] == (
+        temperature["fitted"] if temperature["gain"] > temperature["standard_error"] else 1
+    )
+    in_weights = load(artifact.files["weights.safetensors"])["likelihood.temperature"]
+    assert in_weights == np.float32(temperature["value"])

@@ -1,0 +1,256 @@
+"""`csv:`, `parquet:` and `uci:`: columns, what is missing, and that nothing but the training split is looked at."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from conftest import recipe_of, refused
+from pyarrow import parquet
+
+from model_store.inputs.columns import from_objects
+from training.data import load, split, split_sizes
+
+ROWS = 40
+RNG = np.random.default_rng(0)
+AGE = RNG.integers(18, 80, ROWS)
+CITY = [["Rome", "Oslo", None][i % 3] for i in range(ROWS)]
+VIP = [i % 4 == 0 for i in range(ROWS)]
+INCOME = [None if i % 5 == 0 else float(i) / 3 for i in range(ROWS)]
+LABEL = [["no", "yes"][i % 2] for i in range(ROWS)]
+COLUMNS = {"age": AGE.tolist(), "city": CITY, "vip": VIP, "income": INCOME, "label": LABEL}
+
+
+def write_csv(folder, columns=COLUMNS):
+    lines = [",".join(columns)]
+    lines += [
+        ",".join("" if cell is None else str(cell) for cell in row) for row in zip(*columns.values(), strict=True)
+    ]
+    (folder / "a.csv").write_text("\n".join(lines) + "\n")
+
+
+def read(folder, task="classification", source="csv:a.csv", **data):
+    return load(recipe_of(source, task, **{"target": "label", **data}), folder)
+
+
+def objects(columns=COLUMNS, without="label"):
+    """The rows as a user posts them."""
+    names = [name for name in columns if name != without]
+    return [dict(zip(names, row, strict=True)) for row in zip(*(columns[name] for name in names), strict=True)]
+
+
+def test_a_table_s_rows_are_what_the_service_makes_of_them(tmp_path):
+    write_csv(tmp_path)
+    data = read(tmp_path)
+    assert [column.kind for column in data.columns] == ["numeric", "categorical", "categorical", "numeric"]
+    assert [column.name for column in data.columns] == ["age", "city", "vip", "income"]
+    assert (data.columns[1].categories, data.columns[2].categories) == (("Oslo", "Rome"), ("false", "true"))
+    assert (data.columns[0].indicator, data.columns[3].indicator) == (False, True)
+    posted = json.loads(json.dumps(objects()))
+    served = from_objects(posted, data.columns, "inputs")
+    together = np.concatenate([data.train.x, data.test.x])
+    assert sorted(together.tolist()) == sorted(served.tolist())
+    assert data.classes == ("no", "yes")
+
+
+def test_rows_are_encoded_by_known_columns_however_few_they_are(tmp_path):
+    write_csv(tmp_path)
+    known = read(tmp_path).columns
+    others = {name: cells[:5] for name, cells in COLUMNS.items()} | {"vip": [True, False, None, "maybe", " TRUE "]}
+    write_csv(tmp_path, others)
+    few = load(recipe_of("csv:a.csv", target="label", ranking_rows=100), tmp_path, known)
+    served = from_objects(objects(others | {"vip": [True, False, None, "maybe", True]}), known, "inputs")
+    assert sorted(np.concatenate([few.train.x, few.test.x]).tolist()) == sorted(served.tolist())
+
+
+def test_parquet_and_csv_of_the_same_table_give_the_same_rows(tmp_path):
+    write_csv(tmp_path)
+    parquet.write_table(pa.table(COLUMNS), tmp_path / "a.parquet")
+    dictionary = pa.table({**COLUMNS, "city": pa.array(CITY).dictionary_encode(), "age": pa.array(AGE, pa.int16())})
+    parquet.write_table(dictionary, tmp_path / "b.parquet")
+    digests = {read(tmp_path, source=s).digest() for s in ("csv:a.csv", "parquet:a.parquet", "parquet:b.parquet")}
+    assert len(digests) == 1
+
+
+def test_the_encoding_is_of_the_training_split_alone(tmp_path):
+    write_csv(tmp_path)
+    recipe = recipe_of("csv:a.csv", target="label")
+    data = load(recipe, tmp_path)
+    kept = set(split(data, split_sizes(recipe)).train.x[:, 0].tolist())
+    held_out = [i for i, row in enumerate(from_objects(objects(), data.columns, "x")) if row[0] not in kept]
+    assert len(held_out) >= 8
+    changed = {name: list(values) for name, values in COLUMNS.items()}
+    for i in held_out:
+        changed["age"][i], changed["city"][i], changed["income"][i] = 10**6 + i, f"new {i}", -(10.0**6)
+    write_csv(tmp_path, changed)
+    again = load(recipe, tmp_path)
+    assert again.columns == data.columns
+    assert again.digest() != data.digest()
+
+
+def test_training_rows_are_standardised(tmp_path):
+    write_csv(tmp_path)
+    recipe = recipe_of("csv:a.csv", target="label")
+    x = split(load(recipe, tmp_path), split_sizes(recipe)).train.x
+    assert x[:, 0].mean() == pytest.approx(0, abs=1e-6)
+    assert x[:, 0].std() == pytest.approx(1, abs=1e-6)
+
+
+def test_a_recipe_s_kinds_are_kept(tmp_path):
+    zips = [f"0{i % 3}" for i in range(ROWS)]
+    write_csv(tmp_path, {**COLUMNS, "zip": zips, "id": [f"k{i}" for i in range(ROWS)]})
+    data = read(tmp_path, columns={"zip": "categorical", "id": "ignored", "income": "ignored"})
+    assert [column.name for column in data.columns] == ["age", "city", "vip", "zip"]
+    assert data.columns[3].categories == ("00", "01", "02")
+    refused(lambda: read(tmp_path, columns={"city": "numeric"}), "column city: expected numbers, got 'Rome' in row 0")
+
+
+def test_quoted_cells_may_hold_commas_and_newlines(tmp_path):
+    write_csv(tmp_path, {**COLUMNS, "city": ['"a, ""b""\nc"' if i % 2 else "d" for i in range(ROWS)]})
+    assert read(tmp_path).columns[1].categories == ('a, "b"\nc', "d")
+
+
+def test_a_column_that_does_not_vary_is_kept_at_zero(tmp_path):
+    write_csv(tmp_path, {**COLUMNS, "age": [3] * ROWS})
+    assert set(read(tmp_path).train.x[:, 0].tolist()) == {0.0}
+
+
+def test_labels_of_numbers_are_sorted_by_value_and_targets_of_regression_are_float32(tmp_path):
+    write_csv(tmp_path, {**COLUMNS, "label": [[2, 10, 1][i % 3] for i in range(ROWS)]})
+    assert read(tmp_path).classes == ("1", "2", "10")
+    data = read(tmp_path, "regression")
+    assert data.classes == ()
+    assert data.train.y.dtype == np.float32
+    assert set(data.train.y.tolist()) == {1.0, 2.0, 10.0}
+
+
+@pytest.mark.parametrize(
+    ("columns", "data", "says"),
+    [
+        ({}, {"target": None}, "data.target: expected the name of a column"),
+        ({}, {"target": "price"}, "data.target: expected one of the columns ['age', 'city'"),
+        ({}, {"columns": {"price": "numeric"}}, "data.columns: expected one of the columns"),
+        ({}, {"columns": {"label": "categorical"}}, "data.columns: expected no kind for the target"),
+        ({}, {"columns": dict.fromkeys(["age", "city", "vip", "income"], "ignored")}, "a column beside the target"),
+        ({"label": ["a"] * ROWS}, {}, "data.target: expected labels of 2 to 1000 classes, got 1"),
+        ({"label": [None, *LABEL[1:]]}, {}, "data.target: expected a value in every row, got none in row 0"),
+        ({"age": ["inf", *AGE[1:]]}, {}, "column age: expected finite numbers, got infinity in row 0"),
+        ({"age": [None] * ROWS}, {}, "column age: expected a value in some training row"),
+        (
+            {"city": [f"c{i}" for i in range(ROWS)] * 1},
+            {"columns": {"city": "numeric"}},
+            "column city: expected numbers",
+        ),
+        ({"age": ["1e200"] * 20 + ["-1e200"] * 20}, {}, "column age: expected numbers whose variance"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_table_that_is_not_as_it_should_be_is_refused(tmp_path, columns, data, says):
+    write_csv(tmp_path, {**COLUMNS, **columns})
+    refused(lambda: read(tmp_path, **data), says)
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ([*LABEL[:-1], "maybe"], "column label: expected numbers, got 'no' in row 0"),
+        ([None, *range(ROWS - 1)], "data.target: expected a value in every row, got none in row 0"),
+        (["nan", *range(ROWS - 1)], "data.target: expected a value in every row, got none in row 0"),
+        (["inf", *range(ROWS - 1)], "column label: expected finite numbers"),
+        (["1e39", *range(ROWS - 1)], "data.target: expected numbers in float32's range"),
+    ],
+    ids=["words", "missing", "NaN", "infinity", "too large"],
+)
+def test_a_target_of_regression_that_is_no_number_is_refused(tmp_path, target, says):
+    write_csv(tmp_path, {**COLUMNS, "label": target})
+    refused(lambda: read(tmp_path, "regression"), says)
+
+
+def test_a_column_of_too_many_categories_is_refused(tmp_path):
+    many = {"name": [f"k{i}" for i in range(600)], "label": ["a", "b"] * 300}
+    write_csv(tmp_path, many)
+    refused(lambda: read(tmp_path), "column name: expected 1 to 256 categories (or `ignored` in data.columns)")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "Empty CSV file"),
+        (b"a,label\n", "at least two rows, got 0"),
+        (b"a,label\n1,x\n2,y,3\n", "Expected 2 columns, got 3"),
+        (b"a,label\n1,x\n2\n", "Expected 2 columns, got 1"),
+        (b"a,a,label\n1,2,x\n3,4,y\n", "columns with different names"),
+        (b"a,,label\n1,2,x\n3,4,y\n", "columns with different names"),
+        (b"a,label\n1,\xff\xfe\n2,y\n", "a readable CSV file"),
+        (b"PAR1" + bytes(40), "data"),
+    ],
+    ids=["empty", "header alone", "long row", "short row", "names twice", "no name", "no UTF-8", "binary"],
+)
+def test_a_file_that_is_no_table_is_refused(tmp_path, content, says):
+    (tmp_path / "a.csv").write_bytes(content)
+    refused(lambda: read(tmp_path), says)
+    (tmp_path / "a.parquet").write_bytes(content)
+    refused(lambda: read(tmp_path, source="parquet:a.parquet"), "data.source: expected a readable Parquet file")
+
+
+def test_what_is_not_there_or_of_another_type_is_refused(tmp_path):
+    for source in ("csv:absent.csv", "parquet:absent.parquet", "csv:."):
+        refused(lambda source=source: read(tmp_path, source=source), "data.source: expected a readable")
+    when = pa.table({**COLUMNS, "when": pa.array(range(ROWS), pa.timestamp("s"))})
+    parquet.write_table(when, tmp_path / "a.parquet")
+    refused(lambda: read(tmp_path, source="parquet:a.parquet"), "column when: expected numbers, booleans or strings")
+    assert len(read(tmp_path, source="parquet:a.parquet", columns={"when": "ignored"}).columns) == 4
+    refused(lambda: load(recipe_of("digits", target="a"), tmp_path), "data.target: expected none, since `digits`")
+    refused(lambda: load(recipe_of("digits", "regression"), tmp_path), "task: expected classification")
+
+
+# UCI
+
+
+def write_uci(folder, **changed):
+    data = np.column_stack([np.arange(30.0), RNG.normal(size=30), RNG.normal(size=30)])
+    files = {
+        "data": data,
+        "index_features": [0, 2],
+        "index_target": [1],
+        "index_train_4": np.arange(10, 30),
+        "index_test_4": np.arange(10),
+    } | changed
+    for name, array in files.items():
+        np.savetxt(folder / f"{name}.txt", array)
+    return data
+
+
+def test_a_uci_split_is_the_one_that_the_recipe_names(tmp_path):
+    content = write_uci(tmp_path)
+    recipe = recipe_of("uci:.", "regression", split=4)
+    data = load(recipe, tmp_path)
+    assert [column.name for column in data.columns] == ["x0", "x1"]
+    raw = data.train.x * [c.std for c in data.columns] + [c.mean for c in data.columns]
+    assert raw == pytest.approx(content[10:, [0, 2]], abs=1e-5)
+    assert np.array_equal(data.train.y, content[10:, 1].astype(np.float32))
+    assert np.array_equal(data.test.y, content[:10, 1].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"index_test_4": np.arange(11)}, "index_test_4.txt: expected rows that are not in the training index"),
+        ({"index_test_4": np.arange(28, 31)}, "whole numbers from 0 to 29"),
+        ({"index_test_4": [0.5]}, "whole numbers from 0 to 29"),
+        ({"index_test_4": []}, "finite numbers"),
+        ({"index_target": [0, 1]}, "index_target.txt: expected one column, got 2"),
+        ({"data": [[np.nan, 1, 2]] * 30}, "finite numbers"),
+        ({"index_features": [3]}, "whole numbers from 0 to 2"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_uci_files_that_do_not_go_together_are_refused(tmp_path, changed, says):
+    write_uci(tmp_path, **changed)
+    refused(lambda: load(recipe_of("uci:.", "regression", split=4), tmp_path), says)
+
+
+def test_a_uci_split_that_is_not_there_and_classification_are_refused(tmp_path):
+    write_uci(tmp_path)
+    refused(lambda: load(recipe_of("uci:.", "regression", split=5), tmp_path), "index_train_5.txt", "readable")
+    refused(lambda: load(recipe_of("uci:."), tmp_path), "task: expected regression, since `uci` has real targets")

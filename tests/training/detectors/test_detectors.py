@@ -1,0 +1,190 @@
+"""Density detectors against numpy, and their cases in closed form."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import scale_model
+
+from training.detectors import KINDS
+from training.detectors.gaussian import SHRINKAGE, ClassGaussian
+from training.detectors.neighbours import (
+    BANK_ROWS,
+    DIRECTIONS,
+    FEW_NEIGHBOUR,
+    FEW_ROWS,
+    NEIGHBOUR,
+    SOFTENING,
+    Neighbours,
+)
+from training.detectors.spectrum import EXPLAINED, FLOOR, LARGEST, Fold, Mahalanobis, Residual, Spectrum
+from training.export.served import served_network
+from training.nn.flows import realnvp
+
+
+def data(rows=300, seed=0):
+    """Rows of 8 numbers whose 8 directions have very different variances, away from the origin."""
+    rng = np.random.default_rng(seed)
+    rotation = np.linalg.qr(rng.normal(size=(8, 8)))[0]
+    return (rng.normal(size=(rows, 8)) * [10, 8, 5, 2, 1, 0.5, 0.2, 0.1]) @ rotation + 20
+
+
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+def score(detector, x):
+    return detector(torch.from_numpy(np.float32(x))).numpy()
+
+
+def fitted(kind, x):
+    """A detector of the spectrum behind the spectrum itself, fitted on rows."""
+    x = torch.from_numpy(np.float32(x))
+    spectrum = Spectrum.fit(x, generator())
+    return torch.nn.Sequential(spectrum, kind.fit(spectrum(x), generator()))
+
+
+def test_the_residual_is_that_of_numpys_svd():
+    x, new = data(), data(seed=0)[:50] + np.random.default_rng(1).normal(size=(50, 8))
+    detector = fitted(Residual, x)
+    _, singular, directions = np.linalg.svd(x - x.mean(0), full_matrices=False)
+    share = np.cumsum(singular**2) / np.sum(singular**2)
+    kept = 1 + int(np.sum(share < EXPLAINED))
+    assert detector[1].kept == kept
+    rest = (new - x.mean(0)) @ directions[kept:].T
+    assert np.allclose(score(detector, new), np.square(rest).sum(1), rtol=1e-3)
+
+
+def test_points_of_the_span_score_nothing_and_others_their_squared_distance_from_it():
+    detector = fitted(Residual, data())
+    spectrum, kept = detector[0], detector[1].kept
+    components, mean = spectrum.components.numpy(), spectrum.mean.numpy()
+    inside = mean + np.random.default_rng(2).normal(size=(20, kept)) @ components[:, :kept].T
+    assert np.all(score(detector, inside) <= 1e-8 * np.square(inside - mean).sum(axis=1))
+    assert np.allclose(score(detector, inside + 3 * components[:, -1]), 9, rtol=1e-4)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_one_direction_at_least_is_left_to_look_at(columns):
+    x = np.random.default_rng(0).normal(size=(50, columns)) * np.array([100.0, 0.1, 0.1])[:columns]
+    detector = fitted(Residual, x)
+    assert detector[1].kept < columns
+    assert np.any(score(detector, x) > 0)
+
+
+def test_constant_data_give_finite_detectors():
+    x = np.full((10, 4), 7.0)
+    others = x + np.random.default_rng(0).normal(size=(10, 4))
+    for kind in (Residual, Mahalanobis):
+        detector = fitted(kind, x)
+        assert np.array_equal(score(detector, x), np.zeros(10))
+        assert np.all(score(detector, others) > 0)
+
+
+def test_the_mahalanobis_distance_is_that_of_numpys_covariance_with_a_floor():
+    x, new = data(), data(seed=3)
+    detector = fitted(Mahalanobis, x)
+    covariance = np.cov(x.T, bias=True)
+    covariance += FLOOR * np.trace(covariance) / 8 * np.eye(8)
+    centred = new - x.mean(0)
+    expected = np.einsum("ni,ij,nj->n", centred, np.linalg.inv(covariance), centred)
+    assert np.allclose(score(detector, new), expected, rtol=1e-2)
+
+
+@pytest.mark.parametrize("neighbour", [FEW_NEIGHBOUR, NEIGHBOUR])
+def test_neighbours_are_those_of_brute_force(neighbour):
+    x, new = data(200) - 20, data(30, seed=3) - 20
+    # 8 directions: nothing is projected away
+    detector = Neighbours.fit(torch.from_numpy(np.float32(x)), generator(), neighbour=neighbour)
+    softening = SOFTENING * np.linalg.norm(x, axis=1).mean()
+
+    def divided(rows):
+        return rows / (np.linalg.norm(rows, axis=1, keepdims=True) + softening)
+
+    distances = np.square(divided(new)[:, None] - divided(x)[None]).sum(-1)
+    expected = np.sort(distances, axis=1)[:, neighbour - 1]
+    assert np.allclose(score(detector, new), expected, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_few_training_rows_are_all_neighbours(rows):
+    x = torch.randn(rows, 4, generator=generator())
+    assert torch.isfinite(Neighbours.fit(x, generator())(x)).all()
+
+
+def test_the_bank_and_its_directions_are_bounded():
+    x = torch.randn(BANK_ROWS + 100, DIRECTIONS + 6, generator=generator())
+    assert Neighbours.fit(x, generator()).bank.shape == (DIRECTIONS, BANK_ROWS)
+    assert Neighbours.fit(x, generator(), FEW_ROWS, FEW_NEIGHBOUR).bank.shape == (DIRECTIONS, FEW_ROWS)
+
+
+def test_short_rows_are_not_folded_and_long_ones_keep_inner_products_on_average():
+    short = torch.randn(2, 5, generator=generator())
+    assert torch.equal(Fold.fit(5, generator())(short), short)
+    length = 2 * LARGEST + 7
+    x = torch.randn(2, length, generator=generator())
+    folded = torch.stack([Fold.fit(length, torch.Generator().manual_seed(seed))(x) for seed in range(100)])
+    assert folded.shape == (100, 2, LARGEST)
+    products = (folded[:, 0] * folded[:, 1]).sum(-1)
+    assert abs(products.mean() - x[0] @ x[1]) < 6 * products.std() / 10
+
+
+def test_the_spectrum_of_long_rows_is_that_of_their_folds():
+    x = torch.randn(30, LARGEST + 100, generator=generator())
+    fold = Fold.fit(x.shape[1], generator())
+    mean = torch.zeros(LARGEST)
+    components = torch.linalg.qr(torch.randn(LARGEST, 3, generator=generator()))[0]
+    folded = Spectrum(Fold.fit(LARGEST, generator()), mean, components)
+    assert torch.equal(Spectrum(fold, mean, components)(x), folded(fold(x)))
+
+
+def test_the_class_gaussian_is_the_distance_to_the_nearest_mean_by_numpy():
+    rng = np.random.default_rng(7)
+    labels = np.repeat([3, 5, 9], 100)  # class numbers need not be without gaps
+    means = {3: rng.normal(size=6) * 5, 5: rng.normal(size=6) * 5, 9: rng.normal(size=6) * 5}
+    x = np.stack([means[c] for c in labels.tolist()]) + rng.normal(size=(300, 6)) @ rng.normal(size=(6, 6))
+    detector = ClassGaussian.fit(torch.from_numpy(np.float32(x)), generator(), torch.from_numpy(labels))
+    centres = np.stack([x[labels == c].mean(0) for c in (3, 5, 9)])
+    within = x - np.repeat(centres, 100, axis=0)
+    covariance = within.T @ within / 300
+    covariance += SHRINKAGE * np.trace(covariance) / 6 * np.eye(6)
+    new = rng.normal(size=(40, 6)) * 6
+    away = new[:, None] - centres[None]
+    expected = np.einsum("nci,ij,ncj->nc", away, np.linalg.inv(covariance), away).min(axis=1)
+    assert np.allclose(score(detector, new), expected, rtol=1e-2)
+
+
+def test_the_served_network_gives_the_detectors_beside_the_network():
+    x = torch.from_numpy(np.float32(data()))
+    model = scale_model(realnvp, 8, 5, 3)
+    served = served_network(model, x, seed=0)
+    theta = torch.ones(2, 1, 8)
+    log_probs, features, density = served(x, theta)
+    assert torch.equal(log_probs, torch.log_softmax(model.network(x, theta)[0], -1))
+    assert torch.equal(features, model.network(x, theta)[1])
+    assert tuple(served.density) == tuple(KINDS)
+    assert served.two_sided == ("residual", "mahalanobis")
+    spaces = {"input": x, "spectrum": served.spectrum(x), "embedding": model.network.embed(x, served.centre)}
+    for m, (name, kind) in enumerate(KINDS.items()):
+        assert torch.equal(density[:, m], served.density[name](spaces[kind.space])), name
+
+
+def test_only_named_detectors_are_served_in_their_order():
+    x = torch.from_numpy(np.float32(data()))
+    model = scale_model(realnvp, 8, 5, 3)
+    everything = served_network(model, x, seed=0)
+    theta = torch.ones(2, 1, 8)
+    density = dict(zip(KINDS, everything(x, theta)[2].T, strict=True))
+    some = served_network(model, x, seed=0, names=["mahalanobis", "residual"])
+    assert torch.equal(some(x, theta)[2], torch.stack([density["mahalanobis"], density["residual"]], dim=1))
+    assert served_network(model, x, seed=0, names=[])(x, theta)[2].shape == (len(x), 0)
+
+
+def test_the_embedding_is_what_the_last_layer_takes_in():
+    x = torch.from_numpy(np.float32(data()))
+    network = scale_model(realnvp, 8, 5, 3).network
+    theta = torch.rand(1, 1, 8, generator=generator())
+    last = network.module[-1]
+    h = network.embed(x, theta)
+    assert h.shape == (300, 5)
+    values = (h @ last.direction.T) * theta[0, 0, 5:] / last.direction.norm(dim=1) + last.bias
+    assert torch.allclose(values, network(x, theta)[0][0], atol=1e-5)

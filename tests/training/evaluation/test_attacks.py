@@ -1,0 +1,164 @@
+"""Attacks: gradients known analytically, steps within their bounds, labels that change, and replays from a seed."""
+
+import pytest
+import torch
+from conftest import scale_model
+from torch import nn
+
+from training.evaluation.attacks import AttackDraws, Attacked, fgsm, log_mean_probs, pgd, quiet_pgd, towards
+from training.export.served import served_network
+from training.nn.flows import realnvp
+from training.nn.likelihoods import Categorical
+from training.nn.model import BayesianModel
+from training.nn.networks import MemberNetwork
+from training.nn.posteriors.members import MemberPosterior
+
+MINIMUM, MAXIMUM = -2.0, 6.0
+SPAN = MAXIMUM - MINIMUM
+ROWS, INPUTS, CLASSES, MEMBERS = 200, 6, 3, 4
+
+
+@pytest.fixture
+def rows():
+    return MINIMUM + SPAN * torch.rand(ROWS, INPUTS, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def attacked(rows):
+    """An ensemble of linear softmax models."""
+    generator = torch.Generator().manual_seed(0)
+    members = [nn.Linear(INPUTS, CLASSES) for _ in range(MEMBERS)]
+    for member in members:
+        with torch.no_grad():
+            member.weight.copy_(torch.randn(CLASSES, INPUTS, generator=generator))
+            member.bias.zero_()
+    model = BayesianModel(MemberNetwork(members, (INPUTS,)), MemberPosterior(MEMBERS), Categorical(CLASSES)).eval()
+    return Attacked(served_network(model, rows, 0), model.posterior, MINIMUM, MAXIMUM)
+
+
+def log_probs(attacked, x, draws=MEMBERS):
+    with torch.no_grad():
+        return log_mean_probs(attacked.log_probs(x, attacked.theta(AttackDraws(draws))))
+
+
+def labels(attacked, x):
+    return log_probs(attacked, x).argmax(1)
+
+
+def gradient(attacked, x, y, draws):
+    """The gradient of -log mean_k softmax(W_k x)_y, by hand."""
+    weights = torch.stack([m.weight for m in attacked.network.modules() if isinstance(m, nn.Linear)])[:draws].double()
+    probs = torch.einsum("kci,ni->knc", weights, x.double()).softmax(-1)
+    own = probs[:, torch.arange(len(x)), y]
+    share = own / own.sum(0)
+    return torch.einsum("kn,knc,kci->ni", share, probs - nn.functional.one_hot(y, CLASSES), weights)
+
+
+@pytest.mark.parametrize("draws", [1, MEMBERS])
+def test_fgsm_moves_along_the_sign_of_the_gradient_known_by_hand(attacked, rows, draws):
+    y = labels(attacked, rows)
+    (moved,) = fgsm(attacked, rows, y, [0.01], AttackDraws(draws))
+    expected = gradient(attacked, rows, y, draws)
+    inside = (rows > MINIMUM + 0.1) & (rows < MAXIMUM - 0.1) & (expected.abs() > 1e-5)
+    assert inside.float().mean() > 0.5
+    assert torch.equal((moved - rows).sign()[inside], expected.sign().float()[inside])
+    assert torch.allclose((moved - rows).abs()[inside], torch.tensor(0.01 * SPAN), rtol=1e-4)
+
+
+def test_fgsm_succeeds_more_often_the_larger_its_step(attacked, rows):
+    y = labels(attacked, rows)
+    kept = [
+        (labels(attacked, moved) == y).sum() for moved in fgsm(attacked, rows, y, [0.0, 0.1, 0.3], AttackDraws(4))
+    ]
+    assert kept[0] == ROWS
+    assert kept[0] > kept[1] > kept[2]
+
+
+def everything(attacked, rows, seed=0, fresh=False):
+    y = labels(attacked, rows)
+    draws = AttackDraws(3, seed, fresh)
+
+    def statistic(_, density):
+        return density[:, 0]
+
+    return {
+        "fgsm": (0.1, fgsm(attacked, rows, y, [0.1], draws)[0]),
+        "towards": (0.05, towards(attacked, rows, torch.zeros_like(y), 5, draws, 0.01)),
+        "pgd": (0.1, pgd(attacked, rows, y, 0.1, 5, draws, seed)),
+        "quiet_pgd": (0.1, quiet_pgd(attacked, rows, y, 0.1, 5, draws, statistic, seed)),
+    }
+
+
+def test_no_attack_leaves_its_radius_or_the_range(attacked, rows):
+    for name, (radius, moved) in everything(attacked, rows).items():
+        assert moved.shape == rows.shape
+        assert (moved - rows).abs().max() <= radius * SPAN * (1 + 1e-5), name
+        assert (moved != rows).any(), name
+        assert moved.min() >= MINIMUM, name
+        assert moved.max() <= MAXIMUM, name
+
+
+@pytest.fixture
+def drawn(rows):
+    """A Bayesian hypernetwork, whose draws are noise."""
+    model = scale_model(realnvp, INPUTS, 8, CLASSES, log_scale=0.0).eval()
+    return Attacked(served_network(model, rows, 0), model.posterior, MINIMUM, MAXIMUM)
+
+
+def test_an_attack_is_a_function_of_its_seeds(drawn, rows):
+    first, second = everything(drawn, rows), everything(drawn, rows)
+    other = everything(drawn, rows, seed=1)
+    for name in first:
+        assert torch.equal(first[name][1], second[name][1])
+        assert not torch.equal(first[name][1], other[name][1])
+
+
+def test_fresh_draws_differ_by_step_and_fixed_ones_do_not(drawn):
+    for fresh in (False, True):
+        draws = AttackDraws(3, 5, fresh)
+        assert torch.equal(drawn.theta(draws, 0), drawn.theta(draws, 1)) is not fresh
+    six = drawn.theta(AttackDraws(6, 5))
+    assert torch.allclose(torch.cat([drawn.theta(AttackDraws(3, 5, True), i) for i in (0, 1)]), six)
+
+
+def test_rows_in_other_company_are_attacked_alike(attacked, rows):
+    y = labels(attacked, rows)
+    together = fgsm(attacked, rows, y, [0.1], AttackDraws(3))[0]
+    assert torch.equal(fgsm(attacked, rows[:7], y[:7], [0.1], AttackDraws(3))[0], together[:7])
+    together = pgd(attacked, rows, y, 0.1, 4, AttackDraws(3), 8)
+    assert torch.allclose(pgd(attacked, rows[:7], y[:7], 0.1, 4, AttackDraws(3), 8), together[:7])
+
+
+def test_a_targeted_attack_raises_the_targets_probability(attacked, rows):
+    target = torch.zeros(ROWS, dtype=torch.int64)
+    places = [rows, *(towards(attacked, rows, target, n, AttackDraws(MEMBERS), 0.02) for n in (3, 10))]
+    reached = torch.stack([log_probs(attacked, x)[:, 0] for x in places])
+    away = reached[0] < -1e-3  # the others are there already
+    assert away.sum() > ROWS // 3
+    assert (reached.diff(dim=0)[:, away] > 0).all()
+
+
+def test_pgd_finds_a_loss_at_least_as_high_as_fgsm(attacked, rows):
+    y = labels(attacked, rows)
+    (one_step,) = fgsm(attacked, rows, y, [0.1], AttackDraws(MEMBERS))
+    many = pgd(attacked, rows, y, 0.1, 40, AttackDraws(MEMBERS))
+    losses = [-log_probs(attacked, x).gather(1, y[:, None]).mean() for x in (rows, one_step, many)]
+    assert losses[0] < losses[1] < losses[2] + 1e-3
+
+
+def test_a_quiet_attack_changes_labels_and_is_quieter_than_pgd(attacked, rows):
+    """A detector of one direction, which an attack on the label alone does not mind."""
+    y = labels(attacked, rows)
+
+    def statistic(_, density):
+        return density[:, 0]
+
+    draws = AttackDraws(MEMBERS)
+    loud = pgd(attacked, rows, y, 0.25, 20, draws)
+    quiet = quiet_pgd(attacked, rows, y, 0.25, 20, draws, statistic)
+    network = attacked.network
+    residual = torch.nn.Sequential(network.spectrum, network.density["residual"])
+    both = (labels(attacked, loud) != y) & (labels(attacked, quiet) != y)
+    assert both.sum() > ROWS // 4
+    assert residual(quiet)[both].median() < residual(loud)[both].median()
+    assert (residual(quiet) <= residual(loud))[both].float().mean() > 0.5

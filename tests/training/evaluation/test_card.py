@@ -1,0 +1,225 @@
+"""Evidence cards: what they hold, that figures are as served, and what is refused."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from model_store.artifacts.evidence import evidence
+from model_store.artifacts.store import ModelStore
+from model_store.conformal.detectors import combined_surprise
+from model_store.inference.model import NEEDED, Model
+from model_store.scores.classification import SCORE_NAMES
+from model_store.scores.tasks import labels_of
+from training.__main__ import main
+from training.data import digits
+from training.evaluation.differentiable_flag import DifferentiableFlag
+from training.evaluation.quality import Judge
+
+REGRESSION = """
+name = "line"
+method = "bbb-gaussian"
+task = "regression"
+[data]
+source = "npz:line.npz"
+validation_rows = 30
+reference_rows = 40
+ranking_rows = 40
+[network]
+hidden = [8]
+[posterior]
+[training]
+epochs = 20
+batch_rows = 40
+learning_rate = 1e-2
+[serving]
+draws = 10
+"""
+
+
+SMALL = """
+name = "small"
+method = "mle"
+[data]
+source = "digits"
+validation_rows = 100
+reference_rows = 120
+ranking_rows = 120
+[network]
+hidden = [16]
+[posterior]
+[training]
+epochs = 10
+batch_rows = 64
+learning_rate = 1e-2
+"""
+
+
+@pytest.fixture
+def card(evaluated_store):
+    return evidence(ModelStore(evaluated_store), "digits", "1")
+
+
+@pytest.fixture(scope="module")
+def model(digits_store):
+    return Model.load(ModelStore(digits_store).open("digits", "1", wanted=NEEDED))
+
+
+def test_a_card_has_every_set_score_and_attack(card):
+    content = card.card
+    near = {"mixed", "rotated", "noisy", "low-contrast", "occluded", "blurred"}
+    assert set(content["outliers"]) == {"uniform", "gaussian", "odd", *near}
+    combined = content["detectors"]["combined"]
+    scores = {*content["detectors"]["all"], "flag", *(f"flag without {name}" for name in combined)}
+    assert scores > {*SCORE_NAMES}
+    steps = {f"fgsm-{step}-of-{draws}-draws" for step in ("0.05", "0.1", "0.2", "0.3", "0.5") for draws in (1, 32)}
+    iterated = {"towards-first-class", "pgd-0.1", "pgd-0.2", "quiet-pgd-0.1", "quiet-pgd-0.2"}
+    assert set(content["attacks"]) == steps | iterated
+    for entry in [*content["outliers"].values(), *content["attacks"].values()]:
+        assert set(entry["scores"]) == scores
+        assert entry["base_rate"] == entry["rows"] / (entry["rows"] + 32)
+        for measured in entry["scores"].values():
+            assert set(measured) == {"auroc", "pr_plus", "pr_minus", "fpr_at_95"}
+            assert all(0 <= value <= 1 for value in measured.values())
+    assert set(content["test"]["aurc"]) == scores
+
+
+def test_what_is_far_from_the_data_is_found_and_attacks_lower_the_accuracy(card):
+    for name in ("uniform", "gaussian", "odd"):
+        assert card.card["outliers"][name]["scores"]["flag"]["auroc"] > 0.99
+        assert card.card["outliers"][name]["flagged"]["0.05"] > 0.95
+    accuracy = card.card["test"]["accuracy"]
+    strong = card.card["attacks"]["pgd-0.2"]
+    assert strong["accuracy"] < accuracy - 0.3
+    quiet = card.card["attacks"]["quiet-pgd-0.2"]
+    assert quiet["hits"] <= 1 - quiet["accuracy"]
+
+
+def test_the_text_has_every_set_and_plot(card):
+    text = card.read("evidence.md").decode()
+    for name in [*card.card["outliers"], *card.card["attacks"]]:
+        assert f"| {name} |" in text
+    assert {*re.findall(r"\]\((.*\.png)\)", text)} == {name for name in card.files if name.endswith(".png")}
+    assert "nan" not in text
+
+
+def test_a_card_is_a_function_of_its_seed(evaluated_store, digits_store, tmp_path, monkeypatch, capsys):
+    shutil.copytree(digits_store, tmp_path / "models")
+    monkeypatch.setenv("DUBITO_STORE", str(tmp_path / "models"))
+    monkeypatch.setenv("DUBITO_DATA", str(evaluated_store.parent))
+    options = ["evaluate", "digits", "--rows", "32", "--outliers", "odd=npz:odd.npz", "--quiet"]
+    assert main(options) == 0
+    assert "evidence of digits version 1" in capsys.readouterr().out
+    first = evidence(ModelStore(evaluated_store), "digits", "1").card
+    second = evidence(ModelStore(tmp_path / "models"), "digits", "1").card
+    assert (second["test"], second["outliers"]) == (first["test"], first["outliers"])
+    assert main([*options, "--seed", "1"]) == 0
+    assert evidence(ModelStore(tmp_path / "models"), "digits", "1").card["test"] != first["test"]
+
+
+def test_rows_are_judged_as_the_service_judges_them(model, digits_rows):
+    x = digits_rows[:20]
+    judged = Judge(model, 30, 0)("test", x)
+    from training.calibration.calibrate import draw_seed
+
+    for i, part in enumerate((x[:16], x[16:])):
+        theta = model.runtime.draw(draw_seed(Judge(model, 30, 0).request_seed("test"), i), 0, 30)
+        expected = model.predict(part, theta)
+        rows = slice(16 * i, 16 * i + len(part))
+        assert np.array_equal(judged.prediction.judgement.p_value[rows], expected.judgement.p_value)
+        assert np.array_equal(judged.scores["entropy"][rows], expected.detected["entropy"])
+
+
+def test_the_flags_statistic_orders_rows_as_its_p_values_do(model, digits_rows):
+    noise = np.random.default_rng(0).uniform(0, 16, (30, 64)).astype(np.float32)
+    judged = Judge(model, 100, 0)("test", np.concatenate([digits_rows[:60], noise]))
+    order = np.argsort(judged.scores["flag"])
+    assert (np.diff(judged.prediction.judgement.p_value[order]) <= 0).all()
+
+
+def test_the_differentiable_flag_is_the_flags_statistic_and_has_gradients(model, digits_rows):
+    calibration, names = model.calibration, model.manifest.detectors.density
+    theta = model.runtime.draw(0, 0, 100)
+    log_probs, density = model.runtime.run(digits_rows[:40], theta[:, None])
+    prediction = model.judge(log_probs, density)
+    surprises = calibration.surprises_of(prediction.detected, labels_of(prediction.judged), 100)
+    expected = combined_surprise([surprises[name] for name in calibration.combined])
+    outputs = torch.from_numpy(log_probs).double().requires_grad_()
+    statistic = DifferentiableFlag(calibration, names)(outputs, torch.from_numpy(density).double())
+    assert np.allclose(statistic.detach().numpy(), expected, rtol=1e-4, atol=1e-4)
+    (gradient,) = torch.autograd.grad(statistic.sum(), outputs)
+    assert torch.isfinite(gradient).all()
+    assert (gradient != 0).any()
+
+
+def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch, capsys):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(400, 3))
+    np.savez(tmp_path / "line.npz", x=x, y=x.sum(axis=1) + 0.1 * generator.normal(size=400))
+    (tmp_path / "recipe.toml").write_text(REGRESSION)
+    for name, folder in (("STORE", "models"), ("RUNS", "runs"), ("DATA", "")):
+        monkeypatch.setenv(f"DUBITO_{name}", str(tmp_path / folder))
+    assert main(["fit", str(tmp_path / "recipe.toml"), "--quiet", "--device", "cpu"]) == 0
+    assert main(["evaluate", "line", "--rows", "80", "--quiet"]) == 0
+    card = evidence(ModelStore(tmp_path / "models"), "line", "1").card
+    assert set(card["outliers"]) == {"uniform", "gaussian", "shuffled"}
+    assert [entry["nominal"] for entry in card["test"]["intervals"]] == [0.5, 0.8, 0.9, 0.95]
+    covered = [entry["covered"] for entry in card["test"]["intervals"]]
+    assert covered == sorted(covered)
+    assert {"rmse", "log_likelihood"} <= set(card["test"])
+    capsys.readouterr()
+    assert main(["evaluate", "line", "--attacks"]) == 2
+    assert "--attacks" in capsys.readouterr().err
+
+
+def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(tmp_path, monkeypatch):
+    store = tmp_path / "models"
+    for variable, folder in (("DUBITO_STORE", store), ("DUBITO_RUNS", tmp_path / "runs"), ("DUBITO_DATA", tmp_path)):
+        monkeypatch.setenv(variable, str(folder))
+    (tmp_path / "small.toml").write_text(SMALL)
+    assert main(["fit", str(tmp_path / "small.toml"), "--leave-out", "0", "--leave-out", "6", "--quiet"]) == 0
+    assert main(["evaluate", "small", "--rows", "500", "--quiet"]) == 0
+    own = evidence(ModelStore(store), "small", "1").card
+    test = digits().test
+    strange = np.isin(test.y, [0, 6])
+    assert own["test"]["rows"] == np.sum(~strange)
+    assert own["outliers"]["left-out"]["rows"] == np.sum(strange)
+    # Other data with those classes: the same rows here, so the same sets.
+    x = test.x.reshape(-1, 8, 8)
+    np.savez(tmp_path / "other.npz", x_train=x, y_train=test.y, x_test=x, y_test=test.y)
+    assert main(["evaluate", "small", "--data", "npz:other.npz", "--rows", "500", "--quiet"]) == 0
+    other = evidence(ModelStore(store), "small", "1").card
+    assert other["test"] == own["test"]
+    assert other["outliers"]["left-out"] == own["outliers"]["left-out"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["nothing"], "model"),
+        (["digits:7"], "version"),
+        (["digits", "--outliers", "a"], "--outliers"),
+        (["digits", "--outliers", "uniform=npz:odd.npz"], "uniform"),
+        (["digits", "--outliers", "a=npz:odd.npz", "--outliers", "a=npz:odd.npz"], "different names"),
+        (["digits", "--outliers", "a=npz:none.npz"], "none.npz"),
+        (["digits", "--rows", "1"], "--rows"),
+        (["digits", "--draws", "0"], "--draws"),
+        (["digits", "--draws", "1001"], "--draws"),
+        (["digits", "--seed", "-1"], "--seed"),
+        (["digits", "--data", "npz:odd.npz"], "x and y"),
+    ],
+)
+def test_what_does_not_go_is_refused_in_a_line_and_nothing_is_written(
+    evaluated_store, monkeypatch, capsys, options, says
+):
+    monkeypatch.setenv("DUBITO_STORE", str(evaluated_store))
+    monkeypatch.setenv("DUBITO_DATA", str(evaluated_store.parent))
+    before = json.dumps(evidence(ModelStore(evaluated_store), "digits", "1").card)
+    assert main(["evaluate", *options, "--quiet"]) == 2
+    errors = capsys.readouterr().err
+    assert says in errors
+    assert len(errors.splitlines()) == 1
+    assert json.dumps(evidence(ModelStore(evaluated_store), "digits", "1").card) == before

@@ -1,0 +1,91 @@
+"""Measures of detection: against brute force over pairs and thresholds, scikit-learn, and by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from sklearn import metrics
+
+from training.evaluation.metrics import (
+    area_under_risk_coverage,
+    auroc,
+    average_precision,
+    detection,
+    expected_calibration_error,
+    false_positive_rate,
+    risk_coverage,
+    roc_curve,
+)
+
+# Few values, so that there are many ties.
+SCORES = st.integers(1, 12).flatmap(lambda n: arrays(np.float64, n, elements=st.sampled_from([-1.5, 0.0, 0.25, 3.0])))
+
+
+@given(SCORES, SCORES)
+def test_auroc_is_the_share_of_pairs_in_order_ties_counting_half(positive, negative):
+    pairs = positive[:, None] - negative
+    assert auroc(positive, negative) == pytest.approx(np.mean((pairs > 0) + 0.5 * (pairs == 0)))
+
+
+@given(SCORES, SCORES)
+def test_auroc_and_average_precision_are_scikit_learns(positive, negative):
+    is_positive = np.repeat([1, 0], [len(positive), len(negative)])
+    scores = np.concatenate([positive, negative])
+    assert auroc(positive, negative) == pytest.approx(metrics.roc_auc_score(is_positive, scores))
+    expected = metrics.average_precision_score(is_positive, scores)
+    assert average_precision(positive, negative) == pytest.approx(expected)
+
+
+@given(SCORES, SCORES)
+def test_the_area_under_the_roc_curve_is_auroc(positive, negative):
+    false, true = roc_curve(positive, negative)
+    assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1)
+    assert np.trapezoid(true, false) == pytest.approx(auroc(positive, negative))
+
+
+@given(SCORES, SCORES, st.sampled_from([0.2, 0.5, 0.95, 1.0]))
+def test_the_false_positive_rate_is_the_least_over_thresholds_that_detect_enough(positive, negative, rate):
+    thresholds = np.concatenate([positive, negative])
+    enough = [np.mean(negative >= t) for t in thresholds if np.mean(positive >= t) >= rate - 1e-12]
+    assert false_positive_rate(positive, negative, rate) == pytest.approx(min(enough))
+
+
+def test_a_score_that_says_nothing_comes_to_the_base_rates():
+    nothing = detection(np.zeros(30), np.zeros(90))
+    assert nothing == pytest.approx({"auroc": 0.5, "pr_plus": 0.25, "pr_minus": 0.75, "fpr_at_95": 1.0})
+
+
+def test_a_score_that_says_all_detects_all():
+    assert detection(np.arange(5.0) + 10, np.arange(9.0)) == {
+        "auroc": 1.0,
+        "pr_plus": 1.0,
+        "pr_minus": 1.0,
+        "fpr_at_95": 0.0,
+    }
+
+
+def test_risk_against_coverage_by_hand():
+    score = np.array([0.1, 0.5, 0.5, 0.9])
+    loss = np.array([0.0, 1.0, 0.0, 1.0])
+    coverage, risk = risk_coverage(score, loss)
+    assert coverage.tolist() == [0.25, 0.75, 1.0]
+    assert risk.tolist() == pytest.approx([0.0, 1 / 3, 0.5])
+    # the two of equal score in either order: risks 0, 1/2 or 0, then 1/3, 1/2
+    assert area_under_risk_coverage(score, loss) == pytest.approx((0 + 1 / 4 + 1 / 3 + 1 / 2) / 4)
+
+
+@given(st.permutations(range(8)))
+def test_risk_does_not_depend_on_the_order_of_rows(order):
+    score = np.array([0, 0, 1, 1, 1, 2, 3, 3], dtype=float)
+    loss = np.array([0, 1, 0, 0, 1, 1, 1, 0], dtype=float)
+    expected = area_under_risk_coverage(score, loss)
+    assert area_under_risk_coverage(score[list(order)], loss[list(order)]) == pytest.approx(expected)
+
+
+def test_calibration_error_by_hand():
+    confidence = np.array([0.95, 0.99, 0.55, 0.52])
+    correct = np.array([True, False, True, True])
+    error, bins = expected_calibration_error(confidence, correct, bins=10)
+    assert error == pytest.approx((abs(1 - 1.94) + abs(2 - 1.07)) / 4)
+    assert [entry["rows"] for entry in bins] == [2, 2]

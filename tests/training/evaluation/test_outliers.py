@@ -1,0 +1,165 @@
+"""Evaluation sets: shape, range, what is random and what is not, sources as users name them."""
+
+import gzip
+import io
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+from conftest import refused
+from PIL import Image
+
+from model_store.artifacts.manifest import CategoricalColumn, InputSpec, NumericColumn
+from training.evaluation.near_manifold import CORRUPTIONS, near_manifold
+from training.evaluation.outliers import OutlierSource, gaussian, uniform
+
+GREY = InputSpec(shape=(6, 6), minimum=0.0, maximum=16.0)
+COLOUR = InputSpec(shape=(3, 4, 6), minimum=-1.0, maximum=1.0)
+
+
+def test_noise_is_of_the_models_shape_and_range():
+    spec = InputSpec(shape=(5, 4), minimum=-3.0, maximum=7.0)
+    flat, normal = uniform(spec, 2000, 0), gaussian(spec, 2000, 0)
+    assert flat.shape == normal.shape == (2000, 20)
+    assert flat.min() >= -3
+    assert flat.max() <= 7
+    # means of 40,000 numbers: six standard errors
+    assert abs(flat.mean() - 2) < 6 * 10 / 12**0.5 / 200
+    assert abs(normal.mean() + 3) < 6 * 10 / 200
+    assert abs(normal.std() - 10) < 6 * 10 / (2 * 40_000) ** 0.5
+    assert np.array_equal(uniform(spec, 3, 1), uniform(spec, 3, 1))
+    assert not np.array_equal(uniform(spec, 3, 1), uniform(spec, 3, 2))
+
+
+def pattern(height, width):
+    """White on the left half, black on the right."""
+    image = np.zeros((height, width), dtype=np.uint8)
+    image[:, : width // 2] = 255
+    return image
+
+
+def png(image):
+    content = io.BytesIO()
+    Image.fromarray(image).save(content, format="PNG")
+    return content.getvalue()
+
+
+def write_idx(folder, images, stem="t10k-"):
+    folder.mkdir()
+    content = bytes([0, 0, 8, 3]) + struct.pack(">3I", *images.shape) + images.tobytes()
+    (folder / f"{stem}images-idx3-ubyte.gz").write_bytes(gzip.compress(content))
+
+
+@pytest.mark.parametrize("spec", [GREY, COLOUR])
+@pytest.mark.parametrize("kind", ["images", "idx"])
+def test_images_are_made_into_rows_of_the_models_shape_and_range(tmp_path, kind, spec):
+    if kind == "images":
+        with zipfile.ZipFile(tmp_path / "other.zip", "w") as file:
+            for i in range(5):
+                file.writestr(f"test/a/{i}.png", png(np.repeat(pattern(32, 32)[..., None], 3, axis=2)))
+        source = "images:other.zip"
+    else:
+        write_idx(tmp_path / "other", np.stack([pattern(32, 32)] * 5))
+        source = "idx:other"
+    rows = OutlierSource.parse(f"other={source}", tmp_path).rows(spec, 3, 0).reshape(3, *spec.shape)
+    width = spec.shape[-1] // 2 - 1  # but for the edge between the halves
+    assert (rows[..., :width] == spec.maximum).all()
+    assert (rows[..., -width:] == spec.minimum).all()
+
+
+@pytest.mark.parametrize("stem", ["train-", ""])
+def test_other_images_serve_where_there_are_no_test_images(tmp_path, stem):
+    write_idx(tmp_path / "other", np.stack([pattern(6, 6)] * 2), stem)
+    assert OutlierSource.parse("a=idx:other", tmp_path).rows(GREY, 10, 0).shape == (2, 36)
+
+
+def test_rows_of_a_larger_source_are_a_choice_by_seed(tmp_path):
+    x = np.arange(50 * 36, dtype=np.float32).reshape(50, 6, 6)
+    np.savez(tmp_path / "rows.npz", x=x)
+    source = OutlierSource.parse("other=npz:rows.npz", tmp_path)
+    chosen = source.rows(GREY, 8, 0)
+    assert len({*chosen[:, 0].tolist()}) == 8
+    assert {*chosen[:, 0].tolist()} < {*x[:, 0, 0].tolist()}
+    assert np.array_equal(source.rows(GREY, 8, 0), chosen)
+    assert not np.array_equal(source.rows(GREY, 8, 1), chosen)
+
+
+def test_wrong_sources_are_refused_by_name(tmp_path):
+    np.savez(tmp_path / "narrow.npz", x=np.zeros((3, 5)))
+    np.savez(tmp_path / "nan.npz", x=np.full((3, 36), np.nan))
+    np.savez(tmp_path / "others.npz", z=np.zeros((3, 36)))
+    for text in ("notmnist", "=idx:a", "a b=idx:a", "a=csv:b", "../a=idx:b", "a=idx:"):
+        refused(lambda text=text: OutlierSource.parse(text, tmp_path), "--outliers", repr(text))
+    for name, *says in (
+        ("npz:narrow.npz", "x", "(6, 6)", "(3, 5)"),
+        ("npz:nan.npz", "x", "finite"),
+        ("npz:others.npz", "x_test", "z"),
+        ("npz:none.npz", "none.npz"),
+        ("idx:none", "t10k-images"),
+        ("images:none", "none"),
+    ):
+        refused(lambda name=name: OutlierSource.parse(f"a={name}", tmp_path).rows(GREY, 5, 0), *says)
+    table = InputSpec(shape=(9,), minimum=0.0, maximum=1.0)
+    refused(lambda: OutlierSource.parse("a=idx:none", tmp_path).rows(table, 5, 0), "npz", "(9,)")
+
+
+def rows_of(spec, n=40):
+    generator = np.random.default_rng(0)
+    return generator.uniform(spec.minimum, spec.maximum, (n, int(np.prod(spec.shape)))).astype(np.float32)
+
+
+@pytest.mark.parametrize("spec", [GREY, COLOUR])
+def test_every_near_set_is_in_range_by_seed_and_not_the_rows(spec):
+    x, y = rows_of(spec), np.arange(40) % 3
+    first, second, other = (near_manifold(x, y, spec, True, seed) for seed in (0, 0, 1))
+    assert set(first) == {"mixed", *CORRUPTIONS}
+    for name, rows in first.items():
+        assert rows.shape == x.shape, name
+        assert rows.dtype == np.float32, name
+        assert rows.min() >= spec.minimum, name
+        assert rows.max() <= spec.maximum, name
+        assert (rows != x).any(axis=1).all(), name
+        assert np.array_equal(rows, second[name]), name
+    for name in ("mixed", "noisy", "occluded"):
+        assert not np.array_equal(first[name], other[name])
+
+
+def test_mixed_rows_are_means_of_rows_of_two_classes():
+    y = np.array([0, 1, 1, 2])
+    x = np.eye(4, 36, dtype=np.float32)
+    partners = 2 * near_manifold(x, y, GREY, True, 0)["mixed"] - x
+    assert (y[partners.argmax(axis=1)] != y).all()
+    assert np.array_equal(partners.sum(axis=1), np.ones(4))
+
+
+def test_corruptions_do_what_they_say():
+    image = pattern(6, 6).astype(np.float32)[None, None] / 255 * 16
+    turned = CORRUPTIONS["rotated"](image, GREY, 0)[0, 0]
+    assert np.array_equal(turned[:3], np.zeros((3, 6)))
+    assert np.array_equal(turned[3:], np.full((3, 6), 16))
+    flat = CORRUPTIONS["low-contrast"](image, GREY, 0)
+    assert flat.mean() == pytest.approx(image.mean())
+    assert flat.std() == pytest.approx(0.3 * image.std())
+    white = np.full((50, 1, 6, 6), 16, dtype=np.float32)
+    assert (CORRUPTIONS["occluded"](white, GREY, 0) == 0).sum(axis=(1, 2, 3)).tolist() == [9] * 50
+    assert np.allclose(CORRUPTIONS["blurred"](white, GREY, 0), 16)
+    assert CORRUPTIONS["blurred"](image, GREY, 0).std() < image.std()
+
+
+def test_shuffled_columns_keep_their_values_and_lose_their_rows():
+    spec = InputSpec(
+        shape=(5,),
+        minimum=-5.0,
+        maximum=5.0,
+        columns=(
+            NumericColumn(name="a", mean=0.0, std=1.0, indicator=True),
+            CategoricalColumn(name="b", categories=("x", "y")),
+        ),
+    )
+    x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+    sets = near_manifold(x, np.zeros(60), spec, False, 0)
+    assert list(sets) == ["shuffled"]
+    for part in (slice(0, 2), slice(2, 5)):  # a column's numbers stay together
+        assert sorted(map(tuple, sets["shuffled"][:, part])) == sorted(map(tuple, x[:, part]))
+    assert sorted(map(tuple, sets["shuffled"])) != sorted(map(tuple, x))

@@ -1,0 +1,60 @@
+"""The training objective: the evidence lower bound, and alpha-divergences."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from training.fitting.objectives import alpha_objective, geometric_weight
+from training.nn.likelihoods import Categorical
+
+
+def log_likelihoods():
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 2
+
+
+@pytest.mark.parametrize("kl_weight", [0.0, 0.01, 1.0])
+def test_at_alpha_0_the_loss_is_the_negative_evidence_lower_bound(kl_weight):
+    log_likelihood, kl = log_likelihoods(), torch.tensor([7.0, 1.0, 4.0], dtype=torch.float64)
+    loss, nll = alpha_objective(log_likelihood, kl, kl_weight)
+    expected = -sum(log_likelihood[k, n].item() for k in range(3) for n in range(4)) / 12
+    assert nll.item() == pytest.approx(expected)
+    assert loss.item() == pytest.approx(expected + kl_weight * 4.0)
+
+
+@pytest.mark.parametrize("alpha", [-1.0, 0.5, 1.0, 2.0])
+def test_the_likelihood_term_is_its_equation(alpha):
+    log_likelihood = log_likelihoods()
+    expected = 0.0
+    for n in range(4):
+        mean = sum(math.exp(log_likelihood[k, n].item()) ** alpha for k in range(3)) / 3
+        expected -= math.log(mean) / alpha / 4
+    assert alpha_objective(log_likelihood, torch.zeros(3), 1.0, alpha)[1].item() == pytest.approx(expected)
+
+
+def test_alpha_0_is_the_limit_and_one_draw_is_the_same_for_every_alpha():
+    log_likelihood, kl = log_likelihoods(), torch.zeros(3)
+    limit = alpha_objective(log_likelihood, kl, 1.0)[0].item()
+    # The second term of the expansion is -alpha var_k / 2.
+    assert alpha_objective(log_likelihood, kl, 1.0, 1e-6)[0].item() == pytest.approx(limit, abs=1e-5)
+    losses = [alpha_objective(log_likelihood[:1], kl[:1], 1.0, alpha)[0].item() for alpha in (0.0, 0.5, 1.0)]
+    assert losses == pytest.approx([losses[0]] * 3)
+
+
+def test_a_likelihood_far_below_the_smallest_number_stays_finite():
+    assert alpha_objective(torch.full((3, 2), -1e4), torch.zeros(3), 1.0, 0.5)[0].item() == pytest.approx(1e4)
+
+
+def test_the_log_likelihood_is_that_of_the_rows_own_classes():
+    log_probs = torch.log(torch.tensor([[[0.25, 0.75], [0.5, 0.5]]]))
+    log_likelihood = Categorical(2).log_likelihood(log_probs, torch.tensor([0, 1]))
+    torch.testing.assert_close(log_likelihood.exp(), torch.tensor([[0.25, 0.5]]))
+
+
+@pytest.mark.parametrize("batches", [1, 2, 7, 500])
+def test_geometric_weights_halve_and_add_up_to_one(batches):
+    weights = [geometric_weight(i, batches) for i in range(batches)]
+    assert sum(weights) == pytest.approx(1.0)
+    assert weights[0] == pytest.approx(2.0 ** (batches - 1) / (2.0**batches - 1) if batches < 500 else 0.5)
+    assert all(later == pytest.approx(earlier / 2) for earlier, later in pairwise(weights))

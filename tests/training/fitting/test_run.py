@@ -1,0 +1,341 @@
+"""Fitting: killed and resumed, seeded, refused; metrics and plot."""
+
+import json
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, environment_with, wait_until
+from safetensors.numpy import load_file
+from torch import nn
+
+from model_store.errors import InvalidInput
+from training.__main__ import main
+from training.data import Rows, Splits
+from training.fitting.checkpoint import read_checkpoint, write_checkpoint
+from training.fitting.run import Run, clip_gradient
+from training.recipe import load
+
+RECIPE = """
+name = "{name}"
+method = "bhn-realnvp"
+seed = {seed}
+[data]
+source = "digits"
+validation_rows = 60
+reference_rows = 40
+ranking_rows = 40
+[network]
+hidden = [12]
+[posterior]
+couplings = 2
+hidden = 8
+initial_log_std = -4.0
+[training]
+epochs = {epochs}
+batch_rows = 16
+validation_draws = 3
+checkpoint_interval_s = {interval}
+[serving]
+draws = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """A folder in which `fit` ran from beginning to end."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    with fitting(folder) as process:
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return folder
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A folder in which `fit` was killed at a random moment after its first checkpoint. Copy it to write in it."""
+    folder = tmp_path_factory.mktemp("killed")
+    kill_after_a_checkpoint(folder)
+    return folder
+
+
+def test_a_run_killed_again_and_again_ends_with_the_same_weights(uninterrupted, killed, tmp_path):
+    folder = shutil.copytree(killed, tmp_path / "run")
+    kill_after_a_checkpoint(folder)
+    with fitting(folder) as process:
+        said, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "going on from step" in said
+    assert published_weights(folder) == published_weights(uninterrupted)
+    assert metrics_of(folder) == metrics_of(uninterrupted)
+
+
+def test_metrics_have_a_line_for_each_epoch_and_the_loss_goes_down(uninterrupted):
+    metrics = metrics_of(uninterrupted)
+    assert [line["epoch"] for line in metrics] == [1, 2, 3, 4]
+    assert metrics[-1]["loss"] < metrics[0]["loss"]
+    for line in metrics:
+        assert line["loss"] == pytest.approx(line["nll"] + line["kl"] / 1298)
+        assert 0 <= line["validation_accuracy"] <= 1
+
+
+def test_the_plot_is_a_png(uninterrupted):
+    (path,) = uninterrupted.glob("runs/*/progress.png")
+    content = path.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", content[16:24])
+    assert width > 400
+    assert height > 100
+
+
+def test_a_finished_run_leaves_no_checkpoint_and_no_draft(uninterrupted):
+    (folder,) = uninterrupted.glob("runs/*")
+    assert {path.name for path in folder.iterdir()} == {".lock", "metrics.jsonl", "progress.png"}
+
+
+def test_two_fits_of_one_run_at_once_are_refused_and_interrupting_is_exit_code_130(tmp_path):
+    with fitting(tmp_path, epochs=100_000) as first:
+        wait_until(lambda: first.poll() is not None or checkpoint_of(tmp_path) is not None, 60)
+        with fitting(tmp_path, epochs=100_000) as second:
+            _, errors = second.communicate(timeout=60)
+        assert second.returncode == 2
+        assert errors.startswith("error: run: expected a run that no other process works on")
+        assert errors.count("\n") == 1
+        first.send_signal(signal.SIGINT)
+        _, errors = first.communicate(timeout=60)
+    assert first.returncode == 130
+    assert "run the same command again to go on" in errors
+    assert "Traceback" not in errors
+
+
+# The same within one process
+
+
+@pytest.fixture(scope="module")
+def splits():
+    """Three classes around three points of the plane."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 240)
+    x = (np.array([[0, 0], [4, 0], [0, 4]])[y] + rng.normal(size=(240, 2))).astype(np.float32)
+    parts = [Rows(x[i : i + 40], y[i : i + 40]) for i in range(0, 160, 40)]
+    return Splits(Rows(x[160:], y[160:]), *parts)
+
+
+def begin(folder, splits, seed=0, interval=1e-9, epochs=3):
+    folder.mkdir(exist_ok=True)
+    (folder / "recipe.toml").write_text(RECIPE.format(name="small", seed=seed, interval=interval, epochs=epochs))
+    return Run(load(folder / "recipe.toml"), splits, splits.train.x.shape[1:], 3, folder, torch.device("cpu"))
+
+
+def test_every_checkpoint_leads_to_the_same_weights(splits, tmp_path):
+    run = begin(tmp_path / "whole", splits)
+    snapshots = []
+    thread = threading.Thread(target=run.fit, kwargs={"quiet": True})
+    thread.start()
+    while thread.is_alive():  # a checkpoint is replaced at once, so a reader beside the run never sees half of one
+        if run.checkpoint.exists():
+            content = run.checkpoint.read_bytes()
+            if not snapshots or content != snapshots[-1]:
+                snapshots.append(content)
+    thread.join()
+    expected = run.model.state_dict()
+
+    steps = []
+    for i in {0, len(snapshots) // 2, len(snapshots) - 1}:
+        folder = tmp_path / f"from-{i}"
+        folder.mkdir()
+        (folder / "checkpoint.safetensors").write_bytes(snapshots[i])
+        resumed = begin(folder, splits)
+        assert resumed.resumed
+        steps.append(resumed.progress.step)
+        state = resumed.fit(quiet=True).state_dict()
+        assert state.keys() == expected.keys()
+        for name, tensor in state.items():
+            assert torch.equal(tensor, expected[name]), (name, steps)
+        assert timeless(resumed.progress.history) == timeless(run.progress.history)
+        assert resumed.progress.best_epoch == run.progress.best_epoch
+    assert any(step % run.epoch_steps for step in steps)
+
+
+def test_weights_are_a_function_of_the_seed(splits, tmp_path):
+    states = [
+        begin(tmp_path / f"{i}", splits, seed, interval=60, epochs=1).fit(quiet=True).state_dict()
+        for i, seed in enumerate([5, 5, 6])
+    ]
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+    name = "network.module.0.direction"
+    assert not torch.equal(states[0][name], states[2][name])
+
+
+def test_the_model_of_the_best_epoch_is_returned(splits, tmp_path):
+    run = begin(tmp_path / "run", splits)
+    state = run.fit(quiet=True).state_dict()
+    assert 1 <= run.progress.best_epoch <= 3
+    for name, tensor in state.items():
+        assert torch.equal(tensor, run.best[f"best.{name}"])
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "other format", "other model", "without state"])
+def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(splits, tmp_path, damage):
+    run = begin(tmp_path / "run", splits, epochs=1)
+    run.fit(quiet=True)
+    content = run.checkpoint.read_bytes()
+    tensors, facts = read_checkpoint(run.checkpoint)
+    if damage == "empty":
+        run.checkpoint.write_bytes(b"")
+    elif damage == "cut":
+        run.checkpoint.write_bytes(content[:-1])
+    elif damage == "other format":
+        run.checkpoint.write_bytes(b"\x80\x05" + content)
+    elif damage == "other model":
+        write_checkpoint(run.checkpoint, {**tensors, "model.network.module.0.bias": torch.zeros(3)}, facts)
+    else:
+        write_checkpoint(run.checkpoint, {n: t for n, t in tensors.items() if n != "sums"}, facts)
+    with pytest.raises(InvalidInput, match=r"delete it to begin anew") as refused:
+        begin(tmp_path / "run", splits, epochs=1)
+    assert refused.value.field == str(run.checkpoint)
+
+
+# Refusals of the command
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--data", "nonsense"], "error: data.source: expected `digits`, `idx:DIR`, `images:PATH`"),
+        (["--data", "idx:absent"], "error: data.source: expected a folder of IDX files"),
+        (["--name", "../a"], "error: command line: name: "),
+        (["--seed", "-1"], "error: command line: seed: "),
+    ],
+)
+def test_a_wrong_option_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsys, options, says):
+    assert refusal(tmp_path, monkeypatch, capsys, recipe_in(tmp_path), *options).startswith(says)
+
+
+def test_a_wrong_recipe_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsys):
+    recipe = recipe_in(tmp_path)
+    recipe.write_text(recipe.read_text().replace("epochs = 4", "epochs = 0"))
+    line = refusal(tmp_path, monkeypatch, capsys, recipe)
+    assert line == f"error: {recipe}: training.epochs: expected greater than or equal to 1, got 0\n"
+    assert "absent.toml: expected a readable recipe" in refusal(
+        tmp_path, monkeypatch, capsys, tmp_path / "absent.toml"
+    )
+
+
+def test_a_task_or_target_that_cannot_be_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsys):
+    recipe = recipe_in(tmp_path)
+    line = refusal(tmp_path, monkeypatch, capsys, recipe, "--target", "a")
+    assert line.startswith("error: data.target: expected none, since `digits` has no columns")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.csv").write_text("a,b\n" + "1,2\n3,4\n" * 300)
+    line = refusal(tmp_path, monkeypatch, capsys, recipe, "--data", "csv:a.csv", "--target", "c")
+    assert line.startswith("error: data.target: expected one of the columns ['a', 'b'], got 'c'")
+    recipe.write_text('task = "regression"\n' + recipe.read_text())
+    (tmp_path / "data" / "a.csv").write_text("a,b\n" + "1,2\n3,2\n" * 400)
+    line = refusal(tmp_path, monkeypatch, capsys, recipe, "--data", "csv:a.csv", "--target", "b")
+    assert line.startswith("error: data.target: expected training targets that differ, got 2.0 alone")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_cuda_where_there_is_none_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsys):
+    line = refusal(tmp_path, monkeypatch, capsys, recipe_in(tmp_path), "--device", "cuda")
+    assert line.startswith("error: --device: ")
+
+
+def test_a_corrupt_checkpoint_is_exit_code_2_and_one_line(killed, tmp_path, monkeypatch, capsys):
+    folder = shutil.copytree(killed, tmp_path / "run")
+    (checkpoint,) = folder.glob("runs/*/checkpoint.safetensors")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    line = refusal(folder, monkeypatch, capsys, recipe_in(folder), "--device", "cpu")
+    assert line.startswith(f"error: {checkpoint}: expected a checkpoint (delete it to begin anew)")
+
+
+def refusal(folder, monkeypatch, capsys, recipe, *options):
+    """What `fit` says when it refuses: one line; nothing is published."""
+    for name, path in (("STORE", "models"), ("RUNS", "runs"), ("DATA", "data")):
+        monkeypatch.setenv(f"DUBITO_{name}", str(folder / path))
+    assert main(["fit", str(recipe), "--quiet", *options]) == 2
+    assert not (folder / "models").exists()
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    return line
+
+
+# Helpers
+
+
+def recipe_in(folder, epochs=4):
+    path = folder / "recipe.toml"
+    path.write_text(RECIPE.format(name="small", seed=1, interval=0.02, epochs=epochs))
+    return path
+
+
+@contextmanager
+def fitting(folder, epochs=4):
+    """`python -m training fit` as a process; when the block ends it is killed, if it has not ended."""
+    environment = environment_with(
+        DUBITO_STORE=str(folder / "models"), DUBITO_RUNS=str(folder / "runs"), OMP_NUM_THREADS="1"
+    )
+    command = [sys.executable, "-m", "training", "fit", str(recipe_in(folder, epochs)), "--quiet", "--device", "cpu"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+        for stream in (process.stdout, process.stderr):
+            stream.close()
+
+
+def kill_after_a_checkpoint(folder):
+    """Kill `fit` at a random moment after it has got further than its folder has."""
+    before = checkpoint_of(folder)
+    with fitting(folder) as process:
+        wait_until(lambda: process.poll() is not None or checkpoint_of(folder) not in {None, before}, 60)
+        time.sleep(random.uniform(0, 0.2))
+    assert process.returncode == -signal.SIGKILL
+
+
+def checkpoint_of(folder):
+    """The bytes of the run's checkpoint, None where there is none."""
+    for path in folder.glob("runs/*/checkpoint.safetensors"):
+        return path.read_bytes()
+    return None
+
+
+def published_weights(folder):
+    """Each tensor of version 1, as bytes."""
+    weights = load_file(folder / "models" / "small" / "1" / "weights.safetensors")
+    return {name: (array.shape, str(array.dtype), array.tobytes()) for name, array in weights.items()}
+
+
+def metrics_of(folder):
+    (path,) = folder.glob("runs/*/metrics.jsonl")
+    return timeless([json.loads(line) for line in path.read_text().splitlines()])
+
+
+def timeless(history):
+    """Metrics without the wall clock."""
+    return [{key: value for key, value in metrics.items() if key != "seconds"} for metrics in history]
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 100.0, float("nan"), float("inf")])
+def test_gradients_are_clipped_as_torch_does(size):
+    gradient = size * torch.randn(50, generator=torch.Generator().manual_seed(0))
+    ours, theirs = [nn.Parameter(torch.zeros(50))], [nn.Parameter(torch.zeros(50)), nn.Parameter(torch.zeros(3))]
+    ours[0].grad, theirs[0].grad = gradient.clone(), gradient.clone()  # the last has none
+    clip_gradient([*ours, nn.Parameter(torch.zeros(3))], 5.0)
+    torch.nn.utils.clip_grad_norm_(theirs, 5.0)
+    assert torch.equal(ours[0].grad.isnan(), theirs[0].grad.isnan())
+    assert torch.equal(ours[0].grad.nan_to_num(), theirs[0].grad.nan_to_num())

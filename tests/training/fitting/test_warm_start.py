@@ -1,0 +1,288 @@
+"""Warm starts: what is carried over from a published version, also with more classes, and what is refused."""
+
+import dataclasses
+import json
+import shutil
+import threading
+
+import numpy as np
+import pytest
+import torch
+from conftest import QUICK_RECIPE, recipe_of, refused
+from safetensors.torch import save
+
+from model_store.artifacts.store import ModelStore
+from training.__main__ import main
+from training.data import Dataset, Rows, Splits, load, with_classes_of
+from training.fitting.run import Run
+from training.fitting.warm_start import carry_over, check_compatible
+from training.nn.model import build, initialise
+from training.nn.posteriors import noise
+from training.recipe import POSTERIORS, Recipe
+from training.versions import Parent, open_parent
+
+SHAPE, OLD, NEW = (6,), 3, 5
+SMALL = {
+    "bhn-realnvp": {"couplings": 2, "hidden": 8, "initial_log_std": -2.0},
+    "bhn-iaf": {"couplings": 2, "hidden": 8, "initial_log_std": -2.0, "noise_dimension": 4},
+    "bhn-weights": {"couplings": 2, "hidden": 8, "initial_log_std": -2.0},
+    "variational-hypernet": {"hidden": 6},
+    "ensemble": {"members": 3},
+}
+FLOWS_ANEW = ("bhn-realnvp", "bhn-weights")
+
+
+def recipe(method, **posterior):
+    return Recipe.model_validate(
+        {
+            "name": "a",
+            "method": method,
+            "data": {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1},
+            "network": {"hidden": [9, 7]},
+            "posterior": {**SMALL.get(method, {}), **posterior},
+            "training": {"epochs": 3, "batch_rows": 16, "validation_draws": 3},
+        }
+    )
+
+
+def fitted_like(settings, classes=OLD):
+    """A model away from its start, and rows."""
+    generator = torch.Generator().manual_seed(0)
+    model = build(settings, SHAPE, classes).eval()
+    x = 3 + 2 * torch.randn(30, *SHAPE, generator=generator)
+    initialise(model, x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model, x
+
+
+@pytest.mark.parametrize("method", POSTERIORS)
+def test_with_the_same_classes_all_is_carried_over(method):
+    old, _ = fitted_like(recipe(method))
+    new = build(recipe(method).model_copy(update={"seed": 1}), SHAPE, OLD)
+    old.likelihood.temperature.fill_(3.0)
+    carry_over(new, old, 0)
+    state = old.state_dict()
+    assert new.likelihood.temperature == 1.0
+    state["likelihood.temperature"] = torch.tensor(1.0)
+    assert new.state_dict().keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in new.state_dict().items())
+
+
+@pytest.mark.parametrize("method", POSTERIORS)
+@torch.no_grad()
+def test_with_more_classes_the_old_ones_keep_their_outputs(method):
+    old, x = fitted_like(recipe(method))
+    new = build(recipe(method).model_copy(update={"seed": 1}), SHAPE, NEW).eval()
+    carry_over(new, old, NEW - OLD)
+    draws = old.posterior.max_draws or 20
+    if method in FLOWS_ANEW:  # the same means and standard deviations, to the Monte Carlo error
+        thetas = [m.posterior(noise(m.posterior, 4000, 3)) for m in (old, new)]
+        for of_old, of_new in zip(*(split(m, t) for m, t in zip((old, new), thetas, strict=True)), strict=True):
+            of_new = of_new[..., :OLD] if of_new.shape != of_old.shape else of_new
+            std = of_old.std(0)
+            assert ((of_new.mean(0) - of_old.mean(0)).abs() < 8 * std / 4000**0.5).all()
+            assert ((of_new.std(0) / std - 1).abs() < 0.15).all()
+        return
+    eps = noise(old.posterior, draws, 3)
+    if method not in ("dropout", "dropout-alpha", "mle-dropout", "ensemble", "mle", "bhn-iaf"):
+        eps = eps[:1] * 0  # theta grows with the noise: the centres are compared
+    new_eps = (
+        eps if new.posterior.noise_dimension == eps.shape[1] else eps.new_zeros(1, new.posterior.noise_dimension)
+    )
+    before, after = (m.network(x, m.posterior(e)[:, None])[0] for m, e in ((old, eps), (new, new_eps)))
+    assert after.shape[2] == NEW
+    torch.testing.assert_close(after[..., :OLD], before)
+    assert after[..., OLD:].isfinite().all()
+    assert after[..., OLD:].std() > 0
+
+
+def split(model, theta):
+    """Draws of theta by layer."""
+    parts = theta.split([slot.size for slot in model.network.slots], dim=1)
+    return [part.unflatten(1, slot.shape) for part, slot in zip(parts, model.network.slots, strict=True)]
+
+
+def test_widths_of_weights_of_old_classes_are_carried_over_and_new_ones_are_fresh():
+    settings = recipe("bbb-mixture")
+    old, _ = fitted_like(settings)
+    new = build(settings, SHAPE, NEW)
+    carry_over(new, old, NEW - OLD)
+    (*_, rho_old), (*_, rho) = (split(m, m.posterior.rho.detach()[None]) for m in (old, new))
+    assert torch.equal(rho[..., :OLD], rho_old)
+    fresh = build(settings, SHAPE, NEW).posterior.rho[0]
+    assert (rho[..., OLD:] == fresh).all()
+    (*_, mu) = split(new, new.posterior.mu.detach()[None])
+    assert torch.equal(mu[0, :, OLD:], new.network.initial[new.network.slots[-1].name][:, OLD:])
+
+
+def test_a_naive_hypernetwork_does_not_take_on_classes():
+    settings = recipe("variational-hypernet", mean="naive")
+    old, _ = fitted_like(settings)
+    refused(lambda: carry_over(build(settings, SHAPE, NEW), old, 2), "network: expected network.module.4.head.weight")
+
+
+# Runs
+
+
+def data_of(rows, seed=0, classes=("a", "b", "c")):
+    """Classes around points of a space, dealt into splits."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, len(classes), rows)
+    x = (4 * np.eye(*(len(classes), *SHAPE))[y] + rng.normal(size=(rows, *SHAPE))).astype(np.float32)
+    test = Rows(x[:40], y[:40])
+    data = Dataset(Rows(x[40:], y[40:]), test, SHAPE, tuple(classes), float(x.min()), float(x.max()))
+    return data, Splits(Rows(x[120:], y[120:]), Rows(x[40:80], y[40:80]), test, test, test)
+
+
+def run_in(folder, settings, splits, classes, parent=None):
+    folder.mkdir(exist_ok=True)
+    return Run(settings, splits, SHAPE, classes, folder, torch.device("cpu"), parent)
+
+
+@pytest.fixture(scope="module")
+def parent(digits_store, tmp_path_factory):
+    """A fitted model of three classes, as if it were published."""
+    settings = recipe("bbb-gaussian")
+    settings = settings.model_copy(update={"training": settings.training.model_copy(update={"epochs": 30})})
+    data, splits = data_of(300)
+    run = run_in(tmp_path_factory.mktemp("parent"), settings, splits, 3)
+    model = run.fit(quiet=True)
+    manifest = ModelStore(digits_store).manifest("digits", "1")
+    manifest = manifest.model_copy(
+        update={"input": data.input, "output": manifest.output.model_copy(update={"classes": data.classes})}
+    )
+    return Parent(manifest, settings, save({name: t.contiguous() for name, t in model.state_dict().items()}))
+
+
+def test_it_starts_where_the_parent_ended_and_better_than_a_cold_start(parent, tmp_path):
+    _, splits = data_of(600, seed=1)
+    warm = run_in(tmp_path / "warm", recipe("bbb-gaussian"), splits, 3, parent)
+    state = parent.model().state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in warm.model.state_dict().items())
+    cold = run_in(tmp_path / "cold", recipe("bbb-gaussian"), splits, 3)
+    before = quality_of(warm)
+    warm.fit(quiet=True), cold.fit(quiet=True)
+    first_warm, first_cold = (run.progress.history[0] for run in (warm, cold))
+    assert first_warm["validation_log_likelihood"] > first_cold["validation_log_likelihood"]
+    assert first_warm["loss"] < first_cold["loss"]
+    assert quality_of(warm) > before - 0.05
+
+
+def quality_of(run):
+    """Accuracy on its validation rows."""
+    log_probs = run.model.predict(run.validation[0], noise(run.model.posterior, 20, 9))
+    probs = log_probs.exp().mean(0)
+    return (probs.argmax(1) == run.validation[1]).float().mean().item()
+
+
+def test_a_resumed_run_of_a_warm_start_ends_with_the_same_weights(parent, tmp_path):
+    _, splits = data_of(300, seed=2, classes=("a", "b", "c", "d"))
+    settings = recipe("bbb-gaussian")
+    at_every_step = settings.training.model_copy(update={"checkpoint_interval_s": 1e-9})
+    settings = settings.model_copy(update={"training": at_every_step})
+    whole = run_in(tmp_path / "whole", settings, splits, 4, parent)
+    snapshots = []
+    thread = threading.Thread(target=whole.fit, kwargs={"quiet": True})
+    thread.start()
+    while thread.is_alive():  # a checkpoint is replaced at once
+        if whole.checkpoint.exists():
+            snapshots.append(whole.checkpoint.read_bytes())
+    thread.join()
+    expected = whole.model.state_dict()
+    folder = tmp_path / "resumed"
+    folder.mkdir()
+    (folder / "checkpoint.safetensors").write_bytes(snapshots[len(snapshots) // 2])
+    resumed = run_in(folder, settings, splits, 4, parent)
+    assert resumed.resumed
+    state = resumed.fit(quiet=True).state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
+
+
+# Data
+
+
+def test_old_classes_come_first_matched_by_name():
+    data, _ = data_of(300, classes=("a", "b", "c"))
+    more, _ = data_of(300, classes=("B", "a", "b", "bb", "c"))
+    joined = with_classes_of(more, data.classes)
+    assert joined.classes == ("a", "b", "c", "B", "bb")
+    for rows, before in ((joined.train, more.train), (joined.test, more.test)):
+        assert [joined.classes[i] for i in rows.y] == [more.classes[i] for i in before.y]
+    refused(lambda: with_classes_of(data, ("a", "d")), "data.source: expected rows of every class", "none of ['d']")
+
+
+def test_columns_are_encoded_as_the_parent_s_were(tmp_path):
+    def table(name, text):
+        (tmp_path / name).write_text(text)
+
+    table("old.csv", "size,kind,y\n" + "1,red,a\n3,blue,b\n" * 20)
+    table("more.csv", "kind,size,y\n" + "7,9,a\nblue,,b\n" * 20)
+    old = load(recipe_of("csv:old.csv", target="y"), tmp_path)
+    more = load(recipe_of("csv:more.csv", target="y"), tmp_path, old.columns)
+    assert more.columns == old.columns
+    size, kind = old.columns
+    assert kind.categories == ("blue", "red")
+    rows = {tuple(row) for row in more.train.x.tolist()}  # a category that was not seen, and a missing number
+    assert rows == {(float(np.float32((9 - size.mean) / size.std)), 0, 0, 1), (0, 1, 0, 0)}
+    table("other.csv", "kind,size,more,y\n" + "red,9,1,a\nblue,2,2,b\n" * 20)
+    refused(lambda: load(recipe_of("csv:other.csv", target="y"), tmp_path, old.columns), "a difference in ['more']")
+    table("fewer.csv", "kind,y\n" + "red,a\nblue,b\n" * 20)
+    refused(lambda: load(recipe_of("csv:fewer.csv", target="y"), tmp_path, old.columns), "'size'")
+    refused(lambda: load(recipe_of("digits"), tmp_path, old.columns), "a table with the columns ['size', 'kind']")
+
+
+def test_what_differs_is_named(parent):
+    data, _ = data_of(300)
+
+    def check(settings, of=data):
+        return lambda: check_compatible(settings, of, parent)
+
+    check(recipe("bbb-gaussian"))()
+    check(recipe("bbb-gaussian", prior_std=3.0, initial_log_std=-3.0))()
+    refused(check(recipe("bbb-mixture")), "method: expected bbb-gaussian, as of digits version 1, got bbb-mixture")
+    other = recipe("bbb-gaussian")
+    network = other.network.model_copy(update={"hidden": [9, 8]})
+    refused(check(other.model_copy(update={"network": network})), "network: expected {'hidden': [9, 7]}", "[9, 8]")
+    refused(
+        check(other, dataclasses.replace(data, shape=(2, 3))), "rows of shape: expected (6,), as of", "got (2, 3)"
+    )
+
+
+# The command
+
+
+def test_the_command_goes_on_from_a_published_version(digits_store, tmp_path, monkeypatch, capsys):
+    models = shutil.copytree(digits_store, tmp_path / "models")
+    for name, folder in (("STORE", "models"), ("RUNS", "runs"), ("DATA", "data")):
+        monkeypatch.setenv(f"DUBITO_{name}", str(tmp_path / folder))
+    quick = tmp_path / "quick.toml"
+    # as far from the data as the parent was: nothing new, and a step that small
+    text = QUICK_RECIPE.replace("epochs = 30", "epochs = 2\nlearning_rate = 1e-4\nfinal_learning_rate = 1e-5")
+    quick.write_text(text.replace("draws = 100", "draws = 20"))
+    fit = ["fit", str(quick), "--quiet", "--device", "cpu", "--warm-start"]
+    assert main([*fit, "digits"]) == 0
+    assert "warm start from digits version 1" in capsys.readouterr().out
+    store = ModelStore(models)
+    first, second = (store.manifest("digits", version) for version in "12")
+    assert second.training["warm_start"] == {"name": "digits", "version": "1"}
+    assert second.quality["test_accuracy"] > first.quality["test_accuracy"] - 0.03
+    (metrics,) = (tmp_path / "runs").glob("*/metrics.jsonl")
+    history = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert history[0]["validation_accuracy"] > 0.9
+    # neither store nor runs say anything of a fit that is refused
+    wrong = {
+        "absent": "error: model: expected one of ['digits'], got 'absent'",
+        "digits:9": "error: version: expected one of ['1', '2', 'latest'] of model digits, got '9'",
+    }
+    for name, says in wrong.items():
+        assert main([*fit, name]) == 2
+        assert capsys.readouterr().err.startswith(says)
+    quick.write_text(text.replace("couplings = 2", "couplings = 4"))
+    assert main([*fit, "digits:1"]) == 2
+    error = capsys.readouterr().err
+    assert error == "error: posterior.couplings: expected 2, as of digits version 1, got 4\n"
+    assert store.versions("digits") == ["1", "2"]
+    assert open_parent(store, "digits:1", "--warm-start").label == "digits version 1"

@@ -1,0 +1,191 @@
+"""Networks that users bring: what becomes Bayesian, and what is refused by name."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from model_store.errors import InvalidInput
+from training.nn.architectures import from_factory, gal_cnn, papers_cnn
+from training.nn.layers import WeightLayer, initial_weights, patches
+from training.nn.networks import DrawnNetwork, MemberNetwork, Stochastic
+
+SHAPE = (2, 7, 6)
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = self.first
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+
+class OwnParameter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.gain = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return self.inner(x) * self.gain
+
+
+class MixesRows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(x - x.mean(0))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(4, 2)
+
+    def forward(self, x):
+        return self.attn(x, x, x)[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (nn.Sequential(nn.Linear(4, 4), Block()), "layer 1.attn: MultiheadAttention"),
+        (nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 3)), "layer 1: LSTM"),
+        (nn.Sequential(nn.Embedding(4, 3)), "layer 0: Embedding"),
+        (nn.Sequential(nn.Linear(4, 4), nn.Bilinear(4, 4, 3)), "layer 1: Bilinear"),
+        (Twice(), "layer second: Linear: it is also layer first"),
+        (OwnParameter(), "OwnParameter: it has parameters of its own"),
+        (MixesRows(), "mixes rows"),
+        (nn.Sequential(nn.ReLU()), "a Linear or Conv2d layer to draw, got none"),
+        (nn.Sequential(nn.Linear(5, 3)), "a module that runs on a batch of rows"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(module, says):
+    for drawn in ("scales", "weights"):
+        with pytest.raises(InvalidInput, match=r"network: ") as refused:
+            DrawnNetwork(module, Stochastic(drawn), (4,))
+        assert says in str(refused.value)
+
+
+def test_convolutions_that_a_method_does_not_take_are_refused_by_name():
+    grouped = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(4 * 5 * 4, 3))
+    DrawnNetwork(grouped, Stochastic("scales"), SHAPE)
+    with pytest.raises(InvalidInput, match="layer 0: Conv2d: weights are drawn for convolutions of one group"):
+        DrawnNetwork(grouped, Stochastic("weights"), SHAPE)
+    with pytest.raises(InvalidInput, match="layer 0: Conv2d: a variational hypernetwork has Linear layers"):
+        DrawnNetwork(grouped, Stochastic("hypernet"), SHAPE)
+
+
+def test_the_users_module_is_left_as_it_was():
+    module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.3), nn.Linear(80, 3))
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    for drawn in ("scales", "weights", "masks"):
+        DrawnNetwork(module, Stochastic(drawn), SHAPE).initialise(torch.randn(9, 84))
+    assert [type(layer) for layer in module] == [nn.Conv2d, nn.BatchNorm2d, nn.Flatten, nn.Dropout, nn.Linear]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "convolution",
+    [
+        nn.Conv2d(2, 5, 3),
+        nn.Conv2d(2, 5, (3, 2), stride=(2, 1), padding=(1, 0)),
+        nn.Conv2d(2, 5, 3, padding="same", dilation=2, bias=False),
+        nn.Conv2d(2, 5, 2, padding="valid", stride=3),
+    ],
+)
+def test_products_of_patches_are_the_convolution(convolution):
+    x = torch.randn(4, *SHAPE)
+    found, (height, width) = patches(x, convolution)
+    matrix = initial_weights(convolution)
+    weight, bias = (matrix[:-1], matrix[-1]) if convolution.bias is not None else (matrix, 0)
+    expected = convolution(x)
+    assert expected.shape[2:] == (height, width)
+    torch.testing.assert_close((found @ weight + bias).movedim(1, 2).unflatten(2, (height, width)), expected)
+
+
+def test_weights_start_as_the_modules_own_and_one_draw_of_them_is_the_module():
+    module = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(168, 3)).eval()
+    network = DrawnNetwork(module, Stochastic("weights"), SHAPE).eval()
+    assert sum(isinstance(layer, WeightLayer) for layer in network.modules()) == 2
+    x = 5 + 2 * torch.randn(6, 84)
+    theta = network.initialise(x)
+    expected = module(((x - x.mean()) / x.std()).unflatten(1, SHAPE))
+    for draws in (1, 3):  # a convolution of torch's, and products of patches
+        outputs, _ = network(x, theta.expand(draws, 1, -1))
+        torch.testing.assert_close(outputs, expected.expand(draws, -1, -1))
+
+
+def test_scales_start_so_that_values_have_mean_0_and_variance_1_also_behind_a_residual_addition():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 1), nn.Linear(4, 3)
+
+        def forward(self, x):
+            h = torch.relu(self.a(x))
+            return self.c((h + self.b(h)).mean((2, 3)))
+
+    network = DrawnNetwork(Residual(), Stochastic("scales"), SHAPE).double().eval()
+    x = 5 + 2 * torch.randn(50, 84, dtype=torch.float64)
+    theta = network.initialise(x)
+    outputs = network(x, theta[None, None])[0][0]
+    torch.testing.assert_close(outputs.mean(0), torch.zeros(3).double(), atol=1e-9, rtol=0)
+    torch.testing.assert_close(outputs.var(0), torch.ones(3).double())
+
+
+def test_masks_take_the_place_of_the_modules_dropout_at_its_rates():
+    network = DrawnNetwork(gal_cnn((1, 12, 12), 3), Stochastic("masks", rate=0.9), (1, 12, 12))
+    assert [(slot.shape, slot.keep) for slot in network.slots] == [((32,), 0.75), ((128,), 0.5)]
+
+
+def test_behind_a_mask_on_the_rows_features_are_the_rows_standardised():
+    for module in (nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))):  # a chain, and none
+        network = DrawnNetwork(nn.Sequential(nn.Dropout(0.5), module), Stochastic("masks"), (4,)).eval()
+        x = 2 + torch.randn(5, 4)
+        network.initialise(x)
+        outputs, features = network(x, torch.tensor([[[0.0, 2.0, 2.0, 0.0]], [[2.0, 0.0, 2.0, 0.0]]]))
+        assert outputs.shape == (2, 5, 3)
+        torch.testing.assert_close(features, (x - x.mean()) / x.std())
+
+
+def test_the_papers_networks_have_the_papers_sizes():
+    def sizes(module):
+        return [tuple(p.shape) for p in module.parameters() if p.ndim > 1]
+
+    convolutions = [(64, 3, 3, 3), (64, 64, 3, 3), (128, 64, 3, 3), (128, 128, 3, 3)]
+    assert sizes(papers_cnn((3, 32, 32), 10)) == [*convolutions, (512, 128 * 8 * 8), (10, 512)]
+    assert sizes(gal_cnn((1, 28, 28), 10)) == [(32, 1, 4, 4), (32, 32, 4, 4), (128, 32 * 11 * 11), (10, 128)]
+
+
+def test_a_theta_of_members_picks_them():
+    members = [nn.Linear(4, 3) for _ in range(3)]
+    network = MemberNetwork(members, (4,))
+    x = torch.randn(5, 4)
+    outputs, _ = network(x, torch.tensor([2.0, 0.0])[:, None, None])
+    torch.testing.assert_close(outputs, torch.stack([members[2](x), members[0](x)]))
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("no_such_package:make", "No module named 'no_such_package'"),
+        ("a_users_factories:absent", "has no attribute 'absent'"),
+        ("a_users_factories:fails", "ZeroDivisionError"),
+        ("a_users_factories:gives_a_number", "a int"),
+    ],
+)
+def test_a_factory_that_gives_no_module_is_refused(tmp_path, monkeypatch, path, says):
+    lines = ["def fails(shape, classes):", "    return 1 / 0", "def gives_a_number(shape, classes):", "    return 3"]
+    (tmp_path / "a_users_factories.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidInput, match=r"network\.factory: ") as refused:
+        from_factory(path, (4,), 3)
+    assert says in str(refused.value)
+    sys.modules.pop("a_users_factories", None)

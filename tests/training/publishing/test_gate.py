@@ -1,0 +1,98 @@
+"""The gate: what is worse than `champion` is not published, by the command that users run."""
+
+import pytest
+from conftest import refused
+
+from model_store.artifacts.store import ModelStore
+from training.__main__ import main
+from training.publishing.gate import worse_by
+from training.recipe import load
+
+RECIPE = """
+name = "gated"
+method = "bhn-realnvp"
+[data]
+source = "digits"
+validation_rows = 60
+reference_rows = 40
+ranking_rows = 40
+[network]
+hidden = [12]
+[posterior]
+couplings = 2
+hidden = 8
+[training]
+epochs = {epochs}
+batch_rows = 32
+learning_rate = {rate}
+final_learning_rate = {rate}
+validation_draws = 3
+[serving]
+draws = 5
+{gate}
+"""
+GATE = "[gate]\nmetrics = {{ test_accuracy = {}, uniform_noise_flagged_at_05 = 1.0 }}"
+
+
+@pytest.fixture
+def fit(tmp_path, monkeypatch, capsys):
+    """Fit a recipe; returns exit code, output and errors."""
+    monkeypatch.setenv("DUBITO_STORE", str(tmp_path / "models"))
+    monkeypatch.setenv("DUBITO_RUNS", str(tmp_path / "runs"))
+
+    def run(epochs, rate, gate):
+        path = tmp_path / "recipe.toml"
+        path.write_text(RECIPE.format(epochs=epochs, rate=rate, gate=gate))
+        code = main(["fit", str(path), "--quiet", "--device", "cpu"])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_a_worse_version_is_refused_and_may_be_published_by_a_laxer_gate(fit, tmp_path):
+    store = ModelStore(tmp_path / "models")
+    code, out, _ = fit(4, 1e-2, GATE.format(0.0))
+    assert code == 0
+    assert "no alias champion yet" in out
+    store.set_alias("gated", "champion", "1")
+    code, out, errors = fit(1, 1e-9, GATE.format(0.05))
+    assert code == 1
+    best = store.manifest("gated", "1").quality["test_accuracy"]
+    lines = errors.splitlines()
+    assert len(lines) == 2, errors
+    assert "champion (version 1)" in lines[0]
+    assert "test_accuracy" in lines[1]
+    assert f"against {best:.6g}" in lines[1]
+    assert "allowed 0.05" in lines[1]
+    assert store.versions("gated") == ["1"]
+    assert len(list(tmp_path.glob("runs/*/checkpoint.safetensors"))) == 1
+    code, out, _ = fit(1, 1e-9, GATE.format(1.0))
+    assert code == 0
+    assert "going on from step" in out
+    assert "no worse than champion (version 1) in test_accuracy, uniform_noise_flagged_at_05" in out
+    assert store.versions("gated") == ["1", "2"]
+
+
+def test_metrics_know_their_direction():
+    assert worse_by("test_accuracy", 0.9, 0.95) == pytest.approx(0.05)
+    assert worse_by("test_accuracy", 0.97, 0.95) == pytest.approx(-0.02)
+    assert worse_by("test_brier", 0.2, 0.1) == pytest.approx(0.1)
+    assert worse_by("flag_rate_at_05", 0.02, 0.06) == pytest.approx(0.02)
+    assert worse_by("test_interval_coverage_at_95", 0.96, 0.93) == pytest.approx(-0.01)
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        "[gate]",
+        "[gate]\nmetrics = {}",
+        "[gate]\nmetrics = { accuracy = 0.0 }",
+        "[gate]\nmetrics = { test_accuracy = -0.1 }",
+        "[gate]\nagainst = 'a b'\nmetrics = { test_accuracy = 0.0 }",
+        "[gate]\nworse = 1\nmetrics = { test_accuracy = 0.0 }",
+    ],
+)
+def test_a_wrong_gate_is_refused_by_name(tmp_path, gate):
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE.format(epochs=1, rate=1e-3, gate=gate))
+    refused(lambda: load(path), "gate")

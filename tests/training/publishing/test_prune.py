@@ -1,0 +1,281 @@
+"""Pruning: removed weights are 0 in every draw, what is published is smaller, and it is served like any other."""
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+import torch
+from conftest import refused, serving, small_recipe, working_in
+from torch import nn
+
+from model_store.artifacts.store import FILES, ModelStore
+from model_store.inference.runtime import GraphError, Runtime
+from training.__main__ import main
+from training.data import Rows
+from training.export.graphs import export, parity, runtime_of
+from training.export.served import served_network
+from training.nn.model import build, initialise
+from training.nn.posteriors import noise
+from training.nn.pruning import is_weight, prune, signal_to_noise, strongest
+from training.recipe import Recipe
+from training.versions import open_parent
+
+SHAPE, CLASSES, ROWS = (5, 6), 4, 12
+
+
+class Pictures(nn.Module):
+    """A user's module with a residual addition, layers with and without biases, and convolutions."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.inner = nn.Conv2d(4, 4, (3, 1), padding=(1, 0), bias=False)
+        self.head = nn.Linear(4, classes)
+
+    def forward(self, x):
+        h = torch.relu(self.stem(x))
+        return self.head(torch.relu(h + self.inner(h)).mean((2, 3)))
+
+
+def fitted_like(method="bbb-gaussian", network=None):
+    """A model away from its start, and rows of its shape."""
+    recipe = Recipe.model_validate(
+        {
+            "name": "a",
+            "method": method,
+            "data": {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1},
+            "network": network or {"hidden": [9, 7]},
+            "training": {"epochs": 1},
+        }
+    )
+    generator = torch.Generator().manual_seed(0)
+    model = build(recipe, SHAPE, CLASSES).eval()
+    x = 3 + 2 * torch.randn(ROWS, 30, generator=generator)
+    initialise(model, x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator))
+    return model, x
+
+
+@pytest.fixture(params=[{"hidden": [9, 7]}, {"factory": f"{__name__}:Pictures"}], ids=["mlp", "pictures"])
+def network(request):
+    return request.param
+
+
+# What is removed
+
+
+@pytest.mark.parametrize("method", ["bbb-gaussian", "bbb-mixture"])
+@pytest.mark.parametrize("fraction", [0.0, 0.4, 0.8])
+def test_the_weights_of_lowest_ratio_go_and_no_bias_does(method, fraction, network):
+    model, _ = fitted_like(method, network)
+    weights, kept = is_weight(model), strongest(model, fraction)
+    layers = [layer for layer in model.network.slots if layer.size]
+    biases = sum(slot.shape[1] for slot in layers if "inner" not in slot.name)
+    assert int((~weights).sum()) == biases
+    assert kept[~weights].all()
+    assert int((~kept).sum()) == round(fraction * int(weights.sum()))
+    ratio = signal_to_noise(model)
+    torch.testing.assert_close(ratio, (model.posterior.mu / model.posterior.sigma).abs().detach())
+    if fraction > 0:
+        assert ratio[~kept].max() <= ratio[kept & weights].min()
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 0.8])
+@torch.no_grad()
+def test_a_pruned_model_is_the_dense_one_with_no_mean_and_no_noise_where_weights_were_removed(fraction, network):
+    model, x = fitted_like(network=network)
+    kept = strongest(model, fraction)
+    smaller = prune(model, kept)
+    eps = noise(smaller.posterior, 5, 1)
+    dense_eps = noise(model.posterior, 5, 2)  # of units that were dropped, any
+    places = smaller.network.kept.long()
+    assert kept[places].all()
+    dense_eps[:, places] = eps
+    theta = torch.where(kept, model.posterior(dense_eps), 0.0)
+    expected, _ = model.network(x, theta[:, None])
+    got, _ = smaller.network(x, smaller.posterior(eps)[:, None])
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    if fraction == 0:
+        assert len(places) == model.posterior.theta_dimension
+
+
+@torch.no_grad()
+def test_units_that_no_weight_leads_out_of_are_left_out_with_what_leads_into_them():
+    model, x = fitted_like()
+    kept = torch.ones(model.posterior.theta_dimension, dtype=torch.bool)
+    first, second, last = (
+        part.view(slot.shape)
+        for part, slot in zip(kept.split([s.size for s in model.network.slots]), model.network.slots, strict=True)
+    )
+    last[3] = False  # unit 3 of the second hidden layer leads nowhere
+    second[5, [0, 1, 2, 4, 5, 6]] = False  # unit 5 of the first leads to that unit alone
+    first[29, [0, 1, 2, 3, 4, 6, 7, 8]] = False  # and number 29 of a row to unit 5 alone
+    smaller = prune(model, kept)
+    shapes = [
+        layer.shape for layer in smaller.network.modules() if hasattr(layer, "index") and hasattr(layer, "has_bias")
+    ]
+    assert shapes == [(29, 8), (8, 6), (6, 4)]
+    assert smaller.posterior.theta_dimension == 29 * 8 + 8 + 8 * 6 + 6 + 6 * 4 + 4
+    eps = noise(smaller.posterior, 3, 1)
+    dense_eps = noise(model.posterior, 3, 2)
+    dense_eps[:, smaller.network.kept.long()] = eps
+    expected, _ = model.network(x, torch.where(kept, model.posterior(dense_eps), 0.0)[:, None])
+    got, _ = smaller.network(x, smaller.posterior(eps)[:, None])
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "network", [{"hidden": [400, 400]}, {"factory": f"{__name__}:Pictures"}], ids=["mlp", "pictures"]
+)
+def test_the_exported_network_puts_weights_into_place_as_torch_does_and_is_small(network):
+    model, x = fitted_like(network=network)
+    smaller = prune(model, strongest(model, 0.95 if "hidden" in network else 0.6))
+    served = served_network(smaller, x, 0)
+    files = export(smaller, served)
+    graph = onnx.load_model_from_string(files["network.onnx"])
+    (property,) = graph.metadata_props
+    assert property.key == "weights_per_draw"
+    assert int(property.value) > smaller.posterior.theta_dimension
+    runtime = runtime_of(smaller, files)
+    rows = Rows(x.numpy(), np.zeros(ROWS, dtype=np.int64))
+    assert max(parity(smaller, served, runtime, rows).values()) < 1e-4
+    if "hidden" in network:
+        theta = runtime.draw(0, 0, 100)
+        together, _ = runtime.run(rows.x[:1], theta[:, None])  # fewer at a time, though theta is small
+        alone = [runtime.run(rows.x[:1], theta[k : k + 1, None])[0] for k in range(100)]
+        np.testing.assert_array_equal(together, np.concatenate(alone))
+        detectors = sum(t.nbytes for t in served.density.state_dict().values())
+        published = sum(map(len, files.values())) - detectors + sum(t.nbytes for t in smaller.state_dict().values())
+        # the sampler and the weights' file of the whole model alone hold a mu and a sigma of every weight each
+        assert published < 0.25 * 4 * 4 * model.posterior.theta_dimension
+
+
+def test_what_cannot_be_pruned_is_refused():
+    model, _ = fitted_like()
+    for fraction in (-0.1, 1.0, float("nan")):
+        refused(
+            lambda fraction=fraction: strongest(model, fraction), "--fraction: expected at least 0 and less than 1"
+        )
+    with torch.no_grad():
+        model.posterior.mu[-(7 + 1) * CLASSES :] = 0
+    refused(lambda: strongest(model, 0.9), "weights in every layer", "none in 4")
+    other, _ = fitted_like("mvn")
+    refused(lambda: strongest(other, 0.5), "method: expected bbb-gaussian or bbb-mixture")
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a store of a fitted model, `bayes`, and of `small`: the same with 75 % of its weights removed."""
+    folder = tmp_path_factory.mktemp("pruned")
+    recipe = small_recipe(folder, "bayes", "bbb-gaussian", "hidden = [64]", "prior_std = 0.3")
+    with working_in(folder):
+        assert main(["fit", recipe, "--quiet", "--device", "cpu"]) == 0
+        assert main(["prune", "bayes", "--fraction", "0.75", "--as", "small"]) == 0
+    return folder
+
+
+def test_three_quarters_of_the_weights_hardly_matter_and_the_manifest_says_what_was_removed(folder):
+    store = ModelStore(folder / "models")
+    whole, small = store.manifest("bayes", "1"), store.manifest("small", "1")
+    assert small.quality["test_accuracy"] > whole.quality["test_accuracy"] - 0.08
+    facts = small.training["pruned"]
+    assert (facts["name"], facts["version"], facts["fraction"]) == ("bayes", "1", 0.75)
+    assert facts["weights"] == 64 * 64 + 64 * 10
+    assert facts["kept_weights"] <= 0.25 * facts["weights"]
+    assert small.noise.dimension == small.noise.theta_dimension <= facts["kept_weights"] + 74
+    assert facts["request_ms"] > 0
+    assert facts["bytes"] == sum(small.files[f].size for f in FILES if f != "calibration.safetensors")
+    for file in ("sampler.onnx", "weights.safetensors"):  # network.onnx holds the detectors too
+        assert small.files[file].size < 0.6 * whole.files[file].size
+    assert small.training["recipe"] == whole.training["recipe"]
+    assert small.training["data_digest"] == whole.training["data_digest"]
+    assert "run" not in small.training
+
+
+def test_the_ratios_are_plotted_in_the_run_s_folder(folder):
+    plot = folder / "runs" / "bayes-1-pruned" / "signal-to-noise-0.75.png"
+    assert plot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_published_weights_are_the_parent_s(folder):
+    from safetensors.numpy import load_file
+
+    whole, pruned = (load_file(folder / "models" / n / "1" / "weights.safetensors") for n in ("bayes", "small"))
+    for name in ("mu", "rho"):
+        np.testing.assert_array_equal(pruned[f"posterior.{name}"], whole[f"posterior.{name}"][pruned["network.kept"]])
+
+
+def test_a_pruned_version_is_served_and_a_row_gets_the_same_answer_alone_and_in_a_batch(folder, digits_rows):
+    from training.data import digits
+
+    labels = digits().test.y[:100]
+    with serving(folder / "models") as (url, _):
+        request = {"model": "small", "inputs": digits_rows[:100].tolist(), "seed": 3}
+        together = httpx.post(f"{url}/predict", json=request, timeout=60).json()["predictions"]
+        assert np.mean([p["label"] == str(y) for p, y in zip(together, labels, strict=True)]) > 0.8
+        for n in (0, 50, 99):
+            alone = {**request, "inputs": digits_rows[n : n + 1].tolist()}
+            assert httpx.post(f"{url}/predict", json=alone, timeout=60).json()["predictions"] == [together[n]]
+
+
+def test_a_pruned_version_is_recalibrated_like_any_other(folder):
+    from training.data import digits
+
+    np.savez(folder / "test.npz", x=digits().test.x.reshape(-1, 8, 8), y=digits().test.y)
+    with working_in(folder):
+        assert main(["calibrate", "small:1", "--data", "npz:test.npz", "--as", "again", "--quiet"]) == 0
+    store = ModelStore(folder / "models")
+    small, again = store.manifest("small", "1"), store.manifest("again", "1")
+    assert again.training["pruned"] == small.training["pruned"]
+    assert again.training["recalibrated"]["name"] == "small"
+    assert again.files["weights.safetensors"] == small.files["weights.safetensors"]
+
+
+def test_a_network_that_does_not_say_how_many_weights_it_has_is_refused(folder):
+    artifact = ModelStore(folder / "models").open("small", "1")
+    graph = onnx.load_model_from_string(artifact.files["network.onnx"])
+    graph.metadata_props[0].value = "many"
+    with pytest.raises(GraphError, match=r"network.onnx: expected a number as weights_per_draw"):
+        Runtime(artifact.files["sampler.onnx"], graph.SerializeToString(), artifact.manifest.noise.dimension)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["absent", "--fraction", "0.5"], "model: expected one of ["),
+        (["bayes:7", "--fraction", "0.5"], "version: expected one of ['1', 'latest'] of model bayes, got '7'"),
+        (["bayes:1", "--fraction", "1"], "--fraction: expected at least 0 and less than 1, got 1.0"),
+        (
+            ["small", "--fraction", "0.9"],
+            "model: expected a version that is not pruned, got small version 1, which is",
+        ),
+        (["bayes:1", "--fraction", "0.5", "--data", "idx:absent"], "data.source: expected a folder of IDX files"),
+        (["bayes:1", "--fraction", "0.5", "--data", "npz:others.npz"], "data.source: expected the rows that bayes"),
+    ],
+)
+def test_a_wrong_call_is_exit_code_2_and_one_line(folder, capsys, arguments, says):
+    x, y = np.random.default_rng(0).uniform(0, 16, (500, 8, 8)).astype(np.float32), np.arange(500) % 10
+    np.savez(folder / "others.npz", x=x, y=y)
+    with working_in(folder):
+        assert main(["prune", *arguments]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: {says}")
+    assert line.count("\n") == 1
+
+
+def test_a_pruned_model_made_anew_loads_the_published_weights(folder):
+    from safetensors.torch import load
+
+    store = ModelStore(folder / "models")
+    dense = open_parent(store, "bayes:1", "model").model()
+    tensors = load(store.open("small", "1").files["weights.safetensors"])
+    kept = torch.zeros(dense.posterior.theta_dimension, dtype=torch.bool)
+    kept[tensors["network.kept"].long()] = True
+    smaller = prune(dense, kept)
+    smaller.load_state_dict(tensors)
+    torch.testing.assert_close(smaller.posterior.mu, tensors["posterior.mu"])

@@ -1,0 +1,1 @@
+"""Measured quality, attacks, and the evidence card."""

@@ -1,0 +1,60 @@
+"""The attacks that an evidence card reports: what each does, and the rows that come of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+
+from training.data import Rows
+from training.evaluation.attacks import AttackDraws, Attacked, Statistic, fgsm, pgd, quiet_pgd, towards
+from training.nn.posteriors.noise import hash_key
+
+STEPS = (0.05, 0.1, 0.2, 0.3, 0.5)
+FGSM_DRAWS = (1, 32)
+RADII = (0.1, 0.2)
+ITERATIONS = 20
+ITERATED_DRAWS = 4
+TARGET = 0
+COUNT = len(FGSM_DRAWS) * len(STEPS) + 1 + 2 * len(RADII)  # of all attacks
+
+
+@dataclass(frozen=True)
+class AttackedRows:
+    """Rows after an attack: its name, what it did, and for each row its place among the test rows."""
+
+    name: str
+    facts: dict[str, Any]
+    x: Float32[np.ndarray, "N I"]
+    index: np.ndarray
+
+
+def attacks(attacked: Attacked, rows: Rows, statistic: Statistic | None, seed: int) -> Iterator[AttackedRows]:
+    """Yield attacked rows: FGSM by step size, with few and with many draws; towards a class; PGD; and, where the
+    detectors' statistic is given, PGD that keeps them quiet."""
+    x, y = torch.from_numpy(rows.x.astype(np.float32)), torch.from_numpy(rows.y)
+    everything = np.arange(len(rows))
+    fixed_seed, fresh_seed, start_seed = (hash_key(seed, 20 + i) % 2**53 for i in range(3))
+    for count in FGSM_DRAWS:
+        moved = fgsm(attacked, x, y, list(STEPS), AttackDraws(count, fixed_seed))
+        for step, one in zip(STEPS, moved, strict=True):
+            facts = {"attack": "fgsm", "step": step, "draws": count}
+            yield AttackedRows(f"fgsm-{step:g}-of-{count}-draws", facts, one.numpy(), everything)
+    draws = AttackDraws(ITERATED_DRAWS, fresh_seed, fresh=True)
+    iterated = {"draws": ITERATED_DRAWS, "fresh": True, "iterations": ITERATIONS}
+    others = np.flatnonzero(rows.y != TARGET)
+    if len(others):
+        target = torch.full((len(others),), TARGET)
+        moved = towards(attacked, x[others], target, ITERATIONS, draws)
+        facts = {"attack": "towards", "class": TARGET, "step": 0.01, **iterated}
+        yield AttackedRows("towards-first-class", facts, moved.numpy(), others)
+    for radius in RADII:
+        moved = pgd(attacked, x, y, radius, ITERATIONS, draws, start_seed)
+        facts = {"attack": "pgd", "radius": radius, **iterated}
+        yield AttackedRows(f"pgd-{radius:g}", facts, moved.numpy(), everything)
+        if statistic is not None:
+            moved = quiet_pgd(attacked, x, y, radius, ITERATIONS, draws, statistic, start_seed)
+            facts = {"attack": "quiet_pgd", "radius": radius, **iterated}
+            yield AttackedRows(f"quiet-pgd-{radius:g}", facts, moved.numpy(), everything)

@@ -1,0 +1,209 @@
+"""`python -m training evaluate`: the evidence card of a published version, written beside it in the store."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from model_store.artifacts.evidence import Evidence, publish_evidence
+from model_store.artifacts.store import ModelStore
+from model_store.errors import InvalidInput
+from model_store.inference.model import Model
+from model_store.inference.noise import MAX_SEED
+from model_store.scores.classification import Scores
+from model_store.scores.regression import MixtureScores
+from training.data import Dataset, Rows, leave_out, load, numbered_as, split, split_sizes
+from training.evaluation import attack_suite
+from training.evaluation.attacks import Attacked
+from training.evaluation.card_plots import attacks_plot, cdf_plot, reliability_plot, risk_coverage_plot, roc_plot
+from training.evaluation.card_text import markdown
+from training.evaluation.differentiable_flag import DifferentiableFlag
+from training.evaluation.near_manifold import near_manifold
+from training.evaluation.outliers import OPTION, OutlierSource, gaussian, some, uniform
+from training.evaluation.quality import REQUEST_ROWS, Judge, Judged, measure_attack, measure_sets, measure_test
+from training.nn.posteriors.noise import hash_key
+from training.publishing.publish import fitted_detectors
+from training.recipe import override
+from training.versions import Parent, fitted_data
+
+MAX_DRAWS = 1000
+LEFT_OUT = "left-out"  # the set of test rows whose classes the model does not know
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an evidence card is asked for: rows of each set at most, draws (None: the version's default), a seed."""
+
+    outliers: tuple[OutlierSource, ...] = ()
+    attacks: bool = False
+    rows: int = 1000
+    draws: int | None = None
+    seed: int = 0
+    source: str | None = None  # of test rows, if not that of the fit
+
+
+def evaluate_version(
+    store: ModelStore,
+    version: Parent,
+    model: Model,
+    root: Path,
+    wanted: Wanted,
+    say: Callable[[str], None],
+    quiet: bool = False,
+) -> Evidence:
+    """Measure a version and write its card.
+
+    Raises:
+        InvalidInput: if there is no such data, or what is wanted does not go with the version.
+    """
+    manifest = version.manifest
+    draws = _checked(version, wanted)
+    data, is_fitted = _data(version, root, wanted.source)
+    order = np.random.default_rng(hash_key(wanted.seed, 30)).permutation(len(data.test))[: wanted.rows]
+    test = data.test.take(order)
+    names = [
+        "uniform",
+        "gaussian",
+        LEFT_OUT,
+        *near_manifold(test.x[:2], test.y[:2], manifest.input, bool(data.classes), 0),
+    ]
+    clash = [source.name for source in wanted.outliers if source.name in names]
+    if clash:
+        raise InvalidInput(OPTION, f"names other than {names}", repr(clash[0]))
+    sets = {
+        "uniform": uniform(manifest.input, len(test), wanted.seed),
+        "gaussian": gaussian(manifest.input, len(test), wanted.seed),
+        **({} if data.left_out is None else {LEFT_OUT: some(data.left_out, wanted.rows, hash_key(wanted.seed, 31))}),
+        **{s.name: s.rows(manifest.input, wanted.rows, hash_key(wanted.seed, 31)) for s in wanted.outliers},
+        **near_manifold(test.x, test.y, manifest.input, bool(data.classes), wanted.seed),
+    }
+    sets = {name: rows.astype(np.float32) for name, rows in sets.items() if len(rows)}
+    judge = Judge(model, draws, wanted.seed)
+    with _bar(1 + len(sets) + wanted.attacks * attack_suite.COUNT, quiet) as done:
+        judged = judge("test", test.x.astype(np.float32))
+        done("test")
+        measured = measure_test(judge, judged, test)
+        outliers, judged_sets = measure_sets(judge, judged, sets, done)
+        attacks = _attacks(version, data, is_fitted, judge, judged, test, done) if wanted.attacks else {}
+    if wanted.attacks and not is_fitted:
+        say("quiet PGD is left out: it needs the rows that the detectors were fitted on")
+    card = {
+        "model": manifest.name,
+        "version": manifest.version,
+        "task": manifest.task,
+        "method": manifest.method,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "data": wanted.source or version.recipe.data.source,
+        "seed": wanted.seed,
+        "draws": draws,
+        "judged_draws": judged.prediction.ranked.num_draws,
+        "rows_per_request": REQUEST_ROWS,
+        "detectors": {"all": list(judged.prediction.detected), "combined": list(manifest.detectors.combined)},
+        "summary": _summary(measured, outliers),
+        "test": measured,
+        "outliers": outliers,
+        "attacks": attacks,
+    }
+    files = _plots(judged, judged_sets, test, card)
+    files["evidence.md"] = markdown(card, sorted(files)).encode()
+    return publish_evidence(store, manifest.name, manifest.version, card, files)
+
+
+def _checked(version: Parent, wanted: Wanted) -> int:
+    """Return the number of draws; refuse what does not go with the version."""
+    noise = version.manifest.noise
+    draws = wanted.draws or noise.default_draws
+    most = min(noise.max_draws or MAX_DRAWS, MAX_DRAWS)
+    if wanted.draws is not None and not 1 <= wanted.draws <= most:
+        raise InvalidInput("--draws", f"1 to {most}", str(wanted.draws))
+    if wanted.rows < 2:
+        raise InvalidInput("--rows", "at least 2", str(wanted.rows))
+    if not 0 <= wanted.seed <= MAX_SEED:
+        raise InvalidInput("--seed", f"0 to {MAX_SEED}", str(wanted.seed))
+    if wanted.attacks and version.manifest.task == "regression":
+        raise InvalidInput("--attacks", "a classification, since attacks change labels", "a regression")
+    if wanted.attacks and "pruned" in version.manifest.training:
+        raise InvalidInput("--attacks", "a version that is not pruned, since attacks need its gradients", "one")
+    names = [source.name for source in wanted.outliers]
+    if len(set(names)) < len(names):
+        raise InvalidInput(OPTION, "different names", f"{names}"[:200])
+    return draws
+
+
+def _data(version: Parent, root: Path, source: str | None) -> tuple[Dataset, bool]:
+    """Return the data, and whether they are those of the fit."""
+    if source is None:
+        return fitted_data(version, root), True
+    loaded = load(override(version.recipe, source=source, leave_out=[]), root, version.manifest.input.columns)
+    known = leave_out(loaded, [name for name in loaded.classes if name not in version.classes])
+    data = numbered_as(known, version.classes)
+    if data.shape != version.manifest.input.shape:
+        raise InvalidInput("--data", f"rows of shape {version.manifest.input.shape}", f"{data.shape}")
+    return data, data.digest() == version.manifest.training.get("data_digest")
+
+
+def _attacks(
+    version: Parent,
+    data: Dataset,
+    is_fitted: bool,
+    judge: Judge,
+    judged: Judged,
+    test: Rows,
+    done: Callable[[str], None],
+) -> dict[str, Any]:
+    model = version.model().eval()
+    train = split(data, split_sizes(version.recipe)).train
+    spec = version.manifest.input
+    network = fitted_detectors(model, train, version.recipe)
+    attacked = Attacked(network, model.posterior, spec.minimum, spec.maximum)
+    statistic = DifferentiableFlag(judge.model.calibration, version.manifest.detectors.density) if is_fitted else None
+    measured = {}
+    for made in attack_suite.attacks(attacked, test, statistic, judge.seed):
+        after = judge(made.name, made.x)
+        measured[made.name] = {**made.facts, **measure_attack(judged, after, test.y[made.index])}
+        done(made.name)
+    return measured
+
+
+def _summary(test: dict[str, Any], outliers: dict[str, Any]) -> dict[str, float]:
+    """Return the card's main figures, flat: what `GET /models/{name}` shows."""
+    keys = ("accuracy", "rmse", "log_likelihood", "brier", "expected_calibration_error")
+    flagged = {f"test_flagged_at_{fpr}": rate for fpr, rate in test["flagged"].items()}
+    found = {f"{name}_flag_auroc": entry["scores"]["flag"]["auroc"] for name, entry in outliers.items()}
+    return {**{f"test_{key}": test[key] for key in keys if key in test}, **flagged, **found}
+
+
+def _plots(test: Judged, sets: dict[str, Judged], rows: Rows, card: dict[str, Any]) -> dict[str, bytes]:
+    scores = test.prediction.scores
+    if isinstance(scores, Scores):
+        loss = (scores.label != rows.y).astype(np.float64)
+        main, label = "entropy", "error of the rows answered"
+        plots = {"reliability.png": reliability_plot(card["test"]["reliability"])}
+    else:
+        assert isinstance(scores, MixtureScores)
+        loss = np.square(scores.mean - rows.y).astype(np.float64)
+        main, label, plots = "std", "mean squared error of the rows answered", {}
+    plots["risk-coverage.png"] = risk_coverage_plot(test, loss, label)
+    plots[f"{main}-cdf.png"] = cdf_plot(test, sets, main)
+    plots["roc.png"] = roc_plot(test, sets, ["flag", main])
+    if card["attacks"]:
+        clean = {name: float(score.mean()) for name, score in test.prediction.detected.items()}
+        plots["fgsm.png"] = attacks_plot(card["test"], clean, card["attacks"])
+    return plots
+
+
+@contextlib.contextmanager
+def _bar(total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Show how many sets are done; yields what is to be called after each."""
+    with tqdm(total=total, unit="set", disable=quiet) as bar:
+
+        def done(name: str) -> None:
+            bar.set_postfix_str(name, refresh=False)
+            bar.update()
+
+        yield done

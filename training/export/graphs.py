@@ -1,0 +1,204 @@
+"""Export of a fitted model to the two graphs that the service runs, and their parity with torch."""
+
+import copy
+import io
+import logging
+import math
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import Tensor, nn
+
+from model_store.errors import DubitoError, InvalidInput, one_line
+from model_store.inference.noise import noise
+from model_store.inference.runtime import OUTPUTS, WEIGHTS_PER_DRAW, Runtime
+from training.data import Rows
+from training.export.served import ServedNetwork, served_network
+from training.nn.layers import WeightLayer
+from training.nn.likelihoods import Gaussian, Likelihood
+from training.nn.model import BayesianModel
+
+OPSET = 20
+PARITY_TOLERANCE = 1e-3  # a graph that computes something else is off by far more, rounding by far less
+PARITY_ROWS = 64
+PARITY_DRAWS = 16
+CHECKED_ROWS = 16
+ROUNDED_SHARE = 1e-3
+
+
+class ParityError(DubitoError):
+    """The exported graphs do not compute what the fitted model computes."""
+
+
+def export(model: BayesianModel, network: ServedNetwork) -> dict[str, bytes]:
+    """Return `sampler.onnx` (eps -> theta) and `network.onnx` (x, theta -> outputs, features, density)."""
+    rows, draws = 3, 2
+    x = torch.zeros(rows, math.prod(model.network.shape))
+    eps = torch.zeros(draws, model.posterior.noise_dimension)
+    k, n = torch.export.Dim("draws"), torch.export.Dim("rows")
+    assert isinstance(model.posterior, nn.Module)
+    sampler = _graph(model.posterior, (eps,), {"eps": {0: k}}, ["theta"])
+    # The graph is made for a theta that all rows share, so that numbers of rows in it come from x alone; nothing
+    # in it depends on whether theta has a row for each of x or one for all: let it broadcast.
+    theta = torch.zeros(draws, 1, model.posterior.theta_dimension)
+    outputs = [OUTPUTS[model.likelihood.task], "features", "density"]
+    served = _graph(network, (x, theta), {"x": {0: n}, "theta": {0: k}}, outputs)
+    if model.network.is_paired:
+        (theta_input,) = (i for i in served.graph.input if i.name == "theta")
+        theta_input.type.tensor_type.shape.dim[1].dim_param = "pairs"
+    pruned = [part for part in model.modules() if isinstance(part, WeightLayer) and part.index is not None]
+    if pruned:  # theta is smaller than the matrices that the network makes of it
+        onnx.helper.set_model_props(served, {WEIGHTS_PER_DRAW: str(sum(math.prod(layer.shape) for layer in pruned))})
+    return {"sampler.onnx": sampler.SerializeToString(), "network.onnx": served.SerializeToString()}
+
+
+def runtime_of(model: BayesianModel, graphs: dict[str, bytes]) -> Runtime:
+    """Return a runtime of a model's graphs, by file name."""
+    return Runtime(
+        graphs["sampler.onnx"],
+        graphs["network.onnx"],
+        model.posterior.noise_dimension,
+        algorithm=model.posterior.algorithm,
+        paired=model.network.is_paired,
+    )
+
+
+def check_exports(model: BayesianModel) -> None:
+    """Export a fresh model's network and compare, so that a module that cannot be served is refused before its fit.
+
+    Raises:
+        InvalidInput: if it cannot be exported, or its graph computes something else.
+    """
+    trial = copy.deepcopy(model).cpu().eval()
+    x = torch.randn(CHECKED_ROWS, math.prod(trial.network.shape), generator=torch.Generator().manual_seed(0))
+    try:
+        network = served_network(trial, x, 0)
+        runtime = runtime_of(trial, export(trial, network))
+        parity(trial, network, runtime, Rows(x.numpy(), np.zeros(len(x), dtype=np.int64)))
+    except Exception as error:
+        raise InvalidInput("network", "a module that can be exported and served", one_line(error)) from error
+
+
+def _graph(
+    module: nn.Module,
+    inputs: tuple[Tensor, ...],
+    dynamic_shapes: dict[str, dict[int, torch.export.Dim]],
+    outputs: list[str],
+) -> onnx.ModelProto:
+    chatter = io.StringIO()
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings(), redirect_stdout(chatter), redirect_stderr(chatter):
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            module,
+            inputs,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=list(dynamic_shapes),
+            output_names=outputs,
+            dynamic_shapes=tuple(dynamic_shapes.values()),
+            verbose=False,
+        )
+    assert program is not None
+    graph: onnx.ModelProto = program.model_proto
+    _pool_globally(graph.graph)
+    graph.doc_string = ""
+    del graph.graph.value_info[:]  # shapes of intermediate results, which fix more than holds
+    # Export's notes name files of the machine that wrote them.
+    for part in (graph.graph, *graph.graph.input, *graph.graph.output, *graph.graph.node):
+        del part.metadata_props[:]
+        part.doc_string = ""
+    onnx.checker.check_model(graph)
+    return graph
+
+
+def _pool_globally(graph: onnx.GraphProto) -> None:
+    """Replace means over pictures by global average pooling.
+
+    onnxruntime's ReduceMean adds numbers in an order that depends on where in memory they lie, so that a row would
+    get other bits at another place in a batch.
+    """
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        axes = constants.get(node.input[1]) if node.op_type == "ReduceMean" and len(node.input) == 2 else None
+        rank = ranks.get(node.input[0], 0) if axes is not None else 0
+        if axes is None or rank < 3 or sorted(int(a) % rank for a in axes) != list(range(2, rank)):
+            nodes.append(node)
+            continue
+        keeps = all(a.i for a in node.attribute if a.name == "keepdims")
+        pooled = node.output[0] if keeps else f"{node.output[0]}.pooled"
+        nodes.append(onnx.helper.make_node("GlobalAveragePool", [node.input[0]], [pooled]))
+        if not keeps:
+            nodes.append(onnx.helper.make_node("Squeeze", [pooled, node.input[1]], [node.output[0]]))
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+@torch.no_grad()
+def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows: Rows) -> dict[str, float]:
+    """Return the largest differences between torch and the runtime, same noise, with shared and paired draws.
+
+    Of theta, probabilities and log variances the differences are absolute, of density scores relative to the score
+    or, where that is larger, to the detector's mean, and of a regression's means to the target's standard deviation.
+
+    Raises:
+        ParityError: if one is more than `PARITY_TOLERANCE`.
+    """
+    x = rows.x[:PARITY_ROWS].astype(np.float32)
+    posterior = model.posterior
+    draws = min(PARITY_DRAWS, posterior.max_draws or PARITY_DRAWS)
+    pairs = len(x) if model.network.is_paired else 1
+    eps = noise(posterior.algorithm, 0, 0, draws * pairs, posterior.noise_dimension)
+    theta = posterior(torch.from_numpy(eps)).numpy()
+    served = runtime.sample(eps)
+    found: dict[str, list[np.ndarray]] = {"theta": [served - theta], "density": []}
+    paired = theta.reshape(draws, pairs, -1)
+    for shared_or_paired in (paired[:, :1], paired):
+        outputs, _, density = network(torch.from_numpy(x), torch.from_numpy(shared_or_paired))
+        got, got_density = runtime.run(x, shared_or_paired)
+        for name, differences in _differences(got, outputs.numpy(), model.likelihood).items():
+            found.setdefault(name, []).append(differences)
+        found["density"].append(_relative(got_density, density.numpy()))
+    worst = {name: _largest(parts) for name, parts in found.items()}
+    for name, difference in worst.items():
+        if not difference <= PARITY_TOLERANCE:
+            raise ParityError(
+                f"parity: expected {name} within {PARITY_TOLERANCE} of torch's, got a difference of {difference}"
+            )
+    together, together_density = runtime.run(x, paired[:, :1])
+    for n in range(len(x)):
+        alone, alone_density = runtime.run(x[n : n + 1], paired[:, :1])
+        if not np.array_equal(alone[:, 0], together[:, n]):
+            raise ParityError("parity: expected a row's outputs to be the same bits alone and in a batch, got others")
+        if not np.array_equal(alone_density[0], together_density[n]):
+            raise ParityError(
+                "parity: expected a row's densities to be the same bits alone and in a batch, got others"
+            )
+    return worst
+
+
+def _differences(got: np.ndarray, expected: np.ndarray, likelihood: Likelihood) -> dict[str, np.ndarray]:
+    """Return how far outputs are from what is expected, by name."""
+    if not isinstance(likelihood, Gaussian):
+        return {"probabilities": np.exp(got) - np.exp(expected)}
+    mean, difference = expected[..., 0], got - expected
+    # Far from 0 a target in float32 is rounded to steps that its standard deviation may be close to.
+    scale = np.maximum(likelihood.target_std.numpy(), ROUNDED_SHARE * np.abs(mean))
+    return {"mean": difference[..., 0] / scale, "log_variance": difference[..., 1]}
+
+
+def _relative(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    scale = np.maximum(expected, expected.mean(axis=0))
+    difference = got - expected
+    return np.divide(difference, scale, out=difference, where=scale > 0)
+
+
+def _largest(differences: list[np.ndarray]) -> float:
+    """Return the largest absolute value; NaN, which no tolerance admits, if there is one."""
+    return float(np.max([np.max(np.abs(difference)) for difference in differences]))

@@ -1,0 +1,228 @@
+"""Integer arithmetic for the products that every draw repeats: int8 weights, 7-bit activations.
+
+**Network.** A hidden layer multiplies its input by directions V that all draws share. The exported network's large
+products are replaced by
+
+    h V^T  ~  s_row (q_h q_V^T) s_unit,    q_h = round(h / s_row) in 0 .. 127,    q_V in -127 .. 127,
+
+with a scale for each row (its largest activation / 127) and for each unit, so that a row's answer still does not
+depend on its neighbours. The first layer, computed once for all draws, and the small last one stay in float32.
+
+**Sampler.** A linear layer's input has one scale for all draws, fixed by the largest value among `RANGE_DRAWS` of
+them, beyond which it is clipped: 64 + q in 1 .. 127 where it has both signs. So a draw does not depend on its
+neighbours.
+
+Integer sums are exact. With 7 bits for activations no pair of products overflows the 16 bits in which processors
+without VNNI add them up, so all processors agree.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import helper, numpy_helper
+
+from model_store.inference.noise import standard_normal
+from model_store.inference.runtime import Runtime
+from model_store.scores.classification import Scores, predictive_scores, predictive_sums
+from training.data import Rows
+
+SMALLEST = 64  # inputs and outputs of a product worth replacing
+LEVELS = 127
+CHECKED_ROWS = 512
+RANGE_DRAWS = 1000
+FUSED = "com.microsoft"  # onnxruntime's own operators, among them a product of integers that ends in floats
+
+
+@dataclass(frozen=True)
+class QuantisationError:
+    """How far integers move mean probabilities, beside how far a fresh draw set does (root mean squares)."""
+
+    int8_probabilities: float
+    int8_monte_carlo: float
+    int8_same_label: float
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether it drowns in the Monte Carlo error."""
+        return self.int8_probabilities < self.int8_monte_carlo
+
+
+def quantise_network(network: bytes) -> bytes:
+    """Return the graph of `network.onnx` with its large products of draws in integers; a small network's as it is.
+
+    Lengths |V| go into the units' scales, or into V where it stays in floats.
+    """
+    model = onnx.load_model_from_string(network)
+    graph = model.graph
+    weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    transposed = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "Transpose" and n.input[0] in weights}
+    lengths = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "ReduceL2" and n.input[0] in weights}
+    rectified = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Relu"}
+    nodes: list[onnx.NodeProto] = []
+    added: dict[str, np.ndarray] = {
+        "levels": np.array(LEVELS, dtype=np.float32),
+        "least": np.array(1e-30, dtype=np.float32),
+        "one": np.array(1.0, dtype=np.float32),
+        "zero": np.array(0, dtype=np.uint8),
+        "last_axis": np.array([-1], dtype=np.int64),
+    }
+    scales: dict[str, str] = {}  # by name of g / |V|
+    for node in graph.node:
+        name = transposed.get(node.input[1], "") if node.op_type == "MatMul" else ""
+        if node.op_type == "Div" and node.input[1] in lengths:
+            scales[node.output[0]] = node.input[0]
+        elif name not in lengths.values() or min(weights[name].shape) < SMALLEST:
+            nodes.append(node)
+        else:
+            direction = weights[name]
+            unit_scale = np.abs(direction).max(axis=1) / LEVELS
+            added[f"{name}.int8"] = np.round(direction / unit_scale[:, None]).astype(np.int8).T.copy()
+            added[f"{name}.unit_scale"] = (unit_scale / _length(direction)).astype(np.float32)
+            nodes += _integer_product(rectified.get(node.input[0], node.input[0]), name, node.output[0])
+    if len(nodes) == len(graph.node) - len(scales):  # nothing became integers
+        return network
+    for name in lengths.values():
+        added[name] = (weights[name] / _length(weights[name]).reshape(-1, *[1] * (weights[name].ndim - 1))).astype(
+            np.float32
+        )
+    for node in nodes:
+        for i, name in enumerate(node.input):
+            node.input[i] = scales.get(name, name)
+    _replace(graph, nodes, added)
+    model.opset_import.append(helper.make_opsetid(FUSED, 1))
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+def _length(direction: np.ndarray) -> np.ndarray:
+    """Return |V| of each unit, in float64."""
+    return np.linalg.norm(direction.reshape(len(direction), -1).astype(np.float64), axis=1)
+
+
+def _integer_product(activation: str, weight: str, product: str) -> list[onnx.NodeProto]:
+    """Return the nodes from an activation to its product with a weight of unit length.
+
+    What is below 0 counts as 0, to which it is rounded: a Relu before takes no pass of its own.
+    """
+
+    def step(op: str, inputs: list[str], output: str, **attributes: Any) -> onnx.NodeProto:
+        return helper.make_node(op, inputs, [output], **attributes)
+
+    def named(part: str) -> str:
+        return f"{product}.{part}"
+
+    return [
+        step("ReduceMax", [activation, "last_axis"], named("largest"), keepdims=1),
+        step("Max", [named("largest"), "least"], named("range")),
+        step("Div", ["levels", named("range")], named("inverse")),
+        step("Mul", [activation, named("inverse")], named("scaled")),
+        step("QuantizeLinear", [named("scaled"), "one", "zero"], named("levels")),
+        step(
+            "MatMulIntegerToFloat",
+            [named("levels"), f"{weight}.int8", "one", f"{weight}.unit_scale", "zero"],
+            named("sums"),
+            domain=FUSED,
+        ),
+        step("Div", [named("range"), "levels"], named("scale")),
+        step("Mul", [named("sums"), named("scale")], product),
+    ]
+
+
+def quantise_sampler(sampler: bytes, noise_dimension: int) -> bytes:
+    """Return the graph of `sampler.onnx` with its large linear layers in integers; a small sampler's as it is."""
+    model = onnx.load_model_from_string(sampler)
+    graph = model.graph
+    weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    layers = [node for node in graph.node if node.op_type == "Gemm" and min(weights[node.input[1]].shape) >= SMALLEST]
+    if not layers:
+        return sampler
+    ranges = _ranges(sampler, [node.input[0] for node in layers], noise_dimension)
+    added: dict[str, np.ndarray] = {}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if node not in layers:
+            nodes.append(node)
+            continue
+        (x, weight, *bias), (output,) = node.input, node.output
+        low, high = ranges[x]
+        zero, levels = (0, LEVELS) if low >= 0 else (LEVELS // 2 + 1, LEVELS // 2)
+        top = max(high, -low)
+        unit_scale = np.maximum(np.abs(weights[weight]).max(axis=1) / LEVELS, np.float32(1e-30))
+        constants = {
+            "bottom": np.array(-top if zero else 0.0, dtype=np.float32),
+            "top": np.array(top, dtype=np.float32),
+            "step": np.array(top / levels, dtype=np.float32),
+            "zero": np.array(zero, dtype=np.uint8),
+            "int8": np.round(weights[weight] / unit_scale[:, None]).astype(np.int8).T.copy(),
+            "unit_scale": unit_scale,
+        }
+        named = {part: f"{output}.{part}" for part in (*constants, "clipped", "levels")}
+        added |= {named[part]: value for part, value in constants.items()}
+        product = ["levels", "int8", "step", "unit_scale", "zero"]
+        nodes += [
+            helper.make_node("Clip", [x, named["bottom"], named["top"]], [named["clipped"]]),
+            helper.make_node("QuantizeLinear", [named["clipped"], named["step"], named["zero"]], [named["levels"]]),
+            helper.make_node(
+                "MatMulIntegerToFloat", [*(named[part] for part in product), "", *bias], [output], domain=FUSED
+            ),
+        ]
+    _replace(graph, nodes, added)
+    model.opset_import.append(helper.make_opsetid(FUSED, 1))
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+def _ranges(graph: bytes, names: list[str], noise_dimension: int) -> dict[str, tuple[float, float]]:
+    """Return the least and largest value that tensors of a sampler take over `RANGE_DRAWS` draws."""
+    model = onnx.load_model_from_string(graph)
+    names = list(dict.fromkeys(names))
+    shapes = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names]
+    model.graph.output.extend(shape for shape in shapes if shape.name != "eps")
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    eps = standard_normal(0, 0, RANGE_DRAWS, noise_dimension)
+    inner = [name for name in names if name != "eps"]
+    values = {"eps": eps, **dict(zip(inner, session.run(inner, {"eps": eps}) if inner else [], strict=True))}
+    return {name: (float(values[name].min()), float(values[name].max())) for name in names}
+
+
+def _replace(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], added: dict[str, np.ndarray]) -> None:
+    """Give a graph other nodes and constants, and drop what leads to no output."""
+    needed = {output.name for output in graph.output}
+    kept: list[onnx.NodeProto] = []
+    for node in reversed(nodes):
+        if needed.intersection(node.output):
+            kept.insert(0, node)
+            needed.update(node.input)
+    del graph.node[:]
+    graph.node.extend(kept)
+    tensors = [tensor for tensor in graph.initializer if tensor.name in needed and tensor.name not in added]
+    tensors += [numpy_helper.from_array(np.asarray(a), name) for name, a in added.items() if name in needed]
+    del graph.initializer[:]
+    graph.initializer.extend(tensors)
+
+
+def quantisation_error(exact: Runtime, quantised: Runtime, rows: Rows, num_draws: int) -> QuantisationError:
+    """Return the error over rows of mean probabilities of the same seed, beside the Monte Carlo error."""
+    x = rows.x[:CHECKED_ROWS].astype(np.float32)
+    expected = _scores(exact, x, exact.draw(0, 0, num_draws))
+    got = _scores(quantised, x, quantised.draw(0, 0, num_draws))
+    fresh = _scores(exact, x, exact.draw(1, 0, num_draws))
+    # Two draw sets differ by sqrt(2) times the error of one.
+    return QuantisationError(
+        int8_probabilities=_rms(got.probabilities - expected.probabilities),
+        int8_monte_carlo=_rms(fresh.probabilities - expected.probabilities) / math.sqrt(2.0),
+        int8_same_label=float(np.mean(got.label == expected.label)),
+    )
+
+
+def _scores(runtime: Runtime, x: np.ndarray, theta: np.ndarray) -> Scores:
+    log_probs, _ = runtime.run(x, theta[:, None])
+    return predictive_scores(predictive_sums(log_probs), standard_errors=False)
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))

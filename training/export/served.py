@@ -1,0 +1,87 @@
+"""What `network.onnx` computes."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int, Num
+from torch import Tensor, nn
+
+from training.detectors import KINDS, Space
+from training.detectors.spectrum import Spectrum
+from training.nn.likelihoods import Likelihood
+from training.nn.model import BayesianModel
+from training.nn.networks import DrawnNetwork, MemberNetwork
+
+FITTED_ROWS = 10_000  # of the training rows, drawn at random: detectors are fitted on them
+CHUNK_ROWS = 1000
+
+
+class ServedNetwork(nn.Module):
+    """The primary network, and beside it the density detectors."""
+
+    centre: Tensor
+
+    def __init__(
+        self,
+        network: DrawnNetwork | MemberNetwork,
+        likelihood: Likelihood,
+        density: dict[str, nn.Module],
+        spectrum: Spectrum,
+        centre: Float[Tensor, "D"],
+    ) -> None:
+        """Put a network's parts together: detectors by name, the spectrum some look at, and the centre.
+
+        The centre is the theta under which rows are embedded.
+        """
+        super().__init__()
+        self.network = network
+        self.likelihood = likelihood
+        self.density = nn.ModuleDict(density)
+        self.spectrum = spectrum
+        self.register_buffer("centre", centre[None, None])
+
+    def rows_in(self, space: Space, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
+        """Return rows as detectors of a space see them."""
+        if space == "spectrum":
+            return self.spectrum(x)
+        return self.network.embed(x, self.centre) if space == "embedding" else x
+
+    @property
+    def two_sided(self) -> tuple[str, ...]:
+        """Names of the detectors of which small scores too mean unlike the data."""
+        return tuple(name for name in self.density if KINDS[name].is_two_sided)
+
+    def forward(
+        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
+    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Float[Tensor, "N M"]]:
+        """Return what is served of each draw, features, and one density score for each detector, in their order."""
+        outputs, features = self.network(x, theta)
+        rows = {space: self.rows_in(space, x) for space in dict.fromkeys(KINDS[name].space for name in self.density)}
+        density = [detector(rows[KINDS[name].space]) for name, detector in self.density.items()]
+        scores = torch.stack(density, dim=1) if density else x[:, :0]
+        return self.likelihood(outputs), features, scores
+
+
+@torch.no_grad()
+def served_network(
+    model: BayesianModel,
+    x: Num[Tensor, "N I"],
+    seed: int,
+    labels: Int[Tensor, "N"] | None = None,
+    names: Sequence[str] = tuple(KINDS),
+) -> ServedNetwork:
+    """Return a model's network beside named detectors, fitted on training rows and on their classes if there are."""
+    few = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:FITTED_ROWS]
+    parts = x[few].split(CHUNK_ROWS)
+    known = None if labels is None else labels[few]
+    generator = torch.Generator().manual_seed(seed)
+    spectrum = Spectrum.fit(x, generator)
+    served = ServedNetwork(model.network, model.likelihood, {}, spectrum, model.posterior.centre())
+    rows: dict[Space, Tensor] = {}
+    for name in names:
+        kind = KINDS[name]
+        if kind.space not in rows:
+            rows[kind.space] = torch.cat([served.rows_in(kind.space, part.float()) for part in parts])
+        of_classes = (known,) if kind.has_classes else ()
+        served.density[name] = kind.fit(rows[kind.space], generator, *of_classes)
+    return served.eval()

@@ -1,0 +1,66 @@
+"""Pictures of runs."""
+
+import io
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from jaxtyping import Float32
+from matplotlib.figure import Figure
+
+from training.fitting.checkpoint import write_atomically
+
+
+def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> None:
+    """Draw loss, KL, accuracy or RMSE, and the spread of theta against the epoch, as a PNG."""
+    panels = {
+        "nats a row": {"loss": "-ELBO", "nll": "training -log p", "validation_log_likelihood": "validation -log p"},
+        "KL to the prior (nats)": {"kl": "KL"},
+        "error (%)": {"train_accuracy": "training, one draw", "validation_accuracy": "validation"},
+        "root mean squared error": {"train_rmse": "training, one draw", "validation_rmse": "validation"},
+        "std of theta": {"theta_std": "mean over units"},
+    }
+    panels = {label: curves for label, curves in panels.items() if set(curves) <= set(history[0])}
+    plt.switch_backend("Agg")
+    figure, axes = plt.subplots(1, len(panels), figsize=(16, 3.6), layout="constrained")
+    epochs = [metrics["epoch"] for metrics in history]
+    for axis, (label, curves) in zip(axes, panels.items(), strict=True):
+        for key, name in curves.items():
+            values = [metrics[key] for metrics in history]
+            if key.endswith("accuracy"):
+                values = [100 * (1 - value) for value in values]
+            elif key.endswith("log_likelihood"):
+                values = [-value for value in values]
+            axis.plot(epochs, values, label=name, marker="o" if len(epochs) == 1 else None)
+        axis.set(xlabel="epoch", ylabel=label)
+        axis.grid(alpha=0.3)
+        if label != "std of theta" and min(line.get_ydata().min() for line in axis.lines) > 0:
+            axis.set_yscale("log")
+        axis.legend(loc="upper right")  # the best place is slow to find among many points
+    figure.suptitle(title)
+    _write(figure, path)
+
+
+def plot_signal_to_noise(ratio: Float32[np.ndarray, "W"], fraction: float, path: Path, title: str) -> None:
+    """Draw density and CDF of weights' |mu| / sigma in dB, and where `fraction` of them lie below, as a PNG."""
+    decibels = 20 * np.log10(np.maximum(ratio.astype(np.float64), 1e-6))
+    plt.switch_backend("Agg")
+    figure, (density, cumulative) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    density.hist(decibels, bins=200, density=True, histtype="stepfilled")
+    density.set(ylabel="density")
+    cumulative.plot(np.sort(decibels), np.arange(1, len(decibels) + 1) / len(decibels))
+    cumulative.set(ylabel="CDF")
+    for axis in (density, cumulative):
+        axis.axvline(np.quantile(decibels, fraction), color="tab:red", label=f"{100 * fraction:g} % of weights below")
+        axis.set(xlabel="20 log10 |mu| / sigma (dB)", xlim=np.quantile(decibels, [0.001, 1.0]))
+        axis.grid(alpha=0.3)
+        axis.legend()
+    figure.suptitle(title)
+    _write(figure, path)
+
+
+def _write(figure: Figure, path: Path) -> None:
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=100)
+    plt.close(figure)
+    write_atomically(path, picture.getvalue())

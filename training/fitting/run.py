@@ -1,0 +1,293 @@
+"""The training loop: one for CPU and CUDA, seeded, resumable, with progress, metrics and a plot.
+
+Everything random is a function of the recipe's seed and of the step or epoch alone, and a checkpoint holds the rest
+(parameters, optimiser, best parameters, the epoch's sums). So a run that is killed and started again does the same
+arithmetic as one that was not, and ends with the same weights.
+"""
+
+import json
+import math
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from model_store.errors import DubitoError, InvalidInput
+from training.data import Rows, Splits
+from training.export.graphs import check_exports
+from training.fitting.checkpoint import (
+    load_module,
+    load_optimizer,
+    module_tensors,
+    optimizer_tensors,
+    read_checkpoint,
+    write_atomically,
+    write_checkpoint,
+)
+from training.fitting.objectives import alpha_objective, geometric_weight
+from training.fitting.plots import plot_run
+from training.fitting.warm_start import carry_over
+from training.nn.model import BayesianModel, build, initialise
+from training.nn.posteriors import noise
+from training.nn.posteriors.noise import hash_key
+from training.recipe import Recipe
+from training.versions import Parent
+
+INITIALISATION_ROWS = 1000
+HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
+SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
+# What a random stream is for: part of its key, so that no two streams are one.
+INITIAL_ROWS, ORDER, STEP_NOISE, VALIDATION_NOISE = range(1, 5)
+LAYER_NOISE = 6  # 5 is calibration's
+
+
+@dataclass
+class Progress:
+    """Where a run stands, beside its tensors. It is stored as JSON."""
+
+    step: int
+    best_epoch: int
+    history: list[dict[str, float | int]]
+    seconds: float
+    token: str  # tells this run from all others: its publication carries it
+
+
+class Diverged(DubitoError):
+    """Training left the range of finite numbers."""
+
+
+class Run:
+    """A run of a recipe on its data in a folder: `checkpoint.safetensors`, `metrics.jsonl`, `progress.png`."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        splits: Splits,
+        shape: Sequence[int],
+        num_classes: int,
+        folder: Path,
+        device: torch.device,
+        parent: Parent | None = None,
+    ) -> None:
+        """Begin a run, from a published version's weights if there is a parent, or take it up at its checkpoint.
+
+        A regression has no classes (0).
+        """
+        self.recipe = recipe
+        self.parent = parent
+        self.folder = folder
+        self.device = device
+        self.train = _tensors(splits.train, device)
+        self.validation = _tensors(splits.validation, device)
+        self.rows = len(splits.train)
+        self.batch_rows = min(recipe.training.batch_rows, self.rows)
+        self.epoch_steps = self.rows // self.batch_rows
+        self.steps = recipe.training.epochs * self.epoch_steps
+        self.model = build(recipe, shape, num_classes).to(device)
+        self.samples = recipe.samples if self.model.posterior.max_draws is None else self.model.posterior.max_draws
+        self.parameters = list(self.model.parameters())
+        self.optimizer = torch.optim.Adam(self.parameters, lr=recipe.training.learning_rate, fused=True)
+        convolves = any(isinstance(layer, nn.Conv2d) for layer in self.model.modules())
+        if not convolves and sum(p.numel() for p in self.parameters) * self.batch_rows * self.samples < SMALL_STEP:
+            torch.set_num_threads(1)
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # of the epoch: nll, KL, metric
+        self.best: dict[str, Tensor] = {}
+        self.lowest: Tensor | None = None  # score of each validation row, at the epoch of the lowest mean
+        self.progress = Progress(step=0, best_epoch=-1, history=[], seconds=0.0, token=secrets.token_hex(8))
+        self.resumed = self.checkpoint.exists()
+        if self.resumed:
+            self._restore()
+        else:
+            if parent is None:
+                order = _order(self.rows, recipe.seed, INITIAL_ROWS)[:INITIALISATION_ROWS]
+                initialise(self.model, self.train[0][order.to(device)].float())
+                self.model.likelihood.start(self.train[1])
+            else:
+                more_classes = num_classes - len(parent.classes)
+                carry_over(self.model, parent.model().to(device), more_classes)
+            if recipe.network.factory is not None:
+                check_exports(self.model)
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint's path."""
+        return self.folder / "checkpoint.safetensors"
+
+    def fit(self, quiet: bool = False) -> BayesianModel:
+        """Train to the end and return the model of the best checkpoint."""
+        settings = self.recipe.training
+        begun = saved = time.monotonic()
+        before = self.progress.seconds
+        bar = tqdm(total=self.steps, initial=self.progress.step, unit="step", disable=quiet, dynamic_ncols=True)
+        order = None
+        metric = self.model.likelihood.metric
+        with bar:
+            while self.progress.step < self.steps:
+                epoch, i = divmod(self.progress.step, self.epoch_steps)
+                if order is None or i == 0:
+                    order = _order(self.rows, self.recipe.seed, ORDER, epoch).to(self.device)
+                self._step(order[i * self.batch_rows : (i + 1) * self.batch_rows])
+                self.progress.step += 1
+                self.progress.seconds = before + time.monotonic() - begun
+                bar.update()
+                if i + 1 == self.epoch_steps:
+                    metrics = self._end_epoch(epoch)
+                    bar.set_postfix_str(
+                        f"epoch {epoch + 1}/{settings.epochs} loss {metrics['loss']:.4f} "
+                        f"KL {metrics['kl']:.0f} {metric} {metrics[f'validation_{metric}']:.4g}"
+                    )
+                if self.progress.step == self.steps or time.monotonic() - saved > settings.checkpoint_interval_s:
+                    self._save()
+                    saved = time.monotonic()
+        load_module(self.model, self.best, "best")
+        return self.model
+
+    def _step(self, index: Tensor) -> None:
+        settings = self.recipe.training
+        step = self.progress.step
+        decay = settings.final_learning_rate / settings.learning_rate
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.learning_rate * decay ** (step / self.steps)
+        x, y = self.train[0][index].float(), self.train[1][index]
+        eps = noise(self.model.posterior, self.samples, self.recipe.seed, STEP_NOISE, step)
+        torch.manual_seed(hash_key(self.recipe.seed, LAYER_NOISE, step))  # of layers that draw numbers of their own
+        served, kl = self.model.sample(x, eps.to(self.device))
+        log_likelihood = self.model.likelihood.log_likelihood(served, y)
+        loss, nll = alpha_objective(log_likelihood, kl, self._kl_weight(step), self.recipe.alpha)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        clip_gradient(self.parameters, settings.gradient_norm)
+        self.optimizer.step()
+        error = self.model.likelihood.errors(served[0].detach(), y).mean()
+        self.sums += torch.stack([nll.detach().double(), kl.detach().mean().double(), error])
+
+    def _kl_weight(self, step: int) -> float:
+        settings = self.recipe.training
+        ramp = settings.kl_ramp_epochs * self.epoch_steps
+        weight = 1.0 / self.rows if settings.kl_weight is None else settings.kl_weight
+        if settings.kl_weighting == "geometric":
+            weight *= self.epoch_steps * geometric_weight(step % self.epoch_steps, self.epoch_steps)
+        return min(1.0, (step + 1) / ramp if ramp else 1.0) * weight
+
+    def _end_epoch(self, epoch: int) -> dict[str, float | int]:
+        nll, kl, error = (self.sums / self.epoch_steps).tolist()
+        self.sums.zero_()
+        settings = self.recipe.training
+        if not math.isfinite(nll + kl):
+            raise Diverged(
+                f"training diverged in epoch {epoch + 1}: a lower training.learning_rate or training.gradient_norm "
+                f"may help (delete {self.checkpoint} to begin anew)"
+            )
+        draws = min(settings.validation_draws, self.model.posterior.max_draws or settings.validation_draws)
+        eps = noise(self.model.posterior, draws, self.recipe.seed, VALIDATION_NOISE).to(self.device)
+        likelihood = self.model.likelihood
+        self.model.eval()
+        rows = max(1, HELD_OUTPUTS // (draws * likelihood.outputs))
+        parts = [
+            likelihood.validation(self.model.predict(x, eps), y)
+            for x, y in zip(*(tensor.split(rows) for tensor in self.validation), strict=True)
+        ]
+        scores, log_likelihood, errors = torch.cat(parts).unbind(1)
+        with torch.no_grad():
+            theta_std = self.model.posterior(eps).std(0, correction=0).mean().item()
+        self.model.train()
+        metrics = {
+            "epoch": epoch + 1,
+            "loss": nll + kl / self.rows,
+            "nll": nll,
+            "kl": kl,
+            f"train_{likelihood.metric}": likelihood.to_metric(error),
+            "validation_log_likelihood": log_likelihood.mean().item(),
+            f"validation_{likelihood.score}": scores.mean().item(),
+            f"validation_{likelihood.metric}": likelihood.to_metric(errors.mean().item()),
+            "theta_std": theta_std,  # stays at its start where the posterior has collapsed
+            "seconds": self.progress.seconds,
+        }
+        history = self.progress.history
+        history.append(metrics)
+        if self._is_as_good_as_the_best(scores):
+            self.best = module_tensors(self.model, "best")
+            self.progress.best_epoch = epoch + 1
+        lines = "".join(json.dumps(m) + "\n" for m in history)
+        write_atomically(self.folder / "metrics.jsonl", lines.encode())
+        if epoch + 1 == settings.epochs or (epoch + 1) % max(1, settings.epochs // 10) == 0:
+            plot_run(history, self.folder / "progress.png", self.recipe.name)
+        return metrics
+
+    def _is_as_good_as_the_best(self, scores: Tensor) -> bool:
+        """Whether an epoch's validation score is within one standard error of the lowest so far.
+
+        The error is that of the mean difference over rows. Among checkpoints that the validation rows cannot tell
+        apart the latest has the smallest step size behind it (the one-standard-error rule of Breiman et al. 1984).
+        """
+        lowest = self.lowest
+        if lowest is None or scores.mean() < lowest.mean():
+            self.lowest = scores
+        if lowest is None:
+            return True
+        difference = scores - lowest
+        return not difference.mean() > difference.std() / len(difference) ** 0.5  # one row has no error: take it
+
+    def _save(self) -> None:
+        tensors = {
+            **module_tensors(self.model, "model"),
+            **self.best,
+            **optimizer_tensors(self.optimizer),
+            "sums": self.sums,
+        }
+        if self.lowest is not None:
+            tensors["lowest"] = self.lowest
+        write_checkpoint(self.checkpoint, tensors, vars(self.progress))
+
+    def _restore(self) -> None:
+        tensors, facts = read_checkpoint(self.checkpoint)
+        try:
+            load_module(self.model, tensors, "model")
+            load_optimizer(self.optimizer, tensors)
+            self.best = {name: tensor for name, tensor in tensors.items() if name.startswith("best.")}
+            self.sums.copy_(tensors["sums"])
+            self.lowest = tensors["lowest"].to(self.device) if "lowest" in tensors else None
+            self.progress = Progress(**facts)
+        except (RuntimeError, ValueError, KeyError, TypeError):
+            expected = "a checkpoint of this run (delete it to begin anew)"
+            raise InvalidInput(str(self.checkpoint), expected, "one of another") from None
+
+
+def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
+    """Scale gradients down to a global norm, where theirs is larger: elsewhere they are read and not written."""
+    found = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
+    if not found <= norm:
+        torch.nn.utils.clip_grads_with_norm_(parameters, norm, found)
+
+
+def training_facts(run: Run, splits: Splits) -> dict[str, Any]:
+    """Return what the manifest says of a finished run."""
+    return {
+        "run": run.progress.token,
+        "recipe": run.recipe.model_dump(mode="json"),
+        "rows": {name: len(rows) for name, rows in vars(splits).items()},
+        "epochs": run.recipe.training.epochs,
+        "best_epoch": run.progress.best_epoch,
+        "steps": run.steps,
+        "seconds": round(run.progress.seconds, 1),
+        "parameters": sum(p.numel() for p in chain(run.parameters)),
+        "torch": torch.__version__,
+        "device": run.device.type,
+        **({} if run.parent is None else {"warm_start": run.parent.facts}),
+        "validation_log_likelihood": run.progress.history[run.progress.best_epoch - 1]["validation_log_likelihood"],
+    }
+
+
+def _tensors(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(rows.x).to(device), torch.from_numpy(rows.y).to(device)
+
+
+def _order(rows: int, *key: int) -> Tensor:
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(hash_key(*key)))

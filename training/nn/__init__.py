@@ -1,0 +1,1 @@
+"""Networks, posteriors, flows and likelihoods: `outputs[k, n] = f(x[n], theta(eps[k]))`."""

@@ -1,0 +1,341 @@
+"""Layers that read their part of theta: what takes the place of a module's Linear and Conv2d layers.
+
+Axes: K draws, N rows, P is 1 where all rows share a draw and N where each row has its own (a paired theta). Draws are
+folded into the batch: behind the first layer that reads theta, a module sees K N rows, those of the first draw first,
+so that its own forward needs to know nothing of draws. A layer whose input does not depend on the draw yet (`shared`)
+sees N rows, and computes what it can once for all draws.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from training.nn.weight_norm import product_and_norm
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A layer's part of theta: (units,) of scales or masks, (inputs, outputs) of weights, a bias the last input."""
+
+    name: str
+    shape: tuple[int, ...]
+    keep: float = 1.0  # of a mask: the probability of 1
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return int(torch.Size(self.shape).numel())
+
+
+@dataclass
+class Pass:
+    """What the layers of one network share while it runs."""
+
+    theta: dict[str, Tensor] = field(default_factory=dict)  # by layer, (K, P, numbers of the slot)
+    num_draws: int = 1
+    features: Tensor | None = None  # the first layer's product
+    kl: Tensor | None = None  # of layers whose posterior depends on their input
+    start: dict[str, Tensor] | None = None  # scales, while they are being found from a batch
+    trial_rows: int = 0  # N, while layers find out whether their input is shared
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.theta, self.features, self.kl, self.start = {}, None, None, None
+
+
+class Place:
+    """Where in a network a layer stands: its slot, and how draws are laid out around it."""
+
+    def __init__(self, slot: Slot, current: Pass, folded: bool, first: bool) -> None:
+        self.slot = slot
+        self.current = current
+        self.folded = folded  # else draws are an axis of their own, and the layer's input is (K, N, units)
+        self.first = first
+        self.shared = False
+
+    def theta(self) -> Tensor:
+        """Return the layer's part of theta, (K, P, numbers)."""
+        return self.current.theta[self.slot.name]
+
+    def weight(self) -> Tensor:
+        """Return the layer's part of an unpaired theta as a matrix a draw, (K, inputs, outputs)."""
+        return self.theta()[:, 0].unflatten(-1, self.slot.shape)
+
+    def arrive(self, h: Tensor) -> None:
+        """Note, in a trial, whether the input depends on the draw."""
+        if self.current.trial_rows:
+            self.shared = len(h) == self.current.trial_rows
+
+    def by_draw(self, h: Tensor) -> Tensor:
+        """Return a batch with draws as an axis of its own, (K, N, ...); one that all draws share as it is."""
+        return h.unflatten(0, (self.current.num_draws, -1)) if self.folded and not self.shared else h
+
+    def batch(self, h: Tensor) -> Tensor:
+        """Return (K, N, ...) as a batch."""
+        return h.flatten(0, 1) if self.folded else h
+
+    def note(self, product: Tensor) -> None:
+        """Keep the first layer's product as features: what the network knows of a row before any draw."""
+        if self.first:
+            rows = product if self.shared or not self.folded else self.by_draw(product)[0]
+            self.current.features = rows.flatten(1)
+
+
+class ScaledLayer(nn.Module):
+    """A weight-normalised layer whose scales g are drawn: unit u computes g_u (x . V_u / |V_u|) + b_u.
+
+    Directions V and biases b are parameters (Krueger et al. 2017, equation 7 and appendix B). A scale multiplies a
+    product that does not depend on it, so rows with different draws share one matrix product.
+    """
+
+    def __init__(self, layer: nn.Linear | nn.Conv2d, place: Place) -> None:
+        super().__init__()
+        fan_in = layer.weight[0].numel()
+        self.direction = nn.Parameter(torch.randn(layer.weight.shape) / fan_in**0.5)
+        self.bias = nn.Parameter(torch.zeros(len(layer.weight)))
+        self.convolution = _without_weights(layer) if isinstance(layer, nn.Conv2d) else None
+        self.place = place
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the layer's value of a batch."""
+        self.place.arrive(h)
+        if self.convolution is None:
+            product, norm = product_and_norm(h, self.direction)
+        else:
+            product = self.convolution._conv_forward(h, self.direction, None)
+            norm = torch.linalg.vector_norm(self.direction.flatten(1), dim=1)
+        if self.place.current.start is not None:
+            return self._started(product, norm)
+        self.place.note(product)
+        scaled = self.place.by_draw(product) * self._along(self.place.theta() / norm, h) + self._along(self.bias, h)
+        return self.place.batch(scaled)
+
+    def _along(self, units: Tensor, h: Tensor) -> Tensor:
+        """Lay numbers a unit out along the axis of units of the layer's product."""
+        if self.convolution is not None:
+            return units[..., None, None]
+        return units[(..., *[None] * (h.ndim - 2), slice(None))] if self.place.folded else units
+
+    def _started(self, product: Tensor, norm: Tensor) -> Tensor:
+        """Set biases, and note scales, so that values have mean 0 and variance 1 over the batch."""
+        axis = product.ndim - 1 if self.convolution is None else 1
+        product = product.movedim(axis, -1) / norm
+        std, mean = torch.std_mean(product.flatten(0, -2), dim=0)
+        std = std.clamp(min=1e-6)
+        self.bias.data.copy_(-mean / std)
+        assert self.place.current.start is not None
+        self.place.current.start[self.place.slot.name] = 1.0 / std
+        return (product / std + self.bias).movedim(-1, axis)
+
+    @torch.no_grad()
+    def normalise(self) -> None:
+        """Divide every direction by its length: the same function, with directions of one size to store."""
+        length = torch.linalg.vector_norm(self.direction.flatten(1), dim=1)
+        self.direction.div_(length.view(-1, *[1] * (self.direction.ndim - 1)))
+
+
+class WeightLayer(nn.Module):
+    """A layer whose weights and biases are drawn: a matrix (inputs, outputs) a draw, the biases its last row.
+
+    A convolution is a product of patches with that matrix: ONNX has no convolution with as many groups as draws.
+    Pruned, a draw holds the weights that are left, then the biases; the others are 0.
+    """
+
+    index: Tensor | None
+
+    def __init__(self, layer: nn.Linear | nn.Conv2d, place: Place) -> None:
+        super().__init__()
+        self.convolution = _without_weights(layer) if isinstance(layer, nn.Conv2d) else None
+        self.has_bias = layer.bias is not None
+        self.place = place
+        self.shape = (place.slot.shape[0] - self.has_bias, place.slot.shape[1])  # of the matrix without biases
+        self.register_buffer("index", None, persistent=False)
+
+    def keep(self, kept: Tensor) -> None:
+        """Draw those weights alone that `kept`, a matrix (inputs, outputs) of booleans, says; and all biases."""
+        self.shape = (kept.shape[0], kept.shape[1])
+        self.index = kept.flatten().nonzero()[:, 0].int()
+        self.place.slot = Slot(self.place.slot.name, (len(self.index) + self.has_bias * self.shape[1],))
+
+    def weights(self) -> tuple[Tensor, Tensor | None]:
+        """Return the draws' matrices (K, inputs, outputs) and biases (K, 1, outputs)."""
+        if self.index is None:
+            weight = self.place.weight()
+            return (weight[:, :-1], weight[:, -1:]) if self.has_bias else (weight, None)
+        theta = self.place.theta()[:, 0]
+        kept, bias = theta.split([len(self.index), theta.shape[1] - len(self.index)], dim=1)
+        zeros = theta.new_zeros(theta.shape[0], self.shape[0] * self.shape[1])
+        matrix = zeros.scatter(1, self.index.long().expand(theta.shape[0], -1), kept).unflatten(1, self.shape)
+        return matrix, bias[:, None] if self.has_bias else None
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the layer's value of a batch."""
+        self.place.arrive(h)
+        matrix, bias = self.weights()
+        if self.convolution is not None and not torch.compiler.is_exporting() and len(matrix) == 1:
+            return self._convolved(h, matrix[0], None if bias is None else bias[0, 0])
+        shape: tuple[int, ...] = ()
+        if self.convolution is not None:
+            h, shape = patches(h, self.convolution)
+        elif self.place.folded and h.ndim > 2:
+            h, shape = h.flatten(1, -2), tuple(h.shape[1:-1])
+        # (N M, inputs) or (K, N M, inputs), where a row has M patches or vectors
+        h = self.place.by_draw(h)
+        rows = h.flatten(-3, -2) if shape else h
+        value = matmul(rows, matrix)
+        value = value if bias is None else value + bias
+        value = self.place.batch(value.unflatten(1, (-1, *shape)) if shape else value)
+        return value if self.convolution is None else value.movedim(-1, 1)
+
+    def _convolved(self, h: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the same of a single draw by a convolution."""
+        assert self.convolution is not None
+        size = self.convolution.kernel_size
+        kernel = matrix.unflatten(0, (*size, -1)).permute(3, 2, 0, 1)
+        value: Tensor = self.convolution._conv_forward(h, kernel, bias)
+        return value
+
+
+def matmul(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Return rows times a matrix, in a form that onnxruntime sums in the same order for any number of rows.
+
+    A lone column would be multiplied by another kernel, which has another order for a lone row.
+    """
+    if matrix.shape[-1] > 1:
+        return torch.matmul(rows, matrix)
+    return torch.matmul(rows, torch.cat([matrix, matrix], dim=-1))[..., :1]
+
+
+def initial_weights(layer: nn.Linear | nn.Conv2d) -> Tensor:
+    """Return a layer's own weights as the matrix that `WeightLayer` reads, (inputs [+ 1], outputs)."""
+    weight = layer.weight.detach()
+    # offset by offset, channels last: the order of `patches`
+    matrix = weight.T if isinstance(layer, nn.Linear) else weight.permute(2, 3, 1, 0).flatten(0, 2)
+    return matrix if layer.bias is None else torch.cat([matrix, layer.bias.detach()[None]])
+
+
+def patches(h: Tensor, convolution: nn.Conv2d) -> tuple[Tensor, tuple[int, int]]:
+    """Return a convolution's patches, (B, height x width, offsets x channels), and its output's (height, width)."""
+    padding = convolution._reversed_padding_repeated_twice
+    h = functional.pad(h, padding) if any(padding) else h
+    shape = []
+    for axis in (0, 1):
+        reach = convolution.dilation[axis] * (convolution.kernel_size[axis] - 1)
+        shape.append((h.shape[2 + axis] - reach - 1) // convolution.stride[axis] + 1)
+    parts = []
+    for y in range(convolution.kernel_size[0]):
+        for x in range(convolution.kernel_size[1]):
+            top, left = y * convolution.dilation[0], x * convolution.dilation[1]
+            part = h[:, :, top : top + (shape[0] - 1) * convolution.stride[0] + 1 : convolution.stride[0]]
+            parts.append(part[..., left : left + (shape[1] - 1) * convolution.stride[1] + 1 : convolution.stride[1]])
+    return torch.cat(parts, dim=1).flatten(2).transpose(1, 2), (shape[0], shape[1])
+
+
+class MaskLayer(nn.Module):
+    """Multiplies units, or channels, by a mask that is drawn: one mask a draw, shared by all rows."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.place = place
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the masked batch."""
+        self.place.arrive(h)
+        mask, h = self.place.theta(), self.place.by_draw(h)
+        trailing = h.ndim - (2 if self.place.shared else 3)
+        return self.place.batch(h * mask[(..., *[None] * trailing)])
+
+
+class FeatureLayer(nn.Module):
+    """The first layer of a network whose own weights are not drawn: its value is the row's features."""
+
+    def __init__(self, layer: nn.Module, place: Place) -> None:
+        super().__init__()
+        self.layer = layer
+        self.place = place
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the layer's value of a batch."""
+        self.place.arrive(h)
+        value: Tensor = self.layer(h)
+        self.place.note(value)
+        return value
+
+
+class HyperLayer(nn.Module):
+    """A variational hypernetwork's layer: q(W | h) = MVN(M, diag(a), diag(b)), all from an inference network of h.
+
+    Kristiadi, "Variational hypernetworks", section 2: the value of a row is h W + c with W = M + A^1/2 E B^1/2, where
+    E is the layer's part of theta, standard normal, and the same for all rows. M is diag(d) V, with d from the
+    inference network and V a parameter (vector scaling, equation 4), or comes from it whole (naive). No row's W is
+    ever made for the noise: h A^1/2 E B^1/2 = ((h sqrt(a)) E) sqrt(b). In training the value is drawn itself (local
+    reparametrisation), from N(h M, (sum_i h_i^2 a_i) b). The prior is MVN(0, I, I).
+    """
+
+    def __init__(
+        self, layer: nn.Linear, place: Place, hidden: int, vector_scaling: bool, initial_log_std: float
+    ) -> None:
+        super().__init__()
+        inputs, outputs = layer.in_features, layer.out_features
+        self.sizes = [inputs if vector_scaling else inputs * outputs, inputs, outputs]
+        self.trunk = nn.Linear(inputs, hidden)
+        self.head = nn.Linear(hidden, sum(self.sizes))
+        self.base = nn.Parameter(layer.weight.detach().T.clone()) if vector_scaling else None
+        self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone())
+        self.place = place
+        with torch.no_grad():
+            self.head.weight.mul_(0.1)
+            mean, row, column = self.head.bias.split(self.sizes)
+            mean.copy_(torch.ones(inputs) if vector_scaling else layer.weight.T.flatten())
+            row.fill_(initial_log_std)  # of a, a variance: with b's the same, a weight has this log std
+            column.fill_(initial_log_std)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the layer's value of a batch; in training, also add the rows' mean KL to the pass."""
+        self.place.arrive(h)
+        mean, log_a, log_b = self.head(torch.relu(self.trunk(h))).split(self.sizes, dim=-1)
+        a, b = log_a.exp(), log_b.exp()
+        if self.base is None:
+            matrix = mean.unflatten(-1, (self.sizes[1], self.sizes[2]))
+            product = matmul(h[:, None], matrix)[:, 0]
+            square = mean.square().sum(-1)
+        else:
+            product = matmul(h * mean, self.base)
+            square = mean.square() @ self.base.square().sum(1)
+        product = product if self.bias is None else product + self.bias
+        if self.training:
+            inputs, outputs = self.sizes[1:]
+            kl = a.sum(-1) * b.sum(-1) + square - inputs * outputs - outputs * log_a.sum(-1) - inputs * log_b.sum(-1)
+            kl = 0.5 * self.place.by_draw(kl).mean(-1)
+            current = self.place.current
+            current.kl = kl if current.kl is None else current.kl + kl
+            std = ((h.square() * a).sum(-1, keepdim=True) * b + 1e-12).sqrt()
+            product = self._repeated(product) if self.place.shared else product
+            std = self._repeated(std) if self.place.shared else std
+            return product + std * torch.randn_like(product)
+        noise = matmul(self.place.by_draw(h * a.sqrt()), self.place.weight())
+        return self.place.batch(self.place.by_draw(product) + noise * self.place.by_draw(b.sqrt()))
+
+    def _repeated(self, h: Tensor) -> Tensor:
+        """Return rows that all draws share, once for each draw."""
+        return h.expand(self.place.current.num_draws, *h.shape).flatten(0, 1)
+
+
+def _without_weights(layer: nn.Conv2d) -> nn.Conv2d:
+    """Return a convolution's geometry, without parameters."""
+    with torch.device("meta"):
+        made = nn.Conv2d(
+            layer.in_channels,
+            layer.out_channels,
+            layer.kernel_size,  # type: ignore[arg-type]
+            layer.stride,  # type: ignore[arg-type]
+            layer.padding,  # type: ignore[arg-type]
+            layer.dilation,  # type: ignore[arg-type]
+            layer.groups,
+            bias=False,
+            padding_mode=layer.padding_mode,
+        )
+    made.weight = None  # type: ignore[assignment]
+    return made

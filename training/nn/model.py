@@ -1,0 +1,176 @@
+"""A Bayesian model: a primary network, the posterior over its theta, and the likelihood of its outputs."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor, nn
+
+from training.nn.architectures import channels_first, from_factory, gal_cnn, mlp, papers_cnn
+from training.nn.flows import Composition, iaf, realnvp
+from training.nn.likelihoods import Categorical, Gaussian, Likelihood
+from training.nn.networks import DrawnNetwork, MemberNetwork, Stochastic
+from training.nn.posteriors import Posterior
+from training.nn.posteriors.dropout import MaskPosterior
+from training.nn.posteriors.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior
+from training.nn.posteriors.hypernet_noise import NoisePosterior
+from training.nn.posteriors.hypernetwork import HypernetworkPosterior, Subspace
+from training.nn.posteriors.matrix_normal import MatrixNormalPosterior
+from training.nn.posteriors.members import MemberPosterior
+from training.nn.posteriors.noise import hash_key
+from training.recipe import (
+    DropoutSection,
+    EnsembleSection,
+    FlowSection,
+    GaussianSection,
+    HypernetSection,
+    IAFSection,
+    MixtureSection,
+    NetworkSection,
+    PointSection,
+    Recipe,
+    WeightFlowSection,
+)
+
+Network = DrawnNetwork | MemberNetwork
+CHUNK_ROWS = 512  # rows x draws of a prediction at a time: of the papers' CNN one activation of them takes 134 MB
+FLOWS: dict[str, Callable[..., Composition]] = {
+    "bhn-realnvp": realnvp,
+    "bhn-iaf": iaf,
+    "realnvp": realnvp,
+    "iaf": iaf,
+}
+
+
+class BayesianModel(nn.Module):
+    """outputs[k, n] = f(x[n], theta(eps[k]))."""
+
+    def __init__(
+        self,
+        network: Network,
+        posterior: Posterior,
+        likelihood: Likelihood,
+        decay_prior_std: float | None = None,
+    ) -> None:
+        """Make a model; `decay_prior_std` is that of the prior on weights that are not drawn, if they have one."""
+        super().__init__()
+        self.network = network
+        self.posterior = posterior
+        self.likelihood = likelihood
+        self.decay_prior_std = decay_prior_std
+
+    def sample(
+        self, x: Float[Tensor, "N I"], eps: Float[Tensor, "K E"]
+    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "K"]]:
+        """Return what is served of each draw and row, for training, and each draw's KL, in nats."""
+        theta, kl = self.posterior.sample(eps)
+        outputs, _, network_kl = self.network.run(x, theta[:, None])
+        if network_kl is not None:
+            kl = kl + network_kl
+        if self.decay_prior_std is not None:
+            kl = kl + self.network.weight_decay(self.decay_prior_std)
+        return self.likelihood(outputs), kl
+
+    @torch.no_grad()
+    def predict(
+        self, x: Num[Tensor, "N I"], eps: Float[Tensor, "K E"], chunk_rows: int = CHUNK_ROWS
+    ) -> Float[Tensor, "K N C"]:
+        """Return what is served of each draw and row, rows x draws in chunks."""
+        theta = self.posterior(eps)[:, None]
+        # whole-weight draws go one by one: convolutions are then torch's own
+        groups = theta.split(len(theta) if self.network.is_paired else 1)
+        return torch.cat([self._predict(x, group, max(1, chunk_rows // len(group))) for group in groups])
+
+    def _predict(self, x: Tensor, theta: Tensor, rows: int) -> Tensor:
+        return torch.cat([self.likelihood(self.network(part.float(), theta)[0]) for part in x.split(rows)], dim=1)
+
+
+def build(recipe: Recipe, shape: Sequence[int], classes: int) -> BayesianModel:
+    """Return a model as a recipe says for rows of a shape, its parameters a function of the recipe's seed.
+
+    A regression has no classes (0).
+
+    Raises:
+        InvalidInput: if the network cannot be made Bayesian; it names the layer.
+    """
+    generator = torch.Generator().manual_seed(hash_key(recipe.seed, 0))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(hash_key(recipe.seed, 0))
+        return _built(recipe, tuple(shape), likelihood(recipe, classes), generator)
+
+
+def likelihood(recipe: Recipe, classes: int) -> Likelihood:
+    """Return the likelihood that goes with a recipe's task."""
+    return Categorical(classes) if recipe.task == "classification" else Gaussian(recipe.noise)
+
+
+def _built(
+    recipe: Recipe, shape: tuple[int, ...], likelihood: Likelihood, generator: torch.Generator
+) -> BayesianModel:
+    section = recipe.posterior
+    row_shape = (math.prod(shape),) if recipe.network.hidden is not None else channels_first(shape)
+
+    def make() -> nn.Module:
+        return module(recipe.network, row_shape, likelihood.outputs)
+
+    if isinstance(section, PointSection):
+        members = section.members if isinstance(section, EnsembleSection) else 1
+        network = MemberNetwork([make() for _ in range(members)], row_shape)
+        return BayesianModel(network, MemberPosterior(members), likelihood, section.prior_std)
+    posterior: Posterior
+    decay = None
+    if isinstance(section, FlowSection):
+        drawn = DrawnNetwork(make(), Stochastic("weights" if recipe.method == "bhn-weights" else "scales"), row_shape)
+        posterior = _hypernetwork(recipe.method, section, drawn.theta_dimension, generator)
+    elif isinstance(section, GaussianSection | MixtureSection):
+        drawn = DrawnNetwork(make(), Stochastic("weights"), row_shape)
+        if isinstance(section, MixtureSection):
+            prior = ScaleMixturePrior(section.pi, section.std_1, section.std_2)
+            posterior = GaussianPosterior(drawn.theta_dimension, section.initial_log_std, prior)
+        elif recipe.method == "mvn":
+            posterior = MatrixNormalPosterior(drawn.slots, section.initial_log_std, section.prior_std)
+        else:
+            gaussian = GaussianPrior(section.prior_std)
+            posterior = GaussianPosterior(drawn.theta_dimension, section.initial_log_std, gaussian)
+    elif isinstance(section, DropoutSection):
+        drawn = DrawnNetwork(make(), Stochastic("masks", section.rate, section.input_rate), row_shape)
+        posterior = MaskPosterior(drawn.slots, is_served=recipe.method != "mle-dropout")
+        decay = section.prior_std
+    else:
+        assert isinstance(section, HypernetSection)
+        stochastic = Stochastic(
+            "hypernet",
+            hidden=section.hidden,
+            vector_scaling=section.mean == "vector-scaling",
+            initial_log_std=section.initial_log_std,
+        )
+        drawn = DrawnNetwork(make(), stochastic, row_shape)
+        posterior = NoisePosterior(drawn.theta_dimension)
+    return BayesianModel(drawn, posterior, likelihood, decay)
+
+
+def module(section: NetworkSection, shape: Sequence[int], outputs: int) -> nn.Module:
+    """Return the module that a recipe names, for rows of a shape."""
+    if section.hidden is not None:
+        return mlp(math.prod(shape), section.hidden, outputs)
+    if section.factory is not None:
+        return from_factory(section.factory, shape, outputs)
+    return (papers_cnn if section.kind == "papers-cnn" else gal_cnn)(shape, outputs)
+
+
+def _hypernetwork(
+    method: str, section: FlowSection, dimension: int, generator: torch.Generator
+) -> HypernetworkPosterior:
+    flow = FLOWS[section.flow if isinstance(section, WeightFlowSection) else method]
+    inner = section.noise_dimension if isinstance(section, IAFSection) else None
+    lift = None if inner is None else Subspace(inner, dimension, generator)
+    made = flow(inner or dimension, section.couplings, section.hidden, section.initial_log_std, generator)
+    return HypernetworkPosterior(made, inner or dimension, section.prior_std, lift)
+
+
+def initialise(model: BayesianModel, x: Float[Tensor, "N I"]) -> None:
+    """Start from a batch: standardised rows and, of scales, unit variance before every nonlinearity."""
+    start = model.network.initialise(x)
+    if start is not None:
+        model.posterior.start_at(start)

@@ -1,0 +1,40 @@
+"""Approximate posteriors: theta as a function of noise, and the divergence from the prior. A module a family."""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM
+from training.nn.posteriors.noise import standard_noise
+
+
+@runtime_checkable
+class Posterior(Protocol):
+    """What every family gives. All are `torch.nn.Module`s."""
+
+    noise_dimension: int
+    theta_dimension: int
+    algorithm: str  # of the noise, by its name in the manifest
+    max_draws: int | None  # how many different draws there are; None: without end
+
+    def __call__(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
+        """Return one draw of theta for each row of noise, as served."""
+
+    def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
+        """Return draws of theta for training, and of each an estimate of KL(q || p), in nats, unbiased on average."""
+
+    def centre(self) -> Float[Tensor, "D"]:
+        """Return one theta that stands for all draws: their mean, or the first where they have none."""
+
+    def start_at(self, theta: Float[Tensor, "D"]) -> None:
+        """Move the posterior's centre."""
+
+
+def noise(posterior: Posterior, num_draws: int, *key: int) -> Float[Tensor, "K E"]:
+    """Return a posterior's noise for training: of the integers in `key` alone, or the numbers of its draws."""
+    if posterior.algorithm == DRAW_INDEX:
+        return torch.arange(num_draws, dtype=torch.float32)[:, None]
+    assert posterior.algorithm == NOISE_ALGORITHM
+    return standard_noise(num_draws, posterior.noise_dimension, *key)

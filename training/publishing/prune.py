@@ -1,0 +1,84 @@
+"""`python -m training prune`: from a published version to a smaller one, calibrated and measured anew."""
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32
+
+from model_store.artifacts.manifest import GRAPHS, Manifest
+from model_store.artifacts.store import ModelStore
+from model_store.inference.runtime import Runtime
+from training.data import Dataset, split, split_sizes
+from training.export.graphs import runtime_of
+from training.fitting.plots import plot_signal_to_noise
+from training.nn.pruning import is_weight, prune, signal_to_noise, strongest
+from training.publishing.publish import assemble
+from training.versions import WEIGHTS, Parent, refuse_made_by
+
+TIMED_REQUESTS = 7
+
+
+def prune_version(
+    store: ModelStore,
+    parent: Parent,
+    data: Dataset,
+    fraction: float,
+    name: str,
+    runs: Path,
+    say: Callable[[str], None],
+) -> tuple[Manifest, Path]:
+    """Publish a version without its weights of lowest |mu| / sigma, as the next version of `name`.
+
+    `data` are those of the parent's fit: calibration and quality are of its splits. Returns the manifest, and the
+    path of a plot of the ratios, in a folder of `runs`.
+
+    Raises:
+        InvalidInput: if the model has no such ratios, the fraction cannot be removed, or the version is recalibrated:
+            calibrating on the rows of its fit would undo that.
+        ParityError: if the exported graphs do not compute what the model computes; nothing is published.
+    """
+    refuse_made_by(parent.manifest, "recalibrated", "model")
+    model = parent.model().eval()
+    ratio, weights = signal_to_noise(model), is_weight(model)
+    kept = strongest(model, fraction)
+    folder = runs / f"{parent.manifest.name}-{parent.manifest.version}-pruned"
+    folder.mkdir(parents=True, exist_ok=True)
+    plot = folder / f"signal-to-noise-{fraction:g}.png"
+    plot_signal_to_noise(ratio[weights].numpy(), fraction, plot, parent.label)
+    smaller = prune(model, kept)
+    left = int(weights[smaller.state_dict()["network.kept"].long()].sum())
+    say(f"{left:,} of {int(weights.sum()):,} weights are left")
+
+    fitted = {key: value for key, value in parent.manifest.training.items() if key != "run"}
+    splits = split(data, split_sizes(parent.recipe))
+    description, files = assemble(smaller, parent.recipe, data, splits, fitted, say)
+    graphs = store.open(parent.manifest.name, parent.manifest.version, wanted=GRAPHS).files
+    pair = [runtime_of(model, graphs), runtime_of(smaller, files)]
+    row = splits.test.x[:1].astype(np.float32)
+    before_ms, after_ms = request_times_ms(pair, row, description.noise.default_draws)
+    pruned = {
+        **parent.facts,
+        "fraction": fraction,
+        "weights": int(weights.sum()),
+        "kept_weights": left,
+        "parent_bytes": sum(parent.manifest.files[file].size for file in (*GRAPHS, WEIGHTS)),
+        "bytes": sum(len(files[file]) for file in (*GRAPHS, WEIGHTS)),
+        "parent_request_ms": before_ms,
+        "request_ms": after_ms,
+    }
+    description = description.model_copy(update={"training": {**description.training, "pruned": pruned}})
+    return store.publish(name, description, files), plot
+
+
+def request_times_ms(runtimes: list[Runtime], row: Float32[np.ndarray, "1 I"], draws: int) -> list[float]:
+    """Return the median time of one row under fresh draws for each runtime, in milliseconds, taken in turns."""
+    times: list[list[float]] = [[] for _ in runtimes]
+    for seed in range(TIMED_REQUESTS + 1):
+        for runtime, taken in zip(runtimes, times, strict=True):
+            begun = time.perf_counter()
+            runtime.run_set(row, runtime.draw_set(seed, draws))
+            taken.append(1000 * (time.perf_counter() - begun))
+    return [round(statistics.median(taken[1:]), 3) for taken in times]
