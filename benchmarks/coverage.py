@@ -152,7 +152,7 @@ def answered(held: HeldOut, risk: float, splits: int, seed: int, manifest: Manif
     shares, errors, above = [], [], 0
     for _ in range(splits):
         reference, ranking, test = np.split(generator.permutation(held.rows), [third, 2 * third])
-        doubt = held.scores.variation_ratio
+        uncertainty = held.scores.variation_ratio
         calibration = Calibration.fit(
             [1],
             held.detected.take(reference),
@@ -160,11 +160,13 @@ def answered(held: HeldOut, risk: float, splits: int, seed: int, manifest: Manif
             np.zeros((1, third)),  # sets are not looked at here
             manifest.detectors.names,
             manifest.num_labels,
-            Answers.of(doubt[None, reference], doubt[None, ranking], wrong[None, ranking]),
+            Answers.of(uncertainty[None, reference], uncertainty[None, ranking], wrong[None, ranking]),
         )
         tested = held.detected.take(test)
-        judgement = calibration.judge({name: s[0] for name, s in tested.by_name.items()}, tested.labels[0], 1)
-        is_answered = (doubt[test] <= calibration.ranked(1).largest_doubt(FPR, risk)) & (judgement.p_value > FPR)
+        p_values = calibration.p_values({name: s[0] for name, s in tested.by_name.items()}, tested.labels[0], 1)
+        is_answered = (uncertainty[test] <= calibration.rank_tables(1).largest_uncertainty(FPR, risk)) & (
+            p_values.p_value > FPR
+        )
         shares.append(is_answered.mean())
         if is_answered.any():
             errors.append(wrong[test][is_answered].mean())

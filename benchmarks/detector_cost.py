@@ -62,7 +62,7 @@ def without_densities(calibration: Calibration) -> Calibration:
         two_sided=(),
         standards={},
         reference={name: calibration.reference[name] for name in scores},
-        surprises={name: calibration.surprises[name] for name in scores},
+        surprisals={name: calibration.surprisals[name] for name in scores},
     )
 
 

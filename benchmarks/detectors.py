@@ -2,7 +2,8 @@
 
 `python -m benchmarks.detectors NAME [--write]` takes a published model, its validation, reference and ranking rows,
 and rows made of half of the validation rows in ways that know nothing of images or tables. It measures the AUROC
-against the other half of each detector alone, of the flag without each, and of other ways to combine and to judge.
+against the other half of each detector alone, of the flag without each, and of other ways to combine and to
+predictor.
 """
 
 import argparse
@@ -27,9 +28,9 @@ from training.versions import fitted_data, open_parent
 DRAWS = 50
 ROWS = 1000
 RULES: dict[str, Callable[[list[np.ndarray]], np.ndarray]] = {
-    "harmonic mean (the flag)": lambda surprises: np.logaddexp.reduce(surprises, axis=0),
-    "sum (Fisher)": lambda surprises: np.sum(surprises, axis=0),
-    "largest (Bonferroni)": lambda surprises: np.max(surprises, axis=0),
+    "harmonic mean (the flag)": lambda surprisals: np.logaddexp.reduce(surprisals, axis=0),
+    "sum (Fisher)": lambda surprisals: np.sum(surprisals, axis=0),
+    "largest (Bonferroni)": lambda surprisals: np.max(surprisals, axis=0),
 }
 
 
@@ -100,8 +101,8 @@ def main() -> None:
 
         def statistic(scores: DetectorScores) -> np.ndarray:
             by_name = {name: s[0] for name, s in scores.by_name.items()}
-            surprises = calibration.surprises_of(by_name, labelled(scores).labels[0], DRAWS)
-            return RULES[rule]([surprises[name] for name in names.combined])
+            surprisals = calibration.surprisals_of(by_name, labelled(scores).labels[0], DRAWS)
+            return RULES[rule]([surprisals[name] for name in names.combined])
 
         return [100 * auroc(statistic(rows), statistic(usual)) for rows in strange.values()]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.model import ROOT
-from model_store.conformal.ranked import conformal_p_value
+from model_store.conformal.rank_tables import conformal_p_value
 from service.registry.drift import ALARM_AT, Drift
 
 Scores = Callable[[np.random.Generator, int], np.ndarray]

@@ -1,4 +1,4 @@
-"""Evidence cards over seeds: `python -m training evaluate NAME:VERSION ...` for each version, then this.
+"""Evaluation reports over seeds: `python -m training evaluate NAME:VERSION ...` for each version, then this.
 
 `python -m benchmarks.evidence NAME [--write]` tabulates the cards of all versions of a model: AUROC of the flag, of
 each detector alone and of the flag without each, on each set and under each attack, as mean and standard deviation.
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.model import ROOT
-from model_store.artifacts.evidence import evidence
+from model_store.artifacts.report import evidence
 from model_store.artifacts.store import ModelStore
 
 

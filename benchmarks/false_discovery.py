@@ -31,7 +31,7 @@ def scores_by_draw_set(model: Model, x: np.ndarray, num_draws: int) -> DetectorS
     """Return each detector's scores, and the labels, of each row under each draw set."""
     predictions = [model.predict(x, model.runtime.draw(seed, 0, num_draws)) for seed in range(DRAW_SETS)]
     by_name = {name: np.stack([p.detected[name] for p in predictions]) for name in predictions[0].detected}
-    return DetectorScores(by_name, np.stack([labels_of(p.judged) for p in predictions]))
+    return DetectorScores(by_name, np.stack([labels_of(p.predicted) for p in predictions]))
 
 
 def any_flagged(
@@ -56,8 +56,8 @@ def any_flagged(
         manifest.num_labels,
     )
     test = taken(tested[:batch], shared)
-    judgement = calibration.judge({name: s[0] for name, s in test.by_name.items()}, test.labels[0], 1)
-    return bool(benjamini_hochberg(judgement.p_value, FDR).any())
+    p_values = calibration.p_values({name: s[0] for name, s in test.by_name.items()}, test.labels[0], 1)
+    return bool(benjamini_hochberg(p_values.p_value, FDR).any())
 
 
 def main() -> None:

@@ -63,7 +63,9 @@ def counts_over_splits(
             manifest.num_labels,
         )
         tested = served.take(test)
-        p_value = calibration.judge({name: s[0] for name, s in tested.by_name.items()}, tested.labels[0], 1).p_value
+        p_value = calibration.p_values(
+            {name: s[0] for name, s in tested.by_name.items()}, tested.labels[0], 1
+        ).p_value
         for rate in RATES:
             counts[rate].append(int(np.sum(p_value <= rate)))
     return {rate: np.array(c) for rate, c in counts.items()}, n, m

@@ -3,7 +3,7 @@
 `python -m benchmarks.settling NAME [--write]` looks at a published version's test rows, in requests of 16 rows that
 share their draws: draws taken, and labels and flags (at fpr .05) against those of all the calibrated draws, by
 tolerance. Rows whose p-value under 1,000 draws lies within `NEAR` of the rate are counted apart. Only rows whose
-p-value is within twice that take 1,000 draws: no other row's comes near. They are judged by the detectors of the
+p-value is within twice that take 1,000 draws: no other row's comes near. They are predicted by the detectors of the
 default number of draws, the largest calibrated. Over random splits of the test rows into reference, ranking and new
 rows the number of flagged rows under the rule is compared with its law, as in `benchmarks.flag_rate`.
 """
@@ -23,7 +23,7 @@ from benchmarks.model import ROOT
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.detectors import flag_statistic
-from model_store.conformal.stopping import Rule
+from model_store.conformal.stopping import StoppingRule
 from model_store.inference.model import NEEDED, Model, Prediction, detector_scores
 from model_store.inference.runtime import DrawSet
 from model_store.scores.tasks import labels_of
@@ -49,7 +49,7 @@ class Settled:
     label: Int64[np.ndarray, "N"]
 
 
-def settle(model: Model, rows: DetectorScores, rule: Rule | None) -> Settled:
+def prediction_with_stopping(model: Model, rows: DetectorScores, rule: StoppingRule | None) -> Settled:
     """Return what is said of rows whose scores are known at all calibrated numbers of draws."""
     calibration = model.calibration
     counts = calibration.draw_counts.tolist()
@@ -59,14 +59,14 @@ def settle(model: Model, rows: DetectorScores, rule: Rule | None) -> Settled:
         for stage, spread in reversed(list(zip(calibration.stages(counts[-1]), rows.spreads, strict=True))):
             j = counts.index(stage)
             scores = {name: by_count[j] for name, by_count in rows.by_name.items()}
-            draws[calibration.is_settled(scores, rows.labels[j], spread, stage, rule)] = stage
+            draws[calibration.stops(scores, rows.labels[j], spread, stage, rule)] = stage
     p_value = np.empty(len(draws))
-    ranked = calibration.ranked(counts[-1], rule)
+    rank_tables = calibration.rank_tables(counts[-1], rule)
     for count in np.unique(draws).tolist():
         here, j = draws == count, counts.index(count)
         scores = {name: by_count[j][here] for name, by_count in rows.by_name.items()}
-        surprises = calibration.surprises_of(scores, rows.labels[j][here], count)
-        p_value[here] = ranked.judge(flag_statistic(surprises, calibration.combined), {}).p_value
+        surprisals = calibration.surprisals_of(scores, rows.labels[j][here], count)
+        p_value[here] = rank_tables.p_values(flag_statistic(surprisals, calibration.combined), {}).p_value
     return Settled(draws, p_value, rows.labels[np.searchsorted(counts, draws), np.arange(len(draws))])
 
 
@@ -76,11 +76,11 @@ def under_many_draws(model: Model, test: Rows, seed: int) -> Float64[np.ndarray,
     calibration = model.calibration
     count = int(calibration.draw_counts[-1])
     detected = detector_scores(scores, density, model.manifest.detectors.density)
-    return calibration.judge(detected, labels_of(scores), count).p_value
+    return calibration.p_values(detected, labels_of(scores), count).p_value
 
 
 def flagged_over_splits(
-    model: Model, rows: DetectorScores, rule: Rule, splits: int, seed: int
+    model: Model, rows: DetectorScores, rule: StoppingRule, splits: int, seed: int
 ) -> tuple[np.ndarray, stats.rv_discrete, int]:
     """Return how many new rows are flagged in each split, the law of that number, and how many new rows there are."""
     manifest, counts = model.manifest, model.calibration.draw_counts.tolist()
@@ -92,20 +92,20 @@ def flagged_over_splits(
         reference, ranking, new = (rows.take(part) for part in np.split(order, 3))
         nothing = np.ones((len(counts), third))
         statistics = []
-        for ranked in (ranking, new):  # each row stops where the rule, which is the reference split's, lets it
+        for tested in (ranking, new):  # each row stops where the rule, which is the reference split's, lets it
             names = manifest.detectors.names
-            fitted = Calibration.fit(counts, reference, ranked, nothing, names, manifest.num_labels)
-            statistics.append(fitted.ranked(counts[-1], rule))
-        p_value = statistics[0].judge(statistics[1].statistic, {}).p_value
+            fitted = Calibration.fit(counts, reference, tested, nothing, names, manifest.num_labels)
+            statistics.append(fitted.rank_tables(counts[-1], rule))
+        p_value = statistics[0].p_values(statistics[1].statistic, {}).p_value
         found.append(int(np.sum(p_value <= rule.fpr)))
     k = int(np.floor(rule.fpr * (third + 1)))
     return np.array(found), stats.betabinom(third, k, third + 1 - k), third
 
 
-def settled(model: Model, x: Float32[np.ndarray, "N I"], draws: DrawSet, rule: Rule) -> Prediction:
+def settled(model: Model, x: Float32[np.ndarray, "N I"], draws: DrawSet, rule: StoppingRule) -> Prediction:
     """Predict rows, each of as many draws as a rule lets it take."""
     known, density = model.runtime.before_draws(x)
-    return model.settle(
+    return model.prediction_with_stopping(
         lambda rows, first, last: model.runtime.after_draw_set(known[rows], draws, first, last),
         density,
         draws.num_draws,
@@ -113,7 +113,7 @@ def settled(model: Model, x: Float32[np.ndarray, "N I"], draws: DrawSet, rule: R
     )
 
 
-def time_ratios(model: Model, x: np.ndarray, rule: Rule) -> np.ndarray:
+def time_ratios(model: Model, x: np.ndarray, rule: StoppingRule) -> np.ndarray:
     """Return how long requests of these rows take with all draws, over how long they take settled, round by round."""
     count = int(model.calibration.draw_counts[-1])
     ratios = []
@@ -123,7 +123,7 @@ def time_ratios(model: Model, x: np.ndarray, rule: Rule) -> np.ndarray:
         start = time.perf_counter()
         settled(model, x, draws, rule)
         middle = time.perf_counter()
-        model.judge(*model.runtime.run_set(x, draws))
+        model.prediction(*model.runtime.run_set(x, draws))
         ratios.append((time.perf_counter() - middle) / (middle - start))
     return np.array(ratios[1:])  # the first warms up
 
@@ -175,7 +175,7 @@ def main() -> None:
 
     everywhere = np.ones(len(test), dtype=bool)
     for tolerance in (None, *TOLERANCES):
-        settled = fixed if tolerance is None else settle(model, rows, Rule(FPR, tolerance))
+        settled = fixed if tolerance is None else settle(model, rows, StoppingRule(FPR, tolerance))
         flag, draws = settled.p_value <= FPR, settled.draws
         lines.append(
             f"| {tolerance or 'off'} | {draws.mean():.1f} | {np.median(draws):.0f} | {np.quantile(draws, 0.9):.0f} "
@@ -183,7 +183,7 @@ def main() -> None:
             f"| {same(flag, fixed.p_value <= FPR, ~near)} | {same(flag, fixed.p_value <= FPR, near)} "
             f"| {same(flag, many_flag, ~near)} | {flag.mean():.4f} |"
         )
-    rule = Rule(FPR, SHOWN)
+    rule = StoppingRule(FPR, SHOWN)
     few = rows.take(np.random.default_rng(options.seed).permutation(len(test))[: options.split_rows])
     found, law, new = flagged_over_splits(model, few, rule, options.splits, options.seed)
     lines += [
@@ -208,7 +208,7 @@ def main() -> None:
     if options.write:
         figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
         for tolerance in TOLERANCES:
-            draws = np.sort(settle(model, rows, Rule(FPR, tolerance)).draws)
+            draws = np.sort(settle(model, rows, StoppingRule(FPR, tolerance)).draws)
             left.step(draws, np.arange(1, len(draws) + 1) / len(draws), where="post", label=f"settle {tolerance}")
         left.set(xlabel="draws", ylabel="share of rows that take at most so many", ylim=(0, 1.02))
         left.legend(loc="lower right")

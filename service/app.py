@@ -16,13 +16,13 @@ from jaxtyping import Float32
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import ClientDisconnect
 
-from model_store.artifacts.evidence import CARD
+from model_store.artifacts.report import REPORT
 from model_store.errors import InvalidInput
 from service.engine.acquisition import DEFAULTS, RANDOM, check_acquisition, id_hashes, pool_scores, random_scores, top
 from service.engine.admission import Admission
 from service.engine.batching import BATCH_ROW_DRAWS, Job, Predicted, Predictor, part_rows, take_draws, timed
 from service.http import problems
-from service.http.options import terms_of
+from service.http.options import decision_options
 from service.http.problems import NotReady, TooLarge
 from service.http.requests import (
     FORM,
@@ -54,7 +54,7 @@ from service.registry.drift import drift_content
 from service.registry.models import HOW_TO_PUBLISH, Models, Served
 from service.registry.reservoir import fresh_seed
 from service.routes import admin
-from service.routes.evidence import evidence_file, evidence_links
+from service.routes.report import report_file, report_links
 from service.settings import Settings
 
 # FastAPI's own telemetry, which the environment could turn on: its spans repeat queries.
@@ -168,7 +168,7 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
         served = await service.served(envelope)
         deadline = service.deadline(begun, envelope)
         num_samples = service.num_samples(envelope, served)
-        terms = terms_of(envelope, served, num_samples, settings.settle)
+        options = decision_options(envelope, served, num_samples, settings.settle)
         numbers = len(rows) * num_samples * served.model.manifest.output_size
         if envelope.return_samples and numbers > settings.max_answer_numbers:
             raise TooLarge(
@@ -179,15 +179,17 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
         def answered(predicted: Predicted) -> tuple[bytes, int]:
             if envelope.seed is None:  # else a replay
                 served.watch(predicted.prediction)
-            flags = terms.flags(predicted.prediction.judgement.p_value)
-            answer = (predict_npz if as_arrays else predict_json)(served, predicted, terms, flags)
+            flags = options.flags(predicted.prediction.p_values.p_value)
+            answer = (predict_npz if as_arrays else predict_json)(served, predicted, options, flags)
             flagged = int(np.count_nonzero(flags))
             service.metrics.predicted(served, predicted.prediction.scores, num_samples, flagged)
             return answer, flagged
 
         with service.admission.admitted(len(rows), num_samples, BATCH_ROW_DRAWS):
             x = await service.rows(rows, served, "inputs")
-            job = Job(served, x, num_samples, envelope.seed, envelope.return_samples, answered, deadline, terms.rule)
+            job = Job(
+                served, x, num_samples, envelope.seed, envelope.return_samples, answered, deadline, options.rule
+            )
             answer, flags = await service.predictor.predict(job, partial(hung_up, request))
         record = record_of(request.scope)
         for times in job.times:
@@ -237,19 +239,19 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
         content["drift"] = None if drift is None else drift_content(drift.report())
         content["manifest"] = None if latest is None else latest.model_dump(mode="json")
         version = None if latest is None else latest.version
-        content["evidence"] = await service.predictor.load(lambda: evidence_links(service.models, name, version))
+        content["evidence"] = await service.predictor.load(lambda: report_links(service.models, name, version))
         return Response(orjson.dumps(content), media_type=JSON)
 
     @app.get("/models/{name}/versions/{version}/evidence", responses={404: errors[404], 503: errors[503]})
     async def get_evidence(name: str, version: str) -> Response:
-        """Give the evidence card of a version: what `python -m training evaluate` measured of it."""
-        content, media_type = await service.predictor.load(lambda: evidence_file(service.models, name, version, CARD))
+        """Give the evaluation report of a version: what `python -m training evaluate` measured of it."""
+        content, media_type = await service.predictor.load(lambda: report_file(service.models, name, version, REPORT))
         return Response(content, media_type=media_type)
 
     @app.get("/models/{name}/versions/{version}/evidence/{file}", responses={404: errors[404], 503: errors[503]})
     async def get_evidence_file(name: str, version: str, file: str) -> Response:
-        """Give a file of a version's evidence card: Markdown, or a plot."""
-        content, media_type = await service.predictor.load(lambda: evidence_file(service.models, name, version, file))
+        """Give a file of a version's evaluation report: Markdown, or a plot."""
+        content, media_type = await service.predictor.load(lambda: report_file(service.models, name, version, file))
         return Response(content, media_type=media_type)
 
     @app.get("/health/live")

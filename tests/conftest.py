@@ -89,8 +89,8 @@ def predict_blank(client: httpx.Client, **fields: object) -> httpx.Response:
 
 @pytest.fixture(scope="session")
 def evaluated_store(tmp_path_factory: pytest.TempPathFactory, digits_store: Path) -> Path:
-    """A copy of `digits_store` whose model has an evidence card, with attacks and an npz file of other rows, written
-    by the command that users run. Do not change it."""
+    """A copy of `digits_store` whose model has an evaluation report, with attacks and an npz file of other rows,
+    written by the command that users run. Do not change it."""
     root = tmp_path_factory.mktemp("evaluated")
     shutil.copytree(digits_store, root / "models")
     np.savez(root / "odd.npz", x=np.tile(np.array([0, 16], dtype=np.float32), (20, 32)))

@@ -15,7 +15,7 @@ from model_store.errors import DubitoError, InvalidInput, NotFound, StoreError
 from model_store.inference.model import NEEDED, Model
 from training import recipe as recipes
 from training.data import load, split, split_sizes, with_classes_of
-from training.publishing.recalibrate import deal, load_like, recalibrate
+from training.publishing.recalibrate import load_like, recalibrate, split_rows
 from training.versions import WEIGHTS, Parent, fitted_data, open_parent, open_version, recipe_of
 
 FAILED = 1
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         calibrate.add_argument(
             f"--{part}-rows", type=int, metavar="N", help="by default as many as now, at most a third of the rows"
         )
-    calibrate.add_argument("--seed", type=int, default=0, help="of how the rows are dealt, and of the draws")
+    calibrate.add_argument("--seed", type=int, default=0, help="of how the rows are parts, and of the draws")
     calibrate.add_argument("--quiet", action="store_true", help="no progress, only what was published")
     evaluate = commands.add_parser("evaluate", help="measure a published version, and keep the evidence beside it")
     evaluate.add_argument(
@@ -177,11 +177,11 @@ def _calibrate(options: argparse.Namespace) -> int:
     now = parent.manifest.detectors
     reference_rows = min(now.reference_rows, third) if options.reference_rows is None else options.reference_rows
     ranking_rows = min(now.ranking_rows, third) if options.ranking_rows is None else options.ranking_rows
-    dealt = deal(data, reference_rows, ranking_rows, options.seed)
+    parts = split_rows(data, reference_rows, ranking_rows, options.seed)
     facts = {"source": options.data, **({} if options.target is None else {"target": options.target})}
     say = _silent if options.quiet else print
     name = options.name or parent.manifest.name
-    manifest = recalibrate(store, parent, data, dealt, options.seed, name, facts, say)
+    manifest = recalibrate(store, parent, data, parts, options.seed, name, facts, say)
     for key, value in manifest.quality.items():
         print(f"  {key:32} {value:.4f}")
     print(f"published {manifest.name} version {manifest.version}")
@@ -193,14 +193,14 @@ def _evaluate(options: argparse.Namespace) -> int:
     artifact = open_version(store, options.model, (WEIGHTS, *NEEDED))
     version = Parent(artifact.manifest, recipe_of(artifact.manifest, "model"), artifact.files[WEIGHTS])
 
-    from training.evaluation.card import Wanted, evaluate_version
     from training.evaluation.outliers import OutlierSource
+    from training.evaluation.report import Wanted, evaluate_version
 
     sources = tuple(OutlierSource.parse(text, _data_root()) for text in options.outliers)
     wanted = Wanted(sources, options.attacks, options.rows, options.draws, options.seed, options.data)
     model = Model.load(artifact)
     evidence = evaluate_version(store, version, model, _data_root(), wanted, print, options.quiet)
-    for key, value in evidence.card["summary"].items():
+    for key, value in evidence.report["summary"].items():
         print(f"  {key:40} {value:.4f}")
     print(f"evidence of {version.label}: {evidence.folder / 'evidence.md'}")
     return 0

@@ -236,7 +236,7 @@ class Recipe(Section):
 
     @property
     def combined(self) -> list[str]:
-        """Names of the detectors whose surprises add up to the flag's statistic."""
+        """Names of the detectors whose surprisals add up to the flag's statistic."""
         return self.serving.combined or COMBINED[self.task]
 
     @property

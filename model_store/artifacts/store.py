@@ -33,7 +33,7 @@ from model_store.errors import BrokenArtifact, InvalidInput, NotFound, Unsupport
 
 MAX_MANIFEST_BYTES = 1 << 20
 LATEST = "latest"
-EVIDENCE = "evidence"  # the folder of evidence cards: `model_store.artifacts.evidence`
+EVIDENCE = "evidence"  # the folder of evaluation reports: `model_store.artifacts.report`
 
 
 @dataclass(frozen=True)

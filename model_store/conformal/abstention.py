@@ -1,18 +1,18 @@
-"""When to answer "undecided": doubt beyond which a classification's risk would exceed what was asked for.
+"""When to answer "undecided": uncertainty beyond which a classification's risk would exceed what was asked for.
 
-A row is answered if its *doubt*, 1 - the largest mean probability, is at most a threshold and the flag does not fire
-on it; otherwise the service abstains. The selective risk is the probability that the label of an answered row is
+A row is answered if its *uncertainty*, 1 - the largest mean probability, is at most a threshold and the flag does not
+fire on it; otherwise the service abstains. The selective risk is the probability that the label of an answered row is
 wrong. The threshold is chosen such that, with a probability of at least `CONFIDENCE` over the ranking split, the
 selective risk is at most the level asked for. Rows must be independent and of one distribution, those of the ranking
 split and new ones.
 
 It is chosen by fixed-sequence testing (Angelopoulos, Bates, Candes, Jordan and Lei, "Learn then test: calibrating
 predictive algorithms to achieve risk control", 2021, section 2.3; Geifman and El-Yaniv, "Selective classification for
-deep neural networks", 2017, have the setting). Candidates are quantiles of the reference split's doubt, so that they
-do not depend on the ranking split. Of each the hypothesis "the risk is more than the level" is tested on the ranking
-rows that it answers: with k wrong of n the p-value is P(Binomial(n, level) <= k). Tests begin at each of `STARTS` and
-go on to larger thresholds while they reject; the largest threshold that any of these sequences rejects is taken. Each
-has an equal share of 1 - CONFIDENCE, so with that confidence no hypothesis is rejected that is true.
+deep neural networks", 2017, have the setting). Candidates are quantiles of the reference split's uncertainty, so that
+they do not depend on the ranking split. Of each the hypothesis "the risk is more than the level" is tested on the
+ranking rows that it answers: with k wrong of n the p-value is P(Binomial(n, level) <= k). Tests begin at each of
+`STARTS` and go on to larger thresholds while they reject; the largest threshold that any of these sequences rejects
+is taken. Each has an equal share of 1 - CONFIDENCE, so with that confidence no hypothesis is rejected that is true.
 
 **Flagged rows.** With n ranking rows a false-positive rate flags those whose statistic is above the h-th largest
 ranking statistic, h = floor(fpr (n + 1)). Given that number, the n - h ranking rows below it are independent rows of
@@ -41,20 +41,20 @@ class Abstention:
     """
 
     candidates: Float64[np.ndarray, "T"]  # rising; the last answers every row that is not flagged
-    doubt: Float64[np.ndarray, "m"]
+    uncertainty: Float64[np.ndarray, "m"]
     is_wrong: Bool[np.ndarray, "m"]
 
     def threshold(self, flagged: int, risk: float) -> float:
-        """Return the largest doubt to answer at, or `NOTHING`.
+        """Return the largest uncertainty to answer at, or `NOTHING`.
 
         Args:
             flagged: how many ranking rows have statistics that the flag would fire at (h above).
             risk: the level, in (0, 1).
         """
-        unflagged = len(self.doubt) - flagged
-        doubt, is_wrong = self.doubt[:unflagged], self.is_wrong[:unflagged]
-        order = np.argsort(doubt, kind="stable")
-        answered = doubt[order].searchsorted(self.candidates, side="right")
+        unflagged = len(self.uncertainty) - flagged
+        uncertainty, is_wrong = self.uncertainty[:unflagged], self.is_wrong[:unflagged]
+        order = np.argsort(uncertainty, kind="stable")
+        answered = uncertainty[order].searchsorted(self.candidates, side="right")
         wrong = np.concatenate([[0], is_wrong[order].cumsum()])[answered]
         is_rejected = binomial_tail(wrong, answered, risk) <= (1.0 - CONFIDENCE) / len(STARTS)
         ends = [_end(is_rejected, math.ceil(share * CANDIDATES) - 1) for share in STARTS]
@@ -69,40 +69,41 @@ class Abstention:
 
 @dataclass(frozen=True)
 class Answers:
-    """Of J numbers of draws the candidates for thresholds, the ranking rows' doubt, and which labels are wrong.
+    """Of J numbers of draws the candidates for thresholds, the ranking rows' uncertainty, and which labels are wrong.
 
     Rows are in the ranking split's order.
     """
 
     candidates: Float64[np.ndarray, "J T"]
-    doubt: Float64[np.ndarray, "J m"]
+    uncertainty: Float64[np.ndarray, "J m"]
     is_wrong: Bool[np.ndarray, "J m"]
 
     @classmethod
     def of(
         cls,
-        reference_doubt: Float64[np.ndarray, "J n"],
-        ranking_doubt: Float64[np.ndarray, "J m"],
+        reference_uncertainty: Float64[np.ndarray, "J n"],
+        ranking_uncertainty: Float64[np.ndarray, "J m"],
         is_wrong: Bool[np.ndarray, "J m"],
     ) -> "Answers":
-        """Take candidates from the reference split's doubt, and doubt and wrong labels of the ranking split."""
-        rows = reference_doubt.shape[1]
+        """Take candidates of the reference split, and uncertainty and wrong labels of the ranking split."""
+        rows = reference_uncertainty.shape[1]
         places = np.ceil(rows * np.arange(1, CANDIDATES + 1) / CANDIDATES).astype(int) - 1
-        candidates = np.take(np.sort(reference_doubt, axis=1), places, axis=1)
-        candidates[:, -1] = 1.0  # doubt is less
-        return cls(candidates, ranking_doubt, is_wrong)
+        candidates = np.take(np.sort(reference_uncertainty, axis=1), places, axis=1)
+        candidates[:, -1] = 1.0  # uncertainty is less
+        return cls(candidates, ranking_uncertainty, is_wrong)
 
-    def ranked(self, last: int, at: Int64[np.ndarray, "m"], order: Int64[np.ndarray, "m"]) -> Abstention:
+    def abstention(self, last: int, at: Int64[np.ndarray, "m"], order: Int64[np.ndarray, "m"]) -> Abstention:
         """Return what thresholds are chosen from, of ranking row i at its `at[i]`-th number of draws.
 
         `last` is the largest such index that the draws allow, and `order` sorts the rows by their statistic.
         """
         rows = np.arange(len(at))
-        return Abstention(self.candidates[last], self.doubt[at, rows][order], self.is_wrong[at, rows][order])
+        return Abstention(self.candidates[last], self.uncertainty[at, rows][order], self.is_wrong[at, rows][order])
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Return its arrays of `calibration.safetensors`."""
-        return {f"abstention.{name}": array for name, array in vars(self).items()}
+        named = {"candidates": self.candidates, "doubt": self.uncertainty, "is_wrong": self.is_wrong}
+        return {f"abstention.{name}": array for name, array in named.items()}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, np.ndarray], shape: tuple[int, ...]) -> "Answers | None":
@@ -117,17 +118,17 @@ class Answers:
             return None
         if missing:
             raise ValueError(f"expected tensors {missing}, which are not there")
-        candidates, doubt, is_wrong = (tensors[key] for key in names.values())
+        candidates, uncertainty, is_wrong = (tensors[key] for key in names.values())
         rises = candidates.shape == (shape[0], CANDIDATES) and bool(np.all(np.diff(candidates, axis=1) >= 0))
         for key, array, fits in (
             (names["candidates"], candidates, rises),
-            (names["doubt"], doubt, doubt.shape == shape),
+            (names["doubt"], uncertainty, uncertainty.shape == shape),
         ):
             if not fits or array.dtype != np.float64 or not np.all((array >= 0) & (array <= 1)):
                 raise ValueError(f"{key}: expected float64 numbers from 0 to 1, rows of them for each of draw_counts")
         if is_wrong.shape != shape or is_wrong.dtype != np.bool_:
             raise ValueError(f"{names['is_wrong']}: expected a boolean for each of the ranking statistics")
-        return cls(candidates, doubt, is_wrong)
+        return cls(candidates, uncertainty, is_wrong)
 
 
 def binomial_tail(

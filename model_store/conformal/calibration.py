@@ -3,17 +3,18 @@
 The calibration data are two splits that the model was not fitted on, scored as served (same draws per row, same
 precision, same runtime), once for each number of draws in a grid, from prefixes of the same draws:
 
-* the *reference* split fits each detector: `detection` says what a detector and its surprise are;
-* the *ranking* split ranks: a detector's p-value is (1 + #{ranking surprises >= surprise}) / (n + 1), and the flag's
-  the same of the combined statistic of the named detectors' surprises.
+* the *reference* split fits each detector: `detection` says what a detector and its surprisal are;
+* the *ranking* split ranks: a detector's p-value is (1 + #{ranking surprisals >= surprisal}) / (n + 1), and the
+flag's
+  the same of the combined statistic of the named detectors' surprisals.
 
 For inputs exchangeable with the ranking split P(p <= fpr) = floor(fpr (n + 1)) / (n + 1), whatever the dependence
 between detectors (Vovk, Gammerman and Shafer, "Algorithmic learning in a random world", 2005, chapter 2; ties make
 it smaller, never larger). The smallest usable fpr is therefore 1 / (n + 1).
 
-The ranking split's labels also give prediction sets and intervals (`conformal_sets`), and the doubt beyond which the
-service abstains (`abstention`). Each of the guarantees holds by itself, on average over or with confidence in the
-choice of one and the same ranking split; they are not independent of each other.
+The ranking split's labels also give prediction sets and intervals (`conformal_sets`), and the uncertainty beyond
+which the service abstains (`abstention`). Each of the guarantees holds by itself, on average over or with confidence
+in the choice of one and the same ranking split; they are not independent of each other.
 """
 
 from collections.abc import Callable
@@ -24,19 +25,19 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from model_store.conformal.abstention import Answers
-from model_store.conformal.detectors import DetectorNames, FittedDetector, Standard, Surprise, flag_statistic
-from model_store.conformal.ranked import Judgement, Ranked
-from model_store.conformal.stopping import Rule, Settling, Spread, StageScores, stages_among
+from model_store.conformal.detectors import DetectorNames, FittedDetector, Standard, Surprisal, flag_statistic
+from model_store.conformal.rank_tables import ConformalPValues, RankTables
+from model_store.conformal.stopping import EarlyStopping, Spread, StageScores, StoppingRule, stages_among
 
 DEFAULT_FPR = 0.05  # at which flags fire where nothing else is asked for
-KEPT_RANKED = 64  # ways of taking draws whose sorted ranking rows are kept
+KEPT_TABLES = 64  # ways of taking draws whose sorted ranking rows are kept
 
 
 @dataclass(frozen=True)
 class DetectorScores:
     """Each detector's scores of n rows at J numbers of draws, and the rows' predicted labels (0 in a regression).
 
-    `spreads` are those of the stages at which rows may stop (`settling`), None where they never do.
+    `spreads` are those of the stages at which rows may stop (`early_stopping`), None where they never do.
     """
 
     by_name: dict[str, Float64[np.ndarray, "J n"]]
@@ -54,7 +55,7 @@ class Calibration:
     """Calibration scores by number of draws. J numbers of draws, n reference rows, m ranking rows, C labels.
 
     `reference` holds each detector's scores of the reference split, sorted, of density detectors standardised by
-    `standards`. Of the ranking split, in its order, `surprises` holds the detectors' surprises and `statistic` the
+    `standards`. Of the ranking split, in its order, `surprisals` holds the detectors' surprisals and `statistic` the
     flag's statistic.
     """
 
@@ -63,11 +64,11 @@ class Calibration:
     two_sided: tuple[str, ...]
     standards: dict[str, list[Standard]]
     reference: dict[str, Float64[np.ndarray, "J n"]]
-    surprises: dict[str, Float64[np.ndarray, "J m"]]
+    surprisals: dict[str, Float64[np.ndarray, "J m"]]
     statistic: Float64[np.ndarray, "J m"]
     nonconformity: Float64[np.ndarray, "J m"]
     answers: Answers | None = None  # of a classification
-    settling: Settling | None = None  # None: rows never stop early
+    early_stopping: EarlyStopping | None = None  # None: rows never stop early
 
     @classmethod
     def fit(
@@ -89,7 +90,7 @@ class Calibration:
             nonconformity: how far each ranking row's label or target is from its prediction, (J, m).
             detectors: which detectors are combined, and which are densities.
             num_labels: C, 1 in a regression.
-            answers: of a classification, the rows' doubt and which labels are wrong.
+            answers: of a classification, the rows' uncertainty and which labels are wrong.
         """
         standards = {
             name: [
@@ -109,18 +110,18 @@ class Calibration:
         }
         counts = range(len(draw_counts))
         fitted = [_fitted(sorted_reference, standards, detectors.two_sided, j) for j in counts]
-        surprises = [_surprises(fitted[j], ranking, j) for j in counts]
+        surprisals = [_surprisals(fitted[j], ranking, j) for j in counts]
         return cls(
             np.array(draw_counts, dtype=np.int64),
             detectors.combined,
             detectors.two_sided,
             standards,
             sorted_reference,
-            {name: np.stack([of_count[name] for of_count in surprises]) for name in sorted_reference},
-            np.stack([flag_statistic(of_count, detectors.combined) for of_count in surprises]),
+            {name: np.stack([of_count[name] for of_count in surprisals]) for name in sorted_reference},
+            np.stack([flag_statistic(of_count, detectors.combined) for of_count in surprisals]),
             nonconformity,
             answers,
-            _settling(draw_counts, fitted, detectors.combined, reference, ranking),
+            _early_stopping(draw_counts, fitted, detectors.combined, reference, ranking),
         )
 
     @cached_property
@@ -143,14 +144,14 @@ class Calibration:
         """How many of a request's draws the detectors look at: the largest calibrated number it has.
 
         The first draws of a seed are draws of that seed, so a request with a number of draws that was not
-        calibrated is judged, exactly as calibrated, by its first ones.
+        calibrated is calibrated_scores, exactly as calibrated, by its first ones.
         """
         return int(self.draw_counts[self.draw_counts.searchsorted(num_draws, side="right") - 1])
 
-    def surprises_of(
+    def surprisals_of(
         self, scores: dict[str, Float64[np.ndarray, "N"]], labels: Int64[np.ndarray, "N"], num_draws: int
     ) -> dict[str, Float64[np.ndarray, "N"]]:
-        """Return each detector's surprises, in nats, of N rows.
+        """Return each detector's surprisals, in nats, of N rows.
 
         Raises:
             ValueError: if that number of draws was not calibrated.
@@ -166,65 +167,68 @@ class Calibration:
         return self._detectors[self._index(num_draws)]
 
     @cached_property
-    def ranked(self) -> Callable[..., Ranked]:
-        """The ranking rows of `num_draws` draws each or, by a rule, of at most so many: `ranked(num_draws, rule)`.
+    def rank_tables(self) -> Callable[..., RankTables]:
+        """The ranking rows of `num_draws` draws each or, by a rule, of at most so many: `rank_tables(num_draws,
+        rule)`.
 
         It raises ValueError if that number of draws was not calibrated.
         """
-        return lru_cache(maxsize=KEPT_RANKED)(self._ranked)
+        return lru_cache(maxsize=KEPT_TABLES)(self._rank_tables)
 
-    def _ranked(self, num_draws: int, rule: Rule | None = None) -> Ranked:
+    def _rank_tables(self, num_draws: int, rule: StoppingRule | None = None) -> RankTables:
         last = self._index(num_draws)
         rows = np.arange(self.statistic.shape[1])
         at = np.full(len(rows), last)
-        if rule is not None and self.settling is not None:
+        if rule is not None and self.early_stopping is not None:
             stops = [self._index(stage) for stage in self.stages(num_draws)]
-            at = np.array([*stops, last])[self.settling.stages_of(rule, len(stops))]
+            at = np.array([*stops, last])[self.early_stopping.stages_of(rule, len(stops))]
         statistic = self.statistic[at, rows]
         order = np.argsort(statistic, kind="stable")
-        return Ranked(
+        return RankTables(
             num_draws,
             rule,
             statistic[order],
-            {name: np.sort(surprises[at, rows]) for name, surprises in self.surprises.items()},
+            {name: np.sort(surprisals[at, rows]) for name, surprisals in self.surprisals.items()},
             np.sort(self.nonconformity[at, rows]),
-            None if self.answers is None else self.answers.ranked(last, at, order),
+            None if self.answers is None else self.answers.abstention(last, at, order),
         )
 
-    def judge(
+    def p_values(
         self, scores: dict[str, Float64[np.ndarray, "N"]], labels: Int64[np.ndarray, "N"], num_draws: int
-    ) -> Judgement:
+    ) -> ConformalPValues:
         """Return p-values of N rows whose scores and labels were made with `num_draws` draws, a calibrated number.
 
         Raises:
             ValueError: if that number of draws was not calibrated.
         """
-        surprises = self.surprises_of(scores, labels, num_draws)
-        return self.ranked(num_draws).judge(flag_statistic(surprises, self.combined), surprises)
+        surprisals = self.surprisals_of(scores, labels, num_draws)
+        return self.rank_tables(num_draws).p_values(flag_statistic(surprisals, self.combined), surprisals)
 
     def stages(self, num_draws: int) -> list[int]:
         """Return the numbers of draws below `num_draws` at which rows may stop."""
-        return [] if self.settling is None else [stage for stage in self.settling.stages if stage < num_draws]
+        if self.early_stopping is None:
+            return []
+        return [stage for stage in self.early_stopping.stages if stage < num_draws]
 
-    def is_settled(
+    def stops(
         self,
         scores: dict[str, Float64[np.ndarray, "N"]],
         labels: Int64[np.ndarray, "N"],
         spread: Spread,
         num_draws: int,
-        rule: Rule,
+        rule: StoppingRule,
     ) -> Bool[np.ndarray, "N"]:
         """Return which rows a rule lets stop at a stage, `num_draws` draws.
 
         Raises:
             ValueError: if rows never stop early.
         """
-        if self.settling is None:
+        if self.early_stopping is None:
             raise ValueError("expected a calibration with stages, got one without")
         detectors = {name: self.detectors(num_draws)[name] for name in self.combined}
-        surprises = {name: detector(scores[name], labels) for name, detector in detectors.items()}
-        stage = StageScores(scores, labels, surprises, spread)
-        return self.settling.is_settled(stage, num_draws, rule, detectors, self.combined)
+        surprisals = {name: detector(scores[name], labels) for name, detector in detectors.items()}
+        stage = StageScores(scores, labels, surprisals, spread)
+        return self.early_stopping.stops(stage, num_draws, rule, detectors, self.combined)
 
     @cached_property
     def _positions(self) -> dict[int, int]:
@@ -242,17 +246,17 @@ class Calibration:
             "statistic": self.statistic,
             "nonconformity": self.nonconformity,
             **{f"reference.{name}": scores for name, scores in self.reference.items()},
-            **{f"surprise.{name}": surprises for name, surprises in self.surprises.items()},
+            **{f"surprise.{name}": surprisals for name, surprisals in self.surprisals.items()},
             **{f"centre.{name}": np.stack([s.centre for s in by_count]) for name, by_count in self.standards.items()},
             **{f"spread.{name}": np.stack([s.spread for s in by_count]) for name, by_count in self.standards.items()},
             **({} if self.answers is None else self.answers.tensors()),
-            **({} if self.settling is None else self.settling.tensors()),
+            **({} if self.early_stopping is None else self.early_stopping.tensors()),
         }
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, np.ndarray], detectors: DetectorNames, num_labels: int) -> "Calibration":
         """Read back what `tensors` gave; raises ValueError for anything inconsistent."""
-        reference, surprises = (
+        reference, surprisals = (
             {key.removeprefix(part): value for key, value in tensors.items() if key.startswith(part)}
             for part in ("reference.", "surprise.")
         )
@@ -260,7 +264,7 @@ class Calibration:
         missing += [
             f"reference.{name}" for name in (*detectors.combined, *detectors.density) if name not in reference
         ]
-        missing += [f"surprise.{name}" for name in reference if name not in surprises]
+        missing += [f"surprise.{name}" for name in reference if name not in surprisals]
         by_label = [f"{part}.{name}" for name in detectors.density for part in ("centre", "spread")]
         missing += [name for name in by_label if name not in tensors]
         if missing:
@@ -269,7 +273,7 @@ class Calibration:
         rising = draw_counts.ndim == 1 and draw_counts.size > 0 and draw_counts[0] == 1
         if not rising or draw_counts.dtype != np.int64 or np.any(np.diff(draw_counts) <= 0):
             raise ValueError("draw_counts: expected rising int64 numbers from 1")
-        of_ranking = {f"surprise.{name}": scores for name, scores in surprises.items()}
+        of_ranking = {f"surprise.{name}": scores for name, scores in surprisals.items()}
         of_ranking |= {"statistic": statistic, "nonconformity": nonconformity}
         of_reference = {f"reference.{name}": scores for name, scores in reference.items()}
         for name, array in {**of_ranking, **of_reference}.items():
@@ -295,28 +299,28 @@ class Calibration:
             detectors.two_sided,
             standards,
             reference,
-            surprises,
+            surprisals,
             statistic,
             nonconformity,
             Answers.from_tensors(tensors, statistic.shape),
-            Settling.from_tensors(tensors, stages_among(draw_counts.tolist()), statistic.shape[1]),
+            EarlyStopping.from_tensors(tensors, stages_among(draw_counts.tolist()), statistic.shape[1]),
         )
 
 
-def _surprises(
+def _surprisals(
     detectors: dict[str, FittedDetector], rows: DetectorScores, j: int
 ) -> dict[str, Float64[np.ndarray, "n"]]:
-    """Return rows' surprises at the j-th number of draws."""
+    """Return rows' surprisals at the j-th number of draws."""
     return {name: detector(rows.by_name[name][j], rows.labels[j]) for name, detector in detectors.items()}
 
 
-def _settling(
+def _early_stopping(
     draw_counts: list[int],
     detectors: list[dict[str, FittedDetector]],
     combined: tuple[str, ...],
     reference: DetectorScores,
     ranking: DetectorScores,
-) -> Settling | None:
+) -> EarlyStopping | None:
     """Return what stopping goes by, None where rows never stop early."""
     stages = stages_among(draw_counts)
     if not stages or reference.spreads is None or ranking.spreads is None:
@@ -328,13 +332,13 @@ def _settling(
             StageScores(
                 {name: scores[j] for name, scores in rows.by_name.items()},
                 rows.labels[j],
-                _surprises(detectors[j], rows, j),
+                _surprisals(detectors[j], rows, j),
                 spread,
             )
             for j, spread in zip(places, spreads, strict=True)
         ]
 
-    return Settling.fit(
+    return EarlyStopping.fit(
         stages,
         [detectors[j] for j in places],
         combined,
@@ -352,7 +356,7 @@ def _fitted(
     """Return the detectors at one number of draws."""
     return {
         name: FittedDetector(
-            standards[name][j] if name in standards else None, Surprise.fit(scores[j], name in two_sided)
+            standards[name][j] if name in standards else None, Surprisal.fit(scores[j], name in two_sided)
         )
         for name, scores in reference.items()
     }

@@ -1,7 +1,7 @@
-"""Detectors: from scores of N rows to surprises in nats, and the statistic behind the flag.
+"""Detectors: from scores of N rows to surprisals in nats, and the statistic behind the flag.
 
 A *detector* is a score of which more means more unlike the calibration data; of a two-sided one less does too. Its
-*surprise* is -log of the tail probability of a score among those of the reference split, interpolated so that it is
+*surprisal* is -log of the tail probability of a score among those of the reference split, interpolated so that it is
 continuous, and strictly increasing beyond them.
 
 Scores of density detectors are first made comparable: z = (log score - centre) / spread, with centre and spread those
@@ -9,7 +9,7 @@ of the reference rows of the same predicted label, since a score that is common 
 
 The flag's statistic is minus the logarithm of the harmonic mean p-value of the combined detectors,
 
-    log mean_j exp(surprise_j)
+    log mean_j exp(surprisal_j)
 
 (Wilson, "The harmonic mean p-value for combining dependent tests", 2019): one detector that is sure is enough, those
 that see nothing dilute it little, and dependent ones do not count twice. It is ranked, so that no approximation of
@@ -37,21 +37,21 @@ class DetectorNames:
 
 
 @dataclass(frozen=True)
-class Surprise:
+class Surprisal:
     """-log of the smoothed tail probability of a detector's reference scores, in nats, 0 or more.
 
     Linear between the sorted reference scores; beyond the largest an exponential tail whose mean excess is that of
-    the largest tenth, so that scores never seen are still told apart. A two-sided surprise has the same tail below
+    the largest tenth, so that scores never seen are still told apart. A two-sided surprisal has the same tail below
     the smallest, and is that of the smaller of the two tail probabilities, doubled.
     """
 
     reference: Float64[np.ndarray, "n"]
     tail: Float64[np.ndarray, "n"]
     above: float  # nats a unit of score beyond the largest
-    below: float  # nats a unit of score beyond the smallest; 0 of a one-sided surprise
+    below: float  # nats a unit of score beyond the smallest; 0 of a one-sided surprisal
 
     @classmethod
-    def fit(cls, reference: Float64[np.ndarray, "n"], is_two_sided: bool = False) -> "Surprise":
+    def fit(cls, reference: Float64[np.ndarray, "n"], is_two_sided: bool = False) -> "Surprisal":
         """Fit on sorted reference scores."""
         n = len(reference)
         upper = -np.log((n - np.arange(n)) / (n + 1.0))
@@ -61,11 +61,11 @@ class Surprise:
         return cls(reference, tail, _slope(reference), _slope(-reference[::-1]))
 
     def __call__(self, score: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-        """Return the surprise of each score."""
-        surprise = np.interp(score, self.reference, self.tail) + self.above * np.maximum(
+        """Return the surprisal of each score."""
+        surprisal = np.interp(score, self.reference, self.tail) + self.above * np.maximum(
             score - self.reference[-1], 0.0
         )
-        return surprise + self.below * np.maximum(self.reference[0] - score, 0.0) if self.below else surprise
+        return surprisal + self.below * np.maximum(self.reference[0] - score, 0.0) if self.below else surprisal
 
 
 def _slope(reference: Float64[np.ndarray, "n"]) -> float:
@@ -106,20 +106,20 @@ class FittedDetector:
     """A detector fitted on the reference split, at one number of draws."""
 
     standard: Standard | None  # of density detectors
-    surprise: Surprise
+    surprisal: Surprisal
 
     def __call__(self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-        """Return the surprise of each score."""
-        return self.surprise(score if self.standard is None else self.standard(score, label))
+        """Return the surprisal of each score."""
+        return self.surprisal(score if self.standard is None else self.standard(score, label))
 
 
-def combined_surprise(surprises: list[Float64[np.ndarray, "N"]]) -> Float64[np.ndarray, "N"]:
-    """Return log mean_j exp(surprise_j)."""
-    return np.logaddexp.reduce(surprises, axis=0) - np.log(len(surprises))
+def combined_surprisal(surprisals: list[Float64[np.ndarray, "N"]]) -> Float64[np.ndarray, "N"]:
+    """Return log mean_j exp(surprisal_j)."""
+    return np.logaddexp.reduce(surprisals, axis=0) - np.log(len(surprisals))
 
 
 def flag_statistic(
-    surprises: Mapping[str, Float64[np.ndarray, "N"]], combined: tuple[str, ...]
+    surprisals: Mapping[str, Float64[np.ndarray, "N"]], combined: tuple[str, ...]
 ) -> Float64[np.ndarray, "N"]:
-    """Return the statistic of rows, given each detector's surprises and the names of those to combine."""
-    return combined_surprise([surprises[name] for name in combined])
+    """Return the statistic of rows, given each detector's surprisals and the names of those to combine."""
+    return combined_surprisal([surprisals[name] for name in combined])

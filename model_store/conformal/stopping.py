@@ -19,8 +19,8 @@ standard errors of such an estimate of the rate asked for.
 **Why p-values stay exact.** Whether a row stops depends on the row, its draws and the reference split. So, whatever
 tolerance and rate are asked for, the statistic at the stage where a row stops is one fixed function of the row and
 its draws, and its rank among the ranking rows' statistics, each at the stage where that row stops, is a conformal
-p-value as ever. The same holds of surprises, nonconformities and doubt. For that a calibration keeps what the rule
-looks at of each ranking row at each stage, and the rule is replayed over them (`Settling.stages_of`).
+p-value as ever. The same holds of surprisals, nonconformities and uncertainty. For that a calibration keeps what the
+rule looks at of each ranking row at each stage, and the rule is replayed over them (`EarlyStopping.stages_of`).
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ RELATIVE_ERROR = PREFIX + "relative_error."
 
 
 @dataclass(frozen=True)
-class Rule:
+class StoppingRule:
     """When to stop: the rate of the flag that is to be settled, and the largest standard error of a score."""
 
     fpr: float
@@ -98,7 +98,7 @@ class Look:
     highest: Float64[np.ndarray, "*S N"]
     error: Float64[np.ndarray, "*S N"]
 
-    def is_settled(
+    def stops(
         self, below: np.ndarray | float, above: np.ndarray | float, tolerance: float
     ) -> Bool[np.ndarray, "*S N"]:
         """Return which rows are, where statistics up to `below` are not flagged and those from `above` on are."""
@@ -108,16 +108,16 @@ class Look:
 
 @dataclass(frozen=True)
 class StageScores:
-    """Scores by detector, labels, surprises by detector and spread of N rows at one stage."""
+    """Scores by detector, labels, surprisals by detector and spread of N rows at one stage."""
 
     scores: Mapping[str, Float64[np.ndarray, "N"]]
     labels: Int64[np.ndarray, "N"]
-    surprises: Mapping[str, Float64[np.ndarray, "N"]]
+    surprisals: Mapping[str, Float64[np.ndarray, "N"]]
     spread: Spread
 
 
 @dataclass(frozen=True)
-class Settling:
+class EarlyStopping:
     """What stopping goes by, at S stages, n reference rows and m ranking rows in their split's order."""
 
     stages: tuple[int, ...]  # numbers of draws
@@ -133,7 +133,7 @@ class Settling:
         combined: tuple[str, ...],
         reference: list[StageScores],
         ranking: list[StageScores],
-    ) -> "Settling":
+    ) -> "EarlyStopping":
         """Fit on both splits' rows, one of everything for each stage."""
         names = [name for name in ranking[0].spread.errors if name in ranking[0].scores]
         relative = {
@@ -146,7 +146,7 @@ class Settling:
         return cls(
             tuple(stages),
             relative,
-            np.stack([np.sort(flag_statistic(r.surprises, combined)) for r in reference]),
+            np.stack([np.sort(flag_statistic(r.surprisals, combined)) for r in reference]),
             Look(*(np.stack([getattr(one, field.name) for one in looks]) for field in fields(Look))),
         )
 
@@ -162,11 +162,11 @@ class Settling:
         below, above = np.quantile(self.reference, 1.0 - rates, axis=1)
         return below, above
 
-    def is_settled(
+    def stops(
         self,
         stage: StageScores,
         num_draws: int,
-        rule: Rule,
+        rule: StoppingRule,
         detectors: Mapping[str, FittedDetector],
         combined: tuple[str, ...],
     ) -> Bool[np.ndarray, "N"]:
@@ -175,12 +175,12 @@ class Settling:
         below, above = self.bounds(rule.fpr)
         relative_error = {name: float(errors[s]) for name, errors in self.relative_error.items()}
         seen = look(num_draws, detectors, combined, stage, relative_error)
-        return seen.is_settled(float(below[s]), float(above[s]), rule.tolerance)
+        return seen.stops(float(below[s]), float(above[s]), rule.tolerance)
 
-    def stages_of(self, rule: Rule, num_stages: int) -> Int64[np.ndarray, "m"]:
+    def stages_of(self, rule: StoppingRule, num_stages: int) -> Int64[np.ndarray, "m"]:
         """Return the stage at which each ranking row stops of the first `num_stages`, or `num_stages` if at none."""
         below, above = self.bounds(rule.fpr)
-        settled = self.ranking.is_settled(below[:, None], above[:, None], rule.tolerance)
+        settled = self.ranking.stops(below[:, None], above[:, None], rule.tolerance)
         settled[num_stages:] = True
         return np.where(settled.any(axis=0), settled.argmax(axis=0), num_stages)
 
@@ -191,7 +191,7 @@ class Settling:
         return {PREFIX + "reference": self.reference, **looks, **relative}
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, np.ndarray], stages: list[int], rows: int) -> "Settling | None":
+    def from_tensors(cls, tensors: dict[str, np.ndarray], stages: list[int], rows: int) -> "EarlyStopping | None":
         """Read back what `tensors` gave, for m ranking `rows`, None where there is none of it.
 
         Raises:
@@ -250,7 +250,7 @@ def look(
             for name in combined
             if name in errors
         }
-        return flag_statistic({**stage.surprises, **moved}, combined)
+        return flag_statistic({**stage.surprisals, **moved}, combined)
 
     largest = np.max([error / spread.unit for error in errors.values()], axis=0)
     return Look(spread.label_margin > width, statistic(-width), statistic(width), largest)

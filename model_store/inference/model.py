@@ -13,9 +13,9 @@ from model_store.artifacts.manifest import GRAPHS, Manifest
 from model_store.artifacts.store import Artifact
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import flag_statistic
-from model_store.conformal.ranked import Judgement, Ranked
+from model_store.conformal.rank_tables import ConformalPValues, RankTables
 from model_store.conformal.sets import mass_above
-from model_store.conformal.stopping import Rule, Spread, stages_among
+from model_store.conformal.stopping import Spread, StoppingRule, stages_among
 from model_store.errors import BrokenArtifact
 from model_store.inference.noise import ALGORITHMS
 from model_store.inference.runtime import GraphError, Runtime
@@ -32,7 +32,7 @@ Outputs = Callable[[Int64[np.ndarray, "n"], int, int], Float32[np.ndarray, "K n 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of N rows: the scores of all their draws, and the flag's judgement.
+    """What a model says of N rows: the scores of all their draws, and the flag's p_values.
 
     `detected` holds each detector's score. Detectors of posterior scores look at the first draws, as many as the
     largest calibrated number or those at which the row stopped (`judged` are their scores), so that p-values,
@@ -41,10 +41,10 @@ class Prediction:
 
     scores: AnyScores
     detected: dict[str, Float64[np.ndarray, "N"]]
-    judged: AnyScores
-    judgement: Judgement
+    calibrated_scores: AnyScores
+    p_values: ConformalPValues
     mass_above: Float64[np.ndarray, "N C"] | None  # each class of the judged draws; None in a regression
-    ranked: Ranked
+    rank_tables: RankTables
 
     @classmethod
     def concatenate(cls, parts: list["Prediction"]) -> "Prediction":
@@ -55,10 +55,10 @@ class Prediction:
         return cls(
             concatenated([part.scores for part in parts]),
             {name: np.concatenate([part.detected[name] for part in parts]) for name in first.detected},
-            concatenated([part.judged for part in parts]),
-            Judgement.concatenate([part.judgement for part in parts]),
+            concatenated([part.calibrated_scores for part in parts]),
+            ConformalPValues.concatenate([part.p_values for part in parts]),
             None if first.mass_above is None else np.concatenate([part.mass_above for part in parts]),
-            first.ranked,
+            first.rank_tables,
         )
 
     def take(self, rows: slice | np.ndarray) -> "Prediction":
@@ -67,10 +67,10 @@ class Prediction:
         return Prediction(
             scores,
             {name: detected[rows] for name, detected in self.detected.items()},
-            scores if self.judged is self.scores else taken(self.judged, rows),
-            self.judgement.take(rows),
+            scores if self.calibrated_scores is self.scores else taken(self.calibrated_scores, rows),
+            self.p_values.take(rows),
             None if self.mass_above is None else self.mass_above[rows],
-            self.ranked,
+            self.rank_tables,
         )
 
 
@@ -117,7 +117,7 @@ class Model:
             raise broken(CALIBRATION_FILE, str(error)) from None
         if (calibration.answers is None) != (manifest.abstention is None):
             raise broken(CALIBRATION_FILE, "expected abstention.doubt if and only if the manifest has abstention")
-        if (calibration.settling is None) != (not stages_among(calibration.draw_counts.tolist())):
+        if (calibration.early_stopping is None) != (not stages_among(calibration.draw_counts.tolist())):
             raise broken(CALIBRATION_FILE, "expected settling.reference if and only if rows can stop early")
         model = cls(manifest, runtime, calibration)
         try:
@@ -141,23 +141,25 @@ class Model:
                 raise ValueError(f"expected probabilities of {expected} classes, got {given}")
 
     def predict(self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K D"]) -> Prediction:
-        """Return scores and judgement of rows under the K draws in `theta`, all rows the same."""
-        return self.judge(*self.runtime.run(x, theta[:, None]))
+        """Return scores and p_values of rows under the K draws in `theta`, all rows the same."""
+        return self.prediction(*self.runtime.run(x, theta[:, None]))
 
-    def judge(self, outputs: Float32[np.ndarray, "K N C"], density: Float32[np.ndarray, "N M"]) -> Prediction:
-        """Return scores and judgement of rows, given what the network says of them under each draw."""
+    def prediction(self, outputs: Float32[np.ndarray, "K N C"], density: Float32[np.ndarray, "N M"]) -> Prediction:
+        """Return scores and p_values of rows, given what the network says of them under each draw."""
         num_draws, task = len(outputs), self.manifest.task
         used = self.calibration.draws_used(num_draws)
         sums = sums_of(task, outputs[:used])
         if used == num_draws:
-            scores = judged = scores_of(task, sums)
+            scores = calibrated_scores = scores_of(task, sums)
         else:
-            judged = scores_of(task, sums, standard_errors=False)
+            calibrated_scores = scores_of(task, sums, standard_errors=False)
             scores = scores_of(task, sums.merge(sums_of(task, outputs[used:], used)))
-        return self._prediction(scores, judged, density, used, self.calibration.ranked(used))
+        return self._prediction(scores, calibrated_scores, density, used, self.calibration.rank_tables(used))
 
-    def settle(self, outputs: Outputs, density: Float32[np.ndarray, "N M"], num_draws: int, rule: Rule) -> Prediction:
-        """Return scores and judgement of rows, each of as many draws as a rule lets it take.
+    def prediction_with_stopping(
+        self, outputs: Outputs, density: Float32[np.ndarray, "N M"], num_draws: int, rule: StoppingRule
+    ) -> Prediction:
+        """Return scores and p_values of rows, each of as many draws as a rule lets it take.
 
         Args:
             outputs: what the network says of rows, given their numbers, under their draws `first` to `last - 1`.
@@ -168,51 +170,56 @@ class Model:
         """
         task, names = self.manifest.task, self.manifest.detectors.density
         used = self.calibration.draws_used(num_draws)
-        ranked = self.calibration.ranked(used, rule)
+        rank_tables = self.calibration.rank_tables(used, rule)
         left = np.arange(len(density))
         first_stage, *stages = [*self.calibration.stages(used), used]
         sums = sums_of(task, outputs(left, 0, first_stage))
         parts, order = [], []
         for stage, following in pairwise([first_stage, *stages]):
             scores = scores_of(task, sums)
-            is_settled = self.calibration.is_settled(
+            stops = self.calibration.stops(
                 detector_scores(scores, density, names), labels_of(scores), Spread.of(scores, sums), stage, rule
             )
-            if is_settled.any():
-                settled = taken(scores, is_settled)
-                parts.append(self._prediction(settled, settled, density[is_settled], stage, ranked))
-                order.append(left[is_settled])
-                left, density, sums = left[~is_settled], density[~is_settled], sums.take(~is_settled)
+            if stops.any():
+                settled = taken(scores, stops)
+                parts.append(self._prediction(settled, settled, density[stops], stage, rank_tables))
+                order.append(left[stops])
+                left, density, sums = left[~stops], density[~stops], sums.take(~stops)
             if len(left) == 0:
                 break
             sums = sums.merge(sums_of(task, outputs(left, stage, following), stage))
         if len(left) > 0:
-            scores = judged = scores_of(task, sums)
+            scores = calibrated_scores = scores_of(task, sums)
             if num_draws > used:
                 scores = scores_of(task, sums.merge(sums_of(task, outputs(left, used, num_draws), used)))
-            parts.append(self._prediction(scores, judged, density, used, ranked))
+            parts.append(self._prediction(scores, calibrated_scores, density, used, rank_tables))
             order.append(left)
         if len(parts) == 1:
             return parts[0]
         return Prediction.concatenate(parts).take(np.argsort(np.concatenate(order)))
 
     def _prediction(
-        self, scores: AnyScores, judged: AnyScores, density: Float32[np.ndarray, "N M"], draws: int, ranked: Ranked
+        self,
+        scores: AnyScores,
+        calibrated_scores: AnyScores,
+        density: Float32[np.ndarray, "N M"],
+        draws: int,
+        rank_tables: RankTables,
     ) -> Prediction:
-        """Judge rows by the scores of a calibrated number of draws."""
-        detected = detector_scores(judged, density, self.manifest.detectors.density)
-        surprises = self.calibration.surprises_of(detected, labels_of(judged), draws)
-        judgement = ranked.judge(flag_statistic(surprises, self.calibration.combined), surprises)
-        mass = mass_above(judged.probabilities) if isinstance(judged, Scores) else None
-        return Prediction(scores, detected, judged, judgement, mass, ranked)
+        """ServedPredictor rows by the scores of a calibrated number of draws."""
+        detected = detector_scores(calibrated_scores, density, self.manifest.detectors.density)
+        surprisals = self.calibration.surprisals_of(detected, labels_of(calibrated_scores), draws)
+        p_values = rank_tables.p_values(flag_statistic(surprisals, self.calibration.combined), surprisals)
+        mass = mass_above(calibrated_scores.probabilities) if isinstance(calibrated_scores, Scores) else None
+        return Prediction(scores, detected, calibrated_scores, p_values, mass, rank_tables)
 
     def prediction_sets(self, prediction: Prediction, coverage: float) -> Bool[np.ndarray, "N C"]:
         """Return which classes belong to each row's prediction set; its label does, whatever the judged draws say."""
         scores, mass = prediction.scores, prediction.mass_above
         assert isinstance(scores, Scores)
         assert mass is not None
-        inside = prediction.ranked.prediction_sets(mass, coverage)
-        if scores is not prediction.judged:
+        inside = prediction.rank_tables.prediction_sets(mass, coverage)
+        if scores is not prediction.calibrated_scores:
             inside[np.arange(len(inside)), scores.label] = True
         return inside
 
@@ -221,18 +228,18 @@ class Model:
 
         Of a number of draws that was not calibrated so are rows whose label is not that of the judged draws.
         """
-        judged, scores = prediction.judged, prediction.scores
-        assert isinstance(judged, Scores)
+        calibrated_scores, scores = prediction.calibrated_scores, prediction.scores
+        assert isinstance(calibrated_scores, Scores)
         assert isinstance(scores, Scores)
-        largest = prediction.ranked.largest_doubt(fpr, risk)
-        answers = (judged.variation_ratio <= largest) & (prediction.judgement.p_value > fpr)
-        return ~answers | (judged.label != scores.label)
+        largest = prediction.rank_tables.largest_uncertainty(fpr, risk)
+        answers = (calibrated_scores.variation_ratio <= largest) & (prediction.p_values.p_value > fpr)
+        return ~answers | (calibrated_scores.label != scores.label)
 
     def intervals(self, prediction: Prediction, coverage: float) -> Float64[np.ndarray, "N 2"]:
         """Return the lower and upper end of each row's interval, in the target's units."""
-        judged = prediction.judged
-        assert isinstance(judged, MixtureScores)
-        return prediction.ranked.intervals(judged.mean, judged.std, coverage)
+        calibrated_scores = prediction.calibrated_scores
+        assert isinstance(calibrated_scores, MixtureScores)
+        return prediction.rank_tables.intervals(calibrated_scores.mean, calibrated_scores.std, coverage)
 
 
 def detector_scores(

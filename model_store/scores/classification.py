@@ -3,17 +3,17 @@
 Axes: K draws, N rows, C classes, G groups of draws. Quantities of information are in nats. With p_k the class
 probabilities of draw k, p their mean and H the Shannon entropy, a row's scores are
 
-    entropy            H(p)                                 total doubt,           0 .. log C
-    expected_entropy   mean_k H(p_k)                        doubt of the draws,    0 .. log C
+    entropy            H(p)                                 total uncertainty,           0 .. log C
+    expected_entropy   mean_k H(p_k)                        uncertainty of the draws,    0 .. log C
     bald               H(p) - mean_k H(p_k)                 disagreement,          0 .. log C
                        = mean_k KL(p_k || p)                (Houlsby et al. 2011)
     mean_std           mean_c std_k(p_kc)                   disagreement,          0 .. 1/2
-    variation_ratio    1 - max_c p_c                        total doubt,           0 .. 1 - 1/C
+    variation_ratio    1 - max_c p_c                        total uncertainty,           0 .. 1 - 1/C
 
 (Gal, Islam and Ghahramani, "Deep Bayesian active learning with image data", 2017, section 4). More is more
 uncertain. Plug-in BALD is biased by about -BALD / K.
 
-Draws are summed by group (`sums`): `prediction` is p and `doubt` H(p). Standard errors come from each group's
+Draws are summed by group (`sums`): `prediction` is p and `uncertainty` H(p). Standard errors come from each group's
 influence on a score: of a draw on BALD it is KL(p_k || p) - BALD.
 """
 
@@ -47,7 +47,7 @@ class Scores:
     standard_error: dict[str, Float64[np.ndarray, "N"]] | None
 
     def by_name(self) -> dict[str, Float64[np.ndarray, "N"]]:
-        """Return the scores of doubt, more meaning more uncertain, by name."""
+        """Return the scores of uncertainty, more meaning more uncertain, by name."""
         return {name: getattr(self, name) for name in SCORE_NAMES}
 
 
@@ -70,7 +70,7 @@ def predictive_scores(sums: DrawSums, standard_errors: bool = True) -> Scores:
     """Return the scores of the draws summed in `sums`; raises ValueError where it holds none."""
     sums = sums.drawn()
     mean_over_draws = Average(sums.num_draws)
-    mean_N_C_G, entropy_N_G = sums.prediction, sums.doubt
+    mean_N_C_G, entropy_N_G = sums.prediction, sums.uncertainty
 
     probs_N_C = mean_over_draws(mean_N_C_G)
     deviation_N_C_G = mean_N_C_G - probs_N_C[..., None]

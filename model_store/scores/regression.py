@@ -4,14 +4,14 @@ Axes: K draws, N rows, G groups of draws. Under draw k a row's target is Gaussia
 the target's units. The predictive distribution is the mixture of the K Gaussians, and its scores are
 
     mean            m = mean_k m_k
-    aleatoric_std   sqrt(mean_k s_k^2)                          doubt of the draws: noise in the data
+    aleatoric_std   sqrt(mean_k s_k^2)                          uncertainty of the draws: noise in the data
     epistemic_std   sqrt(mean_k (m_k - m)^2)                    disagreement of the draws
-    std             sqrt(aleatoric_std^2 + epistemic_std^2)     total doubt
+    std             sqrt(aleatoric_std^2 + epistemic_std^2)     total uncertainty
 
 (Kendall and Gal, "What uncertainties do we need in Bayesian deep learning for computer vision?", 2017, equation 9).
 More is more uncertain. All are 0 or more, but for the mean. The plug-in epistemic variance E is biased by -E / K.
 
-Draws are summed by group (`sums`): `prediction` is m and `doubt` s^2. Standard errors come from each group's
+Draws are summed by group (`sums`): `prediction` is m and `uncertainty` s^2. Standard errors come from each group's
 influence. That of a draw on the variance std^2 is s_k^2 + (m_k - m)^2 - std^2; on a standard deviation it is half of
 that over the deviation.
 """
@@ -44,7 +44,7 @@ class MixtureScores:
     standard_error: dict[str, Float64[np.ndarray, "N"]] | None
 
     def by_name(self) -> dict[str, Float64[np.ndarray, "N"]]:
-        """Return the scores of doubt, more meaning more uncertain, by name."""
+        """Return the scores of uncertainty, more meaning more uncertain, by name."""
         return {name: getattr(self, name) for name in MIXTURE_SCORE_NAMES}
 
 
@@ -64,7 +64,7 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScore
     """Return the scores of the draws summed in `sums`; raises ValueError where it holds none."""
     sums = sums.drawn()
     mean_over_draws = Average(sums.num_draws)
-    mean_N_G, variance_N_G = sums.prediction, sums.doubt
+    mean_N_G, variance_N_G = sums.prediction, sums.uncertainty
 
     # Means are taken about the first group's, so that those of equal draws are exactly theirs.
     first_N_1 = mean_N_G[:, :1]

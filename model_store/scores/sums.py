@@ -19,34 +19,34 @@ GROUPS = 100
 
 @dataclass(frozen=True)
 class DrawSums:
-    """What draws predict of N rows and how much each doubts it, in float64, by group of draws."""
+    """What draws predict of N rows and how uncertain each is of it, in float64, by group of draws."""
 
     num_draws: Int64[np.ndarray, "G"]
     prediction: Float64[np.ndarray, "N *C G"]  # the group's mean
     squared_deviations: Float64[np.ndarray, "N *C G"]  # sum over its draws of (prediction - the group's mean)^2
-    doubt: Float64[np.ndarray, "N G"]  # the group's mean
+    uncertainty: Float64[np.ndarray, "N G"]  # the group's mean
 
     @classmethod
     def of(
         cls,
         prediction: Float64[np.ndarray, "N *C K"],
-        doubt: Float64[np.ndarray, "N K"],
+        uncertainty: Float64[np.ndarray, "N K"],
         first_draw: int = 0,
         groups: int = GROUPS,
     ) -> "DrawSums":
         """Sum draws `first_draw`, `first_draw + 1`, ... of a seed into G `groups`."""
-        num_draws = doubt.shape[-1]
+        num_draws = uncertainty.shape[-1]
         if num_draws > groups:
             half = groups * (-(-num_draws // groups) // 2)
-            return cls.of(prediction[..., :half], doubt[:, :half], first_draw, groups).merge(
-                cls.of(prediction[..., half:], doubt[:, half:], first_draw + half, groups)
+            return cls.of(prediction[..., :half], uncertainty[:, :half], first_draw, groups).merge(
+                cls.of(prediction[..., half:], uncertainty[:, half:], first_draw + half, groups)
             )
         num_draws_G = np.ones(num_draws, dtype=np.int64)
         if num_draws < groups or first_draw % groups > 0:  # each group holds one draw at most
             order = (first_draw + np.arange(num_draws)) % groups
             num_draws_G = np.bincount(order, minlength=groups)
-            prediction, doubt = (_scatter(values, order, groups) for values in (prediction, doubt))
-        return cls(num_draws_G, prediction, np.zeros(prediction.shape), doubt)
+            prediction, uncertainty = (_scatter(values, order, groups) for values in (prediction, uncertainty))
+        return cls(num_draws_G, prediction, np.zeros(prediction.shape), uncertainty)
 
     def merge(self, other: "DrawSums") -> "DrawSums":
         """Return the sums over the draws of both, which must be of the same rows and groups and share no draw."""
@@ -59,12 +59,12 @@ class DrawSums:
             num_draws_G,
             self.prediction + share_G * difference,
             self.squared_deviations + other.squared_deviations + (self.num_draws * share_G) * difference**2,
-            self.doubt + share_G * (other.doubt - self.doubt),
+            self.uncertainty + share_G * (other.uncertainty - self.uncertainty),
         )
 
     def take(self, rows: np.ndarray) -> "DrawSums":
         """Return the sums of some rows."""
-        return DrawSums(self.num_draws, self.prediction[rows], self.squared_deviations[rows], self.doubt[rows])
+        return DrawSums(self.num_draws, self.prediction[rows], self.squared_deviations[rows], self.uncertainty[rows])
 
     def drawn(self) -> "DrawSums":
         """Return the groups that hold a draw; raises ValueError where there is none."""
@@ -73,7 +73,7 @@ class DrawSums:
             return self
         if not used.any():
             raise ValueError("expected at least one draw, got none")
-        parts = (self.prediction, self.squared_deviations, self.doubt)
+        parts = (self.prediction, self.squared_deviations, self.uncertainty)
         return DrawSums(self.num_draws[used], *(np.compress(used, values, axis=-1) for values in parts))
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Float32
 from starlette.requests import ClientDisconnect
 
-from model_store.conformal.stopping import Rule
+from model_store.conformal.stopping import StoppingRule
 from model_store.inference.model import Prediction
 from model_store.inference.runtime import HELD_BYTES, DrawSet
 from model_store.scores.tasks import samples_of
@@ -65,7 +65,7 @@ class Job:
     keep_samples: bool
     answer: Callable[[Predicted], Any]  # runs on the worker thread, or if it is short on the event loop
     deadline: float = math.inf  # of time.monotonic
-    rule: Rule | None = None  # when a row stops drawing; None: at `num_samples`
+    rule: StoppingRule | None = None  # when a row stops drawing; None: at `num_samples`
     future: "asyncio.Future[Any] | None" = None
     draws: DrawSet | None = None
     begun: int = 0  # rows that were computed so far
@@ -273,9 +273,9 @@ class Predictor:
 
         if first.rule is None:
             outputs = outputs_of(slice(None), 0, draws)
-            prediction = model.judge(outputs, density)
+            prediction = model.prediction(outputs, density)
         else:
-            prediction = model.settle(outputs_of, density, draws, first.rule)
+            prediction = model.prediction_with_stopping(outputs_of, density, draws, first.rule)
         start = 0
         for job, end in zip(batch, ends, strict=True):
             stop = start + end - job.begun

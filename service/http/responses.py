@@ -10,22 +10,26 @@ from jaxtyping import Bool
 from model_store.scores.classification import SCORE_NAMES, Scores
 from model_store.scores.regression import MIXTURE_ERROR_NAMES, MixtureScores
 from service.engine.batching import Predicted
-from service.http.options import Terms
+from service.http.options import DecisionOptions
 from service.registry.models import Served
 
 
-def predict_json(served: Served, predicted: Predicted, terms: Terms, flags: Bool[np.ndarray, "N"]) -> bytes:
-    """Return the JSON answer of /predict, given which rows are flagged on its terms."""
+def predict_json(
+    served: Served, predicted: Predicted, options: DecisionOptions, flags: Bool[np.ndarray, "N"]
+) -> bytes:
+    """Return the JSON answer of /predict, given which rows are flagged on its options."""
     prediction = predicted.prediction
-    scores, judgement = prediction.scores, prediction.judgement
-    rows = len(judgement.p_value)
+    scores, p_values = prediction.scores, prediction.p_values
+    rows = len(p_values.p_value)
     if isinstance(scores, Scores):
-        before, after = _of_classes(served, predicted, scores, terms.coverage)
-        abstains = None if terms.risk is None else served.model.abstains(prediction, terms.fpr, terms.risk).tolist()
+        before, after = _of_classes(served, predicted, scores, options.coverage)
+        abstains = (
+            None if options.risk is None else served.model.abstains(prediction, options.fpr, options.risk).tolist()
+        )
         after["abstain"] = abstains or [None] * rows
         names = SCORE_NAMES
     else:
-        before, after = _of_target(served, predicted, scores, terms.coverage)
+        before, after = _of_target(served, predicted, scores, options.coverage)
         names = MIXTURE_ERROR_NAMES
     if scores.standard_error is None:
         errors = [dict.fromkeys(names)] * rows
@@ -33,18 +37,18 @@ def predict_json(served: Served, predicted: Predicted, terms: Terms, flags: Bool
         error_columns = zip(*(scores.standard_error[name].tolist() for name in names), strict=True)
         errors = [dict(zip(names, values, strict=True)) for values in error_columns]
     detectors = {
-        name: list(zip(detected.tolist(), judgement.detector_p_values[name].tolist(), strict=True))
+        name: list(zip(detected.tolist(), p_values.detector_p_values[name].tolist(), strict=True))
         for name, detected in prediction.detected.items()
     }
     columns: dict[str, list[Any]] = {
         **before,
         "standard_error": errors,
         "flag": flags.tolist(),
-        "p_value": judgement.p_value.tolist(),
+        "p_value": p_values.p_value.tolist(),
         **after,
         "detectors": [
             {
-                name: {"score": c[n][0], "p_value": c[n][1], "fired": c[n][1] <= terms.fpr}
+                name: {"score": c[n][0], "p_value": c[n][1], "fired": c[n][1] <= options.fpr}
                 for name, c in detectors.items()
             }
             for n in range(rows)
@@ -96,13 +100,15 @@ def _of_target(
     return before, {"interval": served.model.intervals(predicted.prediction, coverage).tolist()}
 
 
-def predict_npz(served: Served, predicted: Predicted, terms: Terms, flags: Bool[np.ndarray, "N"]) -> bytes:
+def predict_npz(
+    served: Served, predicted: Predicted, options: DecisionOptions, flags: Bool[np.ndarray, "N"]
+) -> bytes:
     """Return the same as arrays, a row each: `probabilities`, `entropy`, `standard_error.bald`, ...
 
     What is null in JSON for all rows is left out; infinite bounds are infinite.
     """
     prediction = predicted.prediction
-    scores, judgement = prediction.scores, prediction.judgement
+    scores, p_values = prediction.scores, prediction.p_values
     samples = None if predicted.samples is None else predicted.samples.transpose(1, 0, 2)
     arrays: dict[str, Any] = {
         "model": np.array(served.name),
@@ -112,23 +118,23 @@ def predict_npz(served: Served, predicted: Predicted, terms: Terms, flags: Bool[
         **scores.by_name(),
         **{f"standard_error.{name}": error for name, error in (scores.standard_error or {}).items()},
         "flag": flags,
-        "p_value": judgement.p_value,
+        "p_value": p_values.p_value,
         **{f"detectors.{name}.score": score for name, score in prediction.detected.items()},
-        **{f"detectors.{name}.fired": value <= terms.fpr for name, value in judgement.detector_p_values.items()},
-        **{f"detectors.{name}.p_value": value for name, value in judgement.detector_p_values.items()},
+        **{f"detectors.{name}.fired": value <= options.fpr for name, value in p_values.detector_p_values.items()},
+        **{f"detectors.{name}.p_value": value for name, value in p_values.detector_p_values.items()},
     }
     if isinstance(scores, Scores):
         arrays["label"] = np.array(served.model.manifest.classes)[scores.label]
         arrays["probabilities"] = scores.probabilities
         arrays["expected_entropy"] = scores.expected_entropy
-        arrays["prediction_set"] = served.model.prediction_sets(prediction, terms.coverage)
-        if terms.risk is not None:
-            arrays["abstain"] = served.model.abstains(prediction, terms.fpr, terms.risk)
+        arrays["prediction_set"] = served.model.prediction_sets(prediction, options.coverage)
+        if options.risk is not None:
+            arrays["abstain"] = served.model.abstains(prediction, options.fpr, options.risk)
         if samples is not None:
             arrays["samples"] = samples
     else:
         arrays["mean"] = scores.mean
-        arrays["interval"] = served.model.intervals(prediction, terms.coverage)
+        arrays["interval"] = served.model.intervals(prediction, options.coverage)
         if predicted.num_samples == 1:
             del arrays["epistemic_std"]
         if samples is not None:

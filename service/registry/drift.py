@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from model_store.conformal.ranked import conformal_p_value
+from model_store.conformal.rank_tables import conformal_p_value
 
 EDGES = np.array([0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])  # upper ends, inclusive
 FLAG_RATE_AT = 0.05

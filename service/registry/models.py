@@ -13,7 +13,7 @@ from collections import OrderedDict
 
 from model_store.artifacts.manifest import GRAPHS, Manifest
 from model_store.artifacts.store import LATEST, ModelStore
-from model_store.conformal.stopping import Rule
+from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput, NotFound, StoreError, one_line
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, Model, Prediction
 from service.http.problems import InUse, NotReady, TooLargeToLoad
@@ -34,7 +34,7 @@ HOW_TO_PUBLISH = (
 class Served:
     """A model ready to serve, its fresh draws, and what its live rows look like."""
 
-    def __init__(self, model: Model, reservoir: Reservoir, drift: Drift, rule: Rule | None = None) -> None:
+    def __init__(self, model: Model, reservoir: Reservoir, drift: Drift, rule: StoppingRule | None = None) -> None:
         self.model = model
         self.reservoir = reservoir
         self.drift = drift
@@ -43,10 +43,10 @@ class Served:
         self.rule = rule  # of the rows that are watched
 
     def watch(self, prediction: Prediction) -> None:
-        """Take in what is said of live rows, if their draws were taken as those of a request that names no terms."""
-        ranked = prediction.ranked
-        if (ranked.num_draws, ranked.rule) == (self.model.manifest.noise.default_draws, self.rule):
-            self.drift.watch(prediction.judgement.p_value)
+        """Take in what is said of live rows, if their draws were taken as those of a request without options."""
+        rank_tables = prediction.rank_tables
+        if (rank_tables.num_draws, rank_tables.rule) == (self.model.manifest.noise.default_draws, self.rule):
+            self.drift.watch(prediction.p_values.p_value)
 
 
 class Models:
@@ -204,8 +204,8 @@ class Models:
                 self._broken[name, version] = (time.monotonic(), error)
             raise
         settle = self.settings.settle
-        rule = None if settle is None else Rule(model.calibration.default_fpr, settle)
-        statistic = model.calibration.ranked(model.manifest.noise.default_draws, rule).statistic
+        rule = None if settle is None else StoppingRule(model.calibration.default_fpr, settle)
+        statistic = model.calibration.rank_tables(model.manifest.noise.default_draws, rule).statistic
         with self._lock:
             drift = self._drifts.setdefault((name, version), Drift(statistic))
         return Served(model, Reservoir(model, 0, self.idle), drift, rule)

@@ -163,7 +163,7 @@ def nonconformity(scores: AnyScores, y: np.ndarray) -> Float64[np.ndarray, "n"]:
 
 
 def answers(reference: list[AnyScores], ranking: list[AnyScores], y: np.ndarray) -> Answers | None:
-    """Return the doubt of either split at each number of draws, and where the ranking split's labels are wrong.
+    """Return the uncertainty of either split at each number of draws, and where the ranking split's labels are wrong.
 
     A regression has no labels, and None.
     """

@@ -1,1 +1,1 @@
-"""Measured quality, attacks, and the evidence card."""
+"""Measured quality, attacks, and the evaluation report."""

@@ -1,4 +1,4 @@
-"""The attacks that an evidence card reports: what each does, and the rows that come of it."""
+"""The attacks that an evaluation report reports: what each does, and the rows that come of it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -27,8 +27,8 @@ class DifferentiableFlag:
         labels = log_mean_probs(log_probs).argmax(1)
         scores = {**_scores(log_probs), **dict(zip(self.density, density.unbind(1), strict=True))}
         detectors = self.calibration.detectors(used)
-        surprises = [_surprise(detectors[name], scores[name], labels) for name in self.calibration.combined]
-        return torch.logsumexp(torch.stack(surprises), dim=0) - torch.log(torch.tensor(float(len(surprises))))
+        surprisals = [_surprisal(detectors[name], scores[name], labels) for name in self.calibration.combined]
+        return torch.logsumexp(torch.stack(surprisals), dim=0) - torch.log(torch.tensor(float(len(surprisals))))
 
 
 def _scores(log_probs: Tensor) -> dict[str, Tensor]:
@@ -45,16 +45,16 @@ def _scores(log_probs: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _surprise(detector: FittedDetector, score: Tensor, labels: Tensor) -> Tensor:
+def _surprisal(detector: FittedDetector, score: Tensor, labels: Tensor) -> Tensor:
     """Return what a fitted detector says of each score: `model_store.conformal.detectors`."""
     if detector.standard is not None:
         centre, spread = (torch.from_numpy(v).to(score) for v in (detector.standard.centre, detector.standard.spread))
         score = (score.clamp(min=LEAST_SCORE).log() - centre[labels]) / spread[labels]
-    surprise = detector.surprise
-    reference, tail = (torch.from_numpy(values).to(score) for values in (surprise.reference, surprise.tail))
+    surprisal = detector.surprisal
+    reference, tail = (torch.from_numpy(values).to(score) for values in (surprisal.reference, surprisal.tail))
     right = torch.searchsorted(reference, score.detach().contiguous()).clamp(1, len(reference) - 1)
     gap = (reference[right] - reference[right - 1]).clamp(min=LEAST_GAP)
     share = ((score - reference[right - 1]) / gap).clamp(0.0, 1.0)
     within = tail[right - 1] + share * (tail[right] - tail[right - 1])
-    beyond = surprise.above * (score - reference[-1]).clamp(min=0.0)
-    return within + beyond + surprise.below * (reference[0] - score).clamp(min=0.0)
+    beyond = surprisal.above * (score - reference[-1]).clamp(min=0.0)
+    return within + beyond + surprisal.below * (reference[0] - score).clamp(min=0.0)

@@ -1,6 +1,6 @@
 """How well a score tells two groups of rows apart, or orders rows by their risk. Ties count as half, or together.
 
-A score is higher where a row is more unlike the data, or its prediction more doubtful. P positive rows (outliers,
+A score is higher where a row is more unlike the data, or its prediction more uncertain. P positive rows (outliers,
 errors), N negative ones.
 """
 

@@ -1,7 +1,7 @@
 """Evidence about a published version: how good its predictions are, and what its scores and its flag detect.
 
 Everything is computed as served: by the version's own graphs, in requests of `REQUEST_ROWS` rows, each with the draws
-of a seed of its own. N rows. Scores are higher where a row is more doubtful or more unlike the data.
+of a seed of its own. N rows. Scores are higher where a row is more uncertain or more unlike the data.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float32, Float64
 
 from model_store.conformal.calibration import Calibration
-from model_store.conformal.detectors import combined_surprise
+from model_store.conformal.detectors import combined_surprisal
 from model_store.inference.model import Model, Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.regression import MixtureScores
@@ -29,7 +29,7 @@ FPRS = (0.01, 0.05, 0.1)
 
 
 @dataclass(frozen=True)
-class Judged:
+class ServedPrediction:
     """What a version says of N rows."""
 
     prediction: Prediction
@@ -39,30 +39,31 @@ class Judged:
     def scores(self) -> dict[str, Float64[np.ndarray, "N"]]:
         """Every posterior score, every detector alone, the flag's statistic, and the same without each detector.
 
-        Density detectors are given by their surprises: by label, and some from both sides, as the flag sees them.
+        Density detectors are given by their surprisals: by label, and some from both sides, as the flag sees them.
         """
         detected, combined = self.prediction.detected, self.calibration.combined
-        labels, draws = labels_of(self.prediction.judged), self.prediction.ranked.num_draws
-        surprises = self.calibration.surprises_of(detected, labels, draws)
+        labels, draws = labels_of(self.prediction.calibrated_scores), self.prediction.rank_tables.num_draws
+        surprisals = self.calibration.surprisals_of(detected, labels, draws)
         subsets = {"flag": combined}
         if len(combined) > 1:
             subsets |= {f"flag without {name}": tuple(n for n in combined if n != name) for name in combined}
-        flags = {flag: combined_surprise([surprises[name] for name in subset]) for flag, subset in subsets.items()}
+        flags = {flag: combined_surprisal([surprisals[name] for name in subset]) for flag, subset in subsets.items()}
         alone = {
-            name: surprises[name] if name in self.calibration.standards else score for name, score in detected.items()
+            name: surprisals[name] if name in self.calibration.standards else score
+            for name, score in detected.items()
         }
         return {**alone, **flags}
 
     @property
     def flagged(self) -> dict[str, float]:
         """How often the flag fires at each false-positive rate that the calibration can tell."""
-        p_value = self.prediction.judgement.p_value
+        p_value = self.prediction.p_values.p_value
         usable = [fpr for fpr in FPRS if fpr >= self.calibration.smallest_fpr]
         return {f"{fpr:g}": float(np.mean(p_value <= fpr)) for fpr in usable}
 
 
 @dataclass(frozen=True)
-class Judge:
+class ServedPredictor:
     """Judges rows as a version is served, with a number of draws; row sets are told apart by name in their seeds."""
 
     model: Model
@@ -73,49 +74,53 @@ class Judge:
         """Return what a set's draws are seeded by."""
         return hash_key(self.seed, *name.encode())
 
-    def __call__(self, name: str, x: np.ndarray) -> Judged:
-        """Judge rows."""
+    def __call__(self, name: str, x: np.ndarray) -> ServedPrediction:
+        """ServedPredictor rows."""
         rows = Rows(x, np.zeros(len(x), dtype=np.int64))
         parts = served_outputs(self.model.runtime, rows, self.draws, self.request_seed(name), REQUEST_ROWS)
-        predictions = [self.model.judge(outputs, density) for outputs, density in parts]
-        return Judged(Prediction.concatenate(predictions), self.model.calibration)
+        predictions = [self.model.prediction(outputs, density) for outputs, density in parts]
+        return ServedPrediction(Prediction.concatenate(predictions), self.model.calibration)
 
 
-def measure_test(judge: Judge, judged: Judged, test: Rows) -> dict[str, Any]:
+def measure_test(predictor: ServedPredictor, predicted: ServedPrediction, test: Rows) -> dict[str, Any]:
     """Return quality on test rows: of classes accuracy, log-likelihood (nats a row), Brier score, calibration error
     and error detection; of a regression error, log-likelihood and coverage of intervals; of both how often the flag
     fires, and the area under risk against coverage of each score.
     """
-    scores = judged.prediction.scores
+    scores = predicted.prediction.scores
     measured: dict[str, Any]
     if isinstance(scores, Scores):
         loss = (scores.label != test.y).astype(np.float64)
         _, bins = expected_calibration_error(scores.probabilities.max(axis=1), loss == 0)
-        measured = {**quality(scores, test.y), "reliability": bins, "error_detection": error_detection(judged, loss)}
+        measured = {
+            **quality(scores, test.y),
+            "reliability": bins,
+            "error_detection": error_detection(predicted, loss),
+        }
     else:
         assert isinstance(scores, MixtureScores)
         loss = np.square(scores.mean - test.y).astype(np.float64)
-        seed = judge.request_seed("test")
-        _, _, density = scores_and_likelihoods(judge.model.runtime, test, judge.draws, seed, REQUEST_ROWS)
-        intervals = {coverage: judge.model.intervals(judged.prediction, coverage) for coverage in COVERAGES}
+        seed = predictor.request_seed("test")
+        _, _, density = scores_and_likelihoods(predictor.model.runtime, test, predictor.draws, seed, REQUEST_ROWS)
+        intervals = {coverage: predictor.model.intervals(predicted.prediction, coverage) for coverage in COVERAGES}
         table = [_interval(coverage, ends, test.y) for coverage, ends in intervals.items()]
         measured = {**regression_quality(scores, density, intervals[0.95], test.y), "intervals": table}
-    areas = {name: area_under_risk_coverage(score, loss) for name, score in judged.scores.items()}
-    return {"rows": len(test), **measured, "flagged": judged.flagged, "aurc": areas}
+    areas = {name: area_under_risk_coverage(score, loss) for name, score in predicted.scores.items()}
+    return {"rows": len(test), **measured, "flagged": predicted.flagged, "aurc": areas}
 
 
-def error_detection(judged: Judged, loss: Float64[np.ndarray, "N"]) -> dict[str, Any] | None:
+def error_detection(predicted: ServedPrediction, loss: Float64[np.ndarray, "N"]) -> dict[str, Any] | None:
     """Return how well each score tells misclassified rows from the others; None where there are none of either."""
     wrong = loss > 0
     if wrong.all() or not wrong.any():
         return None
-    measured = {name: detection(score[wrong], score[~wrong]) for name, score in judged.scores.items()}
+    measured = {name: detection(score[wrong], score[~wrong]) for name, score in predicted.scores.items()}
     return {"rows": int(wrong.sum()), "base_rate": float(wrong.mean()), "scores": measured}
 
 
-def measure_set(test: Judged, outliers: Judged) -> dict[str, Any]:
+def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> dict[str, Any]:
     """Return how well each score tells a set's rows (positive) from the test rows, and how often the flag fires."""
-    known, rows = (judged.scores for judged in (test, outliers))
+    known, rows = (predicted.scores for predicted in (test, outliers))
     n, m = len(known["flag"]), len(rows["flag"])
     return {
         "rows": m,
@@ -125,7 +130,7 @@ def measure_set(test: Judged, outliers: Judged) -> dict[str, Any]:
     }
 
 
-def measure_attack(test: Judged, attacked: Judged, y: np.ndarray) -> dict[str, Any]:
+def measure_attack(test: ServedPrediction, attacked: ServedPrediction, y: np.ndarray) -> dict[str, Any]:
     """Return what `measure_set` does of attacked rows, and their accuracy, mean scores and error detection.
 
     `hits` is the share of all rows whose label is wrong and whose flag stays quiet at a false-positive rate of .05.
@@ -133,7 +138,7 @@ def measure_attack(test: Judged, attacked: Judged, y: np.ndarray) -> dict[str, A
     scores = attacked.prediction.scores
     assert isinstance(scores, Scores)
     wrong = scores.label != y
-    quiet = attacked.prediction.judgement.p_value > 0.05
+    quiet = attacked.prediction.p_values.p_value > 0.05
     return {
         **measure_set(test, attacked),
         "accuracy": float(1.0 - wrong.mean()),
@@ -144,17 +149,17 @@ def measure_attack(test: Judged, attacked: Judged, y: np.ndarray) -> dict[str, A
 
 
 def measure_sets(
-    judge: Judge,
-    test: Judged,
+    predictor: ServedPredictor,
+    test: ServedPrediction,
     sets: dict[str, Float32[np.ndarray, "N I"]],
     done: Callable[[str], None],
-) -> tuple[dict[str, Any], dict[str, Judged]]:
+) -> tuple[dict[str, Any], dict[str, ServedPrediction]]:
     """Return what `measure_set` says of each set, and what the version says of it."""
-    judged = {}
+    predicted = {}
     for name, rows in sets.items():
-        judged[name] = judge(name, rows)
+        predicted[name] = predictor(name, rows)
         done(name)
-    return {name: measure_set(test, rows) for name, rows in judged.items()}, judged
+    return {name: measure_set(test, rows) for name, rows in predicted.items()}, predicted
 
 
 def _interval(coverage: float, ends: Float64[np.ndarray, "N 2"], y: np.ndarray) -> dict[str, float | None]:

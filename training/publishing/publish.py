@@ -166,7 +166,7 @@ def assemble(
 def abstention_spec(calibration: Calibration, risk: float | None, say: Callable[[str], None]) -> AbstentionSpec:
     """Return what the manifest says of rows left undecided; `risk` is the level of requests that name none."""
     draws, fpr = int(calibration.draw_counts[-1]), calibration.default_fpr
-    smallest = calibration.ranked(draws).smallest_risk(fpr)
+    smallest = calibration.rank_tables(draws).smallest_risk(fpr)
     if risk is not None and risk < smallest:
         say(f"serving.risk {risk:g} cannot be certified, only {smallest:g}: every row will be left undecided")
     return AbstentionSpec(confidence=CONFIDENCE, smallest_risk=smallest, risk=risk)
@@ -220,12 +220,12 @@ def measure(
         ("flag_rate_at_05", test_scores, density_scores),
         ("uniform_noise_flagged_at_05", noise_scores, noise_density),
     ):
-        judgement = calibration.judge(detector_scores(scored, dense, density), labels_of(scored), counts[0])
-        flagged[key] = float(np.mean(judgement.p_value <= 0.05))
+        p_values = calibration.p_values(detector_scores(scored, dense, density), labels_of(scored), counts[0])
+        flagged[key] = float(np.mean(p_values.p_value <= 0.05))
     if isinstance(test_scores, Scores):
         measured = quality(test_scores, y)
     else:
-        intervals = calibration.ranked(counts[0]).intervals(test_scores.mean, test_scores.std, 0.95)
+        intervals = calibration.rank_tables(counts[0]).intervals(test_scores.mean, test_scores.std, 0.95)
         measured = regression_quality(test_scores, likelihoods, intervals, y)
     return {**{f"test_{k}": v for k, v in measured.items()}, **flagged}
 

@@ -1,6 +1,6 @@
 """`python -m training calibrate`: a published model calibrated anew on other rows, not fitted anew.
 
-Graphs and weights are the published ones, byte for byte. All rows of the source, its test rows too, are dealt at
+Graphs and weights are the published ones, byte for byte. All rows of the source, its test rows too, are parts at
 random to the two calibration splits, and the rest measure.
 """
 
@@ -19,7 +19,7 @@ from training.data import Dataset, Rows, load, numbered_as
 from training.recipe import override
 from training.versions import recipe_of
 
-DEAL = 6  # the random stream that deals rows, beside those of `training.calibration.calibrate`
+DEAL = 6  # the random stream that splits rows, beside those of `training.calibration.calibrate`
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def load_like(manifest: Manifest, root: Path, source: str, target: str | None) -
     return data
 
 
-def deal(data: Dataset, reference_rows: int, ranking_rows: int, seed: int) -> Dealt:
+def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int) -> Dealt:
     """Deal all rows of a data set to the calibration splits and, those that are left, to the test rows.
 
     Raises:
@@ -71,7 +71,7 @@ def recalibrate(
     store: ModelStore,
     parent: Artifact,
     data: Dataset,
-    dealt: Dealt,
+    parts: Dealt,
     seed: int,
     name: str,
     facts: dict[str, object],
@@ -90,7 +90,7 @@ def recalibrate(
 
     manifest, runtime = parent.manifest, Model.load(parent).runtime
     detectors, abstention, counts = manifest.detectors, manifest.abstention, list(manifest.detectors.draw_counts)
-    reference, ranking, test = dealt.reference, dealt.ranking, dealt.test
+    reference, ranking, test = parts.reference, parts.ranking, parts.test
     say(f"calibrating on {len(reference)} + {len(ranking)} rows")
     calibration = calibrate(runtime, reference, ranking, counts, detectors.names, manifest.num_labels, seed)
     say(f"measuring on {len(test)} test rows")

@@ -45,7 +45,7 @@ def test_the_threshold_is_the_largest_that_a_sequence_of_tests_reaches(risk, see
         place = int(np.ceil(share * CANDIDATES))  # a hundredth of the reference rows each
         while place <= CANDIDATES:
             limit = np.sort(reference)[place * REFERENCE // CANDIDATES - 1] if place < CANDIDATES else 1.0
-            answered = abstention.doubt[: RANKING - FLAGGED] <= limit
+            answered = abstention.uncertainty[: RANKING - FLAGGED] <= limit
             wrong = abstention.is_wrong[: RANKING - FLAGGED][answered].sum()
             if stats.binomtest(wrong, max(answered.sum(), 1), risk, "less").pvalue > (1 - CONFIDENCE) / len(STARTS):
                 break
@@ -56,7 +56,7 @@ def test_the_threshold_is_the_largest_that_a_sequence_of_tests_reaches(risk, see
 
 @pytest.mark.parametrize("risk", [0.05, 0.1])
 def test_the_risk_of_what_is_answered_is_above_its_level_no_more_often_than_stated(risk):
-    """Over fresh calibrations, with a flag that fires on the doubtful. A right rule fails once in 1e6 runs. That the
+    """Over fresh calibrations, with a flag that fires on the uncertain. A right rule fails once in 1e6 runs. That the
     test tells is shown by a rule that breaks the level in about half of them: the error rate found is at most it."""
     generator = np.random.default_rng(int(1000 * risk))
     rows = population(generator)
@@ -67,10 +67,12 @@ def test_the_risk_of_what_is_answered_is_above_its_level_no_more_often_than_stat
         share, true_risk = of_answered(rows, limit, abstention.statistic[RANKING - FLAGGED])
         answered.append(share)
         broken += true_risk > risk
-        doubt, is_wrong = (values[: RANKING - FLAGGED] for values in (abstention.doubt, abstention.is_wrong))
-        order = np.argsort(doubt)
+        uncertainty, is_wrong = (
+            values[: RANKING - FLAGGED] for values in (abstention.uncertainty, abstention.is_wrong)
+        )
+        order = np.argsort(uncertainty)
         found = is_wrong[order].cumsum() / np.arange(1, len(order) + 1)
-        limit = doubt[order][np.flatnonzero(found <= risk)[-1]]
+        limit = uncertainty[order][np.flatnonzero(found <= risk)[-1]]
         naively_broken += of_answered(rows, limit, abstention.statistic[RANKING - FLAGGED])[1] > risk
     most = stats.binom(CALIBRATIONS, 1 - CONFIDENCE).ppf(1 - 1e-6)
     assert broken <= most
@@ -82,7 +84,7 @@ def test_the_risk_of_what_is_answered_is_above_its_level_no_more_often_than_stat
 @given(seed=st.integers(0, 2**32), risks=st.lists(st.floats(1e-3, 0.999), min_size=2, max_size=8))
 def test_a_larger_risk_answers_no_fewer_rows(seed, risks):
     generator = np.random.default_rng(seed)
-    abstention = ranked(
+    abstention = abstention_of(
         *(generator.uniform(size=n) for n in (30, 60)), generator.uniform(size=60) < 0.1, np.arange(60)
     )
     found = [abstention.threshold(3, risk) for risk in sorted(risks)]
@@ -100,35 +102,35 @@ def test_the_smallest_risk_is_the_smallest_at_which_anything_is_answered(flagged
 
 
 def test_no_risk_is_certified_where_every_row_is_flagged_or_wrong():
-    doubt = np.linspace(0, 0.5, 40)
-    all_wrong = ranked(doubt, doubt, np.ones(40, dtype=bool), np.arange(40))
+    uncertainty = np.linspace(0, 0.5, 40)
+    all_wrong = abstention_of(uncertainty, uncertainty, np.ones(40, dtype=bool), np.arange(40))
     assert all_wrong.smallest_risk(0) == 1
-    all_right = ranked(doubt, doubt, np.zeros(40, dtype=bool), np.arange(40))
+    all_right = abstention_of(uncertainty, uncertainty, np.zeros(40, dtype=bool), np.arange(40))
     assert all_right.smallest_risk(40) == 1
     # 40 right ones of 40: (1 - risk)^40 = .05 / 4.
     assert all_right.smallest_risk(0) == pytest.approx(1 - (0.05 / 4) ** (1 / 40), abs=1e-4)
 
 
 def population(generator):
-    """A large population: doubt, statistic of the flag, and probability that the label is wrong, rising with both."""
-    doubt = 0.8 * generator.beta(0.4, 2.0, TYPES)
-    statistic = doubt + generator.normal(scale=0.3, size=TYPES)
-    return doubt, statistic, np.clip(0.9 * doubt + 0.1 * (statistic > 0.5), 0, 1)
+    """A large population: uncertainty, the flag's statistic, and P(wrong label), rising with both."""
+    uncertainty = 0.8 * generator.beta(0.4, 2.0, TYPES)
+    statistic = uncertainty + generator.normal(scale=0.3, size=TYPES)
+    return uncertainty, statistic, np.clip(0.9 * uncertainty + 0.1 * (statistic > 0.5), 0, 1)
 
 
-def fitted(generator, doubt, statistic, wrong_probability):
-    """An abstention that was fitted on rows of a population, with the sorted statistics, and the reference doubt."""
-    reference, ranking = (generator.integers(len(doubt), size=n) for n in (REFERENCE, RANKING))
+def fitted(generator, uncertainty, statistic, wrong_probability):
+    """An abstention fitted on rows of a population, with the sorted statistics, and the reference uncertainty."""
+    reference, ranking = (generator.integers(len(uncertainty), size=n) for n in (REFERENCE, RANKING))
     is_wrong = generator.uniform(size=RANKING) < wrong_probability[ranking]
     order = np.argsort(statistic[ranking], kind="stable")
-    abstention = ranked(doubt[reference], doubt[ranking], is_wrong, order)
-    return WithStatistic(**vars(abstention), statistic=statistic[ranking][order]), doubt[reference]
+    abstention = abstention_of(uncertainty[reference], uncertainty[ranking], is_wrong, order)
+    return WithStatistic(**vars(abstention), statistic=statistic[ranking][order]), uncertainty[reference]
 
 
-def ranked(reference_doubt, ranking_doubt, is_wrong, order):
+def abstention_of(reference_uncertainty, ranking_uncertainty, is_wrong, order):
     """The abstention of one number of draws, given the order of the ranking rows' statistics."""
-    answers = Answers.of(reference_doubt[None], ranking_doubt[None], is_wrong[None])
-    return answers.ranked(0, np.zeros(len(order), dtype=int), order)
+    answers = Answers.of(reference_uncertainty[None], ranking_uncertainty[None], is_wrong[None])
+    return answers.abstention(0, np.zeros(len(order), dtype=int), order)
 
 
 class WithStatistic(Abstention):
@@ -141,6 +143,6 @@ class WithStatistic(Abstention):
 
 def of_answered(rows, limit, flag_above):
     """The share of the population that is answered, and the true risk of it."""
-    doubt, statistic, wrong_probability = rows
-    answered = (doubt <= limit) & (statistic <= flag_above)
+    uncertainty, statistic, wrong_probability = rows
+    answered = (uncertainty <= limit) & (statistic <= flag_above)
     return answered.mean(), wrong_probability[answered].mean() if answered.any() else 0.0

@@ -13,7 +13,7 @@ from scipy import stats
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.detectors import DetectorNames
-from model_store.conformal.ranked import conformal_p_value
+from model_store.conformal.rank_tables import conformal_p_value
 from model_store.conformal.sets import mass_above
 
 DETECTORS = ("a", "b", "c")
@@ -33,9 +33,9 @@ def test_p_values_by_hand():
 
 def test_the_smallest_p_value_is_the_smallest_fpr():
     calibration = fitted(np.random.default_rng(0), reference=30, ranking=19)
-    judgement = calibration.judge(dict.fromkeys(DETECTORS, np.array([1e9])), np.array([0]), 1)
-    assert judgement.p_value == calibration.smallest_fpr == 1.0 / 20.0
-    assert all(p == 1.0 / 20.0 for p in judgement.detector_p_values.values())
+    p_values = calibration.p_values(dict.fromkeys(DETECTORS, np.array([1e9])), np.array([0]), 1)
+    assert p_values.p_value == calibration.smallest_fpr == 1.0 / 20.0
+    assert all(p == 1.0 / 20.0 for p in p_values.detector_p_values.values())
 
 
 @settings(max_examples=100, deadline=None)
@@ -66,8 +66,8 @@ def test_each_detectors_own_p_value_is_uniform():
     generator = np.random.default_rng(4)
     levels = []
     for _ in range(SPLITS):
-        judgement = fitted(generator, reference=20, ranking=49).judge(*scores_of(generator, 1), 1)
-        levels.append([judgement.detector_p_values[name][0] for name in DETECTORS])
+        p_values = fitted(generator, reference=20, ranking=49).p_values(*scores_of(generator, 1), 1)
+        levels.append([p_values.detector_p_values[name][0] for name in DETECTORS])
     counts = np.round(np.array(levels) * 50).astype(int)  # uniform over 1..50
     for of_one in counts.T:
         observed = np.bincount((of_one - 1) // 5, minlength=10)
@@ -94,8 +94,8 @@ def test_each_number_of_draws_has_its_own_calibration():
     scores = DetectorScores({"a": rows}, np.zeros((2, 3), dtype=int))
     calibration = Calibration.fit([1, 10], scores, scores, np.full((2, 3), 0.5), DetectorNames(("a",)), 1)
     new, label = {"a": np.array([5.0])}, np.array([0])
-    assert calibration.judge(new, label, 1).p_value == 0.25
-    assert calibration.judge(new, label, 10).p_value == 1.0
+    assert calibration.p_values(new, label, 1).p_value == 0.25
+    assert calibration.p_values(new, label, 10).p_value == 1.0
 
 
 def test_a_score_is_judged_among_those_of_its_label_and_from_both_sides_where_the_detector_is():
@@ -108,8 +108,9 @@ def test_a_score_is_judged_among_those_of_its_label_and_from_both_sides_where_th
 
     def p_values(log_score, label):
         score = np.array([math.exp(log_score)])
-        judged = calibration.judge({"low": score, "high": score}, np.array([label]), 1).detector_p_values
-        return judged["low"][0], judged["high"][0]
+        scores = {"low": score, "high": score}
+        calibrated = calibration.p_values(scores, np.array([label]), 1).detector_p_values
+        return calibrated["low"][0], calibrated["high"][0]
 
     for label, centre in ((0, 0.0), (1, 10.0)):
         assert min(p_values(centre, label)) > 0.3
@@ -121,9 +122,9 @@ def test_a_score_is_judged_among_those_of_its_label_and_from_both_sides_where_th
 def test_a_number_of_draws_that_was_not_calibrated_is_refused():
     calibration = fitted(np.random.default_rng(0), counts=(1, 10))
     with pytest.raises(ValueError, match=r"expected one of \[1, 10\] draws, got 3"):
-        calibration.judge(dict.fromkeys(DETECTORS, np.zeros(1)), np.array([0]), 3)
+        calibration.p_values(dict.fromkeys(DETECTORS, np.zeros(1)), np.array([0]), 3)
     with pytest.raises(ValueError, match=r"expected one of \[1, 10\] draws, got 3"):
-        calibration.ranked(3)
+        calibration.rank_tables(3)
 
 
 # Prediction sets and intervals
@@ -136,10 +137,10 @@ def test_sets_and_intervals_are_those_of_the_number_of_draws():
     calibration = Calibration.fit([1, 10], scores, scores, nonconformity, NAMES, LABELS)
     probs, mean, std = np.array([[0.5, 0.3, 0.2]]), np.array([10.0]), np.array([2.0])
     # ceil(4 x .5) = 2nd smallest: .2 and .8; the mass above the classes is 0, .5 and .8.
-    assert calibration.ranked(1).prediction_sets(mass_above(probs), 0.5).tolist() == [[True, False, False]]
-    assert calibration.ranked(10).prediction_sets(mass_above(probs), 0.5).tolist() == [[True, True, True]]
-    assert calibration.ranked(1).intervals(mean, std, 0.5).tolist() == [[9.6, 10.4]]
-    assert calibration.ranked(10).intervals(mean, std, 0.5).tolist() == [[8.4, 11.6]]
+    assert calibration.rank_tables(1).prediction_sets(mass_above(probs), 0.5).tolist() == [[True, False, False]]
+    assert calibration.rank_tables(10).prediction_sets(mass_above(probs), 0.5).tolist() == [[True, True, True]]
+    assert calibration.rank_tables(1).intervals(mean, std, 0.5).tolist() == [[9.6, 10.4]]
+    assert calibration.rank_tables(10).intervals(mean, std, 0.5).tolist() == [[8.4, 11.6]]
 
 
 # Abstention
@@ -149,36 +150,36 @@ def test_sets_and_intervals_are_those_of_the_number_of_draws():
 @given(rows=st.integers(1, 60), fpr=st.one_of(st.floats(0.0, 1.0), st.integers(1, 61).map(lambda k: k / 61)))
 def test_as_many_ranking_rows_count_as_flagged_as_p_values_are_at_most_fpr(rows, fpr):
     calibration = fitted(np.random.default_rng(rows), ranking=rows)
-    statistic = calibration.ranked(1).statistic
+    statistic = calibration.rank_tables(1).statistic
     between = np.concatenate([[statistic[0] - 1], (statistic[1:] + statistic[:-1]) / 2, [statistic[-1] + 1]])
     fires = conformal_p_value(between, statistic) <= fpr  # of new rows, one in each gap of the ranking statistics
-    assert calibration.ranked(1).flagged(fpr) == min(fires.sum(), rows)
+    assert calibration.rank_tables(1).flagged(fpr) == min(fires.sum(), rows)
 
 
 def test_the_doubt_is_kept_in_the_order_of_the_statistic():
     generator = np.random.default_rng(0)
-    doubt, is_wrong = generator.uniform(size=(2, 30)), generator.uniform(size=(2, 30)) < 0.5
+    uncertainty, is_wrong = generator.uniform(size=(2, 30)), generator.uniform(size=(2, 30)) < 0.5
     reference, ranking = (
         DetectorScores(
             {name: np.exp(generator.normal(size=(2, n))) for name in DETECTORS}, generator.integers(0, LABELS, (2, n))
         )
         for n in (40, 30)
     )
-    answers = Answers.of(generator.uniform(size=(2, 40)), doubt, is_wrong)
-    calibration = Calibration.fit([1, 5], reference, ranking, doubt, NAMES, LABELS, answers)
+    answers = Answers.of(generator.uniform(size=(2, 40)), uncertainty, is_wrong)
+    calibration = Calibration.fit([1, 5], reference, ranking, uncertainty, NAMES, LABELS, answers)
     for j, count in enumerate((1, 5)):
         of_count = {name: scores[j] for name, scores in ranking.by_name.items()}
-        p_value = calibration.judge(of_count, ranking.labels[j], count).p_value
+        p_value = calibration.p_values(of_count, ranking.labels[j], count).p_value
         order = np.argsort(-p_value)
-        abstention = calibration.ranked(count).abstention
-        assert abstention.doubt.tolist() == doubt[j][order].tolist()
+        abstention = calibration.rank_tables(count).abstention
+        assert abstention.uncertainty.tolist() == uncertainty[j][order].tolist()
         assert abstention.is_wrong.tolist() == is_wrong[j][order].tolist()
 
 
 def test_a_calibration_without_labels_certifies_no_risk():
     calibration = fitted(np.random.default_rng(0))
     with pytest.raises(ValueError, match="answers that are right or wrong"):
-        calibration.ranked(1).largest_doubt(0.05, 0.1)
+        calibration.rank_tables(1).largest_uncertainty(0.05, 0.1)
 
 
 # Tensors
@@ -189,10 +190,14 @@ def test_tensors_round_trip_through_safetensors():
     read = Calibration.from_tensors(load(save(calibration.tensors())), NAMES, LABELS)
     scores = scores_of(np.random.default_rng(4), 50)
     for count in (1, 5, 20):
-        ours, theirs = calibration.judge(*scores, count), read.judge(*scores, count)
+        ours, theirs = calibration.p_values(*scores, count), read.p_values(*scores, count)
         assert all(ours.detector_p_values[n].tolist() == theirs.detector_p_values[n].tolist() for n in DETECTORS)
         assert ours.p_value.tolist() == theirs.p_value.tolist()
-        assert calibration.ranked(count).largest_doubt(0.1, 0.5) == read.ranked(count).largest_doubt(0.1, 0.5) > 0
+        assert (
+            calibration.rank_tables(count).largest_uncertainty(0.1, 0.5)
+            == read.rank_tables(count).largest_uncertainty(0.1, 0.5)
+            > 0
+        )
     assert read.nonconformity.tolist() == calibration.nonconformity.tolist()
 
 
@@ -212,7 +217,7 @@ MALFORMED = {
     "scores of another type": ("reference.b", lambda t: t.astype(np.float32)),
     "scores not sorted": ("reference.b", lambda t: t[:, ::-1]),
     "a score that is not a number": ("nonconformity", lambda t: t[:, :1] * np.nan),
-    "no surprises of a detector": ("surprise.a", lambda _: None),
+    "no surprisals of a detector": ("surprise.a", lambda _: None),
     "no centres of a density": ("centre.b", lambda _: None),
     "spreads of another number of labels": ("spread.c", lambda t: t[:, :2]),
     "a spread of 0": ("spread.b", lambda t: t * 0),
@@ -224,7 +229,7 @@ MALFORMED = {
     "candidates of fewer draws": ("abstention.candidates", lambda t: t[:1]),
     "wrong labels as numbers": ("abstention.is_wrong", lambda t: t.astype(np.float64)),
     "wrong labels of fewer rows": ("abstention.is_wrong", lambda t: t[:, 1:]),
-    "surprises of fewer rows": ("surprise.a", lambda t: t[:, 1:]),
+    "surprisals of fewer rows": ("surprise.a", lambda t: t[:, 1:]),
     "an infinite score": ("statistic", lambda t: np.where(t == t.max(), np.inf, t)),
 }
 
@@ -268,11 +273,11 @@ def fitted(generator, counts=(1,), reference=60, ranking=50, decimals=None, answ
 def flags(generator, ranking, new, fpr, decimals=None):
     """How many of `new` rows like the calibration data are flagged."""
     calibration = fitted(generator, ranking=ranking, decimals=decimals)
-    return int(np.sum(calibration.judge(*scores_of(generator, new, decimals), 1).p_value <= fpr))
+    return int(np.sum(calibration.p_values(*scores_of(generator, new, decimals), 1).p_value <= fpr))
 
 
 def answers(counts, reference, ranking):
     """Doubt of rows that are mostly right."""
     generator = np.random.default_rng(counts)
-    doubts = (generator.uniform(size=(counts, rows)) for rows in (reference, ranking))
-    return Answers.of(*doubts, generator.uniform(size=(counts, ranking)) < 0.1)
+    uncertainties = (generator.uniform(size=(counts, rows)) for rows in (reference, ranking))
+    return Answers.of(*uncertainties, generator.uniform(size=(counts, ranking)) < 0.1)

@@ -1,4 +1,4 @@
-"""Detection: surprises against their definition, scores standardised by label, and their harmonic mean."""
+"""Detection: surprisals against their definition, scores standardised by label, and their harmonic mean."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_store.conformal.detectors import SHRINKAGE_ROWS, Standard, Surprise, combined_surprise
+from model_store.conformal.detectors import SHRINKAGE_ROWS, Standard, Surprisal, combined_surprisal
 
 
 @settings(max_examples=100, deadline=None)
@@ -16,7 +16,7 @@ from model_store.conformal.detectors import SHRINKAGE_ROWS, Standard, Surprise, 
     scores=st.lists(st.floats(-20, 20), min_size=2, max_size=20),
 )
 def test_surprise_never_falls_and_is_never_negative(reference, scores):
-    values = Surprise.fit(np.sort(np.array(reference, dtype=np.float64)))(np.sort(np.array(scores)))
+    values = Surprisal.fit(np.sort(np.array(reference, dtype=np.float64)))(np.sort(np.array(scores)))
     assert np.all(values >= 0.0)
     assert np.all(np.diff(values) >= -1e-12)  # interpolation rounds
 
@@ -25,19 +25,19 @@ def test_surprise_never_falls_and_is_never_negative(reference, scores):
 @pytest.mark.parametrize("reference", [[0.0], [3.0, 3.0, 3.0], np.linspace(0, 1, 50), np.zeros(50), -np.ones(3)])
 def test_surprise_rises_strictly_beyond_the_reference(reference, is_two_sided):
     reference = np.asarray(reference)
-    surprise = Surprise.fit(reference, is_two_sided)
+    surprisal = Surprisal.fit(reference, is_two_sided)
     away = np.array([0.0, 1e-3, 1.0, 10.0, 1000.0])
     sides = [reference[-1] + away, reference[0] - away]
-    for values in (surprise(side) for side in sides[: 1 + is_two_sided]):
+    for values in (surprisal(side) for side in sides[: 1 + is_two_sided]):
         assert np.all(np.diff(values) > 0.0)
         assert np.all(np.isfinite(values))
-    assert is_two_sided or np.all(surprise(sides[1]) <= surprise(reference[:1]))
+    assert is_two_sided or np.all(surprisal(sides[1]) <= surprisal(reference[:1]))
 
 
 def test_surprise_at_reference_scores_is_minus_the_log_of_their_p_value():
     reference = np.sort(np.random.default_rng(0).normal(size=40))
     expected = -np.log(np.arange(40, 0, -1) / 41.0)
-    np.testing.assert_allclose(Surprise.fit(reference)(reference), expected, rtol=1e-12)
+    np.testing.assert_allclose(Surprisal.fit(reference)(reference), expected, rtol=1e-12)
 
 
 def test_a_two_sided_surprise_at_reference_scores_is_that_of_twice_the_smaller_tail():
@@ -45,14 +45,14 @@ def test_a_two_sided_surprise_at_reference_scores_is_that_of_twice_the_smaller_t
     smaller = np.minimum(np.arange(40, 0, -1), np.arange(1, 41)) / 41.0
     expected = -np.log(np.minimum(2 * smaller, 1.0))
     np.testing.assert_allclose(
-        Surprise.fit(reference, is_two_sided=True)(reference), expected, rtol=1e-12, atol=1e-15
+        Surprisal.fit(reference, is_two_sided=True)(reference), expected, rtol=1e-12, atol=1e-15
     )
 
 
 def test_an_exponential_tail_goes_on_with_the_slope_of_an_exponential():
     reference = np.sort(np.random.default_rng(1).exponential(2.0, 20_000))
-    surprise = Surprise.fit(reference)
-    assert surprise.above == pytest.approx(1 / 2.0, rel=0.15)  # six standard errors of the mean of 2,000 excesses
+    surprisal = Surprisal.fit(reference)
+    assert surprisal.above == pytest.approx(1 / 2.0, rel=0.15)  # six standard errors of the mean of 2,000 excesses
 
 
 def test_scores_are_standardised_within_their_label():
@@ -87,5 +87,5 @@ def test_the_combined_statistic_is_minus_the_log_of_the_harmonic_mean_p_value():
     p_values = np.random.default_rng(4).uniform(1e-6, 1.0, (3, 50))
     harmonic_mean = 3 / (1 / p_values).sum(axis=0)
     np.testing.assert_allclose(
-        combined_surprise(list(-np.log(p_values))), -np.log(harmonic_mean), rtol=1e-12, atol=1e-12
+        combined_surprisal(list(-np.log(p_values))), -np.log(harmonic_mean), rtol=1e-12, atol=1e-12
     )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_store.conformal.false_discovery import benjamini_hochberg
-from model_store.conformal.ranked import conformal_p_value
+from model_store.conformal.rank_tables import conformal_p_value
 
 BATCHES = 4000
 

@@ -129,7 +129,7 @@ def is_beta_binomial(counts, ranking, coverage, generator):
 
 
 def labelled(generator, rows):
-    """Probabilities of five classes, and labels drawn from other ones, so that the model is wrong about its doubt."""
+    """Probabilities of five classes, and labels of others: the model is wrong about its uncertainty."""
     probs = generator.dirichlet(np.full(5, 0.6), rows)
     true = 0.8 * probs + 0.04
     labels = (true.cumsum(axis=1) < generator.uniform(size=(rows, 1))).sum(axis=1).clip(max=4)

@@ -12,7 +12,7 @@ from model_store.artifacts.store import ModelStore
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.detectors import DetectorNames, flag_statistic
-from model_store.conformal.stopping import GUARD, TAIL, Rule, Spread, stages_among, student_quantile
+from model_store.conformal.stopping import GUARD, TAIL, Spread, StoppingRule, stages_among, student_quantile
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import Scores, concatenated, label_margin, predictive_scores, predictive_sums
 
@@ -20,7 +20,7 @@ COUNTS = [1, 2, 5, 10, 20]
 STAGES = [5, 10]
 CLASSES = 3
 NAMES = DetectorNames(combined=("entropy", "distance"), density=("distance",))
-RULES = [Rule(0.05, 0.1), Rule(0.3, 0.02), Rule(0.05, 1e9), Rule(0.2, 1e-12)]
+RULES = [StoppingRule(0.05, 0.1), StoppingRule(0.3, 0.02), StoppingRule(0.05, 1e9), StoppingRule(0.2, 1e-12)]
 REFERENCE, RANKING, NEW, SPLITS = 60, 99, 100, 100
 
 
@@ -66,7 +66,7 @@ def test_a_row_stops_where_label_flag_and_scores_are_settled():
     calibration = calibrated(reference, ranking)
     reasons = set()
     for (place, stage), tolerance in product(enumerate(STAGES), (0.05, 1.0)):
-        settled = new.settled(calibration, stage, Rule(0.1, tolerance))
+        settled = new.settled(calibration, stage, StoppingRule(0.1, tolerance))
         j = COUNTS.index(stage)
         scores, width = new.scores[j], stats.t.ppf(1 - TAIL, stage - 1)
         usual = {
@@ -109,30 +109,33 @@ def test_the_ranking_rows_stop_as_new_rows_would(rule, num_draws):
     reference, ranking = Rows.made(generator, 80), Rows.made(generator, 25)
     calibration = calibrated(reference, ranking)
     stops = [ranking.take(np.array([n])).stop(calibration, num_draws, rule) for n in range(25)]
-    ranked = calibration.ranked(num_draws, rule)
+    rank_tables = calibration.rank_tables(num_draws, rule)
     at = [(COUNTS.index(int(stop[0])), n) for n, stop in enumerate(stops)]
     order = np.argsort([calibration.statistic[place] for place in at], kind="stable")
-    assert ranked.statistic.tolist() == [calibration.statistic[at[n]] for n in order]
-    assert ranked.nonconformity.tolist() == sorted(calibration.nonconformity[place] for place in at)
-    assert ranked.abstention.doubt.tolist() == [calibration.answers.doubt[at[n]] for n in order]
-    assert ranked.abstention.is_wrong.tolist() == [calibration.answers.is_wrong[at[n]] for n in order]
-    for name, surprises in calibration.surprises.items():
-        assert ranked.surprises[name].tolist() == sorted(surprises[place] for place in at)
+    assert rank_tables.statistic.tolist() == [calibration.statistic[at[n]] for n in order]
+    assert rank_tables.nonconformity.tolist() == sorted(calibration.nonconformity[place] for place in at)
+    assert rank_tables.abstention.uncertainty.tolist() == [calibration.answers.uncertainty[at[n]] for n in order]
+    assert rank_tables.abstention.is_wrong.tolist() == [calibration.answers.is_wrong[at[n]] for n in order]
+    for name, surprisals in calibration.surprisals.items():
+        assert rank_tables.surprisals[name].tolist() == sorted(surprisals[place] for place in at)
 
 
 def test_some_rows_stop_early_and_others_never():
     generator = np.random.default_rng(3)
     rows = Rows.made(generator, 300)
     calibration = calibrated(Rows.made(generator, 300), rows)
-    assert set(rows.stop(calibration, 20, Rule(0.05, 0.1)).tolist()) == {5, 10, 20}
-    assert set(rows.stop(calibration, 20, Rule(0.05, 1e-12)).tolist()) == {20}
-    assert calibration.ranked(20, Rule(0.05, 1e-12)).statistic.tolist() == calibration.ranked(20).statistic.tolist()
+    assert set(rows.stop(calibration, 20, StoppingRule(0.05, 0.1)).tolist()) == {5, 10, 20}
+    assert set(rows.stop(calibration, 20, StoppingRule(0.05, 1e-12)).tolist()) == {20}
+    assert (
+        calibration.rank_tables(20, StoppingRule(0.05, 1e-12)).statistic.tolist()
+        == calibration.rank_tables(20).statistic.tolist()
+    )
 
 
 def test_flags_under_the_rule_are_beta_binomial_over_many_splits():
     """Fresh rows for each split: reference, ranking and new. Given the count's distribution F, the randomised
     F(count - 1) + U P(count) is uniform: the Kolmogorov-Smirnov test fails a right flag once in 1e7 runs."""
-    rule = Rule(0.3, 0.1)
+    rule = StoppingRule(0.3, 0.1)
     generator = np.random.default_rng(6)
     k = int(rule.fpr * (RANKING + 1) + 1e-9)
     law = stats.betabinom(NEW, k, RANKING + 1 - k)
@@ -142,15 +145,15 @@ def test_flags_under_the_rule_are_beta_binomial_over_many_splits():
         reference, ranking, new = (pool.take(part) for part in np.split(split, [REFERENCE, REFERENCE + RANKING]))
         calibration = calibrated(reference, ranking)
         stop = new.stop(calibration, COUNTS[-1], rule)
-        ranked = calibration.ranked(COUNTS[-1], rule)
+        rank_tables = calibration.rank_tables(COUNTS[-1], rule)
         at = np.searchsorted(COUNTS, stop)
         statistic = np.empty(NEW)
         for j in np.unique(at):
             is_here = at == j
             scores = {name: by_count[j][is_here] for name, by_count in new.by_name.items()}
-            surprises = calibration.surprises_of(scores, new.labels[j][is_here], COUNTS[j])
-            statistic[is_here] = flag_statistic(surprises, NAMES.combined)
-        counts.append(int(np.sum(ranked.judge(statistic, {}).p_value <= rule.fpr)))
+            surprisals = calibration.surprisals_of(scores, new.labels[j][is_here], COUNTS[j])
+            statistic[is_here] = flag_statistic(surprisals, NAMES.combined)
+        counts.append(int(np.sum(rank_tables.p_values(statistic, {}).p_value <= rule.fpr)))
         stops.append(stop)
     assert set(np.unique(stops)) == {5, 10, 20}
     uniform = law.cdf(np.array(counts) - 1) + generator.uniform(size=SPLITS) * law.pmf(counts)
@@ -166,7 +169,7 @@ def test_tensors_round_trip_through_safetensors():
     read = Calibration.from_tensors(load(save(calibration.tensors())), NAMES, CLASSES)
     new = Rows.made(generator, 100)
     for rule in RULES:
-        assert read.ranked(20, rule).statistic.tolist() == calibration.ranked(20, rule).statistic.tolist()
+        assert read.rank_tables(20, rule).statistic.tolist() == calibration.rank_tables(20, rule).statistic.tolist()
         assert new.stop(read, 20, rule).tolist() == new.stop(calibration, 20, rule).tolist()
 
 
@@ -202,7 +205,7 @@ def test_malformed_tensors_are_refused_by_name(fault):
 @pytest.mark.parametrize(("num_draws", "judged"), [(100, 100), (60, 50), (130, 100), (5, 5), (3, 3), (1, 1)])
 def test_a_settled_row_says_what_its_draws_say_and_the_others_take_all(model, digits_rows, num_draws, judged):
     x, draws = digits_rows[:60], model.runtime.draw_set(7, num_draws)
-    prediction = settled(model, x, draws, Rule(0.05, 0.03))
+    prediction = settled(model, x, draws, StoppingRule(0.05, 0.03))
     taken = prediction.scores.num_draws
     assert set(taken.tolist()) <= {*model.calibration.stages(judged), num_draws}
     if num_draws > 5:
@@ -219,7 +222,7 @@ def test_a_settled_row_says_what_its_draws_say_and_the_others_take_all(model, di
 
 def test_a_row_stops_and_answers_with_the_same_bits_alone_and_in_any_batch(model, digits_rows):
     x, draws = digits_rows[:25], model.runtime.draw_set(3, 100)
-    for rule in (Rule(0.05, 0.03), Rule(0.2, 0.3)):
+    for rule in (StoppingRule(0.05, 0.03), StoppingRule(0.2, 0.3)):
         together = settled(model, x, draws, rule)
         for size in (1, 7):
             parts = [settled(model, x[start : start + size], draws, rule) for start in range(0, 25, size)]
@@ -228,20 +231,20 @@ def test_a_row_stops_and_answers_with_the_same_bits_alone_and_in_any_batch(model
                 assert ours.tobytes() == getattr(together.scores, name).tobytes(), (size, name)
             for name, values in together.scores.standard_error.items():
                 assert np.concatenate([p.scores.standard_error[name] for p in parts]).tobytes() == values.tobytes()
-            p_values = np.concatenate([part.judgement.p_value for part in parts])
-            assert p_values.tobytes() == together.judgement.p_value.tobytes()
+            p_values = np.concatenate([part.p_values.p_value for part in parts])
+            assert p_values.tobytes() == together.p_values.p_value.tobytes()
 
 
 def test_a_tolerance_that_nothing_meets_changes_no_bit(model, digits_rows):
     x, draws = digits_rows[:30], model.runtime.draw_set(5, 100)
-    fixed, ours = model.predict(x, draws.theta), settled(model, x, draws, Rule(0.05, 1e-15))
-    assert ours.judgement.p_value.tobytes() == fixed.judgement.p_value.tobytes()
+    fixed, ours = model.predict(x, draws.theta), settled(model, x, draws, StoppingRule(0.05, 1e-15))
+    assert ours.p_values.p_value.tobytes() == fixed.p_values.p_value.tobytes()
     assert ours.scores.probabilities.tobytes() == fixed.scores.probabilities.tobytes()
     assert model.prediction_sets(ours, 0.9).tolist() == model.prediction_sets(fixed, 0.9).tolist()
 
 
 def test_standard_errors_of_rows_that_stopped_are_within_the_tolerance(model, digits_rows):
-    prediction = settled(model, digits_rows[:100], model.runtime.draw_set(1, 100), Rule(0.05, 0.02))
+    prediction = settled(model, digits_rows[:100], model.runtime.draw_set(1, 100), StoppingRule(0.05, 0.02))
     errors = np.max(list(prediction.scores.standard_error.values()), axis=0)
     assert (errors[prediction.scores.num_draws < 100] <= 0.02).all()
 
@@ -291,7 +294,7 @@ class Rows:
         """Which of them a rule lets stop at a stage."""
         j = COUNTS.index(stage)
         scores = {name: by_count[j] for name, by_count in self.by_name.items()}
-        return calibration.is_settled(scores, self.labels[j], self.spreads[STAGES.index(stage)], stage, rule)
+        return calibration.stops(scores, self.labels[j], self.spreads[STAGES.index(stage)], stage, rule)
 
     def stop(self, calibration, num_draws, rule):
         """At how many draws each of them stops."""
@@ -310,8 +313,8 @@ def some(values, rows):
 def calibrated(reference, ranking):
     """A calibration on synthetic rows."""
     detected = [DetectorScores(rows.by_name, rows.labels, rows.spreads) for rows in (reference, ranking)]
-    doubts = (np.stack([s.variation_ratio for s in rows.scores]) for rows in (reference, ranking))
-    answers = Answers.of(*doubts, ranking.labels != ranking.y)
+    uncertainties = (np.stack([s.variation_ratio for s in rows.scores]) for rows in (reference, ranking))
+    answers = Answers.of(*uncertainties, ranking.labels != ranking.y)
     nonconformity = np.stack([1 - s.probabilities[np.arange(len(ranking.y)), ranking.y] for s in ranking.scores])
     return Calibration.fit(COUNTS, *detected, nonconformity, NAMES, CLASSES, answers)
 
@@ -319,7 +322,7 @@ def calibrated(reference, ranking):
 def settled(model, x, draws, rule):
     """What a model says of rows under one draw set and a rule."""
     known, density = model.runtime.before_draws(x)
-    return model.settle(
+    return model.prediction_with_stopping(
         lambda rows, first, last: model.runtime.after_draw_set(known[rows], draws, first, last),
         density,
         draws.num_draws,

@@ -202,9 +202,9 @@ def test_more_draws_than_calibrated_are_judged_by_the_first(model, wide):
     x, theta = wide[:2]
     hundred, more = model.predict(x, theta[:100]), model.predict(x, theta)
     assert (more.scores.num_draws == 130).all()
-    assert more.ranked.num_draws == 100
-    assert more.judgement.p_value.tolist() == hundred.judgement.p_value.tolist()
-    assert more.judged.probabilities.tobytes() == hundred.scores.probabilities.tobytes()
+    assert more.rank_tables.num_draws == 100
+    assert more.p_values.p_value.tolist() == hundred.p_values.p_value.tolist()
+    assert more.calibrated_scores.probabilities.tobytes() == hundred.scores.probabilities.tobytes()
     assert all(more.detected[name].tobytes() == values.tobytes() for name, values in hundred.detected.items())
     probs = np.exp(model.runtime.run(x, theta[:, None])[0].astype(np.float64)).mean(axis=0)
     np.testing.assert_allclose(more.scores.probabilities, probs, rtol=1e-12)
@@ -263,14 +263,14 @@ def numbers(model, prediction):
     """Everything numeric in a prediction, by name; the first axis is rows."""
     scores = prediction.scores
     errors = {f"error of {name}": values for name, values in (scores.standard_error or {}).items()}
-    detected = {f"p of {name}": values for name, values in prediction.judgement.detector_p_values.items()}
+    detected = {f"p of {name}": values for name, values in prediction.p_values.detector_p_values.items()}
     return {
         **{name: getattr(scores, name) for name in ("probabilities", "expected_entropy")},
         **scores.by_name(),
         **errors,
         **detected,
         **prediction.detected,
-        "judged": prediction.judged.probabilities,
-        "p": prediction.judgement.p_value,
+        "judged": prediction.calibrated_scores.probabilities,
+        "p": prediction.p_values.p_value,
         "set": model.prediction_sets(prediction, 0.9),
     }

@@ -155,7 +155,7 @@ def test_draws_split_anyhow_and_merged_in_any_order_give_the_same_sums(num_draws
         merged = merged.merge(part)
     assert merged.num_draws.tolist() == whole.num_draws.tolist()
     assert merged.num_draws.sum() == num_draws
-    for field in ("prediction", "squared_deviations", "doubt"):
+    for field in ("prediction", "squared_deviations", "uncertainty"):
         np.testing.assert_allclose(getattr(merged, field), getattr(whole, field), rtol=1e-12, atol=1e-14)
     assert_close(predictive_scores(merged), predictive_scores(whole))
 
@@ -250,15 +250,17 @@ def test_standard_errors_of_unequal_groups_agree_with_those_of_single_draws():
 @pytest.mark.parametrize("num_draws", [4, 60, 230])
 @pytest.mark.parametrize("tiny", [1e-3, 1e-6, 1e-9])
 def test_nearly_certain_rows_keep_their_digits(num_draws, tiny):
-    doubt = tiny * np.random.default_rng(1).uniform(0.5, 1.5, num_draws)
-    log_probs = np.stack([np.log1p(-doubt), np.log(doubt)], axis=1)[:, None]
+    uncertainty = tiny * np.random.default_rng(1).uniform(0.5, 1.5, num_draws)
+    log_probs = np.stack([np.log1p(-uncertainty), np.log(uncertainty)], axis=1)[:, None]
     scores = predictive_scores(predictive_sums(log_probs))
-    exact_mean = sum(map(Fraction, doubt)) / num_draws
-    exact_std = math.sqrt(sum((Fraction(d) - exact_mean) ** 2 for d in doubt) / num_draws)
+    exact_mean = sum(map(Fraction, uncertainty)) / num_draws
+    exact_std = math.sqrt(sum((Fraction(d) - exact_mean) ** 2 for d in uncertainty) / num_draws)
     mean = float(exact_mean)
     entropy = -mean * math.log(mean) - (1.0 - mean) * math.log1p(-mean)
-    divergence = np.mean(doubt * np.log(doubt / mean) + (1.0 - doubt) * (np.log1p(-doubt) - math.log1p(-mean)))
-    # float64 holds 1 - doubt to 1.1e-16, whatever is done with it: that is the absolute error to expect.
+    divergence = np.mean(
+        uncertainty * np.log(uncertainty / mean) + (1.0 - uncertainty) * (np.log1p(-uncertainty) - math.log1p(-mean))
+    )
+    # float64 holds 1 - uncertainty to 1.1e-16, whatever is done with it: that is the absolute error to expect.
     np.testing.assert_allclose(scores.mean_std, exact_std, rtol=1e-9, atol=3e-16)
     np.testing.assert_allclose(scores.variation_ratio, mean, rtol=1e-9, atol=3e-16)
     np.testing.assert_allclose(scores.entropy, entropy, rtol=1e-9, atol=3e-16)

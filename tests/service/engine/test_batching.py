@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from model_store.artifacts.store import ModelStore
-from model_store.conformal.stopping import Rule
+from model_store.conformal.stopping import StoppingRule
 from model_store.inference.model import NEEDED, Model
 from service.engine.admission import LASTING_S, Admission
 from service.engine.batching import BATCH_ROW_DRAWS, LEAST_AT_ONCE, Job, Predictor
@@ -37,7 +37,7 @@ def predictor():
 @pytest.fixture(scope="module")
 def served(digits_store):
     model = Model.load(ModelStore(digits_store).open("digits", "1", wanted=NEEDED))
-    return Served(model, Reservoir(model, 0, threading.Event()), Drift(model.calibration.ranked(100).statistic))
+    return Served(model, Reservoir(model, 0, threading.Event()), Drift(model.calibration.rank_tables(100).statistic))
 
 
 def job(served, x, seed=None, draws=DRAWS, deadline=math.inf):
@@ -106,7 +106,13 @@ def test_numbers_of_draws_are_kept_apart(predictor, served, digits_rows):
 
 def test_rows_settle_in_a_micro_batch_as_alone_and_rules_are_kept_apart(predictor, served, digits_rows):
     """Seeded and fresh ones in one product, each row stopping by itself; another tolerance is another batch."""
-    rules = [Rule(0.05, 0.05), Rule(0.05, 0.05), None, Rule(0.05, 0.2), Rule(0.05, 0.05)]
+    rules = [
+        StoppingRule(0.05, 0.05),
+        StoppingRule(0.05, 0.05),
+        None,
+        StoppingRule(0.05, 0.2),
+        StoppingRule(0.05, 0.05),
+    ]
     seeds = [5, None, None, None, None]
     parts = [digits_rows[7 * i : 7 * i + 7] for i in range(5)]
     jobs = [
@@ -122,7 +128,7 @@ def test_rows_settle_in_a_micro_batch_as_alone_and_rules_are_kept_apart(predicto
         )
         assert answer.prediction.scores.num_draws.tolist() == alone.prediction.scores.num_draws.tolist()
         assert answer.prediction.scores.probabilities.tobytes() == alone.prediction.scores.probabilities.tobytes()
-        assert answer.prediction.judgement.p_value.tobytes() == alone.prediction.judgement.p_value.tobytes()
+        assert answer.prediction.p_values.p_value.tobytes() == alone.prediction.p_values.p_value.tobytes()
     assert len({int(n) for i in (0, 1, 4) for n in answers[i].prediction.scores.num_draws}) > 1
 
 
@@ -269,12 +275,12 @@ class Clock:
 def assert_as_alone(served, x, answer):
     """An answer is, bit for bit, what its seed gives for these rows alone."""
     draws = served.model.runtime.draw_set(answer.seed, answer.num_samples)
-    expected = served.model.judge(*served.model.runtime.run_set(x, draws))
+    expected = served.model.prediction(*served.model.runtime.run_set(x, draws))
     for name, values in expected.scores.by_name().items():
         assert np.array_equal(answer.prediction.scores.by_name()[name], values), name
     assert np.array_equal(answer.prediction.scores.probabilities, expected.scores.probabilities)
-    assert np.array_equal(answer.prediction.judgement.p_value, expected.judgement.p_value)
-    for name, values in expected.judgement.detector_p_values.items():
-        assert np.array_equal(answer.prediction.judgement.detector_p_values[name], values), name
+    assert np.array_equal(answer.prediction.p_values.p_value, expected.p_values.p_value)
+    for name, values in expected.p_values.detector_p_values.items():
+        assert np.array_equal(answer.prediction.p_values.detector_p_values[name], values), name
     assert answer.samples.shape == (answer.num_samples, *expected.scores.probabilities.shape)
     assert np.allclose(answer.samples.mean(axis=0), expected.scores.probabilities, atol=1e-5)

@@ -10,7 +10,7 @@ import pytest
 from conftest import metric
 from scipy import stats
 
-from model_store.conformal.ranked import conformal_p_value
+from model_store.conformal.rank_tables import conformal_p_value
 from service.registry.drift import ALARM_AT, EDGES, FALSE_ALARM, ROWS_OF_A_REQUEST, Drift
 
 ROWS = 5

@@ -45,9 +45,11 @@ def test_without_a_level_nothing_is_said(client, rows):
 
 
 def test_rows_are_undecided_where_they_are_flagged_or_doubtful(client, rows, model):
-    risk = model.calibration.ranked(100).smallest_risk(0.005)  # few rows are flagged, so that doubt decides
+    risk = model.calibration.rank_tables(100).smallest_risk(
+        0.005
+    )  # few rows are flagged, so that uncertainty decides
     predictions = predict(client, rows, risk=risk, fpr=0.005)
-    largest = model.calibration.ranked(100).largest_doubt(0.005, risk)
+    largest = model.calibration.rank_tables(100).largest_uncertainty(0.005, risk)
     expected = [p["flag"] or p["variation_ratio"] > largest for p in predictions]
     assert abstains(predictions).tolist() == expected
     assert {(p["flag"], p["abstain"]) for p in predictions} == {(True, True), (False, True), (False, False)}
@@ -120,12 +122,15 @@ def test_a_label_that_the_judged_draws_do_not_give_is_in_the_set_and_undecided(m
     probs[5:, 1], probs[5:, 1, 0] = 1e-3, 0.991  # the second row's draws agree
     usual = [np.exp(by_count[-1].centre[0]) for by_count in model.calibration.standards.values()]
     density = np.float32([usual, usual])
-    prediction = model.judge(np.log(probs / probs.sum(axis=2, keepdims=True)).astype(np.float32), density)
+    prediction = model.prediction(np.log(probs / probs.sum(axis=2, keepdims=True)).astype(np.float32), density)
     assert prediction.scores.probabilities.argmax(axis=1).tolist() == [1, 0]
     inside = model.prediction_sets(prediction, 0.5)
     assert inside[0, :2].tolist() == [True, True]
     assert inside[1, :2].tolist() == [True, False]
     fpr, risk = 0.005, 0.999
-    assert (prediction.judgement.p_value > fpr).all()
-    assert (prediction.judged.variation_ratio <= model.calibration.ranked(5).largest_doubt(fpr, risk)).all()
+    assert (prediction.p_values.p_value > fpr).all()
+    assert (
+        prediction.calibrated_scores.variation_ratio
+        <= model.calibration.rank_tables(5).largest_uncertainty(fpr, risk)
+    ).all()
     assert model.abstains(prediction, fpr, risk).tolist() == [True, False]

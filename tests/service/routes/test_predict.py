@@ -210,7 +210,7 @@ def test_the_service_answers_what_the_model_says_in_process(client, digits_rows,
     sets = model.prediction_sets(expected, 0.9)
     for n, prediction in enumerate(answer):
         assert prediction["probabilities"] == expected.scores.probabilities[n].tolist()
-        assert prediction["p_value"] == expected.judgement.p_value[n]
+        assert prediction["p_value"] == expected.p_values.p_value[n]
         for name in SCORE_NAMES:
             assert prediction[name] == getattr(expected.scores, name)[n]
             assert prediction["standard_error"][name] == expected.scores.standard_error[name][n]

@@ -102,11 +102,11 @@ def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, r
     assert all(scores.shape == (5, 20) for scores in calibration.reference.values())
     # The other split's true labels, with draws of its own, are what sets and abstention are made from.
     assert calibration.nonconformity.shape == calibration.statistic.shape == (5, 25)
-    ranked, _ = served_scores(runtime, ranking, COUNTS, hash_key(1, 1))
-    for j, scores in enumerate(ranked):
+    rank_tables, _ = served_scores(runtime, ranking, COUNTS, hash_key(1, 1))
+    for j, scores in enumerate(rank_tables):
         expected = class_nonconformity(scores.probabilities, ranking.y)
         assert calibration.nonconformity[j].tolist() == expected.tolist()
-        assert calibration.answers.doubt[j].tolist() == scores.variation_ratio.tolist()
+        assert calibration.answers.uncertainty[j].tolist() == scores.variation_ratio.tolist()
         is_wrong = scores.probabilities.argmax(axis=1) != ranking.y
         assert calibration.answers.is_wrong[j].tolist() == is_wrong.tolist()
 

@@ -15,7 +15,7 @@ from training.__main__ import main
 from training.calibration.calibrate import served_scores
 from training.data import Dataset, Rows, digits, load, numbered_as
 from training.publishing.prune import prune_version
-from training.publishing.recalibrate import deal
+from training.publishing.recalibrate import split_rows
 from training.versions import open_parent
 
 BRIGHTNESS = 2.0  # of the new data: the same digits from a scanner with twice the gain
@@ -40,11 +40,11 @@ def flags(folder, version):
     store = ModelStore(folder / "models")
     model = Model.load(store.open("digits", version, NEEDED))
     data = npz(folder / "bright.npz")
-    rows = deal(data, REFERENCE, RANKING, 0).test
+    rows = split_rows(data, REFERENCE, RANKING, 0).test
     counts = list(model.manifest.detectors.draw_counts[-1:])
     (scores,), density = served_scores(model.runtime, rows, counts, seed=12)
     detected = detector_scores(scores, density, model.manifest.detectors.density)
-    return model.calibration.judge(detected, labels_of(scores), counts[0]).p_value <= 0.05
+    return model.calibration.p_values(detected, labels_of(scores), counts[0]).p_value <= 0.05
 
 
 def npz(path):
@@ -104,7 +104,7 @@ def test_the_deal_uses_every_row_once_and_its_seed_says_which():
     y = np.arange(50, dtype=np.int64)
     x = y[:, None].astype(np.float32)
     data = Dataset(Rows(x[:40], y[:40]), Rows(x[40:], y[40:]), (1,), ("a", "b"), 0.0, 50.0)
-    first, again, other = (deal(data, 10, 15, seed) for seed in (0, 0, 1))
+    first, again, other = (split_rows(data, 10, 15, seed) for seed in (0, 0, 1))
     parts = (first.reference, first.ranking, first.test)
     assert [len(part) for part in parts] == [10, 15, 25]
     assert sorted(np.concatenate([part.y for part in parts])) == list(range(50))

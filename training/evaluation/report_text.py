@@ -1,4 +1,4 @@
-"""An evidence card as Markdown."""
+"""An evaluation report as Markdown."""
 
 from typing import Any
 
@@ -10,17 +10,17 @@ MEASURES = {
 }
 
 
-def markdown(card: dict[str, Any], plots: list[str]) -> str:
-    """Return a card's tables, and its plots by name. Shares are given times 100."""
-    test = card["test"]
+def markdown(report: dict[str, Any], plots: list[str]) -> str:
+    """Return a report's tables, and its plots by name. Shares are given times 100."""
+    test = report["test"]
     parts = [
-        f"# Evidence: {card['model']} version {card['version']}",
-        f"Made {card['created']} by `python -m training evaluate`, seed {card['seed']}: `{card['method']}`, "
-        f"{test['rows']} test rows of `{card['data']}`, {card['draws']} draws, requests of "
-        f"{card['rows_per_request']} rows. The flag combines {', '.join(card['detectors']['combined'])}.",
+        f"# EvaluationReport: {report['model']} version {report['version']}",
+        f"Made {report['created']} by `python -m training evaluate`, seed {report['seed']}: `{report['method']}`, "
+        f"{test['rows']} test rows of `{report['data']}`, {report['draws']} draws, requests of "
+        f"{report['rows_per_request']} rows. The flag combines {', '.join(report['detectors']['combined'])}.",
         "## Test rows",
         _table(["", ""], [[key, f"{value:.4g}"] for key, value in test.items() if isinstance(value, float)]),
-        _flag_rates({"test rows": test, **card["outliers"], **card["attacks"]}),
+        _flag_rates({"test rows": test, **report["outliers"], **report["attacks"]}),
     ]
     if "intervals" in test:
         rows = [
@@ -29,13 +29,13 @@ def markdown(card: dict[str, Any], plots: list[str]) -> str:
         ]
         parts += ["## Intervals", _table(["nominal coverage", "covered", "mean width (target's units)"], rows)]
     parts += ["## Detection", "Of each set's rows against the test rows."]
-    parts += [f"Base rate: the set's rows are {_base_rates(card['outliers'])} % of all."]
+    parts += [f"Base rate: the set's rows are {_base_rates(report['outliers'])} % of all."]
     for key, title in MEASURES.items():
-        parts += [f"### {title}", _detection(card["outliers"], key)]
+        parts += [f"### {title}", _detection(report["outliers"], key)]
     parts += ["## Errors", _errors(test)]
-    if card["attacks"]:
-        parts += ["## Attacks", _attacks(card["attacks"])]
-        parts += ["### AUROC of attacked against test rows", _detection(card["attacks"], "auroc")]
+    if report["attacks"]:
+        parts += ["## Attacks", _attacks(report["attacks"])]
+        parts += ["### AUROC of attacked against test rows", _detection(report["attacks"], "auroc")]
     parts += [f"![{name.removesuffix('.png')}]({name})" for name in plots]
     return "\n\n".join(parts) + "\n"
 

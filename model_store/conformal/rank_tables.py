@@ -13,23 +13,23 @@ from jaxtyping import Bool, Float64
 
 from model_store.conformal import sets
 from model_store.conformal.abstention import Abstention
-from model_store.conformal.stopping import Rule
+from model_store.conformal.stopping import StoppingRule
 
 
 @dataclass(frozen=True)
-class Judgement:
+class ConformalPValues:
     """What the detectors say of N rows. P-values lie in (0, 1]; small ones mean unlike the calibration data."""
 
     p_value: Float64[np.ndarray, "N"]
     detector_p_values: dict[str, Float64[np.ndarray, "N"]]
 
-    def take(self, rows: slice | np.ndarray) -> "Judgement":
-        """Return the judgement of some rows."""
-        return Judgement(self.p_value[rows], {name: p[rows] for name, p in self.detector_p_values.items()})
+    def take(self, rows: slice | np.ndarray) -> "ConformalPValues":
+        """Return the p_values of some rows."""
+        return ConformalPValues(self.p_value[rows], {name: p[rows] for name, p in self.detector_p_values.items()})
 
     @classmethod
-    def concatenate(cls, parts: list["Judgement"]) -> "Judgement":
-        """Return the judgement of all parts' rows, in order."""
+    def concatenate(cls, parts: list["ConformalPValues"]) -> "ConformalPValues":
+        """Return the p_values of all parts' rows, in order."""
         names = parts[0].detector_p_values
         return cls(
             np.concatenate([part.p_value for part in parts]),
@@ -38,24 +38,26 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankTables:
     """The ranking rows under one way of taking draws: what new rows taken so are ranked among.
 
-    `statistic`, `nonconformity` and the surprises are sorted.
+    `statistic`, `nonconformity` and the surprisals are sorted.
     """
 
     num_draws: int  # the most that are looked at
-    rule: Rule | None  # None: always as many
+    rule: StoppingRule | None  # None: always as many
     statistic: Float64[np.ndarray, "m"]
-    surprises: dict[str, Float64[np.ndarray, "m"]]
+    surprisals: dict[str, Float64[np.ndarray, "m"]]
     nonconformity: Float64[np.ndarray, "m"]
     abstention: Abstention | None  # of a classification
 
-    def judge(self, statistic: Float64[np.ndarray, "N"], surprises: dict[str, Float64[np.ndarray, "N"]]) -> Judgement:
-        """Return p-values of N rows, given the flag's statistic and each detector's surprise."""
-        return Judgement(
+    def p_values(
+        self, statistic: Float64[np.ndarray, "N"], surprisals: dict[str, Float64[np.ndarray, "N"]]
+    ) -> ConformalPValues:
+        """Return p-values of N rows, given the flag's statistic and each detector's surprisal."""
+        return ConformalPValues(
             conformal_p_value(statistic, self.statistic),
-            {name: conformal_p_value(surprise, self.surprises[name]) for name, surprise in surprises.items()},
+            {name: conformal_p_value(surprisal, self.surprisals[name]) for name, surprisal in surprisals.items()},
         )
 
     def prediction_sets(self, mass: Float64[np.ndarray, "N C"], coverage: float) -> Bool[np.ndarray, "N C"]:
@@ -72,15 +74,19 @@ class Ranked:
         return sets.intervals(mean, std, self.nonconformity, coverage)
 
     @cached_property
-    def largest_doubt(self) -> Callable[[float, float], float]:
-        """The largest doubt to answer at, -inf for none: a function of fpr and risk.
+    def largest_uncertainty(self) -> Callable[[float, float], float]:
+        """The largest uncertainty to answer at, -inf for none: a function of fpr and risk.
 
         It raises ValueError if nothing was calibrated of which labels are wrong.
         """
         return lru_cache(maxsize=1024)(lambda fpr, risk: self._abstention().threshold(self.flagged(fpr), risk))
 
     def smallest_risk(self, fpr: float) -> float:
-        """Return the smallest risk that can be certified, 1 for none; raises ValueError as `largest_doubt` does."""
+        """Return the smallest risk that can be certified, 1 for none.
+
+        Raises:
+            ValueError: as `largest_uncertainty` does.
+        """
         return self._abstention().smallest_risk(self.flagged(fpr))
 
     def flagged(self, fpr: float) -> int:

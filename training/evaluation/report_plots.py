@@ -1,4 +1,4 @@
-"""Plots of an evidence card, as PNG."""
+"""Plots of an evaluation report, as PNG."""
 
 import io
 from typing import Any
@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from training.evaluation.metrics import risk_coverage, roc_curve
-from training.evaluation.quality import Judged
+from training.evaluation.quality import ServedPrediction
 
 SHADES = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
 COLOURS = [*SHADES[::2], *SHADES[1::2]]  # dark ones first
@@ -34,7 +34,7 @@ def reliability_plot(bins: list[dict[str, Any]]) -> bytes:
     return _png(figure, "Reliability")
 
 
-def risk_coverage_plot(test: Judged, loss: Float64[np.ndarray, "N"], label: str) -> bytes:
+def risk_coverage_plot(test: ServedPrediction, loss: Float64[np.ndarray, "N"], label: str) -> bytes:
     """Draw the risk of the rows that each score is surest of, against how many they are."""
     figure, (axis,) = _panels(1)
     for colour, name in zip(COLOURS, _whole(test), strict=False):
@@ -45,11 +45,11 @@ def risk_coverage_plot(test: Judged, loss: Float64[np.ndarray, "N"], label: str)
     return _png(figure, "Risk against coverage")
 
 
-def cdf_plot(test: Judged, sets: dict[str, Judged], score: str) -> bytes:
+def cdf_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], score: str) -> bytes:
     """Draw the distribution of a score over the test rows and over each set."""
     figure, (axis,) = _panels(1, width=8.0)
-    for colour, (name, judged) in zip(["black", *COLOURS], {"test rows": test, **sets}.items(), strict=False):
-        values = np.sort(judged.scores[score])
+    for colour, (name, predicted) in zip(["black", *COLOURS], {"test rows": test, **sets}.items(), strict=False):
+        values = np.sort(predicted.scores[score])
         shares = np.arange(1, len(values) + 1) / len(values)
         axis.step(values, shares, where="post", label=name, color=colour)
     axis.set(xlabel=f"{score} (nats)" if score == "entropy" else score, ylabel="share of rows at or below")
@@ -57,12 +57,12 @@ def cdf_plot(test: Judged, sets: dict[str, Judged], score: str) -> bytes:
     return _png(figure, f"Distribution of {score}")
 
 
-def roc_plot(test: Judged, sets: dict[str, Judged], scores: list[str]) -> bytes:
+def roc_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], scores: list[str]) -> bytes:
     """Draw the ROC curve of each score for each set."""
     figure, axes = _panels(len(scores), width=5.0)
     for axis, score in zip(axes, scores, strict=True):
-        for colour, (name, judged) in zip(COLOURS, sets.items(), strict=False):
-            false, true = roc_curve(judged.scores[score], test.scores[score])
+        for colour, (name, predicted) in zip(COLOURS, sets.items(), strict=False):
+            false, true = roc_curve(predicted.scores[score], test.scores[score])
             axis.step(np.maximum(false, LEAST_RATE), true, where="post", label=name, color=colour)
         axis.set(xscale="log", xlim=(LEAST_RATE, 1), ylim=(0, 1.02), title=score)
         axis.set(xlabel="false-positive rate (test rows)", ylabel="detection rate")
@@ -105,9 +105,9 @@ def attacks_plot(test: dict[str, Any], clean_scores: dict[str, float], attacks: 
     return _png(figure, "FGSM")
 
 
-def _whole(judged: Judged) -> list[str]:
+def _whole(predicted: ServedPrediction) -> list[str]:
     """Return the scores but for the flag with detectors left out."""
-    return [name for name in judged.scores if " without " not in name]
+    return [name for name in predicted.scores if " without " not in name]
 
 
 def _panels(count: int, width: float = 6.0) -> tuple[Figure, list[Axes]]:

@@ -1,4 +1,4 @@
-"""Evidence cards: what they hold, that figures are as served, and what is refused."""
+"""Evaluation reports: what they hold, that figures are as served, and what is refused."""
 
 import json
 import re
@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from model_store.artifacts.evidence import evidence
+from model_store.artifacts.report import evaluation_report
 from model_store.artifacts.store import ModelStore
-from model_store.conformal.detectors import combined_surprise
+from model_store.conformal.detectors import combined_surprisal
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import SCORE_NAMES
 from model_store.scores.tasks import labels_of
 from training.__main__ import main
 from training.data import digits
 from training.evaluation.differentiable_flag import DifferentiableFlag
-from training.evaluation.quality import Judge
+from training.evaluation.quality import ServedPredictor
 
 REGRESSION = """
 name = "line"
@@ -59,8 +59,8 @@ learning_rate = 1e-2
 
 
 @pytest.fixture
-def card(evaluated_store):
-    return evidence(ModelStore(evaluated_store), "digits", "1")
+def report(evaluated_store):
+    return evaluation_report(ModelStore(evaluated_store), "digits", "1")
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,8 @@ def model(digits_store):
     return Model.load(ModelStore(digits_store).open("digits", "1", wanted=NEEDED))
 
 
-def test_a_card_has_every_set_score_and_attack(card):
-    content = card.card
+def test_a_card_has_every_set_score_and_attack(report):
+    content = report.report
     near = {"mixed", "rotated", "noisy", "low-contrast", "occluded", "blurred"}
     assert set(content["outliers"]) == {"uniform", "gaussian", "odd", *near}
     combined = content["detectors"]["combined"]
@@ -87,22 +87,22 @@ def test_a_card_has_every_set_score_and_attack(card):
     assert set(content["test"]["aurc"]) == scores
 
 
-def test_what_is_far_from_the_data_is_found_and_attacks_lower_the_accuracy(card):
+def test_what_is_far_from_the_data_is_found_and_attacks_lower_the_accuracy(report):
     for name in ("uniform", "gaussian", "odd"):
-        assert card.card["outliers"][name]["scores"]["flag"]["auroc"] > 0.99
-        assert card.card["outliers"][name]["flagged"]["0.05"] > 0.95
-    accuracy = card.card["test"]["accuracy"]
-    strong = card.card["attacks"]["pgd-0.2"]
+        assert report.report["outliers"][name]["scores"]["flag"]["auroc"] > 0.99
+        assert report.report["outliers"][name]["flagged"]["0.05"] > 0.95
+    accuracy = report.report["test"]["accuracy"]
+    strong = report.report["attacks"]["pgd-0.2"]
     assert strong["accuracy"] < accuracy - 0.3
-    quiet = card.card["attacks"]["quiet-pgd-0.2"]
+    quiet = report.report["attacks"]["quiet-pgd-0.2"]
     assert quiet["hits"] <= 1 - quiet["accuracy"]
 
 
-def test_the_text_has_every_set_and_plot(card):
-    text = card.read("evidence.md").decode()
-    for name in [*card.card["outliers"], *card.card["attacks"]]:
+def test_the_text_has_every_set_and_plot(report):
+    text = report.read("evidence.md").decode()
+    for name in [*report.report["outliers"], *report.report["attacks"]]:
         assert f"| {name} |" in text
-    assert {*re.findall(r"\]\((.*\.png)\)", text)} == {name for name in card.files if name.endswith(".png")}
+    assert {*re.findall(r"\]\((.*\.png)\)", text)} == {name for name in report.files if name.endswith(".png")}
     assert "nan" not in text
 
 
@@ -113,40 +113,40 @@ def test_a_card_is_a_function_of_its_seed(evaluated_store, digits_store, tmp_pat
     options = ["evaluate", "digits", "--rows", "32", "--outliers", "odd=npz:odd.npz", "--quiet"]
     assert main(options) == 0
     assert "evidence of digits version 1" in capsys.readouterr().out
-    first = evidence(ModelStore(evaluated_store), "digits", "1").card
-    second = evidence(ModelStore(tmp_path / "models"), "digits", "1").card
+    first = evaluation_report(ModelStore(evaluated_store), "digits", "1").report
+    second = evaluation_report(ModelStore(tmp_path / "models"), "digits", "1").report
     assert (second["test"], second["outliers"]) == (first["test"], first["outliers"])
     assert main([*options, "--seed", "1"]) == 0
-    assert evidence(ModelStore(tmp_path / "models"), "digits", "1").card["test"] != first["test"]
+    assert evaluation_report(ModelStore(tmp_path / "models"), "digits", "1").report["test"] != first["test"]
 
 
 def test_rows_are_judged_as_the_service_judges_them(model, digits_rows):
     x = digits_rows[:20]
-    judged = Judge(model, 30, 0)("test", x)
+    predicted = ServedPredictor(model, 30, 0)("test", x)
     from training.calibration.calibrate import draw_seed
 
     for i, part in enumerate((x[:16], x[16:])):
-        theta = model.runtime.draw(draw_seed(Judge(model, 30, 0).request_seed("test"), i), 0, 30)
+        theta = model.runtime.draw(draw_seed(ServedPredictor(model, 30, 0).request_seed("test"), i), 0, 30)
         expected = model.predict(part, theta)
         rows = slice(16 * i, 16 * i + len(part))
-        assert np.array_equal(judged.prediction.judgement.p_value[rows], expected.judgement.p_value)
-        assert np.array_equal(judged.scores["entropy"][rows], expected.detected["entropy"])
+        assert np.array_equal(predicted.prediction.p_values.p_value[rows], expected.p_values.p_value)
+        assert np.array_equal(predicted.scores["entropy"][rows], expected.detected["entropy"])
 
 
 def test_the_flags_statistic_orders_rows_as_its_p_values_do(model, digits_rows):
     noise = np.random.default_rng(0).uniform(0, 16, (30, 64)).astype(np.float32)
-    judged = Judge(model, 100, 0)("test", np.concatenate([digits_rows[:60], noise]))
-    order = np.argsort(judged.scores["flag"])
-    assert (np.diff(judged.prediction.judgement.p_value[order]) <= 0).all()
+    predicted = ServedPredictor(model, 100, 0)("test", np.concatenate([digits_rows[:60], noise]))
+    order = np.argsort(predicted.scores["flag"])
+    assert (np.diff(predicted.prediction.p_values.p_value[order]) <= 0).all()
 
 
 def test_the_differentiable_flag_is_the_flags_statistic_and_has_gradients(model, digits_rows):
     calibration, names = model.calibration, model.manifest.detectors.density
     theta = model.runtime.draw(0, 0, 100)
     log_probs, density = model.runtime.run(digits_rows[:40], theta[:, None])
-    prediction = model.judge(log_probs, density)
-    surprises = calibration.surprises_of(prediction.detected, labels_of(prediction.judged), 100)
-    expected = combined_surprise([surprises[name] for name in calibration.combined])
+    prediction = model.prediction(log_probs, density)
+    surprisals = calibration.surprisals_of(prediction.detected, labels_of(prediction.calibrated_scores), 100)
+    expected = combined_surprisal([surprisals[name] for name in calibration.combined])
     outputs = torch.from_numpy(log_probs).double().requires_grad_()
     statistic = DifferentiableFlag(calibration, names)(outputs, torch.from_numpy(density).double())
     assert np.allclose(statistic.detach().numpy(), expected, rtol=1e-4, atol=1e-4)
@@ -164,12 +164,12 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch, 
         monkeypatch.setenv(f"DUBITO_{name}", str(tmp_path / folder))
     assert main(["fit", str(tmp_path / "recipe.toml"), "--quiet", "--device", "cpu"]) == 0
     assert main(["evaluate", "line", "--rows", "80", "--quiet"]) == 0
-    card = evidence(ModelStore(tmp_path / "models"), "line", "1").card
-    assert set(card["outliers"]) == {"uniform", "gaussian", "shuffled"}
-    assert [entry["nominal"] for entry in card["test"]["intervals"]] == [0.5, 0.8, 0.9, 0.95]
-    covered = [entry["covered"] for entry in card["test"]["intervals"]]
+    report = evaluation_report(ModelStore(tmp_path / "models"), "line", "1").report
+    assert set(report["outliers"]) == {"uniform", "gaussian", "shuffled"}
+    assert [entry["nominal"] for entry in report["test"]["intervals"]] == [0.5, 0.8, 0.9, 0.95]
+    covered = [entry["covered"] for entry in report["test"]["intervals"]]
     assert covered == sorted(covered)
-    assert {"rmse", "log_likelihood"} <= set(card["test"])
+    assert {"rmse", "log_likelihood"} <= set(report["test"])
     capsys.readouterr()
     assert main(["evaluate", "line", "--attacks"]) == 2
     assert "--attacks" in capsys.readouterr().err
@@ -182,7 +182,7 @@ def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(tmp
     (tmp_path / "small.toml").write_text(SMALL)
     assert main(["fit", str(tmp_path / "small.toml"), "--leave-out", "0", "--leave-out", "6", "--quiet"]) == 0
     assert main(["evaluate", "small", "--rows", "500", "--quiet"]) == 0
-    own = evidence(ModelStore(store), "small", "1").card
+    own = evaluation_report(ModelStore(store), "small", "1").report
     test = digits().test
     strange = np.isin(test.y, [0, 6])
     assert own["test"]["rows"] == np.sum(~strange)
@@ -191,7 +191,7 @@ def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(tmp
     x = test.x.reshape(-1, 8, 8)
     np.savez(tmp_path / "other.npz", x_train=x, y_train=test.y, x_test=x, y_test=test.y)
     assert main(["evaluate", "small", "--data", "npz:other.npz", "--rows", "500", "--quiet"]) == 0
-    other = evidence(ModelStore(store), "small", "1").card
+    other = evaluation_report(ModelStore(store), "small", "1").report
     assert other["test"] == own["test"]
     assert other["outliers"]["left-out"] == own["outliers"]["left-out"]
 
@@ -217,9 +217,9 @@ def test_what_does_not_go_is_refused_in_a_line_and_nothing_is_written(
 ):
     monkeypatch.setenv("DUBITO_STORE", str(evaluated_store))
     monkeypatch.setenv("DUBITO_DATA", str(evaluated_store.parent))
-    before = json.dumps(evidence(ModelStore(evaluated_store), "digits", "1").card)
+    before = json.dumps(evaluation_report(ModelStore(evaluated_store), "digits", "1").report)
     assert main(["evaluate", *options, "--quiet"]) == 2
     errors = capsys.readouterr().err
     assert says in errors
     assert len(errors.splitlines()) == 1
-    assert json.dumps(evidence(ModelStore(evaluated_store), "digits", "1").card) == before
+    assert json.dumps(evaluation_report(ModelStore(evaluated_store), "digits", "1").report) == before

@@ -1,4 +1,4 @@
-"""`python -m training evaluate`: the evidence card of a published version, written beside it in the store."""
+"""`python -m training evaluate`: the evaluation report of a published version, written beside it in the store."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from model_store.artifacts.evidence import Evidence, publish_evidence
+from model_store.artifacts.report import EvaluationReport, publish_report
 from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
@@ -20,12 +20,19 @@ from model_store.scores.regression import MixtureScores
 from training.data import Dataset, Rows, leave_out, load, numbered_as, split, split_sizes
 from training.evaluation import attack_suite
 from training.evaluation.attacks import Attacked
-from training.evaluation.card_plots import attacks_plot, cdf_plot, reliability_plot, risk_coverage_plot, roc_plot
-from training.evaluation.card_text import markdown
 from training.evaluation.differentiable_flag import DifferentiableFlag
 from training.evaluation.near_manifold import near_manifold
 from training.evaluation.outliers import OPTION, OutlierSource, gaussian, some, uniform
-from training.evaluation.quality import REQUEST_ROWS, Judge, Judged, measure_attack, measure_sets, measure_test
+from training.evaluation.quality import (
+    REQUEST_ROWS,
+    ServedPrediction,
+    ServedPredictor,
+    measure_attack,
+    measure_sets,
+    measure_test,
+)
+from training.evaluation.report_plots import attacks_plot, cdf_plot, reliability_plot, risk_coverage_plot, roc_plot
+from training.evaluation.report_text import markdown
 from training.nn.posteriors.noise import hash_key
 from training.publishing.publish import fitted_detectors
 from training.recipe import override
@@ -37,7 +44,7 @@ LEFT_OUT = "left-out"  # the set of test rows whose classes the model does not k
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an evidence card is asked for: rows of each set at most, draws (None: the version's default), a seed."""
+    """What a report is asked for: rows of each set at most, draws (None: the version's default), a seed."""
 
     outliers: tuple[OutlierSource, ...] = ()
     attacks: bool = False
@@ -55,8 +62,8 @@ def evaluate_version(
     wanted: Wanted,
     say: Callable[[str], None],
     quiet: bool = False,
-) -> Evidence:
-    """Measure a version and write its card.
+) -> EvaluationReport:
+    """Measure a version and write its report.
 
     Raises:
         InvalidInput: if there is no such data, or what is wanted does not go with the version.
@@ -83,16 +90,16 @@ def evaluate_version(
         **near_manifold(test.x, test.y, manifest.input, bool(data.classes), wanted.seed),
     }
     sets = {name: rows.astype(np.float32) for name, rows in sets.items() if len(rows)}
-    judge = Judge(model, draws, wanted.seed)
+    predictor = ServedPredictor(model, draws, wanted.seed)
     with _bar(1 + len(sets) + wanted.attacks * attack_suite.COUNT, quiet) as done:
-        judged = judge("test", test.x.astype(np.float32))
+        predicted = predictor("test", test.x.astype(np.float32))
         done("test")
-        measured = measure_test(judge, judged, test)
-        outliers, judged_sets = measure_sets(judge, judged, sets, done)
-        attacks = _attacks(version, data, is_fitted, judge, judged, test, done) if wanted.attacks else {}
+        measured = measure_test(predictor, predicted, test)
+        outliers, predicted_sets = measure_sets(predictor, predicted, sets, done)
+        attacks = _attacks(version, data, is_fitted, predictor, predicted, test, done) if wanted.attacks else {}
     if wanted.attacks and not is_fitted:
         say("quiet PGD is left out: it needs the rows that the detectors were fitted on")
-    card = {
+    report = {
         "model": manifest.name,
         "version": manifest.version,
         "task": manifest.task,
@@ -101,17 +108,17 @@ def evaluate_version(
         "data": wanted.source or version.recipe.data.source,
         "seed": wanted.seed,
         "draws": draws,
-        "judged_draws": judged.prediction.ranked.num_draws,
+        "judged_draws": predicted.prediction.rank_tables.num_draws,
         "rows_per_request": REQUEST_ROWS,
-        "detectors": {"all": list(judged.prediction.detected), "combined": list(manifest.detectors.combined)},
+        "detectors": {"all": list(predicted.prediction.detected), "combined": list(manifest.detectors.combined)},
         "summary": _summary(measured, outliers),
         "test": measured,
         "outliers": outliers,
         "attacks": attacks,
     }
-    files = _plots(judged, judged_sets, test, card)
-    files["evidence.md"] = markdown(card, sorted(files)).encode()
-    return publish_evidence(store, manifest.name, manifest.version, card, files)
+    files = _plots(predicted, predicted_sets, test, report)
+    files["evidence.md"] = markdown(report, sorted(files)).encode()
+    return publish_report(store, manifest.name, manifest.version, report, files)
 
 
 def _checked(version: Parent, wanted: Wanted) -> int:
@@ -151,8 +158,8 @@ def _attacks(
     version: Parent,
     data: Dataset,
     is_fitted: bool,
-    judge: Judge,
-    judged: Judged,
+    predictor: ServedPredictor,
+    predicted: ServedPrediction,
     test: Rows,
     done: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -161,29 +168,33 @@ def _attacks(
     spec = version.manifest.input
     network = fitted_detectors(model, train, version.recipe)
     attacked = Attacked(network, model.posterior, spec.minimum, spec.maximum)
-    statistic = DifferentiableFlag(judge.model.calibration, version.manifest.detectors.density) if is_fitted else None
+    statistic = (
+        DifferentiableFlag(predictor.model.calibration, version.manifest.detectors.density) if is_fitted else None
+    )
     measured = {}
-    for made in attack_suite.attacks(attacked, test, statistic, judge.seed):
-        after = judge(made.name, made.x)
-        measured[made.name] = {**made.facts, **measure_attack(judged, after, test.y[made.index])}
+    for made in attack_suite.attacks(attacked, test, statistic, predictor.seed):
+        after = predictor(made.name, made.x)
+        measured[made.name] = {**made.facts, **measure_attack(predicted, after, test.y[made.index])}
         done(made.name)
     return measured
 
 
 def _summary(test: dict[str, Any], outliers: dict[str, Any]) -> dict[str, float]:
-    """Return the card's main figures, flat: what `GET /models/{name}` shows."""
+    """Return the report's main figures, flat: what `GET /models/{name}` shows."""
     keys = ("accuracy", "rmse", "log_likelihood", "brier", "expected_calibration_error")
     flagged = {f"test_flagged_at_{fpr}": rate for fpr, rate in test["flagged"].items()}
     found = {f"{name}_flag_auroc": entry["scores"]["flag"]["auroc"] for name, entry in outliers.items()}
     return {**{f"test_{key}": test[key] for key in keys if key in test}, **flagged, **found}
 
 
-def _plots(test: Judged, sets: dict[str, Judged], rows: Rows, card: dict[str, Any]) -> dict[str, bytes]:
+def _plots(
+    test: ServedPrediction, sets: dict[str, ServedPrediction], rows: Rows, report: dict[str, Any]
+) -> dict[str, bytes]:
     scores = test.prediction.scores
     if isinstance(scores, Scores):
         loss = (scores.label != rows.y).astype(np.float64)
         main, label = "entropy", "error of the rows answered"
-        plots = {"reliability.png": reliability_plot(card["test"]["reliability"])}
+        plots = {"reliability.png": reliability_plot(report["test"]["reliability"])}
     else:
         assert isinstance(scores, MixtureScores)
         loss = np.square(scores.mean - rows.y).astype(np.float64)
@@ -191,9 +202,9 @@ def _plots(test: Judged, sets: dict[str, Judged], rows: Rows, card: dict[str, An
     plots["risk-coverage.png"] = risk_coverage_plot(test, loss, label)
     plots[f"{main}-cdf.png"] = cdf_plot(test, sets, main)
     plots["roc.png"] = roc_plot(test, sets, ["flag", main])
-    if card["attacks"]:
+    if report["attacks"]:
         clean = {name: float(score.mean()) for name, score in test.prediction.detected.items()}
-        plots["fgsm.png"] = attacks_plot(card["test"], clean, card["attacks"])
+        plots["fgsm.png"] = attacks_plot(report["test"], clean, report["attacks"])
     return plots
 
 

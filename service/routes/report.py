@@ -1,0 +1,47 @@
+"""Evaluation reports over HTTP: links to a version's report, and its files."""
+
+from typing import Any
+from urllib.parse import quote
+
+from model_store.artifacts.report import EvaluationReport, evaluation_report
+from model_store.errors import NotFound, StoreError
+from service.registry.models import Models
+
+MEDIA_TYPES = {"json": "application/json", "md": "text/markdown; charset=utf-8", "png": "image/png"}
+OTHER = "application/octet-stream"
+
+
+def report_links(models: Models, name: str, version: str | None) -> dict[str, Any] | None:
+    """Return the summary of a version's report and where its files are; None where no report can be read."""
+    if version is None:
+        return None
+    try:
+        found = evaluation_report(models.store, name, version)
+    except StoreError:  # the route of the report says what is wrong with it
+        return None
+    if found is None:
+        return None
+    href = f"/models/{quote(name)}/versions/{version}/evidence"
+    return {
+        "version": version,
+        "created": found.report.get("created"),
+        "summary": found.report.get("summary"),
+        "href": href,
+        "files": {file: f"{href}/{quote(file)}" for file in found.files},
+    }
+
+
+def report_file(models: Models, name: str, version: str, file: str) -> tuple[bytes, str]:
+    """Return a file of a version's report, and its media type; reads the store.
+
+    Raises:
+        NotFound: if there is no such model or version, no report of it, or no such file on the report.
+        BrokenArtifact: if the report is damaged.
+    """
+    name = models.name(name)
+    number = models.resolve(name, version)
+    found: EvaluationReport | None = evaluation_report(models.store, name, number)
+    if found is None:
+        how = f"run `python -m training evaluate {name}:{number}`"
+        raise NotFound(f"evidence: expected a report of model {name} version {number}, got none: {how}")
+    return found.read(file), MEDIA_TYPES.get(file.rpartition(".")[2], OTHER)
