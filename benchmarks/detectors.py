@@ -18,8 +18,8 @@ import numpy as np
 from benchmarks.model import ROOT
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.calibration import Calibration, DetectorScores
-from model_store.conformal.detectors import DetectorNames
 from model_store.inference.model import NEEDED, Model
+from model_store.types import DetectorNames
 from training.calibration.calibrate import by_detector, served_scores
 from training.data import Rows, split, split_sizes
 from training.evaluation.metrics import auroc

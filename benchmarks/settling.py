@@ -24,7 +24,9 @@ from model_store.artifacts.store import ModelStore
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.detectors import flag_statistic
 from model_store.conformal.stopping import StoppingRule
-from model_store.inference.model import NEEDED, Model, Prediction, detector_scores
+from model_store.inference.draws import SharedDraws
+from model_store.inference.model import NEEDED, Model, detector_scores
+from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import DrawSet
 from model_store.scores.tasks import labels_of
 from training import data as sources
@@ -105,12 +107,8 @@ def flagged_over_splits(
 def settled(model: Model, x: Float32[np.ndarray, "N I"], draws: DrawSet, rule: StoppingRule) -> Prediction:
     """Predict rows, each of as many draws as a rule lets it take."""
     known, density = model.runtime.before_draws(x)
-    return model.prediction_with_stopping(
-        lambda rows, first, last: model.runtime.after_draw_set(known[rows], draws, first, last),
-        density,
-        draws.num_draws,
-        rule,
-    )
+    rows = SharedDraws(model.runtime, known, draws)
+    return model.prediction_with_stopping(rows, density, draws.num_draws, rule)
 
 
 def time_ratios(model: Model, x: np.ndarray, rule: StoppingRule) -> np.ndarray:

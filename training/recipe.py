@@ -15,9 +15,10 @@ from pydantic import (
     model_validator,
 )
 
-from model_store.artifacts.manifest import Name, Task
+from model_store.artifacts.manifest import Name
 from model_store.errors import InvalidInput
 from model_store.scores.tasks import DETECTED
+from model_store.types import Task
 
 COMBINED_DENSITIES = ("residual", "mahalanobis", "input_neighbours", "feature_neighbours")
 DENSITY_NAMES = (*COMBINED_DENSITIES, "feature_gaussian")

@@ -25,9 +25,10 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from model_store.conformal.abstention import Answers
-from model_store.conformal.detectors import DetectorNames, FittedDetector, Standard, Surprisal, flag_statistic
+from model_store.conformal.detectors import FittedDetector, Standard, Surprisal, flag_statistic
 from model_store.conformal.rank_tables import ConformalPValues, RankTables
 from model_store.conformal.stopping import EarlyStopping, Spread, StageScores, StoppingRule, stages_among
+from model_store.types import DetectorNames
 
 DEFAULT_FPR = 0.05  # at which flags fire where nothing else is asked for
 KEPT_TABLES = 64  # ways of taking draws whose sorted ranking rows are kept

@@ -28,15 +28,6 @@ SHRINKAGE_ROWS = 20  # how many rows of a label weigh as much as all labels' row
 
 
 @dataclass(frozen=True)
-class DetectorNames:
-    """Which detectors the flag combines, which are densities, and which of those are two-sided."""
-
-    combined: tuple[str, ...]
-    density: tuple[str, ...] = ()
-    two_sided: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Surprisal:
     """-log of the smoothed tail probability of a detector's reference scores, in nats, 0 or more.
 

@@ -32,7 +32,6 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from model_store.conformal.detectors import FittedDetector, flag_statistic
-from model_store.scores.classification import Scores, label_margin
 from model_store.scores.sums import DrawSums
 from model_store.scores.tasks import AnyScores
 
@@ -68,9 +67,7 @@ class Spread:
         """Take it from scores with standard errors, and the sums that they were made of."""
         if scores.standard_error is None:
             raise ValueError("expected scores with standard errors, got some without")
-        if isinstance(scores, Scores):
-            return cls(scores.standard_error, label_margin(sums), np.ones(len(scores.entropy)))
-        return cls(scores.standard_error, np.full(len(scores.std), np.inf), scores.std)
+        return cls(scores.standard_error, scores.label_margin(sums), scores.unit)
 
     def take(self, rows: np.ndarray) -> "Spread":
         """Return that of some rows."""

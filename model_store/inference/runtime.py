@@ -18,15 +18,16 @@ import onnx
 import onnxruntime as ort
 from jaxtyping import Float32
 
-from model_store.artifacts.manifest import Task
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM, noise
+from model_store.scores.tasks import PREDICTIVES
+from model_store.types import Task
 
 logger = logging.getLogger("dubito")
 
 T = TypeVar("T")
 U = TypeVar("U")
 
-OUTPUTS: dict[Task, str] = {"classification": "log_probs", "regression": "mean_log_variance"}  # of the network
+OUTPUTS: dict[Task, str] = {task: predictive.output for task, predictive in PREDICTIVES.items()}  # of the network
 BEFORE_DRAWS = ("features", "density")  # the other outputs
 CHUNK_ROWS = 512  # rows x draws in one run of the network: intermediate results stay in a core's cache
 SMALL_ROWS = 128  # rows x draws below which waking other threads takes longer than they save

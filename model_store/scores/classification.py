@@ -18,7 +18,7 @@ influence on a score: of a draw on BALD it is KL(p_k || p) - BALD.
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
@@ -45,6 +45,23 @@ class Scores:
     mean_std: Float64[np.ndarray, "N"]
     variation_ratio: Float64[np.ndarray, "N"]
     standard_error: dict[str, Float64[np.ndarray, "N"]] | None
+
+    error_names: ClassVar = SCORE_NAMES  # of which there are standard errors
+    overall: ClassVar = "entropy"  # the score of all uncertainty
+
+    @property
+    def labels(self) -> Int64[np.ndarray, "N"]:
+        """The label that detectors compare a row within."""
+        return self.label
+
+    @property
+    def unit(self) -> Float64[np.ndarray, "N"]:
+        """What a tolerance of 1 means of each row: a nat, or a probability."""
+        return np.ones(len(self.entropy))
+
+    def label_margin(self, sums: DrawSums) -> Float64[np.ndarray, "N"]:
+        """Return how sure the label is, given the sums that the scores were made of: `label_margin`."""
+        return label_margin(sums)
 
     def by_name(self) -> dict[str, Float64[np.ndarray, "N"]]:
         """Return the scores of uncertainty, more meaning more uncertain, by name."""

@@ -18,6 +18,7 @@ that over the deviation.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
@@ -42,6 +43,23 @@ class MixtureScores:
     aleatoric_std: Float64[np.ndarray, "N"]
     epistemic_std: Float64[np.ndarray, "N"]
     standard_error: dict[str, Float64[np.ndarray, "N"]] | None
+
+    error_names: ClassVar = MIXTURE_ERROR_NAMES  # of which there are standard errors
+    overall: ClassVar = "std"  # the score of all uncertainty
+
+    @property
+    def labels(self) -> Int64[np.ndarray, "N"]:
+        """The label that detectors compare a row within: there is one, 0."""
+        return np.zeros(len(self.mean), dtype=int)
+
+    @property
+    def unit(self) -> Float64[np.ndarray, "N"]:
+        """What a tolerance of 1 means of each row: its predicted standard deviation."""
+        return self.std
+
+    def label_margin(self, sums: DrawSums) -> Float64[np.ndarray, "N"]:  # noqa: ARG002
+        """Return how sure the label is: no draw could change it."""
+        return np.full(len(self.std), np.inf)
 
     def by_name(self) -> dict[str, Float64[np.ndarray, "N"]]:
         """Return the scores of uncertainty, more meaning more uncertain, by name."""

@@ -1,37 +1,115 @@
-"""From a network's outputs to sums over draws, scores and samples, by task."""
+"""What depends on the task, behind one interface: from a network's outputs to sums over draws, scores and samples."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 
-from model_store.artifacts.manifest import Task
 from model_store.scores.classification import SCORE_NAMES, Scores, predictive_scores, predictive_sums
 from model_store.scores.regression import MIXTURE_SCORE_NAMES, MixtureScores, mixture_scores, mixture_sums
 from model_store.scores.sums import DrawSums
+from model_store.types import Task
 
 AnyScores = Scores | MixtureScores
 
-DETECTED: dict[Task, tuple[str, ...]] = {"classification": SCORE_NAMES, "regression": MIXTURE_SCORE_NAMES}
+
+class Predictive(ABC):
+    """The predictive distribution of a task: categorical of a classification, a mixture of Gaussians of a regression.
+
+    Attributes:
+        output: the name of the network's output.
+        score_names: the uncertainty scores that detectors look at.
+        acquisition_scores: which scores a pool can be ranked by, by the name of the acquisition.
+        default_acquisition: the one that a request without a name means.
+    """
+
+    output: ClassVar[str]
+    score_names: ClassVar[tuple[str, ...]]
+    acquisition_scores: ClassVar[dict[str, str]]
+    default_acquisition: ClassVar[str]
+
+    @abstractmethod
+    def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
+        """Return the sums over draws `first_draw` and on."""
+
+    @abstractmethod
+    def scores(self, sums: DrawSums, standard_errors: bool = True) -> AnyScores:
+        """Return the scores of the draws summed; raises ValueError where there is none."""
+
+    @abstractmethod
+    def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float32[np.ndarray, "K N C"]:
+        """Return what each draw says of each row: class probabilities, or mean and standard deviation."""
+
+    @abstractmethod
+    def acquisition(self, scores: AnyScores, name: str) -> Float64[np.ndarray, "N"]:
+        """Return what a pool is ranked by; more is more worth a label."""
+
+
+class Classes(Predictive):
+    """A classification's predictive distribution."""
+
+    output = "log_probs"
+    score_names = SCORE_NAMES
+    acquisition_scores: ClassVar = {name: name for name in SCORE_NAMES}
+    default_acquisition = "bald"
+
+    def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
+        """Sum probabilities and entropies."""
+        return predictive_sums(outputs, first_draw)
+
+    def scores(self, sums: DrawSums, standard_errors: bool = True) -> Scores:
+        """Return entropy, BALD and the others."""
+        return predictive_scores(sums, standard_errors)
+
+    def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float32[np.ndarray, "K N C"]:
+        """Return class probabilities."""
+        return np.exp(outputs)
+
+    def acquisition(self, scores: AnyScores, name: str) -> Float64[np.ndarray, "N"]:
+        """Return the score of that name, in nats or a probability."""
+        return scores.by_name()[self.acquisition_scores[name]]
+
+
+class Target(Predictive):
+    """A regression's predictive distribution."""
+
+    output = "mean_log_variance"
+    score_names = MIXTURE_SCORE_NAMES
+    acquisition_scores: ClassVar = {"variance": "std", "epistemic_variance": "epistemic_std"}
+    default_acquisition = "epistemic_variance"
+
+    def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
+        """Sum means and variances."""
+        return mixture_sums(outputs, first_draw)
+
+    def scores(self, sums: DrawSums, standard_errors: bool = True) -> MixtureScores:
+        """Return mean and standard deviations."""
+        return mixture_scores(sums, standard_errors)
+
+    def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float32[np.ndarray, "K N C"]:
+        """Return mean and standard deviation."""
+        return np.stack([outputs[..., 0], np.exp(0.5 * outputs[..., 1])], axis=-1)
+
+    def acquisition(self, scores: AnyScores, name: str) -> Float64[np.ndarray, "N"]:
+        """Return a variance, in squared target units."""
+        return np.square(scores.by_name()[self.acquisition_scores[name]])
+
+
+PREDICTIVES: dict[Task, Predictive] = {"classification": Classes(), "regression": Target()}
+DETECTED = {task: predictive.score_names for task, predictive in PREDICTIVES.items()}
 
 
 def sums_of(task: Task, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
     """Return the sums over draws `first_draw` and on."""
-    return (predictive_sums if task == "classification" else mixture_sums)(outputs, first_draw)
+    return PREDICTIVES[task].sums(outputs, first_draw)
 
 
 def scores_of(task: Task, sums: DrawSums, standard_errors: bool = True) -> AnyScores:
     """Return the scores of the draws summed; raises ValueError where there is none."""
-    if task == "classification":
-        return predictive_scores(sums, standard_errors)
-    return mixture_scores(sums, standard_errors)
+    return PREDICTIVES[task].scores(sums, standard_errors)
 
 
 def labels_of(scores: AnyScores) -> Int64[np.ndarray, "N"]:
     """Return the number of each row's most probable class; 0 in a regression."""
-    return scores.label if isinstance(scores, Scores) else np.zeros(len(scores.mean), dtype=int)
-
-
-def samples_of(task: Task, outputs: Float32[np.ndarray, "K N C"]) -> Float32[np.ndarray, "K N C"]:
-    """Return what each draw says of each row: class probabilities, or mean and standard deviation."""
-    if task == "classification":
-        return np.exp(outputs)
-    return np.stack([outputs[..., 0], np.exp(0.5 * outputs[..., 1])], axis=-1)
+    return scores.labels

@@ -6,7 +6,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from model_store.errors import InvalidInput
-from service.http.problems import TooLarge
+from service.errors import TooLarge
 
 
 @dataclass

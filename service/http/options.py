@@ -1,33 +1,36 @@
-"""What a request asks to be decided: flags, sets or intervals, and whether to abstain."""
-
-from dataclasses import dataclass
-
-import numpy as np
-from jaxtyping import Bool, Float64
+"""From a request's fields to the options that its rows are predicted and decided by."""
 
 from model_store.conformal.abstention import NOTHING
-from model_store.conformal.false_discovery import benjamini_hochberg
 from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput
-from service.http.schemas import PredictRequest
+from service.engine.decision import DecisionOptions
+from service.errors import TooLarge
+from service.http.schemas import Envelope, PredictRequest
 from service.registry.models import Served
+from service.settings import Settings
 
 
-@dataclass(frozen=True)
-class DecisionOptions:
-    """Rates between 0 and 1. Without `fdr` a row is flagged by itself, at `fpr`; abstention and stopping go by `fpr`
-    anyway.
+def num_samples_of(envelope: Envelope, served: Served, settings: Settings) -> int:
+    """Return the number of draws that a request wants.
+
+    Raises:
+        InvalidInput: if it is more than the service allows, or than the model has different draws.
     """
+    wanted = envelope.num_samples or served.model.manifest.noise.default_draws
+    if wanted > settings.max_samples:
+        raise InvalidInput("num_samples", f"at most {settings.max_samples}", str(wanted))
+    most = served.model.manifest.noise.max_draws
+    if most is not None and wanted > most:
+        expected = f"at most {most}, since {served.name} has no more different draws"
+        raise InvalidInput("num_samples", expected, str(wanted))
+    return wanted
 
-    fpr: float
-    fdr: float | None
-    coverage: float
-    risk: float | None  # None: no row is left undecided
-    rule: StoppingRule | None  # when a row stops drawing; None: at the request's number of draws
 
-    def flags(self, p_value: Float64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
-        """Return which rows of a request to flag: each by itself, or all together at a false discovery rate."""
-        return p_value <= self.fpr if self.fdr is None else benjamini_hochberg(p_value, self.fdr)
+def refuse_too_many_samples(envelope: PredictRequest, rows: int, num_samples: int, served: Served, most: int) -> None:
+    """Raise TooLarge if a request wants more than `most` numbers back as its draws' samples."""
+    numbers = rows * num_samples * served.model.manifest.output_size
+    if envelope.return_samples and numbers > most:
+        raise TooLarge(f"return_samples: expected at most {most} numbers to return, got {numbers}")
 
 
 def decision_options(

@@ -1,16 +1,4 @@
-"""Errors as `application/problem+json` (RFC 9457): one table from errors to statuses, no echo of the input.
-
-DubitoError
-└── RequestError
-    ├── InUse         409  a version that is served
-    ├── TooLarge      413  a body, or rows x draws, beyond a limit
-    ├── Unsupported   415  a media type or encoding
-    ├── Overloaded    429  with Retry-After
-    ├── NotReady      503  no model published yet
-    └── PastDeadline  504  not answered in the time that the request or the service allows
-
-TooLargeToLoad    503  a StoreError: a version larger than the memory for models
-"""
+"""Errors as `application/problem+json` (RFC 9457): one table from errors to statuses, no echo of the input."""
 
 import re
 from functools import cache
@@ -20,55 +8,11 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from model_store.errors import BrokenArtifact, DubitoError, InvalidInput, NotFound, StoreError, UnsupportedFormat
+from model_store.errors import BrokenArtifact, DubitoError, InvalidInput, NotFound, UnsupportedFormat
+from service.errors import InUse, NotReady, Overloaded, PastDeadline, TooLarge, TooLargeToLoad, Unsupported
 from service.observability.records import record_of
 
 PROBLEM_JSON = "application/problem+json"
-
-
-class RequestError(DubitoError):
-    """A request that cannot be answered."""
-
-
-class InUse(RequestError):
-    """Something that cannot be taken away now."""
-
-
-class TooLarge(RequestError):
-    """More than a limit allows."""
-
-
-class Unsupported(RequestError):
-    """A media type or encoding that the service does not read."""
-
-
-class Overloaded(RequestError):
-    """More work is waiting than the service accepts."""
-
-    def __init__(self, retry_after_s: int) -> None:
-        super().__init__(f"the service is overloaded; try again in {retry_after_s} s")
-        self.retry_after_s = retry_after_s
-
-
-class NotReady(RequestError):
-    """Nothing to predict with yet."""
-
-
-class PastDeadline(RequestError):
-    """Not answered in time."""
-
-    def __init__(self) -> None:
-        super().__init__("the answer did not come before the request's deadline")
-
-
-class TooLargeToLoad(StoreError):
-    """A version that alone takes more memory than all models may."""
-
-    def __init__(self, name: str, version: str, needed: int, most: int) -> None:
-        super().__init__(
-            f"model {name} version {version}: expected at most {most} bytes in memory (DUBITO_MAX_MODEL_BYTES), "
-            f"got about {needed}"
-        )
 
 
 STATUS: dict[type[DubitoError], int] = {

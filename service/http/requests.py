@@ -17,8 +17,8 @@ from model_store.artifacts.manifest import ImageSpec, InputSpec
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import from_objects
 from model_store.inputs.images import open_image, pixels
+from service.errors import TooLarge, Unsupported
 from service.http.multipart import parse_form
-from service.http.problems import TooLarge, Unsupported
 from service.http.schemas import Envelope, kind_of, validate
 from service.http.schemas import Request as Envelope_
 

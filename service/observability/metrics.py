@@ -10,13 +10,10 @@ import numpy as np
 from jaxtyping import Float64
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client import Histogram as PrometheusHistogram
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
-from service.registry.drift import EDGES
-from service.registry.models import Models, Served
 
 # Upper ends of buckets, inclusive.
 SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -43,6 +40,7 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "std": ("Predictive standard deviation of rows predicted, in the target's units", TARGET_UNITS),
 }
 OF_MODEL = ("model", "version")
+VersionKey = tuple[str, str]  # model and version
 
 
 class Histogram:
@@ -95,7 +93,7 @@ class OfVersion:
 class Metrics:
     """The service's metrics, in a registry of its own. Its methods may be called from several threads at once."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "dubito_requests", "Requests by route and status", ("route", "status"), registry=self.registry
@@ -113,11 +111,10 @@ class Metrics:
             "dubito_queued_row_draws", "Rows x draws waiting or in work", registry=self.registry
         )
         self.queued_requests = Gauge("dubito_queued_requests", "Requests waiting or in work", registry=self.registry)
-        self._versions: OrderedDict[tuple[str, str], OfVersion] = OrderedDict()
+        self._versions: OrderedDict[VersionKey, OfVersion] = OrderedDict()
         self._lock = threading.Lock()
         self._of_route = cache(self._labelled)  # looking labels up takes longer than counting
         self.registry.register(VersionsCollector(self))
-        self.registry.register(LoadedCollector(models))
         ProcessCollector(registry=self.registry)
 
     def request(self, route: str, status: int | None, reason: str | None, seconds: float) -> None:
@@ -128,10 +125,11 @@ class Metrics:
         if reason is not None:
             self.failures.labels(route, reason).inc()
 
-    def predicted(self, served: Served, scores: AnyScores, draws: int, flags: int) -> None:
+    def predicted(self, key: VersionKey, scores: AnyScores, draws: int, flags: int) -> None:
         """Count a prediction: its rows' scores, its draws, and how many rows are flagged."""
-        name, values = ("entropy", scores.entropy) if isinstance(scores, Scores) else ("std", scores.std)
-        version = self.of_version(served.name, served.version)
+        name = scores.overall
+        values = scores.by_name()[name]
+        version = self.of_version(key)
         with version.lock:
             counts = version.counts
             counts["rows"] += len(values)
@@ -139,32 +137,31 @@ class Metrics:
             counts["flags"] += flags
             version.histogram(name).add_array(values)
 
-    def ranked(self, served: Served, rows: int, draws: int) -> None:
+    def ranked(self, key: VersionKey, rows: int, draws: int) -> None:
         """Count a ranking."""
-        version = self.of_version(served.name, served.version)
+        version = self.of_version(key)
         with version.lock:
             version.counts["pool_rows"] += rows
             version.counts["draws"] += draws
 
-    def batch(self, served: Served, rows: int, queue_s: Sequence[float], compute_s: float) -> None:
+    def batch(self, key: VersionKey, rows: int, queue_s: Sequence[float], compute_s: float) -> None:
         """Count a micro-batch: its rows, how long each of its requests waited, and how long its arithmetic took."""
-        version = self.of_version(served.name, served.version)
+        version = self.of_version(key)
         with version.lock:
             version.histogram("queue_seconds").add(queue_s)
             version.histogram("compute_seconds").add((compute_s,))
             version.histogram("batch_rows").add((rows,))
             version.histogram("batch_requests").add((len(queue_s),))
 
-    def draws(self, served: Served, made: int, reused: int = 0) -> None:
+    def draws(self, key: VersionKey, made: int, reused: int = 0) -> None:
         """Count draws taken for answers: those made for them, and those that were made for earlier ones."""
-        version = self.of_version(served.name, served.version)
+        version = self.of_version(key)
         with version.lock:
             version.counts["draws_made"] += made
             version.counts["draws_reused"] += reused
 
-    def of_version(self, model: str, version: str) -> OfVersion:
+    def of_version(self, key: VersionKey) -> OfVersion:
         """Return what is counted of a version."""
-        key = (model, version)
         with self._lock:
             found = self._versions.get(key)
             if found is None:
@@ -175,7 +172,7 @@ class Metrics:
                 self._versions.move_to_end(key)
             return found
 
-    def versions(self) -> list[tuple[tuple[str, str], OfVersion]]:
+    def versions(self) -> list[tuple[VersionKey, OfVersion]]:
         """Return all that is counted of versions, by (model, version)."""
         with self._lock:
             return list(self._versions.items())
@@ -208,33 +205,3 @@ class VersionsCollector(Collector):
                     histograms[name].add_metric(labels, histogram.buckets(), histogram.sum)
         yield from counters.values()
         yield from histograms.values()
-
-
-class LoadedCollector(Collector):
-    """The versions in memory and their drift, looked up when metrics are asked for."""
-
-    def __init__(self, models: Models) -> None:
-        self.models = models
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield which versions are loaded, the flag's rate and p-values, and evidence and alarm of drift."""
-        loaded = GaugeMetricFamily("dubito_loaded_version", "1 for each version in memory", labels=OF_MODEL)
-        flag_rate = GaugeMetricFamily(
-            "dubito_flag_rate", "Share of p-values of .05 and less among the latest rows watched", labels=OF_MODEL
-        )
-        p_values = HistogramMetricFamily(
-            "dubito_flag_p_value", "The flag's p-values of rows watched", labels=OF_MODEL
-        )
-        evidence = GaugeMetricFamily("dubito_drift_evidence_nats", "Evidence of drift", labels=OF_MODEL)
-        alarm = GaugeMetricFamily("dubito_drift_alarm", "1 once there was evidence enough", labels=OF_MODEL)
-        for served in self.models.loaded():
-            of_version, report = (served.name, served.version), served.drift.report()
-            loaded.add_metric(of_version, 1.0)
-            if report.flag_rate is not None:
-                flag_rate.add_metric(of_version, report.flag_rate)
-            counts = np.cumsum(report.binned_rows).tolist()
-            buckets = [*zip(map(str, EDGES.tolist()), counts, strict=True), ("+Inf", report.rows)]
-            p_values.add_metric(of_version, buckets, report.p_value_sum)
-            evidence.add_metric(of_version, report.evidence)
-            alarm.add_metric(of_version, float(report.alarm))
-        yield from (loaded, flag_rate, p_values, evidence, alarm)

@@ -3,7 +3,7 @@
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from starlette.types import Scope
@@ -27,6 +27,15 @@ def _ids() -> Iterator[str]:
 _IDS = _ids()
 
 
+@dataclass(frozen=True)
+class Phase:
+    """A part of the work on a request: when it began to wait for its turn, began and ended."""
+
+    queued: float
+    begun: float
+    ended: float
+
+
 @dataclass(slots=True)
 class Record:
     """A request's record. Times are those of `time.perf_counter`, in seconds."""
@@ -48,13 +57,14 @@ class Record:
     worked: float | None = None  # when the last phase ended
     phases: list[tuple[str, float, float]] = field(default_factory=list)
 
-    def worked_on(self, asked: float, begun: float, ended: float) -> None:
-        """Note work that was asked for, begun and ended at these times."""
-        self.queue_s += begun - asked
-        self.compute_s += ended - begun
-        self.worked = ended
-        if len(self.phases) < MAX_PHASES:
-            self.phases += ((QUEUE, asked, begun), (COMPUTE, begun, ended))
+    def worked_on(self, phases: Iterable[Phase]) -> None:
+        """Note the phases of the work on the request, in their order."""
+        for phase in phases:
+            self.queue_s += phase.begun - phase.queued
+            self.compute_s += phase.ended - phase.begun
+            self.worked = phase.ended
+            if len(self.phases) < MAX_PHASES:
+                self.phases += ((QUEUE, phase.queued, phase.begun), (COMPUTE, phase.begun, phase.ended))
 
     def used(self, model: str, version: str, rows: int, draws: int, flags: int | None = None) -> None:
         """Note what answered the request, and with how much."""

@@ -15,7 +15,7 @@ logger = logging.getLogger("dubito")
 WRITE_S = 1.0
 
 
-class Pages:
+class WorkerMetrics:
     """The metrics pages of all workers. Of a process that serves alone it is its own page."""
 
     def __init__(self, page: Callable[[], bytes], place: Place | None) -> None:

@@ -15,8 +15,9 @@ from model_store.artifacts.manifest import GRAPHS, Manifest
 from model_store.artifacts.store import LATEST, ModelStore
 from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput, NotFound, StoreError, one_line
-from model_store.inference.model import CALIBRATION_FILE, NEEDED, Model, Prediction
-from service.http.problems import InUse, NotReady, TooLargeToLoad
+from model_store.inference.model import CALIBRATION_FILE, NEEDED, Model
+from model_store.inference.prediction import Prediction
+from service.errors import InUse, NotReady, TooLargeToLoad
 from service.registry.drift import Drift
 from service.registry.memory import give_back_freed_memory
 from service.registry.reservoir import READY_BYTES, Reservoir
@@ -40,6 +41,7 @@ class Served:
         self.drift = drift
         self.name = model.manifest.name
         self.version = model.manifest.version
+        self.key = (self.name, self.version)
         self.rule = rule  # of the rows that are watched
 
     def watch(self, prediction: Prediction) -> None:

@@ -1,31 +1,34 @@
 """Administration: look at the store at once, take versions out of memory. The store itself is only ever read."""
 
-from typing import Any
+from functools import partial
 
 import orjson
-from fastapi import FastAPI, Response
+from fastapi import APIRouter, Request, Response
 
-from service.engine.batching import Predictor
+from service.context import context_of
+from service.http.openapi import ERRORS, problem_content
 from service.http.requests import JSON
-from service.registry.models import Models
+
+router = APIRouter()
 
 
-def install(app: FastAPI, models: Models, predictor: Predictor, problem: dict[str, Any]) -> None:
-    """Add the administrative routes; `problem` describes an error for OpenAPI."""
+@router.post("/admin/refresh")
+async def post_refresh(request: Request) -> Response:
+    """Look at the store at once, broken versions included, and say what is served of each model."""
+    context = context_of(request)
+    models = context.models
+    await context.engine.load(models.look)
+    content = {}
+    for name in models.names():
+        latest = models.latest(name)
+        serving = None if latest is None else latest.version
+        content[name] = {"serving": serving, "broken": models.broken(name)}
+    return Response(orjson.dumps({"models": content}), media_type=JSON)
 
-    @app.post("/admin/refresh")
-    async def post_refresh() -> Response:
-        """Look at the store at once, broken versions included, and say what is served of each model."""
-        await predictor.load(models.look)
-        content = {}
-        for name in models.names():
-            latest = models.latest(name)
-            serving = None if latest is None else latest.version
-            content[name] = {"serving": serving, "broken": models.broken(name)}
-        return Response(orjson.dumps({"models": content}), media_type=JSON)
 
-    @app.post("/admin/models/{name}/versions/{version}/unload", responses={404: problem, 409: problem})
-    async def post_unload(name: str, version: str) -> Response:
-        """Take a version out of memory, unless `latest` serves it; a request for it loads it again."""
-        number, unloaded = await predictor.load(lambda: models.unload(name, version))
-        return Response(orjson.dumps({"model": name, "version": number, "unloaded": unloaded}), media_type=JSON)
+@router.post("/admin/models/{name}/versions/{version}/unload", responses={404: ERRORS[404], 409: problem_content()})
+async def post_unload(request: Request, name: str, version: str) -> Response:
+    """Take a version out of memory, unless `latest` serves it; a request for it loads it again."""
+    context = context_of(request)
+    number, unloaded = await context.engine.load(partial(context.models.unload, name, version))
+    return Response(orjson.dumps({"model": name, "version": number, "unloaded": unloaded}), media_type=JSON)

@@ -1,14 +1,42 @@
 """Evaluation reports over HTTP: links to a version's report, and its files."""
 
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from model_store.artifacts.report import EvaluationReport, evaluation_report
+from fastapi import APIRouter, Request, Response
+
+from model_store.artifacts.report import REPORT, EvaluationReport, evaluation_report
 from model_store.errors import NotFound, StoreError
+from service.context import context_of
+from service.http.openapi import ERRORS
 from service.registry.models import Models
 
 MEDIA_TYPES = {"json": "application/json", "md": "text/markdown; charset=utf-8", "png": "image/png"}
 OTHER = "application/octet-stream"
+
+
+router = APIRouter()
+PATH = "/models/{name}/versions/{version}/evidence"
+CANNOT_BE_READ: dict[int | str, dict[str, Any]] = {404: ERRORS[404], 503: ERRORS[503]}
+
+
+@router.get(PATH, responses=CANNOT_BE_READ)
+async def get_evidence(request: Request, name: str, version: str) -> Response:
+    """Give the evaluation report of a version: what `python -m training evaluate` measured of it."""
+    return await _file(request, name, version, REPORT)
+
+
+@router.get(PATH + "/{file}", responses=CANNOT_BE_READ)
+async def get_evidence_file(request: Request, name: str, version: str, file: str) -> Response:
+    """Give a file of a version's evaluation report: Markdown, or a plot."""
+    return await _file(request, name, version, file)
+
+
+async def _file(request: Request, name: str, version: str, file: str) -> Response:
+    context = context_of(request)
+    content, media_type = await context.engine.load(partial(report_file, context.models, name, version, file))
+    return Response(content, media_type=media_type)
 
 
 def report_links(models: Models, name: str, version: str | None) -> dict[str, Any] | None:

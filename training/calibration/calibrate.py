@@ -7,10 +7,8 @@ from itertools import accumulate, pairwise
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from model_store.artifacts.manifest import Task
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
-from model_store.conformal.detectors import DetectorNames
 from model_store.conformal.sets import class_nonconformity, target_nonconformity
 from model_store.conformal.stopping import Spread, stages_among
 from model_store.inference.model import detector_scores
@@ -20,6 +18,7 @@ from model_store.scores.classification import Scores, concatenated
 from model_store.scores.regression import MixtureScores, log_density
 from model_store.scores.sums import DrawSums
 from model_store.scores.tasks import AnyScores, labels_of, scores_of, sums_of
+from model_store.types import DetectorNames, Task
 from training.data import Rows
 from training.nn.posteriors.noise import hash_key
 

@@ -14,7 +14,8 @@ from jaxtyping import Float32, Float64
 
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import combined_surprisal
-from model_store.inference.model import Model, Prediction
+from model_store.inference.model import Model
+from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import labels_of
@@ -98,11 +99,13 @@ def measure_test(predictor: ServedPredictor, predicted: ServedPrediction, test: 
             "error_detection": error_detection(predicted, loss),
         }
     else:
+        calibrated, tables = predicted.prediction.calibrated_scores, predicted.prediction.rank_tables
         assert isinstance(scores, MixtureScores)
+        assert isinstance(calibrated, MixtureScores)
         loss = np.square(scores.mean - test.y).astype(np.float64)
         seed = predictor.request_seed("test")
         _, _, density = scores_and_likelihoods(predictor.model.runtime, test, predictor.draws, seed, REQUEST_ROWS)
-        intervals = {coverage: predictor.model.intervals(predicted.prediction, coverage) for coverage in COVERAGES}
+        intervals = {coverage: tables.intervals(calibrated.mean, calibrated.std, coverage) for coverage in COVERAGES}
         table = [_interval(coverage, ends, test.y) for coverage, ends in intervals.items()]
         measured = {**regression_quality(scores, density, intervals[0.95], test.y), "intervals": table}
     areas = {name: area_under_risk_coverage(score, loss) for name, score in predicted.scores.items()}

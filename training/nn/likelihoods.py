@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from model_store.artifacts.manifest import Task
+from model_store.types import Task
 
 Noise = Literal["homoscedastic", "heteroscedastic"]
 LOG_VARIANCE_LIMIT = 16.0  # of a standardised target: standard deviations of 3e-4 to 3e3 times the target's

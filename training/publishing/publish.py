@@ -22,12 +22,12 @@ from model_store.artifacts.manifest import (
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.abstention import CONFIDENCE
 from model_store.conformal.calibration import Calibration
-from model_store.conformal.detectors import DetectorNames
 from model_store.errors import InvalidInput
 from model_store.inference.model import detector_scores
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import labels_of
+from model_store.types import DetectorNames
 from training.calibration.calibrate import (
     calibrate,
     draw_counts,

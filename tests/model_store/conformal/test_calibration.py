@@ -12,9 +12,9 @@ from scipy import stats
 
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
-from model_store.conformal.detectors import DetectorNames
 from model_store.conformal.rank_tables import conformal_p_value
 from model_store.conformal.sets import mass_above
+from model_store.types import DetectorNames
 
 DETECTORS = ("a", "b", "c")
 NAMES = DetectorNames(combined=DETECTORS, density=("b", "c"), two_sided=("c",))

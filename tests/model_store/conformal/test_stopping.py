@@ -11,10 +11,12 @@ from scipy import stats
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
-from model_store.conformal.detectors import DetectorNames, flag_statistic
+from model_store.conformal.detectors import flag_statistic
 from model_store.conformal.stopping import GUARD, TAIL, Spread, StoppingRule, stages_among, student_quantile
+from model_store.inference.draws import SharedDraws
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import Scores, concatenated, label_margin, predictive_scores, predictive_sums
+from model_store.types import DetectorNames
 
 COUNTS = [1, 2, 5, 10, 20]
 STAGES = [5, 10]
@@ -240,7 +242,7 @@ def test_a_tolerance_that_nothing_meets_changes_no_bit(model, digits_rows):
     fixed, ours = model.predict(x, draws.theta), settled(model, x, draws, StoppingRule(0.05, 1e-15))
     assert ours.p_values.p_value.tobytes() == fixed.p_values.p_value.tobytes()
     assert ours.scores.probabilities.tobytes() == fixed.scores.probabilities.tobytes()
-    assert model.prediction_sets(ours, 0.9).tolist() == model.prediction_sets(fixed, 0.9).tolist()
+    assert ours.prediction_sets(0.9).tolist() == fixed.prediction_sets(0.9).tolist()
 
 
 def test_standard_errors_of_rows_that_stopped_are_within_the_tolerance(model, digits_rows):
@@ -322,9 +324,5 @@ def calibrated(reference, ranking):
 def settled(model, x, draws, rule):
     """What a model says of rows under one draw set and a rule."""
     known, density = model.runtime.before_draws(x)
-    return model.prediction_with_stopping(
-        lambda rows, first, last: model.runtime.after_draw_set(known[rows], draws, first, last),
-        density,
-        draws.num_draws,
-        rule,
-    )
+    rows = SharedDraws(model.runtime, known, draws)
+    return model.prediction_with_stopping(rows, density, draws.num_draws, rule)

@@ -272,5 +272,5 @@ def numbers(model, prediction):
         **prediction.detected,
         "judged": prediction.calibrated_scores.probabilities,
         "p": prediction.p_values.p_value,
-        "set": model.prediction_sets(prediction, 0.9),
+        "set": prediction.prediction_sets(0.9),
     }

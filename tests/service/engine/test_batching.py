@@ -15,11 +15,12 @@ from model_store.artifacts.store import ModelStore
 from model_store.conformal.stopping import StoppingRule
 from model_store.inference.model import NEEDED, Model
 from service.engine.admission import LASTING_S, Admission
-from service.engine.batching import BATCH_ROW_DRAWS, LEAST_AT_ONCE, Job, Predictor
-from service.http.problems import Overloaded, PastDeadline
+from service.engine.batching import BATCH_ROW_DRAWS, LEAST_AT_ONCE, Engine
+from service.engine.jobs import Job
+from service.errors import Overloaded, PastDeadline
 from service.observability.metrics import Metrics
 from service.registry.drift import Drift
-from service.registry.models import Models, Served
+from service.registry.models import Served
 from service.registry.reservoir import Reservoir
 from service.settings import Settings
 
@@ -27,11 +28,11 @@ DRAWS = 20
 
 
 @pytest.fixture
-def predictor():
+def engine():
     settings, idle = Settings(), threading.Event()
-    predictor = Predictor(Admission(settings, idle), Metrics(Models(settings, idle)))
-    yield predictor
-    predictor.close()
+    engine = Engine(Admission(settings, idle), Metrics())
+    yield engine
+    engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -41,25 +42,53 @@ def served(digits_store):
 
 
 def job(served, x, seed=None, draws=DRAWS, deadline=math.inf):
-    """A job whose answer is what was predicted."""
-    return Job(served, x, draws, seed, True, lambda predicted: predicted, deadline)
+    """A job whose draws' samples are kept."""
+    return Job(served, x, draws, seed, deadline, keep_samples=True)
 
 
-def together(predictor, jobs):
-    """What becomes of jobs that all wait when the worker has time for the first: results and errors."""
+class HeldReservoir(Reservoir):
+    """Draws that are made when the test says so: until then the worker waits for them."""
+
+    def __init__(self, model):
+        super().__init__(model, 0, threading.Event())
+        self.begin = threading.Event()
+
+    def take(self, num_draws):
+        self.begin.wait()
+        return super().take(num_draws)
+
+
+def held(served):
+    """A job that keeps the worker busy, and what ends that."""
+    reservoir = HeldReservoir(served.model)
+    return job(Served(served.model, reservoir, served.drift), np.zeros((1, 64), np.float32)), reservoir.begin
+
+
+def together(engine, jobs, order=None):
+    """What becomes of jobs that all wait when the worker has time for the first: results and errors.
+
+    `order` takes in the jobs in the order in which they end.
+    """
+    served = jobs[0].served
+
+    async def asked(job):
+        predicted = await engine.predict(job, never)
+        if order is not None:
+            order.append(job)
+        return predicted
 
     async def ask():
-        begin = threading.Event()
-        held = asyncio.create_task(predictor.compute(begin.wait))
-        await asyncio.sleep(0)
-        waiting = [asyncio.create_task(predictor.predict(job, never)) for job in jobs]
+        first, begin = held(served)
+        busy = asyncio.create_task(engine.predict(first, never))
+        await asyncio.sleep(0.02)
+        waiting = [asyncio.create_task(asked(job)) for job in jobs]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         begin.set()
-        await held
+        await busy
         return await asyncio.gather(*waiting, return_exceptions=True)
 
-    predictor.admission.in_work = len(jobs)
+    engine.admission.in_work = len(jobs) + 1
     return asyncio.run(ask())
 
 
@@ -68,43 +97,47 @@ async def never():
     await asyncio.Event().wait()
 
 
-def test_what_waits_together_shares_fresh_draws_and_each_row_is_answered_as_alone(predictor, served, digits_rows):
+def test_what_waits_together_shares_fresh_draws_and_each_row_is_answered_as_alone(engine, served, digits_rows):
     sizes = [1, 3, 1, 7, 2]
     parts = np.split(digits_rows[: sum(sizes)], np.cumsum(sizes)[:-1])
-    answers = together(predictor, [job(served, x) for x in parts])
+    answers = together(engine, [job(served, x) for x in parts])
     assert len({answer.seed for answer in answers}) == 1
     for x, answer in zip(parts, answers, strict=True):
         assert_as_alone(served, x, answer)
 
 
-def test_a_micro_batch_takes_half_of_those_about(predictor, served, digits_rows):
+def test_a_micro_batch_takes_half_of_those_about(engine, served, digits_rows):
     """So that the others are read while these are computed; of few it takes all."""
+
+    def batches(waiting):
+        found = together(engine, [job(served, digits_rows[:1]) for _ in range(waiting)])
+        return list(Counter(predicted.seed for predicted in found).values())
+
     waiting = 2 * LEAST_AT_ONCE + 8
-    found = together(predictor, [job(served, digits_rows[:1]) for _ in range(waiting)])
-    sizes = list(Counter(predicted.seed for predicted in found).values())
-    half = waiting // 2  # of those in the first micro-batch and those behind it
-    assert sizes == [LEAST_AT_ONCE, half, waiting - LEAST_AT_ONCE - half]
+    half = waiting // 2 + 1  # of those that wait and the one before them, rounded up
+    assert batches(waiting) == [half, waiting - half]
+    assert batches(LEAST_AT_ONCE) == [LEAST_AT_ONCE]
 
 
-def test_seeds_keep_their_draws_beside_fresh_ones(predictor, served, digits_rows):
+def test_seeds_keep_their_draws_beside_fresh_ones(engine, served, digits_rows):
     seeds = [5, None, 6, 5, None]
     jobs = [job(served, digits_rows[i : i + 2], seed) for i, seed in enumerate(seeds)]
-    answers = together(predictor, jobs)
+    answers = together(engine, jobs)
     for i, (seed, answer) in enumerate(zip(seeds, answers, strict=True)):
         assert answer.seed == (answers[1].seed if seed is None else seed)
         assert_as_alone(served, digits_rows[i : i + 2], answer)
 
 
-def test_numbers_of_draws_are_kept_apart(predictor, served, digits_rows):
+def test_numbers_of_draws_are_kept_apart(engine, served, digits_rows):
     counts = [10, 20, 10]
-    answers = together(predictor, [job(served, digits_rows[:1], draws=draws) for draws in counts])
+    answers = together(engine, [job(served, digits_rows[:1], draws=draws) for draws in counts])
     assert [answer.num_samples for answer in answers] == counts
     assert answers[0].seed == answers[2].seed != answers[1].seed
     for answer in answers:
         assert_as_alone(served, digits_rows[:1], answer)
 
 
-def test_rows_settle_in_a_micro_batch_as_alone_and_rules_are_kept_apart(predictor, served, digits_rows):
+def test_rows_settle_in_a_micro_batch_as_alone_and_rules_are_kept_apart(engine, served, digits_rows):
     """Seeded and fresh ones in one product, each row stopping by itself; another tolerance is another batch."""
     rules = [
         StoppingRule(0.05, 0.05),
@@ -115,82 +148,85 @@ def test_rows_settle_in_a_micro_batch_as_alone_and_rules_are_kept_apart(predicto
     ]
     seeds = [5, None, None, None, None]
     parts = [digits_rows[7 * i : 7 * i + 7] for i in range(5)]
-    jobs = [
-        Job(served, x, 100, seed, False, lambda predicted: predicted, rule=rule)
-        for x, seed, rule in zip(parts, seeds, rules, strict=True)
-    ]
-    answers = together(predictor, jobs)
+    jobs = [Job(served, x, 100, seed, rule=rule) for x, seed, rule in zip(parts, seeds, rules, strict=True)]
+    answers = together(engine, jobs)
     assert answers[1].seed == answers[4].seed
     assert len({answers[i].seed for i in (0, 1, 2, 3)}) == 4
     for x, rule, answer in zip(parts, rules, answers, strict=True):
-        (alone,) = together(
-            predictor, [replace(jobs[0], x=x, seed=answer.seed, rule=rule, draws=None, parts=[], begun=0)]
-        )
+        (alone,) = together(engine, [replace(jobs[0], x=x, seed=answer.seed, rule=rule)])
         assert answer.prediction.scores.num_draws.tolist() == alone.prediction.scores.num_draws.tolist()
         assert answer.prediction.scores.probabilities.tobytes() == alone.prediction.scores.probabilities.tobytes()
         assert answer.prediction.p_values.p_value.tobytes() == alone.prediction.p_values.p_value.tobytes()
     assert len({int(n) for i in (0, 1, 4) for n in answers[i].prediction.scores.num_draws}) > 1
 
 
-def test_a_large_request_is_one_answer_and_others_are_answered_before_its_end(predictor, served, digits_rows):
+def test_a_large_request_is_one_answer_and_others_are_answered_before_its_end(engine, served, digits_rows):
     order = []
     rows = np.repeat(digits_rows, 1 + 4 * BATCH_ROW_DRAWS // DRAWS // len(digits_rows), axis=0)
-
-    def noted(name):
-        def answer(predicted):
-            order.append(name)
-            return predicted
-
-        return answer
-
-    large = Job(served, rows, DRAWS, None, True, noted("large"))
-    small = Job(served, digits_rows[:1], DRAWS, None, True, noted("small"))
-    whole, alone = together(predictor, [large, small])
-    assert order == ["small", "large"]
+    large, small = job(served, rows), job(served, digits_rows[:1])
+    whole, alone = together(engine, [large, small], order)
+    assert order == [small, large]
+    assert len(whole.phases) > 4
     assert_as_alone(served, rows, whole)
     assert_as_alone(served, digits_rows[:1], alone)
 
 
-def test_what_is_past_its_deadline_is_not_computed(predictor, served, digits_rows):
+def test_what_is_past_its_deadline_is_not_computed(engine, served, digits_rows):
     past = time.monotonic() - 1.0
-    late, good = together(predictor, [job(served, digits_rows[:1], deadline=past), job(served, digits_rows[:1])])
+    late, good = together(engine, [job(served, digits_rows[:1], deadline=past), job(served, digits_rows[:1])])
     assert isinstance(late, PastDeadline)
     assert_as_alone(served, digits_rows[:1], good)
 
 
-def test_an_error_in_one_micro_batch_is_its_own_and_the_next_is_computed(predictor, served, digits_rows):
+def test_an_error_in_one_micro_batch_is_its_own_and_the_next_is_computed(engine, served, digits_rows):
     wrong = job(served, digits_rows[:1, :5], draws=10)
-    failed, good = together(predictor, [wrong, job(served, digits_rows[:1])])
+    failed, good = together(engine, [wrong, job(served, digits_rows[:1])])
     assert isinstance(failed, Exception)
     assert_as_alone(served, digits_rows[:1], good)
 
 
-def test_an_answer_that_fails_fails_alone(predictor, served, digits_rows):
-    bad = Job(served, digits_rows[:1], DRAWS, None, True, lambda predicted: 1 // 0)
-    failed, good = together(predictor, [bad, job(served, digits_rows[:1])])
-    assert isinstance(failed, ZeroDivisionError)
-    assert_as_alone(served, digits_rows[:1], good)
-
-
-def test_clients_that_have_gone_are_not_computed_for(predictor, served, digits_rows):
-    computed = []
-    gone = Job(served, digits_rows[:1], DRAWS, None, True, computed.append)
+def test_clients_that_have_gone_are_not_computed_for(engine, served, digits_rows):
+    gone = job(served, digits_rows[:1], seed=1)
 
     async def ask():
-        begin = threading.Event()
-        held = asyncio.create_task(predictor.compute(begin.wait))
-        await asyncio.sleep(0)
+        first, begin = held(served)
+        busy = asyncio.create_task(engine.predict(first, never))
+        await asyncio.sleep(0.02)
         try:
             with pytest.raises(ClientDisconnect):
-                await predictor.predict(gone, lambda: asyncio.sleep(0))
+                await engine.predict(gone, lambda: asyncio.sleep(0))
         finally:
             begin.set()
-        await held
-        await predictor.predict(job(served, digits_rows[:1]), never)
+        await busy
+        await engine.predict(job(served, digits_rows[:1]), never)
 
-    predictor.admission.in_work = 2
+    engine.admission.in_work = 2
     asyncio.run(ask())
-    assert not computed
+    rows = engine.metrics.of_version(served.key).histogram("batch_rows")
+    assert (sum(rows.counts), rows.sum) == (2, 2)  # the first and the last
+
+
+def test_a_pool_is_scored_in_parts_under_one_draw_set_as_its_rows_are_predicted(engine, served, digits_rows):
+    rows = np.repeat(digits_rows, 1 + 2 * BATCH_ROW_DRAWS // DRAWS // len(digits_rows), axis=0)
+
+    async def ask():
+        return await engine.score(Job(served, rows, DRAWS, None, acquisition="bald"), never)
+
+    scored = asyncio.run(ask())
+    assert len(scored.phases) > 2
+    predicted = served.model.prediction(
+        *served.model.runtime.run_set(rows, served.model.runtime.draw_set(scored.seed, DRAWS))
+    )
+    assert np.array_equal(scored.scores, predicted.scores.bald)
+
+
+def test_a_lone_request_past_its_deadline_is_refused_too(engine, served, digits_rows):
+    async def ask(seed):
+        await engine.predict(job(served, digits_rows[:1], seed, draws=5, deadline=time.monotonic() - 1.0), never)
+
+    for seed in (None, 3):
+        with pytest.raises(PastDeadline):
+            asyncio.run(ask(seed))
 
 
 def test_a_deadline_is_answered_504_over_http(client, digits_rows):

@@ -124,7 +124,7 @@ def test_a_label_that_the_judged_draws_do_not_give_is_in_the_set_and_undecided(m
     density = np.float32([usual, usual])
     prediction = model.prediction(np.log(probs / probs.sum(axis=2, keepdims=True)).astype(np.float32), density)
     assert prediction.scores.probabilities.argmax(axis=1).tolist() == [1, 0]
-    inside = model.prediction_sets(prediction, 0.5)
+    inside = prediction.prediction_sets(0.5)
     assert inside[0, :2].tolist() == [True, True]
     assert inside[1, :2].tolist() == [True, False]
     fpr, risk = 0.005, 0.999
@@ -133,4 +133,4 @@ def test_a_label_that_the_judged_draws_do_not_give_is_in_the_set_and_undecided(m
         prediction.calibrated_scores.variation_ratio
         <= model.calibration.rank_tables(5).largest_uncertainty(fpr, risk)
     ).all()
-    assert model.abstains(prediction, fpr, risk).tolist() == [True, False]
+    assert prediction.abstains(fpr, risk).tolist() == [True, False]

@@ -207,7 +207,7 @@ def test_the_service_answers_what_the_model_says_in_process(client, digits_rows,
     rows = digits_rows[:6]
     answer = predict(client, rows.tolist(), seed=11, num_samples=50, coverage=0.9)["predictions"]
     expected = model.predict(rows, model.runtime.draw(11, 0, 50))
-    sets = model.prediction_sets(expected, 0.9)
+    sets = expected.prediction_sets(0.9)
     for n, prediction in enumerate(answer):
         assert prediction["probabilities"] == expected.scores.probabilities[n].tolist()
         assert prediction["p_value"] == expected.p_values.p_value[n]

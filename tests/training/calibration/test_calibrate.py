@@ -5,11 +5,11 @@ import pytest
 from sklearn.metrics import accuracy_score, log_loss
 
 from model_store.artifacts.store import ModelStore
-from model_store.conformal.detectors import DetectorNames
 from model_store.conformal.sets import class_nonconformity
 from model_store.inference.model import detector_scores
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores, predictive_scores, predictive_sums
+from model_store.types import DetectorNames
 from training.calibration.calibrate import (
     by_detector,
     calibrate,

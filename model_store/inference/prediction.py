@@ -1,0 +1,85 @@
+"""What a model says of rows: scores, conformal p-values, and what follows from ranks: sets, intervals, abstention."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from model_store.conformal.rank_tables import ConformalPValues, RankTables
+from model_store.scores.classification import Scores, concatenated, taken
+from model_store.scores.regression import MixtureScores
+from model_store.scores.tasks import AnyScores
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What a model says of N rows: the scores of all their draws, and the flag's p_values.
+
+    `detected` holds each detector's score. Detectors of posterior scores look at the first draws, as many as the
+    largest calibrated number or those at which the row stopped (`judged` are their scores), so that p-values,
+    prediction sets and intervals, which are ranks among `ranked`, are exact whatever number was asked for.
+    """
+
+    scores: AnyScores
+    detected: dict[str, Float64[np.ndarray, "N"]]
+    calibrated_scores: AnyScores
+    p_values: ConformalPValues
+    mass_above: Float64[np.ndarray, "N C"] | None  # each class of the judged draws; None in a regression
+    rank_tables: RankTables
+
+    @classmethod
+    def concatenate(cls, parts: list["Prediction"]) -> "Prediction":
+        """Return the prediction of all parts' rows, in order; the parts' draws must be taken in the same way."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        return cls(
+            concatenated([part.scores for part in parts]),
+            {name: np.concatenate([part.detected[name] for part in parts]) for name in first.detected},
+            concatenated([part.calibrated_scores for part in parts]),
+            ConformalPValues.concatenate([part.p_values for part in parts]),
+            None if first.mass_above is None else np.concatenate([part.mass_above for part in parts]),
+            first.rank_tables,
+        )
+
+    def take(self, rows: slice | np.ndarray) -> "Prediction":
+        """Return the prediction of some rows."""
+        scores = taken(self.scores, rows)
+        return Prediction(
+            scores,
+            {name: detected[rows] for name, detected in self.detected.items()},
+            scores if self.calibrated_scores is self.scores else taken(self.calibrated_scores, rows),
+            self.p_values.take(rows),
+            None if self.mass_above is None else self.mass_above[rows],
+            self.rank_tables,
+        )
+
+    def prediction_sets(self, coverage: float) -> Bool[np.ndarray, "N C"] | None:
+        """Return which classes belong to each row's prediction set, None in a regression.
+
+        A row's label belongs to it, whatever the draws say that were calibrated.
+        """
+        if not isinstance(self.scores, Scores) or self.mass_above is None:
+            return None
+        inside = self.rank_tables.prediction_sets(self.mass_above, coverage)
+        if self.scores is not self.calibrated_scores:
+            inside[np.arange(len(inside)), self.scores.label] = True
+        return inside
+
+    def intervals(self, coverage: float) -> Float64[np.ndarray, "N 2"] | None:
+        """Return the lower and upper end of each row's interval, in the target's units, None in a classification."""
+        scores = self.calibrated_scores
+        if not isinstance(scores, MixtureScores):
+            return None
+        return self.rank_tables.intervals(scores.mean, scores.std, coverage)
+
+    def abstains(self, fpr: float, risk: float) -> Bool[np.ndarray, "N"]:
+        """Return which rows of a classification are left undecided, where the flag fires at `fpr`.
+
+        Of a number of draws that was not calibrated so are rows whose label is not that of the calibrated draws.
+        Raises ValueError in a regression, as `RankTables.largest_uncertainty` does.
+        """
+        largest = self.rank_tables.largest_uncertainty(fpr, risk)
+        scores = self.calibrated_scores
+        answers = (scores.by_name()["variation_ratio"] <= largest) & (self.p_values.p_value > fpr)
+        return ~answers | (scores.labels != self.scores.labels)

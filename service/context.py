@@ -1,0 +1,79 @@
+"""What the routes share: models, engine, admission, metrics and settings."""
+
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+from fastapi import Request
+from jaxtyping import Float32
+from prometheus_client import generate_latest
+
+from service.engine.admission import Admission
+from service.engine.batching import Engine
+from service.http.requests import FORM, Rows, read_request, request_media_type, rows_array
+from service.http.schemas import Envelope
+from service.http.schemas import Request as AnyEnvelope
+from service.observability.metrics import Metrics
+from service.observability.records import record_of
+from service.observability.worker_metrics import WorkerMetrics
+from service.process.supervisor import Place
+from service.registry.collector import LoadedCollector
+from service.registry.models import Models, Served
+from service.settings import Settings
+
+
+class Context:
+    """What the routes share, made once for an application."""
+
+    def __init__(self, settings: Settings, place: Place | None) -> None:
+        self.settings = settings
+        idle = threading.Event()
+        self.models = Models(settings, idle)
+        self.metrics = Metrics()
+        self.metrics.registry.register(LoadedCollector(self.models))
+        self.admission = Admission(settings, idle)
+        self.engine = Engine(self.admission, self.metrics)
+        self.worker_metrics = WorkerMetrics(self.metrics_page, place)
+        self.ending = threading.Event()
+
+    def metrics_page(self) -> bytes:
+        """Return this process's metrics as Prometheus' text."""
+        self.metrics.queued_row_draws.set(self.admission.row_draws)
+        self.metrics.queued_requests.set(self.admission.in_work)
+        return generate_latest(self.metrics.registry)
+
+    async def served(self, envelope: Envelope) -> Served:
+        """Return the model that a request means, loading its version first where it must."""
+        served = self.models.peek(envelope.model, envelope.version)
+        if served is None:
+            served = await self.engine.load(partial(self.models.get, envelope.model, envelope.version))
+        return served
+
+    async def read(
+        self, request: Request, body: bytes, kind: type[AnyEnvelope], rows_field: str, max_rows: int
+    ) -> tuple[AnyEnvelope, Rows]:
+        """Return a request's envelope and its rows as they came; a form is taken apart away from the event loop."""
+        work = partial(read_request, request, body, kind, rows_field, max_rows)
+        read = await self.engine.load(work) if request_media_type(request) == FORM else work()
+        record_of(request.scope).read = time.perf_counter()
+        return read
+
+    async def rows(self, rows: Rows, served: Served, field: str) -> Float32[np.ndarray, "N I"]:
+        """Return a request's rows as numbers; images and objects are looked at away from the event loop."""
+        spec = served.model.manifest.input
+        work = partial(rows_array, rows, spec, field, self.settings.max_image_pixels)
+        takes_long = isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)
+        return await self.engine.load(work) if takes_long else work()
+
+    def deadline(self, begun: float, envelope: Envelope) -> float:
+        """Return when a request that came at `begun` must be answered, on the clock of time.monotonic."""
+        return begun + (envelope.deadline_s or self.settings.deadline_s)
+
+
+def context_of(request: Request) -> Context:
+    """Return the context of the application that a request came to."""
+    context: Any = request.app.state.context
+    assert isinstance(context, Context)
+    return context

@@ -1,0 +1,136 @@
+"""What a request asks of the engine, how far it is, and what it gets."""
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float32, Float64
+
+from model_store.conformal.stopping import StoppingRule
+from model_store.inference.prediction import Prediction
+from model_store.inference.runtime import DrawSet
+from service.errors import PastDeadline
+from service.observability.records import Phase
+from service.registry.models import Served
+
+FEW_ROWS = 8  # of a request whose answer takes no time to write
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Rows to predict, or a pool to score where `acquisition` is named."""
+
+    served: Served
+    x: Float32[np.ndarray, "N I"]
+    num_samples: int
+    seed: int | None  # None: under fresh draws
+    deadline: float = math.inf  # on the clock of time.monotonic
+    rule: StoppingRule | None = None  # when a row stops drawing; None: at `num_samples`
+    keep_samples: bool = False
+    acquisition: str | None = None
+
+    @property
+    def has_short_answer(self) -> bool:
+        """Whether the event loop may write the answer."""
+        return len(self.x) <= FEW_ROWS and not self.keep_samples
+
+    def goes_with(self, other: "Job") -> bool:
+        """Whether both may be in one micro-batch: of the same model, number of draws and rule, and no pool."""
+        same_model = self.served is other.served and self.acquisition is None and other.acquisition is None
+        return same_model and (self.num_samples, self.rule) == (other.num_samples, other.rule)
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """Rows' prediction, the seed of its draws, and where asked for what each draw says: `Predictive.samples`."""
+
+    prediction: Prediction
+    seed: int
+    num_samples: int
+    samples: Float32[np.ndarray, "K N C"] | None
+    phases: list[Phase]
+
+
+@dataclass(frozen=True, eq=False)
+class PoolScores:
+    """What pool rows are ranked by, and the seed of the draws that all of them share."""
+
+    scores: Float64[np.ndarray, "N"]
+    seed: int
+    phases: list[Phase]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What was computed of some rows of a job: of predictions those `rows` of a micro-batch, of a pool its scores."""
+
+    prediction: Prediction | None = None
+    rows: slice = field(default_factory=lambda: slice(None))
+    samples: Float32[np.ndarray, "K N C"] | None = None
+    scores: Float64[np.ndarray, "n"] | None = None
+
+
+@dataclass(eq=False)
+class Progress:
+    """How far a job is. `future` ends with it; a job that the event loop does at once has none."""
+
+    job: Job
+    future: "asyncio.Future[None] | None" = None
+    draws: DrawSet | None = None
+    rows_done: int = 0
+    queued: float = 0.0  # when it, or its next part, began to wait, on the clock of time.perf_counter
+    phases: list[Phase] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+
+    @property
+    def rows_left(self) -> int:
+        """How many rows are still to be computed."""
+        return len(self.job.x) - self.rows_done
+
+    def take(self, part: Part, rows: int, begun: float, ended: float) -> None:
+        """Take in a part of so many rows that was computed from `begun` to `ended`."""
+        self.parts.append(part)
+        self.rows_done += rows
+        self.phases.append(Phase(self.queued, begun, ended))
+
+    def is_over(self) -> bool:
+        """Whether nobody waits for it any more, or not in time; whoever still does is told."""
+        assert self.future is not None
+        if time.monotonic() > self.job.deadline:
+            self.finish(PastDeadline())
+            return True
+        return self.future.cancelled()
+
+    def finish(self, error: Exception | None = None) -> None:
+        """Tell whoever waits for the job that it is done, or why not; their event loop may be gone."""
+        assert self.future is not None
+        try:
+            self.future.get_loop().call_soon_threadsafe(_finish, self.future, error)
+        except RuntimeError:
+            return  # an answer after the end of the service
+
+    def predicted(self) -> Predicted:
+        """Return the prediction of a job whose rows are all computed."""
+        assert self.draws is not None
+        parts = [part.prediction.take(part.rows) for part in self.parts if part.prediction is not None]
+        samples = [part.samples for part in self.parts if part.samples is not None]
+        kept = np.concatenate(samples, axis=1) if samples else None
+        prediction = Prediction.concatenate(parts)
+        return Predicted(prediction, self.draws.seed, self.job.num_samples, kept, self.phases)
+
+    def pool_scores(self) -> PoolScores:
+        """Return the scores of a pool whose rows are all computed."""
+        assert self.draws is not None
+        scores = np.concatenate([part.scores for part in self.parts if part.scores is not None])
+        return PoolScores(scores, self.draws.seed, self.phases)
+
+
+def _finish(future: "asyncio.Future[None]", error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,41 @@
+"""Metrics of what is loaded, looked up when they are asked for."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from service.observability.metrics import OF_MODEL
+from service.registry.drift import EDGES
+from service.registry.models import Models
+
+
+class LoadedCollector(Collector):
+    """The versions in memory and their drift."""
+
+    def __init__(self, models: Models) -> None:
+        self.models = models
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield which versions are loaded, the flag's rate and p-values, and evidence and alarm of drift."""
+        loaded = GaugeMetricFamily("dubito_loaded_version", "1 for each version in memory", labels=OF_MODEL)
+        flag_rate = GaugeMetricFamily(
+            "dubito_flag_rate", "Share of p-values of .05 and less among the latest rows watched", labels=OF_MODEL
+        )
+        p_values = HistogramMetricFamily(
+            "dubito_flag_p_value", "The flag's p-values of rows watched", labels=OF_MODEL
+        )
+        evidence = GaugeMetricFamily("dubito_drift_evidence_nats", "Evidence of drift", labels=OF_MODEL)
+        alarm = GaugeMetricFamily("dubito_drift_alarm", "1 once there was evidence enough", labels=OF_MODEL)
+        for served in self.models.loaded():
+            of_version, report = (served.name, served.version), served.drift.report()
+            loaded.add_metric(of_version, 1.0)
+            if report.flag_rate is not None:
+                flag_rate.add_metric(of_version, report.flag_rate)
+            counts = np.cumsum(report.binned_rows).tolist()
+            buckets = [*zip(map(str, EDGES.tolist()), counts, strict=True), ("+Inf", report.rows)]
+            p_values.add_metric(of_version, buckets, report.p_value_sum)
+            evidence.add_metric(of_version, report.evidence)
+            alarm.add_metric(of_version, float(report.alarm))
+        yield from (loaded, flag_rate, p_values, evidence, alarm)

@@ -1,0 +1,39 @@
+"""`GET /health/live`, `GET /health/ready` and `GET /metrics`."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from service.context import context_of
+from service.errors import NotReady
+from service.http.openapi import ERRORS
+from service.registry.models import HOW_TO_PUBLISH
+
+router = APIRouter()
+
+
+@router.get("/health/live")
+async def get_live() -> dict[str, str]:
+    """Say that the process answers."""
+    return {"status": "live"}
+
+
+@router.get("/health/ready", responses={503: ERRORS[503]})
+async def get_ready(request: Request) -> dict[str, Any]:
+    """Say whether there is a model to predict with."""
+    context = context_of(request)
+    models = context.models
+    if context.ending.is_set():
+        raise NotReady("the service is about to end")
+    serving = {name: latest.version for name in models.names() if (latest := models.latest(name))}
+    if not serving:
+        broken = [text for name in models.names() for text in models.broken(name).values()]
+        raise NotReady("; ".join(broken) or HOW_TO_PUBLISH)
+    return {"status": "ready", "models": serving}
+
+
+@router.get("/metrics", include_in_schema=False)
+async def get_metrics(request: Request) -> Response:
+    """Give the metrics of all workers, as Prometheus reads them."""
+    return Response(context_of(request).worker_metrics.all(), media_type=CONTENT_TYPE_LATEST)

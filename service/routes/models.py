@@ -1,0 +1,65 @@
+"""`GET /models`, `GET /models/{name}`: what is served, and what cannot be and why."""
+
+from functools import partial
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from service.context import context_of
+from service.http.openapi import ERRORS
+from service.http.requests import JSON
+from service.registry.drift import drift_content
+from service.registry.models import Models
+from service.routes.report import report_links
+
+router = APIRouter()
+
+
+@router.get("/models")
+async def get_models(request: Request) -> Response:
+    """List the models: what is served of each, and what cannot be and why."""
+    context = context_of(request)
+    models = context.models
+    overview = await context.engine.load(lambda: [_overview(models, name) for name in models.names()])
+    return Response(orjson.dumps({"models": overview}), media_type=JSON)
+
+
+@router.get("/models/{name}", responses={404: ERRORS[404]})
+async def get_model(request: Request, name: str) -> Response:
+    """Describe a model: versions, aliases, and of what `latest` serves the drift, the manifest and evidence."""
+    context = context_of(request)
+    content = await context.engine.load(partial(_description, context.models, context.models.name(name)))
+    return Response(orjson.dumps(content), media_type=JSON)
+
+
+def _description(models: Models, name: str) -> dict[str, Any]:
+    """Return a model's overview, and of what `latest` serves drift, manifest and evidence. Reads files."""
+    latest = models.latest(name)
+    drift = None if latest is None else models.drift(latest)
+    return {
+        **_overview(models, name),
+        "drift": None if drift is None else drift_content(drift.report()),
+        "manifest": None if latest is None else latest.model_dump(mode="json"),
+        "evidence": report_links(models, name, None if latest is None else latest.version),
+    }
+
+
+def _overview(models: Models, name: str) -> dict[str, Any]:
+    latest = models.latest(name)
+    return {
+        "name": name,
+        "serving": None if latest is None else latest.version,
+        "versions": models.store.versions(name),
+        "aliases": models.store.aliases(name),
+        "in_memory": {s.version: models.model_bytes(s.model.manifest) for s in models.loaded() if s.name == name},
+        "broken": models.broken(name),
+        "method": None if latest is None else latest.method,
+        "task": None if latest is None else latest.task,
+        "input_shape": None if latest is None else latest.input.shape,
+        "classes": None if latest is None else latest.classes,
+        "target": None if latest is None else latest.target,
+        "quality": None if latest is None else latest.quality,
+        "smallest_fpr": None if latest is None else latest.detectors.smallest_fpr,
+        "smallest_risk": None if latest is None or latest.abstention is None else latest.abstention.smallest_risk,
+    }

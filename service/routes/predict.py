@@ -1,0 +1,64 @@
+"""`POST /predict`: rows to labels or targets, how uncertain and why, and whether a row is unlike the data."""
+
+import time
+from functools import partial
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+
+from service.context import Context, context_of
+from service.engine.batching import BATCH_ROW_DRAWS
+from service.engine.decision import DecisionOptions, decide
+from service.engine.jobs import Job, Predicted
+from service.http.openapi import ERRORS, request_body
+from service.http.options import decision_options, num_samples_of, refuse_too_many_samples
+from service.http.requests import JSON, NPZ, hung_up, read_body
+from service.http.responses import predict_json, predict_npz
+from service.http.schemas import PredictAnswer, PredictRequest
+from service.observability.records import record_of
+
+router = APIRouter()
+
+
+@router.post(
+    "/predict",
+    responses={200: {"model": PredictAnswer, "content": {NPZ: {}}}, **ERRORS},
+    openapi_extra=request_body(PredictRequest, "inputs"),
+)
+async def post_predict(request: Request) -> Response:
+    """Predict rows: label or target, how uncertain and why, and whether a row is unlike the data."""
+    context = context_of(request)
+    settings = context.settings
+    context.admission.refuse_overload()  # before there is work on it
+    begun = time.monotonic()
+    body = await read_body(request, settings.max_body_bytes)
+    envelope, rows = await context.read(request, body, PredictRequest, "inputs", settings.max_rows)
+    served = await context.served(envelope)
+    num_samples = num_samples_of(envelope, served, settings)
+    options = decision_options(envelope, served, num_samples, settings.settle)
+    refuse_too_many_samples(envelope, len(rows), num_samples, served, settings.max_answer_numbers)
+    as_arrays = NPZ in request.headers.get("accept", "")
+    with context.admission.admitted(len(rows), num_samples, BATCH_ROW_DRAWS):
+        x = await context.rows(rows, served, "inputs")
+        deadline = context.deadline(begun, envelope)
+        job = Job(served, x, num_samples, envelope.seed, deadline, options.rule, envelope.return_samples)
+        predicted = await context.engine.predict(job, partial(hung_up, request))
+        answering = partial(_answer, context, job, predicted, options, as_arrays)
+        answer, flags = await context.engine.answer(job, answering)
+    record = record_of(request.scope)
+    record.worked_on(predicted.phases)
+    record.used(served.name, served.version, len(x), num_samples, flags)
+    return Response(answer, media_type=NPZ if as_arrays else JSON)
+
+
+def _answer(
+    context: Context, job: Job, predicted: Predicted, options: DecisionOptions, as_arrays: bool
+) -> tuple[bytes, int]:
+    """Return the answer and how many rows are flagged, and note both where live rows are watched and counted."""
+    served, prediction = job.served, predicted.prediction
+    decision = decide(prediction, options)
+    if job.seed is None:  # else a replay
+        served.watch(prediction)
+    flags = int(np.count_nonzero(decision.flag))
+    context.metrics.predicted(served.key, prediction.scores, job.num_samples, flags)
+    return (predict_npz if as_arrays else predict_json)(served, predicted, decision), flags
