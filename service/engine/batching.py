@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 from model_store.inference.draws import OwnDraws, RowsUnderDraws, SharedDraws
 from model_store.inference.runtime import HELD_BYTES, DrawSet
 from service.engine.admission import Admission
-from service.engine.jobs import Job, Part, PoolScores, Predicted, Progress
+from service.engine.jobs import Job, MicroBatch, Part, PoolScores, Predicted, Progress
 from service.errors import PastDeadline
 from service.observability.metrics import Metrics
 from service.registry.models import Served
@@ -267,13 +267,13 @@ def _predicted(
         prediction = model.prediction(outputs, density)
     else:
         prediction = model.prediction_with_stopping(rows, density, job.num_samples, job.rule)
-    computed, start = [], 0
+    micro_batch, computed, start = MicroBatch(prediction), [], 0
     for progress, part in zip(batch, parts, strict=True):
         here = slice(start, start + len(part))
         samples = None
         if progress.job.keep_samples and outputs is not None:
             samples = model.predictive.samples(outputs[:, here])
-        computed.append(Part(prediction, here, samples))
+        computed.append(Part(micro_batch, here, samples))
         start = here.stop
     return computed
 

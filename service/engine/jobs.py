@@ -3,7 +3,9 @@
 import asyncio
 import math
 import time
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Float64
@@ -14,6 +16,8 @@ from model_store.inference.runtime import DrawSet
 from service.errors import PastDeadline
 from service.observability.records import Phase
 from service.registry.models import Served
+
+T = TypeVar("T")
 
 FEW_ROWS = 8  # of a request whose answer takes no time to write
 
@@ -43,14 +47,37 @@ class Job:
 
 
 @dataclass(frozen=True, eq=False)
-class Predicted:
-    """Rows' prediction, the seed of its draws, and where asked for what each draw says: `Predictive.samples`."""
+class MicroBatch:
+    """The prediction of rows that were computed together, and what is made of it once for all of their requests."""
 
     prediction: Prediction
+    made: dict[Hashable, Any] = field(default_factory=dict)
+
+    def once(self, key: Hashable, make: Callable[[Prediction], T]) -> T:
+        """Return what `make` makes of the prediction; only the first request with this key waits for it."""
+        if key not in self.made:
+            self.made[key] = make(self.prediction)
+        made: T = self.made[key]
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """What a request gets: its rows of a micro-batch, the seed of their draws, and where asked for what each draw
+    says, `Predictive.samples`.
+    """
+
+    batch: MicroBatch
+    rows: slice
     seed: int
     num_samples: int
     samples: Float32[np.ndarray, "K N C"] | None
     phases: list[Phase]
+
+    @property
+    def prediction(self) -> Prediction:
+        """The prediction of the request's rows."""
+        return self.batch.prediction.take(self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +93,7 @@ class PoolScores:
 class Part:
     """What was computed of some rows of a job: of predictions those `rows` of a micro-batch, of a pool its scores."""
 
-    prediction: Prediction | None = None
+    batch: MicroBatch | None = None
     rows: slice = field(default_factory=lambda: slice(None))
     samples: Float32[np.ndarray, "K N C"] | None = None
     scores: Float64[np.ndarray, "n"] | None = None
@@ -114,11 +141,14 @@ class Progress:
     def predicted(self) -> Predicted:
         """Return the prediction of a job whose rows are all computed."""
         assert self.draws is not None
-        parts = [part.prediction.take(part.rows) for part in self.parts if part.prediction is not None]
         samples = [part.samples for part in self.parts if part.samples is not None]
         kept = np.concatenate(samples, axis=1) if samples else None
-        prediction = Prediction.concatenate(parts)
-        return Predicted(prediction, self.draws.seed, self.job.num_samples, kept, self.phases)
+        batch, rows = self.parts[0].batch, self.parts[0].rows
+        assert batch is not None
+        if len(self.parts) > 1:  # each computed by itself
+            parts = [part.batch.prediction for part in self.parts if part.batch is not None]
+            batch, rows = MicroBatch(Prediction.concatenate(parts)), slice(0, len(self.job.x))
+        return Predicted(batch, rows, self.draws.seed, self.job.num_samples, kept, self.phases)
 
     def pool_scores(self) -> PoolScores:
         """Return the scores of a pool whose rows are all computed."""

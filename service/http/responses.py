@@ -8,6 +8,7 @@ import numpy as np
 import orjson
 from jaxtyping import Float32
 
+from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
 from service.engine.decision import Decision
@@ -15,25 +16,29 @@ from service.engine.jobs import Predicted
 from service.registry.models import Served
 
 
-def predict_json(served: Served, predicted: Predicted, decision: Decision) -> bytes:
-    """Return the JSON answer of /predict."""
-    columns = dict(_json_columns(served, predicted, decision))
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return orjson.dumps(
-        {
-            "model": served.name,
-            "version": served.version,
-            "num_samples": predicted.num_samples,
-            "seed": predicted.seed,
-            "predictions": rows,
-        }
-    )
+def predict_json(served: Served, num_samples: int, seed: int, rows: list[dict[str, Any]]) -> bytes:
+    """Return the JSON answer of /predict, given what it says of each row."""
+    answer = {
+        "model": served.name,
+        "version": served.version,
+        "num_samples": num_samples,
+        "seed": seed,
+        "predictions": rows,
+    }
+    return orjson.dumps(answer)
 
 
-def _json_columns(served: Served, predicted: Predicted, decision: Decision) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the fields of each row's answer, in their order. Infinite bounds become null in JSON."""
-    prediction, scores = predicted.prediction, predicted.prediction.scores
-    num_rows = len(decision.flag)
+def json_rows(served: Served, num_samples: int, prediction: Prediction, decision: Decision) -> list[dict[str, Any]]:
+    """Return what JSON says of each row. Infinite bounds become null in it."""
+    columns = dict(_json_columns(served, num_samples, prediction, decision))
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _json_columns(
+    served: Served, num_samples: int, prediction: Prediction, decision: Decision
+) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the fields of each row's answer, in their order."""
+    scores, num_rows = prediction.scores, len(decision.flag)
     if isinstance(scores, Scores):
         classes = served.model.manifest.classes or ()
         yield "label", [classes[i] for i in scores.label.tolist()]
@@ -43,7 +48,7 @@ def _json_columns(served: Served, predicted: Predicted, decision: Decision) -> I
             yield name, getattr(scores, name).tolist()
     else:
         for name in scores.error_names:
-            is_known = name != "epistemic_std" or predicted.num_samples > 1
+            is_known = name != "epistemic_std" or num_samples > 1
             yield name, getattr(scores, name).tolist() if is_known else [None] * num_rows
         yield "num_samples", scores.num_draws.tolist()
     yield "standard_error", _standard_errors(scores, num_rows)
@@ -55,9 +60,17 @@ def _json_columns(served: Served, predicted: Predicted, decision: Decision) -> I
         yield "abstain", [None] * num_rows if decision.abstain is None else decision.abstain.tolist()
     if decision.interval is not None:
         yield "interval", decision.interval.tolist()
-    yield "detectors", _detectors(predicted, decision, num_rows)
-    if predicted.samples is not None:
-        yield "samples", _samples(predicted.samples, scores)
+    yield "detectors", _detectors(prediction, decision, num_rows)
+
+
+def with_samples(
+    rows: list[dict[str, Any]], samples: Float32[np.ndarray, "K N C"], scores: AnyScores
+) -> list[dict[str, Any]]:
+    """Return rows with what each draw says of them."""
+    by_row = samples.transpose(1, 0, 2).tolist()
+    if not isinstance(scores, Scores):
+        by_row = [[{"mean": mean, "std": std} for mean, std in row] for row in by_row]
+    return [{**row, "samples": draws} for row, draws in zip(rows, by_row, strict=True)]
 
 
 def _standard_errors(scores: AnyScores, num_rows: int) -> list[dict[str, float | None]]:
@@ -69,20 +82,15 @@ def _standard_errors(scores: AnyScores, num_rows: int) -> list[dict[str, float |
     return [dict(zip(names, values, strict=True)) for values in columns]
 
 
-def _detectors(predicted: Predicted, decision: Decision, num_rows: int) -> list[dict[str, dict[str, Any]]]:
+def _detectors(prediction: Prediction, decision: Decision, num_rows: int) -> list[dict[str, dict[str, Any]]]:
     """Return what each detector says of each row."""
     rows: list[dict[str, dict[str, Any]]] = [{} for _ in range(num_rows)]
-    p_values = predicted.prediction.p_values.detector_p_values
-    for name, detected in predicted.prediction.detected.items():
+    p_values = prediction.p_values.detector_p_values
+    for name, detected in prediction.detected.items():
         values = zip(detected.tolist(), p_values[name].tolist(), decision.fired[name].tolist(), strict=True)
         for row, (score, p_value, fired) in zip(rows, values, strict=True):
             row[name] = {"score": score, "p_value": p_value, "fired": fired}
     return rows
-
-
-def _samples(samples: Float32[np.ndarray, "K N C"], scores: AnyScores) -> list[Any]:
-    rows = samples.transpose(1, 0, 2).tolist()
-    return rows if isinstance(scores, Scores) else [[{"mean": m, "std": s} for m, s in row] for row in rows]
 
 
 def predict_npz(served: Served, predicted: Predicted, decision: Decision) -> bytes:

@@ -13,8 +13,6 @@ from prometheus_client import Histogram as PrometheusHistogram
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from model_store.scores.tasks import AnyScores
-
 # Upper ends of buckets, inclusive.
 SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 NATS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 7)
@@ -125,10 +123,8 @@ class Metrics:
         if reason is not None:
             self.failures.labels(route, reason).inc()
 
-    def predicted(self, key: VersionKey, scores: AnyScores, draws: int, flags: int) -> None:
-        """Count a prediction: its rows' scores, its draws, and how many rows are flagged."""
-        name = scores.overall
-        values = scores.by_name()[name]
+    def predicted(self, key: VersionKey, name: str, values: Float64[np.ndarray, "N"], draws: int, flags: int) -> None:
+        """Count a prediction: its rows' values of a score, its draws, and how many rows are flagged."""
         version = self.of_version(key)
         with version.lock:
             counts = version.counts

@@ -44,11 +44,11 @@ class Served:
         self.key = (self.name, self.version)
         self.rule = rule  # of the rows that are watched
 
-    def watch(self, prediction: Prediction) -> None:
+    def watch(self, prediction: Prediction, rows: slice) -> None:
         """Take in what is said of live rows, if their draws were taken as those of a request without options."""
         rank_tables = prediction.rank_tables
         if (rank_tables.num_draws, rank_tables.rule) == (self.model.manifest.noise.default_draws, self.rule):
-            self.drift.watch(prediction.p_values.p_value)
+            self.drift.watch(prediction.p_values.p_value[rows])
 
 
 class Models:

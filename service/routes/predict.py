@@ -2,18 +2,20 @@
 
 import time
 from functools import partial
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
+from model_store.inference.prediction import Prediction
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS
-from service.engine.decision import DecisionOptions, decide
+from service.engine.decision import Decision, DecisionOptions, decide
 from service.engine.jobs import Job, Predicted
 from service.http.openapi import ERRORS, request_body
 from service.http.options import decision_options, num_samples_of, refuse_too_many_samples
 from service.http.requests import JSON, NPZ, hung_up, read_body
-from service.http.responses import predict_json, predict_npz
+from service.http.responses import json_rows, predict_json, predict_npz, with_samples
 from service.http.schemas import PredictAnswer, PredictRequest
 from service.observability.records import record_of
 
@@ -55,10 +57,31 @@ def _answer(
     context: Context, job: Job, predicted: Predicted, options: DecisionOptions, as_arrays: bool
 ) -> tuple[bytes, int]:
     """Return the answer and how many rows are flagged, and note both where live rows are watched and counted."""
-    served, prediction = job.served, predicted.prediction
-    decision = decide(prediction, options)
+    served, batch = job.served, predicted.batch
+    if as_arrays:
+        decision = decide(predicted.prediction, options)
+        flags, answer = decision.flag, predict_npz(served, predicted, decision)
+    else:
+        if options.fdr is None:  # each row is decided by itself: once for all requests of the micro-batch
+            decision, rows = batch.once(options, partial(_decided, job, options))
+            flags, rows = decision.flag[predicted.rows], rows[predicted.rows]
+        else:
+            decision, rows = _decided(job, options, predicted.prediction)
+            flags = decision.flag
+        if predicted.samples is not None:
+            rows = with_samples(rows, predicted.samples, batch.prediction.scores)
+        answer = predict_json(served, predicted.num_samples, predicted.seed, rows)
     if job.seed is None:  # else a replay
-        served.watch(prediction)
-    flags = int(np.count_nonzero(decision.flag))
-    context.metrics.predicted(served.key, prediction.scores, job.num_samples, flags)
-    return (predict_npz if as_arrays else predict_json)(served, predicted, decision), flags
+        served.watch(batch.prediction, predicted.rows)
+    num_flags = int(np.count_nonzero(flags))
+    scores = batch.prediction.scores
+    context.metrics.predicted(
+        served.key, scores.overall, scores.by_name()[scores.overall][predicted.rows], job.num_samples, num_flags
+    )
+    return answer, num_flags
+
+
+def _decided(job: Job, options: DecisionOptions, prediction: Prediction) -> tuple[Decision, list[dict[str, Any]]]:
+    """Return what is decided of rows, and what JSON says of each."""
+    decision = decide(prediction, options)
+    return decision, json_rows(job.served, job.num_samples, prediction, decision)

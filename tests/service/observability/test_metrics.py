@@ -1,9 +1,7 @@
 """GET /metrics: each counter counts what it says."""
 
 import re
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -11,11 +9,8 @@ import pytest
 from conftest import ROOT, metric
 from prometheus_client import generate_latest
 
-from model_store.scores.regression import MixtureScores
 from service.engine.batching import BATCH_ROW_DRAWS
 from service.observability.metrics import MAX_VERSIONS, NATS, SECONDS, Histogram, Metrics
-from service.registry.models import Models
-from service.settings import Settings
 
 OF_MODEL = {"model": "digits", "version": "1"}
 
@@ -28,10 +23,9 @@ def fresh(serve, digits_store):
 
 
 @pytest.fixture
-def metrics(tmp_path):
-    """The metrics of a service without models."""
-    settings = Settings(store=tmp_path)
-    return Metrics(Models(settings, threading.Event()))
+def metrics():
+    """Metrics that nothing was counted in."""
+    return Metrics()
 
 
 def buckets(page, name, **labels):
@@ -134,22 +128,22 @@ def test_a_histogram_counts_arrays_as_it_counts_their_values_one_by_one(rows):
 
 def test_counts_of_many_threads_are_all_there(metrics):
     def count(_):
-        version = metrics.of_version("m", "1")
+        version = metrics.of_version(("m", "1"))
         with version.lock:
             version.counts["rows"] += 1
             version.histogram("entropy").add((0.5,))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(count, range(4000)))
-    version = metrics.of_version("m", "1")
+    version = metrics.of_version(("m", "1"))
     assert version.counts["rows"] == 4000
     assert sum(version.histogram("entropy").counts) == 4000
 
 
 def test_only_the_versions_used_last_are_counted_however_many_come(metrics):
     for i in range(3 * MAX_VERSIONS):
-        metrics.of_version("m", str(i))
-        metrics.of_version("m", "used all the time")
+        metrics.of_version(("m", str(i)))
+        metrics.of_version(("m", "used all the time"))
     kept = [version for (_, version), _ in metrics.versions()]
     assert len(kept) == MAX_VERSIONS
     assert kept[-1] == "used all the time"
@@ -182,9 +176,7 @@ def test_every_metric_is_in_the_guide(client):
 
 def test_a_regression_is_counted_by_its_standard_deviations(metrics):
     std = np.array([1e-5, 0.5, 2.0, 1e9, np.inf])
-    zeros = np.zeros(5)
-    served = SimpleNamespace(name="m", version="3")
-    metrics.predicted(served, MixtureScores(np.full(5, 10), zeros, std, zeros, zeros, None), draws=10, flags=2)
+    metrics.predicted(("m", "3"), "std", std, draws=10, flags=2)
     page = generate_latest(metrics.registry).decode()
     of_model = {"model": "m", "version": "3"}
     assert metric(page, "dubito_rows_total", **of_model) == 5
