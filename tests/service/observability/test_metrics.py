@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import httpx
 import numpy as np
 import pytest
-from conftest import ROOT, metric
 from prometheus_client import generate_latest
 
 from model_store.scores.regression import MixtureScores
@@ -16,6 +15,8 @@ from service.engine.batching import BATCH_ROW_DRAWS
 from service.observability.metrics import MAX_VERSIONS, NATS, SECONDS, Histogram, Metrics
 from service.registry.models import Models
 from service.settings import Settings
+from tests.support.environment import ROOT
+from tests.support.serving import metric
 
 OF_MODEL = {"model": "digits", "version": "1"}
 

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def evaluated(evaluated_store):
-    from conftest import serving
+    from tests.support.serving import serving
 
     with serving(evaluated_store) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         yield client

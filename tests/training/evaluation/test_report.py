@@ -14,48 +14,11 @@ from model_store.conformal.detectors import combined_surprisal
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import SCORE_NAMES
 from model_store.scores.tasks import labels_of
+from tests.support.recipes import write_recipe
 from training.__main__ import main
 from training.data import digits
 from training.evaluation.differentiable_flag import DifferentiableFlag
 from training.evaluation.quality import ServedPredictor
-
-REGRESSION = """
-name = "line"
-method = "bbb-gaussian"
-task = "regression"
-[data]
-source = "npz:line.npz"
-validation_rows = 30
-reference_rows = 40
-ranking_rows = 40
-[network]
-hidden = [8]
-[posterior]
-[training]
-epochs = 20
-batch_rows = 40
-learning_rate = 1e-2
-[serving]
-draws = 10
-"""
-
-
-SMALL = """
-name = "small"
-method = "mle"
-[data]
-source = "digits"
-validation_rows = 100
-reference_rows = 120
-ranking_rows = 120
-[network]
-hidden = [16]
-[posterior]
-[training]
-epochs = 10
-batch_rows = 64
-learning_rate = 1e-2
-"""
 
 
 @pytest.fixture
@@ -159,10 +122,13 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch, 
     generator = np.random.default_rng(0)
     x = generator.normal(size=(400, 3))
     np.savez(tmp_path / "line.npz", x=x, y=x.sum(axis=1) + 0.1 * generator.normal(size=400))
-    (tmp_path / "recipe.toml").write_text(REGRESSION)
+    data = {"source": "npz:line.npz", "validation_rows": 30}
+    schedule = {"epochs": 20, "batch_rows": 40, "learning_rate": 1e-2}
+    content = {"data": data, "network": {"hidden": [8]}, "training": schedule, "serving": {"draws": 10}}
+    recipe = write_recipe(tmp_path, name="line", task="regression", method="bbb-gaussian", **content)
     for name, folder in (("STORE", "models"), ("RUNS", "runs"), ("DATA", "")):
         monkeypatch.setenv(f"DUBITO_{name}", str(tmp_path / folder))
-    assert main(["fit", str(tmp_path / "recipe.toml"), "--quiet", "--device", "cpu"]) == 0
+    assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
     assert main(["evaluate", "line", "--rows", "80", "--quiet"]) == 0
     report = evaluation_report(ModelStore(tmp_path / "models"), "line", "1").report
     assert set(report["outliers"]) == {"uniform", "gaussian", "shuffled"}
@@ -179,8 +145,10 @@ def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(tmp
     store = tmp_path / "models"
     for variable, folder in (("DUBITO_STORE", store), ("DUBITO_RUNS", tmp_path / "runs"), ("DUBITO_DATA", tmp_path)):
         monkeypatch.setenv(variable, str(folder))
-    (tmp_path / "small.toml").write_text(SMALL)
-    assert main(["fit", str(tmp_path / "small.toml"), "--leave-out", "0", "--leave-out", "6", "--quiet"]) == 0
+    data = {"validation_rows": 100, "reference_rows": 120, "ranking_rows": 120}
+    schedule = {"epochs": 10, "batch_rows": 64, "learning_rate": 1e-2}
+    recipe = write_recipe(tmp_path, method="mle", data=data, network={"hidden": [16]}, training=schedule)
+    assert main(["fit", str(recipe), "--leave-out", "0", "--leave-out", "6", "--quiet"]) == 0
     assert main(["evaluate", "small", "--rows", "500", "--quiet"]) == 0
     own = evaluation_report(ModelStore(store), "small", "1").report
     test = digits().test

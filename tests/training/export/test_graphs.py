@@ -6,9 +6,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import ROOT, scale_model
 
 from model_store.inference.noise import standard_normal
+from tests.support.environment import ROOT
+from tests.support.models import scale_model
 from training.data import Rows
 from training.export.graphs import PARITY_TOLERANCE, ParityError, export, parity, runtime_of
 from training.export.served import served_network

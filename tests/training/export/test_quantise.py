@@ -4,9 +4,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import scale_model
 
 from model_store.inference.runtime import Runtime
+from tests.support.models import scale_model
 from training.data import Rows
 from training.export.graphs import export
 from training.export.quantise import quantisation_error, quantise_network, quantise_sampler

@@ -4,13 +4,15 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import recipe_of, refused, working_in
 from scipy import stats
 
 from model_store.artifacts.manifest import FILES
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model, detector_scores
 from model_store.scores.tasks import labels_of
+from tests.support.environment import working_in
+from tests.support.recipes import recipe_of
+from tests.support.refusals import refused
 from training.__main__ import main
 from training.calibration.calibrate import served_scores
 from training.data import Dataset, Rows, digits, load, numbered_as
