@@ -21,13 +21,12 @@ from model_store.scores.regression import MixtureScores, log_density
 from model_store.scores.sums import DrawSums
 from model_store.scores.tasks import AnyScores, labels_of, scores_of, sums_of
 from training.data import Rows
-from training.nn.posteriors.noise import hash_key
+from training.seeds import ServedRows, Stream, hash_key
 
 DRAW_COUNTS = (1, 2, 3, 5, 10, 20, 30, 50, 75, 100, 200, 500, 1000)
 CHUNK_ROWS = 32
 DRAWN_NUMBERS = 2_000_000_000  # noise of a calibration split: about a minute of one core
 FEWEST_SHARING = 16
-CALIBRATION = 5  # the random stream of this module's draws, beside those of `training.fitting.run`
 
 
 def draw_counts(default_draws: int) -> list[int]:
@@ -114,7 +113,7 @@ def rows_per_draw_set(runtime: Runtime, rows: int, num_draws: int) -> int:
 
 def draw_seed(seed: int, request: int) -> int:
     """Return the draw seed of a calibration request."""
-    return hash_key(seed, CALIBRATION, request) % (MAX_SEED + 1)
+    return hash_key(seed, Stream.CALIBRATION, request) % (MAX_SEED + 1)
 
 
 def by_detector(
@@ -140,10 +139,11 @@ def calibrate(
 ) -> Calibration:
     """Fit and rank the detectors on two splits that the model was not fitted on."""
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
+    of_reference, of_ranking = hash_key(seed, ServedRows.REFERENCE), hash_key(seed, ServedRows.RANKING)
     reference_scores, reference_densities, reference_spreads = scores_and_spreads(
-        runtime, reference, counts, hash_key(seed, 0), share
+        runtime, reference, counts, of_reference, share
     )
-    scores, densities, spreads = scores_and_spreads(runtime, ranking, counts, hash_key(seed, 1), share)
+    scores, densities, spreads = scores_and_spreads(runtime, ranking, counts, of_ranking, share)
     return Calibration.fit(
         counts,
         by_detector(reference_scores, reference_densities, detectors.density, reference_spreads),

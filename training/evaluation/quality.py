@@ -21,7 +21,7 @@ from model_store.scores.tasks import labels_of
 from training.calibration.calibrate import quality, regression_quality, scores_and_likelihoods, served_outputs
 from training.data import Rows
 from training.evaluation.metrics import area_under_risk_coverage, detection, expected_calibration_error
-from training.nn.posteriors.noise import hash_key
+from training.seeds import hash_key
 
 REQUEST_ROWS = 16
 COVERAGES = (0.5, 0.8, 0.9, 0.95)

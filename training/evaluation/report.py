@@ -33,9 +33,9 @@ from training.evaluation.quality import (
 )
 from training.evaluation.report_plots import attacks_plot, cdf_plot, reliability_plot, risk_coverage_plot, roc_plot
 from training.evaluation.report_text import markdown
-from training.nn.posteriors.noise import hash_key
 from training.publishing.publish import fitted_detectors
 from training.recipe import override
+from training.seeds import EvaluationStream, generator, hash_key
 from training.versions import Parent, fitted_data
 
 MAX_DRAWS = 1000
@@ -71,7 +71,8 @@ def evaluate_version(
     manifest = version.manifest
     draws = _checked(version, wanted)
     data, is_fitted = _data(version, root, wanted.source)
-    order = np.random.default_rng(hash_key(wanted.seed, 30)).permutation(len(data.test))[: wanted.rows]
+    other_rows = hash_key(wanted.seed, EvaluationStream.OUTLIER_ROWS)
+    order = generator(wanted.seed, EvaluationStream.TEST_ROWS).permutation(len(data.test))[: wanted.rows]
     test = data.test.take(order)
     names = [
         "uniform",
@@ -85,8 +86,8 @@ def evaluate_version(
     sets = {
         "uniform": uniform(manifest.input, len(test), wanted.seed),
         "gaussian": gaussian(manifest.input, len(test), wanted.seed),
-        **({} if data.left_out is None else {LEFT_OUT: some(data.left_out, wanted.rows, hash_key(wanted.seed, 31))}),
-        **{s.name: s.rows(manifest.input, wanted.rows, hash_key(wanted.seed, 31)) for s in wanted.outliers},
+        **({} if data.left_out is None else {LEFT_OUT: some(data.left_out, wanted.rows, other_rows)}),
+        **{source.name: source.rows(manifest.input, wanted.rows, other_rows) for source in wanted.outliers},
         **near_manifold(test.x, test.y, manifest.input, bool(data.classes), wanted.seed),
     }
     sets = {name: rows.astype(np.float32) for name, rows in sets.items() if len(rows)}

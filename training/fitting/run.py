@@ -36,16 +36,13 @@ from training.fitting.plots import plot_run
 from training.fitting.warm_start import carry_over
 from training.nn.model import BayesianModel, build, initialise
 from training.nn.posteriors import noise
-from training.nn.posteriors.noise import hash_key
 from training.recipe import Recipe
+from training.seeds import Stream, hash_key
 from training.versions import Parent
 
 INITIALISATION_ROWS = 1000
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
 SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
-# What a random stream is for: part of its key, so that no two streams are one.
-INITIAL_ROWS, ORDER, STEP_NOISE, VALIDATION_NOISE = range(1, 5)
-LAYER_NOISE = 6  # 5 is calibration's
 
 
 @dataclass
@@ -106,7 +103,7 @@ class Run:
             self._restore()
         else:
             if parent is None:
-                order = _order(self.rows, recipe.seed, INITIAL_ROWS)[:INITIALISATION_ROWS]
+                order = _order(self.rows, recipe.seed, Stream.INITIAL_ROWS)[:INITIALISATION_ROWS]
                 initialise(self.model, self.train[0][order.to(device)].float())
                 self.model.likelihood.start(self.train[1])
             else:
@@ -132,7 +129,7 @@ class Run:
             while self.progress.step < self.steps:
                 epoch, i = divmod(self.progress.step, self.epoch_steps)
                 if order is None or i == 0:
-                    order = _order(self.rows, self.recipe.seed, ORDER, epoch).to(self.device)
+                    order = _order(self.rows, self.recipe.seed, Stream.ORDER, epoch).to(self.device)
                 self._step(order[i * self.batch_rows : (i + 1) * self.batch_rows])
                 self.progress.step += 1
                 self.progress.seconds = before + time.monotonic() - begun
@@ -156,8 +153,8 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * decay ** (step / self.steps)
         x, y = self.train[0][index].float(), self.train[1][index]
-        eps = noise(self.model.posterior, self.samples, self.recipe.seed, STEP_NOISE, step)
-        torch.manual_seed(hash_key(self.recipe.seed, LAYER_NOISE, step))  # of layers that draw numbers of their own
+        eps = noise(self.model.posterior, self.samples, self.recipe.seed, Stream.STEP_NOISE, step)
+        torch.manual_seed(hash_key(self.recipe.seed, Stream.LAYER_NOISE, step))
         served, kl = self.model.sample(x, eps.to(self.device))
         log_likelihood = self.model.likelihood.log_likelihood(served, y)
         loss, nll = alpha_objective(log_likelihood, kl, self._kl_weight(step), self.recipe.alpha)
@@ -186,7 +183,7 @@ class Run:
                 f"may help (delete {self.checkpoint} to begin anew)"
             )
         draws = min(settings.validation_draws, self.model.posterior.max_draws or settings.validation_draws)
-        eps = noise(self.model.posterior, draws, self.recipe.seed, VALIDATION_NOISE).to(self.device)
+        eps = noise(self.model.posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE).to(self.device)
         likelihood = self.model.likelihood
         self.model.eval()
         rows = max(1, HELD_OUTPUTS // (draws * likelihood.outputs))

@@ -44,11 +44,10 @@ from training.export.quantise import quantisation_error, quantise_network, quant
 from training.export.served import ServedNetwork, served_network
 from training.nn.flows import WeightNormLinear
 from training.nn.model import BayesianModel
-from training.nn.posteriors.noise import hash_key
 from training.publishing.gate import check_gate
 from training.recipe import DENSITY_NAMES, Recipe
+from training.seeds import ServedRows, Stream, generator, hash_key
 
-DETECTORS = 7  # the random stream of the detectors' fit, beside those of `training.fitting.run`
 MEASURED_ROWS = 16  # rows that share draws when quality is measured
 NOISE_ROWS = 1000
 
@@ -179,7 +178,8 @@ def fitted_detectors(model: BayesianModel, train: Rows, recipe: Recipe) -> Serve
     """
     labels = None if recipe.task == "regression" else torch.from_numpy(train.y)
     densities = [name for name in recipe.combined if name in DENSITY_NAMES]
-    return served_network(model, torch.from_numpy(train.x), hash_key(recipe.seed, DETECTORS), labels, densities)
+    seed = hash_key(recipe.seed, Stream.DETECTORS)
+    return served_network(model, torch.from_numpy(train.x), seed, labels, densities)
 
 
 def fold(model: BayesianModel) -> None:
@@ -208,13 +208,13 @@ def measure(
     share = max(MEASURED_ROWS, rows_per_draw_set(runtime, len(test), counts[-1]))
     y = test.y
     test_scores, density_scores, likelihoods = scores_and_likelihoods(
-        runtime, test, counts[0], hash_key(seed, 2), share
+        runtime, test, counts[0], hash_key(seed, ServedRows.TEST), share
     )
-    noise_rows = np.random.default_rng(hash_key(seed, 3)).uniform(
+    noise_rows = generator(seed, ServedRows.NOISE_VALUES).uniform(
         *extent, (min(len(test), NOISE_ROWS), test.x.shape[1])
     )
     noise = Rows(noise_rows.astype(np.float32), y[:NOISE_ROWS])
-    (noise_scores,), noise_density = served_scores(runtime, noise, counts, hash_key(seed, 4), share)
+    (noise_scores,), noise_density = served_scores(runtime, noise, counts, hash_key(seed, ServedRows.NOISE), share)
     flagged = {}
     for key, scored, dense in (
         ("flag_rate_at_05", test_scores, density_scores),

@@ -17,9 +17,8 @@ from model_store.errors import InvalidInput
 from model_store.inference.model import CALIBRATION_FILE, Model
 from training.data import Dataset, Rows, load, numbered_as
 from training.recipe import override
+from training.seeds import Stream, generator
 from training.versions import recipe_of
-
-DEAL = 6  # the random stream that splits rows, beside those of `training.calibration.calibrate`
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int)
     if reference_rows + ranking_rows >= len(rows):
         expected = f"less than the {len(rows)} rows of the source, so that some are left to measure"
         raise InvalidInput("--reference-rows + --ranking-rows", expected, f"{reference_rows + ranking_rows}")
-    order = np.random.default_rng([seed, DEAL]).permutation(len(rows))
+    order = generator(seed, Stream.SPLIT).permutation(len(rows))
     return Dealt(*(rows.take(part) for part in np.split(order, np.cumsum([reference_rows, ranking_rows]))))
 
 

@@ -20,8 +20,8 @@ from training.calibration.calibrate import (
     served_scores,
 )
 from training.data import digits
-from training.nn.posteriors.noise import hash_key
 from training.recipe import COMBINED_DENSITIES
+from training.seeds import hash_key
 
 COUNTS = [1, 2, 3, 5, 10]
 NAMES = DetectorNames(("bald", "residual"), COMBINED_DENSITIES, ("residual",))
