@@ -8,10 +8,10 @@ from safetensors.torch import load
 
 from model_store.artifacts.store import ModelStore
 from training import recipe as recipes
-from training.calibration.calibrate import draw_counts
 from training.data import Dataset, Rows, SplitSizes, split
 from training.nn.model import BayesianModel, build, initialise
 from training.publishing.publish import publish
+from training.scoring import draw_counts
 
 ROOT = Path(__file__).parent.parent
 NAME = "mnist"

@@ -28,17 +28,10 @@ from model_store.inference.model import detector_scores
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import labels_of
-from training.calibration.calibrate import (
-    calibrate,
-    draw_counts,
-    quality,
-    regression_quality,
-    rows_per_draw_set,
-    scores_and_likelihoods,
-    served_scores,
-)
+from training.calibration.calibrate import calibrate
 from training.calibration.temperature import set_temperature
 from training.data import Dataset, Rows, Splits
+from training.evaluation.metrics import quality, regression_quality
 from training.export.graphs import export, parity, runtime_of
 from training.export.quantise import quantisation_error, quantise_network, quantise_sampler
 from training.export.served import ServedNetwork, served_network
@@ -46,6 +39,7 @@ from training.nn.flows import WeightNormLinear
 from training.nn.model import BayesianModel
 from training.publishing.gate import check_gate
 from training.recipe import DENSITY_NAMES, Recipe
+from training.scoring import draw_counts, rows_per_draw_set, scores_and_likelihoods, served_scores
 from training.seeds import ServedRows, Stream, generator, hash_key
 
 MEASURED_ROWS = 16  # rows that share draws when quality is measured

@@ -84,8 +84,9 @@ def recalibrate(
         InvalidInput: if the name is not fit for a model.
         BrokenArtifact: if the version cannot be run.
     """
-    from training.calibration.calibrate import calibrate, rows_per_draw_set
+    from training.calibration.calibrate import calibrate
     from training.publishing.publish import abstention_spec, measure
+    from training.scoring import rows_per_draw_set
 
     manifest, runtime = parent.manifest, Model.load(parent).runtime
     detectors, abstention, counts = manifest.detectors, manifest.abstention, list(manifest.detectors.draw_counts)

@@ -17,9 +17,9 @@ from tests.support.environment import working_in
 from tests.support.recipes import write_recipe
 from tests.support.serving import serving
 from training.__main__ import main
-from training.calibration.calibrate import draw_seed, scores_and_likelihoods
 from training.data import Rows
 from training.recipe import COMBINED_DENSITIES
+from training.scoring import draw_seed, scores_and_likelihoods
 
 USERS_MODULE = """
 from torch import nn

@@ -19,6 +19,7 @@ from training.__main__ import main
 from training.data import digits
 from training.evaluation.differentiable_flag import DifferentiableFlag
 from training.evaluation.quality import ServedPredictor
+from training.scoring import draw_seed
 
 
 @pytest.fixture
@@ -86,7 +87,6 @@ def test_a_card_is_a_function_of_its_seed(evaluated_store, digits_store, tmp_pat
 def test_rows_are_judged_as_the_service_judges_them(model, digits_rows):
     x = digits_rows[:20]
     predicted = ServedPredictor(model, 30, 0)("test", x)
-    from training.calibration.calibrate import draw_seed
 
     for i, part in enumerate((x[:16], x[16:])):
         theta = model.runtime.draw(draw_seed(ServedPredictor(model, 30, 0).request_seed("test"), i), 0, 30)

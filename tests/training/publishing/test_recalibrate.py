@@ -14,10 +14,10 @@ from tests.support.environment import working_in
 from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.__main__ import main
-from training.calibration.calibrate import served_scores
 from training.data import Dataset, Rows, digits, load, numbered_as
 from training.publishing.prune import prune_version
 from training.publishing.recalibrate import split_rows
+from training.scoring import served_scores
 from training.versions import open_parent
 
 BRIGHTNESS = 2.0  # of the new data: the same digits from a scanner with twice the gain
