@@ -11,9 +11,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +20,7 @@ from tqdm import tqdm
 from model_store.errors import DubitoError, InvalidInput
 from training.data import Rows, Splits
 from training.export.graphs import check_exports
+from training.facts import TrainingFacts
 from training.fitting.checkpoint import (
     load_module,
     load_optimizer,
@@ -264,22 +263,33 @@ def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
         torch.nn.utils.clip_grads_with_norm_(parameters, norm, found)
 
 
-def training_facts(run: Run, splits: Splits) -> dict[str, Any]:
+def training_facts(run: Run, splits: Splits) -> TrainingFacts:
     """Return what the manifest says of a finished run."""
-    return {
-        "run": run.progress.token,
-        "recipe": run.recipe.model_dump(mode="json"),
-        "rows": {name: len(rows) for name, rows in vars(splits).items()},
-        "epochs": run.recipe.training.epochs,
-        "best_epoch": run.progress.best_epoch,
-        "steps": run.steps,
-        "seconds": round(run.progress.seconds, 1),
-        "parameters": sum(p.numel() for p in chain(run.parameters)),
-        "torch": torch.__version__,
-        "device": run.device.type,
-        **({} if run.parent is None else {"warm_start": run.parent.facts}),
-        "validation_log_likelihood": run.progress.history[run.progress.best_epoch - 1]["validation_log_likelihood"],
-    }
+    facts = TrainingFacts(
+        run=run.progress.token,
+        recipe=run.recipe.model_dump(mode="json"),
+        rows={name: len(rows) for name, rows in vars(splits).items()},
+        epochs=run.recipe.training.epochs,
+        best_epoch=run.progress.best_epoch,
+        steps=run.steps,
+        seconds=round(run.progress.seconds, 1),
+        parameters=sum(p.numel() for p in run.parameters),
+        torch=torch.__version__,
+        device=run.device.type,
+        validation_log_likelihood=run.progress.history[run.progress.best_epoch - 1]["validation_log_likelihood"],
+    )
+    return facts if run.parent is None else facts.model_copy(update={"warm_start": run.parent.facts})
+
+
+def device_named(name: str) -> torch.device:
+    """Return a torch device; `auto` is CUDA where there is one.
+
+    Raises:
+        InvalidInput: if CUDA is asked for and there is none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InvalidInput("--device", "a device that torch finds here", "cuda")
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 def _tensors(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:

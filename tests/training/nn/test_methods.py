@@ -9,11 +9,10 @@ from model_store.inference.noise import DRAW_INDEX
 from tests.support.recipes import recipe_with
 from training.data import Rows
 from training.export.graphs import PARITY_TOLERANCE, export, parity, runtime_of
-from training.export.served import served_network
+from training.export.served import fold, served_network
 from training.fitting.objectives import alpha_objective
 from training.nn.model import build, initialise
 from training.nn.posteriors import noise
-from training.publishing.publish import fold
 from training.recipe import POSTERIORS
 
 ROWS, SHAPE, CLASSES = 20, (6, 6), 4
