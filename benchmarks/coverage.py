@@ -35,7 +35,8 @@ from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
 from training import data as sources
 from training import recipe as recipes
-from training.calibration.calibrate import by_detector, nonconformity, served_scores
+from training.calibration.calibrate import by_detector, nonconformity
+from training.scoring import served_scores
 
 COVERAGES = (0.9, 0.95, 0.99)
 RISKS = (0.005, 0.01, 0.02, 0.05)

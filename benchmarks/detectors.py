@@ -20,9 +20,10 @@ from model_store.artifacts.store import ModelStore
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.inference.model import NEEDED, Model
 from model_store.types import DetectorNames
-from training.calibration.calibrate import by_detector, served_scores
+from training.calibration.calibrate import by_detector
 from training.data import Rows, split, split_sizes
 from training.evaluation.metrics import auroc
+from training.scoring import served_scores
 from training.versions import fitted_data, open_parent
 
 DRAWS = 50

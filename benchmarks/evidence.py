@@ -1,6 +1,6 @@
 """Evaluation reports over seeds: `python -m training evaluate NAME:VERSION ...` for each version, then this.
 
-`python -m benchmarks.evidence NAME [--write]` tabulates the cards of all versions of a model: AUROC of the flag, of
+`python -m benchmarks.evidence NAME [--write]` tabulates the reports of all versions of a model: AUROC of the flag, of
 each detector alone and of the flag without each, on each set and under each attack, as mean and standard deviation.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.model import ROOT
-from model_store.artifacts.report import evidence
+from model_store.artifacts.report import evaluation_report
 from model_store.artifacts.store import ModelStore
 
 
@@ -26,12 +26,12 @@ def table(header: list[str], rows: list[list[str]]) -> list[str]:
     return [*(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)), ""]
 
 
-def detection(cards: list[dict[str, Any]], kind: str) -> list[str]:
+def detection(reports: list[dict[str, Any]], kind: str) -> list[str]:
     """Return a table of AUROCs, a set or attack a line."""
-    scores = list(next(iter(cards[0][kind].values()))["scores"])
+    scores = list(next(iter(reports[0][kind].values()))["scores"])
     rows = [
-        [name, *(spread([card[kind][name]["scores"][score]["auroc"] for card in cards]) for score in scores)]
-        for name in cards[0][kind]
+        [name, *(spread([report[kind][name]["scores"][score]["auroc"] for report in reports]) for score in scores)]
+        for name in reports[0][kind]
     ]
     return table(["AUROC (%)", *scores], rows)
 
@@ -44,34 +44,34 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write docs/results/evidence-NAME.md and its plots")
     options = parser.parse_args()
     store = ModelStore(options.store)
-    found = [evidence(store, options.name, version) for version in store.versions(options.name)]
+    found = [evaluation_report(store, options.name, version) for version in store.versions(options.name)]
     newest = [item for item in found if item is not None]
-    cards = [item.card for item in newest]
-    first = cards[0]
-    seeds = [store.manifest(options.name, card["version"]).training["recipe"]["seed"] for card in cards]
+    reports = [item.report for item in newest]
+    first = reports[0]
+    seeds = [store.manifest(options.name, report["version"]).training["recipe"]["seed"] for report in reports]
     lines = [
         f"# Evidence of `{options.name}` over seeds",
         "",
-        f"`python -m training evaluate {options.name}:VERSION --attacks --outliers ...` for each of {len(cards)} "
+        f"`python -m training evaluate {options.name}:VERSION --attacks --outliers ...` for each of {len(reports)} "
         f"versions (recipe seeds {', '.join(map(str, seeds))}), then "
         f"`python -m benchmarks.evidence {options.name} --write`. "
         f"{first['test']['rows']} test rows, at most as many of each set, {first['draws']} draws, requests of "
         f"{first['rows_per_request']} rows; mean ± standard deviation over versions.",
         "",
-        *detection(cards, "outliers"),
+        *detection(reports, "outliers"),
     ]
     if first["attacks"]:
         rows = [
             [
                 name,
-                spread([card["attacks"][name]["accuracy"] for card in cards]),
-                spread([card["attacks"][name]["flagged"]["0.05"] for card in cards]),
-                spread([card["attacks"][name]["hits"] for card in cards]),
+                spread([report["attacks"][name]["accuracy"] for report in reports]),
+                spread([report["attacks"][name]["flagged"]["0.05"] for report in reports]),
+                spread([report["attacks"][name]["hits"] for report in reports]),
             ]
             for name in first["attacks"]
         ]
         lines += table(["attack", "accuracy (%)", "flagged at .05 (%)", "wrong and not flagged (%)"], rows)
-        lines += detection(cards, "attacks")
+        lines += detection(reports, "attacks")
     print("\n".join(lines))
     if options.write:
         path = ROOT / "docs" / "results" / f"evidence-{options.name}.md"

@@ -21,7 +21,8 @@ from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.inference.model import NEEDED, Model
 from training import data as sources
 from training import recipe as recipes
-from training.calibration.calibrate import by_detector, served_scores
+from training.calibration.calibrate import by_detector
+from training.scoring import served_scores
 
 RATES = (0.01, 0.05, 0.2)
 

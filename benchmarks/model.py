@@ -8,10 +8,11 @@ from safetensors.torch import load
 
 from model_store.artifacts.store import ModelStore
 from training import recipe as recipes
-from training.calibration.calibrate import draw_counts
 from training.data import Dataset, Rows, SplitSizes, split
+from training.facts import TrainingFacts
 from training.nn.model import BayesianModel, build, initialise
 from training.publishing.publish import publish
+from training.scoring import draw_counts
 
 ROOT = Path(__file__).parent.parent
 NAME = "mnist"
@@ -33,7 +34,7 @@ def publish_untrained(store: ModelStore) -> None:
     with torch.no_grad():
         model.posterior.output.log_scale.fill_(TRAINED_LOG_STD)
     assert draw_counts(recipe.serving.draws)[-1] == 100
-    publish(store, NAME, model, recipe, data, splits, {"recipe": recipe.model_dump(mode="json")}, lambda _: None)
+    publish(store, NAME, model, recipe, data, splits, TrainingFacts(recipe=recipe.model_dump(mode="json")))
     assert store.manifest(NAME, "1").precision == recipe.serving.precision
 
 

@@ -94,7 +94,7 @@ def main() -> None:
         shutil.copytree(options.store / name / version, store.root / name / version)
         runs = Path(folder) / "runs"
         pruned = [
-            prune_version(store, parent, data, fraction, f"{name}-pruned", runs, lambda _: None)[0]
+            prune_version(store, parent, data, fraction, f"{name}-pruned", runs).manifest
             for fraction in options.fractions
         ]
     given = f" --data {options.data}" if options.data else ""

@@ -31,8 +31,9 @@ from model_store.inference.runtime import DrawSet
 from model_store.scores.tasks import labels_of
 from training import data as sources
 from training import recipe as recipes
-from training.calibration.calibrate import by_detector, scores_and_spreads, served_scores
+from training.calibration.calibrate import by_detector
 from training.data import Rows
+from training.scoring import scores_and_spreads, served_scores
 
 TOLERANCES = (0.005, 0.01, 0.02, 0.05, 0.1)
 SHOWN = 0.02  # whose draws are plotted, whose rate is tested and whose time is taken
@@ -147,7 +148,7 @@ def main() -> None:
     scores, density, spreads = scores_and_spreads(model.runtime, test, counts, options.seed, SHARE)
     rows = by_detector(scores, density, model.manifest.detectors.density, spreads)
 
-    fixed = settle(model, rows, None)
+    fixed = prediction_with_stopping(model, rows, None)
     looked_at = np.flatnonzero(np.abs(fixed.p_value - FPR) <= 2 * NEAR)
     many_p = under_many_draws(model, test.take(looked_at), options.seed + 1)
     near = np.zeros(len(test), dtype=bool)
@@ -173,7 +174,7 @@ def main() -> None:
 
     everywhere = np.ones(len(test), dtype=bool)
     for tolerance in (None, *TOLERANCES):
-        settled = fixed if tolerance is None else settle(model, rows, StoppingRule(FPR, tolerance))
+        settled = fixed if tolerance is None else prediction_with_stopping(model, rows, StoppingRule(FPR, tolerance))
         flag, draws = settled.p_value <= FPR, settled.draws
         lines.append(
             f"| {tolerance or 'off'} | {draws.mean():.1f} | {np.median(draws):.0f} | {np.quantile(draws, 0.9):.0f} "
@@ -206,7 +207,7 @@ def main() -> None:
     if options.write:
         figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
         for tolerance in TOLERANCES:
-            draws = np.sort(settle(model, rows, StoppingRule(FPR, tolerance)).draws)
+            draws = np.sort(prediction_with_stopping(model, rows, StoppingRule(FPR, tolerance)).draws)
             left.step(draws, np.arange(1, len(draws) + 1) / len(draws), where="post", label=f"settle {tolerance}")
         left.set(xlabel="draws", ylabel="share of rows that take at most so many", ylim=(0, 1.02))
         left.legend(loc="lower right")

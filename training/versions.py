@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
@@ -10,6 +10,7 @@ from model_store.artifacts.manifest import ClassSpec, Manifest
 from model_store.artifacts.store import LATEST, Artifact, ModelStore
 from model_store.errors import InvalidInput, one_line
 from training.data import Dataset, load, with_classes_of
+from training.facts import TrainingFacts, VersionFacts
 from training.recipe import Recipe, override
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ class Parent:
         return f"{self.manifest.name} version {self.manifest.version}"
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> VersionFacts:
         """What the manifest of a version made from it says of it."""
-        return {"name": self.manifest.name, "version": self.manifest.version}
+        return VersionFacts(name=self.manifest.name, version=self.manifest.version)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -86,18 +87,19 @@ def recipe_of(manifest: Manifest, field: str) -> Recipe:
         InvalidInput: if it is not understood any more.
     """
     try:
-        return Recipe.model_validate(manifest.training["recipe"])
-    except (KeyError, ValidationError):
+        return Recipe.model_validate(TrainingFacts.of(manifest).recipe)
+    except ValidationError:
         label = f"{manifest.name} version {manifest.version}"
         raise InvalidInput(field, "a version with a recipe of today's keys", label) from None
 
 
 def refuse_made_by(manifest: Manifest, derivation: Literal["pruned", "recalibrated"], field: str) -> None:
     """Raise InvalidInput for a version that was pruned or recalibrated, naming what it was made from."""
-    parent = manifest.training.get(derivation)
+    facts = TrainingFacts.of(manifest)
+    parent = facts.pruned if derivation == "pruned" else facts.recalibrated
     if parent is not None:
         label, made_of = (
-            f"{n} version {v}" for n, v in ((manifest.name, manifest.version), (parent["name"], parent["version"]))
+            f"{n} version {v}" for n, v in ((manifest.name, manifest.version), (parent.name, parent.version))
         )
         raise InvalidInput(field, f"a version that is not {derivation}", f"{label}, which is, from {made_of}")
 
@@ -111,7 +113,7 @@ def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Datase
     """
     recipe = parent.recipe if source is None else override(parent.recipe, source=source)
     data = with_classes_of(load(recipe, root, parent.manifest.input.columns), parent.classes)
-    digest = parent.manifest.training.get("data_digest")
+    digest = TrainingFacts.of(parent.manifest).data_digest
     if data.digest() != digest:
         expected = f"the rows that {parent.label} was fitted on, with SHA-256 {str(digest)[:12]}..."
         raise InvalidInput("data.source", expected, f"others, {data.digest()[:12]}..., in {recipe.data.source}")

@@ -4,12 +4,12 @@ import shutil
 from urllib.parse import urlsplit
 
 import httpx
-from conftest import wait_until
 
 from model_store.artifacts.store import ModelStore
 from tests.support.crowd import Crowd, references
 from tests.support.faults import SOON, assert_right, fill_disk_of, publish_with, reading_log, starts
 from tests.support.process import children
+from tests.support.serving import wait_until
 
 
 def full_disk(serve, digits_store, rows, folder, limits, workers="2"):

@@ -4,11 +4,10 @@ import os
 import shutil
 from urllib.parse import urlsplit
 
-from conftest import publish_again
-
 from model_store.artifacts.store import ModelStore
 from tests.support.fuzz import fuzz
 from tests.support.process import pss_bytes
+from tests.support.stores import publish_again
 
 ADMIN_KEY = "an-administrators-key"
 LARGEST_GROWTH = 64 << 20

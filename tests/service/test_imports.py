@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, environment_with
+
+from tests.support.environment import ROOT, environment_with
 
 OF_TRAINING = {"torch", "training", "sklearn", "matplotlib", "onnxscript", "scipy", "tqdm", "pyarrow"}
 CREATE_APP = """

@@ -4,10 +4,10 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, environment_with
 
 from model_store.errors import InvalidInput
 from service.settings import Settings, read_settings
+from tests.support.environment import ROOT, environment_with
 
 
 def documented():

@@ -12,13 +12,15 @@ from itertools import pairwise
 from urllib.parse import urlsplit
 
 import httpx
-from conftest import ROOT, metric, publish_again, wait_until
 
 from model_store.artifacts.store import ModelStore
 from model_store.errors import DubitoError
 from tests.support.crowd import Crowd, references, replayed
+from tests.support.environment import ROOT
 from tests.support.process import children, open_files, settled
 from tests.support.raw import Connection, Ended, request
+from tests.support.serving import metric, wait_until
+from tests.support.stores import publish_again
 
 TWO = {"DUBITO_WORKERS": "2", "DUBITO_POLL_INTERVAL_S": "0.1"}
 SOON = {"DUBITO_POLL_INTERVAL_S": "0.05"}
@@ -250,7 +252,7 @@ def ask_for(url, version):
 PUBLISH = """
 import resource, sys
 from pathlib import Path
-from conftest import publish_again
+from tests.support.stores import publish_again
 from model_store.artifacts.store import ModelStore
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
 try:
@@ -263,7 +265,7 @@ except Exception as error:
 def publish_with(limit_bytes, root, source):
     """Publish in a process that can write files of so many bytes at most, as on a disk that fills up."""
     command = [sys.executable, "-c", PUBLISH, str(root), str(source), str(limit_bytes)]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
 
 

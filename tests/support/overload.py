@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-from conftest import ROOT
 
 from benchmarks.load import Load, closed_loop, open_loop, post
+from tests.support.environment import ROOT
 
 TIMES = 10
 CLOSED_CONNECTIONS = 32

@@ -1,8 +1,8 @@
-"""Calibration of a model as it is served, and its measured quality."""
+"""Calibration: detectors are fitted on one split that the model was not fitted on, and ranked on another.
 
-import math
-from collections.abc import Iterator
-from itertools import accumulate, pairwise
+`python -m training fit` and `prune` calibrate here on the splits of a fit. The command `calibrate`, for a published
+version and other rows, comes here by way of `training.publishing.recalibrate`.
+"""
 
 import numpy as np
 from jaxtyping import Float32, Float64
@@ -10,122 +10,15 @@ from jaxtyping import Float32, Float64
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.sets import class_nonconformity, target_nonconformity
-from model_store.conformal.stopping import Spread, stages_among
+from model_store.conformal.stopping import Spread
 from model_store.inference.model import detector_scores
-from model_store.inference.noise import DRAW_INDEX, MAX_SEED
 from model_store.inference.runtime import Runtime
-from model_store.scores.classification import Scores, concatenated
-from model_store.scores.regression import MixtureScores, log_density
-from model_store.scores.sums import DrawSums
-from model_store.scores.tasks import AnyScores, labels_of, scores_of, sums_of
-from model_store.types import DetectorNames, Task
+from model_store.scores.classification import Scores
+from model_store.scores.tasks import AnyScores, labels_of
+from model_store.types import DetectorNames
 from training.data import Rows
-from training.nn.posteriors.noise import hash_key
-
-DRAW_COUNTS = (1, 2, 3, 5, 10, 20, 30, 50, 75, 100, 200, 500, 1000)
-CHUNK_ROWS = 32
-DRAWN_NUMBERS = 2_000_000_000  # noise of a calibration split: about a minute of one core
-FEWEST_SHARING = 16
-CALIBRATION = 5  # the random stream of this module's draws, beside those of `training.fitting.run`
-
-
-def draw_counts(default_draws: int) -> list[int]:
-    """Return the numbers of draws to calibrate: a grid up to the default number, and that number itself."""
-    return sorted({count for count in DRAW_COUNTS if count < default_draws} | {default_draws})
-
-
-def served_outputs(
-    runtime: Runtime, rows: Rows, num_draws: int, seed: int, share: int = 1
-) -> Iterator[tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]]:
-    """Yield what the network says of rows in requests of `share` rows (1: each with its own draws), in their order.
-
-    Request i has the seed `draw_seed(seed, i)`.
-    """
-    if not runtime.paired:  # rows of one run must share their draws
-        for i, start in enumerate(range(0, len(rows), share)):
-            draws = runtime.draw_set(draw_seed(seed, i), num_draws)
-            yield runtime.run_set(rows.x[start : start + share].astype(np.float32), draws)
-        return
-    for start in range(0, len(rows), CHUNK_ROWS):
-        x = rows.x[start : start + CHUNK_ROWS].astype(np.float32)
-        requests = range(start // share, -(-(start + len(x)) // share))
-        thetas = np.stack([runtime.draw(draw_seed(seed, i), 0, num_draws) for i in requests], axis=1)
-        yield runtime.run(x, np.repeat(thetas, share, axis=1)[:, start % share :][:, : len(x)])
-
-
-def served_scores(
-    runtime: Runtime, rows: Rows, counts: list[int], seed: int, share: int = 1
-) -> tuple[list[AnyScores], Float32[np.ndarray, "N M"]]:
-    """Score rows as `served_outputs` gives them, once for each number of draws.
-
-    All numbers of draws are prefixes of the same draws. Returns the scores for each number of draws, and the density
-    detectors' scores.
-    """
-    parts: list[list[AnyScores]] = []
-    densities = []
-    for outputs, density in served_outputs(runtime, rows, counts[-1], seed, share):
-        densities.append(density)
-        sums = _sums_by_count(runtime.task, outputs, counts)
-        parts.append([scores_of(runtime.task, of_count, standard_errors=False) for of_count in sums])
-    return [concatenated(list(chunks)) for chunks in zip(*parts, strict=True)], np.concatenate(densities)
-
-
-def scores_and_spreads(
-    runtime: Runtime, rows: Rows, counts: list[int], seed: int, share: int
-) -> tuple[list[AnyScores], Float32[np.ndarray, "N M"], list[Spread]]:
-    """Return what `served_scores` does, and the spread of the scores at each of `settling.stages_among(counts)`."""
-    stages = stages_among(counts)
-    parts: list[list[AnyScores]] = []
-    spreads: list[list[Spread]] = []
-    densities = []
-    for outputs, density in served_outputs(runtime, rows, counts[-1], seed, share):
-        densities.append(density)
-        sums = dict(zip(counts, _sums_by_count(runtime.task, outputs, counts), strict=True))
-        scores = {count: scores_of(runtime.task, sums[count], count in stages) for count in counts}
-        parts.append(list(scores.values()))
-        spreads.append([Spread.of(scores[stage], sums[stage]) for stage in stages])
-    return (
-        [concatenated(list(chunks)) for chunks in zip(*parts, strict=True)],
-        np.concatenate(densities),
-        [Spread.concatenate(list(chunks)) for chunks in zip(*spreads, strict=True)],
-    )
-
-
-def _sums_by_count(task: Task, outputs: Float32[np.ndarray, "K N C"], counts: list[int]) -> list[DrawSums]:
-    """Return the sums over the first draws, for each number of draws."""
-    parts = [sums_of(task, outputs[first:last], first) for first, last in pairwise([0, *counts])]
-    return list(accumulate(parts, DrawSums.merge))
-
-
-def rows_per_draw_set(runtime: Runtime, rows: int, num_draws: int) -> int:
-    """Return how many calibration rows share a draw set.
-
-    1 where a draw is small. Where it holds every weight, as many as keep the work near `DRAWN_NUMBERS`, and
-    `FEWEST_SHARING` at least: docs/decisions/0007-methods.md says what that does to the flag's rate. Draws that are
-    the same for all seeds are shared by all rows.
-    """
-    if runtime.algorithm == DRAW_INDEX:
-        return rows
-    if runtime.paired:
-        return 1
-    return max(FEWEST_SHARING, math.ceil(rows * num_draws * runtime.noise_dimension / DRAWN_NUMBERS))
-
-
-def draw_seed(seed: int, request: int) -> int:
-    """Return the draw seed of a calibration request."""
-    return hash_key(seed, CALIBRATION, request) % (MAX_SEED + 1)
-
-
-def by_detector(
-    scores: list[AnyScores],
-    density: Float32[np.ndarray, "n M"],
-    names: tuple[str, ...],
-    spreads: list[Spread] | None = None,
-) -> DetectorScores:
-    """Return each detector's scores, and the predicted labels, at each number of draws."""
-    detected = [detector_scores(s, density, names) for s in scores]
-    labels = np.stack([labels_of(s) for s in scores])
-    return DetectorScores({name: np.stack([d[name] for d in detected]) for name in detected[0]}, labels, spreads)
+from training.scoring import rows_per_draw_set, scores_and_spreads
+from training.seeds import ServedRows, hash_key
 
 
 def calibrate(
@@ -139,10 +32,11 @@ def calibrate(
 ) -> Calibration:
     """Fit and rank the detectors on two splits that the model was not fitted on."""
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
+    of_reference, of_ranking = hash_key(seed, ServedRows.REFERENCE), hash_key(seed, ServedRows.RANKING)
     reference_scores, reference_densities, reference_spreads = scores_and_spreads(
-        runtime, reference, counts, hash_key(seed, 0), share
+        runtime, reference, counts, of_reference, share
     )
-    scores, densities, spreads = scores_and_spreads(runtime, ranking, counts, hash_key(seed, 1), share)
+    scores, densities, spreads = scores_and_spreads(runtime, ranking, counts, of_ranking, share)
     return Calibration.fit(
         counts,
         by_detector(reference_scores, reference_densities, detectors.density, reference_spreads),
@@ -152,6 +46,18 @@ def calibrate(
         num_labels,
         answers(reference_scores, scores, ranking.y),
     )
+
+
+def by_detector(
+    scores: list[AnyScores],
+    density: Float32[np.ndarray, "n M"],
+    names: tuple[str, ...],
+    spreads: list[Spread] | None = None,
+) -> DetectorScores:
+    """Return each detector's scores, and the predicted labels, at each number of draws."""
+    detected = [detector_scores(s, density, names) for s in scores]
+    labels = np.stack([labels_of(s) for s in scores])
+    return DetectorScores({name: np.stack([d[name] for d in detected]) for name in detected[0]}, labels, spreads)
 
 
 def nonconformity(scores: AnyScores, y: np.ndarray) -> Float64[np.ndarray, "n"]:
@@ -174,62 +80,3 @@ def answers(reference: list[AnyScores], ranking: list[AnyScores], y: np.ndarray)
         np.stack([s.variation_ratio for s in of_ranking]),
         np.stack([s.label != y for s in of_ranking]),
     )
-
-
-def quality(scores: Scores, y: np.ndarray) -> dict[str, float]:
-    """Return accuracy, log-likelihood (nats a row), Brier score and expected calibration error (15 bins)."""
-    probs = scores.probabilities
-    confidence, correct = probs.max(axis=1), probs.argmax(axis=1) == y
-    bins = np.minimum((confidence * 15).astype(int), 14)
-    gaps = [abs((correct[bins == b] - confidence[bins == b]).sum()) for b in range(15)]
-    one_hot = np.eye(probs.shape[1])[y]
-    return {
-        "accuracy": float(correct.mean()),
-        "log_likelihood": float(log_probability(scores, y).mean()),
-        "brier": float(np.square(probs - one_hot).sum(axis=1).mean()),
-        "expected_calibration_error": float(sum(gaps) / len(y)),
-    }
-
-
-def regression_quality(
-    scores: MixtureScores,
-    log_likelihood: Float64[np.ndarray, "N"],
-    intervals: Float64[np.ndarray, "N 2"],
-    y: np.ndarray,
-) -> dict[str, float]:
-    """Return a regression's root mean squared error, log-likelihood (nats a row, of a density in the target's units),
-    mean standard deviation, and how often intervals of coverage .95 hold the target, and their mean width.
-    """
-    measured = {
-        "rmse": float(np.sqrt(np.square(scores.mean - y).mean())),
-        "log_likelihood": float(log_likelihood.mean()),
-        "std": float(scores.std.mean()),
-        "interval_coverage_at_95": float(np.mean((intervals[:, 0] <= y) & (y <= intervals[:, 1]))),
-    }
-    width = float((intervals[:, 1] - intervals[:, 0]).mean())
-    return measured | ({"interval_width_at_95": width} if math.isfinite(width) else {})
-
-
-def scores_and_likelihoods(
-    runtime: Runtime, rows: Rows, num_draws: int, seed: int, share: int
-) -> tuple[AnyScores, Float32[np.ndarray, "N M"], Float64[np.ndarray, "N"]]:
-    """Score rows as `served_outputs` gives them.
-
-    Returns their scores, the density detectors' scores, and the log of the probability of each row's label or of the
-    density of its target, under the mixture of its draws.
-    """
-    scores, densities, likelihoods = [], [], []
-    first = 0
-    for outputs, density in served_outputs(runtime, rows, num_draws, seed, share):
-        y = rows.y[first : first + len(density)]
-        first += len(density)
-        scored = scores_of(runtime.task, sums_of(runtime.task, outputs), standard_errors=False)
-        likelihoods.append(log_probability(scored, y) if isinstance(scored, Scores) else log_density(outputs, y))
-        scores.append(scored)
-        densities.append(density)
-    return concatenated(scores), np.concatenate(densities), np.concatenate(likelihoods)
-
-
-def log_probability(scores: Scores, y: np.ndarray) -> Float64[np.ndarray, "N"]:
-    """Return the log of the mean probability of each row's label, in nats."""
-    return np.log(np.maximum(scores.probabilities[np.arange(len(y)), y], 1e-300))

@@ -23,12 +23,12 @@ from training.data import Rows
 from training.nn.likelihoods import Likelihood
 from training.nn.model import BayesianModel
 from training.nn.posteriors import noise
+from training.seeds import Stream
 
 PRIOR_STD = 0.5  # of log T
 LARGEST = 10.0  # T, and the smallest is its inverse
 PRECISION = 1e-3  # of log T
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
-TEMPERATURE_NOISE = 8  # the random stream, beside those of `training.fitting.run`
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def set_temperature(model: BayesianModel, validation: Rows, draws: int, seed: in
     device = likelihood.temperature.device
     rows = min(len(validation), max(2, HELD_OUTPUTS // (draws * likelihood.outputs)))
     x, y = torch.from_numpy(validation.x[:rows]).to(device), torch.from_numpy(validation.y[:rows]).to(device)
-    eps = noise(model.posterior, draws, seed, TEMPERATURE_NOISE).to(device)
+    eps = noise(model.posterior, draws, seed, Stream.TEMPERATURE).to(device)
     temperature = choose_temperature(likelihood, model.predict(x, eps).double(), y)
     likelihood.temperature.fill_(temperature.value)
     return temperature

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from jaxtyping import Float32
 
+from model_store.inference.noise import MAX_SEED
 from training.data import Rows
 from training.evaluation.attacks import AttackDraws, Attacked, Statistic, fgsm, pgd, quiet_pgd, towards
-from training.nn.posteriors.noise import hash_key
+from training.seeds import EvaluationStream, hash_key
 
 STEPS = (0.05, 0.1, 0.2, 0.3, 0.5)
 FGSM_DRAWS = (1, 32)
@@ -36,7 +37,9 @@ def attacks(attacked: Attacked, rows: Rows, statistic: Statistic | None, seed: i
     detectors' statistic is given, PGD that keeps them quiet."""
     x, y = torch.from_numpy(rows.x.astype(np.float32)), torch.from_numpy(rows.y)
     everything = np.arange(len(rows))
-    fixed_seed, fresh_seed, start_seed = (hash_key(seed, 20 + i) % 2**53 for i in range(3))
+    fixed_seed = hash_key(seed, EvaluationStream.FIXED_DRAWS) % (MAX_SEED + 1)
+    fresh_seed = hash_key(seed, EvaluationStream.FRESH_DRAWS) % (MAX_SEED + 1)
+    start_seed = hash_key(seed, EvaluationStream.STARTS) % (MAX_SEED + 1)
     for count in FGSM_DRAWS:
         moved = fgsm(attacked, x, y, list(STEPS), AttackDraws(count, fixed_seed))
         for step, one in zip(STEPS, moved, strict=True):

@@ -1,13 +1,53 @@
-"""How well a score tells two groups of rows apart, or orders rows by their risk. Ties count as half, or together.
+"""Measures of served rows: the quality of predictions, and of scores that tell groups of rows apart or order rows by
+their risk. Ties count as half, or together.
 
 A score is higher where a row is more unlike the data, or its prediction more uncertain. P positive rows (outliers,
 errors), N negative ones.
 """
 
+import math
+
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
+
+from model_store.scores.classification import Scores
+from model_store.scores.regression import MixtureScores
+from training.scoring import log_probability
 
 DETECTION_RATE = 0.95
+RELIABILITY_BINS = 15
+
+
+def quality(scores: Scores, y: np.ndarray) -> dict[str, float]:
+    """Return accuracy, log-likelihood (nats a row), Brier score and expected calibration error (15 bins)."""
+    probs = scores.probabilities
+    confidence, correct = probs.max(axis=1), probs.argmax(axis=1) == y
+    one_hot = np.eye(probs.shape[1])[y]
+    return {
+        "accuracy": float(correct.mean()),
+        "log_likelihood": float(log_probability(scores, y).mean()),
+        "brier": float(np.square(probs - one_hot).sum(axis=1).mean()),
+        "expected_calibration_error": expected_calibration_error(confidence, correct),
+    }
+
+
+def regression_quality(
+    scores: MixtureScores,
+    log_likelihood: Float64[np.ndarray, "N"],
+    intervals: Float64[np.ndarray, "N 2"],
+    y: np.ndarray,
+) -> dict[str, float]:
+    """Return a regression's root mean squared error, log-likelihood (nats a row, of a density in the target's units),
+    mean standard deviation, and how often intervals of coverage .95 hold the target, and their mean width.
+    """
+    measured = {
+        "rmse": float(np.sqrt(np.square(scores.mean - y).mean())),
+        "log_likelihood": float(log_likelihood.mean()),
+        "std": float(scores.std.mean()),
+        "interval_coverage_at_95": float(np.mean((intervals[:, 0] <= y) & (y <= intervals[:, 1]))),
+    }
+    width = float((intervals[:, 1] - intervals[:, 0]).mean())
+    return measured | ({"interval_width_at_95": width} if math.isfinite(width) else {})
 
 
 def auroc(positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]) -> float:
@@ -91,12 +131,21 @@ def detection(positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, 
 
 
 def expected_calibration_error(
-    confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], bins: int = 15
-) -> tuple[float, list[dict[str, float | int]]]:
-    """Return the expected calibration error over bins of equal width, and each bin that holds rows: how many, their
-    mean confidence and accuracy (Guo et al., "On calibration of modern neural networks", 2017, equation 3)."""
-    index = np.minimum((confidence * bins).astype(int), bins - 1)
-    table: list[dict[str, float | int]] = [
+    confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], bins: int = RELIABILITY_BINS
+) -> float:
+    """Return the mean distance of confidence and accuracy over bins of equal width, each as heavy as its rows (Guo et
+    al., "On calibration of modern neural networks", 2017, equation 3)."""
+    index = _bins_of(confidence, bins)
+    gaps = [abs((correct[index == b] - confidence[index == b]).sum()) for b in range(bins)]
+    return float(sum(gaps) / len(confidence))
+
+
+def reliability(
+    confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], bins: int = RELIABILITY_BINS
+) -> list[dict[str, float | int]]:
+    """Return each bin that holds rows: how many, their mean confidence and accuracy."""
+    index = _bins_of(confidence, bins)
+    return [
         {
             "rows": int(np.sum(index == b)),
             "confidence": float(confidence[index == b].mean()),
@@ -104,8 +153,6 @@ def expected_calibration_error(
         }
         for b in np.unique(index).tolist()
     ]
-    error = sum(entry["rows"] * abs(entry["accuracy"] - entry["confidence"]) for entry in table) / len(confidence)
-    return float(error), table
 
 
 def _counts(
@@ -117,3 +164,7 @@ def _counts(
     at = np.bincount(index[: len(positive)], minlength=len(values))[::-1].astype(np.float64)
     other = np.bincount(index[len(positive) :], minlength=len(values))[::-1].astype(np.float64)
     return np.cumsum(at), np.cumsum(other), at
+
+
+def _bins_of(confidence: Float64[np.ndarray, "N"], bins: int) -> Int64[np.ndarray, "N"]:
+    return np.minimum((confidence * bins).astype(int), bins - 1)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float32, Int64, Num
 
 from model_store.artifacts.manifest import InputSpec, column_width
-from training.nn.posteriors.noise import hash_key
+from training.seeds import EvaluationStream, generator
 
 NOISE = 0.2  # standard deviation, of the range
 CONTRAST = 0.3  # of a row's own
@@ -36,18 +36,18 @@ def near_manifold(
 
 def mixed(x: Float32[np.ndarray, "N I"], y: Int64[np.ndarray, "N"], seed: int) -> Float32[np.ndarray, "N I"]:
     """Return the mean of each row and a random row of another class; of a lone class, none."""
-    generator = np.random.default_rng(hash_key(seed, 10))
+    rng = generator(seed, EvaluationStream.MIXED)
     others = {c: np.flatnonzero(y != c) for c in np.unique(y).tolist()}
-    partners = [generator.choice(others[c]) for c in y.tolist() if len(others[c])]
+    partners = [rng.choice(others[c]) for c in y.tolist() if len(others[c])]
     return 0.5 * (x[: len(partners)] + x[partners])
 
 
 def shuffled(x: Float32[np.ndarray, "N I"], spec: InputSpec, seed: int) -> Float32[np.ndarray, "N I"]:
     """Return rows whose every column is some other row's: each alone is as in the data, together they are not."""
-    generator = np.random.default_rng(hash_key(seed, 11))
+    rng = generator(seed, EvaluationStream.SHUFFLED)
     widths = [column_width(column) for column in spec.columns] or [1] * x.shape[1]
     columns = np.split(x, np.cumsum(widths)[:-1], axis=1)
-    return np.concatenate([column[generator.permutation(len(x))] for column in columns], axis=1)
+    return np.concatenate([column[rng.permutation(len(x))] for column in columns], axis=1)
 
 
 def rotated(images: Images) -> Images:
@@ -58,7 +58,7 @@ def rotated(images: Images) -> Images:
 
 def noisy(images: Images, spec: InputSpec, seed: int) -> Images:
     """Return images with normal noise added."""
-    noise = np.random.default_rng(hash_key(seed, 12)).standard_normal(images.shape).astype(np.float32)
+    noise = generator(seed, EvaluationStream.NOISY).standard_normal(images.shape).astype(np.float32)
     return np.clip(images + np.float32(NOISE * _span(spec)) * noise, *_range(spec))
 
 
@@ -70,10 +70,10 @@ def low_contrast(images: Images) -> Images:
 
 def occluded(images: Images, spec: InputSpec, seed: int) -> Images:
     """Return images with a rectangle of the data's minimum over a random place, a quarter of the area."""
-    generator = np.random.default_rng(hash_key(seed, 13))
+    rng = generator(seed, EvaluationStream.OCCLUDED)
     height, width = (max(1, round(OCCLUDED * side)) for side in images.shape[2:])
-    tops = generator.integers(0, images.shape[2] - height + 1, len(images))
-    lefts = generator.integers(0, images.shape[3] - width + 1, len(images))
+    tops = rng.integers(0, images.shape[2] - height + 1, len(images))
+    lefts = rng.integers(0, images.shape[3] - width + 1, len(images))
     covered = images.copy()
     for image, top, left in zip(covered, tops.tolist(), lefts.tolist(), strict=True):
         image[:, top : top + height, left : left + width] = spec.minimum

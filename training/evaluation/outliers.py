@@ -29,7 +29,7 @@ from model_store.inputs.images import as_row
 from training.data.arrays import numbers, read_npz
 from training.data.idx import find_idx, read_idx
 from training.data.images import some_images
-from training.nn.posteriors.noise import hash_key
+from training.seeds import EvaluationStream, generator
 
 OPTION = "--outliers"
 EXPECTED = "NAME=SRC with SRC `images:PATH`, `npz:FILE` or `idx:DIR`"
@@ -72,13 +72,13 @@ class OutlierSource:
 
 def uniform(spec: InputSpec, rows: int, seed: int) -> Float32[np.ndarray, "N I"]:
     """Return rows of uniform noise over the data's range."""
-    noise = np.random.default_rng(hash_key(seed, 0)).uniform(spec.minimum, spec.maximum, (rows, _size(spec)))
+    noise = generator(seed, EvaluationStream.UNIFORM).uniform(spec.minimum, spec.maximum, (rows, _size(spec)))
     return noise.astype(np.float32)
 
 
 def gaussian(spec: InputSpec, rows: int, seed: int) -> Float32[np.ndarray, "N I"]:
     """Return rows of normal noise, its mean the data's minimum and its standard deviation their range."""
-    noise = np.random.default_rng(hash_key(seed, 1)).standard_normal((rows, _size(spec)))
+    noise = generator(seed, EvaluationStream.GAUSSIAN).standard_normal((rows, _size(spec)))
     return (spec.minimum + (spec.maximum - spec.minimum) * noise).astype(np.float32)
 
 

@@ -19,10 +19,10 @@ from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import labels_of
-from training.calibration.calibrate import quality, regression_quality, scores_and_likelihoods, served_outputs
 from training.data import Rows
-from training.evaluation.metrics import area_under_risk_coverage, detection, expected_calibration_error
-from training.nn.posteriors.noise import hash_key
+from training.evaluation.metrics import area_under_risk_coverage, detection, quality, regression_quality, reliability
+from training.scoring import scores_and_likelihoods, served_outputs
+from training.seeds import hash_key
 
 REQUEST_ROWS = 16
 COVERAGES = (0.5, 0.8, 0.9, 0.95)
@@ -92,10 +92,9 @@ def measure_test(predictor: ServedPredictor, predicted: ServedPrediction, test: 
     measured: dict[str, Any]
     if isinstance(scores, Scores):
         loss = (scores.label != test.y).astype(np.float64)
-        _, bins = expected_calibration_error(scores.probabilities.max(axis=1), loss == 0)
         measured = {
             **quality(scores, test.y),
-            "reliability": bins,
+            "reliability": reliability(scores.probabilities.max(axis=1), loss == 0),
             "error_detection": error_detection(predicted, loss),
         }
     else:

@@ -33,9 +33,11 @@ from training.evaluation.quality import (
 )
 from training.evaluation.report_plots import attacks_plot, cdf_plot, reliability_plot, risk_coverage_plot, roc_plot
 from training.evaluation.report_text import markdown
-from training.nn.posteriors.noise import hash_key
-from training.publishing.publish import fitted_detectors
+from training.export.served import fitted_detectors
+from training.facts import TrainingFacts
+from training.messages import log
 from training.recipe import override
+from training.seeds import EvaluationStream, generator, hash_key
 from training.versions import Parent, fitted_data
 
 MAX_DRAWS = 1000
@@ -60,7 +62,6 @@ def evaluate_version(
     model: Model,
     root: Path,
     wanted: Wanted,
-    say: Callable[[str], None],
     quiet: bool = False,
 ) -> EvaluationReport:
     """Measure a version and write its report.
@@ -71,7 +72,8 @@ def evaluate_version(
     manifest = version.manifest
     draws = _checked(version, wanted)
     data, is_fitted = _data(version, root, wanted.source)
-    order = np.random.default_rng(hash_key(wanted.seed, 30)).permutation(len(data.test))[: wanted.rows]
+    other_rows = hash_key(wanted.seed, EvaluationStream.OUTLIER_ROWS)
+    order = generator(wanted.seed, EvaluationStream.TEST_ROWS).permutation(len(data.test))[: wanted.rows]
     test = data.test.take(order)
     names = [
         "uniform",
@@ -85,8 +87,8 @@ def evaluate_version(
     sets = {
         "uniform": uniform(manifest.input, len(test), wanted.seed),
         "gaussian": gaussian(manifest.input, len(test), wanted.seed),
-        **({} if data.left_out is None else {LEFT_OUT: some(data.left_out, wanted.rows, hash_key(wanted.seed, 31))}),
-        **{s.name: s.rows(manifest.input, wanted.rows, hash_key(wanted.seed, 31)) for s in wanted.outliers},
+        **({} if data.left_out is None else {LEFT_OUT: some(data.left_out, wanted.rows, other_rows)}),
+        **{source.name: source.rows(manifest.input, wanted.rows, other_rows) for source in wanted.outliers},
         **near_manifold(test.x, test.y, manifest.input, bool(data.classes), wanted.seed),
     }
     sets = {name: rows.astype(np.float32) for name, rows in sets.items() if len(rows)}
@@ -98,7 +100,7 @@ def evaluate_version(
         outliers, predicted_sets = measure_sets(predictor, predicted, sets, done)
         attacks = _attacks(version, data, is_fitted, predictor, predicted, test, done) if wanted.attacks else {}
     if wanted.attacks and not is_fitted:
-        say("quiet PGD is left out: it needs the rows that the detectors were fitted on")
+        log.info("quiet PGD is left out: it needs the rows that the detectors were fitted on")
     report = {
         "model": manifest.name,
         "version": manifest.version,
@@ -134,7 +136,7 @@ def _checked(version: Parent, wanted: Wanted) -> int:
         raise InvalidInput("--seed", f"0 to {MAX_SEED}", str(wanted.seed))
     if wanted.attacks and version.manifest.task == "regression":
         raise InvalidInput("--attacks", "a classification, since attacks change labels", "a regression")
-    if wanted.attacks and "pruned" in version.manifest.training:
+    if wanted.attacks and TrainingFacts.of(version.manifest).pruned is not None:
         raise InvalidInput("--attacks", "a version that is not pruned, since attacks need its gradients", "one")
     names = [source.name for source in wanted.outliers]
     if len(set(names)) < len(names):
@@ -151,7 +153,7 @@ def _data(version: Parent, root: Path, source: str | None) -> tuple[Dataset, boo
     data = numbered_as(known, version.classes)
     if data.shape != version.manifest.input.shape:
         raise InvalidInput("--data", f"rows of shape {version.manifest.input.shape}", f"{data.shape}")
-    return data, data.digest() == version.manifest.training.get("data_digest")
+    return data, data.digest() == TrainingFacts.of(version.manifest).data_digest
 
 
 def _attacks(

@@ -14,7 +14,7 @@ def markdown(report: dict[str, Any], plots: list[str]) -> str:
     """Return a report's tables, and its plots by name. Shares are given times 100."""
     test = report["test"]
     parts = [
-        f"# EvaluationReport: {report['model']} version {report['version']}",
+        f"# Evidence: {report['model']} version {report['version']}",
         f"Made {report['created']} by `python -m training evaluate`, seed {report['seed']}: `{report['method']}`, "
         f"{test['rows']} test rows of `{report['data']}`, {report['draws']} draws, requests of "
         f"{report['rows_per_request']} rows. The flag combines {', '.join(report['detectors']['combined'])}.",

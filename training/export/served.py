@@ -1,4 +1,4 @@
-"""What `network.onnx` computes."""
+"""What `network.onnx` computes: the network with its detectors, fitted."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,15 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
+from training.data import Rows
 from training.detectors import KINDS, Space
 from training.detectors.spectrum import Spectrum
+from training.nn.flows import WeightNormLinear
 from training.nn.likelihoods import Likelihood
 from training.nn.model import BayesianModel
 from training.nn.networks import DrawnNetwork, MemberNetwork
+from training.recipe import DENSITY_NAMES, Recipe
+from training.seeds import Stream, hash_key
 
 FITTED_ROWS = 10_000  # of the training rows, drawn at random: detectors are fitted on them
 CHUNK_ROWS = 1000
@@ -85,3 +89,22 @@ def served_network(
         of_classes = (known,) if kind.has_classes else ()
         served.density[name] = kind.fit(rows[kind.space], generator, *of_classes)
     return served.eval()
+
+
+def fitted_detectors(model: BayesianModel, train: Rows, recipe: Recipe) -> ServedNetwork:
+    """Return a model's network beside its recipe's detectors, fitted on training rows, the same for the same recipe.
+
+    A density that the flag does not combine is left out: it would take its time of every request.
+    """
+    labels = None if recipe.task == "regression" else torch.from_numpy(train.y)
+    densities = [name for name in recipe.combined if name in DENSITY_NAMES]
+    seed = hash_key(recipe.seed, Stream.DETECTORS)
+    return served_network(model, torch.from_numpy(train.x), seed, labels, densities)
+
+
+def fold(model: BayesianModel) -> None:
+    """Normalise all weight-normed directions for good; the model computes the same."""
+    model.network.fold()
+    for module in model.modules():
+        if isinstance(module, WeightNormLinear):
+            module.fold()

@@ -11,9 +11,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +20,7 @@ from tqdm import tqdm
 from model_store.errors import DubitoError, InvalidInput
 from training.data import Rows, Splits
 from training.export.graphs import check_exports
+from training.facts import TrainingFacts
 from training.fitting.checkpoint import (
     load_module,
     load_optimizer,
@@ -36,16 +35,13 @@ from training.fitting.plots import plot_run
 from training.fitting.warm_start import carry_over
 from training.nn.model import BayesianModel, build, initialise
 from training.nn.posteriors import noise
-from training.nn.posteriors.noise import hash_key
 from training.recipe import Recipe
+from training.seeds import Stream, hash_key
 from training.versions import Parent
 
 INITIALISATION_ROWS = 1000
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
 SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
-# What a random stream is for: part of its key, so that no two streams are one.
-INITIAL_ROWS, ORDER, STEP_NOISE, VALIDATION_NOISE = range(1, 5)
-LAYER_NOISE = 6  # 5 is calibration's
 
 
 @dataclass
@@ -106,7 +102,7 @@ class Run:
             self._restore()
         else:
             if parent is None:
-                order = _order(self.rows, recipe.seed, INITIAL_ROWS)[:INITIALISATION_ROWS]
+                order = _order(self.rows, recipe.seed, Stream.INITIAL_ROWS)[:INITIALISATION_ROWS]
                 initialise(self.model, self.train[0][order.to(device)].float())
                 self.model.likelihood.start(self.train[1])
             else:
@@ -132,7 +128,7 @@ class Run:
             while self.progress.step < self.steps:
                 epoch, i = divmod(self.progress.step, self.epoch_steps)
                 if order is None or i == 0:
-                    order = _order(self.rows, self.recipe.seed, ORDER, epoch).to(self.device)
+                    order = _order(self.rows, self.recipe.seed, Stream.ORDER, epoch).to(self.device)
                 self._step(order[i * self.batch_rows : (i + 1) * self.batch_rows])
                 self.progress.step += 1
                 self.progress.seconds = before + time.monotonic() - begun
@@ -156,8 +152,8 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * decay ** (step / self.steps)
         x, y = self.train[0][index].float(), self.train[1][index]
-        eps = noise(self.model.posterior, self.samples, self.recipe.seed, STEP_NOISE, step)
-        torch.manual_seed(hash_key(self.recipe.seed, LAYER_NOISE, step))  # of layers that draw numbers of their own
+        eps = noise(self.model.posterior, self.samples, self.recipe.seed, Stream.STEP_NOISE, step)
+        torch.manual_seed(hash_key(self.recipe.seed, Stream.LAYER_NOISE, step))
         served, kl = self.model.sample(x, eps.to(self.device))
         log_likelihood = self.model.likelihood.log_likelihood(served, y)
         loss, nll = alpha_objective(log_likelihood, kl, self._kl_weight(step), self.recipe.alpha)
@@ -186,7 +182,7 @@ class Run:
                 f"may help (delete {self.checkpoint} to begin anew)"
             )
         draws = min(settings.validation_draws, self.model.posterior.max_draws or settings.validation_draws)
-        eps = noise(self.model.posterior, draws, self.recipe.seed, VALIDATION_NOISE).to(self.device)
+        eps = noise(self.model.posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE).to(self.device)
         likelihood = self.model.likelihood
         self.model.eval()
         rows = max(1, HELD_OUTPUTS // (draws * likelihood.outputs))
@@ -267,22 +263,33 @@ def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
         torch.nn.utils.clip_grads_with_norm_(parameters, norm, found)
 
 
-def training_facts(run: Run, splits: Splits) -> dict[str, Any]:
+def training_facts(run: Run, splits: Splits) -> TrainingFacts:
     """Return what the manifest says of a finished run."""
-    return {
-        "run": run.progress.token,
-        "recipe": run.recipe.model_dump(mode="json"),
-        "rows": {name: len(rows) for name, rows in vars(splits).items()},
-        "epochs": run.recipe.training.epochs,
-        "best_epoch": run.progress.best_epoch,
-        "steps": run.steps,
-        "seconds": round(run.progress.seconds, 1),
-        "parameters": sum(p.numel() for p in chain(run.parameters)),
-        "torch": torch.__version__,
-        "device": run.device.type,
-        **({} if run.parent is None else {"warm_start": run.parent.facts}),
-        "validation_log_likelihood": run.progress.history[run.progress.best_epoch - 1]["validation_log_likelihood"],
-    }
+    facts = TrainingFacts(
+        run=run.progress.token,
+        recipe=run.recipe.model_dump(mode="json"),
+        rows={name: len(rows) for name, rows in vars(splits).items()},
+        epochs=run.recipe.training.epochs,
+        best_epoch=run.progress.best_epoch,
+        steps=run.steps,
+        seconds=round(run.progress.seconds, 1),
+        parameters=sum(p.numel() for p in run.parameters),
+        torch=torch.__version__,
+        device=run.device.type,
+        validation_log_likelihood=run.progress.history[run.progress.best_epoch - 1]["validation_log_likelihood"],
+    )
+    return facts if run.parent is None else facts.model_copy(update={"warm_start": run.parent.facts})
+
+
+def device_named(name: str) -> torch.device:
+    """Return a torch device; `auto` is CUDA where there is one.
+
+    Raises:
+        InvalidInput: if CUDA is asked for and there is none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InvalidInput("--device", "a device that torch finds here", "cuda")
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 def _tensors(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:

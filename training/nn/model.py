@@ -18,7 +18,6 @@ from training.nn.posteriors.hypernet_noise import NoisePosterior
 from training.nn.posteriors.hypernetwork import HypernetworkPosterior, Subspace
 from training.nn.posteriors.matrix_normal import MatrixNormalPosterior
 from training.nn.posteriors.members import MemberPosterior
-from training.nn.posteriors.noise import hash_key
 from training.recipe import (
     DropoutSection,
     EnsembleSection,
@@ -32,6 +31,7 @@ from training.recipe import (
     Recipe,
     WeightFlowSection,
 )
+from training.seeds import Stream, hash_key
 
 Network = DrawnNetwork | MemberNetwork
 CHUNK_ROWS = 512  # rows x draws of a prediction at a time: of the papers' CNN one activation of them takes 134 MB
@@ -94,9 +94,9 @@ def build(recipe: Recipe, shape: Sequence[int], classes: int) -> BayesianModel:
     Raises:
         InvalidInput: if the network cannot be made Bayesian; it names the layer.
     """
-    generator = torch.Generator().manual_seed(hash_key(recipe.seed, 0))
+    generator = torch.Generator().manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(hash_key(recipe.seed, 0))
+        torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
         return _built(recipe, tuple(shape), likelihood(recipe, classes), generator)
 
 

@@ -4,11 +4,11 @@ How much worse a value is than another depends on the metric: for some more is b
 value that they should have.
 """
 
-from collections.abc import Callable
-
 from model_store.artifacts.manifest import Description
 from model_store.artifacts.store import ModelStore
 from model_store.errors import DubitoError
+from training.facts import TrainingFacts
+from training.messages import log
 from training.recipe import BETTER, GateSection
 
 ROUNDING = 1e-12
@@ -18,9 +18,7 @@ class GateError(DubitoError):
     """A version that its recipe's gate keeps out; nothing is published, and the run's checkpoint stays."""
 
 
-def check_gate(
-    gate: GateSection, store: ModelStore, name: str, description: Description, say: Callable[[str], None]
-) -> None:
+def check_gate(gate: GateSection, store: ModelStore, name: str, description: Description) -> None:
     """Compare a version that is about to be published with the one that the gate's alias names.
 
     Where there is no such alias the gate passes, and says so.
@@ -30,12 +28,12 @@ def check_gate(
     """
     version = store.aliases(name).get(gate.against)
     if version is None:
-        say(f"gate: {name} has no alias {gate.against} yet, so there is nothing to be worse than")
+        log.info("gate: %s has no alias %s yet, so there is nothing to be worse than", name, gate.against)
         return
     other = store.manifest(name, version)
     label = f"{gate.against} (version {version})"
-    if other.training.get("data_digest") != description.training.get("data_digest"):
-        say(f"gate: {label} was measured on other data")
+    if TrainingFacts.of(other).data_digest != TrainingFacts.of(description).data_digest:
+        log.info("gate: %s was measured on other data", label)
     failed = []
     for metric, allowed in gate.metrics.items():
         mine, its = description.quality.get(metric), other.quality.get(metric)
@@ -48,7 +46,7 @@ def check_gate(
             )
     if failed:
         raise GateError("\n".join([f"gate: {name} is not published, since it is worse than {label} in", *failed]))
-    say(f"gate: no worse than {label} in {', '.join(gate.metrics)}")
+    log.info("gate: no worse than %s in %s", label, ", ".join(gate.metrics))
 
 
 def worse_by(metric: str, value: float, other: float) -> float:

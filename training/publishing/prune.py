@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +13,23 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.runtime import Runtime
 from training.data import Dataset, split, split_sizes
 from training.export.graphs import runtime_of
+from training.facts import PruningFacts, TrainingFacts
 from training.fitting.plots import plot_signal_to_noise
+from training.messages import log
 from training.nn.pruning import is_weight, prune, signal_to_noise, strongest
 from training.publishing.publish import assemble
 from training.versions import WEIGHTS, Parent, refuse_made_by
 
 TIMED_REQUESTS = 7
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What was published, how much smaller it is, and the path of a plot of the ratios."""
+
+    manifest: Manifest
+    facts: PruningFacts
+    plot: Path
 
 
 def prune_version(
@@ -28,12 +39,11 @@ def prune_version(
     fraction: float,
     name: str,
     runs: Path,
-    say: Callable[[str], None],
-) -> tuple[Manifest, Path]:
+) -> Pruned:
     """Publish a version without its weights of lowest |mu| / sigma, as the next version of `name`.
 
-    `data` are those of the parent's fit: calibration and quality are of its splits. Returns the manifest, and the
-    path of a plot of the ratios, in a folder of `runs`.
+    `data` are those of the parent's fit: calibration and quality are of its splits. A plot of the ratios is in a
+    folder of `runs`.
 
     Raises:
         InvalidInput: if the model has no such ratios, the fraction cannot be removed, or the version is recalibrated:
@@ -50,27 +60,27 @@ def prune_version(
     plot_signal_to_noise(ratio[weights].numpy(), fraction, plot, parent.label)
     smaller = prune(model, kept)
     left = int(weights[smaller.state_dict()["network.kept"].long()].sum())
-    say(f"{left:,} of {int(weights.sum()):,} weights are left")
+    log.info("%s of %s weights are left", f"{left:,}", f"{int(weights.sum()):,}")
 
-    fitted = {key: value for key, value in parent.manifest.training.items() if key != "run"}
     splits = split(data, split_sizes(parent.recipe))
-    description, files = assemble(smaller, parent.recipe, data, splits, fitted, say)
+    draft = assemble(smaller, parent.recipe, data, splits, TrainingFacts.of(parent.manifest).derived())
     graphs = store.open(parent.manifest.name, parent.manifest.version, wanted=GRAPHS).files
-    pair = [runtime_of(model, graphs), runtime_of(smaller, files)]
+    pair = [runtime_of(model, graphs), runtime_of(smaller, draft.files)]
     row = splits.test.x[:1].astype(np.float32)
-    before_ms, after_ms = request_times_ms(pair, row, description.noise.default_draws)
-    pruned = {
-        **parent.facts,
-        "fraction": fraction,
-        "weights": int(weights.sum()),
-        "kept_weights": left,
-        "parent_bytes": sum(parent.manifest.files[file].size for file in (*GRAPHS, WEIGHTS)),
-        "bytes": sum(len(files[file]) for file in (*GRAPHS, WEIGHTS)),
-        "parent_request_ms": before_ms,
-        "request_ms": after_ms,
-    }
-    description = description.model_copy(update={"training": {**description.training, "pruned": pruned}})
-    return store.publish(name, description, files), plot
+    before_ms, after_ms = request_times_ms(pair, row, draft.description.noise.default_draws)
+    pruned = PruningFacts(
+        **parent.facts.content(),
+        fraction=fraction,
+        weights=int(weights.sum()),
+        kept_weights=left,
+        parent_bytes=sum(parent.manifest.files[file].size for file in (*GRAPHS, WEIGHTS)),
+        bytes=sum(len(draft.files[file]) for file in (*GRAPHS, WEIGHTS)),
+        parent_request_ms=before_ms,
+        request_ms=after_ms,
+    )
+    facts = TrainingFacts.of(draft.description).derived(pruned=pruned)
+    description = draft.description.model_copy(update={"training": facts.content()})
+    return Pruned(store.publish(name, description, draft.files), pruned, plot)
 
 
 def request_times_ms(runtimes: list[Runtime], row: Float32[np.ndarray, "1 I"], draws: int) -> list[float]:

@@ -1,56 +1,27 @@
 """From a fitted model to a published version: export, check, calibrate, measure, publish."""
 
 import platform
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Literal
 
-import numpy as np
-import torch
-from safetensors.numpy import save as save_arrays
-from safetensors.torch import save as save_tensors
+from safetensors.torch import save
 
-from model_store.artifacts.manifest import (
-    AbstentionSpec,
-    ClassSpec,
-    Description,
-    DetectorSpec,
-    Manifest,
-    NoiseSpec,
-    TargetSpec,
-)
+from model_store.artifacts.manifest import GRAPHS, ClassSpec, Manifest, NoiseSpec, TargetSpec
 from model_store.artifacts.store import ModelStore
-from model_store.conformal.abstention import CONFIDENCE
-from model_store.conformal.calibration import Calibration
-from model_store.errors import InvalidInput
-from model_store.inference.model import detector_scores
-from model_store.inference.runtime import Runtime
-from model_store.scores.classification import Scores
-from model_store.scores.tasks import labels_of
 from model_store.types import DetectorNames
-from training.calibration.calibrate import (
-    calibrate,
-    draw_counts,
-    quality,
-    regression_quality,
-    rows_per_draw_set,
-    scores_and_likelihoods,
-    served_scores,
-)
-from training.calibration.temperature import set_temperature
-from training.data import Dataset, Rows, Splits
+from training.calibration.temperature import Temperature, set_temperature
+from training.data import Dataset, Splits
 from training.export.graphs import export, parity, runtime_of
 from training.export.quantise import quantisation_error, quantise_network, quantise_sampler
-from training.export.served import ServedNetwork, served_network
-from training.nn.flows import WeightNormLinear
+from training.export.served import fitted_detectors, fold
+from training.facts import TemperatureFacts, TrainingFacts
+from training.messages import log
 from training.nn.model import BayesianModel
-from training.nn.posteriors.noise import hash_key
 from training.publishing.gate import check_gate
-from training.recipe import DENSITY_NAMES, Recipe
-
-DETECTORS = 7  # the random stream of the detectors' fit, beside those of `training.fitting.run`
-MEASURED_ROWS = 16  # rows that share draws when quality is measured
-NOISE_ROWS = 1000
+from training.publishing.stages import Draft, Exported, HeldOut, calibrate_exported, measure_calibrated
+from training.recipe import Recipe
+from training.scoring import draw_counts
+from training.versions import WEIGHTS
 
 
 def publish(
@@ -60,80 +31,79 @@ def publish(
     recipe: Recipe,
     data: Dataset,
     splits: Splits,
-    facts: dict[str, Any],
-    say: Callable[[str], None],
+    facts: TrainingFacts,
 ) -> Manifest:
-    """Publish what `assemble` makes as a new version of `name`.
+    """Publish a fitted model as a new version of `name`.
 
     Raises:
         ParityError: if the exported graphs do not compute what the model computes; nothing is published.
         GateError: if the recipe's gate keeps it out; nothing is published.
         InvalidInput: if the name is not fit for a model.
     """
-    description, files = assemble(model, recipe, data, splits, facts, say)
+    draft = assemble(model, recipe, data, splits, facts)
     if recipe.gate is not None:
-        check_gate(recipe.gate, store, name, description, say)
-    return store.publish(name, description, files)
+        check_gate(recipe.gate, store, name, draft.description)
+    return store.publish(name, draft.description, draft.files)
 
 
-def assemble(
-    model: BayesianModel,
-    recipe: Recipe,
-    data: Dataset,
-    splits: Splits,
-    facts: dict[str, Any],
-    say: Callable[[str], None],
-) -> tuple[Description, dict[str, bytes]]:
-    """Export, check, calibrate and measure a fitted model; return its description and the files of a version.
+def assemble(model: BayesianModel, recipe: Recipe, data: Dataset, splits: Splits, facts: TrainingFacts) -> Draft:
+    """Temper, export, check, calibrate and measure a fitted model.
 
     Raises:
         ParityError: if the exported graphs do not compute what the model computes.
     """
-    tempered = {}
-    if recipe.serving.temperature:
-        temperature = set_temperature(model.eval(), splits.validation, recipe.training.validation_draws, recipe.seed)
-        tempered["temperature"] = asdict(temperature)
-        say(f"temperature {temperature.value:.4g}")
+    made: dict[str, Any] = {"data_digest": data.digest(), "python": platform.python_version()}
+    temperature = tempered(model, recipe, splits)
+    if temperature is not None:
+        made["temperature"] = TemperatureFacts(**asdict(temperature))
+    exported = exported_model(model, recipe, data, splits)
+    rows = HeldOut(splits.reference, splits.ranking, splits.test)
+    calibrated = calibrate_exported(exported, rows, recipe.seed, recipe.serving.risk)
+    measured = measure_calibrated(calibrated, rows.test, (data.minimum, data.maximum), recipe.seed)
+    is_regression = recipe.task == "regression"
+    output = TargetSpec(target=recipe.data.target or "y") if is_regression else ClassSpec(classes=data.classes)
+    return measured.draft(recipe.method, data.input, output, facts.model_copy(update=made))
+
+
+def tempered(model: BayesianModel, recipe: Recipe, splits: Splits) -> Temperature | None:
+    """Set a model's temperature and return it; None where its recipe wants none."""
+    if not recipe.serving.temperature:
+        return None
+    temperature = set_temperature(model.eval(), splits.validation, recipe.training.validation_draws, recipe.seed)
+    log.info("temperature %.4g", temperature.value)
+    return temperature
+
+
+def exported_model(model: BayesianModel, recipe: Recipe, data: Dataset, splits: Splits) -> Exported:
+    """Export a fitted model with its detectors, check what comes of it, and take integers where they are wanted and
+    change nothing that could be told.
+
+    Raises:
+        ParityError: if the exported graphs do not compute what the model computes.
+    """
     model = model.cpu().eval()
     fold(model)
     weights = {key: tensor.detach().clone().contiguous() for key, tensor in model.state_dict().items()}
-    say("exporting")
+    log.info("exporting")
     network = fitted_detectors(model, splits.train, recipe)
-    names = DetectorNames(tuple(recipe.combined), tuple(network.density), network.two_sided)
     files = export(model, network)
     runtime = runtime_of(model, files)
     differences = parity(model, network, runtime, splits.validation)
     precision: Literal["float32", "int8"] = "float32"
     if recipe.serving.precision == "int8":
-        integers = {
-            "sampler.onnx": quantise_sampler(files["sampler.onnx"], model.posterior.noise_dimension),
-            "network.onnx": quantise_network(files["network.onnx"]),
-        }
+        integers = in_integers(model, files)
         quantised = runtime_of(model, integers)
         error = quantisation_error(runtime, quantised, splits.validation, recipe.serving.draws)
         differences |= asdict(error)
         if error.is_hidden:
-            precision, runtime = "int8", quantised
-            files |= integers
+            precision, runtime, files = "int8", quantised, integers
         else:
-            say("integers move probabilities by more than Monte Carlo does: keeping float32")
-
+            log.info("integers move probabilities by more than Monte Carlo does: keeping float32")
     posterior = model.posterior
     draws = min(recipe.serving.draws, posterior.max_draws or recipe.serving.draws)
-    counts = draw_counts(draws)
-    num_labels = max(len(data.classes), 1)
-    say(f"calibrating on {len(splits.reference)} + {len(splits.ranking)} rows")
-    calibration = calibrate(runtime, splits.reference, splits.ranking, counts, names, num_labels, recipe.seed)
-    abstention = None if recipe.task == "regression" else abstention_spec(calibration, recipe.serving.risk, say)
-    say(f"measuring on {len(splits.test)} test rows")
-    measured = measure(runtime, calibration, names.density, splits.test, (data.minimum, data.maximum), recipe.seed)
-
-    is_regression = recipe.task == "regression"
-    description = Description(
-        method=recipe.method,
-        task=recipe.task,
-        input=data.input,
-        output=TargetSpec(target=recipe.data.target or "y") if is_regression else ClassSpec(classes=data.classes),
+    return Exported(
+        files={**files, WEIGHTS: save(weights)},
+        runtime=runtime,
         noise=NoiseSpec(
             algorithm=posterior.algorithm,
             dimension=posterior.noise_dimension,
@@ -142,100 +112,18 @@ def assemble(
             default_draws=draws,
             max_draws=posterior.max_draws,
         ),
-        detectors=DetectorSpec(
-            density=names.density,
-            two_sided=names.two_sided,
-            combined=names.combined,
-            draw_counts=tuple(counts),
-            reference_rows=len(splits.reference),
-            ranking_rows=len(splits.ranking),
-            smallest_fpr=calibration.smallest_fpr,
-            rows_per_draw_set=rows_per_draw_set(runtime, min(len(splits.reference), len(splits.ranking)), counts[-1]),
-        ),
-        abstention=abstention,
-        training={**facts, **tempered, "data_digest": data.digest(), "python": platform.python_version()},
-        quality=measured,
-        parity=differences,
+        detectors=DetectorNames(tuple(recipe.combined), tuple(network.density), network.two_sided),
+        draw_counts=tuple(draw_counts(draws)),
+        num_labels=max(len(data.classes), 1),
         precision=precision,
+        parity=differences,
     )
-    files["weights.safetensors"] = save_tensors(weights)
-    files["calibration.safetensors"] = save_arrays(calibration.tensors())
-    return description, files
 
 
-def abstention_spec(calibration: Calibration, risk: float | None, say: Callable[[str], None]) -> AbstentionSpec:
-    """Return what the manifest says of rows left undecided; `risk` is the level of requests that name none."""
-    draws, fpr = int(calibration.draw_counts[-1]), calibration.default_fpr
-    smallest = calibration.rank_tables(draws).smallest_risk(fpr)
-    if risk is not None and risk < smallest:
-        say(f"serving.risk {risk:g} cannot be certified, only {smallest:g}: every row will be left undecided")
-    return AbstentionSpec(confidence=CONFIDENCE, smallest_risk=smallest, risk=risk)
-
-
-def fitted_detectors(model: BayesianModel, train: Rows, recipe: Recipe) -> ServedNetwork:
-    """Return a model's network beside its recipe's detectors, fitted on training rows, the same for the same recipe.
-
-    A density that the flag does not combine is left out: it would take its time of every request.
-    """
-    labels = None if recipe.task == "regression" else torch.from_numpy(train.y)
-    densities = [name for name in recipe.combined if name in DENSITY_NAMES]
-    return served_network(model, torch.from_numpy(train.x), hash_key(recipe.seed, DETECTORS), labels, densities)
-
-
-def fold(model: BayesianModel) -> None:
-    """Normalise all weight-normed directions for good; the model computes the same."""
-    model.network.fold()
-    for module in model.modules():
-        if isinstance(module, WeightNormLinear):
-            module.fold()
-
-
-def measure(
-    runtime: Runtime,
-    calibration: Calibration,
-    density: tuple[str, ...],
-    test: Rows,
-    extent: tuple[float, float],
-    seed: int,
-) -> dict[str, float]:
-    """Return measured quality, all of it as served in requests of `MEASURED_ROWS` rows (or as many
-    as must share a draw set) at the default draws.
-
-    Accuracy or error, and likelihood, of the test rows; how often the flag fires on them at fpr .05; and how often it
-    fires on uniform noise in the data's range, `extent`, the plainest input that is unlike the data.
-    """
-    counts = calibration.draw_counts.tolist()[-1:]
-    share = max(MEASURED_ROWS, rows_per_draw_set(runtime, len(test), counts[-1]))
-    y = test.y
-    test_scores, density_scores, likelihoods = scores_and_likelihoods(
-        runtime, test, counts[0], hash_key(seed, 2), share
-    )
-    noise_rows = np.random.default_rng(hash_key(seed, 3)).uniform(
-        *extent, (min(len(test), NOISE_ROWS), test.x.shape[1])
-    )
-    noise = Rows(noise_rows.astype(np.float32), y[:NOISE_ROWS])
-    (noise_scores,), noise_density = served_scores(runtime, noise, counts, hash_key(seed, 4), share)
-    flagged = {}
-    for key, scored, dense in (
-        ("flag_rate_at_05", test_scores, density_scores),
-        ("uniform_noise_flagged_at_05", noise_scores, noise_density),
-    ):
-        p_values = calibration.p_values(detector_scores(scored, dense, density), labels_of(scored), counts[0])
-        flagged[key] = float(np.mean(p_values.p_value <= 0.05))
-    if isinstance(test_scores, Scores):
-        measured = quality(test_scores, y)
-    else:
-        intervals = calibration.rank_tables(counts[0]).intervals(test_scores.mean, test_scores.std, 0.95)
-        measured = regression_quality(test_scores, likelihoods, intervals, y)
-    return {**{f"test_{k}": v for k, v in measured.items()}, **flagged}
-
-
-def device_named(name: str) -> torch.device:
-    """Return a torch device; `auto` is CUDA where there is one.
-
-    Raises:
-        InvalidInput: if CUDA is asked for and there is none.
-    """
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InvalidInput("--device", "a device that torch finds here", "cuda")
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+def in_integers(model: BayesianModel, graphs: dict[str, bytes]) -> dict[str, bytes]:
+    """Return graphs with integers in their large products."""
+    sampler, network = GRAPHS
+    return {
+        sampler: quantise_sampler(graphs[sampler], model.posterior.noise_dimension),
+        network: quantise_network(graphs[network]),
+    }

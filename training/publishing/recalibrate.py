@@ -1,34 +1,22 @@
 """`python -m training calibrate`: a published model calibrated anew on other rows, not fitted anew.
 
-Graphs and weights are the published ones, byte for byte. All rows of the source, its test rows too, are parts at
-random to the two calibration splits, and the rest measure.
+Graphs and weights are the published ones, byte for byte. All rows of the source, its test rows too, are split at
+random: into the two calibration splits, and the rest measure.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save
 
-from model_store.artifacts.manifest import Description, Manifest
+from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import Artifact, ModelStore
 from model_store.errors import InvalidInput
-from model_store.inference.model import CALIBRATION_FILE, Model
 from training.data import Dataset, Rows, load, numbered_as
+from training.facts import RecalibrationFacts, TrainingFacts
+from training.publishing.stages import Exported, HeldOut, calibrate_exported, measure_calibrated
 from training.recipe import override
+from training.seeds import Stream, generator
 from training.versions import recipe_of
-
-DEAL = 6  # the random stream that splits rows, beside those of `training.calibration.calibrate`
-
-
-@dataclass(frozen=True)
-class Dealt:
-    """What each row of a source is used for. No row is in two."""
-
-    reference: Rows  # fits the detectors
-    ranking: Rows  # ranks the flag's statistic
-    test: Rows  # measures
 
 
 def load_like(manifest: Manifest, root: Path, source: str, target: str | None) -> Dataset:
@@ -44,13 +32,13 @@ def load_like(manifest: Manifest, root: Path, source: str, target: str | None) -
         raise InvalidInput(
             "data.source", f"rows of shape {manifest.input.shape}, as {label} takes them", f"{data.shape}"
         )
-    if data.digest() == manifest.training.get("data_digest"):
+    if data.digest() == TrainingFacts.of(manifest).data_digest:
         raise InvalidInput("data.source", f"rows that {label} was not fitted on", "the very rows of its fit")
     return data
 
 
-def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int) -> Dealt:
-    """Deal all rows of a data set to the calibration splits and, those that are left, to the test rows.
+def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int) -> HeldOut:
+    """Split all rows of a data set into the calibration splits and, those that are left, to the test rows.
 
     Raises:
         InvalidInput: if a split would have no row.
@@ -63,63 +51,40 @@ def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int)
     if reference_rows + ranking_rows >= len(rows):
         expected = f"less than the {len(rows)} rows of the source, so that some are left to measure"
         raise InvalidInput("--reference-rows + --ranking-rows", expected, f"{reference_rows + ranking_rows}")
-    order = np.random.default_rng([seed, DEAL]).permutation(len(rows))
-    return Dealt(*(rows.take(part) for part in np.split(order, np.cumsum([reference_rows, ranking_rows]))))
+    order = generator(seed, Stream.SPLIT).permutation(len(rows))
+    return HeldOut(*(rows.take(part) for part in np.split(order, np.cumsum([reference_rows, ranking_rows]))))
 
 
 def recalibrate(
     store: ModelStore,
     parent: Artifact,
     data: Dataset,
-    parts: Dealt,
+    rows: HeldOut,
     seed: int,
     name: str,
-    facts: dict[str, object],
-    say: Callable[[str], None],
+    origin: dict[str, str],
 ) -> Manifest:
     """Publish a version with its graphs and weights, calibrated and measured on other rows, as the next of `name`.
 
-    `facts` are added to what the manifest says of where the calibration is from.
+    `origin` says where the rows are from: `source`, and `target` if one is named.
 
     Raises:
         InvalidInput: if the name is not fit for a model.
         BrokenArtifact: if the version cannot be run.
     """
-    from training.calibration.calibrate import calibrate, rows_per_draw_set
-    from training.publishing.publish import abstention_spec, measure
-
-    manifest, runtime = parent.manifest, Model.load(parent).runtime
-    detectors, abstention, counts = manifest.detectors, manifest.abstention, list(manifest.detectors.draw_counts)
-    reference, ranking, test = parts.reference, parts.ranking, parts.test
-    say(f"calibrating on {len(reference)} + {len(ranking)} rows")
-    calibration = calibrate(runtime, reference, ranking, counts, detectors.names, manifest.num_labels, seed)
-    say(f"measuring on {len(test)} test rows")
-    quality = measure(runtime, calibration, detectors.density, test, (data.minimum, data.maximum), seed)
-    share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
-    recalibrated = {
-        "name": manifest.name,
-        "version": manifest.version,
-        **facts,
-        "rows": len(reference) + len(ranking) + len(test),
-        "test_rows": len(test),
-        "seed": seed,
-        "data_digest": data.digest(),
-    }
-    made_of = {key: value for key, value in manifest.training.items() if key != "run"}
-    description = Description(
-        **{
-            **{field: getattr(manifest, field) for field in Description.model_fields},
-            "detectors": detectors.model_copy(
-                update={
-                    "reference_rows": len(reference),
-                    "ranking_rows": len(ranking),
-                    "smallest_fpr": calibration.smallest_fpr,
-                    "rows_per_draw_set": share,
-                }
-            ),
-            "training": {**made_of, "recalibrated": recalibrated},
-            "abstention": abstention and abstention_spec(calibration, abstention.risk, say),
-            "quality": quality,
-        }
+    manifest = parent.manifest
+    risk = None if manifest.abstention is None else manifest.abstention.risk
+    calibrated = calibrate_exported(Exported.of_version(parent), rows, seed, risk)
+    measured = measure_calibrated(calibrated, rows.test, (data.minimum, data.maximum), seed)
+    recalibrated = RecalibrationFacts(
+        name=manifest.name,
+        version=manifest.version,
+        **origin,
+        rows=len(rows.reference) + len(rows.ranking) + len(rows.test),
+        test_rows=len(rows.test),
+        seed=seed,
+        data_digest=data.digest(),
     )
-    return store.publish(name, description, {**parent.files, CALIBRATION_FILE: save(calibration.tensors())})
+    facts = TrainingFacts.of(manifest).derived(recalibrated=recalibrated)
+    draft = measured.draft(manifest.method, manifest.input, manifest.output, facts)
+    return store.publish(name, draft.description, draft.files)

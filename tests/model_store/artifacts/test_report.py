@@ -1,11 +1,11 @@
 """Evaluation reports: beside the version, whole or not at all, replaced as a whole, gone with the version."""
 
 import pytest
-from conftest import refused
 
 from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.report import REPORT, evaluation_report, publish_report
 from model_store.errors import BrokenArtifact, NotFound
+from tests.support.refusals import refused
 
 
 def test_a_card_comes_back_and_the_stores_listing_stays(own_store):

@@ -3,10 +3,10 @@
 import hashlib
 
 import pytest
-from conftest import tiny_description, tiny_files
 
 from model_store.artifacts.manifest import FILES, Description
 from model_store.errors import InvalidInput, NotFound
+from tests.support.stores import tiny_description, tiny_files
 
 CONTENT, DESCRIPTION = tiny_files(), tiny_description()
 

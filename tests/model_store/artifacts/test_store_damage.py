@@ -5,10 +5,10 @@ import os
 import shutil
 
 import pytest
-from conftest import tiny_description, tiny_files
 
 from model_store.artifacts.manifest import FILES
 from model_store.errors import BrokenArtifact, InvalidInput, NotFound, UnsupportedFormat
+from tests.support.stores import tiny_description, tiny_files
 
 CONTENT, DESCRIPTION = tiny_files(), tiny_description()
 

@@ -6,7 +6,8 @@ import subprocess
 import sys
 import threading
 
-from conftest import ROOT, tiny_description, tiny_files
+from tests.support.environment import ROOT
+from tests.support.stores import tiny_description, tiny_files
 
 CONTENT, DESCRIPTION = tiny_files(), tiny_description()
 

@@ -4,12 +4,12 @@ import io
 
 import numpy as np
 import pytest
-from conftest import png_file
 from PIL import Image
 
 from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
 from model_store.inputs.images import open_image, pixels
+from tests.support.images import png_file
 
 GREY = ImageSpec(mode="L")
 COLOUR = ImageSpec(mode="RGB")

@@ -23,7 +23,7 @@ def keep(what, conditions, figure):
 
 @pytest.fixture(scope="module")
 def made(digits_store, digits_rows):
-    from conftest import serving
+    from tests.support.serving import serving
 
     return reference_answers(serving, digits_store, digits_rows)
 

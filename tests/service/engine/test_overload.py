@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
-from conftest import metric, wait_until
+
+from tests.support.serving import metric, wait_until
 
 ROW = [0.0] * 64
 NPY = {"Content-Type": "application/x-npy"}

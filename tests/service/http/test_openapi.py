@@ -3,10 +3,9 @@
 import json
 import re
 
-from conftest import ROOT
-
 from service.app import create_app
 from service.settings import Settings
+from tests.support.environment import ROOT
 
 NOT_DOCUMENTED = {"/metrics", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
 

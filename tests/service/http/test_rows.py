@@ -3,38 +3,19 @@
 import base64
 import io
 import json
-import subprocess
-import sys
 
 import httpx
 import numpy as np
 import pytest
-from conftest import ROOT, environment_with, png_file, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-RECIPE = """
-name = "{name}"
-method = "bhn-realnvp"
-[data]
-source = "{source}"
-validation_rows = 20
-reference_rows = 20
-ranking_rows = 40
-{data}
-[network]
-hidden = [12]
-[posterior]
-couplings = 1
-hidden = 8
-[training]
-epochs = 15
-learning_rate = 1e-2
-batch_rows = 16
-[serving]
-draws = 10
-"""
+from tests.support.environment import run_training
+from tests.support.images import png_file
+from tests.support.recipes import write_recipe
+from tests.support.serving import serving
+
 PEOPLE = [
     {"age": 20, "city": "Rome", "vip": True, "income": 30.5},
     {"age": 71.5, "city": "Oslo", "vip": False, "income": None},
@@ -57,23 +38,13 @@ def client(tmp_path_factory):
         (folder / "pictures" / "train" / name).mkdir(parents=True)
         for i in range(120):
             (folder / "pictures" / "train" / name / f"{i}.png").write_bytes(picture(100 * k, seed=i))
-    environment = environment_with(
-        DUBITO_STORE=str(folder / "models"), DUBITO_RUNS=str(folder / "runs"), DUBITO_DATA=str(folder)
-    )
-    for name, source, data in (("people", "csv:people.csv", 'target = "label"'), ("pictures", "images:pictures", "")):
-        (folder / f"{name}.toml").write_text(RECIPE.format(name=name, source=source, data=data))
-        command = [
-            sys.executable,
-            "-m",
-            "training",
-            "fit",
-            str(folder / f"{name}.toml"),
-            "--quiet",
-            "--device",
-            "cpu",
-        ]
-        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stderr
+    schedule = {"epochs": 15, "learning_rate": 1e-2, "batch_rows": 16}
+    settings = {"posterior": {"couplings": 1, "hidden": 8}, "training": schedule, "serving": {"draws": 10}}
+    people = {"source": "csv:people.csv", "target": "label"}
+    for name, source in (("people", people), ("pictures", {"source": "images:pictures"})):
+        data = {**source, "validation_rows": 20, "reference_rows": 20, "ranking_rows": 40}
+        recipe = write_recipe(folder, name=name, data=data, **settings)
+        run_training(folder, "fit", str(recipe), "--quiet", "--device", "cpu")
     limits = {"DUBITO_MAX_IMAGE_PIXELS": "1000", "DUBITO_MAX_ROWS": "30"}
     with serving(folder / "models", **limits) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         yield client

@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from conftest import ROOT, environment_with
 
 from model_store.errors import InvalidInput
 from service.middleware.keys import is_one_of, read_keys
 from service.settings import Settings
+from tests.support.environment import ROOT, environment_with
 
 FIRST, SECOND, ADMIN = "first-key-of-the-api", "second+key/of=the~api", "the-key-of-the-administrator"
 ROW = [0.0] * 64
@@ -22,7 +22,7 @@ OPEN = ("/health/live", "/health/ready", "/docs", "/openapi.json", "/static-offl
 @pytest.fixture(scope="module")
 def locked_url(tmp_path_factory, digits_store):
     """The base URL of a service with keys."""
-    from conftest import serving
+    from tests.support.serving import serving
 
     file = tmp_path_factory.mktemp("secrets") / "admin"
     file.write_text(f"{ADMIN}\n")

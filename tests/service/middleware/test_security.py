@@ -7,9 +7,10 @@ import shutil
 
 import httpx
 import pytest
-from conftest import ROOT, publish_again
 
 from model_store.artifacts.store import ModelStore
+from tests.support.environment import ROOT
+from tests.support.stores import publish_again
 
 ROW = [0.0] * 64
 MARK = "Zx9Qmark"

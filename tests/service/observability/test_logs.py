@@ -7,10 +7,10 @@ import re
 
 import httpx
 import pytest
-from conftest import metric
 
 from service.app import create_app
 from service.settings import Settings
+from tests.support.serving import metric
 
 CANARY = "canary-3f9a"
 ROW = [0.0] * 64

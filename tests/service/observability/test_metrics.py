@@ -6,11 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import numpy as np
 import pytest
-from conftest import ROOT, metric
 from prometheus_client import generate_latest
 
 from service.engine.batching import BATCH_ROW_DRAWS
 from service.observability.metrics import MAX_VERSIONS, NATS, SECONDS, Histogram, Metrics
+from tests.support.environment import ROOT
+from tests.support.serving import metric
 
 OF_MODEL = {"model": "digits", "version": "1"}
 

@@ -8,11 +8,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
-from conftest import ROOT, environment_with, refused, wait_until
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from service.observability.tracing import check_tracing
 from service.settings import Settings
+from tests.support.environment import ROOT, environment_with
+from tests.support.refusals import refused
+from tests.support.serving import wait_until
 
 ROW = [0.0] * 64
 CANARY = "canary-3f9a"

@@ -22,7 +22,7 @@ def port_of(url):
 @pytest.fixture(scope="module")
 def impatient(digits_store):
     """A service that waits for half a second, and its process."""
-    from conftest import serving
+    from tests.support.serving import serving
 
     with serving(digits_store, DUBITO_DEADLINE_S="0.5", DUBITO_LOG_LEVEL="error") as (url, process):
         yield port_of(url), process

@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from conftest import answers, metric, wait_until
 
 from service.engine.batching import BATCH_ROW_DRAWS
 from service.observability.worker_metrics import merged
 from service.settings import Settings
+from tests.support.serving import answers, metric, wait_until
 
 ROW = [0.0] * 64
 TWO = {"DUBITO_WORKERS": "2", "DUBITO_POLL_INTERVAL_S": "0.05"}

@@ -7,11 +7,11 @@ from itertools import product
 import httpx
 import numpy as np
 import pytest
-from conftest import metric
 from scipy import stats
 
 from model_store.conformal.rank_tables import conformal_p_value
 from service.registry.drift import ALARM_AT, EDGES, FALSE_ALARM, ROWS_OF_A_REQUEST, Drift
+from tests.support.serving import metric
 
 ROWS = 5
 

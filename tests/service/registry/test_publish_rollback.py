@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import httpx
 import onnx
-from conftest import publish_again, serving
 from onnx import numpy_helper
 
 from model_store.artifacts.store import ModelStore
+from tests.support.serving import serving
+from tests.support.stores import publish_again
 
 ROW = [8.0] * 64
 VERSION = re.compile(rb'"version":"(\d+)"')

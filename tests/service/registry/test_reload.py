@@ -4,11 +4,12 @@ import shutil
 import threading
 
 import httpx
-from conftest import SOON, predict_blank, publish_again, wait_until
 
 from model_store.errors import NotFound
 from service.registry.models import Models
 from service.settings import Settings
+from tests.support.serving import SOON, predict_blank, wait_until
+from tests.support.stores import publish_again
 
 
 def model(client, name="digits"):

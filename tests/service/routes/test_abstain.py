@@ -8,11 +8,11 @@ from itertools import pairwise
 import httpx
 import numpy as np
 import pytest
-from conftest import serving
 
 from model_store.artifacts.manifest import manifest_digest
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
+from tests.support.serving import serving
 
 
 def predict(client, rows, expected_status=200, **fields):

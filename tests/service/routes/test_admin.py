@@ -2,7 +2,9 @@
 
 import httpx
 import pytest
-from conftest import metric, publish_again
+
+from tests.support.serving import metric
+from tests.support.stores import publish_again
 
 ADMIN = "the-key-of-the-administrator"
 ROW = [0.0] * 64

@@ -3,8 +3,10 @@
 import httpx
 import numpy as np
 import pytest
-from conftest import serving, small_recipe, working_in
 
+from tests.support.environment import working_in
+from tests.support.recipes import SECONDS_LONG, write_recipe
+from tests.support.serving import serving
 from training.__main__ import main
 
 USERS_MODULE = """
@@ -30,9 +32,18 @@ def attention(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.TransformerEncoderLayer(8, 2), nn.Linear(8, classes))
 """
 FITTED = {
-    "residual": ("bhn-realnvp", 'factory = "users_networks:residual"', "couplings = 1\nhidden = 16", 12),
-    "weights": ("bbb-gaussian", "hidden = [24]", "prior_std = 0.5", 40),
-    "ensemble": ("ensemble", "hidden = [24]", "members = 3", 15),
+    "residual": {
+        "network": {"factory": "users_networks:residual"},
+        "posterior": {"couplings": 1, "hidden": 16},
+        "training": {**SECONDS_LONG["training"], "epochs": 12},
+    },
+    "weights": {"method": "bbb-gaussian", "network": {"hidden": [24]}, "posterior": {"prior_std": 0.5}},
+    "ensemble": {
+        "method": "ensemble",
+        "network": {"hidden": [24]},
+        "posterior": {"members": 3},
+        "training": {**SECONDS_LONG["training"], "epochs": 15},
+    },
 }
 
 
@@ -42,8 +53,9 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("methods")
     (folder / "users_networks.py").write_text(USERS_MODULE)
     with working_in(folder):
-        for name, parts in FITTED.items():
-            assert main(["fit", small_recipe(folder, name, *parts), "--quiet", "--device", "cpu"]) == 0
+        for name, changes in FITTED.items():
+            recipe = write_recipe(folder, name=name, **{**SECONDS_LONG, **changes})
+            assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
     return folder
 
 
@@ -104,9 +116,10 @@ def test_one_draw_of_an_ensemble_has_no_standard_error(url, digits_rows):
 
 
 def test_a_layer_that_is_not_supported_is_named_before_any_training(folder, capsys):
-    recipe = small_recipe(folder, "refused", "bbb-gaussian", 'factory = "users_networks:attention"', epochs=1000)
+    network, schedule = {"factory": "users_networks:attention"}, {"epochs": 1000}
+    recipe = write_recipe(folder, name="refused", method="bbb-gaussian", network=network, training=schedule)
     with working_in(folder):
-        assert main(["fit", recipe, "--quiet", "--device", "cpu"]) == 2
+        assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 2
     said = capsys.readouterr().err
     assert "MultiheadAttention" in said
     assert "layer 2.self_attn" in said

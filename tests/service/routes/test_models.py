@@ -4,9 +4,10 @@ import shutil
 
 import httpx
 import pytest
-from conftest import SOON, predict_blank, publish_again, wait_until
 
 from model_store.artifacts.store import ModelStore
+from tests.support.serving import SOON, predict_blank, wait_until
+from tests.support.stores import publish_again
 
 
 def serving(client):

@@ -8,42 +8,19 @@ from itertools import pairwise
 import httpx
 import numpy as np
 import pytest
-from conftest import serving, working_in
 from scipy import stats
 
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import Model
 from model_store.scores.regression import MIXTURE_ERROR_NAMES, MIXTURE_SCORE_NAMES
+from tests.support.environment import working_in
+from tests.support.recipes import write_recipe
+from tests.support.serving import serving
 from training.__main__ import main
-from training.calibration.calibrate import draw_seed, scores_and_likelihoods
 from training.data import Rows
 from training.recipe import COMBINED_DENSITIES
+from training.scoring import draw_seed, scores_and_likelihoods
 
-RECIPE = """
-name = "{name}"
-method = "{method}"
-task = "regression"
-[data]
-source = "npz:{name}.npz"
-validation_rows = 50
-reference_rows = 50
-ranking_rows = 99
-[network]
-{network}
-[posterior]
-initial_log_std = -3.0
-{posterior}
-[likelihood]
-noise = "{noise}"
-[training]
-epochs = {epochs}
-batch_rows = 50
-samples = 4
-learning_rate = 1e-2
-final_learning_rate = 2e-4
-[serving]
-draws = 100
-"""
 USERS_MODULE = """
 from torch import nn
 
@@ -52,20 +29,20 @@ def linear(shape, outputs):
     return nn.Linear(shape[0], outputs)
 """
 HELD_OUT = 199
+SCHEDULE = {"batch_rows": 50, "samples": 4, "learning_rate": 1e-2, "final_learning_rate": 2e-4}
 FITTED = {
     "linear": {
         "method": "bbb-gaussian",
-        "posterior": "prior_std = 1.0",
-        "network": 'factory = "linear_module:linear"',
-        "noise": "homoscedastic",
-        "epochs": 200,
+        "posterior": {"initial_log_std": -3.0, "prior_std": 1.0},
+        "network": {"factory": "linear_module:linear"},
+        "likelihood": {"noise": "homoscedastic"},
+        "training": {**SCHEDULE, "epochs": 200},
     },
     "wavy": {
-        "method": "bhn-realnvp",
-        "posterior": "couplings = 1\nhidden = 16",
-        "network": "hidden = [30]",
-        "noise": "heteroscedastic",
-        "epochs": 150,
+        "posterior": {"initial_log_std": -3.0, "couplings": 1, "hidden": 16},
+        "network": {"hidden": [30]},
+        "likelihood": {"noise": "heteroscedastic"},
+        "training": {**SCHEDULE, "epochs": 150},
     },
 }
 
@@ -99,9 +76,10 @@ def folder(tmp_path_factory):
     y = true_mean(x) + true_std(x) * generator.normal(size=len(x))
     np.savez(folder / "wavy.npz", x_train=x[500:], y_train=y[500:], x_test=x[:500], y_test=y[:500])
     with working_in(folder):
-        for name, parts in FITTED.items():
-            path = folder / f"{name}.toml"
-            path.write_text(RECIPE.format(name=name, **parts))
+        for name, changes in FITTED.items():
+            data = {"source": f"npz:{name}.npz", "validation_rows": 50, "reference_rows": 50, "ranking_rows": 99}
+            settings = {"name": name, "task": "regression", "data": data, "serving": {"draws": 100}}
+            path = write_recipe(folder, **settings, **changes)
             assert main(["fit", str(path), "--quiet", "--device", "cpu"]) == 0
     return folder
 

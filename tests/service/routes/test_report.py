@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def evaluated(evaluated_store):
-    from conftest import serving
+    from tests.support.serving import serving
 
     with serving(evaluated_store) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         yield client
@@ -21,7 +21,7 @@ def test_a_model_links_its_card_and_every_link_works(evaluated):
     assert linked["summary"] == report["summary"]
     assert set(linked["files"]) == {"evidence.json", *report["files"]}
     kinds = {"json": "application/json", "md": "text/markdown; charset=utf-8", "png": "image/png"}
-    starts = {"json": b"{", "md": b"# EvaluationReport: digits version 1", "png": b"\x89PNG"}
+    starts = {"json": b"{", "md": b"# Evidence: digits version 1", "png": b"\x89PNG"}
     for file, href in linked["files"].items():
         answer = evaluated.get(href)
         kind = file.rpartition(".")[2]

@@ -5,7 +5,8 @@ import io
 import httpx
 import numpy as np
 import pytest
-from conftest import serving
+
+from tests.support.serving import serving
 
 SETTLE = {"settle": 0.03}
 

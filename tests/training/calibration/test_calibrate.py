@@ -2,26 +2,18 @@
 
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, log_loss
 
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.sets import class_nonconformity
 from model_store.inference.model import detector_scores
 from model_store.inference.runtime import Runtime
-from model_store.scores.classification import Scores, predictive_scores, predictive_sums
+from model_store.scores.classification import predictive_scores, predictive_sums
 from model_store.types import DetectorNames
-from training.calibration.calibrate import (
-    by_detector,
-    calibrate,
-    draw_counts,
-    draw_seed,
-    quality,
-    scores_and_likelihoods,
-    served_scores,
-)
+from training.calibration.calibrate import by_detector, calibrate
 from training.data import digits
-from training.nn.posteriors.noise import hash_key
 from training.recipe import COMBINED_DENSITIES
+from training.scoring import draw_counts, draw_seed, scores_and_likelihoods, served_scores
+from training.seeds import hash_key
 
 COUNTS = [1, 2, 3, 5, 10]
 NAMES = DetectorNames(("bald", "residual"), COMBINED_DENSITIES, ("residual",))
@@ -120,49 +112,3 @@ def test_detectors_are_the_scores_and_the_densities_by_name_beside_predicted_lab
         for name, values in expected.items():
             assert np.array_equal(found.by_name[name][j], values)
         assert np.array_equal(found.labels[j], scores[j].probabilities.argmax(axis=1))
-
-
-def with_probabilities(probs):
-    """Scores of which only the probabilities matter."""
-    rest = np.zeros(len(probs))
-    return Scores(
-        num_draws=np.ones(len(probs), dtype=int),
-        probabilities=probs,
-        label=probs.argmax(axis=1),
-        entropy=rest,
-        expected_entropy=rest,
-        bald=rest,
-        mean_std=rest,
-        variation_ratio=rest,
-        standard_error=None,
-    )
-
-
-def test_quality_is_scikit_learns():
-    rng = np.random.default_rng(0)
-    probs = rng.dirichlet(np.ones(4), size=200)
-    y = np.array([rng.choice(4, p=p) for p in probs])
-    found = quality(with_probabilities(probs), y)
-    assert found["accuracy"] == accuracy_score(y, probs.argmax(1))
-    assert found["log_likelihood"] == pytest.approx(-log_loss(y, probs, labels=range(4)))
-    assert found["brier"] == pytest.approx(
-        sum((probs[n, c] - (y[n] == c)) ** 2 for n in range(200) for c in range(4)) / 200
-    )
-    gap = 0.0
-    for b in range(15):
-        inside = [n for n in range(200) if b / 15 <= probs[n].max() < (b + 1) / 15 + (b == 14)]
-        if inside:
-            correct = np.mean([probs[n].argmax() == y[n] for n in inside])
-            gap += len(inside) / 200 * abs(correct - np.mean([probs[n].max() for n in inside]))
-    assert found["expected_calibration_error"] == pytest.approx(gap)
-
-
-def test_quality_of_certain_answers_is_finite():
-    y = np.array([0, 1, 1])
-    right = quality(with_probabilities(np.eye(2)[y]), y)
-    assert right == {"accuracy": 1, "log_likelihood": 0, "brier": 0, "expected_calibration_error": 0}
-    wrong = quality(with_probabilities(np.eye(2)[1 - y]), y)
-    assert wrong["accuracy"] == 0
-    assert wrong["brier"] == 2
-    assert wrong["expected_calibration_error"] == 1
-    assert -1000 < wrong["log_likelihood"] < -600

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import scale_model
 from safetensors.numpy import load
 from scipy import optimize, special
 
 from model_store.artifacts.store import ModelStore
 from model_store.inference.runtime import Runtime
+from tests.support.models import scale_model
 from training.calibration.temperature import PRIOR_STD, choose_temperature, fit_temperature, set_temperature
 from training.data import Rows
 from training.export.graphs import export

@@ -5,8 +5,9 @@ import zipfile
 
 import numpy as np
 import pytest
-from conftest import recipe_of, refused
 
+from tests.support.recipes import recipe_of
+from tests.support.refusals import refused
 from training.data import load
 
 RNG = np.random.default_rng(0)

@@ -7,9 +7,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from conftest import recipe_of, refused
 from sklearn.datasets import load_digits
 
+from tests.support.recipes import recipe_of
+from tests.support.refusals import refused
 from training.data import Dataset, Rows, SplitSizes, digits, leave_out, load, split
 from training.data.idx import read_idx
 

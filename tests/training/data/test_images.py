@@ -5,9 +5,11 @@ import zipfile
 
 import numpy as np
 import pytest
-from conftest import png_file, recipe_of, refused
 from PIL import Image
 
+from tests.support.images import png_file
+from tests.support.recipes import recipe_of
+from tests.support.refusals import refused
 from training.data import load
 
 

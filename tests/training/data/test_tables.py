@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import recipe_of, refused
 from pyarrow import parquet
 
 from model_store.inputs.columns import from_objects
+from tests.support.recipes import recipe_of
+from tests.support.refusals import refused
 from training.data import load, split, split_sizes
 
 ROWS = 40

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from conftest import scale_model
 
+from tests.support.models import scale_model
 from training.detectors import KINDS
 from training.detectors.gaussian import SHRINKAGE, ClassGaussian
 from training.detectors.neighbours import (

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from conftest import scale_model
 from torch import nn
 
+from tests.support.models import scale_model
 from training.evaluation.attacks import AttackDraws, Attacked, fgsm, log_mean_probs, pgd, quiet_pgd, towards
 from training.export.served import served_network
 from training.nn.flows import realnvp

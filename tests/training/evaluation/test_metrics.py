@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn import metrics
 
+from model_store.scores.classification import Scores
 from training.evaluation.metrics import (
     area_under_risk_coverage,
     auroc,
@@ -14,6 +15,8 @@ from training.evaluation.metrics import (
     detection,
     expected_calibration_error,
     false_positive_rate,
+    quality,
+    reliability,
     risk_coverage,
     roc_curve,
 )
@@ -86,6 +89,52 @@ def test_risk_does_not_depend_on_the_order_of_rows(order):
 def test_calibration_error_by_hand():
     confidence = np.array([0.95, 0.99, 0.55, 0.52])
     correct = np.array([True, False, True, True])
-    error, bins = expected_calibration_error(confidence, correct, bins=10)
-    assert error == pytest.approx((abs(1 - 1.94) + abs(2 - 1.07)) / 4)
-    assert [entry["rows"] for entry in bins] == [2, 2]
+    expected = (abs(1 - 1.94) + abs(2 - 1.07)) / 4
+    assert expected_calibration_error(confidence, correct, bins=10) == pytest.approx(expected)
+    assert [entry["rows"] for entry in reliability(confidence, correct, bins=10)] == [2, 2]
+
+
+def with_probabilities(probs):
+    """Scores of which only the probabilities matter."""
+    rest = np.zeros(len(probs))
+    return Scores(
+        num_draws=np.ones(len(probs), dtype=int),
+        probabilities=probs,
+        label=probs.argmax(axis=1),
+        entropy=rest,
+        expected_entropy=rest,
+        bald=rest,
+        mean_std=rest,
+        variation_ratio=rest,
+        standard_error=None,
+    )
+
+
+def test_quality_is_scikit_learns():
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.ones(4), size=200)
+    y = np.array([rng.choice(4, p=p) for p in probs])
+    found = quality(with_probabilities(probs), y)
+    assert found["accuracy"] == metrics.accuracy_score(y, probs.argmax(1))
+    assert found["log_likelihood"] == pytest.approx(-metrics.log_loss(y, probs, labels=range(4)))
+    assert found["brier"] == pytest.approx(
+        sum((probs[n, c] - (y[n] == c)) ** 2 for n in range(200) for c in range(4)) / 200
+    )
+    gap = 0.0
+    for b in range(15):
+        inside = [n for n in range(200) if b / 15 <= probs[n].max() < (b + 1) / 15 + (b == 14)]
+        if inside:
+            correct = np.mean([probs[n].argmax() == y[n] for n in inside])
+            gap += len(inside) / 200 * abs(correct - np.mean([probs[n].max() for n in inside]))
+    assert found["expected_calibration_error"] == pytest.approx(gap)
+
+
+def test_quality_of_certain_answers_is_finite():
+    y = np.array([0, 1, 1])
+    right = quality(with_probabilities(np.eye(2)[y]), y)
+    assert right == {"accuracy": 1, "log_likelihood": 0, "brier": 0, "expected_calibration_error": 0}
+    wrong = quality(with_probabilities(np.eye(2)[1 - y]), y)
+    assert wrong["accuracy"] == 0
+    assert wrong["brier"] == 2
+    assert wrong["expected_calibration_error"] == 1
+    assert -1000 < wrong["log_likelihood"] < -600

@@ -7,10 +7,10 @@ import zipfile
 
 import numpy as np
 import pytest
-from conftest import refused
 from PIL import Image
 
 from model_store.artifacts.manifest import CategoricalColumn, InputSpec, NumericColumn
+from tests.support.refusals import refused
 from training.evaluation.near_manifold import CORRUPTIONS, near_manifold
 from training.evaluation.outliers import OutlierSource, gaussian, uniform
 

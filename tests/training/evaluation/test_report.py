@@ -14,48 +14,12 @@ from model_store.conformal.detectors import combined_surprisal
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import SCORE_NAMES
 from model_store.scores.tasks import labels_of
+from tests.support.recipes import write_recipe
 from training.__main__ import main
 from training.data import digits
 from training.evaluation.differentiable_flag import DifferentiableFlag
 from training.evaluation.quality import ServedPredictor
-
-REGRESSION = """
-name = "line"
-method = "bbb-gaussian"
-task = "regression"
-[data]
-source = "npz:line.npz"
-validation_rows = 30
-reference_rows = 40
-ranking_rows = 40
-[network]
-hidden = [8]
-[posterior]
-[training]
-epochs = 20
-batch_rows = 40
-learning_rate = 1e-2
-[serving]
-draws = 10
-"""
-
-
-SMALL = """
-name = "small"
-method = "mle"
-[data]
-source = "digits"
-validation_rows = 100
-reference_rows = 120
-ranking_rows = 120
-[network]
-hidden = [16]
-[posterior]
-[training]
-epochs = 10
-batch_rows = 64
-learning_rate = 1e-2
-"""
+from training.scoring import draw_seed
 
 
 @pytest.fixture
@@ -123,7 +87,6 @@ def test_a_card_is_a_function_of_its_seed(evaluated_store, digits_store, tmp_pat
 def test_rows_are_judged_as_the_service_judges_them(model, digits_rows):
     x = digits_rows[:20]
     predicted = ServedPredictor(model, 30, 0)("test", x)
-    from training.calibration.calibrate import draw_seed
 
     for i, part in enumerate((x[:16], x[16:])):
         theta = model.runtime.draw(draw_seed(ServedPredictor(model, 30, 0).request_seed("test"), i), 0, 30)
@@ -159,10 +122,13 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch, 
     generator = np.random.default_rng(0)
     x = generator.normal(size=(400, 3))
     np.savez(tmp_path / "line.npz", x=x, y=x.sum(axis=1) + 0.1 * generator.normal(size=400))
-    (tmp_path / "recipe.toml").write_text(REGRESSION)
+    data = {"source": "npz:line.npz", "validation_rows": 30}
+    schedule = {"epochs": 20, "batch_rows": 40, "learning_rate": 1e-2}
+    content = {"data": data, "network": {"hidden": [8]}, "training": schedule, "serving": {"draws": 10}}
+    recipe = write_recipe(tmp_path, name="line", task="regression", method="bbb-gaussian", **content)
     for name, folder in (("STORE", "models"), ("RUNS", "runs"), ("DATA", "")):
         monkeypatch.setenv(f"DUBITO_{name}", str(tmp_path / folder))
-    assert main(["fit", str(tmp_path / "recipe.toml"), "--quiet", "--device", "cpu"]) == 0
+    assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
     assert main(["evaluate", "line", "--rows", "80", "--quiet"]) == 0
     report = evaluation_report(ModelStore(tmp_path / "models"), "line", "1").report
     assert set(report["outliers"]) == {"uniform", "gaussian", "shuffled"}
@@ -179,8 +145,10 @@ def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(tmp
     store = tmp_path / "models"
     for variable, folder in (("DUBITO_STORE", store), ("DUBITO_RUNS", tmp_path / "runs"), ("DUBITO_DATA", tmp_path)):
         monkeypatch.setenv(variable, str(folder))
-    (tmp_path / "small.toml").write_text(SMALL)
-    assert main(["fit", str(tmp_path / "small.toml"), "--leave-out", "0", "--leave-out", "6", "--quiet"]) == 0
+    data = {"validation_rows": 100, "reference_rows": 120, "ranking_rows": 120}
+    schedule = {"epochs": 10, "batch_rows": 64, "learning_rate": 1e-2}
+    recipe = write_recipe(tmp_path, method="mle", data=data, network={"hidden": [16]}, training=schedule)
+    assert main(["fit", str(recipe), "--leave-out", "0", "--leave-out", "6", "--quiet"]) == 0
     assert main(["evaluate", "small", "--rows", "500", "--quiet"]) == 0
     own = evaluation_report(ModelStore(store), "small", "1").report
     test = digits().test

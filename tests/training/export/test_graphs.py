@@ -6,15 +6,15 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import ROOT, scale_model
 
 from model_store.inference.noise import standard_normal
+from tests.support.environment import ROOT
+from tests.support.models import scale_model
 from training.data import Rows
 from training.export.graphs import PARITY_TOLERANCE, ParityError, export, parity, runtime_of
-from training.export.served import served_network
+from training.export.served import fold, served_network
 from training.nn.flows import iaf, realnvp
 from training.nn.model import initialise
-from training.publishing.publish import fold
 
 SIZES = (6, 9, 7, 3)
 RANDOM_OPS = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}

@@ -4,16 +4,15 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import scale_model
 
 from model_store.inference.runtime import Runtime
+from tests.support.models import scale_model
 from training.data import Rows
 from training.export.graphs import export
 from training.export.quantise import quantisation_error, quantise_network, quantise_sampler
-from training.export.served import served_network
+from training.export.served import fold, served_network
 from training.nn.flows import realnvp
 from training.nn.model import initialise
-from training.publishing.publish import fold
 
 INPUTS, HIDDEN = 30, 96
 DIMENSION = 3 * HIDDEN + 10

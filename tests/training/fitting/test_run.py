@@ -14,40 +14,18 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, environment_with, wait_until
 from safetensors.numpy import load_file
 from torch import nn
 
 from model_store.errors import InvalidInput
+from tests.support.environment import ROOT, environment_with
+from tests.support.recipes import write_recipe
+from tests.support.serving import wait_until
 from training.__main__ import main
 from training.data import Rows, Splits
 from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 from training.fitting.run import Run, clip_gradient
 from training.recipe import load
-
-RECIPE = """
-name = "{name}"
-method = "bhn-realnvp"
-seed = {seed}
-[data]
-source = "digits"
-validation_rows = 60
-reference_rows = 40
-ranking_rows = 40
-[network]
-hidden = [12]
-[posterior]
-couplings = 2
-hidden = 8
-initial_log_std = -4.0
-[training]
-epochs = {epochs}
-batch_rows = 16
-validation_draws = 3
-checkpoint_interval_s = {interval}
-[serving]
-draws = 2
-"""
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +110,8 @@ def splits():
 
 def begin(folder, splits, seed=0, interval=1e-9, epochs=3):
     folder.mkdir(exist_ok=True)
-    (folder / "recipe.toml").write_text(RECIPE.format(name="small", seed=seed, interval=interval, epochs=epochs))
-    return Run(load(folder / "recipe.toml"), splits, splits.train.x.shape[1:], 3, folder, torch.device("cpu"))
+    recipe = load(recipe_in(folder, epochs, seed, interval))
+    return Run(recipe, splits, splits.train.x.shape[1:], 3, folder, torch.device("cpu"))
 
 
 def test_every_checkpoint_leads_to_the_same_weights(splits, tmp_path):
@@ -273,10 +251,10 @@ def refusal(folder, monkeypatch, capsys, recipe, *options):
 # Helpers
 
 
-def recipe_in(folder, epochs=4):
-    path = folder / "recipe.toml"
-    path.write_text(RECIPE.format(name="small", seed=1, interval=0.02, epochs=epochs))
-    return path
+def recipe_in(folder, epochs=4, seed=1, interval=0.02):
+    posterior = {"couplings": 2, "hidden": 8, "initial_log_std": -4.0}
+    schedule = {"epochs": epochs, "batch_rows": 16, "validation_draws": 3, "checkpoint_interval_s": interval}
+    return write_recipe(folder, seed=seed, posterior=posterior, training=schedule, serving={"draws": 2})
 
 
 @contextmanager

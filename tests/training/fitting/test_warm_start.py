@@ -8,17 +8,18 @@ import threading
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK_RECIPE, recipe_of, refused
 from safetensors.torch import save
 
 from model_store.artifacts.store import ModelStore
+from tests.support.recipes import QUICK, recipe_of, recipe_with, write_recipe
+from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import Dataset, Rows, Splits, load, with_classes_of
 from training.fitting.run import Run
 from training.fitting.warm_start import carry_over, check_compatible
 from training.nn.model import build, initialise
 from training.nn.posteriors import noise
-from training.recipe import POSTERIORS, Recipe
+from training.recipe import POSTERIORS
 from training.versions import Parent, open_parent
 
 SHAPE, OLD, NEW = (6,), 3, 5
@@ -33,16 +34,9 @@ FLOWS_ANEW = ("bhn-realnvp", "bhn-weights")
 
 
 def recipe(method, **posterior):
-    return Recipe.model_validate(
-        {
-            "name": "a",
-            "method": method,
-            "data": {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1},
-            "network": {"hidden": [9, 7]},
-            "posterior": {**SMALL.get(method, {}), **posterior},
-            "training": {"epochs": 3, "batch_rows": 16, "validation_draws": 3},
-        }
-    )
+    schedule = {"epochs": 3, "batch_rows": 16, "validation_draws": 3}
+    merged = {**SMALL.get(method, {}), **posterior}
+    return recipe_with(method=method, network={"hidden": [9, 7]}, posterior=merged, training=schedule)
 
 
 def fitted_like(settings, classes=OLD):
@@ -258,10 +252,10 @@ def test_the_command_goes_on_from_a_published_version(digits_store, tmp_path, mo
     models = shutil.copytree(digits_store, tmp_path / "models")
     for name, folder in (("STORE", "models"), ("RUNS", "runs"), ("DATA", "data")):
         monkeypatch.setenv(f"DUBITO_{name}", str(tmp_path / folder))
-    quick = tmp_path / "quick.toml"
     # as far from the data as the parent was: nothing new, and a step that small
-    text = QUICK_RECIPE.replace("epochs = 30", "epochs = 2\nlearning_rate = 1e-4\nfinal_learning_rate = 1e-5")
-    quick.write_text(text.replace("draws = 100", "draws = 20"))
+    schedule = {"epochs": 2, "batch_rows": 64, "learning_rate": 1e-4, "final_learning_rate": 1e-5}
+    changes = {**QUICK, "training": schedule, "serving": {"draws": 20}}
+    quick = write_recipe(tmp_path, **changes)
     fit = ["fit", str(quick), "--quiet", "--device", "cpu", "--warm-start"]
     assert main([*fit, "digits"]) == 0
     assert "warm start from digits version 1" in capsys.readouterr().out
@@ -280,7 +274,7 @@ def test_the_command_goes_on_from_a_published_version(digits_store, tmp_path, mo
     for name, says in wrong.items():
         assert main([*fit, name]) == 2
         assert capsys.readouterr().err.startswith(says)
-    quick.write_text(text.replace("couplings = 2", "couplings = 4"))
+    write_recipe(tmp_path, **{**changes, "posterior": {**QUICK["posterior"], "couplings": 4}})
     assert main([*fit, "digits:1"]) == 2
     error = capsys.readouterr().err
     assert error == "error: posterior.couplings: expected 2, as of digits version 1, got 4\n"

@@ -12,12 +12,11 @@ from scipy import integrate, stats
 from model_store.scores.regression import log_density
 from training.data import Rows
 from training.export.graphs import PARITY_TOLERANCE, export, parity, runtime_of
-from training.export.served import served_network
+from training.export.served import fold, served_network
 from training.fitting.objectives import alpha_objective
 from training.nn.likelihoods import Gaussian, crps
 from training.nn.model import build, initialise
 from training.nn.posteriors import noise
-from training.publishing.publish import fold
 from training.recipe import Recipe
 
 ROWS, INPUTS = 20, 5

@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 from model_store.inference.noise import DRAW_INDEX
+from tests.support.recipes import recipe_with
 from training.data import Rows
 from training.export.graphs import PARITY_TOLERANCE, export, parity, runtime_of
-from training.export.served import served_network
+from training.export.served import fold, served_network
 from training.fitting.objectives import alpha_objective
 from training.nn.model import build, initialise
 from training.nn.posteriors import noise
-from training.publishing.publish import fold
-from training.recipe import POSTERIORS, Recipe
+from training.recipe import POSTERIORS
 
 ROWS, SHAPE, CLASSES = 20, (6, 6), 4
 SMALL = {
@@ -70,17 +70,7 @@ NETWORKS = {
 
 
 def recipe(method, network):
-    rows = {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1}
-    return Recipe.model_validate(
-        {
-            "name": "a",
-            "method": method,
-            "data": rows,
-            "network": NETWORKS[network],
-            "posterior": SMALL.get(method, {}),
-            "training": {"epochs": 1},
-        }
-    )
+    return recipe_with(method=method, network=NETWORKS[network], posterior=SMALL.get(method, {}))
 
 
 class Case:

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import scale_mlp
 
+from tests.support.models import scale_mlp
 from training.nn.layers import ScaledLayer
 
 SIZES = (5, 7, 6, 3)

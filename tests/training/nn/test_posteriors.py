@@ -8,7 +8,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 
 from training.nn.flows import iaf, realnvp
 from training.nn.posteriors.hypernetwork import HypernetworkPosterior
-from training.nn.posteriors.noise import hash_key, log_normal, standard_noise
+from training.nn.posteriors.noise import log_normal, standard_noise
 
 
 def posterior(flow, dimension, couplings, prior_std=1.0, log_scale=-0.5, seed=0):
@@ -111,14 +111,6 @@ def test_training_noise_is_standard_normal():
     assert abs(noise.mean()) < 0.0135
     assert abs(noise.square().mean() - 1) < 0.019
     assert abs((noise[:, 0] * noise[:, 1]).mean()) < 0.019
-
-
-def test_hash_key_tells_keys_apart_and_fits_every_generator():
-    keys = [(), (0,), (0, 0), (1,), (0, 1), (1, 0), (2**53 - 1,), (2**53 - 1, 5, 10**6)]
-    keys += [(seed, stream, step) for seed in range(10) for stream in range(6) for step in range(200)]
-    hashes = [hash_key(*key) for key in keys]
-    assert len(set(hashes)) == len(keys)
-    assert all(0 <= value < 2**63 for value in hashes)
 
 
 def test_variational_inference_finds_the_posterior_of_a_linear_gaussian_regression():

@@ -8,12 +8,12 @@ from model_store.inference.model import detector_scores
 from model_store.inference.noise import DRAW_INDEX
 from model_store.inference.runtime import HELD_BYTES
 from model_store.scores.classification import predictive_scores, predictive_sums
-from training.calibration.calibrate import FEWEST_SHARING, draw_seed, rows_per_draw_set, served_scores
 from training.data import Rows
 from training.export.graphs import export, runtime_of
 from training.export.served import served_network
 from training.nn.model import build, initialise
 from training.recipe import DENSITY_NAMES, Recipe
+from training.scoring import FEWEST_SHARING, draw_seed, rows_per_draw_set, served_scores
 
 INPUTS, HIDDEN = 30, 700
 DRAWS = 1000

@@ -1,37 +1,15 @@
 """The gate: what is worse than `champion` is not published, by the command that users run."""
 
 import pytest
-from conftest import refused
 
 from model_store.artifacts.store import ModelStore
+from tests.support.recipes import write_recipe
+from tests.support.refusals import refused
 from training.__main__ import main
 from training.publishing.gate import worse_by
 from training.recipe import load
 
-RECIPE = """
-name = "gated"
-method = "bhn-realnvp"
-[data]
-source = "digits"
-validation_rows = 60
-reference_rows = 40
-ranking_rows = 40
-[network]
-hidden = [12]
-[posterior]
-couplings = 2
-hidden = 8
-[training]
-epochs = {epochs}
-batch_rows = 32
-learning_rate = {rate}
-final_learning_rate = {rate}
-validation_draws = 3
-[serving]
-draws = 5
-{gate}
-"""
-GATE = "[gate]\nmetrics = {{ test_accuracy = {}, uniform_noise_flagged_at_05 = 1.0 }}"
+POSTERIOR = {"couplings": 2, "hidden": 8}
 
 
 @pytest.fixture
@@ -40,9 +18,10 @@ def fit(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("DUBITO_STORE", str(tmp_path / "models"))
     monkeypatch.setenv("DUBITO_RUNS", str(tmp_path / "runs"))
 
-    def run(epochs, rate, gate):
-        path = tmp_path / "recipe.toml"
-        path.write_text(RECIPE.format(epochs=epochs, rate=rate, gate=gate))
+    def run(epochs, rate, allowed):
+        training = {"epochs": epochs, "batch_rows": 32, "learning_rate": rate, "final_learning_rate": rate}
+        gate = {"metrics": {"test_accuracy": allowed, "uniform_noise_flagged_at_05": 1.0}}
+        path = write_recipe(tmp_path, name="gated", posterior=POSTERIOR, training=training, gate=gate)
         code = main(["fit", str(path), "--quiet", "--device", "cpu"])
         return code, *capsys.readouterr()
 
@@ -51,11 +30,11 @@ def fit(tmp_path, monkeypatch, capsys):
 
 def test_a_worse_version_is_refused_and_may_be_published_by_a_laxer_gate(fit, tmp_path):
     store = ModelStore(tmp_path / "models")
-    code, out, _ = fit(4, 1e-2, GATE.format(0.0))
+    code, out, _ = fit(4, 1e-2, 0.0)
     assert code == 0
     assert "no alias champion yet" in out
     store.set_alias("gated", "champion", "1")
-    code, out, errors = fit(1, 1e-9, GATE.format(0.05))
+    code, out, errors = fit(1, 1e-9, 0.05)
     assert code == 1
     best = store.manifest("gated", "1").quality["test_accuracy"]
     lines = errors.splitlines()
@@ -66,7 +45,7 @@ def test_a_worse_version_is_refused_and_may_be_published_by_a_laxer_gate(fit, tm
     assert "allowed 0.05" in lines[1]
     assert store.versions("gated") == ["1"]
     assert len(list(tmp_path.glob("runs/*/checkpoint.safetensors"))) == 1
-    code, out, _ = fit(1, 1e-9, GATE.format(1.0))
+    code, out, _ = fit(1, 1e-9, 1.0)
     assert code == 0
     assert "going on from step" in out
     assert "no worse than champion (version 1) in test_accuracy, uniform_noise_flagged_at_05" in out
@@ -84,15 +63,14 @@ def test_metrics_know_their_direction():
 @pytest.mark.parametrize(
     "gate",
     [
-        "[gate]",
-        "[gate]\nmetrics = {}",
-        "[gate]\nmetrics = { accuracy = 0.0 }",
-        "[gate]\nmetrics = { test_accuracy = -0.1 }",
-        "[gate]\nagainst = 'a b'\nmetrics = { test_accuracy = 0.0 }",
-        "[gate]\nworse = 1\nmetrics = { test_accuracy = 0.0 }",
+        {},
+        {"metrics": {}},
+        {"metrics": {"accuracy": 0.0}},
+        {"metrics": {"test_accuracy": -0.1}},
+        {"against": "a b", "metrics": {"test_accuracy": 0.0}},
+        {"worse": 1, "metrics": {"test_accuracy": 0.0}},
     ],
 )
 def test_a_wrong_gate_is_refused_by_name(tmp_path, gate):
-    path = tmp_path / "recipe.toml"
-    path.write_text(RECIPE.format(epochs=1, rate=1e-3, gate=gate))
+    path = write_recipe(tmp_path, gate=gate)
     refused(lambda: load(path), "gate")

@@ -5,11 +5,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import refused, serving, small_recipe, working_in
 from torch import nn
 
 from model_store.artifacts.store import FILES, ModelStore
 from model_store.inference.runtime import GraphError, Runtime
+from tests.support.environment import working_in
+from tests.support.recipes import SECONDS_LONG, recipe_with, write_recipe
+from tests.support.refusals import refused
+from tests.support.serving import serving
 from training.__main__ import main
 from training.data import Rows
 from training.export.graphs import export, parity, runtime_of
@@ -17,7 +20,6 @@ from training.export.served import served_network
 from training.nn.model import build, initialise
 from training.nn.posteriors import noise
 from training.nn.pruning import is_weight, prune, signal_to_noise, strongest
-from training.recipe import Recipe
 from training.versions import open_parent
 
 SHAPE, CLASSES, ROWS = (5, 6), 4, 12
@@ -39,15 +41,7 @@ class Pictures(nn.Module):
 
 def fitted_like(method="bbb-gaussian", network=None):
     """A model away from its start, and rows of its shape."""
-    recipe = Recipe.model_validate(
-        {
-            "name": "a",
-            "method": method,
-            "data": {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1},
-            "network": network or {"hidden": [9, 7]},
-            "training": {"epochs": 1},
-        }
-    )
+    recipe = recipe_with(method=method, network=network or {"hidden": [9, 7]})
     generator = torch.Generator().manual_seed(0)
     model = build(recipe, SHAPE, CLASSES).eval()
     x = 3 + 2 * torch.randn(ROWS, 30, generator=generator)
@@ -172,9 +166,10 @@ def test_what_cannot_be_pruned_is_refused():
 def folder(tmp_path_factory):
     """A folder with a store of a fitted model, `bayes`, and of `small`: the same with 75 % of its weights removed."""
     folder = tmp_path_factory.mktemp("pruned")
-    recipe = small_recipe(folder, "bayes", "bbb-gaussian", "hidden = [64]", "prior_std = 0.3")
+    changes = {**SECONDS_LONG, "network": {"hidden": [64]}, "posterior": {"prior_std": 0.3}}
+    recipe = write_recipe(folder, name="bayes", method="bbb-gaussian", **changes)
     with working_in(folder):
-        assert main(["fit", recipe, "--quiet", "--device", "cpu"]) == 0
+        assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
         assert main(["prune", "bayes", "--fraction", "0.75", "--as", "small"]) == 0
     return folder
 

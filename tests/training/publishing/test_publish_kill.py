@@ -8,29 +8,9 @@ import sys
 import time
 from contextlib import contextmanager
 
-from conftest import ROOT, environment_with
-
 from model_store.artifacts.store import ModelStore
-
-RECIPE = """
-name = "killed"
-method = "bhn-realnvp"
-[data]
-source = "digits"
-validation_rows = 60
-reference_rows = 40
-ranking_rows = 40
-[network]
-hidden = [16]
-[posterior]
-couplings = 1
-hidden = 8
-initial_log_std = -4.0
-[training]
-epochs = 1
-[serving]
-draws = 2
-"""
+from tests.support.environment import ROOT, environment_with
+from tests.support.recipes import write_recipe
 
 
 def test_a_killed_publication_leaves_no_partial_version(tmp_path):
@@ -45,8 +25,9 @@ def kill_publications(folder, attempts):
     they come after. A version that is there is taken away before the next attempt. Returns how many processes were
     killed, and how many of the attempts published.
     """
-    recipe, runs, trained = folder / "recipe.toml", folder / "runs", folder / "trained"
-    recipe.write_text(RECIPE)
+    posterior = {"couplings": 1, "hidden": 8, "initial_log_std": -4.0}
+    recipe = write_recipe(folder, name="killed", network={"hidden": [16]}, posterior=posterior, serving={"draws": 2})
+    runs, trained = folder / "runs", folder / "trained"
     store = ModelStore(folder / "models")
     with fitting(folder, recipe) as process:  # trained, and killed as soon as it has begun to publish
         begin_publication(process)

@@ -4,18 +4,20 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import recipe_of, refused, working_in
 from scipy import stats
 
 from model_store.artifacts.manifest import FILES
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model, detector_scores
 from model_store.scores.tasks import labels_of
+from tests.support.environment import working_in
+from tests.support.recipes import recipe_of
+from tests.support.refusals import refused
 from training.__main__ import main
-from training.calibration.calibrate import served_scores
 from training.data import Dataset, Rows, digits, load, numbered_as
 from training.publishing.prune import prune_version
 from training.publishing.recalibrate import split_rows
+from training.scoring import served_scores
 from training.versions import open_parent
 
 BRIGHTNESS = 2.0  # of the new data: the same digits from a scanner with twice the gain
@@ -127,7 +129,7 @@ def test_a_warm_start_goes_on_from_it_and_pruning_is_refused(folder, tmp_path):
     parent = open_parent(store, "digits:2", "--warm-start")
     assert parent.weights == store.open("digits", "1").files["weights.safetensors"]
     refused(
-        lambda: prune_version(store, parent, digits(), 0.5, "digits", tmp_path, print),
+        lambda: prune_version(store, parent, digits(), 0.5, "digits", tmp_path),
         "model: expected a version that is not recalibrated, got digits version 2, which is, from digits version 1",
     )
 

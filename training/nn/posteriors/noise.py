@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from training.seeds import hash_key
+
 
 def log_normal(x: Float[Tensor, "K D"], std: float) -> Float[Tensor, "K"]:
     """Return log N(x; 0, std^2 I) of each row, in nats."""
@@ -16,14 +18,3 @@ def standard_noise(num_draws: int, dimension: int, *key: int) -> Float[Tensor, "
     """Return N(0, I) noise for training, a function of the integers in `key` alone, the same on every device."""
     generator = torch.Generator().manual_seed(hash_key(*key))
     return torch.randn(num_draws, dimension, generator=generator)
-
-
-def hash_key(*key: int) -> int:
-    """Mix integers into a seed of 63 bits, in the manner of splitmix64."""
-    state = 0
-    for part in key:
-        state = (state ^ part) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
-        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
-        state ^= state >> 31
-    return state >> 1

@@ -1,0 +1,43 @@
+"""Where commands run in tests: the environment that they see, and the folders that they work in."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def environment_with(**settings: str) -> dict[str, str]:
+    """The environment without any DUBITO_ variable but these."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DUBITO_")}
+    return kept | settings
+
+
+def environment_in(folder: Path) -> dict[str, str]:
+    """The environment of commands that read data in a folder, and put runs and models below it."""
+    return environment_with(
+        DUBITO_STORE=str(folder / "models"), DUBITO_RUNS=str(folder / "runs"), DUBITO_DATA=str(folder)
+    )
+
+
+def run_training(folder: Path, *arguments: str) -> None:
+    """Run `python -m training` in `environment_in` a folder; it succeeds."""
+    command = [sys.executable, "-m", "training", *arguments]
+    done = subprocess.run(command, env=environment_in(folder), cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+
+
+@contextmanager
+def working_in(folder: Path) -> Iterator[None]:
+    """Commands of this process find a user's modules and data in a folder, and put runs and models below it."""
+    with pytest.MonkeyPatch.context() as settings:
+        settings.syspath_prepend(folder)
+        settings.setenv("DUBITO_DATA", str(folder))
+        settings.setenv("DUBITO_RUNS", str(folder / "runs"))
+        settings.setenv("DUBITO_STORE", str(folder / "models"))
+        yield

@@ -1,0 +1,76 @@
+"""Recipes of tests: a small one of digits, and what a test changes of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from training.recipe import Recipe
+
+SMALL = {
+    "name": "small",
+    "method": "bhn-realnvp",
+    "data": {"source": "digits", "validation_rows": 60, "reference_rows": 40, "ranking_rows": 40},
+    "network": {"hidden": [12]},
+    "posterior": {},
+    "training": {"epochs": 1},
+    "serving": {"draws": 5},
+}
+QUICK = {
+    "name": "digits",
+    "seed": 0,
+    "data": {"validation_rows": 120, "reference_rows": 140, "ranking_rows": 220},
+    "network": {"hidden": [64, 64]},
+    "posterior": {"couplings": 2, "hidden": 50, "initial_log_std": -4.0},
+    "training": {"epochs": 30, "batch_rows": 64},
+    "serving": {"draws": 100},
+}
+SECONDS_LONG = {
+    "data": {"reference_rows": 60, "ranking_rows": 60},
+    "training": {"epochs": 40, "batch_rows": 64, "learning_rate": 5e-3},
+    "serving": {"draws": 20},
+}
+ONE_ROW_EACH = {"validation_rows": 1, "reference_rows": 1, "ranking_rows": 1}
+
+
+def content_with(**changes: Any) -> dict[str, Any]:
+    """The content of `SMALL` with changes: of [network], all of it; of other sections, the keys that are given."""
+    content = {**SMALL, **changes}
+    merged = {
+        section: {**kept, **content[section]}
+        for section, kept in SMALL.items()
+        if isinstance(kept, dict) and section != "network"
+    }
+    return {**content, **merged}
+
+
+def recipe_with(**changes: Any) -> Recipe:
+    """`SMALL` with changes, as read."""
+    return Recipe.model_validate(content_with(**changes))
+
+
+def recipe_of(source: str, task: str = "classification", **data: Any) -> Recipe:
+    """A recipe for a data source, with what else its `[data]` says."""
+    return recipe_with(task=task, data={"source": source, **ONE_ROW_EACH, **data})
+
+
+def write_recipe(folder: Path, **changes: Any) -> Path:
+    """Write `SMALL` with changes to NAME.toml in a folder, and return its path."""
+    content = content_with(**changes)
+    path = folder / f"{content['name']}.toml"
+    path.write_text(_toml(content))
+    return path
+
+
+def _toml(content: dict[str, Any]) -> str:
+    tables = {name: value for name, value in content.items() if isinstance(value, dict)}
+    lines = [f"{name} = {_value(value)}" for name, value in content.items() if name not in tables]
+    for name, table in tables.items():
+        lines += [f"[{name}]", *(f"{key} = {_value(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    """A value as TOML, which writes strings, numbers and lists as JSON does."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items()) + "}"
+    return json.dumps(value)

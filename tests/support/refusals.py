@@ -1,0 +1,16 @@
+"""Input that is refused."""
+
+from collections.abc import Callable
+
+import pytest
+
+from model_store.errors import InvalidInput
+
+
+def refused(call: Callable[[], object], *says: str) -> None:
+    """Assert that a call refuses its input in one line that says these things."""
+    with pytest.raises(InvalidInput) as error:
+        call()
+    for text in says:
+        assert text in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,71 @@
+"""The service over real HTTP, in a process of a test's own, and what tests ask of it."""
+
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.support.environment import ROOT, environment_with
+
+SOON = {"DUBITO_POLL_INTERVAL_S": "0.05", "DUBITO_THREADS": "1"}  # what is published is seen at once
+
+
+@contextmanager
+def serving(store: Path, **settings: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run `python -m service` on a free port of the loopback interface; it is live when the block begins."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    basics = {"DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_NOTICE_S": "0"}
+    environment = environment_with(**basics | settings)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service"], env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: process.poll() is not None or answers(f"{url}/health/live"))
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        yield url, process
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def answers(url: str) -> bool:
+    """Whether a URL answers 200."""
+    try:
+        return httpx.get(url, timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait for a condition, or fail."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.05)
+
+
+def predict_blank(client: httpx.Client, **fields: object) -> httpx.Response:
+    """The answer to a request of one row, a blank digit."""
+    return client.post("/predict", json={"inputs": [[0.0] * 64], **fields})
+
+
+def metric(text: str, name: str, **labels: str) -> float:
+    """The value of a Prometheus sample, 0 where there is none."""
+    for line in text.splitlines():
+        match = re.fullmatch(rf"{name}(?:\{{(.*)\}})? (\S+)", line)
+        if match and dict(re.findall(r'(\w+)="([^"]*)"', match[1] or "")) == labels:
+            return float(match[2])
+    return 0.0

@@ -1,0 +1,106 @@
+"""`python -m training fit RECIPE`: fit a recipe on its data and publish the model.
+
+The training loop is `training.fitting.run`, the publication `training.publishing.publish`.
+"""
+
+import argparse
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+
+from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.store import ModelStore
+from model_store.errors import InvalidInput, StoreError
+from training import recipe as recipes
+from training.commands import folders
+from training.data import load, split, split_sizes, with_classes_of
+from training.facts import TrainingFacts
+from training.versions import open_parent
+
+HELP = "fit a recipe on its data and publish the model"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("recipe", type=Path, help="a TOML file, such as recipes/digits.toml")
+    parser.add_argument("--data", metavar="SRC", help="in place of the recipe's source: digits, csv:FILE, ...")
+    parser.add_argument("--target", metavar="COLUMN", help="what to predict of csv: and parquet: data")
+    parser.add_argument(
+        "--leave-out", metavar="CLASS", action="append", help="fit without a class; may be given several times"
+    )
+    parser.add_argument("--name", help="publish under this name in place of the recipe's")
+    parser.add_argument("--seed", type=int, help="in place of the recipe's seed")
+    parser.add_argument("--warm-start", metavar="NAME[:VERSION]", help="go on from a published version's weights")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Fit, publish, and print the quality of what was published."""
+    recipe = recipes.override(
+        recipes.load(options.recipe),
+        name=options.name,
+        seed=options.seed,
+        source=options.data,
+        target=options.target,
+        leave_out=options.leave_out,
+    )
+    store = folders.store()
+    parent = None if options.warm_start is None else open_parent(store, options.warm_start, "--warm-start")
+    if parent is not None and parent.recipe.task != recipe.task:
+        raise InvalidInput("task", f"{parent.recipe.task}, as of {parent.label}", recipe.task)
+    data = load(recipe, folders.data_root(), () if parent is None else parent.manifest.input.columns)
+    if parent is not None:
+        data = with_classes_of(data, parent.classes)
+    splits = split(data, split_sizes(recipe))
+
+    from training.fitting.memory import keep_freed_memory  # wrong recipes and data are answered before torch is there
+    from training.fitting.run import Run, device_named, training_facts
+    from training.fitting.warm_start import check_compatible
+    from training.publishing.publish import publish
+
+    if parent is not None:
+        check_compatible(recipe, data, parent)
+    device = device_named(options.device)
+    keep_freed_memory()
+    begins_at = "" if parent is None else f" {parent.label} {sha256(parent.weights).hexdigest()}"
+    run_id = sha256(f"{recipe.digest()} {data.digest()} {device.type}{begins_at}".encode()).hexdigest()[:12]
+    folder = folders.runs() / f"{recipe.name}-{run_id}"
+    with _locked(folder):
+        run = Run(recipe, splits, data.shape, len(data.classes), folder, device, parent)
+        begun = f"going on from step {run.progress.step}" if run.resumed else f"{run.steps} steps"
+        print(f"{recipe.name}: {len(splits.train)} training rows, {begun} on {device.type}; run in {folder}")
+        if parent is not None and not run.resumed:
+            print(f"warm start from {parent.label}")
+        manifest = _published(store, recipe.name, run.progress.token)
+        if manifest is None:  # else the run was killed between its publication and its end
+            model = run.fit(quiet=options.quiet)
+            manifest = publish(store, recipe.name, model, recipe, data, splits, training_facts(run, splits))
+        run.checkpoint.unlink()
+    for key, value in manifest.quality.items():
+        print(f"  {key:32} {value:.4f}")
+    print(f"published {manifest.name} version {manifest.version}; plot: {folder / 'progress.png'}")
+
+
+def _published(store: ModelStore, name: str, token: str) -> Manifest | None:
+    """Return the manifest of the version that a run has published, if it has."""
+    for version in reversed(store.versions(name)):
+        with suppress(StoreError):
+            manifest = store.manifest(name, version)
+            if TrainingFacts.of(manifest).run == token:
+                return manifest
+    return None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a run's folder, so that two processes never write one run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidInput("run", "a run that no other process works on", f"{folder}, which one does") from None
+        yield

@@ -1,0 +1,91 @@
+"""What a manifest says of how its version was made: `training` in `manifest.json`.
+
+Facts that are not there are left out, so a manifest reads as it was written, whichever version of the code wrote it.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from model_store.artifacts.manifest import Description
+
+
+class Facts(BaseModel):
+    """A frozen record, written without what was not given."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    def content(self) -> dict[str, Any]:
+        """Return the facts as the manifest holds them."""
+        return self.model_dump(exclude_unset=True)
+
+
+class VersionFacts(Facts):
+    """A version that another was made from."""
+
+    name: str
+    version: str
+
+
+class PruningFacts(VersionFacts):
+    """What was pruned: how much is left, and what a request took before and after."""
+
+    fraction: float
+    weights: int
+    kept_weights: int
+    parent_bytes: int
+    bytes: int
+    parent_request_ms: float
+    request_ms: float
+
+
+class RecalibrationFacts(VersionFacts):
+    """What was recalibrated, and the rows that did it."""
+
+    source: str
+    target: str | None = None
+    rows: int
+    test_rows: int
+    seed: int
+    data_digest: str
+
+
+class TemperatureFacts(Facts):
+    """`training.calibration.temperature.Temperature`."""
+
+    value: float
+    fitted: float
+    gain: float
+    standard_error: float
+
+
+class TrainingFacts(Facts):
+    """How a version was fitted, and what was made of it since."""
+
+    run: str | None = None  # of the run that published it: no other version has it
+    recipe: dict[str, Any] | None = None
+    rows: dict[str, int] | None = None
+    epochs: int | None = None
+    best_epoch: int | None = None
+    steps: int | None = None
+    seconds: float | None = None
+    parameters: int | None = None
+    torch: str | None = None
+    device: str | None = None
+    warm_start: VersionFacts | None = None
+    validation_log_likelihood: float | None = None
+    temperature: TemperatureFacts | None = None
+    data_digest: str | None = None
+    python: str | None = None
+    pruned: PruningFacts | None = None
+    recalibrated: RecalibrationFacts | None = None
+
+    @classmethod
+    def of(cls, description: Description) -> "TrainingFacts":
+        """Return what a manifest says."""
+        return cls.model_validate(description.training)
+
+    def derived(self, **facts: Any) -> "TrainingFacts":
+        """Return the facts of a version made from this one, with more; but not of the run that published this one."""
+        kept = {name: value for name, value in self.content().items() if name != "run"}
+        return TrainingFacts.model_validate({**kept, **facts})

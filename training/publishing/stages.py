@@ -1,0 +1,201 @@
+"""The stages of a publication. Each is a record that the next is made from:
+
+    Exported      graphs, of a model that was fitted, pruned, or published before; checked, and ready to run
+    Calibrated    the detectors, on two splits that the model was not fitted on
+    Measured      the quality of what is served, on rows of neither
+
+`python -m training fit` and `prune` come here with graphs that `training.publishing.publish` exports, and `calibrate`
+with published ones.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from safetensors.numpy import save
+
+from model_store.artifacts.manifest import (
+    AbstentionSpec,
+    ClassSpec,
+    Description,
+    DetectorSpec,
+    InputSpec,
+    NoiseSpec,
+    TargetSpec,
+)
+from model_store.artifacts.store import Artifact
+from model_store.conformal.abstention import CONFIDENCE
+from model_store.conformal.calibration import Calibration
+from model_store.inference.model import CALIBRATION_FILE, Model, detector_scores
+from model_store.inference.runtime import Runtime
+from model_store.scores.classification import Scores
+from model_store.scores.tasks import labels_of
+from model_store.types import DetectorNames
+from training.calibration.calibrate import calibrate
+from training.data import Rows
+from training.evaluation.metrics import quality, regression_quality
+from training.facts import TrainingFacts
+from training.messages import log
+from training.scoring import rows_per_draw_set, scores_and_likelihoods, served_scores
+from training.seeds import ServedRows, generator, hash_key
+
+MEASURED_ROWS = 16  # rows that share draws when quality is measured
+NOISE_ROWS = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Rows that the model was not fitted on, by what each is used for. No row is in two."""
+
+    reference: Rows  # fits the detectors
+    ranking: Rows  # ranks the flag's statistic
+    test: Rows  # measures
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """Graphs and weights as files, what runs them, and what their manifest says of them."""
+
+    files: dict[str, bytes]
+    runtime: Runtime
+    noise: NoiseSpec
+    detectors: DetectorNames
+    draw_counts: tuple[int, ...]
+    num_labels: int
+    precision: Literal["float32", "int8"]
+    parity: dict[str, float]
+
+    @classmethod
+    def of_version(cls, artifact: Artifact) -> "Exported":
+        """Return the graphs and weights of a published version, byte for byte.
+
+        Raises:
+            BrokenArtifact: if the version cannot be run.
+        """
+        manifest, detectors = artifact.manifest, artifact.manifest.detectors
+        return cls(
+            artifact.files,
+            Model.load(artifact).runtime,
+            manifest.noise,
+            detectors.names,
+            detectors.draw_counts,
+            manifest.num_labels,
+            manifest.precision,
+            manifest.parity,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """What was exported, with its calibration, and what the manifest says of that."""
+
+    exported: Exported
+    calibration: Calibration
+    detectors: DetectorSpec
+    abstention: AbstentionSpec | None
+
+    @property
+    def num_draws(self) -> int:
+        """The largest calibrated number of draws, the default of requests."""
+        return int(self.calibration.draw_counts[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What was calibrated, with its quality: all that a version is, but for what it was made of."""
+
+    calibrated: Calibrated
+    quality: dict[str, float]
+
+    def draft(self, method: str, inputs: InputSpec, output: ClassSpec | TargetSpec, facts: TrainingFacts) -> "Draft":
+        """Return the version that takes such rows, says such things of them, and was made as `facts` say."""
+        exported = self.calibrated.exported
+        description = Description(
+            method=method,
+            task=exported.runtime.task,
+            input=inputs,
+            output=output,
+            noise=exported.noise,
+            detectors=self.calibrated.detectors,
+            abstention=self.calibrated.abstention,
+            training=facts.content(),
+            precision=exported.precision,
+            quality=self.quality,
+            parity=exported.parity,
+        )
+        calibration = save(self.calibrated.calibration.tensors())
+        return Draft(description, {**exported.files, CALIBRATION_FILE: calibration})
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A version that is ready to be published."""
+
+    description: Description
+    files: dict[str, bytes]
+
+
+def calibrate_exported(exported: Exported, rows: HeldOut, seed: int, risk: float | None) -> Calibrated:
+    """Fit and rank the detectors; `risk` is the level of requests that name none."""
+    runtime, names, counts = exported.runtime, exported.detectors, list(exported.draw_counts)
+    log.info("calibrating on %d + %d rows", len(rows.reference), len(rows.ranking))
+    calibration = calibrate(runtime, rows.reference, rows.ranking, counts, names, exported.num_labels, seed)
+    spec = DetectorSpec(
+        density=names.density,
+        two_sided=names.two_sided,
+        combined=names.combined,
+        draw_counts=exported.draw_counts,
+        reference_rows=len(rows.reference),
+        ranking_rows=len(rows.ranking),
+        smallest_fpr=calibration.smallest_fpr,
+        rows_per_draw_set=rows_per_draw_set(runtime, min(len(rows.reference), len(rows.ranking)), counts[-1]),
+    )
+    abstention = None if runtime.task == "regression" else _abstention_spec(calibration, risk)
+    return Calibrated(exported, calibration, spec, abstention)
+
+
+def measure_calibrated(calibrated: Calibrated, test: Rows, extent: tuple[float, float], seed: int) -> Measured:
+    """Measure quality, all of it as served in requests of `MEASURED_ROWS` rows (or as many as must share a draw set)
+    at the default draws.
+
+    Accuracy or error, and likelihood, of the test rows; how often the flag fires on them at fpr .05; and how often it
+    fires on uniform noise in the data's range, `extent`, the plainest input that is unlike the data.
+    """
+    log.info("measuring on %d test rows", len(test))
+    runtime, draws = calibrated.exported.runtime, calibrated.num_draws
+    share = max(MEASURED_ROWS, rows_per_draw_set(runtime, len(test), draws))
+    scores, densities, likelihoods = scores_and_likelihoods(
+        runtime, test, draws, hash_key(seed, ServedRows.TEST), share
+    )
+    noise = _noise_rows(test, extent, seed)
+    (noise_scores,), noise_densities = served_scores(runtime, noise, [draws], hash_key(seed, ServedRows.NOISE), share)
+    flagged = {}
+    for key, scored, density in (
+        ("flag_rate_at_05", scores, densities),
+        ("uniform_noise_flagged_at_05", noise_scores, noise_densities),
+    ):
+        detected = detector_scores(scored, density, calibrated.detectors.density)
+        p_values = calibrated.calibration.p_values(detected, labels_of(scored), draws)
+        flagged[key] = float(np.mean(p_values.p_value <= 0.05))
+    if isinstance(scores, Scores):
+        measured = quality(scores, test.y)
+    else:
+        intervals = calibrated.calibration.rank_tables(draws).intervals(scores.mean, scores.std, 0.95)
+        measured = regression_quality(scores, likelihoods, intervals, test.y)
+    return Measured(calibrated, {**{f"test_{key}": value for key, value in measured.items()}, **flagged})
+
+
+def _noise_rows(test: Rows, extent: tuple[float, float], seed: int) -> Rows:
+    """Return rows of uniform noise, as many as test rows at most; their labels are not used."""
+    shape = (min(len(test), NOISE_ROWS), test.x.shape[1])
+    x = generator(seed, ServedRows.NOISE_VALUES).uniform(*extent, shape)
+    return Rows(x.astype(np.float32), test.y[:NOISE_ROWS])
+
+
+def _abstention_spec(calibration: Calibration, risk: float | None) -> AbstentionSpec:
+    """Return what the manifest says of rows left undecided."""
+    draws, fpr = int(calibration.draw_counts[-1]), calibration.default_fpr
+    smallest = calibration.rank_tables(draws).smallest_risk(fpr)
+    if risk is not None and risk < smallest:
+        log.info("serving.risk %g cannot be certified, only %g: every row will be left undecided", risk, smallest)
+    return AbstentionSpec(confidence=CONFIDENCE, smallest_risk=smallest, risk=risk)

@@ -1,0 +1,139 @@
+"""Rows scored as they are served: by a version's own graphs, each row or request with the draws of its own seed.
+
+Calibration, publication and evaluation all score through here, and so do benchmarks.
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+
+import numpy as np
+from jaxtyping import Float32, Float64
+
+from model_store.conformal.stopping import Spread, stages_among
+from model_store.inference.noise import DRAW_INDEX, MAX_SEED
+from model_store.inference.runtime import Runtime
+from model_store.scores.classification import Scores, concatenated
+from model_store.scores.regression import log_density
+from model_store.scores.sums import DrawSums
+from model_store.scores.tasks import AnyScores, scores_of, sums_of
+from model_store.types import Task
+from training.data import Rows
+from training.seeds import Stream, hash_key
+
+DRAW_COUNTS = (1, 2, 3, 5, 10, 20, 30, 50, 75, 100, 200, 500, 1000)
+CHUNK_ROWS = 32
+DRAWN_NUMBERS = 2_000_000_000  # noise of a calibration split: about a minute of one core
+FEWEST_SHARING = 16
+
+
+def draw_counts(default_draws: int) -> list[int]:
+    """Return the numbers of draws to calibrate: a grid up to the default number, and that number itself."""
+    return sorted({count for count in DRAW_COUNTS if count < default_draws} | {default_draws})
+
+
+def draw_seed(seed: int, request: int) -> int:
+    """Return the draw seed of a calibration request."""
+    return hash_key(seed, Stream.CALIBRATION, request) % (MAX_SEED + 1)
+
+
+def rows_per_draw_set(runtime: Runtime, rows: int, num_draws: int) -> int:
+    """Return how many calibration rows share a draw set.
+
+    1 where a draw is small. Where it holds every weight, as many as keep the work near `DRAWN_NUMBERS`, and
+    `FEWEST_SHARING` at least: docs/decisions/0007-methods.md says what that does to the flag's rate. Draws that are
+    the same for all seeds are shared by all rows.
+    """
+    if runtime.algorithm == DRAW_INDEX:
+        return rows
+    if runtime.paired:
+        return 1
+    return max(FEWEST_SHARING, math.ceil(rows * num_draws * runtime.noise_dimension / DRAWN_NUMBERS))
+
+
+def served_outputs(
+    runtime: Runtime, rows: Rows, num_draws: int, seed: int, share: int = 1
+) -> Iterator[tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]]:
+    """Yield what the network says of rows in requests of `share` rows (1: each with its own draws), in their order.
+
+    Request i has the seed `draw_seed(seed, i)`.
+    """
+    if not runtime.paired:  # rows of one run must share their draws
+        for i, start in enumerate(range(0, len(rows), share)):
+            draws = runtime.draw_set(draw_seed(seed, i), num_draws)
+            yield runtime.run_set(rows.x[start : start + share].astype(np.float32), draws)
+        return
+    for start in range(0, len(rows), CHUNK_ROWS):
+        x = rows.x[start : start + CHUNK_ROWS].astype(np.float32)
+        requests = range(start // share, -(-(start + len(x)) // share))
+        thetas = np.stack([runtime.draw(draw_seed(seed, i), 0, num_draws) for i in requests], axis=1)
+        yield runtime.run(x, np.repeat(thetas, share, axis=1)[:, start % share :][:, : len(x)])
+
+
+def served_scores(
+    runtime: Runtime, rows: Rows, counts: list[int], seed: int, share: int = 1
+) -> tuple[list[AnyScores], Float32[np.ndarray, "N M"]]:
+    """Score rows as `served_outputs` gives them, once for each number of draws.
+
+    All numbers of draws are prefixes of the same draws. Returns the scores for each number of draws, and the density
+    detectors' scores.
+    """
+    parts: list[list[AnyScores]] = []
+    densities = []
+    for outputs, density in served_outputs(runtime, rows, counts[-1], seed, share):
+        densities.append(density)
+        sums = _sums_by_count(runtime.task, outputs, counts)
+        parts.append([scores_of(runtime.task, of_count, standard_errors=False) for of_count in sums])
+    return [concatenated(list(chunks)) for chunks in zip(*parts, strict=True)], np.concatenate(densities)
+
+
+def scores_and_spreads(
+    runtime: Runtime, rows: Rows, counts: list[int], seed: int, share: int
+) -> tuple[list[AnyScores], Float32[np.ndarray, "N M"], list[Spread]]:
+    """Return what `served_scores` does, and the spread of the scores at each of `settling.stages_among(counts)`."""
+    stages = stages_among(counts)
+    parts: list[list[AnyScores]] = []
+    spreads: list[list[Spread]] = []
+    densities = []
+    for outputs, density in served_outputs(runtime, rows, counts[-1], seed, share):
+        densities.append(density)
+        sums = dict(zip(counts, _sums_by_count(runtime.task, outputs, counts), strict=True))
+        scores = {count: scores_of(runtime.task, sums[count], count in stages) for count in counts}
+        parts.append(list(scores.values()))
+        spreads.append([Spread.of(scores[stage], sums[stage]) for stage in stages])
+    return (
+        [concatenated(list(chunks)) for chunks in zip(*parts, strict=True)],
+        np.concatenate(densities),
+        [Spread.concatenate(list(chunks)) for chunks in zip(*spreads, strict=True)],
+    )
+
+
+def scores_and_likelihoods(
+    runtime: Runtime, rows: Rows, num_draws: int, seed: int, share: int
+) -> tuple[AnyScores, Float32[np.ndarray, "N M"], Float64[np.ndarray, "N"]]:
+    """Score rows as `served_outputs` gives them.
+
+    Returns their scores, the density detectors' scores, and the log of the probability of each row's label or of the
+    density of its target, under the mixture of its draws.
+    """
+    scores, densities, likelihoods = [], [], []
+    first = 0
+    for outputs, density in served_outputs(runtime, rows, num_draws, seed, share):
+        y = rows.y[first : first + len(density)]
+        first += len(density)
+        scored = scores_of(runtime.task, sums_of(runtime.task, outputs), standard_errors=False)
+        likelihoods.append(log_probability(scored, y) if isinstance(scored, Scores) else log_density(outputs, y))
+        scores.append(scored)
+        densities.append(density)
+    return concatenated(scores), np.concatenate(densities), np.concatenate(likelihoods)
+
+
+def _sums_by_count(task: Task, outputs: Float32[np.ndarray, "K N C"], counts: list[int]) -> list[DrawSums]:
+    """Return the sums over the first draws, for each number of draws."""
+    parts = [sums_of(task, outputs[first:last], first) for first, last in pairwise([0, *counts])]
+    return list(accumulate(parts, DrawSums.merge))
+
+
+def log_probability(scores: Scores, y: np.ndarray) -> Float64[np.ndarray, "N"]:
+    """Return the log of the mean probability of each row's label, in nats."""
+    return np.log(np.maximum(scores.probabilities[np.arange(len(y)), y], 1e-300))
