@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
 
 from model_store.conformal.detectors import DetectorNames
+from model_store.types import Task as Task
 
 FORMAT_VERSION: Final = 1
 GRAPHS = ("sampler.onnx", "network.onnx")
@@ -13,7 +14,6 @@ FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
 NO_DIGEST = "0" * 64
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
-Task = Literal["classification", "regression"]
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 

@@ -3,10 +3,10 @@
 import numpy as np
 from jaxtyping import Float, Float32, Int64
 
-from model_store.artifacts.manifest import Task
 from model_store.scores.classification import SCORE_NAMES, Scores, predictive_scores, predictive_sums
 from model_store.scores.regression import MIXTURE_SCORE_NAMES, MixtureScores, mixture_scores, mixture_sums
 from model_store.scores.sums import DrawSums
+from model_store.types import Task
 
 AnyScores = Scores | MixtureScores
 
