@@ -5,7 +5,8 @@ import re
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
-from conftest import ROOT
+
+from tests.support.environment import ROOT
 
 PACKAGES = ("model_store", "service", "training")
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()

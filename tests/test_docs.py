@@ -4,13 +4,13 @@ import re
 import tomllib
 
 import pytest
-from conftest import ROOT
 from pydantic import BaseModel
 
 from model_store.artifacts.manifest import Manifest
 from service.app import create_app
 from service.engine.acquisition import ACQUISITIONS
 from service.settings import Settings
+from tests.support.environment import ROOT
 from training.data import EXPECTED, FROM_FILES
 from training.recipe import BETTER, DENSITY_NAMES, DETECTOR_NAMES, POSTERIORS, Recipe, Section, load
 

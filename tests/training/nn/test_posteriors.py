@@ -121,6 +121,7 @@ def test_hash_key_tells_keys_apart_and_fits_every_generator():
     assert all(0 <= value < 2**63 for value in hashes)
 
 
+@pytest.mark.usefixtures("fits")
 def test_variational_inference_finds_the_posterior_of_a_linear_gaussian_regression():
     # y = X theta + noise, theta ~ N(0, prior_std^2 I): the posterior is N(mean, precision^-1), and the factorial
     # Gaussian nearest to it in KL(q || p) has its mean and variances 1 / diag(precision).
