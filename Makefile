@@ -2,10 +2,10 @@
 PYTHON ?= python3
 RUNTIME ?= cpu
 BIN := .venv/bin
-IN_TWO := -n 2 --dist loadfile  # tests of a file share what they need
+IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder  # tests of a file share what they need; long files first
 STORE := $(or $(DUBITO_STORE),models)
 
-.PHONY: install serve test test-slow check bench compose-check constraints
+.PHONY: install serve test test-quick test-slow check bench compose-check constraints
 
 install: .venv/installed-$(RUNTIME)
 
@@ -21,6 +21,9 @@ serve: install
 
 test: install
 	$(BIN)/python -m pytest $(IN_TWO)
+
+test-quick: install
+	$(BIN)/python -m pytest $(IN_TWO) -m "not slow and not fits and not serves"
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow

@@ -3,6 +3,8 @@
 Nothing of the three packages is imported when this module is: jaxtyping's checks are put into them after that.
 """
 
+import functools
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,41 @@ import pytest
 pytest.register_assert_rewrite("tests.support")
 
 from tests.support.environment import run_training  # noqa: E402
+from tests.support.once import once_a_run  # noqa: E402
 from tests.support.serving import serving  # noqa: E402
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # torch in several processes: their threads would wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+FITS = {"fits", "digits_store", "evaluated_store"}
+SERVES = {"serve", "service_url"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by the fixtures that they use; files that fit models of their own come first, as the longest."""
+    fitting = set()
+    for item in items:
+        used = set(getattr(item, "fixturenames", ()))
+        if "fits" in used:
+            fitting.add(item.path)
+        if used & FITS:
+            item.add_marker("fits")
+        if used & SERVES:
+            item.add_marker("serves")
+    items.sort(key=lambda item: item.path not in fitting)
+
+
+@pytest.fixture(scope="session")
+def fits() -> Iterator[None]:
+    """For whatever fits or exports a model, which takes seconds: its tests are marked `fits`.
+
+    torch's exporter registers all its operators again for each graph, a fifth of the time; here once a process.
+    """
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    with pytest.MonkeyPatch.context() as changes:
+        changes.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +65,8 @@ def quick_recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def digits_store(tmp_path_factory: pytest.TempPathFactory, quick_recipe: Path) -> Path:
     """A model store with one real model, `digits` version 1, fitted by the command that users run. Do not change it:
     copy it (`shutil.copytree`) where a test writes."""
-    root = tmp_path_factory.mktemp("fitted")
-    run_training(root, "fit", str(quick_recipe), "--quiet", "--device", "cpu")
-    return root / "models"
+    fit = ("fit", str(quick_recipe), "--quiet", "--device", "cpu")
+    return once_a_run(tmp_path_factory, "fitted", lambda root: run_training(root, *fit)) / "models"
 
 
 @pytest.fixture
@@ -47,12 +82,14 @@ def own_store(digits_store: Path, tmp_path: Path) -> object:
 def evaluated_store(tmp_path_factory: pytest.TempPathFactory, digits_store: Path) -> Path:
     """A copy of `digits_store` whose model has an evaluation report, with attacks and an npz file of other rows,
     written by the command that users run. Do not change it."""
-    root = tmp_path_factory.mktemp("evaluated")
-    shutil.copytree(digits_store, root / "models")
-    np.savez(root / "odd.npz", x=np.tile(np.array([0, 16], dtype=np.float32), (20, 32)))
-    options = ["--attacks", "--rows", "32", "--outliers", "odd=npz:odd.npz", "--quiet"]
-    run_training(root, "evaluate", "digits", *options)
-    return root / "models"
+
+    def evaluate(root: Path) -> None:
+        shutil.copytree(digits_store, root / "models")
+        np.savez(root / "odd.npz", x=np.tile(np.array([0, 16], dtype=np.float32), (20, 32)))
+        options = ["--attacks", "--rows", "32", "--outliers", "odd=npz:odd.npz", "--quiet"]
+        run_training(root, "evaluate", "digits", *options)
+
+    return once_a_run(tmp_path_factory, "evaluated", evaluate) / "models"
 
 
 @pytest.fixture(scope="session")

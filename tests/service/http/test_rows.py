@@ -24,7 +24,7 @@ PEOPLE = [
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory):
+def client(tmp_path_factory, fits):
     """A client of a service with a model of columns, `people`, and one of colour images, `pictures`."""
     folder = tmp_path_factory.mktemp("rows")
     rng = np.random.default_rng(0)

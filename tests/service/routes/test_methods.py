@@ -48,7 +48,7 @@ FITTED = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, fits):
     """A folder with a user's module, recipes and a store of the three fitted models."""
     folder = tmp_path_factory.mktemp("methods")
     (folder / "users_networks.py").write_text(USERS_MODULE)

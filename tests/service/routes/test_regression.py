@@ -64,7 +64,7 @@ def linear_rows():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, fits):
     """A folder with data, recipes and a store of the fitted models."""
     folder = tmp_path_factory.mktemp("regression")
     (folder / "linear_module.py").write_text(USERS_MODULE)

@@ -105,6 +105,7 @@ def model():
     return model.eval(), Rows(x.numpy(), np.random.default_rng(0).integers(5, size=300))
 
 
+@pytest.mark.usefixtures("fits")
 def test_the_graphs_serve_the_temperature_in_floats_and_in_integers(model):
     model, rows = model
     served = served_network(model, torch.from_numpy(rows.x), 0)

@@ -19,6 +19,7 @@ from training.detectors.neighbours import (
 from training.detectors.spectrum import EXPLAINED, FLOOR, LARGEST, Fold, Mahalanobis, Residual, Spectrum
 from training.export.served import served_network
 from training.nn.flows import realnvp
+from training.recipe import DENSITY_NAMES
 
 
 def data(rows=300, seed=0):
@@ -188,3 +189,7 @@ def test_the_embedding_is_what_the_last_layer_takes_in():
     assert h.shape == (300, 5)
     values = (h @ last.direction.T) * theta[0, 0, 5:] / last.direction.norm(dim=1) + last.bias
     assert torch.allclose(values, network(x, theta)[0][0], atol=1e-5)
+
+
+def test_recipes_name_every_detector():
+    assert set(KINDS) == set(DENSITY_NAMES)

@@ -118,6 +118,7 @@ def test_the_differentiable_flag_is_the_flags_statistic_and_has_gradients(model,
     assert (gradient != 0).any()
 
 
+@pytest.mark.usefixtures("fits")
 def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch, capsys):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(400, 3))
@@ -141,6 +142,7 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch, 
     assert "--attacks" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("fits")
 def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(tmp_path, monkeypatch):
     store = tmp_path / "models"
     for variable, folder in (("DUBITO_STORE", store), ("DUBITO_RUNS", tmp_path / "runs"), ("DUBITO_DATA", tmp_path)):

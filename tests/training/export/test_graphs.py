@@ -39,7 +39,7 @@ class Exported:
 
 
 @pytest.fixture(scope="module", params=[realnvp, iaf])
-def exported(request):
+def exported(request, fits):
     return Exported(request.param)
 
 

@@ -19,7 +19,7 @@ DIMENSION = 3 * HIDDEN + 10
 
 
 @pytest.fixture(scope="module")
-def graphs():
+def graphs(fits):
     """Sampler and network of a model on random rows, in float32 and in integers, and the rows."""
     generator = torch.Generator().manual_seed(0)
     model = scale_model(realnvp, INPUTS, HIDDEN, HIDDEN, HIDDEN, 10, hidden=64)
@@ -135,6 +135,7 @@ def test_the_error_is_reported_beside_the_monte_carlo_error(graphs, runtimes):
     assert nothing.is_hidden
 
 
+@pytest.mark.usefixtures("fits")
 def test_a_small_network_is_left_as_it_is():
     generator = torch.Generator().manual_seed(0)
     model = scale_model(realnvp, 8, 16, 16, 3, couplings=1, hidden=4)

@@ -29,7 +29,7 @@ from training.recipe import load
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
+def uninterrupted(tmp_path_factory, fits):
     """A folder in which `fit` ran from beginning to end."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     with fitting(folder) as process:
@@ -39,7 +39,7 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory):
+def killed(tmp_path_factory, fits):
     """A folder in which `fit` was killed at a random moment after its first checkpoint. Copy it to write in it."""
     folder = tmp_path_factory.mktemp("killed")
     kill_after_a_checkpoint(folder)
@@ -80,6 +80,7 @@ def test_a_finished_run_leaves_no_checkpoint_and_no_draft(uninterrupted):
     assert {path.name for path in folder.iterdir()} == {".lock", "metrics.jsonl", "progress.png"}
 
 
+@pytest.mark.usefixtures("fits")
 def test_two_fits_of_one_run_at_once_are_refused_and_interrupting_is_exit_code_130(tmp_path):
     with fitting(tmp_path, epochs=100_000) as first:
         wait_until(lambda: first.poll() is not None or checkpoint_of(tmp_path) is not None, 60)
@@ -99,7 +100,7 @@ def test_two_fits_of_one_run_at_once_are_refused_and_interrupting_is_exit_code_1
 
 
 @pytest.fixture(scope="module")
-def splits():
+def splits(fits):
     """Three classes around three points of the plane."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 240)

@@ -136,7 +136,7 @@ def run_in(folder, settings, splits, classes, parent=None):
 
 
 @pytest.fixture(scope="module")
-def parent(digits_store, tmp_path_factory):
+def parent(digits_store, tmp_path_factory, fits):
     """A fitted model of three classes, as if it were published."""
     settings = recipe("bbb-gaussian")
     settings = settings.model_copy(update={"training": settings.training.model_copy(update={"epochs": 30})})
@@ -171,6 +171,7 @@ def quality_of(run):
     return (probs.argmax(1) == run.validation[1]).float().mean().item()
 
 
+@pytest.mark.usefixtures("fits")
 def test_a_resumed_run_of_a_warm_start_ends_with_the_same_weights(parent, tmp_path):
     _, splits = data_of(300, seed=2, classes=("a", "b", "c", "d"))
     settings = recipe("bbb-gaussian")

@@ -168,6 +168,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.usefixtures("fits")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_posterior_of_a_linear_gaussian_regression_is_recovered_as_well_as_the_family_allows(family):
     make, kind = FAMILIES[family]

@@ -123,6 +123,7 @@ def test_gradients_of_the_alpha_objective_reach_every_parameter(case):
         assert parameter.grad.abs().max() > 0, name
 
 
+@pytest.mark.usefixtures("fits")
 def test_torch_and_onnxruntime_agree(case):
     model, x, y = case
     model.eval()

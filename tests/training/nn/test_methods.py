@@ -107,7 +107,7 @@ class Case:
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
-def case(request):
+def case(request, fits):
     return Case(*request.param)
 
 

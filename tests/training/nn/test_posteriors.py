@@ -113,6 +113,7 @@ def test_training_noise_is_standard_normal():
     assert abs((noise[:, 0] * noise[:, 1]).mean()) < 0.019
 
 
+@pytest.mark.usefixtures("fits")
 def test_variational_inference_finds_the_posterior_of_a_linear_gaussian_regression():
     # y = X theta + noise, theta ~ N(0, prior_std^2 I): the posterior is N(mean, precision^-1), and the factorial
     # Gaussian nearest to it in KL(q || p) has its mean and variances 1 / diag(precision).

@@ -20,7 +20,7 @@ DRAWS = 1000
 
 
 @pytest.fixture(scope="module")
-def runtime():
+def runtime(fits):
     return made_runtime("bbb-gaussian", {"initial_log_std": -1.0})
 
 
@@ -82,6 +82,7 @@ def test_calibration_rows_that_share_draws_are_scored_as_a_request_of_them_is_se
                 np.testing.assert_allclose(got[start : start + share], values, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.usefixtures("fits")
 def test_rows_share_a_draw_set_only_where_draws_are_large_or_the_same_for_all(runtime):
     assert rows_per_draw_set(runtime, 200, 100) == FEWEST_SHARING
     assert rows_per_draw_set(runtime, 10_000, 1000) > FEWEST_SHARING

@@ -13,7 +13,7 @@ POSTERIOR = {"couplings": 2, "hidden": 8}
 
 
 @pytest.fixture
-def fit(tmp_path, monkeypatch, capsys):
+def fit(tmp_path, monkeypatch, capsys, fits):
     """Fit a recipe; returns exit code, output and errors."""
     monkeypatch.setenv("DUBITO_STORE", str(tmp_path / "models"))
     monkeypatch.setenv("DUBITO_RUNS", str(tmp_path / "runs"))

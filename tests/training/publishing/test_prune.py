@@ -120,6 +120,7 @@ def test_units_that_no_weight_leads_out_of_are_left_out_with_what_leads_into_the
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("fits")
 @pytest.mark.parametrize(
     "network", [{"hidden": [400, 400]}, {"factory": f"{__name__}:Pictures"}], ids=["mlp", "pictures"]
 )
@@ -163,7 +164,7 @@ def test_what_cannot_be_pruned_is_refused():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, fits):
     """A folder with a store of a fitted model, `bayes`, and of `small`: the same with 75 % of its weights removed."""
     folder = tmp_path_factory.mktemp("pruned")
     changes = {**SECONDS_LONG, "network": {"hidden": [64]}, "posterior": {"prior_std": 0.3}}

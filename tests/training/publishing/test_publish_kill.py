@@ -8,11 +8,14 @@ import sys
 import time
 from contextlib import contextmanager
 
+import pytest
+
 from model_store.artifacts.store import ModelStore
 from tests.support.environment import ROOT, environment_with
 from tests.support.recipes import write_recipe
 
 
+@pytest.mark.usefixtures("fits")
 def test_a_killed_publication_leaves_no_partial_version(tmp_path):
     kill_publications(tmp_path, attempts=3)
 

@@ -1,0 +1,24 @@
+"""What all processes of a test run share, made once by whichever needs it first."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def once_a_run(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that `make` fills; other processes of the run wait for it, and find it made."""
+    base = factory.getbasetemp()
+    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # the folder above those of xdist's workers
+    folder, done = run / name, run / f"{name}.done"
+    with (run / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # another process began, and failed
+            folder.mkdir()
+            make(folder)
+            done.touch()
+    return folder

@@ -1,0 +1,88 @@
+"""ARCHITECTURE.md agrees with the tree, and imports go the ways that it says."""
+
+import ast
+import re
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+
+from tests.support.environment import ROOT
+
+PACKAGES = ("model_store", "service", "training")
+PAGE = (ROOT / "ARCHITECTURE.md").read_text()
+
+
+def rooms(package):
+    """The folders of a package that hold modules, as the page writes them."""
+    folders = {path.parent for path in (ROOT / package).rglob("*.py")} - {ROOT / package}
+    return {f"{folder.relative_to(ROOT)}/" for folder in folders}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_room_is_on_the_page(package):
+    on_page = set(re.findall(rf"^\| `({package}/[\w/]+/)` \| \S", PAGE, re.MULTILINE))
+    assert on_page == rooms(package)
+
+
+def test_every_file_and_folder_on_the_page_exists():
+    named = re.findall(r"`([\w./-]+/[\w./-]*|[\w-]+\.(?:py|md|yml))`", PAGE)
+    assert len(named) > 30
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_test_on_the_page_exists():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
+    assert len(named) > 15
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / file).read_text(), test
+
+
+def test_everything_that_can_be_added_has_its_test():
+    table = PAGE.partition("## Where to add something")[2]
+    for row in re.findall(r"^\| an? .*$", table, re.MULTILINE):
+        assert re.search(r"::test_\w+` ?[^|]*\|$", row), row
+
+
+def imported_modules(path):
+    """The modules that a file imports, wherever in it; of `from a import b` both `a` and `a.b`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize(
+    ("package", "may_import"),
+    [("model_store", set()), ("service", {"model_store"}), ("training", {"model_store"})],
+)
+def test_packages_import_one_way(package, may_import):
+    of_others = set(PACKAGES) - {package} - may_import
+    for path in (ROOT / package).rglob("*.py"):
+        assert not {module.partition(".")[0] for module in imported_modules(path)} & of_others, path
+
+
+def room_of(module):
+    """The room of a module: its first two names, or its own name where it stands at the top of its package."""
+    return ".".join(module.split(".")[:2])
+
+
+def imports_between_rooms(package):
+    """For each room of a package, and each module at its top, the others that it imports."""
+    graph = {}
+    for path in (ROOT / package).rglob("*.py"):
+        room = room_of(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+        wanted = {room_of(module) for module in imported_modules(path) if module.startswith(f"{package}.")}
+        graph.setdefault(room, set()).update(wanted - {room})
+    return graph
+
+
+@pytest.mark.parametrize("package", ["model_store", "training"])
+def test_imports_between_rooms_form_no_circle(package):
+    graph = imports_between_rooms(package)
+    assert sum(map(len, graph.values())) > 10
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))

@@ -1,0 +1,155 @@
+"""The documents agree with the code: links lead somewhere, and what can be asked for is described."""
+
+import re
+import tomllib
+
+import pytest
+from pydantic import BaseModel
+
+from model_store.artifacts.manifest import Manifest
+from service.app import create_app
+from service.engine.acquisition import ACQUISITIONS
+from service.settings import Settings
+from tests.support.environment import ROOT
+from training.data import EXPECTED, FROM_FILES
+from training.recipe import BETTER, DENSITY_NAMES, DETECTOR_NAMES, POSTERIORS, Recipe, Section, load
+
+PAGES = sorted(
+    path
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "model_store" / "README.md"]
+    if path.is_file()
+)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def text_of(path):
+    """A page without its blocks of code."""
+    return re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+
+
+def anchors(path):
+    """The anchors of a page's headings, made as code hosts make them."""
+    headings = re.findall(r"^#+ (.+)$", text_of(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page):
+    for link in LINK.findall(text_of(page)):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+def test_the_readme_lists_every_guide():
+    listed = {link.partition("#")[0] for link in LINK.findall((ROOT / "README.md").read_text())}
+    wanted = {str(page.relative_to(ROOT)) for page in [*GUIDES[1:], ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md"]}
+    assert wanted - listed == set()
+
+
+def test_the_readme_s_recipe_is_one(tmp_path):
+    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "churn.toml").write_text(block)
+    assert load(tmp_path / "churn.toml").name == tomllib.loads(block)["name"]
+
+
+def test_every_command_of_make_is_in_the_readme():
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    readme = (ROOT / "README.md").read_text()
+    of_upkeep = {"compose-check", "constraints"}
+    assert [name for name in targets if name not in of_upkeep and f"`make {name}`" not in readme] == []
+
+
+def guide():
+    """The guide to training."""
+    return (ROOT / "docs" / "training.md").read_text()
+
+
+def keys(section, prefix=""):
+    """The keys of a recipe's section, dotted, those of its method's `[posterior]` aside."""
+    for name, field in section.model_fields.items():
+        kinds = [
+            kind for kind in (field.annotation, *getattr(field.annotation, "__args__", ())) if kind is not Section
+        ]
+        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+        if inner:
+            yield from keys(inner[0], f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def test_every_key_of_a_recipe_is_in_the_guide():
+    rows = "\n".join(line for line in guide().splitlines() if line.startswith("| `"))
+    wanted = [key for key in keys(Recipe) if not key.startswith("network.")]
+    assert len(wanted) > 30
+    missing = [key for key in wanted if f"`{key}`" not in rows and f"`{key.rpartition('.')[2]}`" not in rows]
+    assert missing == []
+
+
+@pytest.mark.parametrize("method", POSTERIORS)
+def test_every_method_and_its_keys_are_in_the_guide(method):
+    rows = [line for line in guide().splitlines() if line.startswith("| ") and f"`{method}`" in line.split(" | ")[0]]
+    assert len(rows) == 1
+    for key in POSTERIORS[method].model_fields:
+        assert f"`{key}`" in guide(), key
+    assert list((ROOT / "recipes").glob(f"*-{method}.toml")), "there is an example recipe"
+
+
+def test_every_detector_is_in_the_guide():
+    table = guide().partition("## Detectors")[2].partition("\n## ")[0]
+    assert [name for name in DETECTOR_NAMES if f"`{name}`" not in table] == []
+    assert set(DENSITY_NAMES) < set(DETECTOR_NAMES)
+
+
+def test_every_data_source_is_in_the_guide_and_in_the_error_for_unknown_ones():
+    table = guide().partition("## Data sources")[2].partition("\n## ")[0]
+    for kind in FROM_FILES:
+        assert f"`{kind}:" in table
+        assert f"`{kind}:" in EXPECTED
+
+
+def test_every_metric_of_a_gate_is_in_the_guide():
+    table = guide().partition("## Gate")[2].partition("\n## ")[0]
+    assert [name for name in BETTER if f"`{name}`" not in table] == []
+
+
+def test_every_acquisition_is_in_the_reference():
+    reference = (ROOT / "docs" / "api.md").read_text().partition("## POST /acquire")[2].partition("\n## ")[0]
+    wanted = {name for names in ACQUISITIONS.values() for name in names}
+    assert {name for name in wanted if f"`{name}`" not in reference} == set()
+
+
+def fields_of(schema, prefix=""):
+    """The dotted names of a record's fields, with those of the records in it."""
+    for name, field in schema.model_fields.items():
+        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not inner:
+            yield f"{prefix}{name}"
+        for kind in inner:
+            yield from fields_of(kind, f"{prefix}{name}.")
+
+
+def test_every_field_of_the_manifest_is_in_the_format():
+    written = (ROOT / "model_store" / "README.md").read_text()
+    wanted = {
+        field for field in fields_of(Manifest) if not field.startswith(("input.image.", "abstention.", "files."))
+    }
+    assert len(wanted) > 30
+    assert {field for field in wanted if f"`{field}`" not in written} == set()
+
+
+def test_every_field_of_requests_and_answers_is_in_the_reference():
+    reference = (ROOT / "docs" / "api.md").read_text()
+    schemas = create_app(Settings()).openapi()["components"]["schemas"]
+    ours = [
+        schema for name, schema in schemas.items() if "ValidationError" not in name
+    ]  # the framework's, never sent
+    fields = {name for schema in ours for name in schema.get("properties", {})}
+    assert len(fields) > 30
+    assert {name for name in fields if not re.search(rf"[`.\"]{name}[`\"]", reference)} == set()
