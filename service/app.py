@@ -147,6 +147,7 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
         version="0.1.0",
         lifespan=lifespan,
         redoc_url=None,
+        redirect_slashes=False,  # else to whatever host the request names, and clients resend their keys there
         telemetry=NO_TELEMETRY,
     )
     errors: dict[int | str, dict[str, Any]] = {
