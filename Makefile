@@ -5,7 +5,7 @@ BIN := .venv/bin
 IN_TWO := -n 2 --dist loadfile  # tests of a file share what they need
 STORE := $(or $(DUBITO_STORE),models)
 
-.PHONY: install serve test test-slow check bench compose-check constraints
+.PHONY: install serve test test-slow test-real check bench compose-check constraints
 
 install: .venv/installed-$(RUNTIME)
 
@@ -24,6 +24,9 @@ test: install
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
+
+test-real: install
+	$(BIN)/python -m pytest -m real tests/real
 
 check: install
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy

@@ -154,17 +154,9 @@ def test_pipelined_requests_are_answered_in_order_however_they_are_cut(connectio
 
 def test_a_pipeline_that_came_whole_is_answered_whole_however_long_that_takes(serve, digits_store):
     body = b'{"inputs": [' + b",".join([ROW] * 500) + b'], "num_samples": 1000}'
-    with serve(digits_store, DUBITO_DEADLINE_S="1.5", DUBITO_THREADS="1") as (url, _):
-        port = int(url.rpartition(":")[2])
-        with Connection(port) as connection:
-            begun, count = time.monotonic(), 0
-            while time.monotonic() < begun + 3.0:  # until it takes twice as long as a request may take to come
-                for _ in range(2):
-                    connection.send(request("POST", "/predict", body))
-                count += 2
-                statuses = {connection.answer().status, connection.answer().status}
-                assert statuses <= {200, 504}
-            connection.send(request("POST", "/predict", body) * 8 + LIVE)
+    with serve(digits_store, DUBITO_DEADLINE_S="0.5", DUBITO_THREADS="1") as (url, _):
+        with Connection(int(url.rpartition(":")[2])) as connection:
+            connection.send(request("POST", "/predict", body) * 8 + LIVE)  # their work takes longer than they may
             assert {connection.answer().status for _ in range(8)} <= {200, 504}
             assert connection.answer().status == 200
 
