@@ -164,7 +164,7 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
         """Predict rows: label or target, how uncertain and why, and whether a row is unlike the data."""
         service.admission.refuse_overload()  # before there is work on it
         begun = time.monotonic()
-        body = await read_body(request, settings.max_body_bytes)
+        body = await read_body(request, settings.max_body_bytes, settings.max_json_bytes)
         envelope, rows = await service.read(request, body, PredictRequest, "inputs", settings.max_rows)
         served = await service.served(envelope)
         deadline = service.deadline(begun, envelope)
@@ -207,7 +207,7 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
         """Rank an unlabelled pool: which rows would teach the model most, all under the same draws."""
         service.admission.refuse_overload()
         begun = time.monotonic()
-        body = await read_body(request, settings.max_body_bytes)
+        body = await read_body(request, settings.max_body_bytes, settings.max_json_bytes)
         envelope, rows = await service.read(request, body, AcquireRequest, "pool", settings.max_pool_rows)
         ids = _ids(envelope, len(rows))
         served = await service.served(envelope)

@@ -71,6 +71,10 @@ class Lease:
         self.budget.acquire(size)
         self.held += size
 
+    def shrink(self, to: int) -> None:
+        """Give back all that the request holds beyond so many bytes, as once its rows are one array."""
+        self.release(max(0, self.held - to))
+
     def release(self, size: int | None = None) -> None:
         """Give so many bytes back, by default all."""
         size = self.held if size is None else size

@@ -319,12 +319,14 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(503)
 
     def _account(self) -> bool:
-        """Count what is held; return whether it was left, or cannot be given up here."""
+        """Count what is held; return whether it was left. A body counts anyway: the application soon takes it, and
+        answers 429 where it must.
+        """
         held = len(self._buffer) + (0 if self.exchange is None else len(self.exchange.body))
         held = held if held > FREE_BYTES else 0
         unread = self.transport.get_write_buffer_size() if self._write_paused else 0
         more = held + unread - self._held
-        if more <= 0 or unread:
+        if more <= 0 or unread or self._reader is not None:
             self.shared.budget.force(more)
         elif not self.shared.budget.try_acquire(more):
             return False

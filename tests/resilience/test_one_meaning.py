@@ -2,6 +2,7 @@
 
 import random
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -154,11 +155,12 @@ def test_pipelined_requests_are_answered_in_order_however_they_are_cut(connectio
 
 def test_a_pipeline_that_came_whole_is_answered_whole_however_long_that_takes(serve, digits_store):
     body = b'{"inputs": [' + b",".join([ROW] * 500) + b'], "num_samples": 1000}'
-    with serve(digits_store, DUBITO_DEADLINE_S="0.5", DUBITO_THREADS="1") as (url, _):
-        with Connection(int(url.rpartition(":")[2])) as connection:
-            connection.send(request("POST", "/predict", body) * 8 + LIVE)  # their work takes longer than they may
-            assert {connection.answer().status for _ in range(8)} <= {200, 504}
-            assert connection.answer().status == 200
+    with ExitStack() as stack:
+        url, _ = stack.enter_context(serve(digits_store, DUBITO_DEADLINE_S="0.5", DUBITO_THREADS="1"))
+        connection = stack.enter_context(Connection(int(url.rpartition(":")[2])))
+        connection.send(request("POST", "/predict", body) * 8 + LIVE)  # their work takes longer than they may
+        assert {connection.answer().status for _ in range(8)} <= {200, 504}
+        assert connection.answer().status == 200
 
 
 def test_no_path_is_answered_with_the_way_to_another_host(connection):
