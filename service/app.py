@@ -261,15 +261,16 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
         return {"status": "live"}
 
     @app.get("/health/ready", responses={503: errors[503]})
-    async def get_ready() -> dict[str, Any]:
-        """Say whether there is a model to predict with."""
+    async def get_ready(request: Request) -> dict[str, Any]:
+        """Say whether there is a model to predict with, and to those who may ask models which."""
+        may_see_names = auth.may_see_names(request.scope, keys)
         if service.ending.is_set():
             raise NotReady("the service is about to end")
         serving = {name: latest.version for name in service.models.names() if (latest := service.models.latest(name))}
         if not serving:
             broken = [text for name in service.models.names() for text in service.models.broken(name).values()]
-            raise NotReady("; ".join(broken) or HOW_TO_PUBLISH)
-        return {"status": "ready", "models": serving}
+            raise NotReady("; ".join(broken if may_see_names else ()) or HOW_TO_PUBLISH)
+        return {"status": "ready", "models": serving} if may_see_names else {"status": "ready"}
 
     @app.get("/metrics", include_in_schema=False)
     async def get_metrics() -> Response:

@@ -192,10 +192,16 @@ def text_fields(
 ) -> dict[str, Any]:
     """Return the envelope's fields that a query or form gives, as JSON values where they are, else as strings."""
     fields: dict[str, Any] = {}
+    items = set()  # fields that come item by item
     for name, text in pairs:
+        annotation = str(kind.model_fields[name].annotation) if name in kind.model_fields else ""
+        is_item = "list" in annotation and name != rows_field and not text.startswith("[")
+        if is_item and (name in items or name not in fields):  # a field for each
+            items.add(name)
+            fields.setdefault(name, []).append(text)
+            continue
         if name == rows_field or name in fields:
             raise InvalidInput(f"{where}: {name[:80]}", "once, beside the rows", "it again")
-        annotation = str(kind.model_fields[name].annotation) if name in kind.model_fields else ""
         if "int" in annotation or "float" in annotation or "bool" in annotation or "list" in annotation:
             try:
                 fields[name] = orjson.loads(text.encode("utf-8", "replace"))

@@ -29,3 +29,9 @@ def install(app: FastAPI, models: Models, predictor: Predictor, problem: dict[st
         """Take a version out of memory, unless `latest` serves it; a request for it loads it again."""
         number, unloaded = await predictor.load(lambda: models.unload(name, version))
         return Response(orjson.dumps({"model": name, "version": number, "unloaded": unloaded}), media_type=JSON)
+
+    @app.post("/admin/models/{name}/versions/{version}/drift/reset", responses={404: problem})
+    async def post_drift_reset(name: str, version: str) -> Response:
+        """Begin anew to watch a version's rows for drift, in this process: an alarm that was looked into goes."""
+        number, reset = await predictor.load(lambda: models.reset_drift(name, version))
+        return Response(orjson.dumps({"model": name, "version": number, "reset": reset}), media_type=JSON)
