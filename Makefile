@@ -5,7 +5,7 @@ BIN := .venv/bin
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder  # tests of a file share what they need; long files first
 STORE := $(or $(DUBITO_STORE),models)
 
-.PHONY: install serve test test-quick test-slow check bench compose-check constraints
+.PHONY: install serve test test-quick test-slow test-real check bench compose-check constraints
 
 install: .venv/installed-$(RUNTIME)
 
@@ -27,6 +27,9 @@ test-quick: install
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
+
+test-real: install
+	$(BIN)/python -m pytest -m real tests/real
 
 check: install
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy

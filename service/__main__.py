@@ -1,5 +1,6 @@
 """Serve: `python -m service`."""
 
+import resource
 import signal
 import socket
 import sys
@@ -13,6 +14,7 @@ from service.observability.tracing import check_tracing
 from service.process.supervisor import Place, supervise
 from service.settings import Settings, read_settings
 
+SPARE_FILES = 256  # that a process has open beside its connections
 SWITCH_S = 0.0005  # how long a thread may hold the interpreter while another waits: threads of arithmetic wait often
 
 
@@ -40,13 +42,17 @@ def serve(settings: Settings, place: Place | None = None) -> int:
     import uvicorn  # not needed by a supervisor, and heartbeats begin before it
 
     from service.app import create_app
-    from service.process.connections import BoundedProtocol
+    from service.process.budget import ByteBudget
+    from service.process.connections import Connections, HttpConnection
 
+    connections = Connections(settings.deadline_s, settings.max_connections, ByteBudget(settings.memory_budget_bytes))
+    allow_open_files(settings.max_connections)
     config = uvicorn.Config(
         create_app(settings, place),
         host=settings.host,
         port=settings.port,
-        http=partial(BoundedProtocol, settings.deadline_s),  # type: ignore[arg-type]
+        http=partial(HttpConnection, connections),  # type: ignore[arg-type]
+        ws="none",
         timeout_graceful_shutdown=settings.drain_s,
         timeout_keep_alive=75,  # longer than proxies keep idle connections, so that they close them and not we
         access_log=False,
@@ -58,6 +64,16 @@ def serve(settings: Settings, place: Place | None = None) -> int:
     with suppress(KeyboardInterrupt):
         server.run(None if place is None else [socket.socket(fileno=place.listener)])
     return 0 if server.started else 3
+
+
+def allow_open_files(connections: int) -> None:
+    """Have the system allow this process a file for each connection beside those of models, if it will."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + SPARE_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ unlike the data. Quantities of information are in nats. The examples work as the
 
 def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
     """Return the application, alone or in a worker's place; it opens the model store when it starts."""
-    context = Context(settings, place)
     keys = read_keys(settings)
+    context = Context(settings, keys, place)
     tracing = tracing_of(settings)
 
     @asynccontextmanager
@@ -52,6 +52,7 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
         version="0.1.0",
         lifespan=lifespan,
         redoc_url=None,
+        redirect_slashes=False,  # else to whatever host the request names, and clients resend their keys there
         telemetry=NO_TELEMETRY,
     )
     app.state.context = context

@@ -15,6 +15,7 @@ from service.engine.batching import Engine
 from service.http.requests import FORM, Rows, read_request, request_media_type, rows_array
 from service.http.schemas import Envelope
 from service.http.schemas import Request as AnyEnvelope
+from service.middleware.keys import Keys
 from service.observability.metrics import Metrics
 from service.observability.records import record_of
 from service.observability.worker_metrics import WorkerMetrics
@@ -27,8 +28,9 @@ from service.settings import Settings
 class Context:
     """What the routes share, made once for an application."""
 
-    def __init__(self, settings: Settings, place: Place | None) -> None:
+    def __init__(self, settings: Settings, keys: Keys, place: Place | None) -> None:
         self.settings = settings
+        self.keys = keys
         idle = threading.Event()
         self.models = Models(settings, idle)
         self.metrics = Metrics()

@@ -52,6 +52,19 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
         default=64 << 20, description="largest request body, in bytes"
     )
+    max_json_bytes: Annotated[int, Field(ge=1024)] = Field(
+        default=16 << 20, description="largest JSON body, in bytes: it takes many times its size until it is read"
+    )
+    memory_budget_bytes: Annotated[int, Field(ge=1 << 20)] = Field(
+        default=512 << 20,
+        description="most memory of each process for requests, in bytes: bodies that are read, what is made of them "
+        "and answers that are not read yet; what does not fit is answered 429",
+    )
+    max_connections: Annotated[int, Field(ge=1)] = Field(
+        default=1000,
+        description="most connections of each process; beyond that the one that has kept the service waiting longest "
+        "is ended, or the new one answered 503",
+    )
     max_image_pixels: Annotated[int, Field(ge=1)] = Field(
         default=100_000_000, description="most pixels of one request's PNG and JPEG files together"
     )

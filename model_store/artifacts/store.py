@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import mkdtemp, mkstemp
 
+import orjson
 from pydantic import ValidationError
 
 from model_store.artifacts.manifest import (
@@ -115,7 +116,8 @@ class ModelStore:
         try:
             text = read_regular(path, MAX_MANIFEST_BYTES)
             content = json.loads(text)
-        except (OSError, ValueError, RecursionError) as error:  # the last: arrays in arrays without end
+            orjson.dumps(content)  # so that it can be given on: integers of 64 bits, no lone surrogates
+        except (OSError, ValueError, TypeError, RecursionError) as error:  # the last: arrays in arrays without end
             raise BrokenArtifact(name, version, "manifest.json", _reason(error)) from None
         written_as = content.get("format_version") if isinstance(content, dict) else None
         if isinstance(written_as, int) and written_as != FORMAT_VERSION:

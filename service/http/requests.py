@@ -22,6 +22,7 @@ from service.errors import TooLarge, Unsupported
 from service.http.multipart import parse_form
 from service.http.schemas import Envelope, kind_of, validate
 from service.http.schemas import Request as Envelope_
+from service.process.budget import Lease, lease_of
 
 JSON = "application/json"
 NPY = "application/x-npy"
@@ -30,30 +31,47 @@ FORM = "multipart/form-data"
 MAX_DIMENSIONS = 32  # of an npy array
 FEW_NUMBERS = 4096  # looked at by Python: numpy lets go of the interpreter, and may wait long to get it back
 MAX_FORM_FIELDS = 16  # of a form, beside its rows
+SMALL_JSON_BYTES = 64 << 10  # not counted: it becomes 2 MB at most
+NESTED_A_ROW = 64  # arrays and objects, on average
+MAX_NESTED = 1_000_000
+# What Python takes for each, at most: an item in its list, then as one of all numbers, an array, an object, half a
+# string, and an object's entry.
+JSON_OBJECT_BYTES = {",": 48, "[": 96, "{": 240, '"': 32, ":": 96}
+ARRAY_BYTES = 5  # of a number of an array: as float32, and whether it is finite
 
 Rows = list[Any] | np.ndarray
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """Read a request's body of at most `limit` bytes.
+async def read_body(request: Request, limit: int, json_limit: int) -> bytes:
+    """Read a request's body of at most `limit` bytes, or `json_limit` of JSON, which takes many times its size.
 
     Raises:
         TooLarge: before more than that is kept.
+        Overloaded: before more is kept than the process's budget of bytes has left.
         Unsupported: if it is encoded.
     """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise Unsupported("Content-Encoding: expected none, got an encoded body")
+    if request_media_type(request) == JSON:
+        limit = min(limit, json_limit)
     too_large = TooLarge(f"body: expected at most {limit} bytes, got more")
     if int(request.headers.get("content-length", "0")) > limit:
         raise too_large
+    lease = lease_of(request.scope)
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
         if size > limit:
             raise too_large
+        lease.acquire(len(part))
         parts.append(part)
-    return b"".join(parts)
+    if len(parts) == 2 and not parts[1]:  # as most are
+        return parts[0]
+    lease.acquire(size)  # once in parts and once whole
+    body = b"".join(parts)
+    lease.release(size)
+    return body
 
 
 async def hung_up(request: Request) -> None:
@@ -80,6 +98,7 @@ def read_request(
     if media_type == JSON:
         if request.query_params:  # else a seed put there would be passed over in silence
             raise InvalidInput("query", "nothing, since a JSON body holds every field", "parameters")
+        reserve_json(body, rows_field, max_rows, lease_of(request.scope))
         content = parse_json(body)
         rows = content.get(rows_field, [])
         if isinstance(rows, list):
@@ -89,7 +108,9 @@ def read_request(
         fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
         envelope = validate(kind, {rows_field: [], **fields})
         rows = parse_npy(body, rows_field)
+        lease_of(request.scope).acquire(ARRAY_BYTES * rows.size)
     elif media_type == FORM:
+        lease_of(request.scope).acquire(2 * len(body))  # its parts, as they are gathered and as they are kept
         parts = parse_form(body, request.headers["content-type"], max_rows + MAX_FORM_FIELDS)
         rows = [bytes(part.content) for part in parts if part.name == rows_field]
         beside = [(p.name, p.content.decode("utf-8", "replace")) for p in parts if p.name != rows_field]
@@ -102,6 +123,26 @@ def read_request(
     if len(rows) > max_rows:
         raise TooLarge(f"{rows_field}: expected at most {max_rows} rows, got {len(rows)}")
     return envelope, rows
+
+
+def reserve_json(body: bytes, rows_field: str, max_rows: int, lease: Lease) -> None:
+    """Take from the budget what the objects of a JSON body will need, counted by its punctuation before it is parsed.
+
+    Raises:
+        TooLarge: if it has more arrays and objects than rows need, or needs more than there is.
+        Overloaded: if so much is not left now.
+    """
+    if len(body) <= SMALL_JSON_BYTES:
+        return
+    characters = np.frombuffer(body, dtype=np.uint8)
+    counts = {mark: int(np.count_nonzero(characters == ord(mark))) for mark in JSON_OBJECT_BYTES}
+    nested, most = counts["["] + counts["{"], min(max_rows * NESTED_A_ROW, MAX_NESTED)
+    if nested > most:
+        raise TooLarge(f"{rows_field}: expected at most {most} arrays and objects, got {nested}")
+    needed = len(body) + sum(JSON_OBJECT_BYTES[mark] * count for mark, count in counts.items())
+    if needed > lease.budget.most:
+        raise TooLarge(f"body: expected JSON of at most {lease.budget.most} bytes in memory, got about {needed}")
+    lease.acquire(needed)
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -152,10 +193,16 @@ def text_fields(
 ) -> dict[str, Any]:
     """Return the envelope's fields that a query or form gives, as JSON values where they are, else as strings."""
     fields: dict[str, Any] = {}
+    items = set()  # fields that come item by item
     for name, text in pairs:
+        annotation = str(kind.model_fields[name].annotation) if name in kind.model_fields else ""
+        is_item = "list" in annotation and name != rows_field and not text.startswith("[")
+        if is_item and (name in items or name not in fields):  # a field for each
+            items.add(name)
+            fields.setdefault(name, []).append(text)
+            continue
         if name == rows_field or name in fields:
             raise InvalidInput(f"{where}: {name[:80]}", "once, beside the rows", "it again")
-        annotation = str(kind.model_fields[name].annotation) if name in kind.model_fields else ""
         if "int" in annotation or "float" in annotation or "bool" in annotation or "list" in annotation:
             try:
                 fields[name] = orjson.loads(text.encode("utf-8", "replace"))

@@ -32,6 +32,11 @@ class RequireKey:
         await self.app(scope, receive, send)
 
 
+def may_see_names(scope: Scope, keys: Keys) -> bool:
+    """Whether who asks an open path may be told names of models: all may, or where there are keys those with one."""
+    return not keys.api or is_one_of(_key(scope), keys.api + keys.admin)
+
+
 def _key(scope: Scope) -> bytes:
     """Return the key that a request gives: X-API-Key, else a bearer's token; empty where there is none."""
     bearer = b""

@@ -19,6 +19,8 @@ from service.settings import Settings
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
+REPEAT_CLIENTS = ("python_multipart.multipart", "python_multipart.decoders")  # loggers that write what came
+
 RequestLog = Callable[[Record, str, int | None, float], None]
 
 
@@ -44,6 +46,8 @@ def configure(settings: Settings) -> None:
     handler.setFormatter(JsonFormatter() if settings.log == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
+    for name in REPEAT_CLIENTS:
+        logging.getLogger(name).disabled = True
 
 
 def request_log(settings: Settings) -> RequestLog | None:

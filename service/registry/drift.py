@@ -22,11 +22,13 @@ Bets are on small p-values, in three degrees, on large ones, and on the p-values
 
 import math
 import threading
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float32, Float64, Int64
 
 from model_store.conformal.rank_tables import conformal_p_value
 
@@ -38,6 +40,7 @@ LATE_ROWS = 1000  # p-values of late are those of about so many rows, older ones
 PRIOR_ROWS = 50  # as the urn would have them, that the bet on p-values of late adds to them
 SMALL_POWERS = (0.1, 0.3, 0.7)  # of bets on small p-values, of density k p^(k - 1)
 LARGE_POWER = 0.7  # of the bet on large ones, of density k (1 - p)^(k - 1)
+RECENT_ROWS = 4096  # different ones, each of which counts once: a probe that repeats itself is no drift
 BLOCK_ROWS = 64  # that are bet on at once: one row takes as long
 
 
@@ -60,24 +63,32 @@ class Drift:
 
     def __init__(self, ranking: Float64[np.ndarray, "n"]) -> None:
         """Begin, given the sorted calibration statistics that p-values are ranks among."""
+        self._lock = threading.Lock()
         below = conformal_p_value(ranking, ranking)  # of a row in the gap below each
         p_values = np.append(below, 1.0 / (len(ranking) + 1))
         self._gaps = np.bincount(EDGES.searchsorted(p_values), minlength=len(EDGES)).astype(np.float64)
-        self._seen = np.zeros(len(EDGES))
-        self._late = np.zeros(len(EDGES))
-        self._p_value_sum = 0.0
-        self._log_bets = np.full(len(FIXED_BETS) + 1, -math.inf)
-        self._evidence = self._largest_evidence = 0.0
-        self._waiting: list[Float64[np.ndarray, "N"]] = []
-        self._waiting_rows = 0
-        self._lock = threading.Lock()
+        self.reset()
 
-    def watch(self, p_values: Float64[np.ndarray, "N"]) -> None:
-        """Take in the p-values of a request's rows."""
-        rows = len(p_values)
-        if rows > ROWS_OF_A_REQUEST:
-            p_values = p_values[np.arange(ROWS_OF_A_REQUEST) * rows // ROWS_OF_A_REQUEST]
+    def reset(self) -> None:
+        """Begin anew, as if no row had been seen."""
         with self._lock:
+            self._seen = np.zeros(len(EDGES))
+            self._late = np.zeros(len(EDGES))
+            self._p_value_sum = 0.0
+            self._log_bets = np.full(len(FIXED_BETS) + 1, -math.inf)
+            self._evidence = self._largest_evidence = 0.0
+            self._waiting: list[Float64[np.ndarray, "N"]] = []
+            self._waiting_rows = 0
+            self._recent: OrderedDict[int, None] = OrderedDict()  # hashes of rows, the latest last
+
+    def watch(self, p_values: Float64[np.ndarray, "N"], row_hashes: Sequence[int] | None = None) -> None:
+        """Take in the p-values of a request's rows; given `row_hashes`, of those alone that did not come of late."""
+        p_values = p_values[watched_rows(len(p_values))]
+        with self._lock:
+            if row_hashes is not None:
+                p_values = p_values[[self._is_new(row_hash) for row_hash in row_hashes]]
+            if len(p_values) == 0:
+                return
             self._waiting.append(p_values)
             self._waiting_rows += len(p_values)
             if self._waiting_rows >= BLOCK_ROWS:
@@ -100,6 +111,15 @@ class Drift:
                 binned_rows=self._seen.astype(int).tolist(),
                 p_value_sum=self._p_value_sum,
             )
+
+    def _is_new(self, row_hash: int) -> bool:
+        """Note a row; return whether it is not among the latest different ones."""
+        is_new = row_hash not in self._recent
+        self._recent[row_hash] = None
+        self._recent.move_to_end(row_hash)
+        if len(self._recent) > RECENT_ROWS:
+            self._recent.popitem(last=False)
+        return is_new
 
     def _take_in(self) -> None:
         p_values = np.concatenate(self._waiting)
@@ -130,6 +150,16 @@ class Drift:
         self._log_bets = log_bets_N_E[-1]
         self._evidence = float(log_capital_N[-1])
         self._largest_evidence = max(self._largest_evidence, float(log_capital_N.max()))
+
+
+def watched_rows(rows: int) -> slice | Int64[np.ndarray, "n"]:
+    """Return which rows of a request are watched."""
+    return slice(None) if rows <= ROWS_OF_A_REQUEST else np.arange(ROWS_OF_A_REQUEST) * rows // ROWS_OF_A_REQUEST
+
+
+def row_hashes(x: Float32[np.ndarray, "N I"]) -> list[int]:
+    """Return hashes of a request's watched rows, for `Drift.watch`; they differ from process to process."""
+    return [hash(row.tobytes()) for row in x[watched_rows(len(x))]]
 
 
 def drift_content(report: DriftReport) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from model_store.artifacts.manifest import GRAPHS, Manifest
 from model_store.artifacts.store import LATEST, ModelStore
@@ -44,11 +45,14 @@ class Served:
         self.key = (self.name, self.version)
         self.rule = rule  # of the rows that are watched
 
-    def watch(self, prediction: Prediction, rows: slice) -> None:
-        """Take in what is said of live rows, if their draws were taken as those of a request without options."""
+    def watch(self, prediction: Prediction, rows: slice, row_hashes: Sequence[int]) -> None:
+        """Take in what is said of live rows, if their draws were taken as those of a request without options.
+
+        Rows whose `row_hashes` (`drift.row_hashes`) came of late are passed over.
+        """
         rank_tables = prediction.rank_tables
         if (rank_tables.num_draws, rank_tables.rule) == (self.model.manifest.noise.default_draws, self.rule):
-            self.drift.watch(prediction.p_values.p_value[rows])
+            self.drift.watch(prediction.p_values.p_value[rows], row_hashes)
 
 
 class Models:
@@ -279,6 +283,20 @@ class Models:
     def drift(self, manifest: Manifest) -> Drift | None:
         """Return what live rows of a version look like."""
         return self._drifts.get((manifest.name, manifest.version))
+
+    def reset_drift(self, name: str, version: str) -> tuple[str, bool]:
+        """Forget what live rows of a version looked like, given its number or an alias; return its number, and
+        whether any were watched. Reads files.
+
+        Raises:
+            NotReady, NotFound: as `get` does.
+        """
+        name = self.name(name)
+        number = self._serves.get(name, {}).get(version) or self.resolve(name, version)
+        drift = self._drifts.get((name, number))
+        if drift is not None:
+            drift.reset()
+        return number, drift is not None
 
     def name(self, name: str | None) -> str:
         """Return the model that a request means.

@@ -32,7 +32,7 @@ async def post_acquire(request: Request) -> Response:
     settings = context.settings
     context.admission.refuse_overload()  # before there is work on it
     begun = time.monotonic()
-    body = await read_body(request, settings.max_body_bytes)
+    body = await read_body(request, settings.max_body_bytes, settings.max_json_bytes)
     envelope, rows = await context.read(request, body, AcquireRequest, "pool", settings.max_pool_rows)
     ids = _ids(envelope, len(rows))
     served = await context.served(envelope)

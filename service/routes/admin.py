@@ -32,3 +32,11 @@ async def post_unload(request: Request, name: str, version: str) -> Response:
     context = context_of(request)
     number, unloaded = await context.engine.load(partial(context.models.unload, name, version))
     return Response(orjson.dumps({"model": name, "version": number, "unloaded": unloaded}), media_type=JSON)
+
+
+@router.post("/admin/models/{name}/versions/{version}/drift/reset", responses={404: ERRORS[404]})
+async def post_drift_reset(request: Request, name: str, version: str) -> Response:
+    """Begin anew to watch a version's rows for drift, in this process: an alarm that was looked into goes."""
+    context = context_of(request)
+    number, reset = await context.engine.load(partial(context.models.reset_drift, name, version))
+    return Response(orjson.dumps({"model": name, "version": number, "reset": reset}), media_type=JSON)

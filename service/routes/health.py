@@ -8,6 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from service.context import context_of
 from service.errors import NotReady
 from service.http.openapi import ERRORS
+from service.middleware import auth
 from service.registry.models import HOW_TO_PUBLISH
 
 router = APIRouter()
@@ -21,16 +22,16 @@ async def get_live() -> dict[str, str]:
 
 @router.get("/health/ready", responses={503: ERRORS[503]})
 async def get_ready(request: Request) -> dict[str, Any]:
-    """Say whether there is a model to predict with."""
+    """Say whether there is a model to predict with, and to those who may ask models which."""
     context = context_of(request)
-    models = context.models
+    models, may_see_names = context.models, auth.may_see_names(request.scope, context.keys)
     if context.ending.is_set():
         raise NotReady("the service is about to end")
     serving = {name: latest.version for name in models.names() if (latest := models.latest(name))}
     if not serving:
         broken = [text for name in models.names() for text in models.broken(name).values()]
-        raise NotReady("; ".join(broken) or HOW_TO_PUBLISH)
-    return {"status": "ready", "models": serving}
+        raise NotReady("; ".join(broken if may_see_names else ()) or HOW_TO_PUBLISH)
+    return {"status": "ready", "models": serving} if may_see_names else {"status": "ready"}
 
 
 @router.get("/metrics", include_in_schema=False)

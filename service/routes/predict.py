@@ -18,6 +18,7 @@ from service.http.requests import JSON, NPZ, hung_up, read_body
 from service.http.responses import json_rows, predict_json, predict_npz, with_samples
 from service.http.schemas import PredictAnswer, PredictRequest
 from service.observability.records import record_of
+from service.registry.drift import row_hashes
 
 router = APIRouter()
 
@@ -33,7 +34,7 @@ async def post_predict(request: Request) -> Response:
     settings = context.settings
     context.admission.refuse_overload()  # before there is work on it
     begun = time.monotonic()
-    body = await read_body(request, settings.max_body_bytes)
+    body = await read_body(request, settings.max_body_bytes, settings.max_json_bytes)
     envelope, rows = await context.read(request, body, PredictRequest, "inputs", settings.max_rows)
     served = await context.served(envelope)
     num_samples = num_samples_of(envelope, served, settings)
@@ -72,7 +73,7 @@ def _answer(
             rows = with_samples(rows, predicted.samples, batch.prediction.scores)
         answer = predict_json(served, predicted.num_samples, predicted.seed, rows)
     if job.seed is None:  # else a replay
-        served.watch(batch.prediction, predicted.rows)
+        served.watch(batch.prediction, predicted.rows, row_hashes(job.x))
     num_flags = int(np.count_nonzero(flags))
     scores = batch.prediction.scores
     context.metrics.predicted(

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
+import orjson
 from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.report import REPORT, EvaluationReport, evaluation_report
@@ -50,13 +51,18 @@ def report_links(models: Models, name: str, version: str | None) -> dict[str, An
     if found is None:
         return None
     href = f"/models/{quote(name)}/versions/{version}/evidence"
-    return {
+    links = {
         "version": version,
         "created": found.report.get("created"),
         "summary": found.report.get("summary"),
         "href": href,
         "files": {file: f"{href}/{quote(file)}" for file in found.files},
     }
+    try:
+        orjson.dumps(links)
+    except TypeError:  # integers beyond 64 bits, lone surrogates, arrays in arrays: nothing that we wrote
+        return None
+    return links
 
 
 def report_file(models: Models, name: str, version: str, file: str) -> tuple[bytes, str]:

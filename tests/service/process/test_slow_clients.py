@@ -5,14 +5,14 @@ import select
 import httpx
 import pytest
 
-from service.process.connections import MAX_HEAD_BYTES
+from service.process.http1 import MAX_HEAD_BYTES
 from tests.support.process import open_files, settled
 from tests.support.raw import Connection, Ended, request
 
 BODY = b'{"inputs": [[0]]}'
 POST = request("POST", "/predict", BODY)
 HEAD = POST[: -len(BODY)]
-CHUNKED = b"POST /predict HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = b"POST /predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def port_of(url):

@@ -1,0 +1,130 @@
+"""Right answers at the edges: what a client, or a damaged store, can put where nobody expects it."""
+
+import json
+import time
+
+import httpx
+import numpy as np
+import pytest
+from conftest import wait_until
+
+from model_store.artifacts.report import publish_report
+from model_store.conformal.rank_tables import conformal_p_value
+from service.registry.drift import RECENT_ROWS, Drift, row_hashes
+
+ODD_JSON = {
+    "an integer beyond 64 bits": b"1" + b"0" * 40,
+    "a lone surrogate": b'"\\ud800"',
+    "arrays in arrays": b"[" * 400 + b"]" * 400,
+}
+KEY = "a-key-of-the-interface"
+
+
+@pytest.mark.parametrize("value", ODD_JSON.values(), ids=ODD_JSON)
+def test_an_odd_evaluation_report_is_none_and_its_model_is_described(serve, own_store, value):
+    found = publish_report(own_store, "digits", "1", {"created": "now", "summary": {}}, {})
+    path = found.folder / "evidence.json"
+    path.write_bytes(path.read_bytes().replace(b'"summary": {}', b'"summary": {"odd": ' + value + b"}"))
+    assert value in path.read_bytes()
+    with serve(own_store.root) as (url, _):
+        answer = httpx.get(f"{url}/models/digits")
+        assert answer.status_code == 200
+        assert answer.json()["evidence"] is None
+        assert answer.json()["serving"] == "1"
+
+
+@pytest.mark.parametrize("value", ODD_JSON.values(), ids=ODD_JSON)
+def test_a_version_with_an_odd_manifest_is_broken_by_name(serve, own_store, value):
+    path = own_store.root / "digits" / "1" / "manifest.json"
+    content = json.loads(path.read_text())
+    content["quality"]["odd"] = "ODD"
+    path.write_bytes(json.dumps(content).encode().replace(b'"ODD"', value))
+    with serve(own_store.root) as (url, _):
+        answer = httpx.get(f"{url}/models/digits")
+        assert answer.status_code == 200
+        assert "manifest.json" in answer.json()["broken"]["1"]
+
+
+def test_ready_names_models_only_to_those_with_a_key(serve, digits_store):
+    with serve(digits_store, DUBITO_API_KEYS=KEY) as (url, _):
+        assert httpx.get(f"{url}/health/ready").json() == {"status": "ready"}
+        assert httpx.get(f"{url}/health/ready", headers={"X-API-Key": "another-key-altogether"}).json() == {
+            "status": "ready"
+        }
+        named = httpx.get(f"{url}/health/ready", headers={"X-API-Key": KEY}).json()
+        assert named == {"status": "ready", "models": {"digits": "1"}}
+
+
+def test_no_byte_of_a_form_reaches_the_log(serve, digits_store):
+    canary = "canary-in-a-form"
+    with serve(digits_store, DUBITO_LOG_LEVEL="debug") as (url, process):
+        for body in (
+            f"--b{canary}\r\n\r\n",
+            f"{canary}--b\r\n",
+            f"--b\r\nContent-Disposition: {canary}\x00\r\n\r\n",
+            canary,
+        ):
+            headers = {"Content-Type": "multipart/form-data; boundary=b"}
+            assert httpx.post(f"{url}/predict", content=body, headers=headers).status_code == 422
+        process.terminate()
+        log = process.communicate(timeout=60)[1]
+    assert "canary" not in log
+    assert "Did not find" not in log
+    assert "characters after" not in log
+
+
+def test_ids_of_a_form_are_an_array_item_by_item_as_openapi_says_or_as_json(client):
+    def asked(*ids):
+        parts = [("pool", ("a.png", b"no image", "image/png"))] * 2 + [("ids", (None, text)) for text in ids]
+        return client.post("/acquire", files=parts).json()["detail"]
+
+    assert asked("a", "b").startswith("pool.0")  # the ids are right
+    assert asked('["a", "b"]').startswith("pool.0")
+    assert asked("a").startswith("ids: expected one for each of the 2 pool rows, got 1")
+    assert asked("a", "a").startswith("ids: expected different names")
+    assert "once" in asked('["a", "b"]', "c")
+
+
+# Drift
+
+
+def test_rows_that_repeat_count_once_and_raise_no_alarm():
+    ranking, row = np.arange(200.0), np.ones((1, 4), dtype=np.float32)
+    again, once = Drift(ranking), Drift(ranking)
+    for _ in range(500):
+        p_values = conformal_p_value(np.array([190.5]), ranking)
+        again.watch(p_values)
+        once.watch(p_values, row_hashes(row))
+    assert again.report().alarm
+    assert (once.report().alarm, once.report().rows) == (False, 1)
+
+
+def test_rows_that_differ_count_as_before_and_their_memory_is_bounded():
+    generator, ranking = np.random.default_rng(), np.arange(200.0)
+    scores = generator.uniform(150, 200, 3 * RECENT_ROWS)
+    plain, hashed = Drift(ranking), Drift(ranking)
+    for part in np.split(scores, len(scores) // 16):
+        p_values = conformal_p_value(part, ranking)
+        plain.watch(p_values)
+        hashed.watch(p_values, row_hashes(generator.normal(size=(16, 4)).astype(np.float32)))
+    assert plain.report() == hashed.report()
+    assert hashed.report().alarm
+    assert len(hashed._recent) == RECENT_ROWS
+
+
+def test_the_administrator_resets_drift(serve, own_store, digits_rows):
+    admin = {"X-API-Key": "the-key-of-the-administrator"}
+    settings = {"DUBITO_ADMIN_KEY": admin["X-API-Key"]}
+    with serve(own_store.root, **settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        client.post("/predict", json={"inputs": digits_rows[:10].tolist()})
+        drift = lambda: client.get("/models/digits").json()["drift"]  # noqa: E731
+        wait_until(lambda: drift()["rows"] == 10)
+        path = "/admin/models/digits/versions/latest/drift/reset"
+        assert client.post(path).status_code == 401
+        assert client.post(path, headers=admin).json() == {"model": "digits", "version": "1", "reset": True}
+        assert (drift()["rows"], drift()["alarm"], drift()["evidence"]) == (0, False, 0.0)
+        assert client.post(path.replace("latest", "9"), headers=admin).status_code == 404
+        client.post("/predict", json={"inputs": digits_rows[:10].tolist()})
+        begun = time.monotonic()
+        wait_until(lambda: drift()["rows"] == 10)
+        assert time.monotonic() < begun + 10

@@ -1,0 +1,170 @@
+"""One connection, one meaning: no bytes of one request are taken for another's, whoever stands in between."""
+
+import random
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from service.process.http1 import MAX_HEAD_BYTES
+from tests.support.raw import Connection, Ended, request
+
+ROW = b"[" + b",".join([b"8"] * 64) + b"]"
+BODY = b'{"inputs": [' + ROW + b'], "seed": 7}'
+LIVE = request("GET", "/health/live")
+INNER = request("GET", "/smuggled")
+POST = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+UPGRADES = [
+    [("Connection", "Upgrade"), ("Upgrade", "foo")],
+    [("Connection", "upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13")],
+    [("Connection", "Upgrade, HTTP2-Settings"), ("Upgrade", "h2c"), ("HTTP2-Settings", "AAMAAABk")],  # Java, curl
+    [("Connection", "keep-alive, Upgrade"), ("Upgrade", "TLS/1.3, h2c"), ("Upgrade", "foo")],
+]
+
+
+@pytest.fixture
+def connection(client):
+    with Connection(client.base_url.port, timeout_s=10.0) as connection:
+        yield connection
+
+
+def refused(connection, content, status=400):
+    """Assert that content is answered with a refusal, and nothing after it."""
+    connection.send(content)
+    answer = connection.answer()
+    assert (answer.status, answer.closes) == (status, True), content[:200]
+    with pytest.raises(Ended):
+        connection.answer()
+
+
+@pytest.mark.parametrize("headers", UPGRADES, ids=lambda headers: headers[1][1])
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_body_is_read_whatever_upgrade_says_and_none_is_granted(connection, headers, apart):
+    expected = connection.ask(request("POST", "/predict", BODY))
+    assert expected.status == 200
+    for body in (BODY, INNER):
+        whole = request("POST", "/predict", body, headers)
+        connection.send(whole[: -len(body)] if apart else whole)
+        if apart:
+            time.sleep(0.05)
+            connection.send(body)
+        answer = connection.answer()
+        assert answer.status == (200 if body == BODY else 422)
+        assert answer.body == expected.body or body == INNER
+        assert connection.ask(LIVE).body == b'{"status":"live"}'  # and not what INNER asks for
+    assert connection.ask(request("GET", "/health/live", None, headers)).status == 200
+    assert connection.ask(LIVE).status == 200
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\x00\xff\x16\x03", b"garbage\r\n\r\n", b"GET / HTTP/1.1\r\n bad: x\r\n\r\n", b"}" * 50]
+)
+def test_garbage_after_a_request_does_not_take_its_place(connection, garbage):
+    connection.send(request("POST", "/predict", BODY) + garbage)
+    assert connection.answer().status == 200
+    assert connection.answer().status == 400
+    with pytest.raises(Ended):
+        connection.answer()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 300 + b"\r\n",
+        CHUNKED + b"2\r\n{}\r\n0\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
+        CHUNKED + b"2\r\n{}\r\n0\r\nX: " + b"y" * 120_000 + b"\r\n\r\n",
+        CHUNKED + b"1;" + b"e" * 5_000 + b"\r\n{\r\n0\r\n\r\n",
+        CHUNKED + (b"1;" + b"e" * 2_000 + b"\r\n \r\n") * 40,
+    ],
+    ids=lambda content: content[60:100],
+)
+def test_what_comes_beside_bodies_is_bounded_also_in_one_piece(connection, content):
+    assert len(content) > MAX_HEAD_BYTES or content.count(b"A:") > 256 or b";" in content
+    connection.send(content)
+    with pytest.raises(Ended):  # what was still to come may have reset the connection
+        assert connection.answer().status == 431
+        connection.answer()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n",
+        b"Content-Length: 2\r\nContent-Length: 2\r\n",
+        b"Content-Length: 2, 2\r\n",
+        b"Content-Length: +2\r\n",
+        b"Content-Length: 2\r\n\t\r\n",
+        b"Content-Length: 2\r\nX: a\r\n b\r\n",
+        b"Transfer-Encoding: gzip, chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
+        b"Transfer-Encoding: xchunked\r\n",
+        b"Transfer-Encoding : chunked\r\n",
+        b"Transfer-Encoding:\x0bchunked\r\n",
+        b"Content-Length: 2\nX: y\r\n",
+        b"Content-Length: 2\r\nX: a\x00b\r\n",
+        b"Content-Length: 2\r\nX: a\rb\r\n",
+        b"Content-Length: 2\r\nHost: y\r\n",
+        b"Content-\xffLength: 2\r\n",
+    ],
+)
+def test_what_parsers_read_in_different_ways_is_refused(connection, head):
+    refused(connection, POST + head + b"\r\n{}" + LIVE)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",  # no host
+        b"GET / HTTP/1.1\nHost: x\n\n",
+        b"GET /\x0b HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /#a HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET  / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.2\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1 \r\nHost: x\r\n\r\n",
+        b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /predict HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        *(
+            CHUNKED + chunk
+            for chunk in (b"2\n{}\r\n", b"0x2\r\n{}\r\n", b"2 \r\n{}\r\n", b"2\r\n{}0\r\n\r\n", b"-2\r\n")
+        ),
+        CHUNKED + b"0\r\nX y\r\n\r\n",
+        CHUNKED + b"2;a\nb\r\n{}\r\n0\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS, at once and not after a minute
+    ],
+)
+def test_what_is_not_strictly_http_is_refused(connection, content):
+    refused(connection, content)
+
+
+def test_pipelined_requests_are_answered_in_order_however_they_are_cut(connection):
+    expected = [connection.ask(content) for content in (request("POST", "/predict", BODY), LIVE)]
+    chunks = b"".join(b"%x;x=y\r\n%s\r\n" % (len(p), p) for p in (BODY[:7], BODY[7:8], BODY[8:]))
+    one = request("POST", "/predict", BODY) + LIVE + CHUNKED + chunks + b"0\r\nX: y\r\n\r\n" + b"\r\n" + LIVE
+    content = one * 3
+    for seed in range(10):
+        cuts = sorted(random.Random(seed).sample(range(len(content)), 25))
+        for begin, end in zip([0, *cuts], [*cuts, len(content)], strict=True):
+            connection.send(content[begin:end])
+        for _ in range(6):
+            assert [connection.answer().body, connection.answer().body] == [answer.body for answer in expected]
+
+
+def test_a_pipeline_that_came_whole_is_answered_whole_however_long_that_takes(serve, digits_store):
+    body = b'{"inputs": [' + b",".join([ROW] * 500) + b'], "num_samples": 1000}'
+    with ExitStack() as stack:
+        url, _ = stack.enter_context(serve(digits_store, DUBITO_DEADLINE_S="0.5", DUBITO_THREADS="1"))
+        connection = stack.enter_context(Connection(int(url.rpartition(":")[2])))
+        connection.send(request("POST", "/predict", body) * 8 + LIVE)  # their work takes longer than they may
+        assert {connection.answer().status for _ in range(8)} <= {200, 504}
+        assert connection.answer().status == 200
+
+
+def test_no_path_is_answered_with_the_way_to_another_host(connection):
+    for path in ("/models/", "/predict/", "/health/live/", "/docs/"):
+        answer = connection.ask(b"GET " + path.encode() + b" HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+        assert answer.status == 404
+        assert b"location" not in answer.headers
