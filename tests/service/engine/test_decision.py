@@ -58,7 +58,7 @@ def test_a_classification_has_sets_and_a_regression_intervals(of_classes):
     decision = decide(of_classes, options(coverage=0.99))
     assert decision.prediction_set.tolist() == [[True, True]] * 4  # 19 rows cannot tell a coverage of .99
     assert decision.interval is None
-    outputs = np.zeros((2, 1, 2)) + [3.0, math.log(4.0)]
+    outputs = np.tile([3.0, math.log(4.0)], (2, 1, 1))
     scores = mixture_scores(mixture_sums(outputs))
     prediction = Prediction(
         scores, {}, scores, ConformalPValues(P_VALUES[:1], {}), None, rank_tables(np.linspace(0.1, 1.9, 19))
