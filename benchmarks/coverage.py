@@ -7,7 +7,7 @@ BetaBinomial(m, k, n + 1 - k) of m test rows, if no two nonconformities are equa
 nonconformity 0: of a coverage below the accuracy a set is the label alone, and covers more.
 
 Of a classification two other sets stand beside those that are served: least ambiguous ones (all classes of
-probability 1 - q and more, and the label) and randomised adaptive ones (with the label). Its rows are also dealt to
+probability 1 - q and more, and the label) and randomised adaptive ones (with the label). Its rows are also split into
 three equal parts, reference, ranking and test, to count how many are answered at each risk and how often the test
 rows' error is above it.
 """

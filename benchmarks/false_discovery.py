@@ -79,7 +79,7 @@ def main() -> None:
         f"# False discovery rate of requests of ordinary rows: {options.name} version {model.manifest.version}",
         "",
         f"`python -m benchmarks.false_discovery {options.name} --batches {options.batches}`: {len(x)} rows that the "
-        f"model was not fitted on, dealt anew for each batch to {REFERENCE} reference, {RANKING} ranking and the "
+        f"model was not fitted on, split anew for each batch into {REFERENCE} reference, {RANKING} ranking and the "
         f"batch's rows; `fdr` {FDR}. The standard error is {np.sqrt(FDR * (1 - FDR) / options.batches):.4f}.",
         "",
         "| draws | rows of a request | draws shared, as served | draws of their own |",

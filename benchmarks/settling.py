@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
     parser.add_argument("--rows", type=int, default=10_000, help="the first so many test rows")
     parser.add_argument("--splits", type=int, default=100)
-    parser.add_argument("--split-rows", type=int, default=3000, help="that are dealt to the three parts of a split")
+    parser.add_argument("--split-rows", type=int, default=3000, help="that are split into the three parts of a split")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true", help="write docs/results/settling-NAME.{md,png}")
     options = parser.parse_args()
