@@ -78,7 +78,7 @@ def imports_between_rooms(package):
     return graph
 
 
-@pytest.mark.parametrize("package", ["model_store", "training"])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_imports_between_rooms_form_no_circle(package):
     graph = imports_between_rooms(package)
     assert sum(map(len, graph.values())) > 10

@@ -41,6 +41,7 @@ from training.versions import Parent
 
 INITIALISATION_ROWS = 1000
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
+PLOT_INTERVAL_S = 5  # at least between two plots of a run, which take half a second each
 SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
 
 
@@ -97,6 +98,7 @@ class Run:
         self.best: dict[str, Tensor] = {}
         self.lowest: Tensor | None = None  # score of each validation row, at the epoch of the lowest mean
         self.progress = Progress(step=0, best_epoch=-1, history=[], seconds=0.0, token=secrets.token_hex(8))
+        self.plotted = time.monotonic()
         self.resumed = self.checkpoint.exists()
         if self.resumed:
             self._restore()
@@ -213,8 +215,10 @@ class Run:
             self.progress.best_epoch = epoch + 1
         lines = "".join(json.dumps(m) + "\n" for m in history)
         write_atomically(self.folder / "metrics.jsonl", lines.encode())
-        if epoch + 1 == settings.epochs or (epoch + 1) % max(1, settings.epochs // 10) == 0:
+        is_tenth = (epoch + 1) % max(1, settings.epochs // 10) == 0
+        if epoch + 1 == settings.epochs or (is_tenth and time.monotonic() - self.plotted > PLOT_INTERVAL_S):
             plot_run(history, self.folder / "progress.png", self.recipe.name)
+            self.plotted = time.monotonic()
         return metrics
 
     def _is_as_good_as_the_best(self, scores: Tensor) -> bool:
