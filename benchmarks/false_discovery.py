@@ -24,13 +24,13 @@ def scores_by_draw_set(model: Model, x: np.ndarray, num_draws: int) -> DetectorS
     """Return each detector's scores, and the labels, of each row under each draw set."""
     predictions = [model.predict(x, model.runtime.draw(seed, 0, num_draws)) for seed in range(DRAW_SETS)]
     by_name = {name: np.stack([p.detected[name] for p in predictions]) for name in predictions[0].detected}
-    return DetectorScores(by_name, np.stack([labels_of(p.predicted) for p in predictions]))
+    return DetectorScores(by_name, np.stack([labels_of(p.calibrated_scores) for p in predictions]))
 
 
 def any_flagged(
     scores: DetectorScores, manifest: Manifest, batch: int, shared: bool, generator: np.random.Generator
 ) -> bool:
-    """Deal rows to a calibration and a batch, and return whether any of the batch is flagged."""
+    """Split rows into a calibration and a batch, and return whether any of the batch is flagged."""
     rows = generator.permutation(scores.labels.shape[1])
 
     def taken(rows: np.ndarray, shared: bool = False) -> DetectorScores:

@@ -16,15 +16,15 @@ class Prediction:
     """What a model says of N rows: the scores of all their draws, and the flag's p_values.
 
     `detected` holds each detector's score. Detectors of posterior scores look at the first draws, as many as the
-    largest calibrated number or those at which the row stopped (`judged` are their scores), so that p-values,
-    prediction sets and intervals, which are ranks among `ranked`, are exact whatever number was asked for.
+    largest calibrated number or those at which the row stopped (`calibrated_scores` are of these draws), so that
+    p-values, prediction sets and intervals, which are ranks among `rank_tables`, are exact whatever number was asked for.
     """
 
     scores: AnyScores
     detected: dict[str, Float64[np.ndarray, "N"]]
     calibrated_scores: AnyScores
     p_values: ConformalPValues
-    mass_above: Float64[np.ndarray, "N C"] | None  # each class of the judged draws; None in a regression
+    mass_above: Float64[np.ndarray, "N C"] | None  # each class, of the calibrated draws; None in a regression
     rank_tables: RankTables
 
     @classmethod

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from conftest import wait_until
 
 from tests.support.raw import Connection, request
+from tests.support.serving import wait_until
 
 pytestmark = pytest.mark.real
 

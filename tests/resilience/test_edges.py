@@ -6,11 +6,11 @@ import time
 import httpx
 import numpy as np
 import pytest
-from conftest import wait_until
 
 from model_store.artifacts.report import publish_report
 from model_store.conformal.rank_tables import conformal_p_value
 from service.registry.drift import RECENT_ROWS, Drift, row_hashes
+from tests.support.serving import wait_until
 
 ODD_JSON = {
     "an integer beyond 64 bits": b"1" + b"0" * 40,
