@@ -17,7 +17,8 @@ class Prediction:
 
     `detected` holds each detector's score. Detectors of posterior scores look at the first draws, as many as the
     largest calibrated number or those at which the row stopped (`calibrated_scores` are of these draws), so that
-    p-values, prediction sets and intervals, which are ranks among `rank_tables`, are exact whatever number was asked for.
+    p-values, prediction sets and intervals, which are ranks among `rank_tables`, are exact whatever
+    number was asked for.
     """
 
     scores: AnyScores

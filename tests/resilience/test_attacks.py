@@ -72,9 +72,8 @@ def withstand(serve, store, seconds, workers):
         killed = before - children(process.pid)
     latencies.sort()
     print(
-        f"{workers} workers, {seconds} s: at most {largest >> 20} MiB; honest {dict(statuses)}, "
-        f"health {dict(health)}; median {latencies[len(latencies) // 2]:.3f} s, largest {latencies[-1]:.3f} s; "
-        f"{len(killed)} workers replaced",
+        f"{workers} workers, {seconds} s: at most {largest >> 20} MiB; honest {dict(statuses)}, {dict(health)} live,"
+        f" median {latencies[len(latencies) // 2]:.3f} s, most {latencies[-1]:.3f} s; {len(killed)} workers replaced",
         file=sys.stderr,
     )
     assert wrong == []
