@@ -11,9 +11,12 @@ NOT_DOCUMENTED = {"/metrics", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
 
 
 def routes(**settings):
-    """The paths of the application, but for its mounts of files."""
+    """The paths of the application and of the routers in it, but for its mounts of files."""
     app = create_app(Settings(**settings))
-    return {route.path for route in app.routes if hasattr(route, "methods")}
+    in_routers = [
+        route for part in app.routes if hasattr(part, "original_router") for route in part.original_router.routes
+    ]
+    return {route.path for route in (*app.routes, *in_routers) if hasattr(route, "methods")}
 
 
 def test_every_route_is_in_the_openapi_document(client):
