@@ -7,34 +7,28 @@ BetaBinomial(m, k, n + 1 - k) of m test rows, if no two nonconformities are equa
 nonconformity 0: of a coverage below the accuracy a set is the label alone, and covers more.
 
 Of a classification two other sets stand beside those that are served: least ambiguous ones (all classes of
-probability 1 - q and more, and the label) and randomised adaptive ones (with the label). Its rows are also dealt to
+probability 1 - q and more, and the label) and randomised adaptive ones (with the label). Its rows are also split into
 three equal parts, reference, ranking and test, to count how many are answered at each risk and how often the test
 rows' error is above it.
 """
 
-import argparse
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
 
 from benchmarks.flag_rate import fit_p_value
-from benchmarks.model import ROOT
+from benchmarks.options import RESULTS, add_splits, opened, parser_of, unseen_rows
 from model_store.artifacts.manifest import Manifest
-from model_store.artifacts.store import ModelStore
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.sets import class_nonconformity, intervals, mass_above, prediction_sets, quantile
-from model_store.inference.model import NEEDED, Model
+from model_store.inference.model import Model
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
-from training import data as sources
-from training import recipe as recipes
 from training.calibration.calibrate import by_detector, nonconformity
 from training.scoring import served_scores
 
@@ -58,13 +52,9 @@ class HeldOut:
         return len(self.y)
 
 
-def held_out(model: Model, draws: int, root: Path) -> HeldOut:
+def held_out(model: Model, draws: int) -> HeldOut:
     """Score all rows of the model's data that it was not fitted on and that did not choose its checkpoint."""
-    recipe = recipes.Recipe.model_validate(model.manifest.training["recipe"])
-    columns = model.manifest.input.columns
-    splits = sources.split(sources.load(recipe, root, columns), sources.split_sizes(recipe))
-    parts = (splits.reference, splits.ranking, splits.test)
-    rows = sources.Rows(np.concatenate([r.x for r in parts]), np.concatenate([r.y for r in parts]))
+    rows = unseen_rows(model)
     scores, density = served_scores(model.runtime, rows, [draws], seed=1)
     return HeldOut(scores[0], by_detector(scores, density, model.manifest.detectors.density), rows.y)
 
@@ -240,17 +230,11 @@ def class_tables(held: HeldOut, draws: int, splits: int, seed: int, manifest: Ma
 
 def main() -> None:
     """Measure, print tables, and with `--write` keep them with a plot in docs/results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name")
-    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
-    parser.add_argument("--splits", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = parser_of(__doc__, "coverage-NAME.{md,png}")
+    add_splits(parser)
     parser.add_argument("--draws", type=int, nargs="*", help="by default 20 and the model's own number")
-    parser.add_argument("--write", action="store_true", help="write docs/results/coverage-NAME.{md,png}")
     options = parser.parse_args()
-    store = ModelStore(options.store)
-    model = Model.load(store.open(options.name, store.resolve(options.name), wanted=NEEDED))
-    root = Path(os.environ.get("DUBITO_DATA", "data"))
+    model = opened(options)
     lines = [
         f"# Coverage on held-out rows: {options.name} version {model.manifest.version}",
         "",
@@ -264,7 +248,7 @@ def main() -> None:
     shape = (len(all_draws), len(COVERAGES))
     figure, axes = plt.subplots(*shape, figsize=(12, 2.8 * shape[0]), layout="constrained", squeeze=False)
     for row, draws in enumerate(all_draws):
-        held = held_out(model, draws, root)
+        held = held_out(model, draws)
         lines += coverage_table(held, draws, axes[row], options.splits, options.seed)
     axes[0][0].legend()
     if model.manifest.task == "classification":
@@ -272,7 +256,7 @@ def main() -> None:
     text = "\n".join(lines) + "\n"
     print(text)
     if options.write:
-        target = ROOT / "docs" / "results" / f"coverage-{options.name}"
+        target = RESULTS / f"coverage-{options.name}"
         target.with_suffix(".md").write_text(text)
         figure.savefig(target.with_suffix(".png"), dpi=100)
 

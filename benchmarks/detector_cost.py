@@ -4,9 +4,7 @@
 detectors cut off, and a flag that goes by entropy alone, against the whole, in alternating rounds.
 """
 
-import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -19,7 +17,7 @@ import onnx
 from onnx import helper, numpy_helper
 from safetensors.numpy import save
 
-from benchmarks.model import ROOT
+from benchmarks.options import RESULTS, parser_of
 from benchmarks.predict import Client, server
 from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
@@ -135,15 +133,12 @@ def line(times: list[tuple[float, float]]) -> str:
 
 def main() -> None:
     """Measure, print, and with `--write` keep it in docs/results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name")
-    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
-    parser.add_argument("--write", action="store_true", help="write docs/results/detector-cost-NAME.md")
+    parser = parser_of(__doc__, "detector-cost-NAME.md")
     options = parser.parse_args()
     text = measure(ModelStore(options.store), options.name)
     print(text)
     if options.write:
-        (ROOT / "docs" / "results" / f"detector-cost-{options.name}.md").write_text(text)
+        (RESULTS / f"detector-cost-{options.name}.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ against the other half of each detector alone, of the flag without each, and of 
 predictor.
 """
 
-import argparse
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks.model import ROOT
+from benchmarks.options import RESULTS, data_root, parser_of
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.inference.model import NEEDED, Model
@@ -65,12 +63,9 @@ def surrogates(x: np.ndarray, y: np.ndarray, low: float, high: float, seed: int)
 
 def main() -> None:
     """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name")
-    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("DUBITO_DATA", "data")))
+    parser = parser_of(__doc__, "detectors-NAME.{md,png}")
+    parser.add_argument("--data", type=Path, default=data_root())
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="write docs/results/detectors-NAME.{md,png}")
     options = parser.parse_args()
     store = ModelStore(options.store)
     parent = open_parent(store, options.name, "name")
@@ -130,7 +125,7 @@ def main() -> None:
     ]
     print("\n".join(lines))
     if options.write:
-        path = ROOT / "docs" / "results" / f"detectors-{options.name}.md"
+        path = RESULTS / f"detectors-{options.name}.md"
         path.write_text("\n".join([*lines, f"![AUROC](detectors-{options.name}.png)", ""]))
         figure, axis = plt.subplots(figsize=(11, 0.36 * len(table) + 2.6), layout="constrained")
         picture = axis.imshow(np.array(list(table.values())), vmin=50, vmax=100, cmap="viridis", aspect="auto")

@@ -4,13 +4,10 @@
 each detector alone and of the flag without each, on each set and under each attack, as mean and standard deviation.
 """
 
-import argparse
-import os
 import statistics
-from pathlib import Path
 from typing import Any
 
-from benchmarks.model import ROOT
+from benchmarks.options import RESULTS, parser_of
 from model_store.artifacts.report import evaluation_report
 from model_store.artifacts.store import ModelStore
 
@@ -38,10 +35,7 @@ def detection(reports: list[dict[str, Any]], kind: str) -> list[str]:
 
 def main() -> None:
     """Print the tables, and with `--write` keep them, with the newest version's plots, in docs/results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name")
-    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
-    parser.add_argument("--write", action="store_true", help="write docs/results/evidence-NAME.md and its plots")
+    parser = parser_of(__doc__, "evidence-NAME.md and its plots")
     options = parser.parse_args()
     store = ModelStore(options.store)
     found = [evaluation_report(store, options.name, version) for version in store.versions(options.name)]
@@ -74,7 +68,7 @@ def main() -> None:
         lines += detection(reports, "attacks")
     print("\n".join(lines))
     if options.write:
-        path = ROOT / "docs" / "results" / f"evidence-{options.name}.md"
+        path = RESULTS / f"evidence-{options.name}.md"
         for file in (file for file in newest[-1].files if file.endswith(".png")):
             picture = path.with_name(f"{path.stem}-{file}")
             picture.write_bytes(newest[-1].read(file))

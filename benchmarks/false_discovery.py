@@ -6,21 +6,14 @@ request is served, and with one for each row, as calibration rows are scored. Wh
 discovery rate is the probability that any is flagged.
 """
 
-import argparse
-import os
-from pathlib import Path
-
 import numpy as np
 
-from benchmarks.model import ROOT
+from benchmarks.options import RESULTS, opened, parser_of, unseen_rows
 from model_store.artifacts.manifest import Manifest
-from model_store.artifacts.store import ModelStore
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.false_discovery import benjamini_hochberg
-from model_store.inference.model import NEEDED, Model
+from model_store.inference.model import Model
 from model_store.scores.tasks import labels_of
-from training import data as sources
-from training import recipe as recipes
 
 DRAW_SETS = 100
 FDR = 0.1
@@ -62,24 +55,17 @@ def any_flagged(
 
 def main() -> None:
     """Measure, print a table, and with `--write` keep it in docs/results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name")
-    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
+    parser = parser_of(__doc__, "false-discovery-NAME.md")
     parser.add_argument("--batches", type=int, default=8000)
-    parser.add_argument("--write", action="store_true", help="write docs/results/false-discovery-NAME.md")
     options = parser.parse_args()
-    store = ModelStore(options.store)
-    model = Model.load(store.open(options.name, store.resolve(options.name), wanted=NEEDED))
-    recipe = recipes.Recipe.model_validate(model.manifest.training["recipe"])
-    root = Path(os.environ.get("DUBITO_DATA", "data"))
-    splits = sources.split(sources.load(recipe, root), sources.split_sizes(recipe))
-    x = np.concatenate([splits.reference.x, splits.ranking.x, splits.test.x]).astype(np.float32)
+    model = opened(options)
+    x = unseen_rows(model).x.astype(np.float32)
     generator = np.random.default_rng(0)
     lines = [
         f"# False discovery rate of requests of ordinary rows: {options.name} version {model.manifest.version}",
         "",
         f"`python -m benchmarks.false_discovery {options.name} --batches {options.batches}`: {len(x)} rows that the "
-        f"model was not fitted on, dealt anew for each batch to {REFERENCE} reference, {RANKING} ranking and the "
+        f"model was not fitted on, split anew for each batch into {REFERENCE} reference, {RANKING} ranking and the "
         f"batch's rows; `fdr` {FDR}. The standard error is {np.sqrt(FDR * (1 - FDR) / options.batches):.4f}.",
         "",
         "| draws | rows of a request | draws shared, as served | draws of their own |",
@@ -98,7 +84,7 @@ def main() -> None:
     text = "\n".join(lines) + "\n"
     print(text)
     if options.write:
-        (ROOT / "docs" / "results" / f"false-discovery-{options.name}.md").write_text(text)
+        (RESULTS / f"false-discovery-{options.name}.md").write_text(text)
 
 
 if __name__ == "__main__":

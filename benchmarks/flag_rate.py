@@ -6,21 +6,14 @@ code that publication uses, and counts how many test rows the flag fires on. For
 beta-binomial: with n ranking rows and k = floor(fpr (n + 1)), it is BetaBinomial(m, k, n + 1 - k) of m test rows.
 """
 
-import argparse
-import os
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
 
-from benchmarks.model import ROOT
+from benchmarks.options import RESULTS, add_splits, opened, parser_of, unseen_rows
 from model_store.artifacts.manifest import Manifest
-from model_store.artifacts.store import ModelStore
 from model_store.conformal.calibration import Calibration, DetectorScores
-from model_store.inference.model import NEEDED, Model
-from training import data as sources
-from training import recipe as recipes
+from model_store.inference.model import Model
 from training.calibration.calibrate import by_detector
 from training.scoring import served_scores
 
@@ -30,12 +23,9 @@ RATES = (0.01, 0.05, 0.2)
 REQUEST_ROWS = (1, 16)
 
 
-def held_out_scores(model: Model, draws: int, root: Path) -> list[DetectorScores]:
+def held_out_scores(model: Model, draws: int) -> list[DetectorScores]:
     """Return each detector's score of all rows that the model was not fitted on, in requests of `REQUEST_ROWS`."""
-    recipe = recipes.Recipe.model_validate(model.manifest.training["recipe"])
-    splits = sources.split(sources.load(recipe, root), sources.split_sizes(recipe))
-    held_out = (splits.reference, splits.ranking, splits.test)
-    rows = sources.Rows(np.concatenate([r.x for r in held_out]), np.concatenate([r.y for r in held_out]))
+    rows = unseen_rows(model)
     rows = rows.take(np.random.default_rng(0).permutation(len(rows)))  # who shares draws is chance
     names = model.manifest.detectors.density
     return [by_detector(*served_scores(model.runtime, rows, [draws], share, share), names) for share in REQUEST_ROWS]
@@ -83,17 +73,11 @@ def fit_p_value(counts: np.ndarray, law: stats.rv_discrete) -> float:
 
 def main() -> None:
     """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name")
-    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
-    parser.add_argument("--splits", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = parser_of(__doc__, "flag-rate-NAME.{md,png}")
+    add_splits(parser)
     parser.add_argument("--draws", type=int, nargs="*", help="by default the model's own number and 20")
-    parser.add_argument("--write", action="store_true", help="write docs/results/flag-rate-NAME.{md,png}")
     options = parser.parse_args()
-    store = ModelStore(options.store)
-    model = Model.load(store.open(options.name, store.resolve(options.name), wanted=NEEDED))
-    root = Path(os.environ.get("DUBITO_DATA", "data"))
+    model = opened(options)
     lines = [
         f"# The flag's rate on held-out rows: {options.name} version {model.manifest.version}",
         "",
@@ -110,7 +94,7 @@ def main() -> None:
     figure, axes = plt.subplots(
         len(cases), len(RATES), figsize=(12, 2.8 * len(cases)), layout="constrained", squeeze=False
     )
-    scored = {draws: held_out_scores(model, draws, root) for draws in all_draws}
+    scored = {draws: held_out_scores(model, draws) for draws in all_draws}
     for row, (draws, share) in enumerate(cases):
         served = scored[draws][REQUEST_ROWS.index(share)]
         counts, n, m = counts_over_splits(scored[draws][0], served, model.manifest, options.splits, options.seed)
@@ -129,7 +113,7 @@ def main() -> None:
     text = "\n".join(lines) + "\n"
     print(text)
     if options.write:
-        target = ROOT / "docs" / "results" / f"flag-rate-{options.name}"
+        target = RESULTS / f"flag-rate-{options.name}"
         target.with_suffix(".md").write_text(text)
         figure.savefig(target.with_suffix(".png"), dpi=100)
 

@@ -7,14 +7,12 @@ reads the manifests of the store's models whose names begin with `mnist` and tab
 published. Several seeds of a recipe are summed up by their mean and standard deviation.
 """
 
-import argparse
-import os
 import statistics
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from benchmarks.model import ROOT
+from benchmarks.options import RESULTS, parser_of
 from benchmarks.quality import comparable
 from model_store.artifacts.store import ModelStore
 
@@ -33,9 +31,7 @@ PAPERS = {
 
 def main() -> None:
     """Print the table, and with `--write` keep it with a plot in docs/results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
-    parser.add_argument("--write", action="store_true", help="write docs/results/methods-mnist.{md,png}")
+    parser = parser_of(__doc__, "methods-mnist.{md,png}", name=None)
     options = parser.parse_args()
     store = ModelStore(options.store)
     lines = [
@@ -67,8 +63,8 @@ def main() -> None:
     text = "\n".join(lines) + "\n"
     print(text)
     if options.write:
-        (ROOT / "docs" / "results" / "methods-mnist.md").write_text(text)
-        plot(errors, ROOT / "docs" / "results" / "methods-mnist.png")
+        (RESULTS / "methods-mnist.md").write_text(text)
+        plot(errors, RESULTS / "methods-mnist.png")
 
 
 def plot(errors: dict[str, list[float]], path: Path) -> None:

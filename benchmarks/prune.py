@@ -8,8 +8,6 @@ process, the whole model's taken in turns with the pruned one's. With `--write` 
 docs/results/prune-NAME.{md,png}.
 """
 
-import argparse
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -17,7 +15,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks.model import ROOT
+from benchmarks.options import RESULTS, data_root, parser_of
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import ModelStore
 from training.nn.pruning import is_weight, signal_to_noise
@@ -77,16 +75,14 @@ def plot(ratio: np.ndarray, pruned: list[Manifest], path: Path, title: str) -> N
 
 def main() -> None:
     """Prune, print the table, and with `--write` keep it with a plot in docs/results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "prune-NAME.{md,png}", name=None)
     parser.add_argument("model", metavar="NAME[:VERSION]")
     parser.add_argument("--data", metavar="SRC")
     parser.add_argument("--fractions", type=float, nargs="+", default=FRACTIONS)
-    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
-    parser.add_argument("--write", action="store_true", help="write docs/results/prune-NAME.{md,png}")
     options = parser.parse_args()
     parent = open_parent(ModelStore(options.store), options.model, "model")
     name, version = parent.manifest.name, parent.manifest.version
-    data = fitted_data(parent, Path(os.environ.get("DUBITO_DATA", "data")), options.data)
+    data = fitted_data(parent, data_root(), options.data)
     model = parent.model()
     ratio = signal_to_noise(model)[is_weight(model)].numpy()
     with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +112,7 @@ def main() -> None:
     )
     print(text)
     if options.write:
-        target = ROOT / "docs" / "results" / f"prune-{name}"
+        target = RESULTS / f"prune-{name}"
         target.with_suffix(".md").write_text(text)
         plot(ratio, pruned, target.with_suffix(".png"), name)
 

@@ -4,14 +4,12 @@
 measured when it was published, with mean and standard deviation over versions of the same recipe but for the seed.
 """
 
-import argparse
-import os
 import statistics
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from benchmarks.model import ROOT
+from benchmarks.options import RESULTS, parser_of
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import ModelStore
 
@@ -30,10 +28,7 @@ def comparable(manifests: list[Manifest]) -> list[Manifest]:
 
 def main() -> None:
     """Print the table, and with `--write` keep it with a plot in docs/results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name")
-    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
-    parser.add_argument("--write", action="store_true", help="write docs/results/quality-NAME.{md,png}")
+    parser = parser_of(__doc__, "quality-NAME.{md,png}")
     options = parser.parse_args()
     store = ModelStore(options.store)
     manifests = comparable([store.manifest(options.name, version) for version in store.versions(options.name)])
@@ -61,7 +56,7 @@ def main() -> None:
     text = "\n".join(lines) + "\n"
     print(text)
     if options.write:
-        target = ROOT / "docs" / "results" / f"quality-{options.name}"
+        target = RESULTS / f"quality-{options.name}"
         target.with_suffix(".md").write_text(text)
         plot(rows, seeds, target.with_suffix(".png"), options.name)
 

@@ -8,29 +8,23 @@ default number of draws, the largest calibrated. Over random splits of the test 
 rows the number of flagged rows under the rule is compared with its law, as in `benchmarks.flag_rate`.
 """
 
-import argparse
-import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from scipy import stats
 
-from benchmarks.model import ROOT
-from model_store.artifacts.store import ModelStore
+from benchmarks.options import RESULTS, add_splits, opened, parser_of, splits_of
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.detectors import flag_statistic
 from model_store.conformal.stopping import StoppingRule
 from model_store.inference.draws import SharedDraws
-from model_store.inference.model import NEEDED, Model, detector_scores
+from model_store.inference.model import Model, detector_scores
 from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import DrawSet
 from model_store.scores.tasks import labels_of
-from training import data as sources
-from training import recipe as recipes
 from training.calibration.calibrate import by_detector
 from training.data import Rows
 from training.scoring import scores_and_spreads, served_scores
@@ -129,20 +123,13 @@ def time_ratios(model: Model, x: np.ndarray, rule: StoppingRule) -> np.ndarray:
 
 def main() -> None:
     """Measure, print, and with `--write` keep it in docs/results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name")
-    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
+    parser = parser_of(__doc__, "settling-NAME.{md,png}")
     parser.add_argument("--rows", type=int, default=10_000, help="the first so many test rows")
-    parser.add_argument("--splits", type=int, default=100)
-    parser.add_argument("--split-rows", type=int, default=3000, help="that are dealt to the three parts of a split")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="write docs/results/settling-NAME.{md,png}")
+    add_splits(parser, 100)
+    parser.add_argument("--split-rows", type=int, default=3000, help="that are split into the three parts of a split")
     options = parser.parse_args()
-    store = ModelStore(options.store)
-    model = Model.load(store.open(options.name, store.resolve(options.name), wanted=NEEDED))
-    recipe = recipes.Recipe.model_validate(model.manifest.training["recipe"])
-    root = Path(os.environ.get("DUBITO_DATA", "data"))
-    test = sources.split(sources.load(recipe, root), sources.split_sizes(recipe)).test
+    model = opened(options)
+    test = splits_of(model).test
     test = test.take(np.arange(min(options.rows, len(test))))
     counts = model.calibration.draw_counts.tolist()
     scores, density, spreads = scores_and_spreads(model.runtime, test, counts, options.seed, SHARE)
@@ -216,7 +203,7 @@ def main() -> None:
         right.plot(grid, law.pmf(grid), "k-", label="beta-binomial")
         right.set(xlabel=f"rows flagged of {new}, settle {SHOWN}")
         right.legend()
-        target = ROOT / "docs" / "results" / f"settling-{options.name}"
+        target = RESULTS / f"settling-{options.name}"
         target.with_suffix(".md").write_text(text)
         figure.savefig(target.with_suffix(".png"), dpi=100)
 

@@ -24,6 +24,7 @@ from model_store.scores.classification import Scores, taken
 from model_store.scores.tasks import PREDICTIVES, AnyScores, Predictive
 
 CALIBRATION_FILE = "calibration.safetensors"
+LARGEST = float(np.finfo(np.float32).max)
 NEEDED = (*GRAPHS, CALIBRATION_FILE)
 
 
@@ -175,5 +176,10 @@ class Model:
 def detector_scores(
     scores: AnyScores, density: Float32[np.ndarray, "N M"], names: tuple[str, ...]
 ) -> dict[str, Float64[np.ndarray, "N"]]:
-    """Return every detector's score by name: the posterior scores, then the density scores of the graph."""
+    """Return every detector's score by name: the posterior scores, then the density scores of the graph.
+
+    A density score beyond float32's range, or one that is not a number, is as unlike the data as can be.
+    """
+    if not np.isfinite(density).all():
+        density = np.nan_to_num(density, nan=LARGEST, posinf=LARGEST, neginf=-LARGEST)
     return {**scores.by_name(), **dict(zip(names, density.T.astype(np.float64), strict=True))}

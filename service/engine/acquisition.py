@@ -10,6 +10,7 @@ from jaxtyping import Float64, Int64, UInt64
 from model_store.errors import InvalidInput
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
+from service.engine.decision import check_computed
 
 RANDOM = "random"
 ACQUISITIONS: dict[Task, tuple[str, ...]] = {
@@ -43,10 +44,15 @@ def random_scores(hashes: UInt64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
 
 
 def ranking(scores: Float64[np.ndarray, "N"] | None, ids: Sequence[str], seed: int, k: int) -> list[dict[str, Any]]:
-    """Return the k rows most worth a label as /acquire answers them; without scores they are random."""
+    """Return the k rows most worth a label as /acquire answers them; without scores they are random.
+
+    Raises:
+        InvalidInput: naming a row that the model cannot score.
+    """
     hashes = id_hashes(ids, seed)
     if scores is None:
         scores = random_scores(hashes)
+    check_computed(scores, "pool")
     return [
         {"rank": rank, "index": i, "id": ids[i], "score": float(scores[i])}
         for rank, i in enumerate(top(scores, hashes, k).tolist(), start=1)

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float64
 
 from model_store.conformal.false_discovery import benjamini_hochberg
 from model_store.conformal.stopping import StoppingRule
+from model_store.errors import InvalidInput
 from model_store.inference.prediction import Prediction
 
 
@@ -33,6 +34,16 @@ class Decision:
     prediction_set: Bool[np.ndarray, "N C"] | None  # None in a regression
     interval: Float64[np.ndarray, "N 2"] | None  # None in a classification
     abstain: Bool[np.ndarray, "N"] | None  # None where no risk is in force
+
+
+def check_computed(scores: Float64[np.ndarray, "N"], field: str) -> None:
+    """Raise InvalidInput for the first row whose score is not a number: its inputs are too large to compute with."""
+    computed = np.isfinite(scores)
+    if not computed.all():
+        n = int(np.argmin(computed))
+        raise InvalidInput(
+            f"{field}.{n}", "numbers that the model can compute with", "some whose result is not finite"
+        )
 
 
 def decide(prediction: Prediction, options: DecisionOptions) -> Decision:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from model_store.inference.prediction import Prediction
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS
-from service.engine.decision import Decision, DecisionOptions, decide
+from service.engine.decision import Decision, DecisionOptions, check_computed, decide
 from service.engine.jobs import Job, Predicted
 from service.http.openapi import ERRORS, request_body
 from service.http.options import decision_options, num_samples_of, refuse_too_many_samples
@@ -57,8 +57,14 @@ async def post_predict(request: Request) -> Response:
 def _answer(
     context: Context, job: Job, predicted: Predicted, options: DecisionOptions, as_arrays: bool
 ) -> tuple[bytes, int]:
-    """Return the answer and how many rows are flagged, and note both where live rows are watched and counted."""
-    served, batch = job.served, predicted.batch
+    """Return the answer and how many rows are flagged, and note both where live rows are watched and counted.
+
+    Raises:
+        InvalidInput: naming a row that the model cannot predict.
+    """
+    served, batch, scores = job.served, predicted.batch, predicted.batch.prediction.scores
+    overall = scores.by_name()[scores.overall][predicted.rows]
+    check_computed(overall, "inputs")
     if as_arrays:
         decision = decide(predicted.prediction, options)
         flags, answer = decision.flag, predict_npz(served, predicted, decision)
@@ -70,15 +76,12 @@ def _answer(
             decision, rows = _decided(job, options, predicted.prediction)
             flags = decision.flag
         if predicted.samples is not None:
-            rows = with_samples(rows, predicted.samples, batch.prediction.scores)
+            rows = with_samples(rows, predicted.samples, scores)
         answer = predict_json(served, predicted.num_samples, predicted.seed, rows)
     if job.seed is None:  # else a replay
         served.watch(batch.prediction, predicted.rows, row_hashes(job.x))
     num_flags = int(np.count_nonzero(flags))
-    scores = batch.prediction.scores
-    context.metrics.predicted(
-        served.key, scores.overall, scores.by_name()[scores.overall][predicted.rows], job.num_samples, num_flags
-    )
+    context.metrics.predicted(served.key, scores.overall, overall, job.num_samples, num_flags)
     return answer, num_flags
 
 

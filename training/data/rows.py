@@ -16,7 +16,7 @@ MAX_CLASSES = 1000
 MAX_SHOWN = 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rows:
     """Inputs, one row each, in the units of the source, and their class numbers or targets.
 
@@ -35,7 +35,7 @@ class Rows:
         return Rows(self.x[index], self.y[index])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """A data set. Rows are flat; `shape` is an input's own shape. Without `classes` it is of regression.
 
@@ -73,7 +73,7 @@ class Dataset:
         return digest.hexdigest()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Splits:
     """What each row of a data set is used for. No row is in two."""
 
@@ -93,7 +93,7 @@ class SplitSizes:
     ranking_rows: int
     seed: int
 
-    def deal(self, rows: int) -> list[Int64[np.ndarray, "M"]]:
+    def split(self, rows: int) -> list[Int64[np.ndarray, "M"]]:
         """Return the numbers of the validation, reference, ranking and, last, the remaining training rows.
 
         Raises:
@@ -116,7 +116,7 @@ def split(data: Dataset, sizes: SplitSizes) -> Splits:
         InvalidInput: if fewer than half of the rows would be left for training, a class has none left, or all
             training targets are the same.
     """
-    validation, reference, ranking, train = (data.train.take(part) for part in sizes.deal(len(data.train)))
+    validation, reference, ranking, train = (data.train.take(part) for part in sizes.split(len(data.train)))
     absent = sorted(set(range(len(data.classes))) - set(train.y.tolist()))
     if absent:
         shown = [data.classes[c] for c in absent[:MAX_SHOWN]]

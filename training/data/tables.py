@@ -24,7 +24,7 @@ MAX_CATEGORIES = 256
 BOOLEANS = {"true", "false"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
     """Columns by name, without the target: numbers (NaN where missing) or categories (None where missing)."""
 
@@ -185,7 +185,7 @@ def _encoded(
         differing = sorted(names ^ set(table.columns))
         expected = f"the columns {sorted(names)[:20]} and no others (`ignored` in data.columns leaves one out)"
         raise InvalidInput("data.source", expected, f"a difference in {differing[:20]}")
-    columns = known or fit_columns(table.take(train[sizes.deal(len(train))[-1]]))
+    columns = known or fit_columns(table.take(train[sizes.split(len(train))[-1]]))
     x, x_test = (encode(columns, table.take(index).columns) for index in (train, test))
     for part in (x, x_test):
         if not np.isfinite(part).all():

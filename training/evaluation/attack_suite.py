@@ -11,6 +11,7 @@ from jaxtyping import Float32
 from model_store.inference.noise import MAX_SEED
 from training.data import Rows
 from training.evaluation.attacks import AttackDraws, Attacked, Statistic, fgsm, pgd, quiet_pgd, towards
+from training.evaluation.records import AttackFacts
 from training.seeds import EvaluationStream, hash_key
 
 STEPS = (0.05, 0.1, 0.2, 0.3, 0.5)
@@ -22,12 +23,12 @@ TARGET = 0
 COUNT = len(FGSM_DRAWS) * len(STEPS) + 1 + 2 * len(RADII)  # of all attacks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttackedRows:
     """Rows after an attack: its name, what it did, and for each row its place among the test rows."""
 
     name: str
-    facts: dict[str, Any]
+    facts: AttackFacts
     x: Float32[np.ndarray, "N I"]
     index: np.ndarray
 
@@ -43,21 +44,25 @@ def attacks(attacked: Attacked, rows: Rows, statistic: Statistic | None, seed: i
     for count in FGSM_DRAWS:
         moved = fgsm(attacked, x, y, list(STEPS), AttackDraws(count, fixed_seed))
         for step, one in zip(STEPS, moved, strict=True):
-            facts = {"attack": "fgsm", "step": step, "draws": count}
+            facts = AttackFacts(attack="fgsm", step=step, draws=count)
             yield AttackedRows(f"fgsm-{step:g}-of-{count}-draws", facts, one.numpy(), everything)
     draws = AttackDraws(ITERATED_DRAWS, fresh_seed, fresh=True)
-    iterated = {"draws": ITERATED_DRAWS, "fresh": True, "iterations": ITERATIONS}
     others = np.flatnonzero(rows.y != TARGET)
     if len(others):
         target = torch.full((len(others),), TARGET)
         moved = towards(attacked, x[others], target, ITERATIONS, draws)
-        facts = {"attack": "towards", "class": TARGET, "step": 0.01, **iterated}
+        facts = _iterated("towards", target=TARGET, step=0.01)
         yield AttackedRows("towards-first-class", facts, moved.numpy(), others)
     for radius in RADII:
         moved = pgd(attacked, x, y, radius, ITERATIONS, draws, start_seed)
-        facts = {"attack": "pgd", "radius": radius, **iterated}
+        facts = _iterated("pgd", radius=radius)
         yield AttackedRows(f"pgd-{radius:g}", facts, moved.numpy(), everything)
         if statistic is not None:
             moved = quiet_pgd(attacked, x, y, radius, ITERATIONS, draws, statistic, start_seed)
-            facts = {"attack": "quiet_pgd", "radius": radius, **iterated}
+            facts = _iterated("quiet_pgd", radius=radius)
             yield AttackedRows(f"quiet-pgd-{radius:g}", facts, moved.numpy(), everything)
+
+
+def _iterated(attack: str, **taken: Any) -> AttackFacts:
+    """Return what an attack of many steps did."""
+    return AttackFacts(attack=attack, **taken, draws=ITERATED_DRAWS, fresh=True, iterations=ITERATIONS)

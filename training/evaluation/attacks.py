@@ -34,6 +34,7 @@ CHUNK_ROW_DRAWS = 8192  # rows x draws in one pass
 STEP_OF_RADIUS = 2.5  # the steps of all iterations together, in radii, as Madry et al. take them
 LOST_BY = 1.5  # nats by which another class leads before a row counts as having lost its label
 
+Gradient = Callable[[Tensor, int], Tensor]  # of a place and the number of the step
 Statistic = Callable[[Float[Tensor, "K N C"], Float[Tensor, "N M"]], Float[Tensor, "N"]]
 
 
@@ -46,7 +47,7 @@ class AttackDraws:
     fresh: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Attacked:
     """A fitted classifier as an attacker has it: gradients and all, and the range that rows are clipped to."""
 
@@ -95,10 +96,10 @@ def towards(
     step: float = 0.01,
 ) -> Float[Tensor, "N I"]:
     """Return the rows after steps that each raise the probability of their target class."""
-    for i in range(iterations):
-        gradient = _gradient(attacked, x, target, attacked.theta(draws, i))
-        x = attacked.clip(x - step * attacked.span * gradient.sign())
-    return x
+    size = -step * attacked.span
+    return _climb(
+        x, iterations, size, attacked.clip, lambda x, i: _gradient(attacked, x, target, attacked.theta(draws, i))
+    )
 
 
 def pgd(
@@ -112,11 +113,10 @@ def pgd(
 ) -> Float[Tensor, "N I"]:
     """Return rows of high loss within `radius` of x in the maximum norm."""
     ball = _Ball(attacked, x, radius)
-    moved = ball.start(start_seed)
-    for i in range(iterations):
-        gradient = _gradient(attacked, moved, y, attacked.theta(draws, i))
-        moved = ball.project(moved + ball.step(iterations) * gradient.sign())
-    return moved
+    start, size = ball.start(start_seed), ball.step(iterations)
+    return _climb(
+        start, iterations, size, ball.project, lambda x, i: _gradient(attacked, x, y, attacked.theta(draws, i))
+    )
 
 
 def quiet_pgd(
@@ -139,25 +139,55 @@ def quiet_pgd(
             the data; differentiable.
     """
     ball = _Ball(attacked, x, radius)
-    moved = ball.start(start_seed)
-    best, lowest = moved, torch.full((len(x),), torch.inf)
-    for i in range(iterations + 1):
-        theta = attacked.theta(draws, i)
+    start, size = ball.start(start_seed), -ball.step(iterations)
+    quietest = _Quietest(attacked, y, draws, statistic, start, torch.full((len(x),), torch.inf))
+    _climb(start, iterations + 1, size, ball.project, quietest.gradient)  # the last step is not looked at
+    return quietest.best
+
+
+def _climb(x: Tensor, steps: int, size: float, project: Callable[[Tensor], Tensor], gradient: Gradient) -> Tensor:
+    """Return where steps along a gradient's sign lead, each of a size (less than 0: downhill) and then projected."""
+    for i in range(steps):
+        x = project(x + size * gradient(x, i).sign())
+    return x
+
+
+def _of_loss(attacked: Attacked, y: Tensor, draws: AttackDraws) -> Gradient:
+    """Return the gradient of the cross entropy, at each step under that step's draws."""
+    return lambda x, i: _gradient(attacked, x, y, attacked.theta(draws, i))
+
+
+@dataclass(eq=False)
+class _Quietest:
+    """What an attacker who keeps the detectors quiet walks down, and the best places that it has come by.
+
+    A place is better if the label is lost there and the statistic is lower than wherever it was lost before; until it
+    is lost, the last place is the best.
+    """
+
+    attacked: Attacked
+    y: Tensor
+    draws: AttackDraws
+    statistic: Statistic
+    best: Tensor
+    lowest: Tensor  # the statistic at the best places, infinite where the label was never lost
+
+    def gradient(self, x: Tensor, i: int) -> Tensor:
+        """Return the margin's gradient where a row has its label, the statistic's where it has lost it."""
+        theta = self.attacked.theta(self.draws, i)
         parts = [
-            _label_and_statistic(attacked, rows, labels, theta, statistic)
-            for rows, labels in zip(_chunks(moved, theta), _chunks(y, theta), strict=True)
+            _label_and_statistic(self.attacked, rows, labels, theta, self.statistic)
+            for rows, labels in zip(_chunks(x, theta), _chunks(self.y, theta), strict=True)
         ]
         margin, quiet, to_label, to_quiet = (torch.cat(values) for values in zip(*parts, strict=True))
         lost = margin <= -LOST_BY
-        better = (lost & (quiet < lowest)) | (torch.isinf(lowest) & ~lost)
-        best = torch.where(better[:, None], moved, best)
-        lowest = torch.where(lost, torch.minimum(lowest, quiet), lowest)
-        gradient = torch.where(lost[:, None], to_quiet, to_label)
-        moved = ball.project(moved - ball.step(iterations) * gradient.sign())
-    return best
+        better = (lost & (quiet < self.lowest)) | (torch.isinf(self.lowest) & ~lost)
+        self.best = torch.where(better[:, None], x, self.best)
+        self.lowest = torch.where(lost, torch.minimum(self.lowest, quiet), self.lowest)
+        return torch.where(lost[:, None], to_quiet, to_label)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Ball:
     """What is within a radius of rows, and in the range."""
 

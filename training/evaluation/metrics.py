@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from model_store.scores.classification import Scores
 from model_store.scores.regression import MixtureScores
+from training.evaluation.records import Bin, Detection
 from training.scoring import log_probability
 
 DETECTION_RATE = 0.95
@@ -116,18 +117,18 @@ def area_under_risk_coverage(score: Float64[np.ndarray, "N"], loss: Float64[np.n
     return float(risks.mean())
 
 
-def detection(positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]) -> dict[str, float]:
+def detection(positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]) -> Detection:
     """Return all measures of how well a score detects positive rows.
 
     `pr_plus` has the positive rows as positives, `pr_minus` the negative ones, with the score turned round; the base
     rate of the first is P / (P + N).
     """
-    return {
-        "auroc": auroc(positive, negative),
-        "pr_plus": average_precision(positive, negative),
-        "pr_minus": average_precision(-negative, -positive),
-        "fpr_at_95": false_positive_rate(positive, negative),
-    }
+    return Detection(
+        auroc=auroc(positive, negative),
+        pr_plus=average_precision(positive, negative),
+        pr_minus=average_precision(-negative, -positive),
+        fpr_at_95=false_positive_rate(positive, negative),
+    )
 
 
 def expected_calibration_error(
@@ -142,15 +143,15 @@ def expected_calibration_error(
 
 def reliability(
     confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], bins: int = RELIABILITY_BINS
-) -> list[dict[str, float | int]]:
+) -> list[Bin]:
     """Return each bin that holds rows: how many, their mean confidence and accuracy."""
     index = _bins_of(confidence, bins)
     return [
-        {
-            "rows": int(np.sum(index == b)),
-            "confidence": float(confidence[index == b].mean()),
-            "accuracy": float(correct[index == b].mean()),
-        }
+        Bin(
+            rows=int(np.sum(index == b)),
+            confidence=float(confidence[index == b].mean()),
+            accuracy=float(correct[index == b].mean()),
+        )
         for b in np.unique(index).tolist()
     ]
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -15,8 +14,6 @@ from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.noise import MAX_SEED
-from model_store.scores.classification import Scores
-from model_store.scores.regression import MixtureScores
 from training.data import Dataset, Rows, leave_out, load, numbered_as, split, split_sizes
 from training.evaluation import attack_suite
 from training.evaluation.attacks import Attacked
@@ -27,10 +24,13 @@ from training.evaluation.quality import (
     REQUEST_ROWS,
     ServedPrediction,
     ServedPredictor,
+    losses,
+    mean_scores,
     measure_attack,
     measure_sets,
     measure_test,
 )
+from training.evaluation.records import Attack, ClassMeasures, Detectors, RegressionMeasures, Report, SetMeasures
 from training.evaluation.report_plots import attacks_plot, cdf_plot, reliability_plot, risk_coverage_plot, roc_plot
 from training.evaluation.report_text import markdown
 from training.export.served import fitted_detectors
@@ -101,26 +101,26 @@ def evaluate_version(
         attacks = _attacks(version, data, is_fitted, predictor, predicted, test, done) if wanted.attacks else {}
     if wanted.attacks and not is_fitted:
         log.info("quiet PGD is left out: it needs the rows that the detectors were fitted on")
-    report = {
-        "model": manifest.name,
-        "version": manifest.version,
-        "task": manifest.task,
-        "method": manifest.method,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "data": wanted.source or version.recipe.data.source,
-        "seed": wanted.seed,
-        "draws": draws,
-        "judged_draws": predicted.prediction.rank_tables.num_draws,
-        "rows_per_request": REQUEST_ROWS,
-        "detectors": {"all": list(predicted.prediction.detected), "combined": list(manifest.detectors.combined)},
-        "summary": _summary(measured, outliers),
-        "test": measured,
-        "outliers": outliers,
-        "attacks": attacks,
-    }
+    report = Report(
+        model=manifest.name,
+        version=manifest.version,
+        task=manifest.task,
+        method=manifest.method,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        data=wanted.source or version.recipe.data.source,
+        seed=wanted.seed,
+        draws=draws,
+        judged_draws=predicted.prediction.rank_tables.num_draws,
+        rows_per_request=REQUEST_ROWS,
+        detectors=Detectors(all=list(predicted.prediction.detected), combined=list(manifest.detectors.combined)),
+        summary=_summary(measured, outliers),
+        test=measured,
+        outliers=outliers,
+        attacks=attacks,
+    )
     files = _plots(predicted, predicted_sets, test, report)
     files["evidence.md"] = markdown(report, sorted(files)).encode()
-    return publish_report(store, manifest.name, manifest.version, report, files)
+    return publish_report(store, manifest.name, manifest.version, report.content(), files)
 
 
 def _checked(version: Parent, wanted: Wanted) -> int:
@@ -164,7 +164,7 @@ def _attacks(
     predicted: ServedPrediction,
     test: Rows,
     done: Callable[[str], None],
-) -> dict[str, Any]:
+) -> dict[str, Attack]:
     model = version.model().eval()
     train = split(data, split_sizes(version.recipe)).train
     spec = version.manifest.input
@@ -176,37 +176,33 @@ def _attacks(
     measured = {}
     for made in attack_suite.attacks(attacked, test, statistic, predictor.seed):
         after = predictor(made.name, made.x)
-        measured[made.name] = {**made.facts, **measure_attack(predicted, after, test.y[made.index])}
+        measures = measure_attack(predicted, after, test.y[made.index])
+        measured[made.name] = Attack(facts=made.facts, measures=measures)
         done(made.name)
     return measured
 
 
-def _summary(test: dict[str, Any], outliers: dict[str, Any]) -> dict[str, float]:
+def _summary(test: ClassMeasures | RegressionMeasures, outliers: dict[str, SetMeasures]) -> dict[str, float]:
     """Return the report's main figures, flat: what `GET /models/{name}` shows."""
     keys = ("accuracy", "rmse", "log_likelihood", "brier", "expected_calibration_error")
-    flagged = {f"test_flagged_at_{fpr}": rate for fpr, rate in test["flagged"].items()}
-    found = {f"{name}_flag_auroc": entry["scores"]["flag"]["auroc"] for name, entry in outliers.items()}
-    return {**{f"test_{key}": test[key] for key in keys if key in test}, **flagged, **found}
+    flagged = {f"test_flagged_at_{fpr}": rate for fpr, rate in test.flagged.items()}
+    found = {f"{name}_flag_auroc": entry.scores["flag"].auroc for name, entry in outliers.items()}
+    return {**{f"test_{key}": getattr(test, key) for key in keys if hasattr(test, key)}, **flagged, **found}
 
 
-def _plots(
-    test: ServedPrediction, sets: dict[str, ServedPrediction], rows: Rows, report: dict[str, Any]
-) -> dict[str, bytes]:
-    scores = test.prediction.scores
-    if isinstance(scores, Scores):
-        loss = (scores.label != rows.y).astype(np.float64)
+def _plots(test: ServedPrediction, sets: dict[str, ServedPrediction], rows: Rows, report: Report) -> dict[str, bytes]:
+    plots = {}
+    if isinstance(report.test, ClassMeasures):
         main, label = "entropy", "error of the rows answered"
-        plots = {"reliability.png": reliability_plot(report["test"]["reliability"])}
+        plots["reliability.png"] = reliability_plot(report.test.reliability)
     else:
-        assert isinstance(scores, MixtureScores)
-        loss = np.square(scores.mean - rows.y).astype(np.float64)
-        main, label, plots = "std", "mean squared error of the rows answered", {}
-    plots["risk-coverage.png"] = risk_coverage_plot(test, loss, label)
+        main, label = "std", "mean squared error of the rows answered"
+    plots["risk-coverage.png"] = risk_coverage_plot(test, losses(test.prediction.scores, rows.y), label)
     plots[f"{main}-cdf.png"] = cdf_plot(test, sets, main)
     plots["roc.png"] = roc_plot(test, sets, ["flag", main])
-    if report["attacks"]:
-        clean = {name: float(score.mean()) for name, score in test.prediction.detected.items()}
-        plots["fgsm.png"] = attacks_plot(report["test"], clean, report["attacks"])
+    if report.attacks:
+        assert isinstance(report.test, ClassMeasures)
+        plots["fgsm.png"] = attacks_plot(report.test.accuracy, mean_scores(test), report.attacks)
     return plots
 
 

@@ -1,7 +1,6 @@
 """Plots of an evaluation report, as PNG."""
 
 import io
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -11,6 +10,7 @@ from matplotlib.figure import Figure
 
 from training.evaluation.metrics import risk_coverage, roc_curve
 from training.evaluation.quality import ServedPrediction
+from training.evaluation.records import Attack, Bin
 
 SHADES = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
 COLOURS = [*SHADES[::2], *SHADES[1::2]]  # dark ones first
@@ -18,10 +18,10 @@ LEAST_RATE = 1e-3
 DOTS = 100  # to an inch
 
 
-def reliability_plot(bins: list[dict[str, Any]]) -> bytes:
+def reliability_plot(bins: list[Bin]) -> bytes:
     """Draw accuracy against confidence, and how many rows each bin of confidence holds."""
     figure, (axis, counts) = _panels(2)
-    confidence, accuracy, rows = (np.array([b[key] for b in bins]) for key in ("confidence", "accuracy", "rows"))
+    confidence, accuracy, rows = np.array([(b.confidence, b.accuracy, b.rows) for b in bins]).T
     # Wilson's interval, which has a length even where all rows of a bin, or none, are right.
     centre = (accuracy + 0.5 / rows) / (1 + 1 / rows)
     half = np.sqrt(accuracy * (1 - accuracy) / rows + 0.25 / rows**2) / (1 + 1 / rows)
@@ -70,26 +70,30 @@ def roc_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], scores: 
     return _png(figure, "ROC curves")
 
 
-def attacks_plot(test: dict[str, Any], clean_scores: dict[str, float], attacks: dict[str, Any]) -> bytes:
+def attacks_plot(clean_accuracy: float, clean_scores: dict[str, float], attacks: dict[str, Attack]) -> bytes:
     """Draw accuracy, mean scores and detection against the step size of FGSM, by draws of the gradient."""
-    fgsm = [entry for entry in attacks.values() if entry["attack"] == "fgsm"]
-    counts = sorted({entry["draws"] for entry in fgsm})
+    fgsm = [entry for entry in attacks.values() if entry.facts.attack == "fgsm"]
+    counts = sorted({entry.facts.draws for entry in fgsm})
     figure, axes = _panels(4, width=4.6)
     styles = dict(zip(counts, ("-", "--", ":", "-."), strict=False))
     for count, style in styles.items():
-        entries = sorted((e for e in fgsm if e["draws"] == count), key=lambda entry: entry["step"])
-        steps = [0.0, *(entry["step"] for entry in entries)]
+        steps_of = {e.facts.step: e.measures for e in fgsm if e.facts.draws == count and e.facts.step is not None}
+        taken = sorted(steps_of)
+        entries = [steps_of[step] for step in taken]
+        steps = [0.0, *taken]
         suffix = f"{count} draw" + ("s" if count > 1 else "")
-        axes[0].plot(steps, [test["accuracy"], *(e["accuracy"] for e in entries)], style, marker=".", label=suffix)
-        axes[0].plot(steps[1:], [e["hits"] for e in entries], style, marker="x", label=f"wrong, unflagged; {suffix}")
+        axes[0].plot(steps, [clean_accuracy, *(e.accuracy for e in entries)], style, marker=".", label=suffix)
+        axes[0].plot(steps[1:], [e.hits for e in entries], style, marker="x", label=f"wrong, unflagged; {suffix}")
         for colour, (name, clean) in zip(COLOURS, clean_scores.items(), strict=False):
-            values = np.array([clean, *(entry["mean_scores"][name] for entry in entries)])
+            values = np.array([clean, *(entry.mean_scores[name] for entry in entries)])
             axes[1].plot(steps, values / clean, style, color=colour)
         for colour, name in zip(COLOURS, [*clean_scores, "flag"], strict=False):
-            values = np.array([0.5, *(entry["scores"][name]["auroc"] for entry in entries)])
+            values = np.array([0.5, *(entry.scores[name].auroc for entry in entries)])
             axes[2].plot(steps, values, style, color=colour, label=name if count == counts[0] else None)
             errors = [
-                (e["step"], e["error_detection"]["scores"][name]["auroc"]) for e in entries if e["error_detection"]
+                (step, entry.error_detection.scores[name].auroc)
+                for step, entry in zip(taken, entries, strict=True)
+                if entry.error_detection
             ]
             axes[3].plot(*np.array(errors).T, style, color=colour)
     axes[0].set(ylabel="share of rows", title="accuracy", ylim=(-0.02, 1.02))

@@ -56,11 +56,11 @@ def test_the_false_positive_rate_is_the_least_over_thresholds_that_detect_enough
 
 def test_a_score_that_says_nothing_comes_to_the_base_rates():
     nothing = detection(np.zeros(30), np.zeros(90))
-    assert nothing == pytest.approx({"auroc": 0.5, "pr_plus": 0.25, "pr_minus": 0.75, "fpr_at_95": 1.0})
+    assert nothing.content() == pytest.approx({"auroc": 0.5, "pr_plus": 0.25, "pr_minus": 0.75, "fpr_at_95": 1.0})
 
 
 def test_a_score_that_says_all_detects_all():
-    assert detection(np.arange(5.0) + 10, np.arange(9.0)) == {
+    assert detection(np.arange(5.0) + 10, np.arange(9.0)).content() == {
         "auroc": 1.0,
         "pr_plus": 1.0,
         "pr_minus": 1.0,
@@ -91,7 +91,7 @@ def test_calibration_error_by_hand():
     correct = np.array([True, False, True, True])
     expected = (abs(1 - 1.94) + abs(2 - 1.07)) / 4
     assert expected_calibration_error(confidence, correct, bins=10) == pytest.approx(expected)
-    assert [entry["rows"] for entry in reliability(confidence, correct, bins=10)] == [2, 2]
+    assert [entry.rows for entry in reliability(confidence, correct, bins=10)] == [2, 2]
 
 
 def with_probabilities(probs):

@@ -121,7 +121,7 @@ def test_a_naive_hypernetwork_does_not_take_on_classes():
 
 
 def data_of(rows, seed=0, classes=("a", "b", "c")):
-    """Classes around points of a space, dealt into splits."""
+    """Classes around points of a space, split."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, len(classes), rows)
     x = (4 * np.eye(*(len(classes), *SHAPE))[y] + rng.normal(size=(rows, *SHAPE))).astype(np.float32)

@@ -1,0 +1,93 @@
+"""All attacks together against a service in little memory: it stays, and what honest clients get is right."""
+
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.attacks import attacking
+from tests.support.process import children
+from tests.support.raw import Connection, Ended, request
+
+GOOD = request("POST", "/predict", b'{"inputs": [[' + b",".join([b"8"] * 64) + b']], "seed": 7}')
+LIVE = request("GET", "/health/live")
+MOST_BYTES = 2 << 30  # of all processes together, as in compose
+
+
+def resident_bytes(pid):
+    """Memory of a process and its children in bytes; what they share counts for each."""
+    total = 0
+    for each in (pid, *children(pid)):
+        try:
+            status = Path(f"/proc/{each}/status").read_text()
+        except OSError:
+            continue
+        total += sum(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    return total
+
+
+def withstand(serve, store, seconds, workers):
+    """Attack a service for so long; return its largest memory, what honest clients got, and workers replaced."""
+    largest, statuses, health, wrong, latencies = 0, Counter(), Counter(), [], []
+    with serve(store, DUBITO_WORKERS=str(workers), DUBITO_LOG_LEVEL="error") as (url, process):
+        port = int(url.rpartition(":")[2])
+        with Connection(port) as connection:
+            expected = connection.ask(GOOD).body
+        ending = threading.Event()
+
+        def ask():
+            while not ending.is_set():
+                try:
+                    with Connection(port, timeout_s=60.0) as connection:
+                        while not ending.wait(0.1):
+                            begun = time.monotonic()
+                            answer = connection.ask(GOOD)
+                            latencies.append(time.monotonic() - begun)
+                            statuses[answer.status] += 1
+                            if answer.status == 200 and answer.body != expected:
+                                wrong.append(answer.body)
+                            health[connection.ask(LIVE).status] += 1
+                except (Ended, OSError) as error:
+                    statuses[type(error).__name__] += 1
+
+        before = children(process.pid)
+        honest = [threading.Thread(target=ask) for _ in range(3)]
+        with attacking(port):
+            for thread in honest:
+                thread.start()
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                largest = max(largest, resident_bytes(process.pid))
+                assert process.poll() is None
+                assert largest < MOST_BYTES
+                time.sleep(0.1)
+            ending.set()
+            for thread in honest:
+                thread.join()
+        assert process.poll() is None
+        killed = before - children(process.pid)
+    latencies.sort()
+    print(
+        f"{workers} workers, {seconds} s: at most {largest >> 20} MiB; honest {dict(statuses)}, health {dict(health)}; "
+        f"median {latencies[len(latencies) // 2]:.3f} s, largest {latencies[-1]:.3f} s; {len(killed)} workers replaced",
+        file=sys.stderr,
+    )
+    assert wrong == []
+    assert statuses[200] > 0
+    return largest, statuses, health, killed
+
+
+def test_all_attacks_together_for_half_a_minute(serve, digits_store):
+    _, _, health, _ = withstand(serve, digits_store, 30, 1)
+    assert set(health) == {200}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_all_attacks_together_for_ten_minutes(serve, digits_store, workers):
+    _, _, health, _ = withstand(serve, digits_store, float(os.environ.get("ATTACK_SECONDS", "600")), workers)
+    assert set(health) == {200}

@@ -1,0 +1,109 @@
+"""Clients that mean harm, each in a thread until it is told to end; what becomes of them does not matter."""
+
+import random
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+from tests.support.raw import Connection, Ended, request
+
+ROW = b"[" + b",".join([b"8"] * 64) + b"]"
+NPY = "application/x-npy"
+LARGE = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-npy\r\nContent-Length: 60000000\r\n\r\n"
+MANY_NUMBERS = b'{"inputs": [' + b",".join([ROW] * 300) + b'], "num_samples": 100, "return_samples": true}'
+
+
+def pipeline_unread(port, ending):
+    """Pipeline requests and read no answer."""
+    with Connection(port, 5.0, receive_bytes=4096) as connection:
+        while not ending.is_set():
+            connection.send(request("GET", "/") * 500)
+
+
+def unfinished_body(port, ending):
+    """Send most of a large body, and hold on."""
+    with Connection(port, 5.0) as connection:
+        connection.send(LARGE)
+        for _ in range(50):
+            connection.send(bytes(1 << 20))
+        ending.wait(5.0)
+
+
+def unread_answer(port, ending):
+    """Ask for a large answer and read a little of it now and then."""
+    with Connection(port, 20.0, receive_bytes=4096) as connection:
+        connection.send(request("POST", "/predict", MANY_NUMBERS))
+        while not ending.wait(1.0) and connection.socket.recv(8192):
+            pass
+
+
+def empty_parts(port, ending):
+    """Send JSON that becomes many times its size."""
+    part = random.choice((b"[],", b"{},", b'{"a":1},', b"1,", b'"ab",'))
+    with Connection(port, 20.0) as connection:
+        body = b'{"inputs":[' + part * ((15 << 20) // len(part)) + b"0]}"
+        while not ending.is_set():
+            connection.ask(request("POST", "/predict", body))
+
+
+def large_pool(port, ending):
+    """Send the largest pool that JSON may be."""
+    with Connection(port, 60.0) as connection:
+        body = b'{"pool":[' + b",".join([ROW] * 100_000) + b'],"num_samples":10}'
+        while not ending.is_set():
+            connection.ask(request("POST", "/acquire", body))
+
+
+def slow_head(port, ending):
+    """Hold connections with heads that never end."""
+    connections = [Connection(port, 5.0) for _ in range(50)]
+    try:
+        while not ending.wait(0.5):
+            for connection in connections:
+                connection.send(b"a")
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def smuggle(port, ending):
+    """Hide requests in bodies."""
+    headers = [("Connection", "Upgrade"), ("Upgrade", "foo")]
+    with Connection(port, 5.0) as connection:
+        while not ending.wait(0.02):
+            connection.ask(request("POST", "/predict", request("POST", "/admin/refresh"), headers))
+
+
+ATTACKS = {
+    pipeline_unread: 20,
+    unfinished_body: 12,
+    unread_answer: 12,
+    empty_parts: 3,
+    large_pool: 2,
+    slow_head: 4,
+    smuggle: 2,
+}
+
+
+@contextmanager
+def attacking(port, attacks=ATTACKS):
+    """Attack in so many threads each while the block runs."""
+    ending = threading.Event()
+
+    def again(attack):
+        while not ending.is_set():
+            with suppress(OSError, Ended, AssertionError):
+                attack(port, ending)
+            time.sleep(0.05)
+
+    threads = [
+        threading.Thread(target=again, args=(attack,)) for attack, count in attacks.items() for _ in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        for thread in threads:
+            thread.join()
