@@ -36,12 +36,13 @@ def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await context.engine.load(context.models.start)
+        await context.threads.files(context.models.start)
         end_with_notice(context.ending, settings.notice_s)
         context.worker_metrics.start()
         yield
         context.worker_metrics.stop()
         context.engine.close()
+        context.threads.close()
         context.models.stop()
         if tracing is not None:
             tracing.close()

@@ -12,7 +12,17 @@ from prometheus_client import generate_latest
 
 from service.engine.admission import Admission
 from service.engine.batching import Engine
-from service.http.requests import FORM, Rows, read_request, request_media_type, rows_array
+from service.engine.threads import Threads
+from service.http.requests import (
+    FEW_NUMBERS,
+    FORM,
+    JSON,
+    SMALL_JSON_BYTES,
+    Rows,
+    read_request,
+    request_media_type,
+    rows_array,
+)
 from service.http.schemas import Envelope
 from service.http.schemas import Request as AnyEnvelope
 from service.middleware.keys import Keys
@@ -37,6 +47,7 @@ class Context:
         self.metrics.registry.register(LoadedCollector(self.models))
         self.admission = Admission(settings, idle)
         self.engine = Engine(self.admission, self.metrics)
+        self.threads = Threads()
         self.worker_metrics = WorkerMetrics(self.metrics_page, place)
         self.ending = threading.Event()
 
@@ -50,24 +61,27 @@ class Context:
         """Return the model that a request means, loading its version first where it must."""
         served = self.models.peek(envelope.model, envelope.version)
         if served is None:
-            served = await self.engine.load(partial(self.models.get, envelope.model, envelope.version))
+            served = await self.threads.files(partial(self.models.get, envelope.model, envelope.version))
         return served
 
     async def read(
         self, request: Request, body: bytes, kind: type[AnyEnvelope], rows_field: str, max_rows: int
     ) -> tuple[AnyEnvelope, Rows]:
-        """Return a request's envelope and its rows as they came; a form is taken apart away from the event loop."""
+        """Return a request's envelope and its rows as they came; forms and long JSON away from the event loop."""
         work = partial(read_request, request, body, kind, rows_field, max_rows)
-        read = await self.engine.load(work) if request_media_type(request) == FORM else work()
+        media_type = request_media_type(request)
+        takes_long = media_type == FORM or (media_type == JSON and len(body) > SMALL_JSON_BYTES)
+        read = await self.threads.requests(work) if takes_long else work()
         record_of(request.scope).read = time.perf_counter()
         return read
 
     async def rows(self, rows: Rows, served: Served, field: str) -> Float32[np.ndarray, "N I"]:
-        """Return a request's rows as numbers; images and objects are looked at away from the event loop."""
+        """Return a request's rows as numbers; images, objects and many numbers are read away from the event loop."""
         spec = served.model.manifest.input
         work = partial(rows_array, rows, spec, field, self.settings.max_image_pixels)
-        takes_long = isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)
-        return await self.engine.load(work) if takes_long else work()
+        is_large = len(rows) * served.model.row_size > FEW_NUMBERS
+        takes_long = isinstance(rows, list) and (is_large or isinstance(rows[0], str | bytes | dict))
+        return await self.threads.requests(work) if takes_long else work()
 
     def deadline(self, begun: float, envelope: Envelope) -> float:
         """Return when a request that came at `begun` must be answered, on the clock of time.monotonic."""

@@ -13,8 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
@@ -22,18 +21,19 @@ from starlette.requests import ClientDisconnect
 
 from model_store.inference.draws import OwnDraws, RowsUnderDraws, SharedDraws
 from model_store.inference.runtime import HELD_BYTES, DrawSet
+from model_store.scores.sums import GROUPS
 from service.engine.admission import Admission
 from service.engine.jobs import Job, MicroBatch, Part, PoolScores, Predicted, Progress
 from service.errors import PastDeadline
 from service.observability.metrics import Metrics
 from service.registry.models import Served
 
-T = TypeVar("T")
 HungUp = Callable[[], Coroutine[Any, Any, None]]
 
 SMALL_ROW_DRAWS = 200  # a millisecond of arithmetic
 BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch
 REMADE_ROW_DRAWS = 100_000  # the same where draws are too large to hold, and made again for each part of a job
+SUMMED_NUMBERS = 4_000_000  # that the draws of a micro-batch or part are summed in: 32 MB
 LEAST_AT_ONCE = 16  # requests that a micro-batch may take, however few are about
 GATHER_S = 0.01  # after a micro-batch, in which those who come with the next requests are waited for
 PATIENCE_S = 0.05  # before a look at whether the client is still there
@@ -45,8 +45,6 @@ class Engine:
     def __init__(self, admission: Admission, metrics: Metrics) -> None:
         self.admission = admission
         self.metrics = metrics
-        self._files = ThreadPoolExecutor(max_workers=1, thread_name_prefix="files")
-        self._answers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="answers")
         self._queue: deque[Progress] = deque()
         self._something = threading.Condition()
         self._closed = False
@@ -57,23 +55,11 @@ class Engine:
         self._worker.start()
 
     def close(self) -> None:
-        """End the threads, after what they are at."""
+        """End the worker thread, after what it is at."""
         with self._something:
             self._closed = True
             self._something.notify()
         self._worker.join()
-        self._files.shutdown()
-        self._answers.shutdown()
-
-    async def load(self, work: Callable[[], T]) -> T:
-        """Run work that reads files, away from the event loop and from predictions."""
-        return await asyncio.get_running_loop().run_in_executor(self._files, work)
-
-    async def answer(self, job: Job, work: Callable[[], T]) -> T:
-        """Run what makes a job's answer: at once if it is short, else away from the event loop."""
-        if job.has_short_answer:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._answers, work)
 
     async def predict(self, job: Job, hung_up: HungUp) -> Predicted:
         """Return what a job's rows are predicted to be.
@@ -222,7 +208,8 @@ class Engine:
 def part_rows(served: Served, num_samples: int) -> int:
     """Return how many rows are computed at once: those of a micro-batch, or of a part of a large request or pool."""
     is_held = served.model.runtime.set_bytes(num_samples) <= HELD_BYTES
-    return max(1, (BATCH_ROW_DRAWS if is_held else REMADE_ROW_DRAWS) // num_samples)
+    summed = SUMMED_NUMBERS // (GROUPS * served.model.manifest.output_size)
+    return max(1, min((BATCH_ROW_DRAWS if is_held else REMADE_ROW_DRAWS) // num_samples, summed))
 
 
 def _own_rows(job: Job) -> int:

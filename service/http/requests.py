@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 from fastapi import Request
 from jaxtyping import Float32
+from starlette.requests import ClientDisconnect
 
 from model_store.artifacts.manifest import ImageSpec, InputSpec
 from model_store.errors import InvalidInput
@@ -31,6 +32,7 @@ FORM = "multipart/form-data"
 MAX_DIMENSIONS = 32  # of an npy array
 FEW_NUMBERS = 4096  # looked at by Python: numpy lets go of the interpreter, and may wait long to get it back
 MAX_FORM_FIELDS = 16  # of a form, beside its rows
+NUMBERS_AT_ONCE = 1 << 16  # of rows in lists: a millisecond or so a step
 SMALL_JSON_BYTES = 64 << 10  # not counted: it becomes 2 MB at most
 NESTED_A_ROW = 64  # arrays and objects, on average
 MAX_NESTED = 1_000_000
@@ -50,28 +52,34 @@ async def read_body(request: Request, limit: int, json_limit: int) -> bytes:
         Overloaded: before more is kept than the process's budget of bytes has left.
         Unsupported: if it is encoded.
     """
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding != "identity":
+    if header(request, b"content-encoding", "identity") != "identity":
         raise Unsupported("Content-Encoding: expected none, got an encoded body")
     if request_media_type(request) == JSON:
         limit = min(limit, json_limit)
     too_large = TooLarge(f"body: expected at most {limit} bytes, got more")
-    if int(request.headers.get("content-length", "0")) > limit:
+    if int(header(request, b"content-length", "0")) > limit:
         raise too_large
     lease = lease_of(request.scope)
     parts, size = [], 0
-    async for part in request.stream():
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part, more = message.get("body", b""), message.get("more_body", False)
         size += len(part)
         if size > limit:
             raise too_large
-        lease.acquire(len(part))
-        parts.append(part)
-    if len(parts) == 2 and not parts[1]:  # as most are
-        return parts[0]
+        if part:
+            lease.acquire(len(part))
+            parts.append(part)
+    if len(parts) == 1:  # as most come
+        body: bytes = parts[0]
+        return body
     lease.acquire(size)  # once in parts and once whole
-    body = b"".join(parts)
+    whole = b"".join(parts)
     lease.release(size)
-    return body
+    return whole
 
 
 async def hung_up(request: Request) -> None:
@@ -183,9 +191,14 @@ def parse_npy(body: bytes, field: str) -> np.ndarray:
     return np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if fortran else "C")
 
 
+def header(request: Request, name: bytes, default: str = "") -> str:
+    """Return the first header of a name in lower case; the framework's own search takes several times as long."""
+    return next((value.decode("latin-1") for key, value in request.scope["headers"] if key == name), default)
+
+
 def request_media_type(request: Request) -> str:
     """Return the type of a request's body, without parameters, in lower case."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return header(request, b"content-type").partition(";")[0].strip().lower()
 
 
 def text_fields(
@@ -275,11 +288,24 @@ def _content(row: Any, field: str) -> bytes:
 
 
 def _from_lists(rows: list[Any], spec: InputSpec, field: str) -> Float32[np.ndarray, "N I"]:
+    """Return rows of numbers in lists, a block at a time, so that no step keeps other threads waiting for long."""
+    at_once = max(1, NUMBERS_AT_ONCE // math.prod(spec.shape))
+    if len(rows) <= at_once:
+        return _block(rows, 0, spec, field)
+    blocks = [_block(rows[first : first + at_once], first, spec, field) for first in range(0, len(rows), at_once)]
+    return np.concatenate(blocks)
+
+
+def _block(rows: list[Any], first_row: int, spec: InputSpec, field: str) -> Float32[np.ndarray, "N I"]:
     shape = spec.shape
     size = math.prod(shape)
     first = rows[0]
     nested = len(shape) > 1 and isinstance(first, list) and first != [] and isinstance(first[0], list)
     lengths = shape if nested else (size,)
+
+    def path(i: int, axis: int) -> str:
+        return _path(field, first_row * math.prod(lengths[:axis]) + i, lengths[:axis])
+
     level: list[Any] = rows
     for axis, length in enumerate(lengths):
         for i, part in enumerate(level):
@@ -287,24 +313,25 @@ def _from_lists(rows: list[Any], spec: InputSpec, field: str) -> Float32[np.ndar
                 expected = f"an array of {length}"
                 if axis == 0:
                     expected += f" (rows have shape {shape}{_alternatives(spec)})"
-                raise InvalidInput(_path(field, i, lengths[:axis]), expected, kind_of(part))
+                raise InvalidInput(path(i, axis), expected, kind_of(part))
         level = level[0] if len(level) == 1 else list(chain.from_iterable(level))
     if not set(map(type, level)) <= {int, float}:
         i = next(i for i, value in enumerate(level) if type(value) not in (int, float))
-        raise InvalidInput(_path(field, i, lengths), "a number", kind_of(level[i]))
+        raise InvalidInput(path(i, len(lengths)), "a number", kind_of(level[i]))
     numbers = array("f", level)  # in half of numpy's time, and too large ones become infinite without a warning
     flat = np.frombuffer(numbers, dtype=np.float32).reshape(len(rows), size)
-    if flat.size > FEW_NUMBERS or not math.isfinite(sum(numbers)):
-        _check_finite(flat, field)
+    if len(numbers) > FEW_NUMBERS or not math.isfinite(sum(numbers)):
+        _check_finite(flat, field, first_row)
     return flat
 
 
-def _check_finite(flat: Float32[np.ndarray, "N I"], field: str) -> None:
+def _check_finite(flat: Float32[np.ndarray, "N I"], field: str, first_row: int = 0) -> None:
     """Raise InvalidInput for the first number that is not finite."""
     finite = np.isfinite(flat)
     if not finite.all():
         n, i = np.argwhere(~finite)[0]
-        raise InvalidInput(f"{field}.{n}.{i}", "a finite number in float32's range", "one that is not")
+        expected = "a finite number in float32's range"
+        raise InvalidInput(f"{field}.{n + first_row}.{i}", expected, "one that is not")
 
 
 def _alternatives(spec: InputSpec) -> str:

@@ -16,6 +16,7 @@ from service.http.options import num_samples_of
 from service.http.requests import JSON, hung_up, read_body
 from service.http.schemas import AcquireAnswer, AcquireRequest
 from service.observability.records import record_of
+from service.process.budget import lease_of
 from service.registry.reservoir import fresh_seed
 
 router = APIRouter()
@@ -42,6 +43,8 @@ async def post_acquire(request: Request) -> Response:
     record = record_of(request.scope)
     with context.admission.admitted(len(rows), num_samples, BATCH_ROW_DRAWS):
         x = await context.rows(rows, served, "pool")
+        del body, rows  # which may be many times as large
+        lease_of(request.scope).shrink(x.nbytes)
         if acquisition == RANDOM:  # needs a seed and no draws
             scores, seed = None, fresh_seed() if envelope.seed is None else envelope.seed
         else:
@@ -50,7 +53,7 @@ async def post_acquire(request: Request) -> Response:
             scored = await context.engine.score(job, partial(hung_up, request))
             scores, seed = scored.scores, scored.seed
             record.worked_on(scored.phases)
-        ranked = await context.engine.load(partial(ranking, scores, ids, seed, envelope.k))
+        ranked = await context.threads.answers(partial(ranking, scores, ids, seed, envelope.k))
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.ranked(served.key, len(x), draws)
     record.used(served.name, served.version, len(x), draws)

@@ -17,7 +17,7 @@ async def post_refresh(request: Request) -> Response:
     """Look at the store at once, broken versions included, and say what is served of each model."""
     context = context_of(request)
     models = context.models
-    await context.engine.load(models.look)
+    await context.threads.files(models.look)
     content = {}
     for name in models.names():
         latest = models.latest(name)
@@ -30,7 +30,7 @@ async def post_refresh(request: Request) -> Response:
 async def post_unload(request: Request, name: str, version: str) -> Response:
     """Take a version out of memory, unless `latest` serves it; a request for it loads it again."""
     context = context_of(request)
-    number, unloaded = await context.engine.load(partial(context.models.unload, name, version))
+    number, unloaded = await context.threads.files(partial(context.models.unload, name, version))
     return Response(orjson.dumps({"model": name, "version": number, "unloaded": unloaded}), media_type=JSON)
 
 
@@ -38,5 +38,5 @@ async def post_unload(request: Request, name: str, version: str) -> Response:
 async def post_drift_reset(request: Request, name: str, version: str) -> Response:
     """Begin anew to watch a version's rows for drift, in this process: an alarm that was looked into goes."""
     context = context_of(request)
-    number, reset = await context.engine.load(partial(context.models.reset_drift, name, version))
+    number, reset = await context.threads.files(partial(context.models.reset_drift, name, version))
     return Response(orjson.dumps({"model": name, "version": number, "reset": reset}), media_type=JSON)

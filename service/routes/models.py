@@ -21,7 +21,7 @@ async def get_models(request: Request) -> Response:
     """List the models: what is served of each, and what cannot be and why."""
     context = context_of(request)
     models = context.models
-    overview = await context.engine.load(lambda: [_overview(models, name) for name in models.names()])
+    overview = await context.threads.files(lambda: [_overview(models, name) for name in models.names()])
     return Response(orjson.dumps({"models": overview}), media_type=JSON)
 
 
@@ -29,7 +29,7 @@ async def get_models(request: Request) -> Response:
 async def get_model(request: Request, name: str) -> Response:
     """Describe a model: versions, aliases, and of what `latest` serves the drift, the manifest and evidence."""
     context = context_of(request)
-    content = await context.engine.load(partial(_description, context.models, context.models.name(name)))
+    content = await context.threads.files(partial(_description, context.models, context.models.name(name)))
     return Response(orjson.dumps(content), media_type=JSON)
 
 

@@ -14,10 +14,11 @@ from service.engine.decision import Decision, DecisionOptions, check_computed, d
 from service.engine.jobs import Job, Predicted
 from service.http.openapi import ERRORS, request_body
 from service.http.options import decision_options, num_samples_of, refuse_too_many_samples
-from service.http.requests import JSON, NPZ, hung_up, read_body
+from service.http.requests import JSON, NPZ, header, hung_up, read_body
 from service.http.responses import json_rows, predict_json, predict_npz, with_samples
 from service.http.schemas import PredictAnswer, PredictRequest
 from service.observability.records import record_of
+from service.process.budget import lease_of
 from service.registry.drift import row_hashes
 
 router = APIRouter()
@@ -40,14 +41,16 @@ async def post_predict(request: Request) -> Response:
     num_samples = num_samples_of(envelope, served, settings)
     options = decision_options(envelope, served, num_samples, settings.settle)
     refuse_too_many_samples(envelope, len(rows), num_samples, served, settings.max_answer_numbers)
-    as_arrays = NPZ in request.headers.get("accept", "")
+    as_arrays = NPZ in header(request, b"accept")
     with context.admission.admitted(len(rows), num_samples, BATCH_ROW_DRAWS):
         x = await context.rows(rows, served, "inputs")
+        del body, rows  # which may be many times as large
+        lease_of(request.scope).shrink(x.nbytes)
         deadline = context.deadline(begun, envelope)
         job = Job(served, x, num_samples, envelope.seed, deadline, options.rule, envelope.return_samples)
         predicted = await context.engine.predict(job, partial(hung_up, request))
         answering = partial(_answer, context, job, predicted, options, as_arrays)
-        answer, flags = await context.engine.answer(job, answering)
+        answer, flags = answering() if job.has_short_answer else await context.threads.answers(answering)
     record = record_of(request.scope)
     record.worked_on(predicted.phases)
     record.used(served.name, served.version, len(x), num_samples, flags)

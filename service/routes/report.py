@@ -36,7 +36,7 @@ async def get_evidence_file(request: Request, name: str, version: str, file: str
 
 async def _file(request: Request, name: str, version: str, file: str) -> Response:
     context = context_of(request)
-    content, media_type = await context.engine.load(partial(report_file, context.models, name, version, file))
+    content, media_type = await context.threads.files(partial(report_file, context.models, name, version, file))
     return Response(content, media_type=media_type)
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from starlette.requests import ClientDisconnect
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.stopping import StoppingRule
 from model_store.inference.model import NEEDED, Model
+from model_store.scores.sums import GROUPS
 from service.engine.admission import LASTING_S, Admission
-from service.engine.batching import BATCH_ROW_DRAWS, LEAST_AT_ONCE, Engine
+from service.engine.batching import BATCH_ROW_DRAWS, LEAST_AT_ONCE, SUMMED_NUMBERS, Engine, part_rows
 from service.engine.jobs import Job
 from service.errors import Overloaded, PastDeadline
 from service.observability.metrics import Metrics
@@ -218,6 +220,15 @@ def test_a_pool_is_scored_in_parts_under_one_draw_set_as_its_rows_are_predicted(
         *served.model.runtime.run_set(rows, served.model.runtime.draw_set(scored.seed, DRAWS))
     )
     assert np.array_equal(scored.scores, predicted.scores.bald)
+
+
+def test_parts_are_bounded_by_classes_as_by_draws(served):
+    assert part_rows(served, 100) == BATCH_ROW_DRAWS // 100
+    assert part_rows(served, 1) == SUMMED_NUMBERS // (10 * GROUPS)
+    thousand = SimpleNamespace(
+        model=SimpleNamespace(runtime=served.model.runtime, manifest=SimpleNamespace(output_size=1000))
+    )
+    assert part_rows(thousand, 1) * 1000 * GROUPS <= SUMMED_NUMBERS
 
 
 def test_a_lone_request_past_its_deadline_is_refused_too(engine, served, digits_rows):
