@@ -172,6 +172,7 @@ class TrainingSection(Section):
     batch_rows: Count = 128
     learning_rate: Positive = 1e-3
     final_learning_rate: Positive = 1e-4
+    spread_learning_rate: Positive = 0.03
     gradient_norm: Positive = 5.0
     kl_ramp_epochs: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     kl_weight: Positive | None = None

@@ -35,9 +35,9 @@ from training.fitting.objectives import alpha_objective, geometric_weight
 from training.fitting.plots import plot_run
 from training.fitting.warm_start import carry_over
 from training.nn.model import BayesianModel, build, initialise
-from training.nn.posteriors import noise
+from training.nn.posteriors import noise, step_noise
 from training.nn.posteriors.noise import hash_key
-from training.recipe import Recipe
+from training.recipe import Recipe, TrainingSection
 from training.versions import Parent
 
 INITIALISATION_ROWS = 1000
@@ -93,7 +93,7 @@ class Run:
         self.model = build(recipe, shape, num_classes).to(device)
         self.samples = recipe.samples if self.model.posterior.max_draws is None else self.model.posterior.max_draws
         self.parameters = list(self.model.parameters())
-        self.optimizer = torch.optim.Adam(self.parameters, lr=recipe.training.learning_rate, fused=True)
+        self.optimizer = adam(self.model, recipe.training)
         convolves = any(isinstance(layer, nn.Conv2d) for layer in self.model.modules())
         if not convolves and sum(p.numel() for p in self.parameters) * self.batch_rows * self.samples < SMALL_STEP:
             torch.set_num_threads(1)
@@ -154,9 +154,9 @@ class Run:
         step = self.progress.step
         decay = settings.final_learning_rate / settings.learning_rate
         for group in self.optimizer.param_groups:
-            group["lr"] = settings.learning_rate * decay ** (step / self.steps)
+            group["lr"] = group["first_lr"] * decay ** (step / self.steps)
         x, y = self.train[0][index].float(), self.train[1][index]
-        eps = noise(self.model.posterior, self.samples, self.recipe.seed, STEP_NOISE, step)
+        eps = step_noise(self.model.posterior, self.samples, self.recipe.seed, STEP_NOISE, step)
         torch.manual_seed(hash_key(self.recipe.seed, LAYER_NOISE, step))  # of layers that draw numbers of their own
         served, kl = self.model.sample(x, eps.to(self.device))
         log_likelihood = self.model.likelihood.log_likelihood(served, y)
@@ -258,6 +258,15 @@ class Run:
         except (RuntimeError, ValueError, KeyError, TypeError):
             expected = "a checkpoint of this run (delete it to begin anew)"
             raise InvalidInput(str(self.checkpoint), expected, "one of another") from None
+
+
+def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
+    """Return the optimiser: log standard deviations take longer steps, since they have further to go than means."""
+    spread = model.posterior.spread_parameters()
+    others = [p for p in model.parameters() if not any(p is q for q in spread)]
+    rates = ((others, settings.learning_rate), (spread, settings.spread_learning_rate))
+    groups = [{"params": params, "lr": rate, "first_lr": rate} for params, rate in rates if params]
+    return torch.optim.Adam(groups, fused=True)
 
 
 def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:

@@ -11,7 +11,7 @@ from training.nn.architectures import channels_first, from_factory, gal_cnn, mlp
 from training.nn.flows import Composition, iaf, realnvp
 from training.nn.likelihoods import Categorical, Gaussian, Likelihood
 from training.nn.networks import DrawnNetwork, MemberNetwork, Stochastic
-from training.nn.posteriors import Posterior
+from training.nn.posteriors import FactorialGaussian, Posterior
 from training.nn.posteriors.dropout import MaskPosterior
 from training.nn.posteriors.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior
 from training.nn.posteriors.hypernet_noise import NoisePosterior
@@ -64,10 +64,14 @@ class BayesianModel(nn.Module):
         self, x: Float[Tensor, "N I"], eps: Float[Tensor, "K E"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "K"]]:
         """Return what is served of each draw and row, for training, and each draw's KL, in nats."""
-        theta, kl = self.posterior.sample(eps)
-        outputs, _, network_kl = self.network.run(x, theta[:, None])
-        if network_kl is not None:
-            kl = kl + network_kl
+        if isinstance(self.posterior, FactorialGaussian):
+            assert isinstance(self.network, DrawnNetwork)
+            kl = self.posterior.divergence(eps)
+            outputs = self.network.drawn_locally(x, *self.posterior.moments(), len(eps))
+        else:
+            theta, kl = self.posterior.sample(eps)
+            outputs, _, network_kl = self.network.run(x, theta[:, None])
+            kl = kl if network_kl is None else kl + network_kl
         if self.decay_prior_std is not None:
             kl = kl + self.network.weight_decay(self.decay_prior_std)
         return self.likelihood(outputs), kl

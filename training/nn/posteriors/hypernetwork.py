@@ -42,6 +42,10 @@ class HypernetworkPosterior(nn.Module):
         log_ratio = log_normal(eps, 1.0) - log_det - log_normal(z, self.prior_std)
         return z if self.lift is None else self.lift(z), log_ratio
 
+    def spread_parameters(self) -> list[nn.Parameter]:
+        """Return the log-scale of the flow's last layer."""
+        return [self.output.log_scale]
+
     @torch.no_grad()
     def centre(self) -> Float[Tensor, "D"]:
         """Return the mean of `CENTRE_DRAWS` draws."""
