@@ -138,7 +138,10 @@ def _fit(options: argparse.Namespace) -> int:
         manifest = _published(store, recipe.name, run.progress.token)
         if manifest is None:  # else the run was killed between its publication and its end
             model = run.fit(quiet=options.quiet)
-            manifest = publish(store, recipe.name, model, recipe, data, splits, training_facts(run, splits), print)
+            facts = training_facts(run, splits)
+            if "convergence" in facts:
+                print(facts["convergence"]["says"])
+            manifest = publish(store, recipe.name, model, recipe, data, splits, facts, print)
         run.checkpoint.unlink()
     for key, value in manifest.quality.items():
         print(f"  {key:32} {value:.4f}")

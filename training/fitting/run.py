@@ -31,6 +31,8 @@ from training.fitting.checkpoint import (
     write_atomically,
     write_checkpoint,
 )
+from training.fitting.choice import is_as_good
+from training.fitting.convergence import convergence, log_std_by_layer, mean_log_std
 from training.fitting.objectives import alpha_objective, geometric_weight
 from training.fitting.plots import plot_run
 from training.fitting.warm_start import carry_over
@@ -42,6 +44,8 @@ from training.versions import Parent
 
 INITIALISATION_ROWS = 1000
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
+FINAL_SPREAD_RATE = 10.0  # times the final learning rate
+PLOT_INTERVAL_S = 10.0
 SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
 # What a random stream is for: part of its key, so that no two streams are one.
 INITIAL_ROWS, ORDER, STEP_NOISE, VALIDATION_NOISE = range(1, 5)
@@ -57,6 +61,7 @@ class Progress:
     history: list[dict[str, float | int]]
     seconds: float
     token: str  # tells this run from all others: its publication carries it
+    start_log_std: dict[str, float]  # of theta, by layer, of a variational method
 
 
 class Diverged(DubitoError):
@@ -98,9 +103,13 @@ class Run:
         if not convolves and sum(p.numel() for p in self.parameters) * self.batch_rows * self.samples < SMALL_STEP:
             torch.set_num_threads(1)
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # of the epoch: nll, KL, metric
+        self.losses = torch.zeros(self.epoch_steps, dtype=torch.float64, device=device)  # at the KL's full weight
         self.best: dict[str, Tensor] = {}
-        self.lowest: Tensor | None = None  # score of each validation row, at the epoch of the lowest mean
-        self.progress = Progress(step=0, best_epoch=-1, history=[], seconds=0.0, token=secrets.token_hex(8))
+        self.lowest: Tensor | None = None  # score of each validation row or step, at the epoch of the lowest mean
+        self.progress = Progress(
+            step=0, best_epoch=-1, history=[], seconds=0.0, token=secrets.token_hex(8), start_log_std={}
+        )
+        self.plotted = 0.0
         self.resumed = self.checkpoint.exists()
         if self.resumed:
             self._restore()
@@ -112,6 +121,8 @@ class Run:
             else:
                 more_classes = num_classes - len(parent.classes)
                 carry_over(self.model, parent.model().to(device), more_classes)
+            if recipe.is_variational:
+                self.progress.start_log_std = log_std_by_layer(self.model, hash_key(recipe.seed, VALIDATION_NOISE))
             if recipe.network.factory is not None:
                 check_exports(self.model)
 
@@ -152,13 +163,13 @@ class Run:
     def _step(self, index: Tensor) -> None:
         settings = self.recipe.training
         step = self.progress.step
-        decay = settings.final_learning_rate / settings.learning_rate
         for group in self.optimizer.param_groups:
-            group["lr"] = group["first_lr"] * decay ** (step / self.steps)
+            group["lr"] = group["first_lr"] * (group["final_lr"] / group["first_lr"]) ** (step / self.steps)
         x, y = self.train[0][index].float(), self.train[1][index]
-        eps = step_noise(self.model.posterior, self.samples, self.recipe.seed, STEP_NOISE, step)
+        groups = min(self.recipe.row_groups, self.batch_rows)
+        eps = step_noise(self.model.posterior, self.samples * groups, self.recipe.seed, STEP_NOISE, step)
         torch.manual_seed(hash_key(self.recipe.seed, LAYER_NOISE, step))  # of layers that draw numbers of their own
-        served, kl = self.model.sample(x, eps.to(self.device))
+        served, kl = self.model.sample(x, eps.to(self.device), groups)
         log_likelihood = self.model.likelihood.log_likelihood(served, y)
         loss, nll = alpha_objective(log_likelihood, kl, self._kl_weight(step), self.recipe.alpha)
         self.optimizer.zero_grad(set_to_none=True)
@@ -166,12 +177,20 @@ class Run:
         clip_gradient(self.parameters, settings.gradient_norm)
         self.optimizer.step()
         error = self.model.likelihood.errors(served[0].detach(), y).mean()
+        full = nll.detach() + self.full_kl_weight * kl.detach().mean()
+        self.losses[step % self.epoch_steps] = full.double()
         self.sums += torch.stack([nll.detach().double(), kl.detach().mean().double(), error])
+
+    @property
+    def full_kl_weight(self) -> float:
+        """The KL's weight in a row's loss, after its ramp."""
+        weight = self.recipe.training.kl_weight
+        return 1.0 / self.rows if weight is None else weight
 
     def _kl_weight(self, step: int) -> float:
         settings = self.recipe.training
         ramp = settings.kl_ramp_epochs * self.epoch_steps
-        weight = 1.0 / self.rows if settings.kl_weight is None else settings.kl_weight
+        weight = self.full_kl_weight
         if settings.kl_weighting == "geometric":
             weight *= self.epoch_steps * geometric_weight(step % self.epoch_steps, self.epoch_steps)
         return min(1.0, (step + 1) / ramp if ramp else 1.0) * weight
@@ -203,6 +222,7 @@ class Run:
             "loss": nll + kl / self.rows,
             "nll": nll,
             "kl": kl,
+            "objective": self.losses.mean().item(),
             f"train_{likelihood.metric}": likelihood.to_metric(error),
             "validation_log_likelihood": log_likelihood.mean().item(),
             f"validation_{likelihood.score}": scores.mean().item(),
@@ -210,30 +230,32 @@ class Run:
             "theta_std": theta_std,  # stays at its start where the posterior has collapsed
             "seconds": self.progress.seconds,
         }
+        if self.progress.start_log_std:
+            by_layer = log_std_by_layer(self.model, hash_key(self.recipe.seed, VALIDATION_NOISE))
+            metrics["log_std"] = mean_log_std(self.model, by_layer)
         history = self.progress.history
         history.append(metrics)
-        if self._is_as_good_as_the_best(scores):
+        if self._is_kept(epoch, scores):
             self.best = module_tensors(self.model, "best")
             self.progress.best_epoch = epoch + 1
         lines = "".join(json.dumps(m) + "\n" for m in history)
         write_atomically(self.folder / "metrics.jsonl", lines.encode())
-        if epoch + 1 == settings.epochs or (epoch + 1) % max(1, settings.epochs // 10) == 0:
+        if epoch + 1 == settings.epochs or self.progress.seconds > self.plotted + PLOT_INTERVAL_S:
             plot_run(history, self.folder / "progress.png", self.recipe.name)
+            self.plotted = self.progress.seconds
         return metrics
 
-    def _is_as_good_as_the_best(self, scores: Tensor) -> bool:
-        """Whether an epoch's validation score is within one standard error of the lowest so far.
-
-        The error is that of the mean difference over rows. Among checkpoints that the validation rows cannot tell
-        apart the latest has the smallest step size behind it (the one-standard-error rule of Breiman et al. 1984).
-        """
+    def _is_kept(self, epoch: int, validation_scores: Tensor) -> bool:
+        """Whether an epoch's model takes the place of the one kept: never while the KL's weight still rises."""
+        settings = self.recipe.training
+        if epoch < settings.kl_ramp_epochs:
+            return epoch + 1 == settings.epochs
+        by_validation = self.recipe.choose == "likelihood"
+        scores = validation_scores if by_validation else self.losses.clone()
         lowest = self.lowest
         if lowest is None or scores.mean() < lowest.mean():
             self.lowest = scores
-        if lowest is None:
-            return True
-        difference = scores - lowest
-        return not difference.mean() > difference.std() / len(difference) ** 0.5  # one row has no error: take it
+        return lowest is None or is_as_good(scores, lowest, paired=by_validation)
 
     def _save(self) -> None:
         tensors = {
@@ -241,6 +263,7 @@ class Run:
             **self.best,
             **optimizer_tensors(self.optimizer),
             "sums": self.sums,
+            "losses": self.losses,
         }
         if self.lowest is not None:
             tensors["lowest"] = self.lowest
@@ -253,6 +276,7 @@ class Run:
             load_optimizer(self.optimizer, tensors)
             self.best = {name: tensor for name, tensor in tensors.items() if name.startswith("best.")}
             self.sums.copy_(tensors["sums"])
+            self.losses.copy_(tensors["losses"])
             self.lowest = tensors["lowest"].to(self.device) if "lowest" in tensors else None
             self.progress = Progress(**facts)
         except (RuntimeError, ValueError, KeyError, TypeError):
@@ -264,8 +288,12 @@ def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
     """Return the optimiser: log standard deviations take longer steps, since they have further to go than means."""
     spread = model.posterior.spread_parameters()
     others = [p for p in model.parameters() if not any(p is q for q in spread)]
-    rates = ((others, settings.learning_rate), (spread, settings.spread_learning_rate))
-    groups = [{"params": params, "lr": rate, "first_lr": rate} for params, rate in rates if params]
+    final = settings.final_learning_rate
+    rates = (
+        (others, settings.learning_rate, final),
+        (spread, settings.spread_learning_rate, FINAL_SPREAD_RATE * final),
+    )
+    groups = [{"params": p, "lr": first, "first_lr": first, "final_lr": last} for p, first, last in rates if p]
     return torch.optim.Adam(groups, fused=True)
 
 
@@ -278,11 +306,17 @@ def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
 
 def training_facts(run: Run, splits: Splits) -> dict[str, Any]:
     """Return what the manifest says of a finished run."""
+    converged: dict[str, Any] = {}
+    if run.recipe.is_variational:
+        seed = hash_key(run.recipe.seed, VALIDATION_NOISE)
+        facts = run.progress.history, run.full_kl_weight, run.progress.start_log_std, seed
+        converged["convergence"] = convergence(run.model, run.train, *facts)
     return {
         "run": run.progress.token,
         "recipe": run.recipe.model_dump(mode="json"),
         "rows": {name: len(rows) for name, rows in vars(splits).items()},
         "epochs": run.recipe.training.epochs,
+        "choose": run.recipe.choose,
         "best_epoch": run.progress.best_epoch,
         "steps": run.steps,
         "seconds": round(run.progress.seconds, 1),
@@ -291,6 +325,7 @@ def training_facts(run: Run, splits: Splits) -> dict[str, Any]:
         "device": run.device.type,
         **({} if run.parent is None else {"warm_start": run.parent.facts}),
         "validation_log_likelihood": run.progress.history[run.progress.best_epoch - 1]["validation_log_likelihood"],
+        **converged,
     }
 
 

@@ -61,16 +61,23 @@ class BayesianModel(nn.Module):
         self.decay_prior_std = decay_prior_std
 
     def sample(
-        self, x: Float[Tensor, "N I"], eps: Float[Tensor, "K E"]
+        self, x: Float[Tensor, "N I"], eps: Float[Tensor, "S E"], groups: int = 1
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "K"]]:
-        """Return what is served of each draw and row, for training, and each draw's KL, in nats."""
+        """Return what is served of each draw and row, for training, and each draw's KL, in nats.
+
+        With G `groups` (of rows, in order) there are S = K G draws, the first G of them the first draw of each group.
+        """
         if isinstance(self.posterior, FactorialGaussian):
             assert isinstance(self.network, DrawnNetwork)
             kl = self.posterior.divergence(eps)
             outputs = self.network.drawn_locally(x, *self.posterior.moments(), len(eps))
         else:
             theta, kl = self.posterior.sample(eps)
-            outputs, _, network_kl = self.network.run(x, theta[:, None])
+            theta = theta.unflatten(0, (-1, groups))
+            kl = kl.unflatten(0, (-1, groups)).mean(1)
+            if groups > 1:
+                theta = theta.index_select(1, torch.arange(len(x), device=x.device) * groups // len(x))
+            outputs, _, network_kl = self.network.run(x, theta)
             kl = kl if network_kl is None else kl + network_kl
         if self.decay_prior_std is not None:
             kl = kl + self.network.weight_decay(self.decay_prior_std)

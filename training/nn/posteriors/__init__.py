@@ -52,8 +52,8 @@ class FactorialGaussian(Protocol):
 class LocationScale(Protocol):
     """A posterior with a density whose draws are a location plus a scale times something."""
 
-    def location(self) -> Float[Tensor, "D"]:
-        """Return what draws deviate from."""
+    def location(self) -> Float[Tensor, "D"] | None:
+        """Return what draws deviate from; none where theta is not all that is random."""
 
     def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
         """Return log p(theta), up to a constant."""
