@@ -99,6 +99,7 @@ def evaluate_version(
         attacks = _attacks(version, data, is_fitted, predictor, predicted, test, done) if wanted.attacks else {}
     if wanted.attacks and not is_fitted:
         say("quiet PGD is left out: it needs the rows that the detectors were fitted on")
+    converged = manifest.training.get("convergence")
     report = {
         "model": manifest.name,
         "version": manifest.version,
@@ -111,6 +112,7 @@ def evaluate_version(
         "judged_draws": predicted.prediction.rank_tables.num_draws,
         "rows_per_request": REQUEST_ROWS,
         "detectors": {"all": list(predicted.prediction.detected), "combined": list(manifest.detectors.combined)},
+        **({"convergence": converged} if converged else {}),
         "summary": _summary(measured, outliers),
         "test": measured,
         "outliers": outliers,

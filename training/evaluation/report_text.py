@@ -22,6 +22,10 @@ def markdown(report: dict[str, Any], plots: list[str]) -> str:
         _table(["", ""], [[key, f"{value:.4g}"] for key, value in test.items() if isinstance(value, float)]),
         _flag_rates({"test rows": test, **report["outliers"], **report["attacks"]}),
     ]
+    if "convergence" in report:
+        fit = report["convergence"]
+        bound = f"{fit['negative_elbo']:.4g} ± {fit['negative_elbo_error']:.2g}"
+        parts.insert(2, f"Its fit: {fit['says']}; negative ELBO {bound} nats a training row.")
     if "intervals" in test:
         rows = [
             [_percent(entry[k]) for k in ("nominal", "covered")] + [_plain(entry["width"])]

@@ -44,7 +44,7 @@ from training.versions import Parent
 
 INITIALISATION_ROWS = 1000
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
-FINAL_SPREAD_RATE = 10.0  # times the final learning rate
+FINAL_SPREAD_RATE = 3.0  # times the final learning rate
 PLOT_INTERVAL_S = 10.0
 SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
 # What a random stream is for: part of its key, so that no two streams are one.
