@@ -16,7 +16,7 @@ def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> N
     """Draw loss, KL, accuracy or RMSE, and the spread of theta against the epoch, as a PNG."""
     panels = {
         "nats a row": {"loss": "-ELBO", "nll": "training -log p", "validation_log_likelihood": "validation -log p"},
-        "bound, nats a row": {"objective": "what is minimised, at the KL's full weight"},
+        "bound, nats a row": {"objective": "KL at its full weight"},
         "KL to the prior (nats)": {"kl": "KL"},
         "error (%)": {"train_accuracy": "training, one draw", "validation_accuracy": "validation"},
         "root mean squared error": {"train_rmse": "training, one draw", "validation_rmse": "validation"},
@@ -44,7 +44,8 @@ def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> N
             axis.set_ylim(*_end_range([float(metrics["objective"]) for metrics in history]))
         elif min(line.get_ydata().min() for line in axis.lines) > 0:
             axis.set_yscale("log")
-        axis.legend(loc="upper right")  # the best place is slow to find among many points
+        # the best place is slow to find among many points
+        axis.legend(loc="lower right" if label == "std of theta" else "upper right")
     figure.suptitle(title)
     _write(figure, path)
 

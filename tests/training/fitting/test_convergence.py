@@ -131,7 +131,7 @@ def small_run(folder, start=-3.0, **training):
             "data": {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1},
             "network": {"hidden": [4]},
             "posterior": {"initial_log_std": start},
-            "training": {"epochs": 4, "batch_rows": 16, **training},
+            "training": {"epochs": 4, "batch_rows": 16} | training,
         }
     )
     splits = Splits(rows, *(rows.take(np.arange(32 * i, 32 * (i + 1))) for i in range(4)))
