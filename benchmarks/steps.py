@@ -16,10 +16,10 @@ import torch
 
 from training.fitting.memory import keep_freed_memory
 from training.fitting.objectives import alpha_objective
-from training.fitting.run import clip_gradient
+from training.fitting.run import adam, clip_gradient
 from training.nn.architectures import mlp
 from training.nn.model import build, initialise
-from training.nn.posteriors import noise
+from training.nn.posteriors import step_noise
 from training.recipe import POSTERIORS, Recipe
 
 ROWS, HIDDEN = 128, [800, 800]
@@ -62,11 +62,12 @@ def bayesian(method: str, x: torch.Tensor, y: torch.Tensor) -> Callable[[int], N
     model = build(recipe, (784,), 10)
     initialise(model, x)
     parameters = list(model.parameters())
-    optimizer = torch.optim.Adam(parameters, fused=True)
+    optimizer = adam(model, recipe.training)
     samples = model.posterior.max_draws or recipe.samples
 
     def step(i: int) -> None:
-        log_probs, kl = model.sample(x, noise(model.posterior, samples, 0, i))
+        eps = step_noise(model.posterior, samples * recipe.row_groups, 0, i)
+        log_probs, kl = model.sample(x, eps, recipe.row_groups)
         loss, _ = alpha_objective(model.likelihood.log_likelihood(log_probs, y), kl, 1e-5, recipe.alpha)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -66,6 +66,7 @@ class TrainingFacts(Facts):
     recipe: dict[str, Any] | None = None
     rows: dict[str, int] | None = None
     epochs: int | None = None
+    choose: str | None = None  # the checkpoint of the best bound, or of the best likelihood
     best_epoch: int | None = None
     steps: int | None = None
     seconds: float | None = None
@@ -74,6 +75,7 @@ class TrainingFacts(Facts):
     device: str | None = None
     warm_start: VersionFacts | None = None
     validation_log_likelihood: float | None = None
+    convergence: dict[str, Any] | None = None  # of a variational fit: `training.fitting.convergence`
     temperature: TemperatureFacts | None = None
     data_digest: str | None = None
     python: str | None = None

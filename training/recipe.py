@@ -163,6 +163,15 @@ POSTERIORS: dict[str, type[Section]] = {
     "mle": PointSection,
     "mle-dropout": DropoutSection,
 }
+VARIATIONAL = (
+    "bhn-realnvp",
+    "bhn-iaf",
+    "bhn-weights",
+    "bbb-gaussian",
+    "bbb-mixture",
+    "mvn",
+    "variational-hypernet",
+)
 INTEGER_METHODS = ("bhn-realnvp", "bhn-iaf")
 
 
@@ -173,6 +182,9 @@ class TrainingSection(Section):
     batch_rows: Count = 128
     learning_rate: Positive = 1e-3
     final_learning_rate: Positive = 1e-4
+    spread_learning_rate: Positive = 0.1
+    row_groups: Count = 8
+    choose: Literal["elbo", "likelihood"] | None = None
     gradient_norm: Positive = 5.0
     kl_ramp_epochs: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     kl_weight: Positive | None = None
@@ -250,6 +262,21 @@ class Recipe(Section):
         """The objective's alpha."""
         default = 0.5 if self.method == "dropout-alpha" else 0.0
         return default if self.training.alpha is None else self.training.alpha
+
+    @property
+    def is_variational(self) -> bool:
+        """Whether what is fitted is a posterior that approximates the true one, and so has a bound to converge."""
+        return self.method in VARIATIONAL
+
+    @property
+    def choose(self) -> Literal["elbo", "likelihood"]:
+        """What chooses the checkpoint that is kept."""
+        return self.training.choose or ("elbo" if self.is_variational else "likelihood")
+
+    @property
+    def row_groups(self) -> int:
+        """Groups that the rows of a training step are divided into, each with draws of its own."""
+        return self.training.row_groups if self.method in ("bhn-realnvp", "bhn-iaf") else 1
 
     @property
     def samples(self) -> int:

@@ -77,7 +77,10 @@ def run(options: argparse.Namespace) -> None:
         manifest = _published(store, recipe.name, run.progress.token)
         if manifest is None:  # else the run was killed between its publication and its end
             model = run.fit(quiet=options.quiet)
-            manifest = publish(store, recipe.name, model, recipe, data, splits, training_facts(run, splits))
+            facts = training_facts(run, splits)
+            if facts.convergence is not None:
+                print(facts.convergence["says"])
+            manifest = publish(store, recipe.name, model, recipe, data, splits, facts)
         run.checkpoint.unlink()
     for key, value in manifest.quality.items():
         print(f"  {key:32} {value:.4f}")

@@ -141,6 +141,7 @@ class Report(Record):
     judged_draws: int
     rows_per_request: int
     detectors: Detectors
+    convergence: dict[str, Any] | None = None  # of a variational fit
     summary: dict[str, float]
     test: ClassMeasures | RegressionMeasures
     outliers: dict[str, SetMeasures]

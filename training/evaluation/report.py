@@ -101,6 +101,8 @@ def evaluate_version(
         attacks = _attacks(version, data, is_fitted, predictor, predicted, test, done) if wanted.attacks else {}
     if wanted.attacks and not is_fitted:
         log.info("quiet PGD is left out: it needs the rows that the detectors were fitted on")
+    facts = TrainingFacts.of(manifest)
+    converged = {} if facts.convergence is None else {"convergence": facts.convergence}
     report = Report(
         model=manifest.name,
         version=manifest.version,
@@ -113,6 +115,7 @@ def evaluate_version(
         judged_draws=predicted.prediction.rank_tables.num_draws,
         rows_per_request=REQUEST_ROWS,
         detectors=Detectors(all=list(predicted.prediction.detected), combined=list(manifest.detectors.combined)),
+        **converged,
         summary=_summary(measured, outliers),
         test=measured,
         outliers=outliers,

@@ -1,6 +1,7 @@
 """Pictures of runs."""
 
 import io
+import math
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -15,14 +16,17 @@ def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> N
     """Draw loss, KL, accuracy or RMSE, and the spread of theta against the epoch, as a PNG."""
     panels = {
         "nats a row": {"loss": "-ELBO", "nll": "training -log p", "validation_log_likelihood": "validation -log p"},
+        "bound, nats a row": {"objective": "KL at its full weight"},
         "KL to the prior (nats)": {"kl": "KL"},
         "error (%)": {"train_accuracy": "training, one draw", "validation_accuracy": "validation"},
         "root mean squared error": {"train_rmse": "training, one draw", "validation_rmse": "validation"},
-        "std of theta": {"theta_std": "mean over units"},
+        "std of theta": {"theta_std": "mean", "log_std": "geometric mean"},
     }
+    if "log_std" not in history[0]:  # a method whose draws have no width to learn
+        panels["std of theta"] = {"theta_std": "mean"}
     panels = {label: curves for label, curves in panels.items() if set(curves) <= set(history[0])}
     plt.switch_backend("Agg")
-    figure, axes = plt.subplots(1, len(panels), figsize=(16, 3.6), layout="constrained")
+    figure, axes = plt.subplots(1, len(panels), figsize=(19, 3.6), layout="constrained")
     epochs = [metrics["epoch"] for metrics in history]
     for axis, (label, curves) in zip(axes, panels.items(), strict=True):
         for key, name in curves.items():
@@ -31,14 +35,26 @@ def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> N
                 values = [100 * (1 - value) for value in values]
             elif key.endswith("log_likelihood"):
                 values = [-value for value in values]
+            elif key == "log_std":
+                values = [math.exp(value) for value in values]
             axis.plot(epochs, values, label=name, marker="o" if len(epochs) == 1 else None)
         axis.set(xlabel="epoch", ylabel=label)
         axis.grid(alpha=0.3)
-        if label != "std of theta" and min(line.get_ydata().min() for line in axis.lines) > 0:
+        if label == "bound, nats a row":  # what is of interest is whether its end is level
+            axis.set_ylim(*_end_range([float(metrics["objective"]) for metrics in history]))
+        elif min(line.get_ydata().min() for line in axis.lines) > 0:
             axis.set_yscale("log")
-        axis.legend(loc="upper right")  # the best place is slow to find among many points
+        # the best place is slow to find among many points
+        axis.legend(loc="lower right" if label == "std of theta" else "upper right")
     figure.suptitle(title)
     _write(figure, path)
+
+
+def _end_range(values: list[float]) -> tuple[float, float]:
+    """Return limits that show the later half of a curve, and what of the earlier lies near it."""
+    later = values[len(values) // 2 :]
+    margin = max(max(later) - min(later), 0.02 * abs(values[-1]), 1e-6)
+    return min(later) - 0.5 * margin, max(later) + margin
 
 
 def plot_signal_to_noise(ratio: Float32[np.ndarray, "W"], fraction: float, path: Path, title: str) -> None:

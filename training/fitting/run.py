@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,18 +31,21 @@ from training.fitting.checkpoint import (
     write_atomically,
     write_checkpoint,
 )
+from training.fitting.choice import is_as_good
+from training.fitting.convergence import convergence, log_std_by_layer, mean_log_std
 from training.fitting.objectives import alpha_objective, geometric_weight
 from training.fitting.plots import plot_run
 from training.fitting.warm_start import carry_over
 from training.nn.model import BayesianModel, build, initialise
-from training.nn.posteriors import noise
-from training.recipe import Recipe
+from training.nn.posteriors import noise, step_noise
+from training.recipe import Recipe, TrainingSection
 from training.seeds import Stream, hash_key
 from training.versions import Parent
 
 INITIALISATION_ROWS = 1000
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
 PLOT_INTERVAL_S = 5  # at least between two plots of a run, which take half a second each
+FINAL_SPREAD_RATE = 3.0  # times the final learning rate
 SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
 
 
@@ -54,6 +58,7 @@ class Progress:
     history: list[dict[str, float | int]]
     seconds: float
     token: str  # tells this run from all others: its publication carries it
+    start_log_std: dict[str, float]  # of theta, by layer, of a variational method
 
 
 class Diverged(DubitoError):
@@ -90,14 +95,17 @@ class Run:
         self.model = build(recipe, shape, num_classes).to(device)
         self.samples = recipe.samples if self.model.posterior.max_draws is None else self.model.posterior.max_draws
         self.parameters = list(self.model.parameters())
-        self.optimizer = torch.optim.Adam(self.parameters, lr=recipe.training.learning_rate, fused=True)
+        self.optimizer = adam(self.model, recipe.training)
         convolves = any(isinstance(layer, nn.Conv2d) for layer in self.model.modules())
         if not convolves and sum(p.numel() for p in self.parameters) * self.batch_rows * self.samples < SMALL_STEP:
             torch.set_num_threads(1)
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # of the epoch: nll, KL, metric
+        self.losses = torch.zeros(self.epoch_steps, dtype=torch.float64, device=device)  # at the KL's full weight
         self.best: dict[str, Tensor] = {}
-        self.lowest: Tensor | None = None  # score of each validation row, at the epoch of the lowest mean
-        self.progress = Progress(step=0, best_epoch=-1, history=[], seconds=0.0, token=secrets.token_hex(8))
+        self.lowest: Tensor | None = None  # score of each validation row or step, at the epoch of the lowest mean
+        self.progress = Progress(
+            step=0, best_epoch=-1, history=[], seconds=0.0, token=secrets.token_hex(8), start_log_std={}
+        )
         self.plotted = time.monotonic()
         self.resumed = self.checkpoint.exists()
         if self.resumed:
@@ -110,6 +118,10 @@ class Run:
             else:
                 more_classes = num_classes - len(parent.classes)
                 carry_over(self.model, parent.model().to(device), more_classes)
+            if recipe.is_variational:
+                self.progress.start_log_std = log_std_by_layer(
+                    self.model, hash_key(recipe.seed, Stream.VALIDATION_NOISE)
+                )
             if recipe.network.factory is not None:
                 check_exports(self.model)
 
@@ -150,13 +162,13 @@ class Run:
     def _step(self, index: Tensor) -> None:
         settings = self.recipe.training
         step = self.progress.step
-        decay = settings.final_learning_rate / settings.learning_rate
         for group in self.optimizer.param_groups:
-            group["lr"] = settings.learning_rate * decay ** (step / self.steps)
+            group["lr"] = group["first_lr"] * (group["final_lr"] / group["first_lr"]) ** (step / self.steps)
         x, y = self.train[0][index].float(), self.train[1][index]
-        eps = noise(self.model.posterior, self.samples, self.recipe.seed, Stream.STEP_NOISE, step)
+        groups = min(self.recipe.row_groups, self.batch_rows)
+        eps = step_noise(self.model.posterior, self.samples * groups, self.recipe.seed, Stream.STEP_NOISE, step)
         torch.manual_seed(hash_key(self.recipe.seed, Stream.LAYER_NOISE, step))
-        served, kl = self.model.sample(x, eps.to(self.device))
+        served, kl = self.model.sample(x, eps.to(self.device), groups)
         log_likelihood = self.model.likelihood.log_likelihood(served, y)
         loss, nll = alpha_objective(log_likelihood, kl, self._kl_weight(step), self.recipe.alpha)
         self.optimizer.zero_grad(set_to_none=True)
@@ -164,12 +176,20 @@ class Run:
         clip_gradient(self.parameters, settings.gradient_norm)
         self.optimizer.step()
         error = self.model.likelihood.errors(served[0].detach(), y).mean()
+        full = nll.detach() + self.full_kl_weight * kl.detach().mean()
+        self.losses[step % self.epoch_steps] = full.double()
         self.sums += torch.stack([nll.detach().double(), kl.detach().mean().double(), error])
+
+    @property
+    def full_kl_weight(self) -> float:
+        """The KL's weight in a row's loss, after its ramp."""
+        weight = self.recipe.training.kl_weight
+        return 1.0 / self.rows if weight is None else weight
 
     def _kl_weight(self, step: int) -> float:
         settings = self.recipe.training
         ramp = settings.kl_ramp_epochs * self.epoch_steps
-        weight = 1.0 / self.rows if settings.kl_weight is None else settings.kl_weight
+        weight = self.full_kl_weight
         if settings.kl_weighting == "geometric":
             weight *= self.epoch_steps * geometric_weight(step % self.epoch_steps, self.epoch_steps)
         return min(1.0, (step + 1) / ramp if ramp else 1.0) * weight
@@ -201,6 +221,7 @@ class Run:
             "loss": nll + kl / self.rows,
             "nll": nll,
             "kl": kl,
+            "objective": self.losses.mean().item(),
             f"train_{likelihood.metric}": likelihood.to_metric(error),
             "validation_log_likelihood": log_likelihood.mean().item(),
             f"validation_{likelihood.score}": scores.mean().item(),
@@ -208,9 +229,12 @@ class Run:
             "theta_std": theta_std,  # stays at its start where the posterior has collapsed
             "seconds": self.progress.seconds,
         }
+        if self.progress.start_log_std:
+            by_layer = log_std_by_layer(self.model, hash_key(self.recipe.seed, Stream.VALIDATION_NOISE))
+            metrics["log_std"] = mean_log_std(self.model, by_layer)
         history = self.progress.history
         history.append(metrics)
-        if self._is_as_good_as_the_best(scores):
+        if self._is_kept(epoch, scores):
             self.best = module_tensors(self.model, "best")
             self.progress.best_epoch = epoch + 1
         lines = "".join(json.dumps(m) + "\n" for m in history)
@@ -221,19 +245,17 @@ class Run:
             self.plotted = time.monotonic()
         return metrics
 
-    def _is_as_good_as_the_best(self, scores: Tensor) -> bool:
-        """Whether an epoch's validation score is within one standard error of the lowest so far.
-
-        The error is that of the mean difference over rows. Among checkpoints that the validation rows cannot tell
-        apart the latest has the smallest step size behind it (the one-standard-error rule of Breiman et al. 1984).
-        """
+    def _is_kept(self, epoch: int, validation_scores: Tensor) -> bool:
+        """Whether an epoch's model takes the place of the one kept: never while the KL's weight still rises."""
+        settings = self.recipe.training
+        if epoch < settings.kl_ramp_epochs:
+            return epoch + 1 == settings.epochs
+        by_validation = self.recipe.choose == "likelihood"
+        scores = validation_scores if by_validation else self.losses.clone()
         lowest = self.lowest
         if lowest is None or scores.mean() < lowest.mean():
             self.lowest = scores
-        if lowest is None:
-            return True
-        difference = scores - lowest
-        return not difference.mean() > difference.std() / len(difference) ** 0.5  # one row has no error: take it
+        return lowest is None or is_as_good(scores, lowest, paired=by_validation)
 
     def _save(self) -> None:
         tensors = {
@@ -241,6 +263,7 @@ class Run:
             **self.best,
             **optimizer_tensors(self.optimizer),
             "sums": self.sums,
+            "losses": self.losses,
         }
         if self.lowest is not None:
             tensors["lowest"] = self.lowest
@@ -253,11 +276,25 @@ class Run:
             load_optimizer(self.optimizer, tensors)
             self.best = {name: tensor for name, tensor in tensors.items() if name.startswith("best.")}
             self.sums.copy_(tensors["sums"])
+            self.losses.copy_(tensors["losses"])
             self.lowest = tensors["lowest"].to(self.device) if "lowest" in tensors else None
             self.progress = Progress(**facts)
         except (RuntimeError, ValueError, KeyError, TypeError):
             expected = "a checkpoint of this run (delete it to begin anew)"
             raise InvalidInput(str(self.checkpoint), expected, "one of another") from None
+
+
+def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
+    """Return the optimiser: log standard deviations take longer steps, since they have further to go than means."""
+    spread = model.posterior.spread_parameters()
+    others = [p for p in model.parameters() if not any(p is q for q in spread)]
+    final = settings.final_learning_rate
+    rates = (
+        (others, settings.learning_rate, final),
+        (spread, settings.spread_learning_rate, FINAL_SPREAD_RATE * final),
+    )
+    groups = [{"params": p, "lr": first, "first_lr": first, "final_lr": last} for p, first, last in rates if p]
+    return torch.optim.Adam(groups, fused=True)
 
 
 def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
@@ -274,6 +311,7 @@ def training_facts(run: Run, splits: Splits) -> TrainingFacts:
         recipe=run.recipe.model_dump(mode="json"),
         rows={name: len(rows) for name, rows in vars(splits).items()},
         epochs=run.recipe.training.epochs,
+        choose=run.recipe.choose,
         best_epoch=run.progress.best_epoch,
         steps=run.steps,
         seconds=round(run.progress.seconds, 1),
@@ -282,7 +320,12 @@ def training_facts(run: Run, splits: Splits) -> TrainingFacts:
         device=run.device.type,
         validation_log_likelihood=run.progress.history[run.progress.best_epoch - 1]["validation_log_likelihood"],
     )
-    return facts if run.parent is None else facts.model_copy(update={"warm_start": run.parent.facts})
+    more: dict[str, Any] = {} if run.parent is None else {"warm_start": run.parent.facts}
+    if run.recipe.is_variational:
+        seed = hash_key(run.recipe.seed, Stream.VALIDATION_NOISE)
+        ended = run.progress.history, run.full_kl_weight, run.progress.start_log_std, seed
+        more["convergence"] = convergence(run.model, run.train, *ended)
+    return facts.model_copy(update=more)
 
 
 def device_named(name: str) -> torch.device:

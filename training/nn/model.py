@@ -11,7 +11,7 @@ from training.nn.architectures import channels_first, from_factory, gal_cnn, mlp
 from training.nn.flows import Composition, iaf, realnvp
 from training.nn.likelihoods import Categorical, Gaussian, Likelihood
 from training.nn.networks import DrawnNetwork, MemberNetwork, Stochastic
-from training.nn.posteriors import Posterior
+from training.nn.posteriors import FactorialGaussian, Posterior
 from training.nn.posteriors.dropout import MaskPosterior
 from training.nn.posteriors.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior
 from training.nn.posteriors.hypernet_noise import NoisePosterior
@@ -61,13 +61,24 @@ class BayesianModel(nn.Module):
         self.decay_prior_std = decay_prior_std
 
     def sample(
-        self, x: Float[Tensor, "N I"], eps: Float[Tensor, "K E"]
+        self, x: Float[Tensor, "N I"], eps: Float[Tensor, "S E"], groups: int = 1
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "K"]]:
-        """Return what is served of each draw and row, for training, and each draw's KL, in nats."""
-        theta, kl = self.posterior.sample(eps)
-        outputs, _, network_kl = self.network.run(x, theta[:, None])
-        if network_kl is not None:
-            kl = kl + network_kl
+        """Return what is served of each draw and row, for training, and each draw's KL, in nats.
+
+        With G `groups` (of rows, in order) there are S = K G draws, the first G of them the first draw of each group.
+        """
+        if isinstance(self.posterior, FactorialGaussian):
+            assert isinstance(self.network, DrawnNetwork)
+            kl = self.posterior.divergence(eps)
+            outputs = self.network.drawn_locally(x, *self.posterior.moments(), len(eps))
+        else:
+            theta, kl = self.posterior.sample(eps)
+            theta = theta.unflatten(0, (-1, groups))
+            kl = kl.unflatten(0, (-1, groups)).mean(1)
+            if groups > 1:
+                theta = theta.index_select(1, torch.arange(len(x), device=x.device) * groups // len(x))
+            outputs, _, network_kl = self.network.run(x, theta)
+            kl = kl if network_kl is None else kl + network_kl
         if self.decay_prior_std is not None:
             kl = kl + self.network.weight_decay(self.decay_prior_std)
         return self.likelihood(outputs), kl

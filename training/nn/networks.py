@@ -85,18 +85,32 @@ class DrawnNetwork(nn.Module):
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Tensor | None]:
         """Return outputs, features, and the KL of layers whose posterior depends on their input (K), if any."""
+        self.current.num_draws = theta.shape[0]
+        return self._run(x, theta)
+
+    def _run(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         current = self.current
-        current.num_draws = theta.shape[0]
-        parts = torch.split(theta, [slot.size for slot in self.slots], dim=-1)
-        current.theta = {slot.name: part for slot, part in zip(self.slots, parts, strict=True)}
+        current.theta = self._by_layer(theta)
         try:
             standard = self._standardised(x)
-            h = standard if self.shares_input else standard.expand(theta.shape[0], *standard.shape).flatten(0, 1)
+            h = standard if self.shares_input else standard.expand(current.num_draws, *standard.shape).flatten(0, 1)
             outputs = self.module(h)
             features = standard.flatten(1) if current.features is None else current.features
-            return outputs.unflatten(0, (theta.shape[0], -1)) if self.folded else outputs, features, current.kl
+            return outputs.unflatten(0, (current.num_draws, -1)) if self.folded else outputs, features, current.kl
         finally:
             current.clear()
+
+    def _by_layer(self, theta: Tensor) -> dict[str, Tensor]:
+        parts = torch.split(theta, [slot.size for slot in self.slots], dim=-1)
+        return {slot.name: part for slot, part in zip(self.slots, parts, strict=True)}
+
+    def drawn_locally(
+        self, x: Float[Tensor, "N I"], mean: Float[Tensor, "D"], std: Float[Tensor, "D"], num_draws: int
+    ) -> Float[Tensor, "K N C"]:
+        """Return outputs for training where weights are independent and normal: layers draw values, row by row."""
+        self.current.std = self._by_layer(std)
+        self.current.num_draws = num_draws
+        return self._run(x, mean[None, None])[0]
 
     def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
         """Return what the last layer takes in under one draw."""

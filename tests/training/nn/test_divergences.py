@@ -112,6 +112,29 @@ def test_a_hypernets_kl_and_training_draws_are_those_of_its_matrix_normal_row_by
         assert ((drawn.var(0) / variance - 1).abs() < 6 * math.sqrt(2 / 20_000)).all()
 
 
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("kind", ["chain", "folded", "convolution"])
+def test_values_drawn_in_place_of_weights_have_the_weights_distribution_and_rows_their_own_noise(kind, has_bias):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(1, 2, 2, bias=has_bias) if kind == "convolution" else nn.Linear(4, 2, bias=has_bias)
+    module = nn.Sequential(layer, nn.Identity() if kind == "chain" else nn.Flatten())
+    shape = (1, 2, 2) if kind == "convolution" else (4,)
+    network = DrawnNetwork(module, Stochastic("weights"), shape).double()
+    mean, std = standard_noise(2, network.theta_dimension, 1).double()
+    std = std.abs()
+    x = standard_noise(3, 4, 2).double()
+    with torch.no_grad():
+        drawn = network.drawn_locally(x, mean, std, 20_000)
+        theta = mean + std * standard_noise(20_000, network.theta_dimension, 3).double()
+        expected = network(x, theta[:, None])[0]
+    assert drawn.shape == expected.shape
+    variance = expected.var(0)
+    # Six standard errors of differences of means, and of variances, of 20,000 draws.
+    assert ((drawn.mean(0) - expected.mean(0)).abs() < 6 * (2 * variance / 20_000).sqrt()).all()
+    assert ((drawn.var(0) / variance - 1).abs() < 6 * math.sqrt(4 / 20_000)).all()
+    assert torch.corrcoef(drawn[:, :2, 0].T)[0, 1].abs() < 6 / math.sqrt(20_000)
+
+
 @pytest.mark.parametrize(
     ("drawn", "extra", "count"),
     [("weights", {}, 79_400 + 994), ("hypernet", {"vector_scaling": False}, 2_518_794), ("hypernet", {}, 164_198)],

@@ -4,7 +4,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM
 from training.nn.posteriors.noise import standard_noise
@@ -25,11 +25,45 @@ class Posterior(Protocol):
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
         """Return draws of theta for training, and of each an estimate of KL(q || p), in nats, unbiased on average."""
 
+    def spread_parameters(self) -> list[nn.Parameter]:
+        """Return what says how wide draws are, on a log scale: parameters with a learning rate of their own."""
+
     def centre(self) -> Float[Tensor, "D"]:
         """Return one theta that stands for all draws: their mean, or the first where they have none."""
 
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
         """Move the posterior's centre."""
+
+
+@runtime_checkable
+class FactorialGaussian(Protocol):
+    """A posterior under which weights are independent and normal: a layer's value can be drawn in place of them."""
+
+    has_analytic_kl: bool
+
+    def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
+        """Return mean and standard deviation of each weight."""
+
+    def divergence(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
+        """Return what `sample` says of KL(q || p); the noise itself is not used where the KL is analytic."""
+
+
+@runtime_checkable
+class LocationScale(Protocol):
+    """A posterior with a density whose draws are a location plus a scale times something."""
+
+    def location(self) -> Float[Tensor, "D"] | None:
+        """Return what draws deviate from; none where theta is not all that is random."""
+
+    def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
+        """Return log p(theta), up to a constant."""
+
+
+def step_noise(posterior: Posterior, num_draws: int, *key: int) -> Float[Tensor, "K E"]:
+    """Return the noise of a training step: none, 0 numbers a draw, where layers draw their values themselves."""
+    if isinstance(posterior, FactorialGaussian) and posterior.has_analytic_kl:
+        return torch.empty(num_draws, 0)
+    return noise(posterior, num_draws, *key)
 
 
 def noise(posterior: Posterior, num_draws: int, *key: int) -> Float[Tensor, "K E"]:

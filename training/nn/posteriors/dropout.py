@@ -39,6 +39,10 @@ class MaskPosterior(nn.Module):
         """Return masks, and 0: the KL depends on the network's weights, and is their decay."""
         return self._masks(eps), eps.new_zeros(len(eps))
 
+    def spread_parameters(self) -> list[nn.Parameter]:
+        """Return none: the width of a mask is its rate."""
+        return []
+
     def centre(self) -> Float[Tensor, "D"]:
         """Return 1, the mean."""
         return torch.ones(self.theta_dimension)

@@ -16,6 +16,11 @@ class GaussianPrior:
     """N(0, std^2 I)."""
 
     std: float
+    has_analytic_kl = True
+
+    def log_density(self, theta: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return the log density of each weight."""
+        return -0.5 * (theta / self.std).square() - math.log(self.std * math.sqrt(2 * math.pi))
 
     def kl(
         self, theta: Float[Tensor, "K D"], mu: Float[Tensor, "D"], sigma: Float[Tensor, "D"]
@@ -33,6 +38,7 @@ class ScaleMixturePrior:
     pi: float
     std_1: float
     std_2: float
+    has_analytic_kl = False
 
     def log_density(self, theta: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return the log density of each weight: that of the wider part, and how much the narrower adds to it."""
@@ -84,6 +90,33 @@ class GaussianPosterior(nn.Module):
         sigma = self.sigma
         theta = self.mu + sigma * eps
         return theta, self.prior.kl(theta, self.mu, sigma)
+
+    def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
+        """Return mean and standard deviation of each weight."""
+        return self.mu, self.sigma
+
+    def divergence(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
+        """Return the KL of `sample`; a Gaussian prior's does not look at the noise."""
+        sigma = self.sigma
+        theta = self.mu.expand(len(eps), -1) if self.has_analytic_kl else self.mu + sigma * eps
+        return self.prior.kl(theta, self.mu, sigma)
+
+    @property
+    def has_analytic_kl(self) -> bool:
+        """Whether the KL is that of the distributions, and no draw's estimate."""
+        return self.prior.has_analytic_kl
+
+    def spread_parameters(self) -> list[nn.Parameter]:
+        """Return rho, which is nearly log sigma where that is small."""
+        return [self.rho]
+
+    def location(self) -> Float[Tensor, "D"]:
+        """Return the mean."""
+        return self.mu
+
+    def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
+        """Return log p(theta)."""
+        return self.prior.log_density(theta).sum(-1)
 
     @torch.no_grad()
     def centre(self) -> Float[Tensor, "D"]:

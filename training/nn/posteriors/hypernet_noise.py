@@ -25,6 +25,10 @@ class NoisePosterior(nn.Module):
         """Return the noise, and 0: the KL depends on the input."""
         return eps, eps.new_zeros(len(eps))
 
+    def spread_parameters(self) -> list[nn.Parameter]:
+        """Return none: layers make their spread of their input."""
+        return []
+
     def centre(self) -> Float[Tensor, "D"]:
         """Return 0, the mean."""
         return torch.zeros(self.theta_dimension)

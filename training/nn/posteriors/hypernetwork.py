@@ -42,6 +42,18 @@ class HypernetworkPosterior(nn.Module):
         log_ratio = log_normal(eps, 1.0) - log_det - log_normal(z, self.prior_std)
         return z if self.lift is None else self.lift(z), log_ratio
 
+    def spread_parameters(self) -> list[nn.Parameter]:
+        """Return the log-scale of the flow's last layer."""
+        return [self.output.log_scale]
+
+    def location(self) -> Float[Tensor, "D"] | None:
+        """Return the last layer's shift: none on a subspace, whose coordinates are no theta."""
+        return self.output.shift if self.lift is None else None
+
+    def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
+        """Return log p(theta) of a posterior over all of theta."""
+        return log_normal(theta, self.prior_std)
+
     @torch.no_grad()
     def centre(self) -> Float[Tensor, "D"]:
         """Return the mean of `CENTRE_DRAWS` draws."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from model_store.inference.noise import NOISE_ALGORITHM
 from training.nn.layers import Slot
+from training.nn.posteriors.noise import log_normal
 
 
 class MatrixNormalPosterior(nn.Module):
@@ -18,6 +19,7 @@ class MatrixNormalPosterior(nn.Module):
 
     algorithm = NOISE_ALGORITHM
     max_draws: int | None = None
+    has_analytic_kl = True
 
     def __init__(self, slots: Sequence[Slot], initial_log_std: float, prior_std: float) -> None:
         super().__init__()
@@ -48,6 +50,28 @@ class MatrixNormalPosterior(nn.Module):
         """Return draws of theta, and the KL, the same for each."""
         return self(eps), self.kl().expand(len(eps))
 
+    def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
+        """Return mean and standard deviation of each weight."""
+        pairs = zip(self.log_rows, self.log_columns, strict=True)
+        stds = [(torch.exp(log_row)[:, None] * torch.exp(log_column)).flatten() for log_row, log_column in pairs]
+        return self.location(), torch.cat(stds)
+
+    def divergence(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
+        """Return the KL, the same for each draw."""
+        return self.kl().expand(len(eps))
+
+    def spread_parameters(self) -> list[nn.Parameter]:
+        """Return the standard deviations' logarithms: half those of A and B."""
+        return [*self.log_rows, *self.log_columns]
+
+    def location(self) -> Float[Tensor, "D"]:
+        """Return the means."""
+        return torch.cat([mean.flatten() for mean in self.means])
+
+    def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
+        """Return log p(theta)."""
+        return log_normal(theta, self.prior_std)
+
     def kl(self) -> Float[Tensor, ""]:
         """Return KL(q || p) = 1/2 sum_l (tr A tr B + |M|^2) / s^2 - i o - o log |A| - i log |B| + i o log s^2."""
         total = self.means[0].new_zeros(())
@@ -63,7 +87,7 @@ class MatrixNormalPosterior(nn.Module):
     @torch.no_grad()
     def centre(self) -> Float[Tensor, "D"]:
         """Return the means."""
-        return torch.cat([mean.flatten() for mean in self.means])
+        return self.location()
 
     @torch.no_grad()
     def start_at(self, theta: Float[Tensor, "D"]) -> None:

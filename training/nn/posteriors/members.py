@@ -25,6 +25,10 @@ class MemberPosterior(nn.Module):
         """Return the members' numbers, and 0: what regularises them is their weight decay."""
         return eps, eps.new_zeros(len(eps))
 
+    def spread_parameters(self) -> list[nn.Parameter]:
+        """Return none: members are points."""
+        return []
+
     def centre(self) -> Float[Tensor, "D"]:
         """Return the first member's number: numbers have no mean."""
         return torch.zeros(1)

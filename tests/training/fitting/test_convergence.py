@@ -1,0 +1,162 @@
+"""Posteriors that have converged: variances and means of linear regressions, and what is said of a fit's end."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from support.linear_gaussian import Problem, exact, fit, moments, recipe
+
+from training.data import Rows, Splits
+from training.fitting.choice import is_as_good
+from training.fitting.convergence import bound, pulls, slope
+from training.fitting.run import Run, training_facts
+from training.nn.model import build
+from training.recipe import Recipe
+
+METHODS = {
+    "bbb-gaussian": {},
+    "bbb-mixture": {"std_1": 1.0, "std_2": 1.0},  # of equal parts: the prior N(0, 1)
+    "mvn": {},
+    "bhn-weights": {"couplings": 0},
+    "bhn-realnvp": {"couplings": 0},
+    "bhn-iaf": {"couplings": 0},
+}
+
+
+VARIANCE_TOLERANCE = 0.2  # of logarithms
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return Problem.make()
+
+
+def found(problem, method, start, folder):
+    """Variances over the best of the factorial Gaussians, and means off by how many standard deviations."""
+    model, run = fit(problem, recipe(method, start, **METHODS[method]), folder)
+    mean, precision = exact(model, problem)
+    fitted_mean, fitted_variance = moments(model)
+    best = 1.0 / precision.diagonal()
+    return fitted_variance / best, (fitted_mean - mean) / best.sqrt(), training_facts(run, problem.splits)
+
+
+def test_the_posterior_of_a_linear_regression_is_found_from_a_spread_of_a_thousandth(problem, tmp_path):
+    start = -7.0
+    ratio, off, facts = found(problem, "bbb-gaussian", start, tmp_path)
+    assert (ratio.log().abs() < VARIANCE_TOLERANCE).all(), ratio
+    assert (off.abs() < 0.1).all(), off
+    assert facts["convergence"]["settled"], facts["convergence"]
+    assert facts["convergence"]["layers"]["0"]["start_std"] == pytest.approx(math.exp(start), rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [-7.0, -4.0, -1.0])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_finds_the_posterior_of_a_linear_regression(problem, method, start, tmp_path):
+    ratio, off, facts = found(problem, method, start, tmp_path)
+    assert (ratio.log().abs() < VARIANCE_TOLERANCE).all(), ratio
+    assert (off.abs() < 0.1).all(), off
+    assert facts["convergence"]["settled"], facts["convergence"]
+
+
+def at_exact_posterior(problem, method, variances_times):
+    """A model that was not fitted, at the best posterior of its family but for the variances."""
+    model = build(recipe(method, -3.0), (problem.inputs,), 0).eval()
+    model.likelihood.start(torch.from_numpy(problem.splits.train.y))
+    mean, precision = exact(model, problem)
+    with torch.no_grad():
+        model.posterior.start_at(mean.float())
+        sigma = (variances_times / precision.diagonal()).sqrt().float()
+        model.posterior.rho.copy_(torch.log(torch.expm1(sigma)))
+    return model
+
+
+@pytest.mark.parametrize("times", [0.5, 1.0, 2.0])
+def test_the_pull_says_by_how_much_variances_are_too_large(problem, times):
+    model = at_exact_posterior(problem, "bbb-gaussian", times)
+    train = tuple(torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
+    value, error = pulls(model, *train, 1.0 / len(train[0]), seed=0)["0"]
+    # 5 errors of 40 draws: a right implementation fails once in some 100,000.
+    assert value == pytest.approx(times - 1.0, abs=5 * error)
+    assert error < 0.25 * times
+
+
+def test_the_bound_is_that_of_the_exact_posterior_in_closed_form(problem):
+    model = at_exact_posterior(problem, "bbb-gaussian", 1.0)
+    x, y = (torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
+    said = bound(model, x, y, len(x), seed=0)
+    mean, std = (moment.detach()[None] for moment in model.posterior.moments())
+    with torch.no_grad():
+        # The outputs' mean is that of the mean weights; their variance adds to the squared errors.
+        served = model.likelihood(model.network(x, mean[:, None])[0])
+        inputs = torch.cat([(x - model.network.mean) / model.network.std, torch.ones(len(x), 1)], dim=1)
+        spread = inputs.square() @ std[0].square() * model.likelihood.target_std.square()
+        nll = -model.likelihood.log_likelihood(served, y)[0] + 0.5 * spread / served[0, :, 1].exp()
+    kl = (0.5 * (std.square() + mean.square() - 1.0) - std.log()).sum().item()
+    assert said["kl"] == pytest.approx(kl, rel=1e-5)
+    assert said["negative_elbo"] == pytest.approx(
+        nll.mean().item() + kl / len(x), abs=6 * said["negative_elbo_error"]
+    )
+    assert said["negative_elbo_error"] < 0.02
+
+
+def test_a_slope_is_that_of_the_last_fifth():
+    values = [100.0] * 40 + [5.0 - 0.5 * i for i in range(10)]
+    assert slope(values) == pytest.approx((-0.5, 0.0))
+    noise = np.random.default_rng(0).normal(size=10).tolist()
+    fitted, error = slope([0.0] * 40 + noise)
+    assert abs(fitted) < 4 * error
+    assert all(math.isnan(value) for value in slope([1.0, 2.0]))
+
+
+def test_a_checkpoint_is_as_good_within_one_standard_error():
+    lowest = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    assert is_as_good(lowest + 0.1 * torch.tensor([-1.0, 1.0, -1.0, 2.0]), lowest, paired=True)
+    assert not is_as_good(lowest + 0.1, lowest, paired=True)
+    assert is_as_good(lowest + 0.1, lowest, paired=False)
+    assert not is_as_good(lowest + 2.0, lowest, paired=False)
+
+
+def small_run(folder, start=-3.0, **training):
+    """A run of four epochs on three classes around three points of the plane."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 128)
+    x = (np.array([[0, 0], [4, 0], [0, 4]])[y] + rng.normal(size=(128, 2))).astype(np.float32)
+    rows = Rows(x, y)
+    settings = Recipe.model_validate(
+        {
+            "name": "small",
+            "method": "bbb-gaussian",
+            "data": {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1},
+            "network": {"hidden": [4]},
+            "posterior": {"initial_log_std": start},
+            "training": {"epochs": 4, "batch_rows": 16} | training,
+        }
+    )
+    splits = Splits(rows, *(rows.take(np.arange(32 * i, 32 * (i + 1))) for i in range(4)))
+    return Run(settings, splits, (2,), 3, folder, torch.device("cpu")), splits
+
+
+@pytest.mark.parametrize("choose", ["elbo", "likelihood"])
+@pytest.mark.parametrize(("ramp", "earliest"), [(0.0, 1), (2.5, 4), (4.0, 4), (9.0, 4)])
+def test_no_checkpoint_is_taken_while_the_kls_weight_rises(tmp_path, choose, ramp, earliest):
+    run, splits = small_run(tmp_path, kl_ramp_epochs=ramp, choose=choose)
+    run.fit(quiet=True)
+    assert earliest <= run.progress.best_epoch <= 4
+    assert training_facts(run, splits)["choose"] == choose
+
+
+def test_log_standard_deviations_have_a_learning_rate_of_their_own(tmp_path):
+    run, _ = small_run(tmp_path, spread_learning_rate=0.07, learning_rate=2e-3)
+    rates = {group["first_lr"]: group["params"] for group in run.optimizer.param_groups}
+    assert [p is run.model.posterior.rho for p in rates[0.07]] == [True]
+    assert len(rates[2e-3]) == len(run.parameters) - 1
+
+
+def test_a_fit_too_short_says_that_it_has_not_converged(tmp_path):
+    run, splits = small_run(tmp_path, start=-7.0, spread_learning_rate=1e-3)
+    run.fit(quiet=True)
+    facts = training_facts(run, splits)["convergence"]
+    assert not facts["settled"]
+    assert facts["says"].startswith("the posterior had not converged: ")

@@ -1,0 +1,166 @@
+"""Whether a variational posterior has converged: its bound, its spread, and whether the one still asks for the other.
+
+A bound that is level proves little where the learning rate has decayed to nothing. So the spread is asked too: where
+theta = c + s z and the bound's slope along log s is 0, the mean of (theta - c) d(-log p(theta, data))/dtheta is 1 for
+every coordinate. What it exceeds 1 by is `pull`: for a quadratic log-density it is variance / best variance - 1.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.nn.layers import HyperLayer
+from training.nn.model import BayesianModel
+from training.nn.posteriors import FactorialGaussian, LocationScale
+from training.nn.posteriors.noise import standard_noise
+from training.seeds import hash_key
+
+ROWS = 10_000  # training rows, at most, that the bound is measured on
+CHUNK_ROWS = 512
+DRAWS = 10  # of the bound
+PULL_DRAWS = 40  # each with a minibatch of its own
+SPREAD_DRAWS = 40
+WINDOW = 0.2  # share of the epochs, the last, over which curves must be level
+LEVEL = 0.01  # a bound's fall over the window, a spread's rise an epoch: shares below which they are level
+SETTLED_PULL = 0.25
+
+
+def log_std_by_layer(model: BayesianModel, seed: int) -> dict[str, float]:
+    """Return the mean of theta's log standard deviation over each layer's numbers; nothing if it has no width."""
+    posterior = model.posterior
+    if not posterior.spread_parameters():
+        return {}
+    with torch.no_grad():
+        if isinstance(posterior, FactorialGaussian):
+            std = posterior.moments()[1]
+        else:
+            eps = standard_noise(SPREAD_DRAWS, posterior.noise_dimension, seed)
+            std = posterior(eps.to(next(model.parameters()).device)).std(0)
+    return {name: part.log().mean().item() for name, part in _by_layer(model, std.clamp(min=1e-30)).items()}
+
+
+def mean_log_std(model: BayesianModel, by_layer: dict[str, float]) -> float:
+    """Return the mean over all numbers of theta."""
+    sizes = {name: len(part) for name, part in _by_layer(model, torch.empty(model.posterior.theta_dimension)).items()}
+    return sum(sizes[name] * value for name, value in by_layer.items()) / sum(sizes.values())
+
+
+@torch.no_grad()
+def bound(model: BayesianModel, x: Tensor, y: Tensor, rows: int, seed: int) -> dict[str, float]:
+    """Return the negative evidence lower bound per row of `rows`, in nats, with its parts and Monte Carlo error."""
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, HyperLayer):
+            module.train()  # else it says no KL
+    eps = standard_noise(DRAWS, model.posterior.noise_dimension, seed).to(x.device)
+    taken = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:ROWS].to(x.device)
+    nll, kl = torch.zeros(DRAWS, dtype=torch.float64), torch.zeros(DRAWS, dtype=torch.float64)
+    for chunk in taken.split(CHUNK_ROWS):
+        served, divergence = model.sample(x[chunk].float(), eps)
+        nll -= model.likelihood.log_likelihood(served, y[chunk]).double().sum(1).cpu()
+        kl += len(chunk) * divergence.double().cpu()
+    nll, kl = nll / len(taken), kl / len(taken)
+    total = nll + kl / rows
+    return {
+        "negative_elbo": total.mean().item(),
+        "negative_elbo_error": total.std().item() / math.sqrt(DRAWS),
+        "nll": nll.mean().item(),
+        "kl": kl.mean().item(),
+    }
+
+
+def pulls(model: BayesianModel, x: Tensor, y: Tensor, kl_weight: float, seed: int) -> dict[str, tuple[float, float]]:
+    """Return each layer's mean pull and its Monte Carlo error; nothing if the posterior is not of that form."""
+    posterior = model.posterior
+    location = posterior.location() if isinstance(posterior, LocationScale) else None
+    if location is None:
+        return {}
+    assert isinstance(posterior, LocationScale)
+    model.eval()
+    seen: dict[str, list[float]] = {}
+    for i in range(PULL_DRAWS):
+        generator = torch.Generator().manual_seed(hash_key(seed, i))
+        chunk = torch.randperm(len(x), generator=generator)[:CHUNK_ROWS].to(x.device)
+        eps = torch.randn(1, model.posterior.noise_dimension, generator=generator).to(x.device)
+        theta = model.posterior(eps).detach().requires_grad_()
+        served = model.likelihood(model.network(x[chunk].float(), theta[:, None])[0])
+        log_joint = model.likelihood.log_likelihood(served, y[chunk]).mean() / kl_weight
+        log_joint = log_joint + posterior.log_prior(theta).sum()
+        (slope,) = torch.autograd.grad(-log_joint, theta)
+        pull = ((theta.detach() - location.detach()) * slope)[0] - 1.0
+        for name, part in _by_layer(model, pull).items():
+            seen.setdefault(name, []).append(part.mean().item())
+    return {name: (float(np.mean(v)), float(np.std(v, ddof=1) / math.sqrt(len(v)))) for name, v in seen.items()}
+
+
+def convergence(
+    model: BayesianModel,
+    train: tuple[Tensor, Tensor],
+    history: list[dict[str, float | int]],
+    kl_weight: float,
+    start: dict[str, float],
+    seed: int,
+) -> dict[str, Any]:
+    """Return what the manifest says of a variational fit's end; `says` is one line of it."""
+    facts: dict[str, Any] = bound(model, *train, len(train[0]), seed)
+    slopes = {key: slope([m[key] for m in history]) for key in ("objective", "log_std") if key in history[-1]}
+    facts["objective_slope"], facts["objective_slope_error"] = slopes["objective"]
+    if "log_std" in slopes:
+        facts["spread_rise"] = math.expm1(slopes["log_std"][0])
+    ends, pulled = log_std_by_layer(model, seed), pulls(model, *train, kl_weight, seed)
+    prior_std = getattr(model.posterior, "prior_std", None)
+    facts["layers"] = {
+        name: {
+            "std": math.exp(end),
+            **({"start_std": math.exp(start[name])} if name in start else {}),
+            **({} if prior_std is None else {"prior_std": prior_std}),
+            **({"pull": pulled[name][0], "pull_error": pulled[name][1]} if name in pulled else {}),
+        }
+        for name, end in ends.items()
+    }
+    faults = list(_faults(facts, history))
+    facts["settled"] = not faults
+    facts["says"] = "the posterior had not converged: " + "; ".join(faults) if faults else "the posterior has settled"
+    return facts
+
+
+def slope(values: list[float | int]) -> tuple[float, float]:
+    """Return the slope an epoch of the last epochs' values and its error: a line by least squares."""
+    last = np.array(values[-_window(len(values)) :], dtype=np.float64)
+    if len(last) < 3:
+        return math.nan, math.nan
+    epochs = np.arange(len(last)) - (len(last) - 1) / 2
+    fitted = float(epochs @ last / (epochs @ epochs))
+    residuals = last - last.mean() - fitted * epochs
+    return fitted, math.sqrt(float(residuals @ residuals) / (len(last) - 2) / float(epochs @ epochs))
+
+
+def _window(epochs: int) -> int:
+    return max(3, math.ceil(WINDOW * epochs))
+
+
+def _faults(facts: dict[str, Any], history: list[dict[str, float | int]]) -> list[str]:
+    """Return what speaks against convergence."""
+    if len(history) < 3:
+        return ["too few epochs to tell"]
+    faults = []
+    size = abs(float(np.mean([m["objective"] for m in history[-_window(len(history)) :]])))
+    fall, error = -facts["objective_slope"], facts["objective_slope_error"]
+    if fall > max(2 * error, LEVEL * size / _window(len(history))):
+        faults.append(f"its bound still fell {100 * fall / size:.2g} % an epoch")
+    rise = facts.get("spread_rise", 0.0)
+    if abs(rise) > LEVEL:
+        faults.append(f"its spread still {'rose' if rise > 0 else 'fell'} {100 * abs(rise):.2g} % an epoch")
+    for name, layer in facts["layers"].items():
+        pull = layer.get("pull", 0.0)
+        if abs(pull) > max(SETTLED_PULL, 3 * layer.get("pull_error", 0.0)):
+            faults.append(f"the bound wants {'less' if pull > 0 else 'more'} spread in layer {name}")
+    return faults
+
+
+def _by_layer(model: BayesianModel, values: Tensor) -> dict[str, Tensor]:
+    slots = getattr(model.network, "slots", [])
+    return {slot.name: part for slot, part in zip(slots, values.split([s.size for s in slots]), strict=True)}
