@@ -92,7 +92,7 @@ def measure(store: ModelStore, name: str) -> str:
         cut = {"network.onnx": small, CALIBRATION_FILE: save(bare.calibration.tensors())}
         both.publish(WHOLE, description.model_copy(update={"detectors": artifact.manifest.detectors}), artifact.files)
         both.publish(BARE, description, {**artifact.files, **cut})
-        with server(both.root) as port:
+        with server(both.root) as (port, _):
             clients = [
                 Client(port, json.dumps({"model": model, "inputs": rows.tolist()}).encode())
                 for model in (WHOLE, BARE)

@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -81,9 +82,16 @@ class Client:
             content += self.socket.recv(1 << 16)
 
 
+class Running(NamedTuple):
+    """A service in a process of its own."""
+
+    port: int
+    pid: int
+
+
 @contextmanager
-def server(store: Path) -> Iterator[int]:
-    """Run the service in a process of its own and yield its port."""
+def server(store: Path) -> Iterator[Running]:
+    """Run the service in a process of its own."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -101,7 +109,7 @@ def server(store: Path) -> Iterator[int]:
             except OSError:
                 pass
             time.sleep(0.1)
-        yield port
+        yield Running(port, process.pid)
     finally:
         process.terminate()
         process.wait()
@@ -137,7 +145,7 @@ def measure(store: ModelStore, rounds: int, calls: int) -> dict[str, object]:
     x, theta = torch.from_numpy(row), served.runtime.draw(0, 0, DRAWS)
     eps = standard_normal(0, 0, DRAWS, served.manifest.noise.dimension)
     body = json.dumps({"inputs": row.astype(int).tolist(), "num_samples": DRAWS}).encode()
-    with server(store.root) as port:
+    with server(store.root) as (port, _):
         client = Client(port, body)
         request = client.predict
 

@@ -1,0 +1,126 @@
+"""What a request costs beside its row: the server's own processor time.
+
+`python -m benchmarks.request_cost [--store DIR] [--write]` sends one-row JSON requests on 64 connections, each as soon
+as the one before was answered, and then requests of 640 rows with npz answers, to one worker; in rounds, so that both
+see the same machine. It divides the processor milliseconds of the server for a one-row request by those for a row of
+the large ones. The client's time does not count, nor does waiting; other work on the processors counts only as far as
+it empties their caches.
+"""
+
+import argparse
+import http.client
+import io
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import orjson
+
+from benchmarks.load import HOST, closed_loop, post
+from benchmarks.model import publish_untrained
+from benchmarks.options import RESULTS
+from benchmarks.predict import server
+from model_store.artifacts.store import ModelStore
+
+CONNECTIONS = 64
+ROWS, REQUESTS = 640, 10
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time that a process has taken so far, all of its threads together."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
+
+
+def answered(port: int) -> float:
+    """Return how many /predict requests the server has answered with 200."""
+    connection = http.client.HTTPConnection(HOST, port)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    return sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in lines
+        if line.startswith('dubito_requests_total{route="/predict",status="200"')
+    )
+
+
+def ask_large(port: int, body: bytes, requests: int) -> None:
+    """Send large requests one after the other."""
+    connection = http.client.HTTPConnection(HOST, port)
+    for _ in range(requests):
+        headers = {"Content-Type": "application/x-npy", "Accept": "application/x-npz"}
+        connection.request("POST", "/predict", body, headers)
+        answer = connection.getresponse()
+        answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f"expected 200, got {answer.status}")
+
+
+def measure(store: ModelStore, rounds: int, seconds: float) -> list[tuple[float, float, float]]:
+    """Return for each round milliseconds of a one-row request and of a row of a large one, and requests a second."""
+    generator = np.random.default_rng(0)
+    row = generator.integers(0, 256, 784).tolist()
+    one = post("/predict", orjson.dumps({"inputs": [row]}))
+    packed = io.BytesIO()
+    np.save(packed, generator.integers(0, 256, (ROWS, 784)).astype(np.float32))
+    large = packed.getvalue()
+    measured = []
+    with server(store.root) as running:
+        closed_loop(running.port, [one], CONNECTIONS, 2.0, warm_up_s=0.0)
+        ask_large(running.port, large, 3)
+        for _ in range(rounds):
+            count, begun = answered(running.port), processor_seconds(running.pid)
+            closed_loop(running.port, [one], CONNECTIONS, seconds, warm_up_s=0.0)
+            ended, requests = processor_seconds(running.pid), answered(running.port) - count
+            small = (ended - begun) / requests
+            begun = processor_seconds(running.pid)
+            ask_large(running.port, large, REQUESTS)
+            per_row = (processor_seconds(running.pid) - begun) / (REQUESTS * ROWS)
+            measured.append((1e3 * small, 1e3 * per_row, requests / seconds))
+    return measured
+
+
+def table(measured: list[tuple[float, float, float]]) -> str:
+    """Return the result as Markdown."""
+    ratios = [one / row for one, row, _ in measured]
+    lines = [
+        "# A request's processor time",
+        "",
+        "`python -m benchmarks.request_cost --write`: one worker, a model of MNIST's size (int8, 100 draws); the server's "
+        f"processor milliseconds for a one-row JSON request on {CONNECTIONS} connections, and for a row in requests of "
+        f"{ROWS} rows with npz answers.",
+        "",
+        "| round | a request, ms | a row, ms | ratio | requests/s |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {i} | {one:.3f} | {row:.3f} | {one / row:.2f} | {rate:.0f} |"
+            for i, (one, row, rate) in enumerate(measured, start=1)
+        ),
+        "",
+        f"Median ratio {np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, print a table, and with `--write` keep it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", type=Path, help="measure its model `mnist`; by default one of the same size")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of one-row requests in a round")
+    parser.add_argument("--write", action="store_true", help="write docs/results/request-cost.md")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store = ModelStore(options.store or Path(folder))
+        if options.store is None:
+            publish_untrained(store)
+        text = table(measure(store, options.rounds, options.seconds))
+    print(text)
+    if options.write:
+        (RESULTS / "request-cost.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
