@@ -1,10 +1,11 @@
 """What a request costs beside its row: the server's own processor time.
 
-`python -m benchmarks.request_cost [--store DIR] [--write]` sends one-row JSON requests on 64 connections, each as soon
-as the one before was answered, and then requests of 640 rows with npz answers, to one worker; in rounds, so that both
-see the same machine. It divides the processor milliseconds of the server for a one-row request by those for a row of
-the large ones. The client's time does not count, nor does waiting; other work on the processors counts only as far as
-it empties their caches.
+    python -m benchmarks.request_cost [--store DIR] [--write]
+
+sends one-row JSON requests on 64 connections, each as soon as the one before was answered, and then requests of 640
+rows with npz answers, to one worker; in rounds, so that both see the same machine. It divides the processor
+milliseconds of the server for a one-row request by those for a row of the large ones. The client's time does not
+count, nor does waiting; other work on the processors counts only as far as it empties their caches.
 """
 
 import argparse
@@ -88,9 +89,9 @@ def table(measured: list[tuple[float, float, float]]) -> str:
     lines = [
         "# A request's processor time",
         "",
-        "`python -m benchmarks.request_cost --write`: one worker, a model of MNIST's size (int8, 100 draws); the server's "
-        f"processor milliseconds for a one-row JSON request on {CONNECTIONS} connections, and for a row in requests of "
-        f"{ROWS} rows with npz answers.",
+        "`python -m benchmarks.request_cost --write`: one worker, a model of MNIST's size (int8, 100 draws). The "
+        f"server's processor milliseconds for a one-row JSON request on {CONNECTIONS} connections, and for a row in "
+        f"requests of {ROWS} rows with npz answers.",
         "",
         "| round | a request, ms | a row, ms | ratio | requests/s |",
         "|---|---|---|---|---|",
