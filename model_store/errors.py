@@ -37,6 +37,7 @@ class BrokenArtifact(StoreError):
     def __init__(self, name: str, version: str, file: str, reason: str) -> None:
         super().__init__(f"model {name} version {version}: {file}: {reason}")
         self.file = file
+        self.reason = reason
 
 
 class UnsupportedFormat(StoreError):

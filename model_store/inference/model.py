@@ -76,6 +76,8 @@ class Model:
         model = cls(manifest, runtime, calibration)
         try:
             model.warm_up()
+        except GraphError as error:
+            raise broken(error.file, error.reason) from None
         except Exception:
             raise broken("network.onnx", "it does not run on rows of the manifest's shape") from None
         return model
@@ -91,13 +93,18 @@ class Model:
         return int(np.prod(self.manifest.input.shape))
 
     def warm_up(self) -> None:
-        """Predict once, so that the first caller does not pay for it and a wrong graph is found out."""
+        """Predict once, so that the first caller does not pay for it and a wrong graph is found out.
+
+        Raises:
+            GraphError: if the network gives another number of outputs than the manifest says.
+        """
         theta = self.runtime.draw(0, 0, min(2, self.manifest.noise.max_draws or 2))
-        prediction = self.predict(np.zeros((1, self.row_size), dtype=np.float32), theta)
-        if isinstance(prediction.scores, Scores):
-            given, expected = prediction.scores.probabilities.shape[1], self.manifest.output_size
-            if given != expected:
-                raise ValueError(f"expected probabilities of {expected} classes, got {given}")
+        outputs, density = self.runtime.run(np.zeros((1, self.row_size), dtype=np.float32), theta[:, None])
+        given, expected = outputs.shape[2], self.manifest.output_size
+        if given != expected:
+            what = "classes" if self.manifest.classes else "mean and log variance"
+            raise GraphError("network.onnx", f"expected {expected} outputs for each row ({what}), got {given}")
+        self.prediction(outputs, density)
 
     def predict(self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K D"]) -> Prediction:
         """Return scores and p-values of rows under the K draws in `theta`, all rows the same."""

@@ -26,6 +26,7 @@ class Likelihood(Protocol):
     metric: str  # the name of what `errors` comes to
     score: str  # the name of the proper score that chooses a checkpoint
     outputs: int  # of the network
+    meaning: str  # of these outputs
     temperature: Tensor  # T, a buffer: what is served is p(y | x, theta)^(1/T), normalised
 
     def __call__(self, outputs: Float[Tensor, "K N O"]) -> Float[Tensor, "K N C"]:
@@ -64,6 +65,7 @@ class Categorical(nn.Module):
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.outputs = classes
+        self.meaning = "one for each class"
         self.register_buffer("temperature", torch.ones(()))
 
     def forward(self, outputs: Float[Tensor, "K N C"]) -> Float[Tensor, "K N C"]:
@@ -118,6 +120,7 @@ class Gaussian(nn.Module):
     def __init__(self, noise: Noise) -> None:
         super().__init__()
         self.outputs = 2 if noise == "heteroscedastic" else 1
+        self.meaning = "mean and log variance" if noise == "heteroscedastic" else "the mean"
         self.register_buffer("target_mean", torch.zeros(()))
         self.register_buffer("target_std", torch.ones(()))
         self.register_buffer("temperature", torch.ones(()))

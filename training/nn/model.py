@@ -18,6 +18,7 @@ from training.nn.posteriors.hypernet_noise import NoisePosterior
 from training.nn.posteriors.hypernetwork import HypernetworkPosterior, Subspace
 from training.nn.posteriors.matrix_normal import MatrixNormalPosterior
 from training.nn.posteriors.members import MemberPosterior
+from training.nn.probes import check_width
 from training.recipe import (
     DropoutSection,
     EnsembleSection,
@@ -123,7 +124,10 @@ def _built(
     row_shape = (math.prod(shape),) if recipe.network.hidden is not None else channels_first(shape)
 
     def make() -> nn.Module:
-        return module(recipe.network, row_shape, likelihood.outputs)
+        made = module(recipe.network, row_shape, likelihood.outputs)
+        if recipe.network.factory is not None:
+            check_width(made, recipe.network.factory, row_shape, likelihood.outputs, likelihood.meaning)
+        return made
 
     if isinstance(section, PointSection):
         members = section.members if isinstance(section, EnsembleSection) else 1

@@ -33,6 +33,29 @@ def run_on_rows(run: Callable[..., Tensor], *rows: Tensor) -> Tensor:
             run.train(training)
 
 
+def check_width(module: nn.Module, factory: str, shape: Sequence[int], width: int, meaning: str) -> None:
+    """Check that the module of a user's factory gives `width` numbers for each row; `meaning` says what they are.
+
+    Raises:
+        InvalidInput: if the module fails, or naming the factory and the last layer that ran.
+    """
+    layers = {name: layer for name, layer in module.named_modules() if name and not any(layer.children())}
+    ran: list[str] = []
+    with _noted(layers, lambda name, _: ran.append(name)):
+        outputs: object = run_on_rows(module, torch.zeros(ROWS, *shape))
+    if isinstance(outputs, Tensor) and outputs.shape == (ROWS, width):
+        return
+    if not isinstance(outputs, Tensor):
+        given = f"a {type(outputs).__name__}"
+    elif outputs.ndim == 2 and len(outputs) == ROWS:
+        given = str(outputs.shape[1])
+    else:
+        given = f"shape {tuple(outputs.shape)} for {ROWS} rows"
+    after = f" after layer {ran[-1]}: {type(layers[ran[-1]]).__name__}" if ran else ""
+    expected = f"{factory} to make a module of {width} outputs for each row ({meaning})"
+    raise InvalidInput("network.factory", expected, f"{given}{after}")
+
+
 def dropped_units(module: nn.Module, shape: Sequence[int]) -> dict[str, list[int]]:
     """Return how many units, or channels, each Dropout of a module sees, by name, whenever it runs."""
     dropouts = _of(module, DROPOUTS)

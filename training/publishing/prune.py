@@ -18,6 +18,8 @@ from training.fitting.plots import plot_signal_to_noise
 from training.messages import log
 from training.nn.pruning import is_weight, prune, signal_to_noise, strongest
 from training.publishing.publish import assemble
+from training.publishing.stages import Draft
+from training.publishing.trial import publish_draft
 from training.versions import WEIGHTS, Parent, refuse_made_by
 
 TIMED_REQUESTS = 7
@@ -49,6 +51,7 @@ def prune_version(
         InvalidInput: if the model has no such ratios, the fraction cannot be removed, or the version is recalibrated:
             calibrating on the rows of its fit would undo that.
         ParityError: if the exported graphs do not compute what the model computes; nothing is published.
+        TrialError: if the service could not load it; nothing is published.
     """
     refuse_made_by(parent.manifest, "recalibrated", "model")
     model = parent.model().eval()
@@ -80,7 +83,7 @@ def prune_version(
     )
     facts = TrainingFacts.of(draft.description).derived(pruned=pruned)
     description = draft.description.model_copy(update={"training": facts.content()})
-    return Pruned(store.publish(name, description, draft.files), pruned, plot)
+    return Pruned(publish_draft(store, name, Draft(description, draft.files)), pruned, plot)
 
 
 def request_times_ms(runtimes: list[Runtime], row: Float32[np.ndarray, "1 I"], draws: int) -> list[float]:

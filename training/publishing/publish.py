@@ -19,6 +19,7 @@ from training.messages import log
 from training.nn.model import BayesianModel
 from training.publishing.gate import check_gate
 from training.publishing.stages import Draft, Exported, HeldOut, calibrate_exported, measure_calibrated
+from training.publishing.trial import publish_draft
 from training.recipe import Recipe
 from training.scoring import draw_counts
 from training.versions import WEIGHTS
@@ -38,12 +39,13 @@ def publish(
     Raises:
         ParityError: if the exported graphs do not compute what the model computes; nothing is published.
         GateError: if the recipe's gate keeps it out; nothing is published.
+        TrialError: if the service could not load it; nothing is published.
         InvalidInput: if the name is not fit for a model.
     """
     draft = assemble(model, recipe, data, splits, facts)
     if recipe.gate is not None:
         check_gate(recipe.gate, store, name, draft.description)
-    return store.publish(name, draft.description, draft.files)
+    return publish_draft(store, name, draft)
 
 
 def assemble(model: BayesianModel, recipe: Recipe, data: Dataset, splits: Splits, facts: TrainingFacts) -> Draft:

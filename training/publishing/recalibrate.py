@@ -14,6 +14,7 @@ from model_store.errors import InvalidInput
 from training.data import Dataset, Rows, load, numbered_as
 from training.facts import RecalibrationFacts, TrainingFacts
 from training.publishing.stages import Exported, HeldOut, calibrate_exported, measure_calibrated
+from training.publishing.trial import publish_draft
 from training.recipe import override
 from training.seeds import Stream, generator
 from training.versions import recipe_of
@@ -71,6 +72,7 @@ def recalibrate(
     Raises:
         InvalidInput: if the name is not fit for a model.
         BrokenArtifact: if the version cannot be run.
+        TrialError: if the service could not load it; nothing is published.
     """
     manifest = parent.manifest
     risk = None if manifest.abstention is None else manifest.abstention.risk
@@ -87,4 +89,4 @@ def recalibrate(
     )
     facts = TrainingFacts.of(manifest).derived(recalibrated=recalibrated)
     draft = measured.draft(manifest.method, manifest.input, manifest.output, facts)
-    return store.publish(name, draft.description, draft.files)
+    return publish_draft(store, name, draft)

@@ -7,9 +7,12 @@ import torch
 from torch import nn
 
 from model_store.errors import InvalidInput
+from tests.support.recipes import content_with
 from training.nn.architectures import from_factory, gal_cnn, papers_cnn
 from training.nn.layers import WeightLayer, initial_weights, patches
+from training.nn.model import build
 from training.nn.networks import DrawnNetwork, MemberNetwork, Stochastic
+from training.recipe import Recipe
 
 SHAPE = (2, 7, 6)
 
@@ -189,3 +192,40 @@ def test_a_factory_that_gives_no_module_is_refused(tmp_path, monkeypatch, path, 
         from_factory(path, (4,), 3)
     assert says in str(refused.value)
     sys.modules.pop("a_users_factories", None)
+
+
+@pytest.mark.parametrize("method", ["bhn-realnvp", "bbb-gaussian", "dropout", "ensemble"])
+@pytest.mark.parametrize(
+    ("name", "noise", "expected", "got"),
+    [
+        ("wide", None, "3 outputs for each row (one for each class)", "5 after layer 2: Linear"),
+        ("wide", "homoscedastic", "1 outputs for each row (the mean)", "5 after layer 2: Linear"),
+        ("wide", "heteroscedastic", "2 outputs for each row (mean and log variance)", "5 after layer 2: Linear"),
+        (
+            "flat",
+            None,
+            "3 outputs for each row (one for each class)",
+            "shape (160,) for 32 rows after layer 1: Flatten",
+        ),
+    ],
+)
+def test_outputs_of_another_width_are_refused_by_factory_and_layer(
+    tmp_path, monkeypatch, method, name, noise, expected, got
+):
+    lines = [
+        "from torch import nn",
+        "def wide(shape, outputs):",
+        "    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5))",
+        "def flat(shape, outputs):",
+        "    return nn.Sequential(nn.Linear(4, 5), nn.Flatten(0))",
+    ]
+    (tmp_path / "users_of_widths.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    factory = f"users_of_widths:{name}"
+    regression = {} if noise is None else {"task": "regression", "likelihood": {"noise": noise}}
+    content = content_with(method=method, network={"factory": factory}, **regression)
+    recipe = Recipe.model_validate({**content, "posterior": {}})
+    with pytest.raises(InvalidInput) as refused:
+        build(recipe, (4,), 0 if noise else 3)
+    assert str(refused.value) == f"network.factory: expected {factory} to make a module of {expected}, got {got}"
+    sys.modules.pop("users_of_widths", None)
