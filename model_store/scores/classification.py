@@ -13,8 +13,8 @@ probabilities of draw k, p their mean and H the Shannon entropy, a row's scores 
 (Gal, Islam and Ghahramani, "Deep Bayesian active learning with image data", 2017, section 4). More is more
 uncertain. Plug-in BALD is biased by about -BALD / K.
 
-Draws are summed by group (`sums`): `prediction` is p and `uncertainty` H(p). Standard errors come from each group's
-influence on a score: of a draw on BALD it is KL(p_k || p) - BALD.
+Draws are summed by group (`sums`): `prediction` is p and `uncertainty` H(p). Standard errors are a jackknife's: each
+score is made anew without each group.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -23,7 +23,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from jaxtyping import Float, Float64, Int64
 
-from model_store.scores.sums import GROUPS, Average, DrawSums
+from model_store.scores.sums import FEWEST_FOR_SPREAD, GROUPS, Average, DrawSums
 
 SCORE_NAMES = ("entropy", "bald", "mean_std", "variation_ratio")
 LEAST_LOG = -1e300
@@ -34,7 +34,11 @@ S = TypeVar("S", bound=Any)  # scores: a dataclass of arrays, a row each, and of
 
 @dataclass(frozen=True)
 class Scores:
-    """The predictive scores of N rows, as in the table above; standard errors are None with one group of draws."""
+    """The predictive scores of N rows, as in the table above.
+
+    Standard errors are None with one group of draws. With two there are none of `bald` and `mean_std`: one draw alone
+    has nothing to disagree with.
+    """
 
     num_draws: Int64[np.ndarray, "N"]
     probabilities: Float64[np.ndarray, "N C"]
@@ -108,17 +112,25 @@ def predictive_scores(sums: DrawSums, standard_errors: bool = True) -> Scores:
 
     errors = None
     if standard_errors and len(sums.num_draws) > 1:
-        influence_S_N_G = np.empty((len(SCORE_NAMES), *cross_entropy_N_G.shape))
-        np.subtract(cross_entropy_N_G, entropy_N[:, None], out=influence_S_N_G[0])
-        # The group's mean of KL(p_k || p), less BALD.
-        np.subtract(
-            cross_entropy_N_G - entropy_N_G, (entropy_N - expected_entropy_N)[:, None], out=influence_S_N_G[1]
-        )
-        square_N_C_G -= variance_N_C[..., None]
-        square_N_C_G *= (0.5 / (len(std_N_C[0]) * np.maximum(std_N_C, LEAST_PROBABILITY)))[..., None]
-        np.add.reduce(square_N_C_G, axis=1, out=influence_S_N_G[2])
-        influence_S_N_G[3] = deviation_N_C_G[np.arange(len(label_N)), label_N]
-        errors = dict(zip(SCORE_NAMES, mean_over_draws.standard_error(influence_S_N_G), strict=True))
+        odds_G = mean_over_draws.odds_G
+        change_S_N_G = np.empty((len(SCORE_NAMES), *entropy_N_G.shape))
+        entropy_change_N_G, bald_change_N_G, std_change_N_G, ratio_change_N_G = change_S_N_G
+        without_N_C_G = np.maximum(probs_N_C[..., None] - odds_G * deviation_N_C_G, 0.0)
+        np.subtract(entropy_N[:, None], cross_entropy_N_G, out=entropy_change_N_G)
+        entropy_change_N_G *= odds_G
+        entropy_change_N_G -= _divergence(without_N_C_G, probs_N_C)
+        np.subtract(entropy_N_G, expected_entropy_N[:, None], out=bald_change_N_G)
+        bald_change_N_G *= odds_G
+        bald_change_N_G += entropy_change_N_G
+        variance_without_N_C_G = mean_over_draws.variances_without(variance_N_C, square_N_C_G, deviation_N_C_G)
+        std_without_N_C_G = np.sqrt(variance_without_N_C_G, out=variance_without_N_C_G)
+        np.add.reduce(std_without_N_C_G, axis=1, out=std_change_N_G)
+        std_change_N_G -= std_N_C.sum(axis=1)[:, None]
+        std_change_N_G /= len(std_N_C[0])
+        np.subtract(probs_N_C.max(axis=1)[:, None], without_N_C_G.max(axis=1), out=ratio_change_N_G)
+        errors = dict(zip(SCORE_NAMES, mean_over_draws.standard_error(change_S_N_G), strict=True))
+        if len(sums.num_draws) < FEWEST_FOR_SPREAD:
+            errors = {name: errors[name] for name in ("entropy", "variation_ratio")}
     return Scores(
         num_draws=np.full(len(probs_N_C), mean_over_draws.num_draws),
         probabilities=probs_N_C,
@@ -132,6 +144,18 @@ def predictive_scores(sums: DrawSums, standard_errors: bool = True) -> Scores:
     )
 
 
+def _divergence(
+    without_N_C_G: Float64[np.ndarray, "N C G"], probs_N_C: Float64[np.ndarray, "N C"]
+) -> Float64[np.ndarray, "N G"]:
+    """Return KL(p_-j || p), of the class probabilities without group j from those of all groups."""
+    log_ratio_N_C_G = without_N_C_G / np.maximum(probs_N_C, LEAST_PROBABILITY)[..., None]
+    np.maximum(log_ratio_N_C_G, LEAST_PROBABILITY, out=log_ratio_N_C_G)  # so that 0 log 0 is 0
+    np.log(log_ratio_N_C_G, out=log_ratio_N_C_G)
+    log_ratio_N_C_G *= without_N_C_G
+    divergence_N_G: np.ndarray = np.add.reduce(log_ratio_N_C_G, axis=1)
+    return divergence_N_G
+
+
 def taken(scores: S, rows: slice | np.ndarray) -> S:
     """Return the scores of some rows."""
     kept = {name: value[rows] for name, value in vars(scores).items() if isinstance(value, np.ndarray)}
@@ -142,7 +166,7 @@ def taken(scores: S, rows: slice | np.ndarray) -> S:
 
 
 def concatenated(parts: list[S]) -> S:
-    """Return the scores of all parts' rows, in order; all parts must have standard errors, or none."""
+    """Return the scores of all parts' rows, in order; all parts must have the same standard errors, or none."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -174,5 +198,5 @@ def label_margin(sums: DrawSums) -> Float64[np.ndarray, "N"]:
     probs_N_2_G = np.take_along_axis(sums.prediction, first_two_N_2[..., None], axis=1)
     difference_N_G = probs_N_2_G[:, 0] - probs_N_2_G[:, 1]
     margin_N = mean_over_draws(difference_N_G)
-    error_N = mean_over_draws.standard_error(difference_N_G - margin_N[:, None])
+    error_N = mean_over_draws.standard_error((margin_N[:, None] - difference_N_G) * mean_over_draws.odds_G)
     return np.abs(margin_N) / np.maximum(error_N, LEAST_PROBABILITY)

@@ -11,9 +11,8 @@ the target's units. The predictive distribution is the mixture of the K Gaussian
 (Kendall and Gal, "What uncertainties do we need in Bayesian deep learning for computer vision?", 2017, equation 9).
 More is more uncertain. All are 0 or more, but for the mean. The plug-in epistemic variance E is biased by -E / K.
 
-Draws are summed by group (`sums`): `prediction` is m and `uncertainty` s^2. Standard errors come from each group's
-influence. That of a draw on the variance std^2 is s_k^2 + (m_k - m)^2 - std^2; on a standard deviation it is half of
-that over the deviation.
+Draws are summed by group (`sums`): `prediction` is m and `uncertainty` s^2. Standard errors are a jackknife's: each
+score is made anew without each group.
 """
 
 import math
@@ -23,18 +22,18 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float, Float64, Int64
 
-from model_store.scores.sums import GROUPS, Average, DrawSums
+from model_store.scores.sums import FEWEST_FOR_SPREAD, GROUPS, Average, DrawSums
 
 MIXTURE_SCORE_NAMES = ("std", "aleatoric_std", "epistemic_std")
 MIXTURE_ERROR_NAMES = ("mean", *MIXTURE_SCORE_NAMES)
-LEAST_STD = 1e-300
 
 
 @dataclass(frozen=True)
 class MixtureScores:
-    """The predictive scores of N rows, as in the table above; standard errors are None with one group of draws.
+    """The predictive scores of N rows, as in the table above.
 
-    With one draw there is nothing to disagree with, and `epistemic_std` is 0.
+    One draw alone has nothing to disagree with: its `epistemic_std` is 0. So standard errors are None with one group
+    of draws, and with two there are none of `std` and `epistemic_std`.
     """
 
     num_draws: Int64[np.ndarray, "N"]
@@ -95,24 +94,22 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScore
 
     errors = None
     if standard_errors and len(sums.num_draws) > 1:
-        influence_S_N_G = np.stack(
+        odds_G = mean_over_draws.odds_G
+        aleatoric_N_G = np.maximum(aleatoric_N[:, None] - odds_G * (variance_N_G - aleatoric_N[:, None]), 0.0)
+        epistemic_N_G = mean_over_draws.variances_without(epistemic_N, square_N_G, deviation_N_G)
+        change_S_N_G = np.stack(
             [
-                deviation_N_G,
-                _on_deviation(variance_N_G + square_N_G - variance_N[:, None], std_N),
-                _on_deviation(variance_N_G - aleatoric_N[:, None], aleatoric_std_N),
-                _on_deviation(square_N_G - epistemic_N[:, None], epistemic_std_N),
+                -odds_G * deviation_N_G,
+                np.sqrt(aleatoric_N_G + epistemic_N_G) - std_N[:, None],
+                np.sqrt(aleatoric_N_G) - aleatoric_std_N[:, None],
+                np.sqrt(epistemic_N_G) - epistemic_std_N[:, None],
             ]
         )
-        errors = dict(zip(MIXTURE_ERROR_NAMES, mean_over_draws.standard_error(influence_S_N_G), strict=True))
+        errors = dict(zip(MIXTURE_ERROR_NAMES, mean_over_draws.standard_error(change_S_N_G), strict=True))
+        if len(sums.num_draws) < FEWEST_FOR_SPREAD:
+            errors = {name: errors[name] for name in ("mean", "aleatoric_std")}
     num_draws_N = np.full(len(mean_N), mean_over_draws.num_draws)
     return MixtureScores(num_draws_N, mean_N, std_N, aleatoric_std_N, epistemic_std_N, errors)
-
-
-def _on_deviation(
-    influence_N_G: Float64[np.ndarray, "N G"], std_N: Float64[np.ndarray, "N"]
-) -> Float64[np.ndarray, "N G"]:
-    """Return the influence on a standard deviation, given that on its square."""
-    return influence_N_G / (2.0 * np.maximum(std_N, LEAST_STD))[:, None]
 
 
 def log_density(outputs: Float[np.ndarray, "K N 2"], y: Float[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:

@@ -9,12 +9,14 @@ axis the order depends on how many rows there are, and a row alone would get oth
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 GROUPS = 100
+FEWEST_FOR_SPREAD = 3  # groups that give a disagreement a standard error: one alone has nothing to disagree with
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,22 @@ class DrawSums:
 
 
 class Average:
-    """Means over draws, of the means of groups that each hold a draw, and their standard errors."""
+    """Means over draws, of the means of groups that each hold a draw, and standard errors of scores made of them.
+
+    Those come from the jackknife: each group is left out in turn, and a score made of the others. With p a mean over
+    draws, q_j that of group j and r_j its number of draws over that of all others (`odds_G`), without group j it is
+    p - r_j (q_j - p).
+    """
 
     def __init__(self, num_draws_G: Int64[np.ndarray, "G"]) -> None:
         self.num_draws_G = num_draws_G
         self.num_draws = int(num_draws_G.sum())
         self.one_each = self.num_draws == len(num_draws_G)
+
+    @cached_property
+    def odds_G(self) -> Float64[np.ndarray, "G"]:
+        """A group's draws over all other groups' draws; there must be two groups."""
+        return self.num_draws_G / (self.num_draws - self.num_draws_G)
 
     def __call__(self, values: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
         """Return the mean over draws."""
@@ -91,16 +103,37 @@ class Average:
         mean: Any = np.add.reduce(values if self.one_each else values * self.num_draws_G, axis=-1) / self.num_draws
         return mean
 
-    def standard_error(self, influence: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
-        """Return the standard error of a score from each group's influence on it (the infinitesimal jackknife).
+    def variances_without(
+        self,
+        variance: Float64[np.ndarray, "*shape"],
+        square: Float64[np.ndarray, "*shape G"],
+        deviation: Float64[np.ndarray, "*shape G"],
+    ) -> Float64[np.ndarray, "*shape G"]:
+        """Return the variance over draws without each group.
 
-        It holds to first order, for independent draws. The influence is overwritten.
+        Args:
+            variance: over all draws, the mean of `square`.
+            square: the group's mean squared deviation from the mean over draws.
+            deviation: the group's mean less the mean over draws.
         """
-        np.square(influence, out=influence)
-        # With weights w = K_G / K unbiased for independent draws: E sum w^2 I^2 = (1 - sum w^2) sigma^2 / K.
-        weight_G = self.num_draws_G / self.num_draws
-        influence *= weight_G
-        return np.sqrt(self(influence) / (1.0 - np.square(weight_G).sum()))
+        # About the mean over draws it is v - r (square - v); the mean without the group lies r deviation beside that.
+        without = (1.0 + self.odds_G) * variance[..., None]
+        without -= self.odds_G * square
+        without -= np.square(self.odds_G * deviation)
+        return np.maximum(without, 0.0, out=without)
+
+    def standard_error(self, change: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
+        """Return the standard error of a score from how each group's absence changes it; the argument is overwritten.
+
+        The delete-one jackknife, or where groups hold more than one draw the delete-m_j jackknife of Busing, Meijer
+        and van der Leeden (1999). It holds for independent draws, and for a mean over draws its square is unbiased.
+        """
+        centre = np.add.reduce(change * (1.0 - self.num_draws_G / self.num_draws), axis=-1)
+        change /= self.odds_G
+        change -= centre[..., None]
+        np.square(change, out=change)
+        change *= self.odds_G
+        return np.sqrt(np.add.reduce(change, axis=-1) / len(self.odds_G))
 
 
 def _scatter(values: Float64[np.ndarray, "*shape K"], order: Int64[np.ndarray, "K"], groups: int) -> np.ndarray:

@@ -74,12 +74,11 @@ def with_samples(
 
 
 def _standard_errors(scores: AnyScores, num_rows: int) -> list[dict[str, float | None]]:
-    """Return each row's standard errors by score, null where one draw gives none."""
-    names, errors = scores.error_names, scores.standard_error
-    if errors is None:
-        return [dict.fromkeys(names)] * num_rows
-    columns = zip(*(errors[name].tolist() for name in names), strict=True)
-    return [dict(zip(names, values, strict=True)) for values in columns]
+    """Return each row's standard errors by score, null where so few draws give none."""
+    errors = scores.standard_error or {}
+    unknown = [None] * num_rows
+    columns = {name: errors[name].tolist() if name in errors else unknown for name in scores.error_names}
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def _detectors(prediction: Prediction, decision: Decision, num_rows: int) -> list[dict[str, dict[str, Any]]]:

@@ -192,18 +192,9 @@ def test_standard_errors_are_left_out_where_not_wanted():
 
 
 def test_the_standard_error_of_the_variation_ratio_is_that_of_a_mean():
-    probs = dirichlet(30, 5, 4, 1.0)
-    label = probs.mean(axis=0).argmax(axis=1)
-    of_label = probs[:, np.arange(5), label]
-    expected = of_label.std(axis=0, ddof=1) / math.sqrt(30)
+    probs = np.random.default_rng(0).dirichlet([6.0, 1.0, 1.0, 1.0], (30, 5))
+    expected = probs[..., 0].std(axis=0, ddof=1) / math.sqrt(30)  # without any one draw the label is the same
     np.testing.assert_allclose(score(probs).standard_error["variation_ratio"], expected, rtol=1e-12)
-
-
-def test_the_standard_error_of_bald_comes_from_each_draws_divergence():
-    probs = dirichlet(30, 5, 4, 1.0)
-    divergence = np.sum(probs * np.log(probs / probs.mean(axis=0)), axis=2)
-    expected = divergence.std(axis=0, ddof=1) / math.sqrt(30)
-    np.testing.assert_allclose(score(probs).standard_error["bald"], expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize(("num_draws", "least"), [(10, 0.78), (30, 0.85), (100, 0.90)])
@@ -223,25 +214,6 @@ def test_standard_errors_cover_the_expected_score(num_draws, least):
         for name, values in scores.by_name().items():
             covered = np.mean(np.abs(values - values.mean()) <= width * scores.standard_error[name])
             assert least < covered < 0.97, (name, covered)
-
-
-@pytest.mark.parametrize("draws_a_group", [2, 5])
-def test_standard_errors_of_groups_agree_with_those_of_single_draws(draws_a_group):
-    """Both estimate the same; over 200 rows their mean squares differ by some per cent."""
-    log_probs = logs(dirichlet(100 * draws_a_group, 200, 5, 1.0))
-    grouped = predictive_scores(predictive_sums(log_probs, groups=100)).standard_error
-    single = predictive_scores(predictive_sums(log_probs, groups=len(log_probs))).standard_error
-    for name in SCORE_NAMES:
-        # A mean of 200 variances with 99 degrees of freedom: relative standard deviation sqrt(2 / 99 / 200) = .01.
-        assert np.mean(grouped[name] ** 2) == pytest.approx(np.mean(single[name] ** 2), rel=0.07), name
-
-
-def test_standard_errors_of_unequal_groups_agree_with_those_of_single_draws():
-    log_probs = logs(dirichlet(150, 400, 5, 1.0))
-    grouped = predictive_scores(predictive_sums(log_probs)).standard_error
-    single = predictive_scores(predictive_sums(log_probs, groups=150)).standard_error
-    for name in SCORE_NAMES:
-        assert np.mean(grouped[name] ** 2) == pytest.approx(np.mean(single[name] ** 2), rel=0.05), name
 
 
 # Cancellation

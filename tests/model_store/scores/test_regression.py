@@ -216,5 +216,5 @@ def same_bits(ours, theirs):
     if theirs.standard_error is None:
         return arrays and ours.standard_error is None
     return arrays and all(
-        ours.standard_error[name].tobytes() == theirs.standard_error[name].tobytes() for name in ARRAYS
+        ours.standard_error[name].tobytes() == theirs.standard_error[name].tobytes() for name in theirs.standard_error
     )

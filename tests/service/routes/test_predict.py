@@ -178,6 +178,13 @@ def test_one_draw_has_no_standard_error_and_no_disagreement(client, digits_rows)
         assert prediction["entropy"] == pytest.approx(prediction["expected_entropy"], abs=1e-12)
 
 
+def test_two_draws_have_no_standard_error_of_their_disagreement(client, digits_rows):
+    for prediction in predict(client, digits_rows[:5].tolist(), num_samples=2)["predictions"]:
+        errors = prediction["standard_error"]
+        assert list(errors) == list(SCORE_NAMES)
+        assert {name for name, error in errors.items() if error is None} == {"bald", "mean_std"}
+
+
 @pytest.mark.parametrize(("num_samples", "judged"), [(7, 5), (64, 50), (150, 100), (1000, 100)])
 def test_a_number_of_draws_that_was_not_calibrated_is_judged_by_the_first_ones(
     client, digits_rows, num_samples, judged
@@ -246,7 +253,7 @@ def test_an_npy_body_of_any_layout_is_answered_as_json_is(client, digits_rows, s
     assert answer.content == client.post("/predict", json={"inputs": digits_rows[:4].tolist(), "seed": 7}).content
 
 
-@pytest.mark.parametrize("num_samples", [1, 64])
+@pytest.mark.parametrize("num_samples", [1, 2, 64])
 def test_an_npz_answer_holds_what_the_json_answer_does(client, digits_rows, num_samples):
     request = {"inputs": digits_rows[:5].tolist(), "seed": 7, "num_samples": num_samples, "return_samples": True}
     answer = client.post("/predict", json=request).json()
@@ -254,8 +261,9 @@ def test_an_npz_answer_holds_what_the_json_answer_does(client, digits_rows, num_
     predictions = answer["predictions"]
     for name in ("model", "version", "seed"):
         assert arrays.pop(name).item() == answer[name]
-    errors = () if num_samples == 1 else SCORE_NAMES  # with one draw there are none
-    for name in errors:
+    of_disagreement = ("bald", "mean_std")
+    few = {1: (), 2: [name for name in SCORE_NAMES if name not in of_disagreement]}
+    for name in few.get(num_samples, SCORE_NAMES):
         assert arrays.pop(f"standard_error.{name}").tolist() == [p["standard_error"][name] for p in predictions]
     for name in (*SCORE_NAMES, *COMBINED_DENSITIES):
         for part in ("score", "p_value", "fired"):

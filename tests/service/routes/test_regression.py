@@ -215,6 +215,13 @@ def test_one_draw_says_nothing_of_disagreement(client, wavy):
         assert p["detectors"]["epistemic_std"]["p_value"] == 1.0
 
 
+def test_two_draws_have_no_standard_error_of_their_disagreement(client, wavy):
+    for p in predict(client, wavy["x_test"][:5], num_samples=2):
+        errors = p["standard_error"]
+        assert list(errors) == list(MIXTURE_ERROR_NAMES)
+        assert {name for name, error in errors.items() if error is None} == {"std", "epistemic_std"}
+
+
 def test_intervals_grow_with_coverage_until_they_have_no_bounds(client, wavy):
     answers = [predict(client, wavy["x_test"][:9], seed=1, coverage=c) for c in (0.5, 0.9, 0.99)]
     for smaller, larger in pairwise(answers):
