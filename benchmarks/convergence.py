@@ -22,7 +22,7 @@ from training import recipe as recipes
 from training.data import Dataset, load, split, split_sizes
 from training.fitting.run import Run, training_facts
 from training.nn.model import BayesianModel
-from training.nn.posteriors.noise import standard_noise
+from training.nn.posteriors.normal import standard_noise
 from training.recipe import Recipe
 
 DRAWS, NOISE_ROWS = 100, 300

@@ -11,7 +11,7 @@ from model_store.errors import DubitoError
 from service.middleware.keys import read_keys
 from service.observability.logs import configure
 from service.observability.tracing import check_tracing
-from service.process.supervisor import Place, supervise
+from service.process.supervisor import WorkerPlace, supervise
 from service.settings import Settings, read_settings
 
 SPARE_FILES = 256  # that a process has open beside its connections
@@ -29,11 +29,11 @@ def main() -> int:
         return 2
     configure(settings)
     if len(sys.argv) > 1:  # the arguments that a supervisor gives its workers
-        return serve(settings, Place.of_arguments(sys.argv[1:]))
+        return serve(settings, WorkerPlace.of_arguments(sys.argv[1:]))
     return serve(settings) if settings.workers == 1 else supervise(settings)
 
 
-def serve(settings: Settings, place: Place | None = None) -> int:
+def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     """Serve in this process, alone or as one of several workers."""
     sys.setswitchinterval(SWITCH_S)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again when it has stopped in good order

@@ -16,7 +16,7 @@ from service.middleware.shortcut import Shortcut
 from service.observability.logs import request_log
 from service.observability.tracing import tracing_of
 from service.process.shutdown import CloseConnections, end_with_notice
-from service.process.supervisor import Place
+from service.process.supervisor import WorkerPlace
 from service.routes import acquire, admin, health, models, predict, report
 from service.settings import Settings
 
@@ -28,7 +28,7 @@ unlike the data. Quantities of information are in nats. The examples work as the
 """
 
 
-def create_app(settings: Settings, place: Place | None = None) -> FastAPI:
+def create_app(settings: Settings, place: WorkerPlace | None = None) -> FastAPI:
     """Return the application, alone or in a worker's place; it opens the model store when it starts."""
     keys = read_keys(settings)
     context = Context(settings, keys, place)

@@ -29,7 +29,7 @@ from service.middleware.keys import Keys
 from service.observability.metrics import Metrics
 from service.observability.records import record_of
 from service.observability.worker_metrics import WorkerMetrics
-from service.process.supervisor import Place
+from service.process.supervisor import WorkerPlace
 from service.registry.collector import LoadedCollector
 from service.registry.models import Models, Served
 from service.settings import Settings
@@ -38,7 +38,7 @@ from service.settings import Settings
 class Context:
     """What the routes share, made once for an application."""
 
-    def __init__(self, settings: Settings, keys: Keys, place: Place | None) -> None:
+    def __init__(self, settings: Settings, keys: Keys, place: WorkerPlace | None) -> None:
         self.settings = settings
         self.keys = keys
         idle = threading.Event()

@@ -33,7 +33,7 @@ DECIMALS = 4  # of the smallest risk
 NOTHING = -math.inf  # the threshold that answers no row
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Abstention:
     """What thresholds are chosen from.
 
@@ -67,7 +67,7 @@ class Abstention:
         return (1 + bisect_left(levels, True, key=lambda i: self.threshold(flagged, i / steps) != NOTHING)) / steps
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Answers:
     """Of J numbers of draws the candidates for thresholds, the ranking rows' uncertainty, and which labels are wrong.
 

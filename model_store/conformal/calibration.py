@@ -34,7 +34,7 @@ DEFAULT_FPR = 0.05  # at which flags fire where nothing else is asked for
 KEPT_TABLES = 64  # ways of taking draws whose sorted ranking rows are kept
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DetectorScores:
     """Each detector's scores of n rows at J numbers of draws, and the rows' predicted labels (0 in a regression).
 
@@ -51,7 +51,7 @@ class DetectorScores:
         return DetectorScores({name: s[:, rows] for name, s in self.by_name.items()}, self.labels[:, rows], spreads)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Calibration:
     """Calibration scores by number of draws. J numbers of draws, n reference rows, m ranking rows, C labels.
 
@@ -167,16 +167,19 @@ class Calibration:
         """
         return self._detectors[self._index(num_draws)]
 
-    @cached_property
-    def rank_tables(self) -> Callable[..., RankTables]:
-        """The ranking rows of `num_draws` draws each or, by a rule, of at most so many: `rank_tables(num_draws,
-        rule)`.
+    def rank_tables(self, num_draws: int, rule: StoppingRule | None = None) -> RankTables:
+        """Return the ranking rows of `num_draws` draws each or, by a rule, of at most so many.
 
-        It raises ValueError if that number of draws was not calibrated.
+        Raises:
+            ValueError: if that number of draws was not calibrated.
         """
+        return self._kept_tables(num_draws, rule)
+
+    @cached_property
+    def _kept_tables(self) -> Callable[[int, StoppingRule | None], RankTables]:
         return lru_cache(maxsize=KEPT_TABLES)(self._rank_tables)
 
-    def _rank_tables(self, num_draws: int, rule: StoppingRule | None = None) -> RankTables:
+    def _rank_tables(self, num_draws: int, rule: StoppingRule | None) -> RankTables:
         last = self._index(num_draws)
         rows = np.arange(self.statistic.shape[1])
         at = np.full(len(rows), last)

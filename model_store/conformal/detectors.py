@@ -27,7 +27,7 @@ LEAST_SCORE = 1e-300
 SHRINKAGE_ROWS = 20  # how many rows of a label weigh as much as all labels' rows together
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Surprisal:
     """-log of the smoothed tail probability of a detector's reference scores, in nats, 0 or more.
 
@@ -68,7 +68,7 @@ def _slope(reference: Float64[np.ndarray, "n"]) -> float:
     return 1.0 / scale
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Standard:
     """Location and spread of a density detector's log scores, by predicted label."""
 
@@ -92,7 +92,7 @@ class Standard:
         return (np.log(np.maximum(score, LEAST_SCORE)) - self.centre[label]) / self.spread[label]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FittedDetector:
     """A detector fitted on the reference split, at one number of draws."""
 

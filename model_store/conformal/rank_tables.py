@@ -15,8 +15,10 @@ from model_store.conformal import sets
 from model_store.conformal.abstention import Abstention
 from model_store.conformal.stopping import StoppingRule
 
+KEPT_THRESHOLDS = 1024  # by rate and risk
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class ConformalPValues:
     """What the detectors say of N rows. P-values lie in (0, 1]; small ones mean unlike the calibration data."""
 
@@ -37,7 +39,7 @@ class ConformalPValues:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RankTables:
     """The ranking rows under one way of taking draws: what new rows taken so are ranked among.
 
@@ -73,13 +75,20 @@ class RankTables:
         """
         return sets.intervals(mean, std, self.nonconformity, coverage)
 
-    @cached_property
-    def largest_uncertainty(self) -> Callable[[float, float], float]:
-        """The largest uncertainty to answer at, -inf for none: a function of fpr and risk.
+    def largest_uncertainty(self, fpr: float, risk: float) -> float:
+        """Return the largest uncertainty to answer at, -inf for none.
 
-        It raises ValueError if nothing was calibrated of which labels are wrong.
+        Raises:
+            ValueError: if nothing was calibrated of which labels are wrong.
         """
-        return lru_cache(maxsize=1024)(lambda fpr, risk: self._abstention().threshold(self.flagged(fpr), risk))
+        return self._kept_thresholds(fpr, risk)
+
+    @cached_property
+    def _kept_thresholds(self) -> Callable[[float, float], float]:
+        return lru_cache(maxsize=KEPT_THRESHOLDS)(self._threshold)
+
+    def _threshold(self, fpr: float, risk: float) -> float:
+        return self._abstention().threshold(self.flagged(fpr), risk)
 
     def smallest_risk(self, fpr: float) -> float:
         """Return the smallest risk that can be certified, 1 for none.

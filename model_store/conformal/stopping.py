@@ -37,6 +37,7 @@ from model_store.scores.tasks import AnyScores
 
 FEWEST_DRAWS = 5  # fewer say too little of their own spread
 TAIL = 0.001
+KEPT_RATES = 1024  # whose bounds are kept
 GUARD = 2.0  # standard errors of the share of reference rows beyond the threshold
 PREFIX = "settling."
 RELATIVE_ERROR = PREFIX + "relative_error."
@@ -50,7 +51,7 @@ class StoppingRule:
     tolerance: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Spread:
     """How far N rows' scores may be off at one number of draws.
 
@@ -83,7 +84,7 @@ class Spread:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Look:
     """What the rule looks at: the flag's statistic if the posterior scores were lower or higher by their error.
 
@@ -103,7 +104,7 @@ class Look:
         return self.is_label_settled & is_flag_settled & (self.error <= tolerance)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StageScores:
     """Scores by detector, labels, surprisals by detector and spread of N rows at one stage."""
 
@@ -113,7 +114,7 @@ class StageScores:
     spread: Spread
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EarlyStopping:
     """What stopping goes by, at S stages, n reference rows and m ranking rows in their split's order."""
 
@@ -147,10 +148,13 @@ class EarlyStopping:
             Look(*(np.stack([getattr(one, field.name) for one in looks]) for field in fields(Look))),
         )
 
+    def bounds(self, fpr: float) -> tuple[Float64[np.ndarray, "S"], Float64[np.ndarray, "S"]]:
+        """Return for each stage up to where a statistic is not flagged at a rate, and from where on it is."""
+        return self._kept_bounds(fpr)
+
     @cached_property
-    def bounds(self) -> Callable[[float], tuple[Float64[np.ndarray, "S"], Float64[np.ndarray, "S"]]]:
-        """For each stage up to where a statistic is not flagged at a rate, and from where on it is."""
-        return lru_cache(maxsize=1024)(self._bounds)
+    def _kept_bounds(self) -> Callable[[float], tuple[Float64[np.ndarray, "S"], Float64[np.ndarray, "S"]]]:
+        return lru_cache(maxsize=KEPT_RATES)(self._bounds)
 
     def _bounds(self, fpr: float) -> tuple[Float64[np.ndarray, "S"], Float64[np.ndarray, "S"]]:
         rows = self.reference.shape[1]

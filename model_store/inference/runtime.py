@@ -48,7 +48,7 @@ class GraphError(ValueError):
         self.reason = reason
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DrawSet:
     """The first K draws of a seed; `theta` is None where it would be too large to hold."""
 

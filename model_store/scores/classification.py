@@ -32,7 +32,7 @@ LEAST_PROBABILITY = 1e-300
 S = TypeVar("S", bound=Any)  # scores: a dataclass of arrays, a row each, and of standard errors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scores:
     """The predictive scores of N rows, as in the table above.
 

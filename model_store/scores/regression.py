@@ -28,7 +28,7 @@ MIXTURE_SCORE_NAMES = ("std", "aleatoric_std", "epistemic_std")
 MIXTURE_ERROR_NAMES = ("mean", *MIXTURE_SCORE_NAMES)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MixtureScores:
     """The predictive scores of N rows, as in the table above.
 

@@ -19,7 +19,7 @@ GROUPS = 100
 FEWEST_FOR_SPREAD = 3  # groups that give a disagreement a standard error: one alone has nothing to disagree with
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DrawSums:
     """What draws predict of N rows and how uncertain each is of it, in float64, by group of draws."""
 

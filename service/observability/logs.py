@@ -14,14 +14,14 @@ from typing import Any
 
 import orjson
 
-from service.observability.records import Record
+from service.observability.records import RequestRecord
 from service.settings import Settings
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 REPEAT_CLIENTS = ("python_multipart.multipart", "python_multipart.decoders")  # loggers that write what came
 
-RequestLog = Callable[[Record, str, int | None, float], None]
+RequestLog = Callable[[RequestRecord, str, int | None, float], None]
 
 
 class JsonFormatter(logging.Formatter):
@@ -60,7 +60,7 @@ def request_log(settings: Settings) -> RequestLog | None:
         return None
     descriptor = sys.stderr.fileno()
 
-    def write(record: Record, route: str, status: int | None, seconds: float) -> None:
+    def write(record: RequestRecord, route: str, status: int | None, seconds: float) -> None:
         content = {
             "time": datetime.now(UTC),
             "level": "info",

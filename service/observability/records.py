@@ -37,7 +37,7 @@ class Phase:
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """A request's record. Times are those of `time.perf_counter`, in seconds."""
 
     request_id: str
@@ -71,17 +71,17 @@ class Record:
         self.model, self.version, self.rows, self.draws, self.flags = model, version, rows, draws, flags
 
 
-def new_record(scope: Scope) -> Record:
+def new_record(scope: Scope) -> RequestRecord:
     """Begin the record of a request; the id that the client gave is taken over where it may be repeated."""
     begun = time.perf_counter()
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     request_id = given.decode() if _GIVEN_ID.fullmatch(given) else next(_IDS)
-    record = Record(request_id, scope["method"] if scope["method"] in METHODS else "other", begun)
+    record = RequestRecord(request_id, scope["method"] if scope["method"] in METHODS else "other", begun)
     scope[SCOPE_KEY] = record
     return record
 
 
-def record_of(scope: Scope) -> Record:
+def record_of(scope: Scope) -> RequestRecord:
     """Return the record of a request."""
-    record: Record = scope[SCOPE_KEY]
+    record: RequestRecord = scope[SCOPE_KEY]
     return record

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from model_store.errors import InvalidInput
-from service.observability.records import ANSWER, READ, Record
+from service.observability.records import ANSWER, READ, RequestRecord
 from service.settings import PREFIX, Settings
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Tracing:
         self._kind, self._error = SpanKind.SERVER, StatusCode.ERROR
         self._within = set_span_in_context
 
-    def begin(self, scope: Scope, record: Record) -> "Span":
+    def begin(self, scope: Scope, record: RequestRecord) -> "Span":
         """Begin the span of a request."""
         carrier = {
             name.decode("latin-1"): value.decode("latin-1")
@@ -85,7 +85,7 @@ class Tracing:
         record.trace_id = f"{span.get_span_context().trace_id:032x}"
         return span
 
-    def end(self, span: "Span", record: Record, route: str, status: int | None) -> None:
+    def end(self, span: "Span", record: RequestRecord, route: str, status: int | None) -> None:
         """End the span of a request, and make those of its phases."""
         if not span.is_recording():  # a caller does not want this one, or it is not of the share
             span.end()

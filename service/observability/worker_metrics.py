@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from service.process.supervisor import Place
+from service.process.supervisor import WorkerPlace
 
 logger = logging.getLogger("dubito")
 
@@ -18,7 +18,7 @@ WRITE_S = 1.0
 class WorkerMetrics:
     """The metrics pages of all workers. Of a process that serves alone it is its own page."""
 
-    def __init__(self, page: Callable[[], bytes], place: Place | None) -> None:
+    def __init__(self, page: Callable[[], bytes], place: WorkerPlace | None) -> None:
         self.page = page
         self.place = place
         self._stopping = threading.Event()

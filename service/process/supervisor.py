@@ -30,7 +30,7 @@ KILL_S = 5.0  # after the drain, for what has not ended
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerPlace:
     """What a worker gets of its supervisor: its number, the socket, the heartbeat's pipe and a folder all share."""
 
     worker: int
@@ -39,7 +39,7 @@ class Place:
     folder: Path
 
     @classmethod
-    def of_arguments(cls, arguments: list[str]) -> "Place":
+    def of_arguments(cls, arguments: list[str]) -> "WorkerPlace":
         """Return the place that `arguments` made."""
         worker, listener, heartbeat, folder = arguments
         return cls(int(worker), int(listener), int(heartbeat), Path(folder))
@@ -67,7 +67,7 @@ class Worker:
 
     def __init__(self, number: int, listener: socket.socket, folder: Path) -> None:
         self.heartbeat, theirs = os.pipe()
-        place = Place(number, listener.fileno(), theirs, folder)
+        place = WorkerPlace(number, listener.fileno(), theirs, folder)
         command = [sys.executable, "-m", "service", *place.arguments]
         self.process = subprocess.Popen(command, pass_fds=(place.listener, theirs))
         os.close(theirs)

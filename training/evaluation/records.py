@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Record(BaseModel):
+class Measures(BaseModel):
     """A frozen record, written without what was not given."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -15,7 +15,7 @@ class Record(BaseModel):
         return self.model_dump(exclude_unset=True, by_alias=True)
 
 
-class Detection(Record):
+class Detection(Measures):
     """How well a score detects positive rows: `training.evaluation.metrics.detection`."""
 
     auroc: float
@@ -24,7 +24,7 @@ class Detection(Record):
     fpr_at_95: float
 
 
-class Bin(Record):
+class Bin(Measures):
     """Rows of nearly one confidence."""
 
     rows: int
@@ -32,7 +32,7 @@ class Bin(Record):
     accuracy: float
 
 
-class Interval(Record):
+class Interval(Measures):
     """Intervals of a nominal coverage: how often they hold the target, and their mean width, None if infinite."""
 
     nominal: float
@@ -40,7 +40,7 @@ class Interval(Record):
     width: float | None
 
 
-class ErrorDetection(Record):
+class ErrorDetection(Measures):
     """How well each score tells misclassified rows from the others."""
 
     rows: int
@@ -48,7 +48,7 @@ class ErrorDetection(Record):
     scores: dict[str, Detection]
 
 
-class ClassMeasures(Record):
+class ClassMeasures(Measures):
     """What was measured of the test rows of a classification."""
 
     rows: int
@@ -62,7 +62,7 @@ class ClassMeasures(Record):
     aurc: dict[str, float]  # by score
 
 
-class RegressionMeasures(Record):
+class RegressionMeasures(Measures):
     """What was measured of the test rows of a regression."""
 
     rows: int
@@ -76,7 +76,7 @@ class RegressionMeasures(Record):
     aurc: dict[str, float]
 
 
-class SetMeasures(Record):
+class SetMeasures(Measures):
     """What was measured of a set of rows unlike the data, against the test rows."""
 
     rows: int
@@ -97,7 +97,7 @@ class AttackMeasures(SetMeasures):
     error_detection: ErrorDetection | None
 
 
-class AttackFacts(Record):
+class AttackFacts(Measures):
     """What an attack did."""
 
     attack: str
@@ -109,7 +109,7 @@ class AttackFacts(Record):
     iterations: int | None = None
 
 
-class Attack(Record):
+class Attack(Measures):
     """An attack, and what was measured of its rows; the report holds both as one."""
 
     facts: AttackFacts
@@ -120,14 +120,14 @@ class Attack(Record):
         return {**self.facts.content(), **self.measures.content()}
 
 
-class Detectors(Record):
+class Detectors(Measures):
     """Names of all scores that detect, and of those that the flag combines."""
 
     all: list[str]
     combined: list[str]
 
 
-class Report(Record):
+class Report(Measures):
     """An evaluation report, but for the names of its files."""
 
     model: str

@@ -15,7 +15,7 @@ from torch import Tensor
 from training.nn.layers import HyperLayer
 from training.nn.model import BayesianModel
 from training.nn.posteriors import FactorialGaussian, LocationScale
-from training.nn.posteriors.noise import standard_noise
+from training.nn.posteriors.normal import standard_noise
 from training.seeds import hash_key
 
 ROWS = 10_000  # training rows, at most, that the bound is measured on

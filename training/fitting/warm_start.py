@@ -21,7 +21,7 @@ from training.nn.layers import Slot
 from training.nn.model import BayesianModel
 from training.nn.networks import DrawnNetwork
 from training.nn.posteriors.hypernetwork import HypernetworkPosterior
-from training.nn.posteriors.noise import standard_noise
+from training.nn.posteriors.normal import standard_noise
 from training.recipe import Recipe
 from training.versions import Parent
 

@@ -46,7 +46,7 @@ class Pass:
         self.theta, self.std, self.features, self.kl, self.start = {}, None, None, None, None
 
 
-class Place:
+class Position:
     """Where in a network a layer stands: its slot, and how draws are laid out around it."""
 
     def __init__(self, slot: Slot, current: Pass, folded: bool, first: bool) -> None:
@@ -98,7 +98,7 @@ class ScaledLayer(nn.Module):
     product that does not depend on it, so rows with different draws share one matrix product.
     """
 
-    def __init__(self, layer: nn.Linear | nn.Conv2d, place: Place) -> None:
+    def __init__(self, layer: nn.Linear | nn.Conv2d, place: Position) -> None:
         super().__init__()
         fan_in = layer.weight[0].numel()
         self.direction = nn.Parameter(torch.randn(layer.weight.shape) / fan_in**0.5)
@@ -158,7 +158,7 @@ class WeightLayer(nn.Module):
 
     index: Tensor | None
 
-    def __init__(self, layer: nn.Linear | nn.Conv2d, place: Place) -> None:
+    def __init__(self, layer: nn.Linear | nn.Conv2d, place: Position) -> None:
         super().__init__()
         self.convolution = _without_weights(layer) if isinstance(layer, nn.Conv2d) else None
         self.has_bias = layer.bias is not None
@@ -262,7 +262,7 @@ def patches(h: Tensor, convolution: nn.Conv2d) -> tuple[Tensor, tuple[int, int]]
 class MaskLayer(nn.Module):
     """Multiplies units, or channels, by a mask that is drawn: one mask a draw, shared by all rows."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Position) -> None:
         super().__init__()
         self.place = place
 
@@ -277,7 +277,7 @@ class MaskLayer(nn.Module):
 class FeatureLayer(nn.Module):
     """The first layer of a network whose own weights are not drawn: its value is the row's features."""
 
-    def __init__(self, layer: nn.Module, place: Place) -> None:
+    def __init__(self, layer: nn.Module, place: Position) -> None:
         super().__init__()
         self.layer = layer
         self.place = place
@@ -301,7 +301,7 @@ class HyperLayer(nn.Module):
     """
 
     def __init__(
-        self, layer: nn.Linear, place: Place, hidden: int, vector_scaling: bool, initial_log_std: float
+        self, layer: nn.Linear, place: Position, hidden: int, vector_scaling: bool, initial_log_std: float
     ) -> None:
         super().__init__()
         inputs, outputs = layer.in_features, layer.out_features

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput
-from training.nn.layers import FeatureLayer, HyperLayer, MaskLayer, Pass, Place, ScaledLayer, Slot, WeightLayer
+from training.nn.layers import FeatureLayer, HyperLayer, MaskLayer, Pass, Position, ScaledLayer, Slot, WeightLayer
 from training.nn.layers import initial_weights as weights_of
 from training.nn.probes import DROPOUTS, dropped_units, kept_inputs, run_on_rows
 
@@ -60,7 +60,7 @@ class DrawnNetwork(nn.Module):
         folded = stochastic.drawn == "hypernet" or not _is_chain(module)
         self.folded = folded
         self.shares_input = True
-        self.places: list[Place] = []
+        self.places: list[Position] = []
         self.initial: dict[str, Tensor] = {}  # the module's own weights, by slot, where weights are drawn
         # weights that are not drawn, and with what probability masks keep each of their inputs
         self.masked_weights: list[tuple[str, Tensor]] = []
@@ -218,8 +218,8 @@ class DrawnNetwork(nn.Module):
     def _mask(self, name: str, units: int, keep: float) -> MaskLayer:
         return MaskLayer(self._place(Slot(name, (units,), keep), False))
 
-    def _place(self, slot: Slot, first: bool) -> Place:
-        self.places.append(Place(slot, self.current, self.folded, first))
+    def _place(self, slot: Slot, first: bool) -> Position:
+        self.places.append(Position(slot, self.current, self.folded, first))
         return self.places[-1]
 
     @torch.no_grad()

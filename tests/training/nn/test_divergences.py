@@ -14,7 +14,7 @@ from training.nn.posteriors.dropout import MaskPosterior
 from training.nn.posteriors.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior
 from training.nn.posteriors.hypernetwork import HypernetworkPosterior, Subspace
 from training.nn.posteriors.matrix_normal import MatrixNormalPosterior
-from training.nn.posteriors.noise import standard_noise
+from training.nn.posteriors.normal import standard_noise
 
 PRIOR_STD, NOISE_STD = 1.5, 0.7
 

@@ -8,7 +8,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 
 from training.nn.flows import iaf, realnvp
 from training.nn.posteriors.hypernetwork import HypernetworkPosterior
-from training.nn.posteriors.noise import log_normal, standard_noise
+from training.nn.posteriors.normal import log_normal, standard_noise
 
 
 def posterior(flow, dimension, couplings, prior_std=1.0, log_scale=-0.5, seed=0):

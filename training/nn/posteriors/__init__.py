@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM
-from training.nn.posteriors.noise import standard_noise
+from training.nn.posteriors.normal import standard_noise
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from model_store.inference.noise import NOISE_ALGORITHM
 from training.nn.flows import Composition, ElementwiseAffine
-from training.nn.posteriors.noise import log_normal, standard_noise
+from training.nn.posteriors.normal import log_normal, standard_noise
 
 CENTRE_DRAWS = 500
 

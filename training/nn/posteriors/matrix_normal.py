@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from model_store.inference.noise import NOISE_ALGORITHM
 from training.nn.layers import Slot
-from training.nn.posteriors.noise import log_normal
+from training.nn.posteriors.normal import log_normal
 
 
 class MatrixNormalPosterior(nn.Module):
