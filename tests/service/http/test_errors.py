@@ -369,3 +369,16 @@ def test_limits_are_kept(serve, digits_store):
         assert_problem(answer, 413, "return_samples: expected at most 100 numbers to return, got 200")
         answer = client.post("/predict", json={"inputs": rows[:1], "num_samples": 10, "return_samples": True})
         assert answer.status_code == 200
+
+
+def test_a_wrong_number_far_down_a_long_request_is_named_by_its_row(client):
+    rows = [[0.0] * 64] * 3000
+    for place, wrong, expected in (
+        (2500, [*[0.0] * 63, "x"], "pool.2500.63: expected a number, got a string"),
+        (2999, [0.0] * 63, "pool.2999: expected an array of 64"),
+        (1024, [*[0.0] * 5, 1e39, *[0.0] * 58], "pool.1024.5: expected a finite number"),
+    ):
+        pool = [*rows[:place], wrong, *rows[place + 1 :]]
+        answer = client.post("/acquire", json={"pool": pool, "num_samples": 1})
+        assert answer.status_code == 422
+        assert answer.json()["detail"].startswith(expected)

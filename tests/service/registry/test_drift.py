@@ -179,7 +179,7 @@ def test_the_service_watches_live_rows_and_says_so(serve, digits_store, digits_r
         client.post("/acquire", json={"pool": noise.tolist()})
         assert drift() == calm
         client.post("/predict", json={"inputs": noise[:10].tolist(), "num_samples": 200})
-        client.post("/predict", json={"inputs": noise.tolist()})
+        client.post("/predict", json={"inputs": noise[10:].tolist()})
         alarmed = drift()
         assert alarmed["rows"] == 359 + 10 + ROWS_OF_A_REQUEST
         assert alarmed["alarm"]

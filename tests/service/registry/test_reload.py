@@ -83,6 +83,7 @@ def test_the_least_recently_used_versions_are_unloaded_under_the_memory_bound(se
             assert predict_blank(client, version=version).json()["version"] == version
             assert len(in_memory()) <= 2
         assert ("digits", "3") not in in_memory()
+        client.post("/predict", json={"inputs": [[1.0] * 64]})
         assert model(client)["drift"]["rows"] == 2  # what was seen of a version outlives its stay in memory
         assert predict_blank(client, seed=1).content == before
 

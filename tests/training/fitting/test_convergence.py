@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from support.linear_gaussian import Problem, exact, fit, moments, recipe
 
+from tests.support.linear_gaussian import Problem, exact, fit, moments, recipe
 from training.data import Rows, Splits
 from training.fitting.choice import is_as_good
 from training.fitting.convergence import bound, pulls, slope
