@@ -1,18 +1,25 @@
-"""Serve: `python -m service`."""
+"""Serve: `python -m service`. Settings are environment variables, `DUBITO_...`; docs/settings.md lists them."""
 
+import argparse
+import errno
+import logging
+import os
 import resource
 import signal
 import socket
 import sys
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
-from model_store.errors import DubitoError
+from model_store.errors import DubitoError, InvalidInput
 from service.middleware.keys import read_keys
 from service.observability.logs import configure
 from service.observability.tracing import check_tracing
 from service.process.supervisor import WorkerPlace, supervise
 from service.settings import Settings, read_settings
+
+logger = logging.getLogger("dubito")
 
 SPARE_FILES = 256  # that a process has open beside its connections
 SWITCH_S = 0.0005  # how long a thread may hold the interpreter while another waits: threads of arithmetic wait often
@@ -20,17 +27,62 @@ SWITCH_S = 0.0005  # how long a thread may hold the interpreter while another wa
 
 def main() -> int:
     """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 2 a wrong setting, 3 it cannot start."""
+    place = WorkerPlace.of_arguments(sys.argv[2:]) if sys.argv[1:2] == [WorkerPlace.OPTION] else None
+    if place is None:
+        set_options(sys.argv[1:])
     try:
         settings = read_settings()
         read_keys(settings)  # here, not in a worker that would be started again and again
         check_tracing(settings)
+        check_store(settings.store)
     except DubitoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     configure(settings)
-    if len(sys.argv) > 1:  # the arguments that a supervisor gives its workers
-        return serve(settings, WorkerPlace.of_arguments(sys.argv[1:]))
+    if place is not None:
+        return serve(settings, place)
+    taken = cannot_listen(settings.host, settings.port)
+    if taken is not None:  # before models are loaded
+        print(f"error: {taken}", file=sys.stderr)
+        return 3
+    if not settings.store.exists():
+        logger.warning("DUBITO_STORE: the folder %s does not exist; waiting for it", settings.store.absolute())
     return serve(settings) if settings.workers == 1 else supervise(settings)
+
+
+def set_options(arguments: list[str]) -> None:
+    """Take options of the command line, each in place of its environment variable."""
+    parser = argparse.ArgumentParser(prog="python -m service", description=__doc__)
+    parser.add_argument("--port", type=int, metavar="N", help="port to listen on, in place of DUBITO_PORT (8000)")
+    options = parser.parse_args(arguments)
+    if options.port is not None:
+        os.environ["DUBITO_PORT"] = str(options.port)
+
+
+def check_store(store: Path) -> None:
+    """Raise InvalidInput if the store is there and is no folder."""
+    if store.exists() and not store.is_dir():
+        raise InvalidInput("DUBITO_STORE", "a folder", str(store.absolute()))
+
+
+def cannot_listen(host: str, port: int) -> str | None:
+    """Return why nothing can listen on a port, None where something can."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return (
+                f"DUBITO_PORT: expected a free port of {host}, got {port}, which is in use (--port N takes another)"
+            )
+        return f"cannot listen on {host} port {port}: {error.strerror}"
+    return None
 
 
 def serve(settings: Settings, place: WorkerPlace | None = None) -> int:

@@ -64,6 +64,7 @@ class DataSection(Section):
     ranking_rows: Count
     target: str | None = None
     columns: dict[str, Literal["numeric", "categorical", "ignored"]] = {}
+    missing_values: list[str] = []
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
     split: Annotated[int, Field(ge=0, le=999)] = 0
     image_size: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=2, max_length=2)] | None = None

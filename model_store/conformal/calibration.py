@@ -17,8 +17,10 @@ which the service abstains (`abstention`). Each of the guarantees holds by itsel
 in the choice of one and the same ranking split; they are not independent of each other.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -32,6 +34,31 @@ from model_store.types import DetectorNames
 
 DEFAULT_FPR = 0.05  # at which flags fire where nothing else is asked for
 KEPT_TABLES = 64  # ways of taking draws whose sorted ranking rows are kept
+
+
+def at_least(rate: float) -> str:
+    """Return a rate in six digits, rounded up where it must be: what it says is never below the rate.
+
+    >>> at_least(1 / 5), at_least(1 / 3)
+    ('0.2', '0.333334')
+    """
+    rounded = f"{rate:.6g}"
+    if float(rounded) < rate:
+        rounded = str(Context(prec=6, rounding=ROUND_CEILING).create_decimal(rate).normalize())
+    return rounded
+
+
+def default_not_kept(ranking_rows: int) -> str | None:
+    """Say that there are too few ranking rows for requests that name no `fpr`; None where there are enough."""
+    smallest = 1.0 / (ranking_rows + 1)
+    if smallest <= DEFAULT_FPR:
+        return None
+    rows = "1 ranking row" if ranking_rows == 1 else f"{ranking_rows} ranking rows"
+    enough = math.ceil(1.0 / DEFAULT_FPR) - 1
+    return (
+        f"with {rows} no rate below {at_least(smallest)} can be kept: a request that names no fpr is judged at "
+        f"{DEFAULT_FPR:g}, and refused; {enough} rows would bear it"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,11 +162,6 @@ class Calibration:
     def smallest_fpr(self) -> float:
         """The smallest false-positive rate that this calibration can tell apart from 0."""
         return 1.0 / (self.statistic.shape[1] + 1)
-
-    @property
-    def default_fpr(self) -> float:
-        """The false-positive rate at which flags fire where nothing else is asked for."""
-        return max(DEFAULT_FPR, self.smallest_fpr)
 
     def draws_used(self, num_draws: int) -> int:
         """How many of a request's draws the detectors look at: the largest calibrated number it has.

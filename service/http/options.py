@@ -1,6 +1,7 @@
 """From a request's fields to the options that its rows are predicted and decided by."""
 
 from model_store.conformal.abstention import NOTHING
+from model_store.conformal.calibration import DEFAULT_FPR, at_least
 from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput
 from service.engine.decision import DecisionOptions
@@ -42,13 +43,13 @@ def decision_options(
         InvalidInput: naming the field whose rate the model's calibration cannot give.
     """
     smallest = served.model.calibration.smallest_fpr
+    fpr = DEFAULT_FPR if envelope.fpr is None else envelope.fpr
     if envelope.fpr is not None and envelope.fdr is not None:
         raise InvalidInput("fdr", "none beside fpr, since either decides the flag", "both")
-    for field, rate in (("fpr", envelope.fpr), ("fdr", envelope.fdr)):
-        if rate is not None and rate < smallest:
-            expected = f"at least {smallest:.6g}, the smallest that {served.name} can tell"
-            raise InvalidInput(field, expected, f"{rate}")
-    fpr = served.model.calibration.default_fpr if envelope.fpr is None else envelope.fpr
+    field, rate = ("fpr", fpr) if envelope.fdr is None else ("fdr", envelope.fdr)
+    if rate < smallest:
+        expected = f"at least {at_least(smallest)}, the smallest that {served.name} can tell"
+        raise InvalidInput(field, expected, f"{rate}")
     rule = _rule(envelope, fpr, settle)
     return DecisionOptions(
         fpr, envelope.fdr, envelope.coverage, _risk(envelope.risk, served, num_samples, fpr, rule), rule

@@ -11,21 +11,29 @@ from jaxtyping import Float32
 from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
-from service.engine.decision import Decision
+from service.engine.decision import Decision, DecisionOptions
 from service.engine.jobs import Predicted
 from service.registry.models import Served
 
 
-def predict_json(served: Served, num_samples: int, seed: int, rows: list[dict[str, Any]]) -> bytes:
+def predict_json(
+    served: Served, num_samples: int, seed: int, options: DecisionOptions, rows: list[dict[str, Any]]
+) -> bytes:
     """Return the JSON answer of /predict, given what it says of each row."""
     answer = {
         "model": served.name,
         "version": served.version,
         "num_samples": num_samples,
         "seed": seed,
+        **_judged_by(options),
         "predictions": rows,
     }
     return orjson.dumps(answer)
+
+
+def _judged_by(options: DecisionOptions) -> dict[str, float | None]:
+    """Return the rates that rows were judged by."""
+    return {"fpr": options.fpr, "fdr": options.fdr, "coverage": options.coverage, "risk": options.risk}
 
 
 def json_rows(served: Served, num_samples: int, prediction: Prediction, decision: Decision) -> list[dict[str, Any]]:
@@ -92,22 +100,27 @@ def _detectors(prediction: Prediction, decision: Decision, num_rows: int) -> lis
     return rows
 
 
-def predict_npz(served: Served, predicted: Predicted, decision: Decision) -> bytes:
+def predict_npz(served: Served, predicted: Predicted, options: DecisionOptions, decision: Decision) -> bytes:
     """Return the same as arrays, a row each: `probabilities`, `entropy`, `standard_error.bald`, ...
 
     What is null in JSON for all rows is left out; infinite bounds are infinite.
     """
     packed = io.BytesIO()
-    np.savez(packed, allow_pickle=False, **dict(_arrays(served, predicted, decision)))
+    np.savez(packed, allow_pickle=False, **dict(_arrays(served, predicted, options, decision)))
     return packed.getvalue()
 
 
-def _arrays(served: Served, predicted: Predicted, decision: Decision) -> Iterator[tuple[str, Any]]:
+def _arrays(
+    served: Served, predicted: Predicted, options: DecisionOptions, decision: Decision
+) -> Iterator[tuple[str, Any]]:
     prediction, scores = predicted.prediction, predicted.prediction.scores
     samples = None if predicted.samples is None else predicted.samples.transpose(1, 0, 2)
     yield "model", np.array(served.name)
     yield "version", np.array(served.version)
     yield "seed", np.array(predicted.seed)
+    for name, rate in _judged_by(options).items():
+        if rate is not None:
+            yield name, np.array(rate)
     yield "num_samples", scores.num_draws
     for name, score in scores.by_name().items():
         if name != "epistemic_std" or predicted.num_samples > 1:

@@ -176,12 +176,19 @@ class RegressionAnswer(RowAnswer):
 
 
 class PredictAnswer(BaseModel):
-    """The answer of /predict. `num_samples` is the most draws of a row."""
+    """The answer of /predict. `num_samples` is the most draws of a row; the rates are those that rows were judged by.
+
+    Where `fdr` decided the flags, `fpr` is what `fired` and `abstain` go by.
+    """
 
     model: str
     version: str
     num_samples: int
     seed: int
+    fpr: float
+    fdr: float | None
+    coverage: float
+    risk: float | None
     predictions: list[PredictionAnswer] | list[RegressionAnswer]
 
 

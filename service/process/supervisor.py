@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from select import select
+from typing import ClassVar
 
 from service.settings import Settings
 
@@ -32,6 +33,8 @@ KILL_S = 5.0  # after the drain, for what has not ended
 @dataclass(frozen=True)
 class WorkerPlace:
     """What a worker gets of its supervisor: its number, the socket, the heartbeat's pipe and a folder all share."""
+
+    OPTION: ClassVar = "--worker"  # before its arguments
 
     worker: int
     listener: int
@@ -68,7 +71,7 @@ class Worker:
     def __init__(self, number: int, listener: socket.socket, folder: Path) -> None:
         self.heartbeat, theirs = os.pipe()
         place = WorkerPlace(number, listener.fileno(), theirs, folder)
-        command = [sys.executable, "-m", "service", *place.arguments]
+        command = [sys.executable, "-m", "service", WorkerPlace.OPTION, *place.arguments]
         self.process = subprocess.Popen(command, pass_fds=(place.listener, theirs))
         os.close(theirs)
         self.number = number

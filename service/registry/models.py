@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from model_store.artifacts.manifest import GRAPHS, Manifest
 from model_store.artifacts.store import LATEST, ModelStore
+from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput, NotFound, StoreError, one_line
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, Model
@@ -210,7 +211,7 @@ class Models:
                 self._broken[name, version] = (time.monotonic(), error)
             raise
         settle = self.settings.settle
-        rule = None if settle is None else StoppingRule(model.calibration.default_fpr, settle)
+        rule = None if settle is None else StoppingRule(DEFAULT_FPR, settle)
         statistic = model.calibration.rank_tables(model.manifest.noise.default_draws, rule).statistic
         with self._lock:
             drift = self._drifts.setdefault((name, version), Drift(statistic))

@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from model_store.conformal.calibration import default_not_kept
 from service.context import context_of
 from service.http.openapi import ERRORS
 from service.http.requests import JSON
@@ -61,5 +62,6 @@ def _overview(models: Models, name: str) -> dict[str, Any]:
         "target": None if latest is None else latest.target,
         "quality": None if latest is None else latest.quality,
         "smallest_fpr": None if latest is None else latest.detectors.smallest_fpr,
+        "too_few_rows": None if latest is None else default_not_kept(latest.detectors.ranking_rows),
         "smallest_risk": None if latest is None or latest.abstention is None else latest.abstention.smallest_risk,
     }

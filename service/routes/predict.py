@@ -70,7 +70,7 @@ def _answer(
     check_computed(overall, "inputs")
     if as_arrays:
         decision = decide(predicted.prediction, options)
-        flags, answer = decision.flag, predict_npz(served, predicted, decision)
+        flags, answer = decision.flag, predict_npz(served, predicted, options, decision)
     else:
         if options.fdr is None:  # each row is decided by itself: once for all requests of the micro-batch
             decision, rows = batch.once(options, partial(_decided, job, options))
@@ -80,7 +80,7 @@ def _answer(
             flags = decision.flag
         if predicted.samples is not None:
             rows = with_samples(rows, predicted.samples, scores)
-        answer = predict_json(served, predicted.num_samples, predicted.seed, rows)
+        answer = predict_json(served, predicted.num_samples, predicted.seed, options, rows)
     if job.seed is None:  # else a replay
         served.watch(batch.prediction, predicted.rows, row_hashes(job.x))
     num_flags = int(np.count_nonzero(flags))

@@ -4,7 +4,6 @@ The encoding of columns is fitted here, on the training split alone; `model_stor
 """
 
 import warnings
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +13,15 @@ from jaxtyping import Float32, Float64, Int64
 
 from model_store.artifacts.manifest import CategoricalColumn, NumericColumn, column_width
 from model_store.errors import InvalidInput
-from model_store.inputs.columns import Categories, Columns, Numbers, category_text, encode
+from model_store.inputs.columns import Categories, Columns, Numbers, encode
+from training.data.cells import BOOLEANS, index_column, typed, values_of, with_missing
 from training.data.rows import Dataset, Rows, SplitSizes, class_numbers, hold_out
+from training.messages import log
 
 if TYPE_CHECKING:
     from training.recipe import DataSection
 
 MAX_CATEGORIES = 256
-BOOLEANS = {"true", "false"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Table:
 def csv(path: Path, task: str, section: "DataSection", sizes: SplitSizes, columns: Columns = ()) -> Dataset:
     """Read a CSV file with a header, in UTF-8. Empty cells, NA, N/A, NaN and null are missing values.
 
-    A column is numeric where every value is a number, and else categorical.
+    A column is numeric where every value is a number, and else categorical, if not nearly every value is.
 
     Raises:
         InvalidInput: naming the column or row that is not as it should be.
@@ -63,11 +63,14 @@ def csv(path: Path, task: str, section: "DataSection", sizes: SplitSizes, column
     if section.target is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
     booleans = {c.name for c in columns if isinstance(c, CategoricalColumn) and set(c.categories) <= BOOLEANS}
-    return _dataset(_typed(table, kinds, booleans), task, section, sizes, columns)
+    table, _ = with_missing(table, section.missing_values)
+    return _dataset(typed(table, set(names), kinds, booleans), task, section, sizes, columns)
 
 
 def parquet(path: Path, task: str, section: "DataSection", sizes: SplitSizes, columns: Columns = ()) -> Dataset:
     """Read a Parquet file. Numbers are numeric; booleans and strings are categorical; nulls and NaN are missing.
+
+    Strings that are numbers but for `data.missing_values`, or that a recipe calls numeric, are numeric.
 
     Raises:
         InvalidInput: naming the column or row that is not as it should be.
@@ -80,7 +83,12 @@ def parquet(path: Path, task: str, section: "DataSection", sizes: SplitSizes, co
             table = file.read()
     except (ArrowException, OSError, ValueError) as error:
         raise InvalidInput("data.source", f"a readable Parquet file, {str(path)!r}", _reason(error)) from None
-    return _dataset(table, task, section, sizes, columns)
+    table, changed = with_missing(table, section.missing_values)
+    numeric = {name for name, kind in section.columns.items() if kind == "numeric"}
+    target = {section.target} if task == "regression" else set()
+    classes = set() if task == "regression" else {section.target}
+    names = {*changed, *numeric, *(name for name in target if name)} - classes
+    return _dataset(typed(table, names, {**section.columns}, set()), task, section, sizes, columns)
 
 
 def uci(folder: Path, split: int, sizes: SplitSizes, columns: Columns = ()) -> Dataset:
@@ -137,6 +145,10 @@ def _fit_column(name: str, values: Numbers | Categories) -> NumericColumn | Cate
 
 def _dataset(table: Any, task: str, section: "DataSection", sizes: SplitSizes, known: Columns) -> Dataset:
     names = list(table.column_names)
+    index = index_column(names, {section.target or "", *section.columns, *(column.name for column in known)} - {""})
+    if index is not None:
+        log.info("left out: the column %r, which is pandas' unnamed index", index)
+        names.remove(index)
     if section.target is None:
         raise InvalidInput("data.target", "the name of a column (or --target COLUMN)", "none")
     repeated = sorted({name for name in names if names.count(name) > 1 or not name})
@@ -154,19 +166,23 @@ def _dataset(table: Any, task: str, section: "DataSection", sizes: SplitSizes, k
     features = [name for name in names if name != section.target and section.columns.get(name) != "ignored"]
     if not features:
         raise InvalidInput("data.source", "a column beside the target", "none")
-    columns = {name: _values(table.column(name), name, section.columns.get(name)) for name in features}
-    train, test = hold_out(table.num_rows, section.test_fraction)
+    kinds = {c.name: c.kind for c in known if isinstance(c, CategoricalColumn)} | section.columns
+    columns = {name: values_of(table.column(name), name, kinds.get(name)) for name in features}
+    kind = "numeric" if task == "regression" else "categorical"
+    given = values_of(table.column(section.target), section.target, kind)
+    kept = _with_target(given, section.target)
+    train, test = hold_out(len(kept), section.test_fraction)
     classes: tuple[str, ...] = ()
     targets: Any
-    if task == "regression":
-        targets = _targets(_values(table.column(section.target), section.target, "numeric"))
+    if isinstance(given, np.ndarray):
+        targets = _targets(given[kept])
         y, y_test = targets[train], targets[test]
     else:
-        labels = _labels(_values(table.column(section.target), section.target, "categorical"))
+        labels = [str(given[i]) for i in kept.tolist()]
         y, y_test, classes = class_numbers(
             [labels[i] for i in train.tolist()], [labels[i] for i in test.tolist()], "data.target"
         )
-    return _encoded(Table(columns, table.num_rows), y, y_test, classes, train, test, sizes, known)
+    return _encoded(Table(columns, table.num_rows).take(kept), y, y_test, classes, train, test, sizes, known)
 
 
 def _encoded(
@@ -194,77 +210,23 @@ def _encoded(
     return Dataset(Rows(x, y), Rows(x_test, y_test), shape, classes, float(x.min()), float(x.max()), tuple(columns))
 
 
-def _typed(table: Any, kinds: dict[str, str], booleans: set[str]) -> Any:
-    """Return a table of text with its columns of numbers and of booleans as such, but for those of a kind.
-
-    Columns known as `booleans` are named as booleans are, whatever else is in them.
-    """
-    import pyarrow as pa
-    from pyarrow import compute
-
-    for i, name in enumerate(table.column_names):
-        if name in booleans:
-            table = table.set_column(i, name, compute.utf8_lower(compute.utf8_trim_whitespace(table.column(i))))
-            continue
-        if kinds.get(name) == "categorical":
-            continue
-        column = compute.utf8_trim_whitespace(table.column(i))
-        texts = {text.as_py().lower() for text in column.unique() if text.is_valid} if len(column) else set()
-        if texts and texts <= BOOLEANS:
-            table = table.set_column(i, name, compute.utf8_lower(column).cast(pa.bool_()))
-        else:
-            with suppress(pa.ArrowInvalid):
-                table = table.set_column(i, name, column.cast(pa.float64()))
-    return table
+def _with_target(values: Numbers | Categories, name: str) -> Int64[np.ndarray, "M"]:
+    """Return the rows that have a target, and say how many have none."""
+    is_there = ~np.isnan(values) if isinstance(values, np.ndarray) else np.array([v is not None for v in values])
+    kept = np.flatnonzero(is_there)
+    if len(kept) < 2:
+        raise InvalidInput("data.target", f"a value of {name} in at least two rows", f"{len(kept)} of {len(values)}")
+    if len(kept) < len(values):
+        log.info("dropped %d of %d rows, which have no value of %s", len(values) - len(kept), len(values), name)
+    return kept
 
 
-def _values(column: Any, name: str, kind: str | None) -> Numbers | Categories:
-    """Return a column of an Arrow table as numbers or as categories; without a kind its type decides."""
-    import pyarrow as pa
-    from pyarrow import types
-
-    if types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    of = column.type
-    is_number = types.is_integer(of) or types.is_floating(of) or types.is_decimal(of) or types.is_null(of)
-    if not (is_number or types.is_boolean(of) or types.is_string(of) or types.is_large_string(of)):
-        expected = "numbers, booleans or strings (or `ignored` in data.columns)"
-        raise InvalidInput(f"column {name}", expected, f"type {of}"[:80])
-    if is_number and kind != "categorical":
-        numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
-        if np.isinf(numbers).any():
-            raise InvalidInput(f"column {name}", "finite numbers", f"infinity in row {np.argmax(np.isinf(numbers))}")
-        return numbers
-    if kind == "numeric":
-        row, bad = next((n, value) for n, value in enumerate(column.to_pylist()) if not _is_number(value))
-        raise InvalidInput(f"column {name}", "numbers", f"{str(bad)[:40]!r} in row {row}")
-    return [None if value is None or value != value else category_text(value) for value in column.to_pylist()]
-
-
-def _is_number(value: object) -> bool:
-    """Whether a value of a column of text or booleans is missing, or a number."""
-    try:
-        return value is None or (isinstance(value, str) and np.isfinite(float(value)))
-    except ValueError:
-        return False
-
-
-def _targets(values: Any) -> Float32[np.ndarray, "N"]:
-    missing = np.isnan(values)
-    if missing.any():
-        raise InvalidInput("data.target", "a value in every row", f"none in row {np.argmax(missing)}")
+def _targets(values: Numbers) -> Float32[np.ndarray, "N"]:
     with np.errstate(over="ignore"):
         targets = values.astype(np.float32)
     if not np.isfinite(targets).all():
         raise InvalidInput("data.target", "numbers in float32's range", "some out of it")
     return targets
-
-
-def _labels(values: Any) -> list[str]:
-    labels = [value for value in values if value is not None]
-    if len(labels) < len(values):
-        raise InvalidInput("data.target", "a value in every row", f"none in row {values.index(None)}")
-    return labels
 
 
 def _text(path: Path, ndmin: int) -> Float64[np.ndarray, "..."]:

@@ -25,7 +25,7 @@ from model_store.artifacts.manifest import (
 )
 from model_store.artifacts.store import Artifact
 from model_store.conformal.abstention import CONFIDENCE
-from model_store.conformal.calibration import Calibration
+from model_store.conformal.calibration import DEFAULT_FPR, Calibration, default_not_kept
 from model_store.inference.model import CALIBRATION_FILE, Model, detector_scores
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
@@ -140,6 +140,9 @@ def calibrate_exported(exported: Exported, rows: HeldOut, seed: int, risk: float
     runtime, names, counts = exported.runtime, exported.detectors, list(exported.draw_counts)
     log.info("calibrating on %d + %d rows", len(rows.reference), len(rows.ranking))
     calibration = calibrate(runtime, rows.reference, rows.ranking, counts, names, exported.num_labels, seed)
+    too_few = default_not_kept(len(rows.ranking))
+    if too_few is not None:
+        log.warning("%s", too_few)
     spec = DetectorSpec(
         density=names.density,
         two_sided=names.two_sided,
@@ -194,8 +197,8 @@ def _noise_rows(test: Rows, extent: tuple[float, float], seed: int) -> Rows:
 
 def _abstention_spec(calibration: Calibration, risk: float | None) -> AbstentionSpec:
     """Return what the manifest says of rows left undecided."""
-    draws, fpr = int(calibration.draw_counts[-1]), calibration.default_fpr
-    smallest = calibration.rank_tables(draws).smallest_risk(fpr)
+    draws = int(calibration.draw_counts[-1])
+    smallest = calibration.rank_tables(draws).smallest_risk(DEFAULT_FPR)
     if risk is not None and risk < smallest:
         log.info("serving.risk %g cannot be certified, only %g: every row will be left undecided", risk, smallest)
     return AbstentionSpec(confidence=CONFIDENCE, smallest_risk=smallest, risk=risk)

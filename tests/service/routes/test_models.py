@@ -171,6 +171,7 @@ def test_models_are_described(client, digits_store):
         "target": None,
         "quality": manifest.quality,
         "smallest_fpr": manifest.detectors.smallest_fpr,
+        "too_few_rows": None,
         "smallest_risk": manifest.abstention.smallest_risk,
     }
     (listed,) = client.get("/models").json()["models"]

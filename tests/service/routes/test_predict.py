@@ -50,7 +50,9 @@ def model(digits_store):
 
 def test_the_answer_has_the_contract_s_fields(client, digits_rows):
     answer = predict(client, digits_rows[:3].tolist(), seed=7)
-    assert set(answer) == {"model", "version", "num_samples", "seed", "predictions"}
+    assert set(answer) == {
+        *("model", "version", "num_samples", "seed", "fpr", "fdr", "coverage", "risk", "predictions")
+    }
     assert (answer["model"], answer["version"], answer["num_samples"], answer["seed"]) == ("digits", "1", 100, 7)
     assert len(answer["predictions"]) == 3
     fields = {
@@ -259,7 +261,7 @@ def test_an_npz_answer_holds_what_the_json_answer_does(client, digits_rows, num_
     answer = client.post("/predict", json=request).json()
     arrays = npz(client.post("/predict", json=request, headers={"Accept": "application/x-npz"}))
     predictions = answer["predictions"]
-    for name in ("model", "version", "seed"):
+    for name in ("model", "version", "seed", "fpr", "coverage"):
         assert arrays.pop(name).item() == answer[name]
     of_disagreement = ("bald", "mean_std")
     few = {1: (), 2: [name for name in SCORE_NAMES if name not in of_disagreement]}

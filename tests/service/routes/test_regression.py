@@ -179,7 +179,9 @@ def test_intervals_hold_the_target_as_often_as_stated(client, wavy, coverage, nu
 def test_the_answer_has_the_contract_s_fields(client, wavy):
     request = {"model": "wavy", "inputs": wavy["x_test"][:3].tolist(), "seed": 7}
     answer = client.post("/predict", json=request).json()
-    assert set(answer) == {"model", "version", "num_samples", "seed", "predictions"}
+    assert set(answer) == {
+        *("model", "version", "num_samples", "seed", "fpr", "fdr", "coverage", "risk", "predictions")
+    }
     fields = {
         *("mean", "std", "aleatoric_std", "epistemic_std", "interval"),
         *("num_samples", "standard_error", "flag", "p_value", "detectors"),
@@ -271,7 +273,7 @@ def test_an_npz_answer_holds_what_the_json_answer_does(client, wavy, num_samples
     packed = client.post("/predict", json=request, headers={"Accept": "application/x-npz"}).content
     arrays = dict(np.load(io.BytesIO(packed), allow_pickle=False))
     predictions = answer["predictions"]
-    for name in ("model", "version", "seed"):
+    for name in ("model", "version", "seed", "fpr", "coverage"):
         assert arrays.pop(name).item() == answer[name]
     bounds = [[-np.inf, np.inf] if p["interval"] == [None, None] else p["interval"] for p in predictions]
     assert arrays.pop("interval").tolist() == bounds

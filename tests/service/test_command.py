@@ -1,0 +1,86 @@
+"""`python -m service`: its options, and what keeps it from starting, said at once in one line."""
+
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+from tests.support.environment import ROOT, environment_with
+from tests.support.serving import answers, wait_until
+
+
+def service(*arguments, **settings):
+    command = [sys.executable, "-m", "service", *arguments]
+    environment = environment_with(**settings)
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def test_help_says_the_options_and_where_the_settings_are():
+    done = service("--help")
+    assert done.returncode == 0
+    assert "--port N" in done.stdout
+    assert "DUBITO_" in done.stdout
+    assert "docs/settings.md" in done.stdout
+
+
+@pytest.mark.parametrize("option", [["--prot", "1"], ["--port", "eighty"], ["--port"], ["8000"]])
+def test_a_wrong_option_is_refused_by_name(option):
+    done = service(*option)
+    assert done.returncode == 2
+    assert option[0] in done.stderr.splitlines()[-1]
+
+
+def test_a_port_beyond_the_last_is_refused():
+    done = service("--port", "70000")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["error: DUBITO_PORT: expected less than or equal to 65535, got '70000'"]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_port_in_use_is_noticed_at_once_in_one_line(digits_store, workers):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        begun = time.monotonic()
+        done = service("--port", str(port), DUBITO_STORE=str(digits_store), DUBITO_WORKERS=workers)
+        assert time.monotonic() - begun < 10
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == [
+        f"error: DUBITO_PORT: expected a free port of 127.0.0.1, got {port}, which is in use (--port N takes another)"
+    ]
+
+
+def test_a_host_that_is_not_of_this_machine_is_said():
+    done = service(DUBITO_HOST="192.0.2.1")
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: cannot listen on 192.0.2.1 port 8000: ")
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_store_that_does_not_exist_is_named_and_the_option_s_port_is_served(tmp_path, workers):
+    port = free_port()
+    command = [sys.executable, "-m", "service", "--port", str(port)]
+    settings = {"DUBITO_STORE": str(tmp_path / "modles"), "DUBITO_NOTICE_S": "0", "DUBITO_PORT": "1"}
+    environment = environment_with(**settings, DUBITO_WORKERS=workers)
+    process = subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: process.poll() is not None or answers(f"http://127.0.0.1:{port}/health/live"))
+        assert httpx.get(f"http://127.0.0.1:{port}/models").json() == {"models": []}
+    finally:
+        process.terminate()
+        _, said = process.communicate(timeout=30)
+    assert said.count(f"DUBITO_STORE: the folder {tmp_path / 'modles'} does not exist") == 1
+
+
+def test_a_store_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "models").write_text("")
+    done = service(DUBITO_STORE=str(tmp_path / "models"))
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [f"error: DUBITO_STORE: expected a folder, got {tmp_path / 'models'}"]

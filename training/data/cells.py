@@ -1,0 +1,152 @@
+"""Cells of a table to columns of numbers or of categories.
+
+A column of text is numeric where every value is a number. Where most are and a few are not, somebody has to say what
+those few are: it is refused, with the cells, rather than taken for a column of as many categories as it has numbers.
+"""
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+
+from model_store.errors import InvalidInput
+from model_store.inputs.columns import Categories, Numbers, category_text
+
+BOOLEANS = {"true", "false"}
+MOSTLY = 0.9  # share of a column's values that are numbers from which on the others are taken for mistakes
+NAMED_CELLS = 3  # of those that an error names
+# What pandas calls an index that nobody named: in a CSV file it wrote, in one it read and wrote, in Parquet.
+INDEX_NAMES = re.compile(r"|Unnamed: 0|__index_level_0__")
+
+
+def index_column(names: list[str], wanted: set[str]) -> str | None:
+    """Return the name of pandas' unnamed index, a table's first or last column, unless it is one of those wanted."""
+    for name in (names[0], names[-1]) if names else ():
+        if INDEX_NAMES.fullmatch(name) and name not in wanted and (name or names[0] == name):
+            return name
+    return None
+
+
+def with_missing(table: Any, values: list[str]) -> tuple[Any, set[str]]:
+    """Return a table without the cells of text that say one of `values`, and the names of columns that had such."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    changed = set()
+    for i, name in enumerate(table.column_names if values else ()):
+        column = as_text(table.column(i))
+        if column is None:
+            continue
+        is_missing = compute.is_in(compute.utf8_trim_whitespace(column), pa.array(values, column.type))
+        if compute.any(is_missing).as_py():
+            changed.add(name)
+            table = table.set_column(i, name, compute.if_else(is_missing, pa.scalar(None, column.type), column))
+    return table, changed
+
+
+def as_text(column: Any) -> Any:
+    """Return a column of text, also one that was written as a dictionary; None for any other."""
+    from pyarrow import types
+
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return column if types.is_string(column.type) or types.is_large_string(column.type) else None
+
+
+def typed(table: Any, names: set[str], kinds: dict[str, str], booleans: set[str]) -> Any:
+    """Return a table whose text columns of these names, if of numbers or booleans, are such, but for those of a kind.
+
+    Columns known as `booleans` are named as booleans are, whatever else is in them.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    for i, name in enumerate(table.column_names):
+        text = as_text(table.column(i))
+        if name not in names or text is None:
+            continue
+        column = compute.utf8_trim_whitespace(text)
+        if name in booleans:
+            table = table.set_column(i, name, compute.utf8_lower(column))
+            continue
+        if kinds.get(name) == "categorical":
+            continue
+        texts = {value.as_py().lower() for value in column.unique() if value.is_valid} if len(column) else set()
+        if texts and texts <= BOOLEANS:
+            table = table.set_column(i, name, compute.utf8_lower(column).cast(pa.bool_()))
+        elif all(_is_float(value) for value in texts):
+            table = table.set_column(i, name, _floats(column))
+    return table
+
+
+def _floats(column: Any) -> Any:
+    """Return a column of text that are all numbers as numbers."""
+    import pyarrow as pa
+
+    try:
+        return column.cast(pa.float64())
+    except pa.ArrowInvalid:  # such as +1, which is none to Arrow
+        return pa.array([None if text is None else float(text) for text in column.to_pylist()], pa.float64())
+
+
+def values_of(column: Any, name: str, kind: str | None) -> Numbers | Categories:
+    """Return a column of an Arrow table as numbers or as categories; without a kind its type decides."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    of = column.type
+    is_number = types.is_integer(of) or types.is_floating(of) or types.is_decimal(of) or types.is_null(of)
+    if not (is_number or types.is_boolean(of) or types.is_string(of) or types.is_large_string(of)):
+        expected = "numbers, booleans or strings (or `ignored` in data.columns)"
+        raise InvalidInput(f"column {name}", expected, f"type {of}"[:80])
+    if is_number and kind != "categorical":
+        numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
+        if np.isinf(numbers).any():
+            raise InvalidInput(f"column {name}", "finite numbers", f"infinity in row {np.argmax(np.isinf(numbers))}")
+        return numbers
+    if kind == "numeric":
+        row, bad = next((n, value) for n, value in enumerate(column.to_pylist()) if not _is_number(value))
+        raise InvalidInput(f"column {name}", "numbers", f"{str(bad)[:40]!r} in row {row}")
+    if kind is None and as_text(column) is not None:
+        _refuse_mostly_numbers(column, name)
+    return [None if value is None or value != value else category_text(value) for value in column.to_pylist()]
+
+
+def _refuse_mostly_numbers(column: Any, name: str) -> None:
+    """Raise InvalidInput for a column of text that is numeric but for a few cells."""
+    counts = [(pair["values"], pair["counts"]) for pair in column.value_counts().to_pylist()]
+    present = sum(count for text, count in counts if text is not None)
+    others = {text for text, _ in counts if text is not None and not _is_float(text)}
+    bad = sum(count for text, count in counts if text in others)
+    if not 0 < bad <= (1.0 - MOSTLY) * present + 1e-9:
+        return
+    cells = [(row, text) for row, text in enumerate(column.to_pylist()) if text in others][:NAMED_CELLS]
+    named = ", ".join(f"{text[:40]!r} in row {row}" for row, text in cells)
+    missing = json.dumps(list(dict.fromkeys(text.strip()[:40] for _, text in cells)), ensure_ascii=False)
+    expected = (
+        f"numbers, as {present - bad} of its {present} values are (data.missing_values = {missing} reads such cells "
+        "as missing; `categorical` in data.columns makes every value a category)"
+    )
+    raise InvalidInput(
+        f"column {name}", expected, named + (f" and {bad - len(cells)} more" if bad > len(cells) else "")
+    )
+
+
+def _is_float(text: str) -> bool:
+    """Whether a text is a number; infinities are, and are refused as such."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value of a column of text or booleans is missing, or a number."""
+    try:
+        return value is None or (isinstance(value, str) and np.isfinite(float(value)))
+    except ValueError:
+        return False
