@@ -48,8 +48,8 @@ def measure(recipe: Recipe, data: Dataset) -> dict[str, Any]:
     log_probs = model.predict(x, eps)
     noise = np.random.default_rng(0).uniform(data.minimum, data.maximum, (NOISE_ROWS, x.shape[1]))
     return {
-        **facts["convergence"],
-        "epoch": facts["best_epoch"],
+        **facts.convergence,
+        "epoch": facts.best_epoch,
         "epochs": facts["epochs"],
         "accuracy": (log_probs.exp().mean(0).argmax(1) == y).double().mean().item(),
         "log_likelihood": model.likelihood.mixture_log_likelihood(log_probs, y).mean().item(),

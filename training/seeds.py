@@ -24,6 +24,7 @@ class Stream(IntEnum):
     DETECTORS = 7
     TEMPERATURE = 8
     SPLIT = 9  # of rows, when a version is calibrated anew
+    PULL = 10  # of rows and draws that say whether a posterior has converged
 
 
 @unique

@@ -62,7 +62,7 @@ def recipe(method: str, initial_log_std: float, epochs: int = 150, seed: int = 0
             "task": "regression",
             "seed": seed,
             "data": {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1},
-            "network": {"factory": f"support.linear_gaussian:{'summed' if over_scales else 'linear'}"},
+            "network": {"factory": f"tests.support.linear_gaussian:{'summed' if over_scales else 'linear'}"},
             "posterior": {"initial_log_std": initial_log_std, **posterior},
             "training": {"epochs": epochs, "learning_rate": 5e-3},
         }

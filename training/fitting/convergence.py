@@ -16,7 +16,7 @@ from training.nn.layers import HyperLayer
 from training.nn.model import BayesianModel
 from training.nn.posteriors import FactorialGaussian, LocationScale
 from training.nn.posteriors.normal import standard_noise
-from training.seeds import hash_key
+from training.seeds import Stream, hash_key
 
 ROWS = 10_000  # training rows, at most, that the bound is measured on
 CHUNK_ROWS = 512
@@ -82,7 +82,7 @@ def pulls(model: BayesianModel, x: Tensor, y: Tensor, kl_weight: float, seed: in
     model.eval()
     seen: dict[str, list[float]] = {}
     for i in range(PULL_DRAWS):
-        generator = torch.Generator().manual_seed(hash_key(seed, i))
+        generator = torch.Generator().manual_seed(hash_key(seed, Stream.PULL, i))
         chunk = torch.randperm(len(x), generator=generator)[:CHUNK_ROWS].to(x.device)
         eps = torch.randn(1, model.posterior.noise_dimension, generator=generator).to(x.device)
         theta = model.posterior(eps).detach().requires_grad_()

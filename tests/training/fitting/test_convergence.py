@@ -46,8 +46,8 @@ def test_the_posterior_of_a_linear_regression_is_found_from_a_spread_of_a_thousa
     ratio, off, facts = found(problem, "bbb-gaussian", start, tmp_path)
     assert (ratio.log().abs() < VARIANCE_TOLERANCE).all(), ratio
     assert (off.abs() < 0.1).all(), off
-    assert facts["convergence"]["settled"], facts["convergence"]
-    assert facts["convergence"]["layers"]["0"]["start_std"] == pytest.approx(math.exp(start), rel=1e-3)
+    assert facts.convergence["settled"], facts.convergence
+    assert facts.convergence["layers"]["0"]["start_std"] == pytest.approx(math.exp(start), rel=1e-3)
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_every_method_finds_the_posterior_of_a_linear_regression(problem, method
     ratio, off, facts = found(problem, method, start, tmp_path)
     assert (ratio.log().abs() < VARIANCE_TOLERANCE).all(), ratio
     assert (off.abs() < 0.1).all(), off
-    assert facts["convergence"]["settled"], facts["convergence"]
+    assert facts.convergence["settled"], facts.convergence
 
 
 def at_exact_posterior(problem, method, variances_times):
@@ -146,7 +146,7 @@ def test_no_checkpoint_is_taken_while_the_kls_weight_rises(tmp_path, choose, ram
     run, splits = small_run(tmp_path, kl_ramp_epochs=ramp, choose=choose)
     run.fit(quiet=True)
     assert earliest <= run.progress.best_epoch <= 4
-    assert training_facts(run, splits)["choose"] == choose
+    assert training_facts(run, splits).choose == choose
 
 
 def test_log_standard_deviations_have_a_learning_rate_of_their_own(tmp_path):
@@ -159,6 +159,6 @@ def test_log_standard_deviations_have_a_learning_rate_of_their_own(tmp_path):
 def test_a_fit_too_short_says_that_it_has_not_converged(tmp_path):
     run, splits = small_run(tmp_path, start=-7.0, spread_learning_rate=1e-3)
     run.fit(quiet=True)
-    facts = training_facts(run, splits)["convergence"]
+    facts = training_facts(run, splits).convergence
     assert not facts["settled"]
     assert facts["says"].startswith("the posterior had not converged: ")
