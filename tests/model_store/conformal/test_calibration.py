@@ -11,7 +11,7 @@ from safetensors.numpy import load, save
 from scipy import stats
 
 from model_store.conformal.abstention import Answers
-from model_store.conformal.calibration import Calibration, DetectorScores
+from model_store.conformal.calibration import Calibration, DetectorScores, at_least
 from model_store.conformal.rank_tables import conformal_p_value
 from model_store.conformal.sets import mass_above
 from model_store.types import DetectorNames
@@ -281,3 +281,10 @@ def answers(counts, reference, ranking):
     generator = np.random.default_rng(counts)
     uncertainties = (generator.uniform(size=(counts, rows)) for rows in (reference, ranking))
     return Answers.of(*uncertainties, generator.uniform(size=(counts, ranking)) < 0.1)
+
+
+def test_a_rate_as_it_is_written_is_never_below_itself():
+    for rows in [*range(1, 1000), 9_999, 123_456]:
+        smallest = 1.0 / (rows + 1)
+        assert smallest <= float(at_least(smallest)) <= smallest * (1 + 1e-5)
+    assert (at_least(1 / 5), at_least(1 / 3), at_least(1 / 221)) == ("0.2", "0.333334", "0.00452489")
