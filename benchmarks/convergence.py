@@ -48,9 +48,9 @@ def measure(recipe: Recipe, data: Dataset) -> dict[str, Any]:
     log_probs = model.predict(x, eps)
     noise = np.random.default_rng(0).uniform(data.minimum, data.maximum, (NOISE_ROWS, x.shape[1]))
     return {
-        **facts.convergence,
+        **(facts.convergence or {}),
         "epoch": facts.best_epoch,
-        "epochs": facts["epochs"],
+        "epochs": facts.epochs,
         "accuracy": (log_probs.exp().mean(0).argmax(1) == y).double().mean().item(),
         "log_likelihood": model.likelihood.mixture_log_likelihood(log_probs, y).mean().item(),
         "bald": mean_bald(model, torch.from_numpy(noise.astype(np.float32)), eps),
