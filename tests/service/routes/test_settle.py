@@ -92,6 +92,6 @@ def test_a_setting_holds_for_requests_that_name_none(digits_store, rows):
         assert set(draws(predict(client, rows, seed=2, settle=None))) == {100}
         assert set(draws(predict(client, rows, seed=2, return_samples=True))) == {100}
         for i in range(3):  # rows that repeat count once
-            predict(client, [[value + i / 8 for value in row] for row in rows])
+            predict(client, rows + np.float32(i / 8))
         predict(client, rows, settle=None)  # draws taken in another way are not compared
         assert client.get("/models/digits").json()["drift"]["rows"] == 3 * 16
