@@ -1,6 +1,7 @@
 """Threads for what would keep the event loop busy: each kind of work has its own, and waits for no other kind."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -14,9 +15,9 @@ class Threads:
     """The threads beside the event loop and the engine's own."""
 
     def __init__(self) -> None:
-        self._files = ThreadPoolExecutor(max_workers=1, thread_name_prefix="files")
-        self._requests = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="requests")
-        self._answers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="answers")
+        self._files = _started("files", 1)
+        self._requests = _started("requests", READERS)
+        self._answers = _started("answers", 1)
 
     async def files(self, work: Callable[[], T]) -> T:
         """Run work that reads the model store."""
@@ -34,6 +35,16 @@ class Threads:
         """End, after what is being done; what has not begun is dropped."""
         for pool in (self._files, self._requests, self._answers):
             pool.shutdown(cancel_futures=True)
+
+
+def _started(name: str, threads: int) -> ThreadPoolExecutor:
+    """Return a pool whose threads are all there from the beginning."""
+    pool = ThreadPoolExecutor(threads, name)
+    together = threading.Barrier(threads + 1)
+    for _ in range(threads):
+        pool.submit(together.wait)
+    together.wait()
+    return pool
 
 
 async def _run(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
