@@ -41,6 +41,7 @@ def found(problem, method, start, folder):
     return fitted_variance / best, (fitted_mean - mean) / best.sqrt(), training_facts(run, problem.splits)
 
 
+@pytest.mark.usefixtures("fits")
 def test_the_posterior_of_a_linear_regression_is_found_from_a_spread_of_a_thousandth(problem, tmp_path):
     start = -7.0
     ratio, off, facts = found(problem, "bbb-gaussian", start, tmp_path)
@@ -140,6 +141,7 @@ def small_run(folder, start=-3.0, **training):
     return Run(settings, splits, (2,), 3, folder, torch.device("cpu")), splits
 
 
+@pytest.mark.usefixtures("fits")
 @pytest.mark.parametrize("choose", ["elbo", "likelihood"])
 @pytest.mark.parametrize(("ramp", "earliest"), [(0.0, 1), (2.5, 4), (4.0, 4), (9.0, 4)])
 def test_no_checkpoint_is_taken_while_the_kls_weight_rises(tmp_path, choose, ramp, earliest):
@@ -156,6 +158,7 @@ def test_log_standard_deviations_have_a_learning_rate_of_their_own(tmp_path):
     assert len(rates[2e-3]) == len(run.parameters) - 1
 
 
+@pytest.mark.usefixtures("fits")
 def test_a_fit_too_short_says_that_it_has_not_converged(tmp_path):
     run, splits = small_run(tmp_path, start=-7.0, spread_learning_rate=1e-3)
     run.fit(quiet=True)
