@@ -14,13 +14,10 @@ CLASSES = (  # parameters of Dirichlet distributions, a row each
     *([5, 1, 0.2, 0.2, 0.1], [10, 3, 1, 1, 1], [2, 1, 0.5, 0.25, 0.1], [4, 3, 0.3, 0.1, 0.1]),
     *([30, 20, 10, 5, 1], [1, 0.5, 0.2, 0.1, 0.1], [8, 1, 1, 1, 1]),
 )
-TARGETS = (
-    (0.1, 0.15),
-    (1.0, 0.15),
-    (3.0, 0.15),
-    (1.0, 0.0),
-    (0.5, 0.05),
-)  # deviations of m_k and of log s_k, a row each
+TARGETS = (  # the laws of m_k and the deviations of log s_k, a row each
+    *(("normal", 0.15), ("normal", 0.3), ("laplace", 0.15), ("laplace", 0.3), ("gumbel", 0.15), ("logistic", 0.0)),
+    *(("exponential", 0.3),),
+)
 
 
 # Against others
@@ -47,25 +44,31 @@ def test_standard_errors_are_the_jackknife_s(task, num_draws, groups):
 @pytest.mark.parametrize("num_draws", BANDS)
 @pytest.mark.parametrize("task", NAMES)
 def test_standard_errors_are_the_deviation_among_seeds(task, num_draws):
-    """The mean of 1,000 seeds' standard errors over the deviation of their scores: the median of some rows.
+    """Of 1,000 seeds: the root mean square of standard errors is not too small, and their mean not too large.
 
-    A row's ratio is known to 2 or 3 %. The root mean square is that or more, since a standard error of few draws is
-    itself uncertain, and the more so the longer the draws' tails: where their variances differ by a factor of 10 the
-    mean is .8 at 5 draws and the root mean square 1.
+    Both over the deviation of the scores, the median of some rows, each known to some 3 %. They differ as a standard
+    error of few draws is itself uncertain: by 6 % for the mean of 5 normal draws, by more with longer tails. For a
+    standard deviation of 5 normal draws they are 1.13 and .98.
     """
     generator = np.random.default_rng(num_draws)
     if task == "classification":
         rows = [generator.dirichlet(alpha, (num_draws, SEEDS)) for alpha in CLASSES]
     else:
-        rows = [generator.normal(size=(num_draws, SEEDS, 2)) * [m, 2.0 * log_s] for m, log_s in TARGETS]
+        shape = (num_draws, SEEDS)
+        rows = [
+            np.stack([getattr(generator, law)(size=shape), 2.0 * log_s * generator.normal(size=shape)], axis=-1)
+            for law, log_s in TARGETS
+        ]
     scores = [scored(task, draws) for draws in rows]
     for name in NAMES[task]:
-        reported = np.array([one.standard_error[name] for one in scores])
+        errors = np.array([one.standard_error[name] for one in scores])
         found = np.array([getattr(one, name).std() for one in scores])
         varies = found > 1e-9  # not so the noise of a regression whose draws agree about it
-        means, squares = reported[varies].mean(axis=1), np.square(reported[varies]).mean(axis=1)
-        assert np.median(means / found[varies]) == pytest.approx(1.0, abs=BANDS[num_draws]), name
-        assert 0.95 < np.median(np.sqrt(squares) / found[varies]) < 1.2, name
+        mean = np.median(errors.mean(axis=1)[varies] / found[varies])
+        root_mean_square = np.median(np.sqrt(np.square(errors).mean(axis=1))[varies] / found[varies])
+        band = BANDS[num_draws]
+        assert mean < 1.0 + band, name
+        assert 1.0 - band < root_mean_square < 1.2, name
 
 
 @pytest.mark.parametrize("task", NAMES)
