@@ -1,6 +1,7 @@
 """A published model, loaded and ready to predict: manifest, runtime and calibration."""
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -8,7 +9,7 @@ from jaxtyping import Float32, Float64
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from model_store.artifacts.manifest import GRAPHS, Manifest
+from model_store.artifacts.manifest import GRAPHS, SCORES_VERSION, Manifest
 from model_store.artifacts.store import Artifact
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import flag_statistic
@@ -22,6 +23,8 @@ from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import GraphError, Runtime
 from model_store.scores.classification import Scores, taken
 from model_store.scores.tasks import PREDICTIVES, AnyScores, Predictive
+
+logger = logging.getLogger("dubito")
 
 CALIBRATION_FILE = "calibration.safetensors"
 LARGEST = float(np.finfo(np.float32).max)
@@ -73,6 +76,14 @@ class Model:
             raise broken(CALIBRATION_FILE, "expected abstention.doubt if and only if the manifest has abstention")
         if (calibration.early_stopping is None) != (not stages_among(calibration.draw_counts.tolist())):
             raise broken(CALIBRATION_FILE, "expected settling.reference if and only if rows can stop early")
+        if manifest.detectors.scores_version != SCORES_VERSION and calibration.early_stopping is not None:
+            logger.warning(
+                "model %s version %s was calibrated with other standard errors: its rows take all draws, whatever "
+                "settle says, until it is calibrated anew (python -m training calibrate)",
+                manifest.name,
+                manifest.version,
+            )
+            calibration = replace(calibration, early_stopping=None)
         model = cls(manifest, runtime, calibration)
         try:
             model.warm_up()

@@ -15,6 +15,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from model_store.artifacts.manifest import (
+    SCORES_VERSION,
     AbstentionSpec,
     ClassSpec,
     Description,
@@ -144,6 +145,7 @@ def calibrate_exported(exported: Exported, rows: HeldOut, seed: int, risk: float
     if too_few is not None:
         log.warning("%s", too_few)
     spec = DetectorSpec(
+        scores_version=SCORES_VERSION,
         density=names.density,
         two_sided=names.two_sided,
         combined=names.combined,

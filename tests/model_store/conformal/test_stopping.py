@@ -1,6 +1,7 @@
 """Stopping when settled: the rule by hand, its replay over the ranking rows, and p-values that stay exact."""
 
 import re
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -220,6 +221,19 @@ def test_a_settled_row_says_what_its_draws_say_and_the_others_take_all(model, di
             assert ours[is_here].tobytes() == values[is_here].tobytes()
         for name, values in fixed.detected.items():
             assert prediction.detected[name][is_here].tobytes() == values[is_here].tobytes()
+
+
+def test_rows_of_a_version_that_other_standard_errors_calibrated_take_all_draws(digits_store, digits_rows, caplog):
+    artifact = ModelStore(digits_store).open("digits", "1", wanted=NEEDED)
+    detectors = artifact.manifest.detectors.model_copy(update={"scores_version": 1})
+    older = replace(artifact, manifest=artifact.manifest.model_copy(update={"detectors": detectors}))
+    model = Model.load(older)
+    assert "calibrated with other standard errors" in caplog.text
+    x, draws = digits_rows[:60], model.runtime.draw_set(7, 100)
+    prediction = settled(model, x, draws, StoppingRule(0.05, 0.03))
+    assert set(prediction.scores.num_draws.tolist()) == {100}
+    fixed = model.predict(x, draws.theta)
+    assert prediction.p_values.p_value.tobytes() == fixed.p_values.p_value.tobytes()
 
 
 def test_a_row_stops_and_answers_with_the_same_bits_alone_and_in_any_batch(model, digits_rows):
