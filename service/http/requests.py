@@ -142,8 +142,7 @@ def reserve_json(body: bytes, rows_field: str, max_rows: int, lease: Lease) -> N
     """
     if len(body) <= SMALL_JSON_BYTES:
         return
-    characters = np.frombuffer(body, dtype=np.uint8)
-    counts = {mark: int(np.count_nonzero(characters == ord(mark))) for mark in JSON_OBJECT_BYTES}
+    counts = {mark: body.count(mark.encode()) for mark in JSON_OBJECT_BYTES}
     nested, most = counts["["] + counts["{"], min(max_rows * NESTED_A_ROW, MAX_NESTED)
     if nested > most:
         raise TooLarge(f"{rows_field}: expected at most {most} arrays and objects, got {nested}")
