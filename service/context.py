@@ -14,9 +14,9 @@ from service.engine.admission import Admission
 from service.engine.batching import Engine
 from service.engine.threads import Threads
 from service.http.requests import (
-    FEW_NUMBERS,
     FORM,
     JSON,
+    NUMBERS_AT_ONCE,
     SMALL_JSON_BYTES,
     Rows,
     read_request,
@@ -79,7 +79,7 @@ class Context:
         """Return a request's rows as numbers; images, objects and many numbers are read away from the event loop."""
         spec = served.model.manifest.input
         work = partial(rows_array, rows, spec, field, self.settings.max_image_pixels)
-        is_large = len(rows) * served.model.row_size > FEW_NUMBERS
+        is_large = len(rows) * served.model.row_size > NUMBERS_AT_ONCE
         takes_long = isinstance(rows, list) and (is_large or isinstance(rows[0], str | bytes | dict))
         return await self.threads.requests(work) if takes_long else work()
 
