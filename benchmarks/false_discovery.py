@@ -13,7 +13,6 @@ from model_store.artifacts.manifest import Manifest
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.false_discovery import benjamini_hochberg
 from model_store.inference.model import Model
-from model_store.scores.tasks import labels_of
 
 DRAW_SETS = 100
 FDR = 0.1
@@ -24,7 +23,7 @@ def scores_by_draw_set(model: Model, x: np.ndarray, num_draws: int) -> DetectorS
     """Return each detector's scores, and the labels, of each row under each draw set."""
     predictions = [model.predict(x, model.runtime.draw(seed, 0, num_draws)) for seed in range(DRAW_SETS)]
     by_name = {name: np.stack([p.detected[name] for p in predictions]) for name in predictions[0].detected}
-    return DetectorScores(by_name, np.stack([labels_of(p.calibrated_scores) for p in predictions]))
+    return DetectorScores(by_name, np.stack([p.calibrated_scores.labels for p in predictions]))
 
 
 def any_flagged(

@@ -24,7 +24,6 @@ from model_store.inference.draws import SharedDraws
 from model_store.inference.model import Model, detector_scores
 from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import DrawSet
-from model_store.scores.tasks import labels_of
 from training.calibration.calibrate import by_detector
 from training.data import Rows
 from training.scoring import scores_and_spreads, served_scores
@@ -73,7 +72,7 @@ def under_many_draws(model: Model, test: Rows, seed: int) -> Float64[np.ndarray,
     calibration = model.calibration
     count = int(calibration.draw_counts[-1])
     detected = detector_scores(scores, density, model.manifest.detectors.density)
-    return calibration.p_values(detected, labels_of(scores), count).p_value
+    return calibration.p_values(detected, scores.labels, count).p_value
 
 
 def flagged_over_splits(

@@ -16,7 +16,7 @@ from jaxtyping import Float64
 
 from benchmarks.options import RESULTS, opened, parser_of, splits_of
 from model_store.inference.model import Model
-from model_store.scores.tasks import scores_of, sums_of
+from model_store.scores.tasks import PREDICTIVES
 from training.scoring import draw_seed
 
 DRAWS = (2, 3, 5, 10, 20, 100)
@@ -34,7 +34,7 @@ def scored(
     for number in range(seeds):
         draws = model.runtime.draw_set(draw_seed(seed + num_draws, number), num_draws)
         outputs, _ = model.runtime.run_set(x.astype(np.float32), draws)
-        parts.append(scores_of(model.manifest.task, sums_of(model.manifest.task, outputs)))
+        parts.append(PREDICTIVES[model.manifest.task].scores(PREDICTIVES[model.manifest.task].sums(outputs)))
     found = {}
     for name in parts[0].error_names:
         errors = [(part.standard_error or {}).get(name) for part in parts]
@@ -52,11 +52,11 @@ def times(model: Model, x: Float64[np.ndarray, "N I"], num_draws: int) -> tuple[
         outputs, density = model.runtime.run_set(rows, model.runtime.draw_set(number, num_draws))
         model.prediction(outputs, density)
         answered = time.perf_counter()
-        sums = sums_of(task, outputs)
+        sums = PREDICTIVES[task].sums(outputs)
         summed = time.perf_counter()
-        scores_of(task, sums, standard_errors=False)
+        PREDICTIVES[task].scores(sums, standard_errors=False)
         without = time.perf_counter()
-        scores_of(task, sums)
+        PREDICTIVES[task].scores(sums)
         taken.append((answered - start, without - summed, time.perf_counter() - without))
     request, without, both = 1e3 * np.median(taken, axis=0)
     return float(request), float(without), float(both)

@@ -16,7 +16,7 @@ from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores, concatenated
 from model_store.scores.regression import log_density
 from model_store.scores.sums import DrawSums
-from model_store.scores.tasks import AnyScores, scores_of, sums_of
+from model_store.scores.tasks import PREDICTIVES, AnyScores
 from model_store.types import Task
 from training.data import Rows
 from training.seeds import Stream, hash_key
@@ -83,7 +83,7 @@ def served_scores(
     for outputs, density in served_outputs(runtime, rows, counts[-1], seed, share):
         densities.append(density)
         sums = _sums_by_count(runtime.task, outputs, counts)
-        parts.append([scores_of(runtime.task, of_count, standard_errors=False) for of_count in sums])
+        parts.append([PREDICTIVES[runtime.task].scores(of_count, standard_errors=False) for of_count in sums])
     return [concatenated(list(chunks)) for chunks in zip(*parts, strict=True)], np.concatenate(densities)
 
 
@@ -98,7 +98,7 @@ def scores_and_spreads(
     for outputs, density in served_outputs(runtime, rows, counts[-1], seed, share):
         densities.append(density)
         sums = dict(zip(counts, _sums_by_count(runtime.task, outputs, counts), strict=True))
-        scores = {count: scores_of(runtime.task, sums[count], count in stages) for count in counts}
+        scores = {count: PREDICTIVES[runtime.task].scores(sums[count], count in stages) for count in counts}
         parts.append(list(scores.values()))
         spreads.append([Spread.of(scores[stage], sums[stage]) for stage in stages])
     return (
@@ -121,7 +121,7 @@ def scores_and_likelihoods(
     for outputs, density in served_outputs(runtime, rows, num_draws, seed, share):
         y = rows.y[first : first + len(density)]
         first += len(density)
-        scored = scores_of(runtime.task, sums_of(runtime.task, outputs), standard_errors=False)
+        scored = PREDICTIVES[runtime.task].scores(PREDICTIVES[runtime.task].sums(outputs), standard_errors=False)
         likelihoods.append(log_probability(scored, y) if isinstance(scored, Scores) else log_density(outputs, y))
         scores.append(scored)
         densities.append(density)
@@ -130,7 +130,7 @@ def scores_and_likelihoods(
 
 def _sums_by_count(task: Task, outputs: Float32[np.ndarray, "K N C"], counts: list[int]) -> list[DrawSums]:
     """Return the sums over the first draws, for each number of draws."""
-    parts = [sums_of(task, outputs[first:last], first) for first, last in pairwise([0, *counts])]
+    parts = [PREDICTIVES[task].sums(outputs[first:last], first) for first, last in pairwise([0, *counts])]
     return list(accumulate(parts, DrawSums.merge))
 
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Int64
+from jaxtyping import Float, Float32, Float64
 
 from model_store.scores.classification import SCORE_NAMES, Scores, predictive_scores, predictive_sums
 from model_store.scores.regression import MIXTURE_SCORE_NAMES, MixtureScores, mixture_scores, mixture_sums
@@ -98,18 +98,3 @@ class Target(Predictive):
 
 PREDICTIVES: dict[Task, Predictive] = {"classification": Classes(), "regression": Target()}
 DETECTED = {task: predictive.score_names for task, predictive in PREDICTIVES.items()}
-
-
-def sums_of(task: Task, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
-    """Return the sums over draws `first_draw` and on."""
-    return PREDICTIVES[task].sums(outputs, first_draw)
-
-
-def scores_of(task: Task, sums: DrawSums, standard_errors: bool = True) -> AnyScores:
-    """Return the scores of the draws summed; raises ValueError where there is none."""
-    return PREDICTIVES[task].scores(sums, standard_errors)
-
-
-def labels_of(scores: AnyScores) -> Int64[np.ndarray, "N"]:
-    """Return the number of each row's most probable class; 0 in a regression."""
-    return scores.labels

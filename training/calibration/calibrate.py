@@ -14,7 +14,7 @@ from model_store.conformal.stopping import Spread
 from model_store.inference.model import detector_scores
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
-from model_store.scores.tasks import AnyScores, labels_of
+from model_store.scores.tasks import AnyScores
 from model_store.types import DetectorNames
 from training.data import Rows
 from training.scoring import rows_per_draw_set, scores_and_spreads
@@ -56,7 +56,7 @@ def by_detector(
 ) -> DetectorScores:
     """Return each detector's scores, and the predicted labels, at each number of draws."""
     detected = [detector_scores(s, density, names) for s in scores]
-    labels = np.stack([labels_of(s) for s in scores])
+    labels = np.stack([s.labels for s in scores])
     return DetectorScores({name: np.stack([d[name] for d in detected]) for name in detected[0]}, labels, spreads)
 
 

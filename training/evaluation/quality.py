@@ -16,7 +16,7 @@ from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.regression import MixtureScores
-from model_store.scores.tasks import AnyScores, labels_of
+from model_store.scores.tasks import AnyScores
 from training.data import Rows
 from training.evaluation.metrics import area_under_risk_coverage, detection, quality, regression_quality, reliability
 from training.evaluation.records import (
@@ -59,7 +59,7 @@ class ServedPrediction:
 
 def _scores(prediction: Prediction, calibration: Calibration) -> dict[str, Float64[np.ndarray, "N"]]:
     detected, combined = prediction.detected, calibration.combined
-    labels, draws = labels_of(prediction.calibrated_scores), prediction.rank_tables.num_draws
+    labels, draws = prediction.calibrated_scores.labels, prediction.rank_tables.num_draws
     surprisals = calibration.surprisals_of(detected, labels, draws)
     subsets = {"flag": combined}
     if len(combined) > 1:

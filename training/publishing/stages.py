@@ -30,7 +30,6 @@ from model_store.conformal.calibration import DEFAULT_FPR, Calibration, default_
 from model_store.inference.model import CALIBRATION_FILE, Model, detector_scores
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
-from model_store.scores.tasks import labels_of
 from model_store.types import DetectorNames
 from training.calibration.calibrate import calibrate
 from training.data import Rows
@@ -180,7 +179,7 @@ def measure_calibrated(calibrated: Calibrated, test: Rows, extent: tuple[float, 
         ("uniform_noise_flagged_at_05", noise_scores, noise_densities),
     ):
         detected = detector_scores(scored, density, calibrated.detectors.density)
-        p_values = calibrated.calibration.p_values(detected, labels_of(scored), draws)
+        p_values = calibrated.calibration.p_values(detected, scored.labels, draws)
         flagged[key] = float(np.mean(p_values.p_value <= 0.05))
     if isinstance(scores, Scores):
         measured = quality(scores, test.y)

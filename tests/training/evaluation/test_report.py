@@ -13,7 +13,6 @@ from model_store.artifacts.store import ModelStore
 from model_store.conformal.detectors import combined_surprisal
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import SCORE_NAMES
-from model_store.scores.tasks import labels_of
 from tests.support.recipes import write_recipe
 from training.__main__ import main
 from training.data import digits
@@ -108,7 +107,7 @@ def test_the_differentiable_flag_is_the_flags_statistic_and_has_gradients(model,
     theta = model.runtime.draw(0, 0, 100)
     log_probs, density = model.runtime.run(digits_rows[:40], theta[:, None])
     prediction = model.prediction(log_probs, density)
-    surprisals = calibration.surprisals_of(prediction.detected, labels_of(prediction.calibrated_scores), 100)
+    surprisals = calibration.surprisals_of(prediction.detected, prediction.calibrated_scores.labels, 100)
     expected = combined_surprisal([surprisals[name] for name in calibration.combined])
     outputs = torch.from_numpy(log_probs).double().requires_grad_()
     statistic = DifferentiableFlag(calibration, names)(outputs, torch.from_numpy(density).double())

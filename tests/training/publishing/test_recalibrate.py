@@ -9,7 +9,6 @@ from scipy import stats
 from model_store.artifacts.manifest import FILES
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model, detector_scores
-from model_store.scores.tasks import labels_of
 from tests.support.environment import working_in
 from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
@@ -46,7 +45,7 @@ def flags(folder, version):
     counts = list(model.manifest.detectors.draw_counts[-1:])
     (scores,), density = served_scores(model.runtime, rows, counts, seed=12)
     detected = detector_scores(scores, density, model.manifest.detectors.density)
-    return model.calibration.p_values(detected, labels_of(scores), counts[0]).p_value <= 0.05
+    return model.calibration.p_values(detected, scores.labels, counts[0]).p_value <= 0.05
 
 
 def npz(path):
