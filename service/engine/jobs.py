@@ -48,14 +48,20 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """The prediction of rows that were computed together, and what is made of it once for all of their requests."""
+    """The prediction of rows that were computed together, and what is made of it once for requests that ask alike."""
 
     prediction: Prediction
-    made: dict[Hashable, Any] = field(default_factory=dict)
+    made: dict[Hashable, Any] = field(default_factory=dict)  # None of what was asked for once
 
-    def once(self, key: Hashable, make: Callable[[Prediction], T]) -> T:
-        """Return what `make` makes of the prediction; only the first request with this key waits for it."""
+    def shared(self, key: Hashable, make: Callable[[Prediction], T]) -> T | None:
+        """Return what `make` makes of the whole prediction; None to the first who asks with this key.
+
+        The first does better to make it of its own rows: others may all have other keys.
+        """
         if key not in self.made:
+            self.made[key] = None
+            return None
+        if self.made[key] is None:
             self.made[key] = make(self.prediction)
         made: T = self.made[key]
         return made

@@ -10,7 +10,9 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float32
 
 from model_store.artifacts.manifest import GRAPHS, Manifest
 from model_store.artifacts.store import LATEST, ModelStore
@@ -20,7 +22,7 @@ from model_store.errors import InvalidInput, NotFound, StoreError, one_line
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, Model
 from model_store.inference.prediction import Prediction
 from service.errors import InUse, NotReady, TooLargeToLoad
-from service.registry.drift import Drift
+from service.registry.drift import Drift, row_hashes
 from service.registry.memory import give_back_freed_memory
 from service.registry.reservoir import READY_BYTES, Reservoir
 from service.settings import Settings
@@ -46,14 +48,14 @@ class Served:
         self.key = (self.name, self.version)
         self.rule = rule  # of the rows that are watched
 
-    def watch(self, prediction: Prediction, rows: slice, row_hashes: Sequence[int]) -> None:
+    def watch(self, prediction: Prediction, rows: slice, x: Float32[np.ndarray, "N I"]) -> None:
         """Take in what is said of live rows, if their draws were taken as those of a request without options.
 
-        Rows whose `row_hashes` (`drift.row_hashes`) came of late are passed over.
+        `x` are the rows themselves: those that came of late are passed over.
         """
         rank_tables = prediction.rank_tables
         if (rank_tables.num_draws, rank_tables.rule) == (self.model.manifest.noise.default_draws, self.rule):
-            self.drift.watch(prediction.p_values.p_value[rows], row_hashes)
+            self.drift.watch(prediction.p_values.p_value[rows], row_hashes(x))
 
 
 class Models:

@@ -19,7 +19,6 @@ from service.http.responses import json_rows, predict_json, predict_npz, with_sa
 from service.http.schemas import PredictAnswer, PredictRequest
 from service.observability.records import record_of
 from service.process.budget import lease_of
-from service.registry.drift import row_hashes
 
 router = APIRouter()
 
@@ -72,9 +71,10 @@ def _answer(
         decision = decide(predicted.prediction, options)
         flags, answer = decision.flag, predict_npz(served, predicted, options, decision)
     else:
-        if options.fdr is None:  # each row is decided by itself: once for all requests of the micro-batch
-            decision, rows = batch.once(options, partial(_decided, job, options))
-            flags, rows = decision.flag[predicted.rows], rows[predicted.rows]
+        # Each row is decided by itself, but for `fdr`: once for all requests of the micro-batch that ask alike.
+        shared = batch.shared(options, partial(_decided, job, options)) if options.fdr is None else None
+        if shared is not None:
+            flags, rows = shared[0].flag[predicted.rows], shared[1][predicted.rows]
         else:
             decision, rows = _decided(job, options, predicted.prediction)
             flags = decision.flag
@@ -82,7 +82,7 @@ def _answer(
             rows = with_samples(rows, predicted.samples, scores)
         answer = predict_json(served, predicted.num_samples, predicted.seed, options, rows)
     if job.seed is None:  # else a replay
-        served.watch(batch.prediction, predicted.rows, row_hashes(job.x))
+        served.watch(batch.prediction, predicted.rows, job.x)
     num_flags = int(np.count_nonzero(flags))
     context.metrics.predicted(served.key, scores.overall, overall, job.num_samples, num_flags)
     return answer, num_flags

@@ -75,13 +75,16 @@ def test_rows_abstain_only_where_a_risk_is_in_force(of_classes):
     assert undecided[:3].all()  # they are flagged
 
 
-def test_what_is_made_of_a_micro_batch_is_made_once_for_equal_options(of_classes):
+def test_what_is_made_of_a_micro_batch_is_made_once_for_equal_options_from_the_second_request_on(of_classes):
     batch, calls = MicroBatch(of_classes), []
 
     def make(prediction):
         calls.append(prediction)
         return decide(prediction, options())
 
-    assert batch.once(options(), make) is batch.once(options(), make)
-    batch.once(options(fpr=0.1), make)
+    assert batch.shared(options(), make) is None  # the first makes it of its own rows
+    assert batch.shared(options(fpr=0.1), make) is None
+    assert calls == []
+    assert batch.shared(options(), make) is batch.shared(options(), make) is not None
+    assert batch.shared(options(fpr=0.1), make) is not None
     assert calls == [of_classes, of_classes]
