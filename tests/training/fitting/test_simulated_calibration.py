@@ -23,7 +23,7 @@ METHODS = {
     "mvn": {},
     "bhn-weights": {"couplings": 0},
 }
-ROWS, INPUTS, SIMULATIONS, DRAWS, BINS = 128, 2, 50, 99, 10
+ROWS, INPUTS, SIMULATIONS, DRAWS, BINS = 128, 2, 30, 99, 10
 NOISE_STD = 0.5
 
 
@@ -54,7 +54,7 @@ def recipe(method, task, seed):
             "data": {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1},
             "network": {"factory": network},
             "posterior": {"initial_log_std": -3.0, **METHODS[method]},
-            "training": {"epochs": 60, "batch_rows": 16, "learning_rate": 2e-2},
+            "training": {"epochs": 60, "batch_rows": 16, "learning_rate": 5e-2, "final_learning_rate": 1e-3},
         }
     )
 
