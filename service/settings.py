@@ -113,6 +113,11 @@ class Settings(BaseSettings):
         default=None, description="key of the administrative routes; without it there are none"
     )
     admin_key_file: Path | None = Field(default=None, description="file to read `DUBITO_ADMIN_KEY` from instead")
+    keys_file: Path | None = Field(
+        default=None,
+        description="TOML file of keys with names, scopes and expiries, in place of the four settings above; what "
+        "changes in it is seen without a restart",
+    )
     notice_s: Annotated[float, Field(ge=0, le=3600)] = Field(
         default=1.0, description="seconds after SIGTERM in which the service still listens, but says it is not ready"
     )
