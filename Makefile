@@ -11,7 +11,7 @@ install: .venv/installed-$(RUNTIME)
 
 .venv/installed-$(RUNTIME): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(RUNTIME),otel,training,dev,bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(RUNTIME),otel,sign,training,dev,bench]'
 	rm -f .venv/installed-*
 	touch $@
 

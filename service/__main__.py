@@ -12,13 +12,14 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from model_store.artifacts.signature import read_public_key
 from model_store.errors import DubitoError, InvalidInput
 from service.middleware import new_key
 from service.middleware.key_file import KeyRing
 from service.observability.logs import configure
 from service.observability.tracing import check_tracing
 from service.process.supervisor import WorkerPlace, supervise
-from service.settings import Settings, read_settings
+from service.settings import VERIFY_KEY_VARIABLE, Settings, read_settings
 
 logger = logging.getLogger("dubito")
 
@@ -39,6 +40,8 @@ def main() -> int:
         KeyRing(settings)  # here, not in a worker that would be started again and again
         check_tracing(settings)
         check_store(settings.store)
+        if settings.verify_key_file is not None:
+            read_public_key(settings.verify_key_file, VERIFY_KEY_VARIABLE)
     except DubitoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

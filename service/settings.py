@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from model_store.errors import InvalidInput
 
 PREFIX = "DUBITO_"
+VERIFY_KEY_VARIABLE = f"{PREFIX}VERIFY_KEY_FILE"
 OF_TRAINING = {"DUBITO_DATA", "DUBITO_RUNS"}  # read by `python -m training`, which shares the environment
 
 
@@ -117,6 +118,10 @@ class Settings(BaseSettings):
         default=None,
         description="TOML file of keys with names, scopes and expiries, in place of the four settings above; what "
         "changes in it is seen without a restart",
+    )
+    verify_key_file: Path | None = Field(
+        default=None,
+        description="public Ed25519 key, a PEM file; with it versions that its private key has not signed are broken",
     )
     notice_s: Annotated[float, Field(ge=0, le=3600)] = Field(
         default=1.0, description="seconds after SIGTERM in which the service still listens, but says it is not ready"
