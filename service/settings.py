@@ -130,7 +130,20 @@ class Settings(BaseSettings):
     @property
     def worker_threads(self) -> int:
         """Threads of one model's arithmetic in this process."""
-        return self.threads or max(1, len(os.sched_getaffinity(0)) // self.workers)
+        return self.threads or max(1, processors() // self.workers)
+
+
+def processors(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return how many processors this process may use: those it may run on, or the container's limit if less.
+
+    `cpu_max` is the file of cgroup v2: microseconds of processor time in each period, or `max`, and the period.
+    """
+    available = len(os.sched_getaffinity(0))
+    try:
+        quota, period = cpu_max.read_text(encoding="ascii").split()
+        return available if quota == "max" else max(1, min(available, int(quota) // int(period)))
+    except (OSError, ValueError, ZeroDivisionError):  # no such limit here
+        return available
 
 
 def read_settings() -> Settings:
