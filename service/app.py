@@ -10,7 +10,7 @@ from fastapi_offline import FastAPIOffline
 from service.context import Context
 from service.http import problems
 from service.middleware import auth
-from service.middleware.keys import read_keys
+from service.middleware.key_file import KeyRing
 from service.middleware.observe import Observe
 from service.middleware.shortcut import Shortcut
 from service.observability.logs import request_log
@@ -30,13 +30,14 @@ unlike the data. Quantities of information are in nats. The examples work as the
 
 def create_app(settings: Settings, place: WorkerPlace | None = None) -> FastAPI:
     """Return the application, alone or in a worker's place; it opens the model store when it starts."""
-    keys = read_keys(settings)
-    context = Context(settings, keys, place)
+    key_ring = KeyRing(settings)
+    context = Context(settings, key_ring, place)
     tracing = tracing_of(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await context.threads.files(context.models.start)
+        key_ring.start()
         end_with_notice(context.ending, settings.notice_s)
         context.worker_metrics.start()
         yield
@@ -44,6 +45,7 @@ def create_app(settings: Settings, place: WorkerPlace | None = None) -> FastAPI:
         context.engine.close()
         context.threads.close()
         context.models.stop()
+        key_ring.stop()
         if tracing is not None:
             tracing.close()
 
@@ -58,14 +60,14 @@ def create_app(settings: Settings, place: WorkerPlace | None = None) -> FastAPI:
     )
     app.state.context = context
     routers = [predict.router, acquire.router, models.router, report.router, health.router]
-    if keys.admin:
+    if key_ring.keys.has_administration:
         routers.append(admin.router)
     for router in routers:
         app.include_router(router)
     problems.install(app)
     asked_most = [r for part in (predict, acquire) for r in part.router.routes if isinstance(r, APIRoute)]
     app.add_middleware(Shortcut, routes=asked_most)  # innermost
-    auth.install(app, keys)
+    auth.install(app, key_ring)
     app.add_middleware(CloseConnections, ending=context.ending)
     app.add_middleware(Observe, metrics=context.metrics, log=request_log(settings), tracing=tracing)
     return app

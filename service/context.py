@@ -25,7 +25,7 @@ from service.http.requests import (
 )
 from service.http.schemas import Envelope
 from service.http.schemas import Request as AnyEnvelope
-from service.middleware.keys import Keys
+from service.middleware.key_file import KeyRing
 from service.observability.metrics import Metrics
 from service.observability.records import record_of
 from service.observability.worker_metrics import WorkerMetrics
@@ -38,9 +38,9 @@ from service.settings import Settings
 class Context:
     """What the routes share, made once for an application."""
 
-    def __init__(self, settings: Settings, keys: Keys, place: WorkerPlace | None) -> None:
+    def __init__(self, settings: Settings, key_ring: KeyRing, place: WorkerPlace | None) -> None:
         self.settings = settings
-        self.keys = keys
+        self.key_ring = key_ring
         idle = threading.Event()
         self.models = Models(settings, idle)
         self.metrics = Metrics()
