@@ -14,6 +14,7 @@ from pathlib import Path
 
 from model_store.artifacts.signature import read_public_key
 from model_store.errors import DubitoError, InvalidInput
+from model_store.inference.trials import TrialProcess
 from service.middleware import new_key
 from service.middleware.key_file import KeyRing
 from service.observability.logs import configure
@@ -99,6 +100,7 @@ def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again when it has stopped in good order
     if place is not None:
         place.beat()
+    spare = TrialProcess() if place is None and settings.trial_s > 0 and settings.store.is_dir() else None
     import uvicorn  # not needed by a supervisor, and heartbeats begin before it
 
     from service.app import create_app
@@ -108,7 +110,7 @@ def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     connections = Connections(settings.deadline_s, settings.max_connections, ByteBudget(settings.memory_budget_bytes))
     allow_open_files(settings.max_connections)
     config = uvicorn.Config(
-        create_app(settings, place),
+        create_app(settings, place, spare),
         host=settings.host,
         port=settings.port,
         http=partial(HttpConnection, connections),  # type: ignore[arg-type]

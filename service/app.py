@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 
+from model_store.inference.trials import TrialProcess
 from service.context import Context
 from service.http import problems
 from service.middleware import auth
@@ -28,21 +29,26 @@ unlike the data. Quantities of information are in nats. The examples work as the
 """
 
 
-def create_app(settings: Settings, place: WorkerPlace | None = None) -> FastAPI:
-    """Return the application, alone or in a worker's place; it opens the model store when it starts."""
+def create_app(settings: Settings, place: WorkerPlace | None = None, spare: TrialProcess | None = None) -> FastAPI:
+    """Return the application, alone or in a worker's place; it opens the model store when it starts.
+
+    `spare` is a process for the first trial of a version, started ahead.
+    """
     key_ring = KeyRing(settings)
-    context = Context(settings, key_ring, place)
+    context = Context(settings, key_ring, place, spare)
     tracing = tracing_of(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await context.threads.files(context.models.start)
+        end_with_notice(context.ending, settings.notice_s)  # before versions are tried, which may take long
+        await context.threads.loads(context.models.start)
         key_ring.start()
-        end_with_notice(context.ending, settings.notice_s)
         context.worker_metrics.start()
         yield
         context.worker_metrics.stop()
+        context.ending.set()
         context.engine.close()
+        context.trials.close()
         context.threads.close()
         context.models.stop()
         key_ring.stop()

@@ -1,5 +1,6 @@
 """What the routes share: models, engine, admission, metrics and settings."""
 
+import asyncio
 import threading
 import time
 from functools import partial
@@ -10,9 +11,11 @@ from fastapi import Request
 from jaxtyping import Float32
 from prometheus_client import generate_latest
 
+from model_store.inference.trials import TrialProcess
 from service.engine.admission import Admission
 from service.engine.batching import Engine
 from service.engine.threads import Threads
+from service.errors import PastDeadline
 from service.http.requests import (
     FORM,
     JSON,
@@ -32,24 +35,28 @@ from service.observability.worker_metrics import WorkerMetrics
 from service.process.supervisor import WorkerPlace
 from service.registry.collector import LoadedCollector
 from service.registry.models import Models, Served
+from service.registry.trials import Trials
 from service.settings import Settings
 
 
 class Context:
     """What the routes share, made once for an application."""
 
-    def __init__(self, settings: Settings, key_ring: KeyRing, place: WorkerPlace | None) -> None:
+    def __init__(
+        self, settings: Settings, key_ring: KeyRing, place: WorkerPlace | None, spare: TrialProcess | None = None
+    ) -> None:
         self.settings = settings
         self.key_ring = key_ring
         idle = threading.Event()
-        self.models = Models(settings, idle)
+        self.ending = threading.Event()
+        self.trials = Trials(settings, self.ending, None if place is None else place.folder, spare)
+        self.models = Models(settings, idle, self.ending, self.trials)
         self.metrics = Metrics()
         self.metrics.registry.register(LoadedCollector(self.models))
         self.admission = Admission(settings, idle)
         self.engine = Engine(self.admission, self.metrics)
         self.threads = Threads()
         self.worker_metrics = WorkerMetrics(self.metrics_page, place)
-        self.ending = threading.Event()
 
     def metrics_page(self) -> bytes:
         """Return this process's metrics as Prometheus' text."""
@@ -58,10 +65,22 @@ class Context:
         return generate_latest(self.metrics.registry)
 
     async def served(self, envelope: Envelope) -> Served:
-        """Return the model that a request means, loading its version first where it must."""
-        served = self.models.peek(envelope.model, envelope.version)
+        """Return the model that a request means, trying and loading its version first where it must.
+
+        Raises:
+            PastDeadline: if it is still being tried when the request should have been answered.
+        """
+        wanted = envelope.model, envelope.version
+        served = self.models.peek(*wanted)
         if served is None:
-            served = await self.threads.files(partial(self.models.get, envelope.model, envelope.version))
+            trial = await self.threads.files(partial(self.models.trial_of, *wanted))
+            if trial is not None:
+                await asyncio.wait(
+                    [asyncio.wrap_future(trial)], timeout=envelope.deadline_s or self.settings.deadline_s
+                )
+                if not trial.done():
+                    raise PastDeadline
+            served = await self.threads.loads(partial(self.models.get, *wanted))
         return served
 
     async def read(

@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model_store.errors import InvalidInput
+from model_store.inference.trials import WORKING_BYTES
 
 PREFIX = "DUBITO_"
 VERIFY_KEY_VARIABLE = f"{PREFIX}VERIFY_KEY_FILE"
@@ -38,6 +39,15 @@ class Settings(BaseSettings):
     max_model_bytes: Annotated[int, Field(ge=1)] = Field(
         default=1 << 30,
         description="most memory for models, in bytes, of each process; the least recently used go first",
+    )
+    trial_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
+        default=30.0,
+        description="seconds in which a new version must be loaded and predict in a process of its own, before it is "
+        "served; 0: versions are served without a trial, for stores that one trusts",
+    )
+    trial_bytes: Annotated[int, Field(ge=1 << 20)] = Field(
+        default=WORKING_BYTES,
+        description="most memory of that process, in bytes, beside what it begins with and six times the files",
     )
     ready_draw_sets: Annotated[int, Field(ge=0)] = Field(
         default=64, description="fresh draw sets kept ready for each version with an alias, of 64 MB at most"

@@ -17,7 +17,7 @@ async def post_refresh(request: Request) -> Response:
     """Look at the store at once, broken versions included, and say what is served of each model."""
     context = context_of(request)
     models = context.models
-    await context.threads.files(models.look)
+    await context.threads.loads(models.look)
     content = {}
     for name in models.names():
         latest = models.latest(name)

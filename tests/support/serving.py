@@ -15,6 +15,9 @@ from tests.support.environment import ROOT, environment_with
 
 SOON = {"DUBITO_POLL_INTERVAL_S": "0.05", "DUBITO_THREADS": "1"}  # what is published is seen at once
 
+WITHOUT_TRIALS = {"DUBITO_TRIAL_S": "0"}  # of versions, which take a second of each start
+WITH_TRIALS = {"DUBITO_TRIAL_S": "30"}
+
 
 @contextmanager
 def serving(store: Path, within: Sequence[str] = (), **settings: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
@@ -25,7 +28,7 @@ def serving(store: Path, within: Sequence[str] = (), **settings: str) -> Iterato
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    basics = {"DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_NOTICE_S": "0"}
+    basics = {"DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_NOTICE_S": "0", **WITHOUT_TRIALS}
     environment = environment_with(**basics | settings)
     process = subprocess.Popen(
         [*within, sys.executable, "-m", "service"], env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True

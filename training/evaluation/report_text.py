@@ -29,7 +29,7 @@ def markdown(report: Report, plots: list[str]) -> str:
     if report.convergence is not None:
         fit = report.convergence
         bound = f"{fit['negative_elbo']:.4g} ± {fit['negative_elbo_error']:.2g}"
-        covers = f"; k-hat {fit['pareto_k']:.2g} (it covers the exact posterior below .7)" if "pareto_k" in fit else ""
+        covers = f"; k-hat {fit['pareto_k']:.2g} (below .7 it covers the exact one)" if "pareto_k" in fit else ""
         parts.insert(2, f"Its fit: {fit['says']}; negative ELBO {bound} nats a training row{covers}.")
     if isinstance(test, RegressionMeasures):
         rows = [[_percent(e.nominal), _percent(e.covered), _plain(e.width)] for e in test.intervals]
