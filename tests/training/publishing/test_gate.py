@@ -6,7 +6,7 @@ from model_store.artifacts.store import ModelStore
 from tests.support.recipes import write_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
-from training.publishing.gate import worse_by
+from training.evaluation.comparison import worse_by
 from training.recipe import load
 
 POSTERIOR = {"couplings": 2, "hidden": 8}
