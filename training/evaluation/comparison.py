@@ -18,7 +18,8 @@ from training.evaluation.figures import Figure, Share
 from training.evaluation.intervals import LEVEL, Ends, Resamples, percentiles
 from training.recipe import BETTER
 
-EDGE = 1e-9  # how near to -1 and 1 a difference is looked for
+LEAST_VARIANCE = 1e-12  # what rounding leaves of none
+EDGE = 1e-6  # how near to -1 and 1 a difference is looked for
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,11 @@ class Pairs:
             return math.copysign(math.inf, above) if above else 0.0
         linear = (2.0 * n - b + c) * difference - b - c
         constant = -c * difference * (1.0 - difference)
-        share = (np.sqrt(linear**2 - 8.0 * n * constant) - linear) / (4.0 * n)  # of rows lost, if it were true
+        share = (math.sqrt(max(linear**2 - 8.0 * n * constant, 0.0)) - linear) / (
+            4.0 * n
+        )  # of rows lost, if it were true
         variance = n * (2.0 * share + difference * (1.0 - difference))
-        return float(above / np.sqrt(variance))
+        return above / math.sqrt(max(variance, LEAST_VARIANCE))
 
     def interval(self, level: float = LEVEL) -> Ends:
         """Return the interval of the difference of shares, gained less lost."""

@@ -80,11 +80,10 @@ def evaluate_version(
         InvalidInput: if there is no such data, or what is wanted does not go with the version.
     """
     manifest = version.manifest
-    draws = _checked(version, wanted)
-    data, is_fitted = _data(version, root, wanted.source)
+    draws = checked_draws(version, wanted)
+    data, is_fitted = data_of(version, root, wanted.source)
     other_rows = hash_key(wanted.seed, EvaluationStream.OUTLIER_ROWS)
-    order = generator(wanted.seed, EvaluationStream.TEST_ROWS).permutation(len(data.test))[: wanted.rows]
-    test = data.test.take(order)
+    test = test_rows(data, wanted)
     names = [
         "uniform",
         "gaussian",
@@ -139,7 +138,7 @@ def evaluate_version(
     return publish_report(store, manifest.name, manifest.version, report.content(), files)
 
 
-def _checked(version: Parent, wanted: Wanted) -> int:
+def checked_draws(version: Parent, wanted: Wanted) -> int:
     """Return the number of draws; refuse what does not go with the version."""
     noise = version.manifest.noise
     draws = wanted.draws or noise.default_draws
@@ -160,7 +159,13 @@ def _checked(version: Parent, wanted: Wanted) -> int:
     return draws
 
 
-def _data(version: Parent, root: Path, source: str | None) -> tuple[Dataset, bool]:
+def test_rows(data: Dataset, wanted: Wanted) -> Rows:
+    """Return the test rows that are measured, as many as are wanted."""
+    order = generator(wanted.seed, EvaluationStream.TEST_ROWS).permutation(len(data.test))
+    return data.test.take(order[: wanted.rows])
+
+
+def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, bool]:
     """Return the data, and whether they are those of the fit."""
     if source is None:
         return fitted_data(version, root), True

@@ -8,6 +8,7 @@ from jaxtyping import Float64
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from training.evaluation.comparison import Difference
 from training.evaluation.metrics import risk_coverage, roc_curve
 from training.evaluation.quality import ServedPrediction
 from training.evaluation.records import Attack, Bin, OfClass, Pit, SpreadBin
@@ -160,6 +161,30 @@ def attacks_plot(clean_accuracy: float, clean_scores: dict[str, float], attacks:
     title = ", ".join(f"{style} {count} draws" for count, style in styles.items())
     axes[3].legend(handles, labels, title=title, fontsize="small", loc="upper left", bbox_to_anchor=(1.02, 1))
     return _png(figure, "FGSM")
+
+
+def differences_plot(differences: dict[str, Difference], first: str, second: str) -> bytes:
+    """Draw the difference of each figure, each in its own unit, with its interval."""
+    columns = min(4, len(differences))
+    count = -(-len(differences) // columns)
+    plt.switch_backend("Agg")
+    figure, grid = plt.subplots(
+        count, columns, figsize=(3.2 * columns, 1.3 * count + 0.6), layout="constrained", squeeze=False
+    )
+    for axis in grid.ravel()[len(differences) :]:
+        axis.set_axis_off()
+    for axis, (name, found) in zip(grid.ravel(), differences.items(), strict=False):
+        low, high = found.interval
+        colour = "grey" if low <= 0.0 <= high else COLOURS[1]
+        axis.axvline(0.0, color="black", linewidth=0.8)
+        axis.hlines(0, low, high, color=colour)
+        axis.plot(found.value, 0, "o", color=colour)
+        axis.set_title(f"{name}, p = {found.p_value:.2g}", fontsize="small")
+        axis.set_yticks([])
+        axis.tick_params(labelsize="small")
+        axis.locator_params(axis="x", nbins=4)
+        axis.grid(alpha=0.3)
+    return _png(figure, f"{second} less {first}")
 
 
 def _whole(predicted: ServedPrediction) -> list[str]:
