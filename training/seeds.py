@@ -54,6 +54,7 @@ class EvaluationStream(IntEnum):
     STARTS = 22  # of attacks
     TEST_ROWS = 30
     OUTLIER_ROWS = 31
+    RESAMPLES = 32  # of rows, for intervals
 
 
 def generator(*key: int) -> np.random.Generator:
