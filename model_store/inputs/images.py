@@ -1,9 +1,10 @@
 """Images as rows: one decoding for training and for the service.
 
-PNG and JPEG files of 8 bits a channel become rows of pixels from 0 to 255. Grey rows have shape (H, W), colour rows
-(3, H, W). An image is converted to the model's mode (colour to grey by ITU-R 601 luma); transparency is dropped, and
-notes on orientation are not followed. A PNG file with too few pixels is refused; the end of a JPEG file that misses
-pixels, but is marked as an end, is not known to be wrong, and its decoder fills the rest.
+PNG, JPEG, WebP and BMP files of 8 bits a channel become rows of pixels from 0 to 255. Grey rows have shape (H, W),
+colour rows (3, H, W). An image is converted to the model's mode (colour to grey by ITU-R 601 luma); transparency is
+dropped, and notes on orientation are not followed. A PNG file with too few pixels is
+refused; the end of a JPEG file that misses pixels, but is marked as an end, is not known to be wrong, and its decoder
+fills the rest.
 """
 
 import io
@@ -16,24 +17,24 @@ from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
 from model_store.inputs.png import has_all_pixels
 
-FORMATS = ("PNG", "JPEG")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # of requests; training reads others too
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # of 8 bits a channel
 GREY_MODES = ("1", "L", "LA")
 MAX_PIXELS = 1 << 25  # of one image: 33 million, more than cameras' 24
 
 
-def open_image(content: bytes, field: str) -> ImageFile.ImageFile:
+def open_image(content: bytes, field: str, formats: tuple[str, ...] = FORMATS) -> ImageFile.ImageFile:
     """Read an image's header; its pixels are decoded by `pixels`.
 
     Raises:
-        InvalidInput: if it is not a PNG or JPEG file of 8 bits a channel, or has more than `MAX_PIXELS`.
+        InvalidInput: if it is not a file of one of the formats, of 8 bits a channel, or has more than `MAX_PIXELS`.
     """
     try:
-        image = Image.open(io.BytesIO(content), formats=FORMATS)
+        image = Image.open(io.BytesIO(content), formats=formats)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise InvalidInput(field, f"an image of at most {MAX_PIXELS} pixels", "a larger one") from None
     except Exception:  # Pillow's readers of headers let many kinds through
-        raise InvalidInput(field, "a PNG or JPEG file", "something else") from None
+        raise InvalidInput(field, f"a {', '.join(formats[:-1])} or {formats[-1]} file", "something else") from None
     if image.width * image.height > MAX_PIXELS:
         raise InvalidInput(field, f"an image of at most {MAX_PIXELS} pixels", f"{image.width} x {image.height}")
     if image.mode not in MODES:
@@ -54,11 +55,11 @@ def pixels(image: ImageFile.ImageFile, shape: tuple[int, ...], spec: ImageSpec, 
     if image.format == "PNG":
         assert isinstance(image.fp, io.BytesIO)
         if not has_all_pixels(image.fp.getvalue()):
-            raise InvalidInput(field, "a whole PNG or JPEG image", "missing or broken pixels")
+            raise InvalidInput(field, f"a whole {image.format} image", "missing or broken pixels")
     try:
         return as_row(image, shape, spec)
     except Exception:  # so do its decoders
-        raise InvalidInput(field, "a whole PNG or JPEG image", "missing or broken pixels") from None
+        raise InvalidInput(field, f"a whole {image.format} image", "missing or broken pixels") from None
 
 
 def as_row(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec) -> UInt8[np.ndarray, "I"]:
