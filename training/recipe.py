@@ -211,7 +211,9 @@ INTEGER_METHODS = ("bhn-realnvp", "bhn-iaf")
 class TrainingSection(Section):
     """`[training]`: the optimiser and its schedule."""
 
-    epochs: Count
+    epochs: Count | None = None
+    max_epochs: Count = 1000
+    patience: Count | None = None
     batch_rows: Count = 128
     learning_rate: Positive = 1e-3
     final_learning_rate: Positive = 1e-4
@@ -339,7 +341,7 @@ def load(path: Path) -> Recipe:
         raise InvalidInput(str(path), "UTF-8 text", f"byte {error.start} that is not") from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(str(path), "TOML", str(error)) from None
-    return _validated(content, str(path))
+    return validated(content, str(path))
 
 
 def override(
@@ -364,10 +366,15 @@ def override(
             content["data"][field] = value
     if leave_out is not None:
         content["data"]["leave_out"] = leave_out
-    return _validated(content, "command line")
+    return validated(content, "command line")
 
 
-def _validated(content: dict[str, Any], origin: str) -> Recipe:
+def validated(content: dict[str, Any], origin: str) -> Recipe:
+    """Return a recipe of a file's content; `origin` begins what is said of a wrong one.
+
+    Raises:
+        InvalidInput: naming the key that is wrong.
+    """
     section = POSTERIORS.get(str(content.get("method")))
     if section is not None:
         _checked(section, content.get("posterior", {}), f"{origin}: posterior.")

@@ -7,6 +7,7 @@ would vanish. Pixels are kept as bytes.
 
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,6 +111,27 @@ def some_images(path: Path, shape: tuple[int, ...], mode: Literal["L", "RGB"], m
             raise InvalidInput("data.source", f"images test/CLASS/*{'|'.join(SUFFIXES)} in {str(path)!r}", "none")
         order = np.random.default_rng(seed).permutation(len(names))[:most]
         return _pixels(files, [names[i] for i in order], shape, ImageSpec(mode=mode, resize=True))
+
+
+def looked_at(path: Path) -> tuple[dict[str, int], Counter[tuple[int, int]], bool, bool]:
+    """Return how many training images each class has, how many images each size (width, height) has, whether all are
+    grey, and whether there are test images, by their headers alone.
+
+    Raises:
+        InvalidInput: naming the file that is no image, or what is missing.
+    """
+    with _opened(path) as files:
+        found = _labelled(files.names())
+        if not found["train"]:
+            expected = f"images train/CLASS/* or CLASS/*, {'|'.join(SUFFIXES)}, in {str(path)!r}"
+            raise InvalidInput("data.source", expected, "none")
+        sizes: Counter[tuple[int, int]] = Counter()
+        is_grey = True
+        for name in [*found["train"], *found["test"]]:
+            image = open_image(_content(files, name), _field(name), TRAINING_FORMATS)
+            sizes[image.size] += 1
+            is_grey = is_grey and image.mode in GREY_MODES
+        return dict(Counter(found["train"].values()).most_common()), sizes, is_grey, bool(found["test"])
 
 
 @contextmanager

@@ -72,11 +72,14 @@ def csv(path: Path, task: str, section: "DataSection", sizes: SplitSizes, column
     return dataset_of(csv_table(path, task, section, columns), task, section, sizes, columns)
 
 
-def csv_table(path: Path, task: str, section: "DataSection", columns: Columns = ()) -> Any:
-    """Return a CSV file as an Arrow table with numbers and booleans where columns are such."""
+def csv_table(path: Path, task: str | None, section: "DataSection", columns: Columns = ()) -> Any:
+    """Return a CSV file as an Arrow table with numbers and booleans where columns are such.
+
+    Without a task the target is as any other column.
+    """
     table = read_text_table(path, section)
     kinds: dict[str, str] = {**section.columns}
-    if section.target is not None:
+    if section.target is not None and task is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
     booleans = {c.name for c in columns if isinstance(c, CategoricalColumn) and set(c.categories) <= BOOLEANS}
     table, _ = with_missing(table, section.missing_values)
@@ -96,7 +99,7 @@ def parquet(path: Path, task: str, section: "DataSection", sizes: SplitSizes, co
     return dataset_of(parquet_table(path, task, section), task, section, sizes, columns)
 
 
-def parquet_table(path: Path, task: str, section: "DataSection") -> Any:
+def parquet_table(path: Path, task: str | None, section: "DataSection") -> Any:
     """Return a Parquet file as an Arrow table with numbers where columns of text are wanted or known as such."""
     from pyarrow import ArrowException
     from pyarrow import parquet as arrow
