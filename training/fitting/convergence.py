@@ -132,9 +132,9 @@ def convergence(
     return facts
 
 
-def slope(values: list[float | int]) -> tuple[float, float]:
-    """Return the slope an epoch of the last epochs' values and its error: a line by least squares."""
-    last = np.array(values[-_window(len(values)) :], dtype=np.float64)
+def slope(values: list[float | int], share: float = WINDOW) -> tuple[float, float]:
+    """Return the slope an epoch of the last epochs' values, a share of all, and its error, by least squares."""
+    last = np.array(values[-_window(len(values), share) :], dtype=np.float64)
     if len(last) < 3:
         return math.nan, math.nan
     epochs = np.arange(len(last)) - (len(last) - 1) / 2
@@ -143,8 +143,8 @@ def slope(values: list[float | int]) -> tuple[float, float]:
     return fitted, math.sqrt(float(residuals @ residuals) / (len(last) - 2) / float(epochs @ epochs))
 
 
-def _window(epochs: int) -> int:
-    return max(3, math.ceil(WINDOW * epochs))
+def _window(epochs: int, share: float = WINDOW) -> int:
+    return max(3, math.ceil(share * epochs))
 
 
 def _faults(facts: dict[str, Any], history: list[dict[str, float | int]]) -> list[str]:

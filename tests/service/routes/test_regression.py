@@ -126,9 +126,12 @@ def test_a_bayesian_linear_problem_has_its_known_posterior_predictive(client, fo
 
     of standardised rows and targets. The fit ends within a few hundredths of it: its steps are noisy.
     """
-    from training.data import SplitSizes, npz, split
+    from tests.support.recipes import recipe_of
+    from training.data import load, split, split_sizes
 
-    train = split(npz(folder / "linear.npz", "regression", 0.2), SplitSizes(50, 50, 99, 0)).train
+    sizes = {"validation_rows": 50, "reference_rows": 50, "ranking_rows": 99}
+    recipe = recipe_of("npz:linear.npz", "regression", **sizes)
+    train = split(load(recipe, folder), split_sizes(recipe)).train
     scale = train.x.std(ddof=1)
     design = np.column_stack([(train.x - train.x.mean()) / scale, np.ones(len(train))]).astype(np.float64)
     y = (train.y - train.y.mean()) / train.y.std()
