@@ -43,7 +43,9 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
         end_with_notice(context.ending, settings.notice_s)  # before versions are tried, which may take long
         await context.threads.loads(context.models.start)
         context.worker_metrics.start()
+        context.notices.start()
         yield
+        context.notices.stop()
         context.worker_metrics.stop()
         context.ending.set()
         context.engine.close()

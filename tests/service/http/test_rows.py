@@ -207,7 +207,6 @@ def test_a_bad_image_is_refused_by_its_place(client, content, says):
     assert_refused(pool, says.replace("inputs", "pool"))
 
 
-@pytest.mark.parametrize("size", [(4000, 4000), (8000, 8000), (20000, 20000)])
 def test_a_small_file_of_many_scans_is_refused_at_once(client):
     file = io.BytesIO()
     Image.new("RGB", (4000, 3000)).save(file, "JPEG", progressive=True)
@@ -219,6 +218,7 @@ def test_a_small_file_of_many_scans_is_refused_at_once(client):
     assert time.monotonic() - begun < 5  # half a minute to decode
 
 
+@pytest.mark.parametrize("size", [(4000, 4000), (8000, 8000), (20000, 20000)])
 def test_a_bomb_is_refused_before_it_is_decoded(client, size):
     file = io.BytesIO()
     Image.new("1", size).save(file, "PNG")
