@@ -29,7 +29,7 @@ from service.http.requests import (
 )
 from service.http.schemas import Envelope
 from service.http.schemas import Request as AnyEnvelope
-from service.middleware.keys import Keys
+from service.middleware.key_file import KeyRing
 from service.observability.metrics import Metrics
 from service.observability.records import record_of
 from service.observability.worker_metrics import WorkerMetrics
@@ -45,10 +45,10 @@ class Context:
     """What the routes share, made once for an application."""
 
     def __init__(
-        self, settings: Settings, keys: Keys, place: WorkerPlace | None, spare: TrialProcess | None = None
+        self, settings: Settings, key_ring: KeyRing, place: WorkerPlace | None, spare: TrialProcess | None = None
     ) -> None:
         self.settings = settings
-        self.keys = keys
+        self.key_ring = key_ring
         idle = threading.Event()
         self.ending = threading.Event()
         self.trials = Trials(settings, self.ending, None if place is None else place.folder, spare)

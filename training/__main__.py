@@ -1,13 +1,13 @@
-"""Fit and publish: `python -m training fit RECIPE`; of what is published: `prune`, `calibrate`, `evaluate`."""
+"""Fit and publish: `python -m training fit RECIPE`; then `prune`, `calibrate`, `evaluate`, `compare`."""
 
 import argparse
 import sys
 
 from model_store.errors import DubitoError, InvalidInput, NotFound
-from training.commands import calibrate, evaluate, fit, prune
+from training.commands import calibrate, compare, evaluate, fit, prune
 from training.messages import printed
 
-COMMANDS = {"fit": fit, "prune": prune, "calibrate": calibrate, "evaluate": evaluate}
+COMMANDS = {"fit": fit, "prune": prune, "calibrate": calibrate, "evaluate": evaluate, "compare": compare}
 DONE = 0
 FAILED = 1
 WRONG_INPUT = 2

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from model_store.artifacts.manifest import GRAPHS, Manifest
+from model_store.artifacts.signature import read_public_key
 from model_store.artifacts.store import LATEST, ModelStore
 from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.conformal.stopping import StoppingRule
@@ -30,7 +31,7 @@ from service.registry.drift import Drift, row_hashes
 from service.registry.memory import give_back_freed_memory
 from service.registry.reservoir import READY_BYTES, Reservoir
 from service.registry.trials import Trials
-from service.settings import Settings
+from service.settings import VERIFY_KEY_VARIABLE, Settings
 
 logger = logging.getLogger("dubito")
 
@@ -70,7 +71,8 @@ class Models:
     def __init__(self, settings: Settings, idle: threading.Event, ending: threading.Event, trials: Trials) -> None:
         self.idle = idle  # set while no request is in work
         self.trials = trials
-        self.store = ModelStore(settings.store)
+        key = settings.verify_key_file
+        self.store = ModelStore(settings.store, None if key is None else read_public_key(key, VERIFY_KEY_VARIABLE))
         self.settings = settings
         self._serves: dict[str, dict[str, str]] = {}  # by model the version that each alias serves
         self._latest: dict[str, Manifest] = {}  # of what `latest` serves, in memory or not

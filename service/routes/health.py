@@ -26,7 +26,7 @@ async def get_live() -> dict[str, str]:
 async def get_ready(request: Request) -> dict[str, Any]:
     """Say whether there is a model to predict with, and to those who may ask models which."""
     context = context_of(request)
-    models, may_see_names = context.models, auth.may_see_names(request.scope, context.keys)
+    models, may_see_names = context.models, auth.may_see_names(request.scope, context.key_ring.keys)
     if context.ending.is_set():
         raise NotReady("the service is about to end")
     serving = {name: latest.version for name in models.names() if (latest := models.latest(name))}

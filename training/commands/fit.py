@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> None:
             facts = training_facts(run, splits)
             if facts.convergence is not None:
                 print(facts.convergence["says"])
-            manifest = publish(store, recipe.name, model, recipe, data, splits, facts)
+            manifest = publish(store, recipe.name, model, recipe, data, splits, facts, folders.data_root())
         run.checkpoint.unlink()
     for key, value in manifest.quality.items():
         print(f"  {key:32} {value:.4f}")

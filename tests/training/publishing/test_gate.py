@@ -1,12 +1,18 @@
 """The gate: what is worse than `champion` is not published, by the command that users run."""
 
+import re
+
+import numpy as np
 import pytest
 
 from model_store.artifacts.store import ModelStore
+from model_store.inference.model import NEEDED, Model
 from tests.support.recipes import write_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
-from training.publishing.gate import worse_by
+from training.data import Rows, digits
+from training.evaluation.comparison import worse_by
+from training.publishing.quality import Measurable, MeasuredRows
 from training.recipe import load
 
 POSTERIOR = {"couplings": 2, "hidden": 8}
@@ -41,13 +47,14 @@ def test_a_worse_version_is_refused_and_may_be_published_by_a_laxer_gate(fit, tm
     assert len(lines) == 2, errors
     assert "champion (version 1)" in lines[0]
     assert "test_accuracy" in lines[1]
-    assert f"against {best:.6g}" in lines[1]
-    assert "allowed 0.05" in lines[1]
+    assert f"against {best:.6g} of champion (version 1) on the same 359 rows" in lines[1]  # scored anew as it was
+    assert re.search(r"worse by 0\.\d+ \(95 % interval 0\.\d+ to 0\.\d+\), p = \S+ \(Tango\), allowed 0.05", lines[1])
     assert store.versions("gated") == ["1"]
     assert len(list(tmp_path.glob("runs/*/checkpoint.safetensors"))) == 1
     code, out, _ = fit(1, 1e-9, 1.0)
     assert code == 0
     assert "going on from step" in out
+    assert "gate: test_accuracy: " in out
     assert "no worse than champion (version 1) in test_accuracy, uniform_noise_flagged_at_05" in out
     assert store.versions("gated") == ["1", "2"]
 
@@ -60,10 +67,28 @@ def test_metrics_know_their_direction():
     assert worse_by("test_interval_coverage_at_95", 0.96, 0.93) == pytest.approx(-0.01)
 
 
+def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_store, digits_rows):
+    model = Model.load(own_store.open("digits", "1", wanted=NEEDED))
+    rows = digits().test.take(np.arange(40))
+    own = Measurable.of(model)
+    classes = model.manifest.classes
+    expected = own.figures(MeasuredRows(rows, (0.0, 16.0), classes, 3))
+    order = np.random.default_rng(0).permutation(10)
+    renamed = MeasuredRows(
+        Rows(rows.x, np.argsort(order)[rows.y]), (0.0, 16.0), (*(classes[c] for c in order), "ten"), 3
+    )
+    found = own.figures(renamed)
+    for name, figure in expected.items():
+        if "calibration_error" not in name:  # of which one is a mean over classes
+            assert found[name].value == pytest.approx(figure.value), name
+
+
 @pytest.mark.parametrize(
     "gate",
     [
         {},
+        {"level": 0.0, "metrics": {"test_accuracy": 0.0}},
+        {"level": 0.6, "metrics": {"test_accuracy": 0.0}},
         {"metrics": {}},
         {"metrics": {"accuracy": 0.0}},
         {"metrics": {"test_accuracy": -0.1}},
