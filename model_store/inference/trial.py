@@ -52,10 +52,9 @@ def tried(store: ModelStore, name: str, version: str, working_bytes: int) -> dic
     try:
         files = store.manifest(name, version).files
         made = COPIES * sum(files[file].size for file in (*GRAPHS, CALIBRATION_FILE))
-        _limit_memory(working_bytes + made + max(spec.size for spec in files.values()))  # each is read whole
+        _limit_memory(working_bytes + made)
         artifact = store.open(name, version, wanted=NEEDED)
         is_read = True
-        _limit_memory(working_bytes + made)
         predict(Model.load(artifact, threads=1))
     except (StoreError, MemoryError) as error:
         file, reason = (error.file, error.reason) if isinstance(error, BrokenArtifact) else ("", one_line(error))
