@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,8 @@ def _end_with_parent() -> None:
 
 def _be_killed_first() -> None:
     """Where memory runs out all the same, have the system kill this process and not the one that serves."""
-    Path("/proc/self/oom_score_adj").write_text("1000")
+    with suppress(OSError):  # where /proc is not to be written to
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 if __name__ == "__main__":
