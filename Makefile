@@ -3,6 +3,7 @@ PYTHON ?= python3
 RUNTIME ?= cpu
 BIN := .venv/bin
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder  # tests of a file share what they need; long files first
+SCHEMATHESIS := 4.32.5
 SBOM_TOOL := cyclonedx-bom==7.5.0
 STORE := $(or $(DUBITO_STORE),models)
 
@@ -30,8 +31,11 @@ test-quick: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
-test-real: install
+test-real: install .venv-schemathesis
 	$(BIN)/python -m pytest -m real tests/real
+
+.venv-schemathesis: # an environment of its own: it brings much that nothing else here needs
+	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check schemathesis==$(SCHEMATHESIS)
 
 check: install
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy

@@ -44,7 +44,9 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
         await context.threads.loads(context.models.start)
         key_ring.start()
         context.worker_metrics.start()
+        context.notices.start()
         yield
+        context.notices.stop()
         context.worker_metrics.stop()
         context.ending.set()
         context.engine.close()

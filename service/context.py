@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,7 @@ from service.middleware.key_file import KeyRing
 from service.observability.metrics import Metrics
 from service.observability.records import record_of
 from service.observability.worker_metrics import WorkerMetrics
+from service.process.notices import Notices
 from service.process.supervisor import WorkerPlace
 from service.registry.collector import LoadedCollector
 from service.registry.models import Models, Served
@@ -51,6 +53,12 @@ class Context:
         self.ending = threading.Event()
         self.trials = Trials(settings, self.ending, None if place is None else place.folder, spare)
         self.models = Models(settings, idle, self.ending, self.trials)
+        actions: dict[str, Callable[..., Any]] = {
+            "refresh": self.models.look,
+            "unload": self.models.unload,
+            "reset_drift": self.models.reset_drift,
+        }
+        self.notices = Notices(place, actions)
         self.metrics = Metrics()
         self.metrics.registry.register(LoadedCollector(self.models))
         self.admission = Admission(settings, idle)

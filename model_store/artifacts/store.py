@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import mkdtemp, mkstemp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import orjson
 from pydantic import ValidationError
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 MAX_MANIFEST_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20  # of a file that is verified and not kept
 LATEST = "latest"
 EVIDENCE = "evidence"  # the folder of evaluation reports: `model_store.artifacts.report`
 
@@ -171,17 +172,19 @@ class ModelStore:
         kept = {}
         for file, spec in manifest.files.items():
             try:
-                content = read_regular(folder / file, spec.size)
+                if file in wanted:
+                    kept[file] = read_regular(folder / file, spec.size)
+                    size, sha256 = len(kept[file]), hashlib.sha256(kept[file]).hexdigest()
+                else:
+                    size, sha256 = _digest(folder / file, spec.size)
             except (OSError, ValueError) as error:
                 raise BrokenArtifact(name, version, file, _reason(error)) from None
-            if len(content) != spec.size:
+            if size != spec.size:
                 raise BrokenArtifact(
-                    name, version, file, f"expected {spec.size} bytes as in the manifest, got {len(content)}"
+                    name, version, file, f"expected {spec.size} bytes as in the manifest, got {size}"
                 )
-            if hashlib.sha256(content).hexdigest() != spec.sha256:
+            if sha256 != spec.sha256:
                 raise BrokenArtifact(name, version, file, "its SHA-256 is not the manifest's")
-            if file in wanted:
-                kept[file] = content
         return Artifact(manifest, kept)
 
     # Writing
@@ -330,9 +333,22 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def read_regular(path: Path, limit: int) -> bytes:
     """Read a regular file of at most `limit` bytes (and one more, to see that it is longer)."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(handle, "rb") as file:
+    with _open_regular(path) as file:
         return file.read(limit + 1)
+
+
+def _digest(path: Path, limit: int) -> tuple[int, str]:
+    """Return the size and SHA-256 of a file as `read_regular` would read it, of which little is kept at a time."""
+    size, digest = 0, hashlib.sha256()
+    with _open_regular(path) as file:
+        while part := file.read(min(PIECE_BYTES, limit + 1 - size)):
+            size += len(part)
+            digest.update(part)
+    return size, digest.hexdigest()
+
+
+def _open_regular(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
 
 
 def _reason(error: Exception) -> str:

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,9 @@ def tried(store: ModelStore, name: str, version: str, working_bytes: int) -> dic
     try:
         files = store.manifest(name, version).files
         made = COPIES * sum(files[file].size for file in (*GRAPHS, CALIBRATION_FILE))
-        _limit_memory(working_bytes + made + max(spec.size for spec in files.values()))  # each is read whole
+        _limit_memory(working_bytes + made)
         artifact = store.open(name, version, wanted=NEEDED)
         is_read = True
-        _limit_memory(working_bytes + made)
         predict(Model.load(artifact, threads=1))
     except (StoreError, MemoryError) as error:
         file, reason = (error.file, error.reason) if isinstance(error, BrokenArtifact) else ("", one_line(error))
@@ -112,7 +112,8 @@ def _end_with_parent() -> None:
 
 def _be_killed_first() -> None:
     """Where memory runs out all the same, have the system kill this process and not the one that serves."""
-    Path("/proc/self/oom_score_adj").write_text("1000")
+    with suppress(OSError):  # where /proc is not to be written to
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 if __name__ == "__main__":

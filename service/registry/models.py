@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -55,14 +55,14 @@ class Served:
         self.key = (self.name, self.version)
         self.rule = rule  # of the rows that are watched
 
-    def watch(self, prediction: Prediction, rows: slice, x: Float32[np.ndarray, "N I"]) -> None:
+    def watch(self, prediction: Prediction, rows: slice, x: Float32[np.ndarray, "N I"], client: Hashable) -> None:
         """Take in what is said of live rows, if their draws were taken as those of a request without options.
 
-        `x` are the rows themselves: those that came of late are passed over.
+        `x` are the rows themselves, of which those that came of late are passed over, and `client` is who sent them.
         """
         rank_tables = prediction.rank_tables
         if (rank_tables.num_draws, rank_tables.rule) == (self.model.manifest.noise.default_draws, self.rule):
-            self.drift.watch(prediction.p_values.p_value[rows], row_hashes(x))
+            self.drift.watch(prediction.p_values.p_value[rows], row_hashes(x), client)
 
 
 class Models:

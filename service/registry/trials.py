@@ -78,7 +78,12 @@ class Trials:
     def forget_failures(self) -> None:
         """Have versions that failed tried again when they are wanted."""
         with self._lock:
-            self._known = {digest: known for digest, known in self._known.items() if not _has_failed(known[1])}
+            failed = [digest for digest, (_, future) in self._known.items() if _has_failed(future)]
+            for digest in failed:
+                del self._known[digest]
+        if self._folder is not None:
+            for digest in failed:
+                (self._folder / f"{digest}.trial").unlink(missing_ok=True)
 
     def rest(self) -> None:
         """End the processes that wait for a trial, unless there will be one."""
