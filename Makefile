@@ -5,7 +5,7 @@ BIN := .venv/bin
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder  # tests of a file share what they need; long files first
 STORE := $(or $(DUBITO_STORE),models)
 
-.PHONY: install serve test test-quick test-slow test-real check bench compose-check constraints
+.PHONY: install serve test test-quick test-slow test-real check mutants bench compose-check constraints
 
 install: .venv/installed-$(RUNTIME)
 
@@ -34,6 +34,14 @@ test-real: install
 check: install
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
 	$(BIN)/python -m pytest $(IN_TWO) --cov --cov-report=term
+
+mutants: install .venv-mutants/installed
+	nice -n 15 .venv-mutants/bin/python tests/support/mutants.py $(PART) $(MUTANTS)
+
+.venv-mutants/installed:
+	$(PYTHON) -m venv .venv-mutants
+	.venv-mutants/bin/python -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
+	touch $@
 
 bench: install
 	$(BIN)/python -m benchmarks

@@ -1,8 +1,9 @@
 """Mutation testing, a part at a time: `make mutants PART=model_store/scores`.
 
-Mutants are made by cosmic-ray. It keeps its plan and results in a file, so that a run which is stopped goes on where
-it was; it mutates what tests run in whole, decorated methods and constants too; and its tests are a command, so that
-each part has its own. It changes files in place: here in a clone of the last commit, beside the sessions in `build/`.
+Mutants are made by cosmic-ray rather than mutmut: it keeps plan and results in a file for each module, so that a run
+which is stopped goes on where it was, and new tests can be tried on what survived (`--again`); it mutates decorated
+methods and constants too; and its tests are a command, so that each part has its own. It changes files in place: here
+in a clone of the last commit, beside the sessions in `build/`.
 
 Of cosmic-ray's replacements those are made that a test may well miss: of comparisons the neighbouring and the
 opposite one, of arithmetic the inverse, numbers by one, conditions, constants and decorators. Type annotations are
@@ -14,6 +15,7 @@ import ast
 import random
 import re
 import shlex
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -42,14 +44,46 @@ TESTS = {
     "service/engine/": "tests/service/engine",
 }
 
-OPERATORS = """
-    Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_Mul Pow_Mul LShift_RShift RShift_LShift
-    BitOr_BitAnd BitAnd_BitOr BitXor_BitAnd
-    Eq_NotEq NotEq_Eq Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt Is_IsNot IsNot_Is
-    USub_UAdd Delete_Not Delete_Invert AddNot ReplaceTrueWithFalse ReplaceFalseWithTrue ReplaceAndWithOr
-    ReplaceOrWithAnd ReplaceBreakWithContinue ReplaceContinueWithBreak ExceptionReplacer NumberReplacer
-    RemoveDecorator ZeroIterationForLoop
-""".split()
+OPERATORS = (
+    "Add_Sub",
+    "Sub_Add",
+    "Mul_Div",
+    "Div_Mul",
+    "FloorDiv_Mul",
+    "Mod_Mul",
+    "Pow_Mul",
+    "LShift_RShift",
+    "RShift_LShift",
+    "BitOr_BitAnd",
+    "BitAnd_BitOr",
+    "BitXor_BitAnd",
+    "Eq_NotEq",
+    "NotEq_Eq",
+    "Lt_LtE",
+    "Lt_GtE",
+    "LtE_Lt",
+    "LtE_Gt",
+    "Gt_GtE",
+    "Gt_LtE",
+    "GtE_Gt",
+    "GtE_Lt",
+    "Is_IsNot",
+    "IsNot_Is",
+    "USub_UAdd",
+    "Delete_Not",
+    "Delete_Invert",
+    "AddNot",
+    "ReplaceTrueWithFalse",
+    "ReplaceFalseWithTrue",
+    "ReplaceAndWithOr",
+    "ReplaceOrWithAnd",
+    "ReplaceBreakWithContinue",
+    "ReplaceContinueWithBreak",
+    "ExceptionReplacer",
+    "NumberReplacer",
+    "RemoveDecorator",
+    "ZeroIterationForLoop",
+)
 
 
 def main() -> None:
@@ -60,14 +94,16 @@ def main() -> None:
     arguments.add_argument("--seed", type=int, default=0, help="of the sample")
     arguments.add_argument("--python", default=str(ROOT / ".venv" / "bin" / "python"), help="what runs the tests")
     arguments.add_argument("--report", action="store_true", help="only say what is known so far")
+    arguments.add_argument("--again", action="store_true", help="try today's tests on those that survived too")
     options = arguments.parse_args()
     modules = [path for path in tracked(options.part) if tests_of(path)]
     if not modules:
         arguments.error(f"part: expected one with modules below {sorted(TESTS)}, got {options.part!r}")
+    checked_out(BUILD / f"{options.share:g}-{options.seed}")
     sessions = [session(module, options) for module in modules]
     if not options.report:
         for module, path in zip(modules, sessions, strict=True):
-            execute(module, path)
+            execute(module, path, options.again)
     report(sessions)
 
 
@@ -84,30 +120,33 @@ def tests_of(module: str) -> str | None:
 
 
 def session(module: str, options: argparse.Namespace) -> Path:
-    """Return the session of a module at the last commit, planned if there is none."""
-    commit = git("rev-parse", "--short", "HEAD", cwd=ROOT)
-    folder = BUILD / f"{commit}-{options.share:g}-{options.seed}"
-    name = module.removesuffix(".py").replace("/", ".")
+    """Return the session of a module as it is in the last commit, planned if there is none."""
+    folder = BUILD / f"{options.share:g}-{options.seed}"
+    name = f"{module.removesuffix('.py').replace('/', '.')}-{git('rev-parse', '--short', f'HEAD:{module}', cwd=ROOT)}"
     path = folder / f"{name}.sqlite"
     if path.exists():
         return path
-    checkout = folder / "checkout"
-    if not checkout.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        git("clone", "--quiet", str(ROOT), str(checkout), cwd=folder)
-        git("checkout", "--quiet", "--detach", commit, cwd=checkout)
     command = f"{shlex.quote(options.python)} -m pytest {PYTEST} --basetemp ../pytest {tests_of(module)}"
-    config = folder / f"{name}.toml"
-    config.write_text(
+    path.with_suffix(".toml").write_text(
         f'[cosmic-ray]\nmodule-path = "{module}"\ntimeout = {TIMEOUT_S}\nexcluded-modules = []\n'
         f'test-command = """{command}"""\n[cosmic-ray.distributor]\nname = "local"\n'
     )
     draft = path.with_suffix(".draft")
     draft.unlink(missing_ok=True)
-    run("cosmic-ray", "init", str(config), str(draft), cwd=checkout)
-    choose(draft, checkout / module, options)
+    run("cosmic-ray", "init", str(path.with_suffix(".toml")), str(draft), cwd=folder / "checkout")
+    choose(draft, folder / "checkout" / module, options)
     draft.rename(path)
     return path
+
+
+def checked_out(folder: Path) -> None:
+    """Bring the clone in a folder to the last commit; a run that was stopped may have left a mutant there."""
+    checkout = folder / "checkout"
+    if not checkout.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        git("clone", "--quiet", str(ROOT), str(checkout), cwd=folder)
+    git("fetch", "--quiet", "origin", "HEAD", cwd=checkout)
+    git("checkout", "--quiet", "--force", "--detach", "FETCH_HEAD", cwd=checkout)
 
 
 def choose(path: Path, module: Path, options: argparse.Namespace) -> None:
@@ -145,10 +184,12 @@ def annotations(module: Path) -> set[tuple[int, int]]:
     return places
 
 
-def execute(module: str, path: Path) -> None:
-    """Run a session's mutants that have no result yet."""
+def execute(module: str, path: Path, again: bool) -> None:
+    """Run a session's mutants that have no result yet, or survived and are tried `again`."""
+    if again:
+        with sqlite3.connect(path) as connection:
+            connection.execute("DELETE FROM work_results WHERE test_outcome = 'SURVIVED'")
     checkout = path.parent / "checkout"
-    git("checkout", "--quiet", "--", ".", cwd=checkout)  # a run that was killed may have left a mutant there
     with use_db(path, WorkDB.Mode.open) as db:
         left = db.num_work_items - db.num_results
     print(f"{module}: {left} mutants to run", flush=True)

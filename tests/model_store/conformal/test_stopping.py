@@ -16,7 +16,7 @@ from model_store.conformal.detectors import FittedDetector, Surprisal, flag_stat
 from model_store.conformal.stopping import Spread, StageScores, StoppingRule, look, stages_among, student_quantile
 from model_store.inference.draws import SharedDraws
 from model_store.inference.model import NEEDED, Model
-from model_store.scores.classification import Scores, concatenated, label_margin, predictive_scores, predictive_sums
+from model_store.scores.classification import Scores, concatenated, predictive_scores, predictive_sums
 from model_store.scores.regression import mixture_scores, mixture_sums
 from model_store.types import DetectorNames
 
@@ -46,22 +46,6 @@ def test_stages_are_the_numbers_of_draws_from_five_on_but_the_last():
     assert stages_among([1, 2, 3, 5, 10, 20]) == [5, 10]
     assert stages_among([1, 2, 3, 4, 6]) == []
     assert stages_among([1]) == []
-
-
-def test_the_label_s_margin_is_that_of_a_t_test_of_the_two_most_probable_classes():
-    probs = np.random.default_rng(0).dirichlet([3.0, 2.0, 0.5], size=(12, 8))
-    found = label_margin(predictive_sums(np.log(probs)))
-    for n in range(8):
-        first, second = np.argsort(-probs[:, n].mean(axis=0))[:2]
-        assert found[n] == pytest.approx(stats.ttest_rel(probs[:, n, first], probs[:, n, second]).statistic, rel=1e-9)
-
-
-def test_draws_that_agree_exactly_settle_a_label_and_ties_do_not():
-    sure, tied = np.tile([0.7, 0.2, 0.1], (5, 1)), np.tile([0.5, 0.5, 0.0], (5, 1))
-    with np.errstate(divide="ignore"):
-        margin = label_margin(predictive_sums(np.log(np.stack([sure, tied], axis=1))))
-    assert margin[0] > 1e6
-    assert margin[1] == 0
 
 
 def test_a_row_stops_where_label_flag_and_scores_are_settled():
