@@ -169,8 +169,8 @@ def stopping(
 ) -> Iterator[Disk]:
     """Run a block on a disk that stops at the `at`-th change (None: never), then take away what `loss` says.
 
-    `before_each` is called before every change. The block ends as if nothing had been raised; `Disk.calls` is how many
-    changes there were.
+    `before_each` is called before every change. The block ends as if nothing had been raised; `Disk.calls` says how
+    many changes there were.
     """
     disk = Disk(root, at, before_each)
     with pytest.MonkeyPatch.context() as patch:

@@ -124,13 +124,13 @@ def session(module: str, options: argparse.Namespace) -> Path:
     folder = BUILD / f"{options.share:g}-{options.seed}"
     name = f"{module.removesuffix('.py').replace('/', '.')}-{git('rev-parse', '--short', f'HEAD:{module}', cwd=ROOT)}"
     path = folder / f"{name}.sqlite"
-    if path.exists():
-        return path
     command = f"{shlex.quote(options.python)} -m pytest {PYTEST} --basetemp ../pytest {tests_of(module)}"
     path.with_suffix(".toml").write_text(
         f'[cosmic-ray]\nmodule-path = "{module}"\ntimeout = {TIMEOUT_S}\nexcluded-modules = []\n'
         f'test-command = """{command}"""\n[cosmic-ray.distributor]\nname = "local"\n'
     )
+    if path.exists():
+        return path
     draft = path.with_suffix(".draft")
     draft.unlink(missing_ok=True)
     run("cosmic-ray", "init", str(path.with_suffix(".toml")), str(draft), cwd=folder / "checkout")
