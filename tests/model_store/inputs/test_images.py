@@ -72,6 +72,13 @@ def test_another_size_is_refused_unless_the_model_resizes():
     assert set(decoded(file_of(flat), (3, 5, 4), ImageSpec(mode="RGB", resize=True)).tolist()) == {77}
 
 
+def test_resized_pixels_are_linear_between_those_around_them():
+    """Each new pixel's centre lies a quarter of the way between two old ones, or beyond the last."""
+    two = np.array([[0, 100], [0, 100]], dtype=np.uint8)
+    wide = decoded(file_of(two), (2, 4), ImageSpec(mode="L", resize=True))
+    assert wide.reshape(2, 4).tolist() == [[0, 25, 75, 100]] * 2
+
+
 @pytest.mark.parametrize("interlaced", [False, True])
 @pytest.mark.parametrize(
     ("bits", "colour", "channels"), [(1, 0, 1), (2, 0, 1), (4, 0, 1), (8, 0, 1), (8, 2, 3), (8, 6, 4)]
