@@ -1,5 +1,6 @@
 """The application: what the routes share, the routes, and what every request passes."""
 
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -39,7 +40,10 @@ def create_app(settings: Settings, place: WorkerPlace | None = None) -> FastAPI:
         await context.threads.files(context.models.start)
         end_with_notice(context.ending, settings.notice_s)
         context.worker_metrics.start()
+        gc.collect()
+        gc.freeze()  # what is there now stays: looking through it for garbage would stop all threads
         yield
+        gc.unfreeze()
         context.worker_metrics.stop()
         context.engine.close()
         context.threads.close()

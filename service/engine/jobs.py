@@ -13,6 +13,7 @@ from jaxtyping import Float32, Float64
 from model_store.conformal.stopping import StoppingRule
 from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import DrawSet
+from service.engine.waiting import finish
 from service.errors import PastDeadline
 from service.observability.records import Phase
 from service.registry.models import Served
@@ -34,6 +35,7 @@ class Job:
     rule: StoppingRule | None = None  # when a row stops drawing; None: at `num_samples`
     keep_samples: bool = False
     acquisition: str | None = None
+    client: Hashable = None  # whose share it is part of
 
     @property
     def has_short_answer(self) -> bool:
@@ -139,10 +141,7 @@ class Progress:
     def finish(self, error: Exception | None = None) -> None:
         """Tell whoever waits for the job that it is done, or why not; their event loop may be gone."""
         assert self.future is not None
-        try:
-            self.future.get_loop().call_soon_threadsafe(_finish, self.future, error)
-        except RuntimeError:
-            return  # an answer after the end of the service
+        finish(self.future, error=error)
 
     def predicted(self) -> Predicted:
         """Return the prediction of a job whose rows are all computed."""
@@ -161,12 +160,3 @@ class Progress:
         assert self.draws is not None
         scores = np.concatenate([part.scores for part in self.parts if part.scores is not None])
         return PoolScores(scores, self.draws.seed, self.phases)
-
-
-def _finish(future: "asyncio.Future[None]", error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)

@@ -1,5 +1,6 @@
 """The guard at the door: requests without a key for their path are refused, and the OpenAPI document says so."""
 
+from hashlib import sha256
 from typing import Any
 
 from fastapi import FastAPI
@@ -8,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.http.problems import problem
 from service.middleware.keys import Keys, is_one_of
 from service.observability.records import record_of
+from service.process.clients import KEY_NAME
 
 
 class RequireKey:
@@ -29,6 +31,8 @@ class RequireKey:
                 )
                 await refusal(scope, receive, send)
                 return
+            if needed:
+                scope[KEY_NAME] = sha256(_key(scope)).digest()
         await self.app(scope, receive, send)
 
 

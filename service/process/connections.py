@@ -16,6 +16,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from service.process.budget import ByteBudget, Lease
+from service.process.clients import address_client
 from service.process.exchange import STATUS_LINES, Exchange
 from service.process.http1 import BadRequest, ChunkedBody, Head, LengthBody, find_head, parse_head
 
@@ -151,9 +152,9 @@ class HttpConnection(asyncio.Protocol):
         """Begin to watch whether the client reads its answer."""
         self._write_paused = True
         self.shared.unread.setdefault(self)
-        unread = self.transport.get_write_buffer_size()
-        self._unread_since, self._written = self.loop.time(), unread
-        self._unread = self.loop.call_later(self.shared.receive_s, self._look_whether_read, unread)
+        if self._unread is None:
+            self._unread_since, self._written = self.loop.time(), self.transport.get_write_buffer_size()
+            self._unread = self.loop.call_later(self.shared.receive_s, self._look_whether_read, 0)
         self._account()
         self.shared.relieve()
 
@@ -161,7 +162,8 @@ class HttpConnection(asyncio.Protocol):
         """End that, and go on."""
         self._write_paused = False
         self.shared.unread.pop(self, None)
-        self._unread = _cancelled(self._unread)
+        if self.exchange is None or self.exchange.answered:  # else more of the answer is to come
+            self._unread = _cancelled(self._unread)
         if self._drained is not None:
             self._drained.set()
         if not self._ending:
@@ -184,6 +186,7 @@ class HttpConnection(asyncio.Protocol):
         if len(parts) > 1 and sum(map(len, parts)) <= WRITTEN_AT_ONCE:
             parts = (b"".join(parts),)
         for part in parts:
+            self._written += len(part)
             self.transport.write(part)
 
     async def read_by_client(self) -> None:
@@ -202,6 +205,8 @@ class HttpConnection(asyncio.Protocol):
         """Go on to the next request, or end."""
         self.server_state.total_requests += 1
         self._idle_since = self.loop.time()
+        if not self._write_paused:
+            self._unread = _cancelled(self._unread)
         exchange.body = bytearray()
         if not exchange.keep_alive or self._stopping:
             self._end()
@@ -287,7 +292,7 @@ class HttpConnection(asyncio.Protocol):
             "headers": head.headers,
             "state": self.app_state.copy(),
         }
-        lease = Lease(self.shared.budget)
+        lease = Lease(self.shared.budget, address_client(client))
         self.exchange = Exchange(self, scope, lease, head.keep_alive and not self._stopping, head.expects_continue)
         task = self.loop.create_task(self.exchange.run(self.config.loaded_app))
         self.server_state.tasks.add(task)
@@ -400,12 +405,12 @@ class HttpConnection(asyncio.Protocol):
 
     def _look_whether_read(self, before: int) -> None:
         """Hang up on a client that reads its answer too slowly."""
-        unread, passed_s = self.transport.get_write_buffer_size(), self.loop.time() - self._unread_since
-        due = LEAST_BYTES_S * (passed_s - self.shared.receive_s)
-        if unread >= before or self._written - unread < due:
+        passed_s = self.loop.time() - self._unread_since
+        read = self._written - self.transport.get_write_buffer_size()
+        if self._write_paused and (read <= before or read < LEAST_BYTES_S * (passed_s - self.shared.receive_s)):
             self.abort()
         else:
-            self._unread = self.loop.call_later(self.shared.receive_s, self._look_whether_read, unread)
+            self._unread = self.loop.call_later(self.shared.receive_s, self._look_whether_read, read)
             self._account()
 
     def _look_whether_sent(self) -> None:

@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -266,7 +267,8 @@ def test_a_burst_may_queue_and_after_a_refusal_little_waits_until_none_was_neede
             with admission.admitted(50_000, 1, BATCH_ROW_DRAWS):  # counts with what is computed of it at once
                 assert admission.row_draws == 1_000 + BATCH_ROW_DRAWS
                 assert fits(2_600)
-                assert not fits(2_601)
+                assert fits(4_500)  # there were room, had the pool brought no more
+                assert not fits(4_501)
             assert not fits(1_001)  # from now on
             assert fits(1_000)
             await asyncio.sleep(1.1 * LASTING_S)
@@ -284,8 +286,8 @@ def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypat
 
     def let_in():
         """How many rows of one draw are let in at most, when clients ask for as many as ever."""
-        admission.row_draws = 1
-        return max(rows for rows in range(500, 20_000, 500) if fits(rows))
+        with admission.admitted(1, 1, BATCH_ROW_DRAWS):
+            return max(rows for rows in range(500, 20_000, 500) if fits(rows))
 
     def fits(rows):
         try:
@@ -294,19 +296,25 @@ def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypat
             return False
         return True
 
-    found = []
-    for _ in range(160):  # half seconds
-        found.append((clock.now - 100.0, let_in()))
-        clock.now += 0.5
-    tried = [(s, most) for s, most in found if most > 1_000]
-    assert tried == [(0.0, 10_000), (4.0, 2_000), (12.0, 4_000), (28.0, 8_000), (60.0, 10_000)]
-    admission.row_draws = 9_000  # now there are ten clients, of which one is refused all the while
-    answered = []
-    for _ in range(400):
-        answered.append(fits(1_000))
-        clock.now += 0.1
-    assert not answered[0]
-    assert all(answered[answered.index(True) :])
+    async def ask():
+        found = []
+        for _ in range(160):  # half seconds
+            found.append((clock.now - 100.0, let_in()))
+            clock.now += 0.5
+        tried = [(s, most) for s, most in found if most > 1_000]
+        assert tried == [(0.0, 10_000), (4.0, 2_000), (12.0, 4_000), (28.0, 8_000), (60.0, 10_000)]
+        answered = []  # now there are ten clients, of which one is refused all the while
+        with ExitStack() as stack:
+            while len(answered) < 400:
+                if admission.in_work < 9 and fits(1_001):
+                    stack.enter_context(admission.admitted(1_000, 1, BATCH_ROW_DRAWS))
+                    continue
+                answered.append(admission.in_work == 9 and fits(1_001))
+                clock.now += 0.1
+        assert not answered[0]
+        assert all(answered[answered.index(True) :])
+
+    asyncio.run(ask())
 
 
 class Clock:
