@@ -19,6 +19,9 @@ from model_store.inputs.png import has_all_pixels
 FORMATS = ("PNG", "JPEG")
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # of 8 bits a channel
 GREY_MODES = ("1", "L", "LA")
+START_OF_SCAN = b"\xff\xda"
+MAX_SCANS = 100  # of a JPEG file; progressive ones have about ten, and each goes through all pixels
+MAX_SCANNED_PIXELS = 1 << 29
 MAX_PIXELS = 1 << 25  # of one image: 33 million, more than cameras' 24
 
 
@@ -26,7 +29,7 @@ def open_image(content: bytes, field: str) -> ImageFile.ImageFile:
     """Read an image's header; its pixels are decoded by `pixels`.
 
     Raises:
-        InvalidInput: if it is not a PNG or JPEG file of 8 bits a channel, or has more than `MAX_PIXELS`.
+        InvalidInput: if it is not a PNG or JPEG file of 8 bits a channel, or has more pixels or scans than allowed.
     """
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
@@ -36,6 +39,10 @@ def open_image(content: bytes, field: str) -> ImageFile.ImageFile:
         raise InvalidInput(field, "a PNG or JPEG file", "something else") from None
     if image.width * image.height > MAX_PIXELS:
         raise InvalidInput(field, f"an image of at most {MAX_PIXELS} pixels", f"{image.width} x {image.height}")
+    scans = content.count(START_OF_SCAN)  # at most: within a scan the mark cannot be
+    if image.format == "JPEG" and (scans > MAX_SCANS or scans * image.width * image.height > MAX_SCANNED_PIXELS):
+        expected = f"a JPEG image of at most {MAX_SCANS} scans, and {MAX_SCANNED_PIXELS} pixels in all of them"
+        raise InvalidInput(field, expected, f"{scans} scans of {image.width} x {image.height}")
     if image.mode not in MODES:
         raise InvalidInput(field, "an image of 8 bits a channel", f"one of mode {image.mode}")
     return image

@@ -20,14 +20,15 @@ from model_store.inference.runtime import HELD_BYTES, DrawSet
 from model_store.scores.sums import GROUPS
 from service.engine.admission import Admission
 from service.engine.jobs import Job, MicroBatch, Part, PoolScores, Predicted, Progress
-from service.engine.shares import Shares
 from service.engine.waiting import HungUp, wait_for
 from service.errors import PastDeadline
 from service.observability.metrics import Metrics
+from service.process.shares import Shares
 from service.registry.models import Served
 
 SMALL_ROW_DRAWS = 200  # a millisecond of arithmetic
 BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch
+PARTS_FOR_OTHERS = 4  # that such a part of a large job is divided in where others wait or may come
 REMADE_ROW_DRAWS = 100_000  # the same where draws are too large to hold, and made again for each part of a job
 SUMMED_NUMBERS = 4_000_000  # that the draws of a micro-batch or part are summed in: 32 MB
 LEAST_AT_ONCE = 16  # requests that a micro-batch may take, however few are about
@@ -92,10 +93,9 @@ class Engine:
 
     def _put(self, progress: Progress) -> None:
         progress.queued = time.perf_counter()
-        job = progress.job
-        rows = min(progress.rows_left, part_rows(job.served, job.num_samples))
+        cost = min(progress.rows_left, self._most_rows(progress)) * progress.job.num_samples
         with self._something:
-            self._queue.put(progress, job.client, rows * job.num_samples)
+            self._queue.put(progress, progress.job.client, cost)
             if len(self._queue) >= self._gathered:
                 self._something.notify()
 
@@ -173,6 +173,8 @@ class Engine:
             if progress.rows_left:
                 self._put(progress)
             else:
+                if len(progress.parts) > 1:
+                    progress.gather()
                 progress.finish()
 
     def _compute(self, batch: list[Progress]) -> None:
@@ -180,7 +182,7 @@ class Engine:
         begun = time.perf_counter()
         job = batch[0].job
         sets = _drawn(batch)
-        most = part_rows(job.served, job.num_samples)
+        most = self._most_rows(batch[0])
         parts = [progress.job.x[progress.rows_done : progress.rows_done + most] for progress in batch]
         x = parts[0] if len(parts) == 1 else np.concatenate(parts)
         computed = _pool_part(job, x, sets[0]) if job.acquisition else _predicted(batch, parts, x, sets)
@@ -188,6 +190,15 @@ class Engine:
         for progress, rows, part in zip(batch, parts, computed, strict=True):
             progress.take(part, len(rows), begun, ended)
         self._count(batch, len(x), begun, ended)
+
+    def _most_rows(self, progress: Progress) -> int:
+        """Return how many rows of a job are computed at once: fewer of a large one where others are about."""
+        job = progress.job
+        most = part_rows(job.served, job.num_samples)
+        is_held = job.served.model.runtime.set_bytes(job.num_samples) <= HELD_BYTES
+        if len(job.x) > most and self.admission.in_work > 1 and is_held:
+            return -(-most // PARTS_FOR_OTHERS)
+        return most
 
     def _count(self, batch: list[Progress], rows: int, begun: float, ended: float) -> None:
         served, draws = batch[0].job.served, batch[0].job.num_samples

@@ -143,20 +143,29 @@ class Progress:
         assert self.future is not None
         finish(self.future, error=error)
 
+    def gather(self) -> None:
+        """Make one part of all, each of which was computed by itself: a copy that is better not made by the loop."""
+        batch = samples = scores = None
+        if self.parts[0].batch is not None:
+            batch = MicroBatch(
+                Prediction.concatenate([p.batch.prediction for p in self.parts if p.batch is not None])
+            )
+        if self.parts[0].samples is not None:
+            samples = np.concatenate([part.samples for part in self.parts if part.samples is not None], axis=1)
+        if self.parts[0].scores is not None:
+            scores = np.concatenate([part.scores for part in self.parts if part.scores is not None])
+        self.parts = [Part(batch, slice(0, len(self.job.x)), samples, scores)]
+
     def predicted(self) -> Predicted:
-        """Return the prediction of a job whose rows are all computed."""
+        """Return the prediction of a job whose rows are all computed, and gathered."""
+        (part,) = self.parts
         assert self.draws is not None
-        samples = [part.samples for part in self.parts if part.samples is not None]
-        kept = np.concatenate(samples, axis=1) if samples else None
-        batch, rows = self.parts[0].batch, self.parts[0].rows
-        assert batch is not None
-        if len(self.parts) > 1:  # each computed by itself
-            parts = [part.batch.prediction for part in self.parts if part.batch is not None]
-            batch, rows = MicroBatch(Prediction.concatenate(parts)), slice(0, len(self.job.x))
-        return Predicted(batch, rows, self.draws.seed, self.job.num_samples, kept, self.phases)
+        assert part.batch is not None
+        return Predicted(part.batch, part.rows, self.draws.seed, self.job.num_samples, part.samples, self.phases)
 
     def pool_scores(self) -> PoolScores:
-        """Return the scores of a pool whose rows are all computed."""
+        """Return the scores of a pool whose rows are all computed, and gathered."""
+        (part,) = self.parts
         assert self.draws is not None
-        scores = np.concatenate([part.scores for part in self.parts if part.scores is not None])
-        return PoolScores(scores, self.draws.seed, self.phases)
+        assert part.scores is not None
+        return PoolScores(part.scores, self.draws.seed, self.phases)

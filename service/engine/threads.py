@@ -1,7 +1,7 @@
 """Threads for what would keep the event loop busy: each kind of work has its own, and waits for no other kind.
 
 Reading requests and writing answers is done in steps of some milliseconds, and a thread goes from one piece of work
-to another after a slice of time, by its client's share (`service.engine.shares`): so nobody's large body or images
+to another after a slice of time, by its client's share (`service.process.shares`): so nobody's large body or images
 keep another waiting for more than a slice. Between slices what is past its deadline or hung up on ends.
 """
 
@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from service.engine.shares import Shares
 from service.engine.waiting import HungUp, finish, wait_for
 from service.errors import PastDeadline
+from service.process.shares import Shares
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -123,6 +123,7 @@ class SharedThreads:
         except StopIteration as ended:
             finish(work.future, ended.value)
         except BaseException as error:
+            work.steps.close()
             finish(work.future, error=error)
 
 

@@ -18,7 +18,7 @@ from model_store.conformal.stopping import StoppingRule
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.sums import GROUPS
 from service.engine.admission import LASTING_S, Admission
-from service.engine.batching import BATCH_ROW_DRAWS, LEAST_AT_ONCE, SUMMED_NUMBERS, Engine, part_rows
+from service.engine.batching import BATCH_ROW_DRAWS, LEAST_AT_ONCE, SUMMED_NUMBERS, Engine, kept_bytes, part_rows
 from service.engine.jobs import Job
 from service.errors import Overloaded, PastDeadline
 from service.observability.metrics import Metrics
@@ -315,6 +315,57 @@ def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypat
         assert all(answered[answered.index(True) :])
 
     asyncio.run(ask())
+
+
+def test_nobody_is_refused_for_what_others_have_brought_beyond_their_share():
+    """A client that fills the queue is refused; others, and smaller requests of its own, are let in."""
+    admission = Admission(Settings(max_queued_row_draws=10_000, overload_row_draws=4_000), threading.Event())
+
+    def fits(rows, client):
+        try:
+            with admission.admitted(rows, 1, BATCH_ROW_DRAWS, client):
+                return True
+        except Overloaded:
+            return False
+
+    async def ask():
+        with ExitStack() as stack:
+            for _ in range(10):
+                stack.enter_context(admission.admitted(1_000, 1, BATCH_ROW_DRAWS, "greedy"))
+            assert not fits(1_000, "greedy")  # from now on 4,000 are let in
+            assert fits(2_000, "other")
+            assert not fits(2_001, "other")
+            assert fits(4_000 // 11, "greedy")
+            assert not fits(4_000 // 11 + 1, "greedy")
+            with admission.admitted(1_000, 1, BATCH_ROW_DRAWS, "other"):
+                assert fits(1_000, "other")
+                assert not fits(1_001, "other")
+                assert fits(4_000 // 3, "third")
+        assert fits(10_000, "greedy")
+
+    asyncio.run(ask())
+
+
+def test_another_clients_small_request_is_computed_before_the_next_part_of_many_large_ones(
+    engine, served, digits_rows
+):
+    order = []
+    rows = np.repeat(digits_rows, 1 + 2 * BATCH_ROW_DRAWS // DRAWS // len(digits_rows), axis=0)
+    large = [replace(job(served, rows), client="greedy") for _ in range(5)]
+    small = replace(job(served, digits_rows[:1]), client="other")
+    together(engine, [*large, small], order)
+    assert order[0] is small
+    queued = engine.metrics.of_version(served.key).histogram("batch_rows")
+    assert sum(queued.counts) > 10
+
+
+def test_a_job_in_several_parts_counts_with_its_draws_and_what_is_kept_of_it(served, digits_rows):
+    small, many = job(served, digits_rows[:1]), np.repeat(digits_rows, 10, axis=0)
+    assert kept_bytes(small) < 10_000
+    model = served.model
+    kept = 2 * 4 * DRAWS * len(many) * model.manifest.output_size  # in parts and whole
+    assert kept_bytes(job(served, many)) > kept + model.runtime.set_bytes(DRAWS)
+    assert kept_bytes(Job(served, many, DRAWS, None, acquisition="bald")) > 8 * len(many)
 
 
 class Clock:
