@@ -58,7 +58,8 @@ class Settings(BaseSettings):
     memory_budget_bytes: Annotated[int, Field(ge=1 << 20)] = Field(
         default=512 << 20,
         description="most memory of each process for requests, in bytes: bodies that are read, what is made of them "
-        "and answers that are not read yet; what does not fit is answered 429. A lone client gets three quarters of it",
+        "and answers that are not read yet; what does not fit is answered 429. A lone client gets three "
+        "quarters of it",
     )
     max_connections: Annotated[int, Field(ge=1)] = Field(
         default=1000,

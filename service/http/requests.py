@@ -47,7 +47,7 @@ Rows = list[Any] | np.ndarray | JsonRows
 
 
 async def read_body(request: Request, limit: int, json_limit: int) -> bytes | bytearray:
-    """Read a request's body of at most `limit` bytes, or `json_limit` of JSON, which takes many times its size.
+    """Read a request's body of at most `limit` bytes, or `json_limit` of JSON, which takes longer to read.
 
     Raises:
         TooLarge: before more than that is kept.

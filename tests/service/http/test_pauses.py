@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import signal
 import time
 
 import numpy as np
@@ -49,8 +50,8 @@ def test_a_body_of_the_largest_size_is_read_in_steps_far_shorter_than_a_parser_t
     assert np.all(x == 8.0)
 
 
-def test_what_is_there_at_the_start_is_not_looked_through_for_garbage(digits_store):
-    app = create_app(Settings(store=digits_store))
+def test_what_is_there_at_the_start_is_not_looked_through_for_garbage(tmp_path):
+    app, stop = create_app(Settings(store=tmp_path)), signal.getsignal(signal.SIGTERM)
 
     async def serve():
         before = gc.get_freeze_count()
@@ -58,4 +59,7 @@ def test_what_is_there_at_the_start_is_not_looked_through_for_garbage(digits_sto
             assert gc.get_freeze_count() > before + 10_000
         assert gc.get_freeze_count() == 0
 
-    asyncio.run(serve())
+    try:
+        asyncio.run(serve())
+    finally:
+        signal.signal(signal.SIGTERM, stop)
