@@ -13,7 +13,13 @@ from service.errors import TooLarge
 from service.http import json_blocks
 from service.http.json_blocks import take_apart
 
-LEAVES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=8)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+)
 VALUES = st.recursive(
     LEAVES, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=3), v, max_size=2), max_leaves=6
 )
