@@ -25,6 +25,7 @@ class Stream(IntEnum):
     TEMPERATURE = 8
     SPLIT = 9  # of rows, when a version is calibrated anew
     PULL = 10  # of rows and draws that say whether a posterior has converged
+    IMPORTANCE = 11  # of draws that say how well it covers what it approximates
 
 
 @unique

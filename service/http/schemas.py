@@ -16,6 +16,8 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 Tolerance = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Acquisition = Literal[*dict.fromkeys(name for names in ACQUISITIONS.values() for name in names)]
 
+AT_LEAST_ONE: dict[str, Any] = {"minItems": 1}  # of rows, which are not looked at here
+
 # A three of scikit-learn's digits, so that the examples work when pasted against the digits model.
 EXAMPLE_ROW: list[Any] = [
     *(0, 0, 7, 15, 13, 1, 0, 0, 0, 8, 13, 6, 15, 4, 0, 0, 0, 2, 1, 13, 13, 0, 0, 0, 0, 0, 2, 15, 11, 1, 0, 0),
@@ -70,8 +72,9 @@ class PredictRequest(Envelope):
     )
 
     inputs: list[Any] = Field(
+        json_schema_extra=AT_LEAST_ONE,
         description="rows, flat or in the model's input shape, in the units of its data; for a model of columns also "
-        "objects keyed by column, for a model of images also base64 of PNG or JPEG files"
+        "objects keyed by column, for a model of images also base64 of PNG, JPEG, WebP or BMP files",
     )
     fpr: Probability | None = Field(
         default=None, description="false-positive rate at which the flag fires; by default 0.05"
@@ -115,7 +118,7 @@ class AcquireRequest(Envelope):
         }
     )
 
-    pool: list[Any] = Field(description="rows, as `inputs` of /predict")
+    pool: list[Any] = Field(json_schema_extra=AT_LEAST_ONE, description="rows, as `inputs` of /predict")
     ids: list[str] | None = Field(
         default=None, description="a different name for each row; by default its index. Decides ties and `random`"
     )

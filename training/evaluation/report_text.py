@@ -36,7 +36,8 @@ def markdown(report: Report, plots: list[str]) -> str:
     if report.convergence is not None:
         fit = report.convergence
         bound = f"{fit['negative_elbo']:.4g} ± {fit['negative_elbo_error']:.2g}"
-        parts.insert(3, f"Its fit: {fit['says']}; negative ELBO {bound} nats a training row.")
+        covers = f"; k-hat {fit['pareto_k']:.2g} (below .7 it covers the exact one)" if "pareto_k" in fit else ""
+        parts.insert(3, f"Its fit: {fit['says']}; negative ELBO {bound} nats a training row{covers}.")
     if isinstance(test, RegressionMeasures):
         parts += ["## Intervals", *_intervals(test)]
     else:
