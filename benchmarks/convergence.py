@@ -31,7 +31,9 @@ DRAWS, NOISE_ROWS = 100, 300
 def restarted(recipe: Recipe, start: float, longer: int) -> Recipe:
     """Return a recipe whose spread starts elsewhere, and which takes longer."""
     posterior = recipe.posterior.model_copy(update={"initial_log_std": start})
-    training = recipe.training.model_copy(update={"epochs": longer * recipe.training.epochs})
+    training = recipe.training.model_copy(
+        update={"epochs": longer * (recipe.training.epochs or recipe.training.max_epochs)}
+    )
     return recipe.model_copy(update={"posterior": posterior, "training": training})
 
 

@@ -1,13 +1,20 @@
-"""Fit and publish: `python -m training fit RECIPE`; of what is published: `prune`, `calibrate`, `evaluate`."""
+"""Look at data: `inspect`; fit and publish: `fit`; then `prune`, `calibrate`, `evaluate`, `compare`."""
 
 import argparse
 import sys
 
 from model_store.errors import DubitoError, InvalidInput, NotFound
-from training.commands import calibrate, evaluate, fit, prune
+from training.commands import calibrate, compare, evaluate, fit, inspect, prune
 from training.messages import printed
 
-COMMANDS = {"fit": fit, "prune": prune, "calibrate": calibrate, "evaluate": evaluate}
+COMMANDS = {
+    "fit": fit,
+    "inspect": inspect,
+    "prune": prune,
+    "calibrate": calibrate,
+    "evaluate": evaluate,
+    "compare": compare,
+}
 DONE = 0
 FAILED = 1
 WRONG_INPUT = 2

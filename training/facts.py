@@ -66,6 +66,7 @@ class TrainingFacts(Facts):
     recipe: dict[str, Any] | None = None
     rows: dict[str, int] | None = None
     epochs: int | None = None
+    stopped: str | None = None  # why after so many epochs
     choose: str | None = None  # the checkpoint of the best bound, or of the best likelihood
     best_epoch: int | None = None
     steps: int | None = None

@@ -34,6 +34,8 @@ BETTER: dict[str, Literal["more", "less"] | float] = {
     "test_log_likelihood": "more",
     "test_brier": "less",
     "test_expected_calibration_error": "less",
+    "test_adaptive_calibration_error": "less",
+    "test_classwise_calibration_error": "less",
     "test_rmse": "less",
     "test_interval_coverage_at_95": 0.95,
     "test_interval_width_at_95": "less",
@@ -42,6 +44,7 @@ BETTER: dict[str, Literal["more", "less"] | float] = {
 }
 
 Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, lt=0.5)]
 LogStd = Annotated[float, Field(ge=-20, le=2)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -59,16 +62,47 @@ class DataSection(Section):
     """`[data]`: the source, and how many of its training rows are kept out of training, and for what."""
 
     source: str
-    validation_rows: Count
-    reference_rows: Count
-    ranking_rows: Count
+    validation_rows: Count | None = None
+    reference_rows: Count | None = None
+    ranking_rows: Count | None = None
+    validation: Share | None = None
+    reference: Share | None = None
+    ranking: Share | None = None
+    stratified: bool | None = None
+    group: str | None = None
+    time: str | None = None
     target: str | None = None
-    columns: dict[str, Literal["numeric", "categorical", "ignored"]] = {}
+    columns: dict[str, Literal["numeric", "categorical", "time", "ignored"]] = {}
     missing_values: list[str] = []
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    date_format: str | None = None
+    encoding: str | None = None
+    delimiter: Annotated[str, StringConstraints(pattern=r"^[^\r\n\"]$")] | None = None
+    decimal: Literal[".", ","] | None = None
+    thousands: Literal[".", ",", " ", "'"] | None = None
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     split: Annotated[int, Field(ge=0, le=999)] = 0
     image_size: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=2, max_length=2)] | None = None
     leave_out: list[str] = []
+
+    @model_validator(mode="after")
+    def _is_split_one_way(self) -> "DataSection":
+        for split in ("validation", "reference", "ranking"):
+            if getattr(self, f"{split}_rows") is not None and getattr(self, split) is not None:
+                raise ValueError(f"one of {split} and {split}_rows")
+        if self.group is not None and self.time is not None:
+            raise ValueError("one of group and time")
+        return self
+
+    @property
+    def is_stratified(self) -> bool:
+        """Whether splits of classes have each by its share: unless said, where no split is given as rows."""
+        given = (self.validation_rows, self.reference_rows, self.ranking_rows)
+        return all(rows is None for rows in given) if self.stratified is None else self.stratified
+
+    def held_out(self, split: str) -> int | float | None:
+        """Return how many training rows a split has, as a number or share of them; None for the default."""
+        rows: int | None = getattr(self, f"{split}_rows")
+        return getattr(self, split) if rows is None else rows
 
 
 class NetworkSection(Section):
@@ -179,7 +213,9 @@ INTEGER_METHODS = ("bhn-realnvp", "bhn-iaf")
 class TrainingSection(Section):
     """`[training]`: the optimiser and its schedule."""
 
-    epochs: Count
+    epochs: Count | None = None
+    max_epochs: Count = 1000
+    patience: Count | None = None
     batch_rows: Count = 128
     learning_rate: Positive = 1e-3
     final_learning_rate: Positive = 1e-4
@@ -215,10 +251,12 @@ class ServingSection(Section):
 class GateSection(Section):
     """`[gate]`: publish only what is no worse than the version that an alias names, metric by metric.
 
-    `metrics` says of each by how much a new version may be worse.
+    `metrics` says of each by how much a new version may be worse, and `level` how often one that is worse by just as
+    much is refused by chance.
     """
 
     against: Name = "champion"
+    level: Annotated[float, Field(ge=0.01, le=0.5)] = 0.05
     metrics: Annotated[
         dict[Literal[*BETTER], Annotated[float, Field(ge=0, allow_inf_nan=False)]], Field(min_length=1)
     ]
@@ -307,7 +345,7 @@ def load(path: Path) -> Recipe:
         raise InvalidInput(str(path), "UTF-8 text", f"byte {error.start} that is not") from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(str(path), "TOML", str(error)) from None
-    return _validated(content, str(path))
+    return validated(content, str(path))
 
 
 def override(
@@ -332,10 +370,15 @@ def override(
             content["data"][field] = value
     if leave_out is not None:
         content["data"]["leave_out"] = leave_out
-    return _validated(content, "command line")
+    return validated(content, "command line")
 
 
-def _validated(content: dict[str, Any], origin: str) -> Recipe:
+def validated(content: dict[str, Any], origin: str) -> Recipe:
+    """Return a recipe of a file's content; `origin` begins what is said of a wrong one.
+
+    Raises:
+        InvalidInput: naming the key that is wrong.
+    """
     section = POSTERIORS.get(str(content.get("method")))
     if section is not None:
         _checked(section, content.get("posterior", {}), f"{origin}: posterior.")

@@ -52,14 +52,33 @@ class CategoricalColumn(Record):
     categories: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
-Column = Annotated[NumericColumn | CategoricalColumn, Field(discriminator="kind")]
+Cycle = Literal["year", "week", "day"]
+
+
+class TimeColumn(Record):
+    """A column of dates or times: (time - mean) / std, in seconds since 1970 in UTC, and for each of `cycles` the
+    sine and cosine of where in it the time is; a missing value as 0.
+
+    With an `indicator` a further number says whether the value was missing.
+    """
+
+    name: str
+    kind: Literal["time"] = "time"
+    mean: FiniteFloat
+    std: Annotated[FiniteFloat, Field(gt=0)]
+    cycles: tuple[Cycle, ...] = ()
+    indicator: bool
+
+
+AnyColumn = NumericColumn | CategoricalColumn | TimeColumn
+Column = Annotated[AnyColumn, Field(discriminator="kind")]
 
 
 class InputSpec(Record):
     """A row as a caller sends it, in the units of the data that the model was fitted on.
 
     With `columns` a caller may send objects keyed by column, and `shape` is that of the rows they are encoded to;
-    with `image`, PNG and JPEG files.
+    with `image`, PNG, JPEG, WebP and BMP files.
     """
 
     shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
@@ -81,11 +100,12 @@ class InputSpec(Record):
         return self
 
 
-def column_width(column: NumericColumn | CategoricalColumn) -> int:
+def column_width(column: AnyColumn) -> int:
     """Return how many numbers of a row a column is encoded to."""
-    if isinstance(column, NumericColumn):
-        return 2 if column.indicator else 1
-    return len(column.categories) + 1
+    if isinstance(column, CategoricalColumn):
+        return len(column.categories) + 1
+    cycles = column.cycles if isinstance(column, TimeColumn) else ()
+    return 1 + 2 * len(cycles) + int(column.indicator)
 
 
 class ClassSpec(Record):

@@ -2,8 +2,9 @@
 
 A number becomes (value - mean) / std; a missing one becomes 0, which is the mean, and where the training rows miss
 some the column has an indicator beside it, 1 where the value is missing. A category becomes a one among zeros, with a
-last number that is 1 for a category that was not seen in training and for a missing value. Mean, standard deviation
-and categories are the training rows' (`training.data.tables` fits them); arithmetic is float64, rounded once.
+last number that is 1 for a category that was not seen in training and for a missing value. A time is a number, and
+for each of its column's cycles a sine and a cosine beside it. Mean, standard deviation and categories are the
+training rows' (`training.data.tables` fits them); arithmetic is float64, rounded once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from model_store.artifacts.manifest import CategoricalColumn, NumericColumn, column_width
+from model_store.artifacts.manifest import AnyColumn, CategoricalColumn, NumericColumn, TimeColumn, column_width
 from model_store.errors import InvalidInput
+from model_store.inputs.times import EXAMPLE, phases, seconds_of
 
-Columns = Sequence[NumericColumn | CategoricalColumn]
-Numbers = Float64[np.ndarray, "N"]  # NaN where a value is missing
+Columns = Sequence[AnyColumn]
+Numbers = Float64[np.ndarray, "N"]  # NaN where a value is missing; times are numbers
 Categories = list[str | None]  # None where a value is missing
 MAX_SHOWN = 10
 
@@ -24,19 +26,22 @@ MAX_SHOWN = 10
 def encode(columns: Columns, values: Mapping[str, Numbers | Categories]) -> Float32[np.ndarray, "N I"]:
     """Return rows of numbers, the columns side by side in order; each row's depend on nothing but the row."""
     parts = [
-        _numbers(column, values[column.name])  # type: ignore[arg-type]
-        if isinstance(column, NumericColumn)
-        else _one_hot(column, values[column.name])  # type: ignore[arg-type]
+        _one_hot(column, values[column.name])  # type: ignore[arg-type]
+        if isinstance(column, CategoricalColumn)
+        else _numbers(column, values[column.name])  # type: ignore[arg-type]
         for column in columns
     ]
     return np.concatenate(parts, axis=1)
 
 
-def _numbers(column: NumericColumn, values: Numbers) -> Float32[np.ndarray, "N J"]:
-    missing = np.isnan(values)
+def _numbers(column: NumericColumn | TimeColumn, values: Numbers) -> Float32[np.ndarray, "N J"]:
+    missing = np.isnan(values)[:, None]
     with np.errstate(over="ignore"):  # to infinity, which the caller refuses
-        encoded = np.where(missing, 0.0, (values - column.mean) / column.std).astype(np.float32)[:, None]
-    return np.concatenate([encoded, missing.astype(np.float32)[:, None]], axis=1) if column.indicator else encoded
+        parts = [((values - column.mean) / column.std)[:, None]]
+        if isinstance(column, TimeColumn):
+            parts += [phases(values, cycle) for cycle in column.cycles]
+        encoded = np.where(missing, 0.0, np.concatenate(parts, axis=1)).astype(np.float32)
+    return np.concatenate([encoded, missing.astype(np.float32)], axis=1) if column.indicator else encoded
 
 
 def _one_hot(column: CategoricalColumn, values: Categories) -> Float32[np.ndarray, "N J"]:
@@ -61,10 +66,9 @@ def from_objects(rows: Sequence[Any], columns: Columns, field: str) -> Float32[n
     values: dict[str, Numbers | Categories] = {}
     for column in columns:
         cells = [row[column.name] for row in rows]
-        if isinstance(column, NumericColumn):
-            values[column.name] = np.array(
-                [_number(cell, f"{field}.{n}.{column.name}") for n, cell in enumerate(cells)]
-            )
+        if isinstance(column, NumericColumn | TimeColumn):
+            read = _number if isinstance(column, NumericColumn) else _time
+            values[column.name] = np.array([read(cell, f"{field}.{n}.{column.name}") for n, cell in enumerate(cells)])
         else:
             values[column.name] = [_category(cell, f"{field}.{n}.{column.name}") for n, cell in enumerate(cells)]
     encoded = encode(columns, values)
@@ -92,6 +96,18 @@ def _number(cell: Any, field: str) -> float:
     if type(cell) not in (int, float):
         raise InvalidInput(field, "a number, or null", _kind_of(cell))
     return float(cell)
+
+
+def _time(cell: Any, field: str) -> float:
+    if cell is None:
+        return float("nan")
+    expected = f"a date or time in ISO 8601, such as {EXAMPLE}, or null"
+    if type(cell) is not str:
+        raise InvalidInput(field, expected, _kind_of(cell))
+    try:
+        return seconds_of(cell)
+    except ValueError:
+        raise InvalidInput(field, expected, "another string") from None
 
 
 def _category(cell: Any, field: str) -> str | None:

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from model_store.artifacts.manifest import ImageSpec, InputSpec
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import from_objects
-from model_store.inputs.images import open_image, pixels
+from model_store.inputs.images import decoded_pixels, open_image, pixels
 from service.errors import TooLarge, Unsupported
 from service.http.multipart import parse_form
 from service.http.schemas import Envelope, kind_of, validate
@@ -229,7 +229,7 @@ def rows_array(rows: Rows, spec: InputSpec, field: str, max_pixels: int) -> Floa
     """Return rows as a flat float32 array.
 
     Each comes flat or in the model's input shape; to a model of columns also as an object keyed by column; to a model
-    of images also as a PNG or JPEG file, of which all together may have `max_pixels`.
+    of images also as an image file, of which all together may have `max_pixels`.
 
     Raises:
         InvalidInput: naming the row and element that is not a finite float32 number, or the shape that is wrong.
@@ -268,7 +268,7 @@ def images_array(
     total = 0
     for n, row in enumerate(rows):
         image = open_image(_content(row, f"{field}.{n}"), f"{field}.{n}")
-        total += image.width * image.height
+        total += decoded_pixels(image)
         if total > max_pixels:
             raise TooLarge(f"{field}: expected images of at most {max_pixels} pixels together, got more")
         x[n] = pixels(image, shape, spec, f"{field}.{n}")
@@ -279,11 +279,11 @@ def _content(row: Any, field: str) -> bytes:
     if isinstance(row, bytes):
         return row
     if not isinstance(row, str):
-        raise InvalidInput(field, "base64 of a PNG or JPEG file, as the row before it", kind_of(row))
+        raise InvalidInput(field, "base64 of an image file, as the row before it", kind_of(row))
     try:
         return base64.b64decode(row, validate=True)
     except (binascii.Error, ValueError):  # the latter of text beyond ASCII
-        raise InvalidInput(field, "base64 of a PNG or JPEG file", f"{kind_of(row)} that is not base64") from None
+        raise InvalidInput(field, "base64 of an image file", f"{kind_of(row)} that is not base64") from None
 
 
 def _from_lists(rows: list[Any], spec: InputSpec, field: str) -> Float32[np.ndarray, "N I"]:
@@ -337,7 +337,7 @@ def _alternatives(spec: InputSpec) -> str:
     """Say how else a row may come."""
     flat = f", or {math.prod(spec.shape)} numbers flat" if len(spec.shape) > 1 else ""
     objects = ", or are objects keyed by column" if spec.columns else ""
-    return flat + objects + (", or are PNG or JPEG files" if spec.image is not None else "")
+    return flat + objects + (", or are image files" if spec.image is not None else "")
 
 
 def _path(field: str, index: int, lengths: tuple[int, ...]) -> str:

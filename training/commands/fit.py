@@ -1,4 +1,4 @@
-"""`python -m training fit RECIPE`: fit a recipe on its data and publish the model.
+"""`python -m training fit [RECIPE]`: fit a recipe, or one made of the data, and publish the model.
 
 The training loop is `training.fitting.run`, the publication `training.publishing.publish`.
 """
@@ -17,6 +17,11 @@ from training import recipe as recipes
 from training.commands import folders
 from training.data import load, split, split_sizes, with_classes_of
 from training.facts import TrainingFacts
+from training.planning.files import keep_recipe
+from training.planning.findings import findings_of
+from training.planning.plan import plan_of
+from training.planning.text import plan_lines, short_report
+from training.recipe import Recipe
 from training.versions import open_parent
 
 HELP = "fit a recipe on its data and publish the model"
@@ -24,9 +29,14 @@ HELP = "fit a recipe on its data and publish the model"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("recipe", type=Path, help="a TOML file, such as recipes/digits.toml")
+    parser.add_argument(
+        "recipe", type=Path, nargs="?", help="a TOML file, such as recipes/digits.toml; without one, of the data"
+    )
     parser.add_argument("--data", metavar="SRC", help="in place of the recipe's source: digits, csv:FILE, ...")
-    parser.add_argument("--target", metavar="COLUMN", help="what to predict of csv: and parquet: data")
+    folders.add_data(parser)
+    parser.add_argument(
+        "--recipe-out", type=Path, metavar="FILE", help="without a recipe: where it is kept, by default NAME.toml"
+    )
     parser.add_argument(
         "--leave-out", metavar="CLASS", action="append", help="fit without a class; may be given several times"
     )
@@ -39,14 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Fit, publish, and print the quality of what was published."""
-    recipe = recipes.override(
-        recipes.load(options.recipe),
-        name=options.name,
-        seed=options.seed,
-        source=options.data,
-        target=options.target,
-        leave_out=options.leave_out,
-    )
+    recipe = _planned(options) if options.recipe is None else _given(options)
     store = folders.store()
     parent = None if options.warm_start is None else open_parent(store, options.warm_start, "--warm-start")
     if parent is not None and parent.recipe.task != recipe.task:
@@ -70,7 +73,11 @@ def run(options: argparse.Namespace) -> None:
     folder = folders.runs() / f"{recipe.name}-{run_id}"
     with _locked(folder):
         run = Run(recipe, splits, data.shape, len(data.classes), folder, device, parent)
-        begun = f"going on from step {run.progress.step}" if run.resumed else f"{run.steps} steps"
+        begun = (
+            f"going on from step {run.progress.step}"
+            if run.resumed
+            else f"{run.steps} steps{'' if recipe.training.epochs else ' at most'}"
+        )
         print(f"{recipe.name}: {len(splits.train)} training rows, {begun} on {device.type}; run in {folder}")
         if parent is not None and not run.resumed:
             print(f"warm start from {parent.label}")
@@ -78,13 +85,46 @@ def run(options: argparse.Namespace) -> None:
         if manifest is None:  # else the run was killed between its publication and its end
             model = run.fit(quiet=options.quiet)
             facts = training_facts(run, splits)
+            print(f"stopped {facts.stopped}")
             if facts.convergence is not None:
                 print(facts.convergence["says"])
-            manifest = publish(store, recipe.name, model, recipe, data, splits, facts)
+            manifest = publish(store, recipe.name, model, recipe, data, splits, facts, folders.data_root())
         run.checkpoint.unlink()
     for key, value in manifest.quality.items():
         print(f"  {key:32} {value:.4f}")
     print(f"published {manifest.name} version {manifest.version}; plot: {folder / 'progress.png'}")
+
+
+def _given(options: argparse.Namespace) -> Recipe:
+    """Return the recipe of a file, with what the options say in place of what it says."""
+    for name in ("task", "group", "time", "missing_value", "ignore", "recipe_out"):
+        if getattr(options, name) is not None:
+            raise InvalidInput(f"--{name.replace('_', '-')}", "none beside a recipe, which says it", "one")
+    return recipes.override(
+        recipes.load(options.recipe),
+        name=options.name,
+        seed=options.seed,
+        source=options.data,
+        target=options.target,
+        leave_out=options.leave_out,
+    )
+
+
+def _planned(options: argparse.Namespace) -> Recipe:
+    """Look at the data, say what they are taken for and what follows, and keep it as a recipe."""
+    if options.data is None:
+        raise InvalidInput("recipe", "a recipe, or --data SRC to make one of", "neither")
+    section = folders.data_section(options)
+    if options.leave_out:
+        section = section.model_copy(update={"leave_out": options.leave_out})
+    found = findings_of(section, folders.data_root(), options.task)
+    print("\n".join(short_report(found)))
+    plan = plan_of(found, section, options.name, options.seed)
+    print("\n".join(plan_lines(plan)))
+    path = options.recipe_out or Path(f"{plan.recipe.name}.toml")
+    recipe = keep_recipe(plan, path)
+    print(f"recipe: {path}; `fit {path}` fits it again")
+    return recipe
 
 
 def _published(store: ModelStore, name: str, token: str) -> Manifest | None:

@@ -3,8 +3,13 @@
 import argparse
 import os
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from model_store.artifacts.store import ModelStore
+from model_store.errors import InvalidInput
+from training.recipe import DataSection
 
 
 def store() -> ModelStore:
@@ -20,6 +25,30 @@ def runs() -> Path:
 def data_root() -> Path:
     """Return the folder that relative data are in, DUBITO_DATA."""
     return Path(os.environ.get("DUBITO_DATA", "data"))
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """Add how data are read and split, as a recipe's `[data]` says it otherwise."""
+    parser.add_argument("--target", metavar="COLUMN", help="what to predict of csv: and parquet: data")
+    parser.add_argument("--task", choices=["classification", "regression"], help="if the target should not decide")
+    parser.add_argument("--group", metavar="COLUMN", help="rows of one group are never in two splits")
+    parser.add_argument("--time", metavar="COLUMN", help="the latest rows calibrate and test")
+    parser.add_argument(
+        "--missing-value", metavar="TEXT", action="append", help="what cells say that count as missing"
+    )
+    parser.add_argument("--ignore", metavar="COLUMN", action="append", help="a column that is left out")
+
+
+def data_section(options: argparse.Namespace) -> DataSection:
+    """Return what the options of `add_data` and `--data` say."""
+    given: dict[str, Any] = {"source": options.data}
+    given |= {key: getattr(options, key) for key in ("target", "group", "time") if getattr(options, key) is not None}
+    given |= {"missing_values": options.missing_value} if options.missing_value else {}
+    given |= {"columns": dict.fromkeys(options.ignore, "ignored")} if options.ignore else {}
+    try:
+        return DataSection.model_validate(given)
+    except ValidationError as error:
+        raise InvalidInput("options", str(error.errors()[0]["msg"]).removeprefix("Value error, "), "both") from None
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:

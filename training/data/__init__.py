@@ -18,7 +18,8 @@ from training.data.arrays import npz
 from training.data.bundled import digits
 from training.data.idx import idx
 from training.data.images import images
-from training.data.rows import Dataset, Rows, Splits, SplitSizes, leave_out, numbered_as, split, with_classes_of
+from training.data.rows import Dataset, Rows, Splits, leave_out, numbered_as, split, with_classes_of
+from training.data.splitting import SplitSizes
 from training.data.tables import csv, parquet, uci
 from training.recipe import Recipe
 
@@ -40,8 +41,8 @@ OF_TARGETS = ("uci",)
 OF_COLUMNS = ("csv", "parquet", "uci")
 FROM_FILES: dict[str, Callable[[Path, Recipe, Columns], Dataset]] = {
     "idx": lambda path, *_: idx(path),
-    "images": lambda path, recipe, _: images(path, recipe.data.test_fraction, recipe.data.image_size),
-    "npz": lambda path, recipe, _: npz(path, recipe.task, recipe.data.test_fraction),
+    "images": lambda path, recipe, _: images(path, recipe.data),
+    "npz": lambda path, recipe, _: npz(path, recipe.task, recipe.data),
     "csv": lambda path, recipe, columns: csv(path, recipe.task, recipe.data, split_sizes(recipe), columns),
     "parquet": lambda path, recipe, columns: parquet(path, recipe.task, recipe.data, split_sizes(recipe), columns),
     "uci": lambda path, recipe, columns: uci(path, recipe.data.split, split_sizes(recipe), columns),
@@ -69,6 +70,9 @@ def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
         raise InvalidInput("task", f"regression, since `{kind}` has real targets", "classification")
     if recipe.data.target is not None and kind not in ("csv", "parquet"):
         raise InvalidInput("data.target", f"none, since `{kind}` has no columns to choose from", "one")
+    for key, value in (("group", recipe.data.group), ("time", recipe.data.time)):
+        if value is not None and kind not in ("csv", "parquet"):
+            raise InvalidInput(f"data.{key}", f"none, since `{kind}` has no columns to choose from", "one")
     if columns and kind not in OF_COLUMNS:
         raise InvalidInput("data.source", f"a table with the columns {[c.name for c in columns][:20]}", f"`{kind}`")
     if columns and kind != "uci":
@@ -81,4 +85,5 @@ def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
 def split_sizes(recipe: Recipe) -> SplitSizes:
     """Return how a recipe's training rows are split."""
     section = recipe.data
-    return SplitSizes(section.validation_rows, section.reference_rows, section.ranking_rows, recipe.seed)
+    validation, reference, ranking = (section.held_out(name) for name in ("validation", "reference", "ranking"))
+    return SplitSizes(validation, reference, ranking, recipe.seed, section.is_stratified)

@@ -1,20 +1,25 @@
 """`npz:FILE`: arrays `x` and `y`, or `x_train`, `y_train`, `x_test` and `y_test`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 from zipfile import ZipFile
 
 import numpy as np
 from jaxtyping import Float32, UInt8
 
 from model_store.errors import InvalidInput
-from training.data.rows import Dataset, Rows, class_numbers, hold_out
+from training.data.rows import Dataset, Rows, class_numbers
+from training.data.splitting import Keys, hold_out
+
+if TYPE_CHECKING:
+    from training.recipe import DataSection
 
 MAX_ARRAY_BYTES = 1 << 33
 WHOLE = ("x", "y")
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
 
-def npz(path: Path, task: str, test_fraction: float) -> Dataset:
+def npz(path: Path, task: str, section: "DataSection") -> Dataset:
     """Read arrays: x has a row in each place of its first axis, y a label (integer or string) or a number.
 
     Of `x` and `y` a random share is held out for test. Rows of bytes are kept as bytes.
@@ -25,7 +30,12 @@ def npz(path: Path, task: str, test_fraction: float) -> Dataset:
     arrays = read_npz(path)
     if set(arrays) == set(WHOLE):
         _check_lengths(arrays["x"], arrays["y"], "x", "y")
-        train, test = hold_out(len(arrays["y"]), test_fraction)
+        keys = (
+            Keys(np.unique(arrays["y"], return_inverse=True)[1])
+            if section.is_stratified and task != "regression"
+            else None
+        )
+        train, test = hold_out(len(arrays["y"]), section.test_fraction, keys)
         parts = {
             f"{name}_{part}": arrays[name][i] for name in WHOLE for part, i in (("train", train), ("test", test))
         }

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from training.data.rows import Dataset, Rows, hold_out
+from training.data.rows import Dataset, Rows
+from training.data.splitting import hold_out
 
 TEST_FRACTION = 0.2
 

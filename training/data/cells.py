@@ -6,12 +6,15 @@ those few are: it is refused, with the cells, rather than taken for a column of 
 
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import Categories, Numbers, category_text
+from training.data.dates import times_of
 
 BOOLEANS = {"true", "false"}
 MOSTLY = 0.9  # share of a column's values that are numbers from which on the others are taken for mistakes
@@ -54,7 +57,33 @@ def as_text(column: Any) -> Any:
     return column if types.is_string(column.type) or types.is_large_string(column.type) else None
 
 
-def typed(table: Any, names: set[str], kinds: dict[str, str], booleans: set[str]) -> Any:
+@dataclass(frozen=True)
+class NumberFormat:
+    """How numbers are written: what stands before their decimals, and what groups their digits, if anything does."""
+
+    decimal: str = "."
+    thousands: str | None = None
+
+    def plain(self, text: str) -> str:
+        """Return a number as Python reads it; of other texts, something that is no number either."""
+        text = text.strip()
+        if self.thousands is not None and re.search(r"\d", text):
+            head, mark, tail = text.partition(self.decimal)
+            if self.thousands in head:
+                if not re.fullmatch(rf"[+-]?\d{{1,3}}(?:{re.escape(self.thousands)}\d{{3}})+", head, re.ASCII):
+                    return text + " "  # not a number: 1,23
+                text = head.replace(self.thousands, "") + mark + tail
+        if self.decimal != ".":
+            return text + "?" if "." in text else text.replace(self.decimal, ".")
+        return text
+
+
+PLAIN = NumberFormat()
+
+
+def typed(
+    table: Any, names: set[str], kinds: dict[str, str], booleans: set[str], written: NumberFormat = PLAIN
+) -> Any:
     """Return a table whose text columns of these names, if of numbers or booleans, are such, but for those of a kind.
 
     Columns known as `booleans` are named as booleans are, whatever else is in them.
@@ -70,24 +99,74 @@ def typed(table: Any, names: set[str], kinds: dict[str, str], booleans: set[str]
         if name in booleans:
             table = table.set_column(i, name, compute.utf8_lower(column))
             continue
-        if kinds.get(name) == "categorical":
+        if kinds.get(name) in ("categorical", "time"):
             continue
-        texts = {value.as_py().lower() for value in column.unique() if value.is_valid} if len(column) else set()
-        if texts and texts <= BOOLEANS:
+        distinct = column.unique().to_pylist() if len(column) else []
+        texts = {value.lower() for value in distinct[:3] if value is not None}
+        if texts and texts <= BOOLEANS and {value.lower() for value in distinct if value is not None} <= BOOLEANS:
             table = table.set_column(i, name, compute.utf8_lower(column).cast(pa.bool_()))
-        elif all(_is_float(value) for value in texts):
-            table = table.set_column(i, name, _floats(column))
+        elif all(value is None or _is_float(written.plain(value)) for value in distinct):
+            table = table.set_column(i, name, _floats(column, written))
+        elif written != PLAIN and kinds.get(name) != "ignored":
+            table = table.set_column(i, name, _with_points(column, written))
     return table
 
 
-def _floats(column: Any) -> Any:
+def with_times(
+    table: Any, names: set[str], kinds: Mapping[str, str], date_format: str | None
+) -> tuple[Any, set[str]]:
+    """Return a table whose columns of dates and times are numbers of seconds, and the names of these columns.
+
+    Text is so where every value is a date or time; in a column of kind `time` another value is refused.
+    """
+    import pyarrow as pa
+    from pyarrow import compute, types
+
+    found = set()
+    for i, name in enumerate(table.column_names):
+        column, kind = table.column(i), kinds.get(name)
+        if name not in names or kind not in (None, "time"):
+            continue
+        if types.is_date(column.type) or types.is_timestamp(column.type):
+            seconds = compute.cast(column, pa.timestamp("us", getattr(column.type, "tz", None)), safe=False)
+            numbers = compute.divide(compute.cast(compute.cast(seconds, pa.int64()), pa.float64()), 1e6)
+        elif as_text(column) is not None:
+            trimmed = compute.utf8_trim_whitespace(as_text(column)).to_pylist()
+            times = times_of(trimmed, name, date_format, kind == "time")
+            if times is None:
+                continue
+            numbers = pa.array(times, from_pandas=True)
+        elif kind == "time":
+            raise InvalidInput(f"column {name}", "dates or times", f"type {column.type}"[:80])
+        else:
+            continue
+        found.add(name)
+        table = table.set_column(i, name, numbers)
+    return table, found
+
+
+def _with_points(column: Any, written: NumberFormat) -> Any:
+    """Return a column of text whose numbers are written with a point, as far as they are numbers."""
+    import pyarrow as pa
+
+    plain = {text: written.plain(text) for text in column.unique().to_pylist() if text is not None}
+    if not any(_is_float(text) for text in plain.values()):
+        return column
+    cells = (None if text is None else plain[text] if _is_float(plain[text]) else text for text in column.to_pylist())
+    return pa.array(cells, column.type)
+
+
+def _floats(column: Any, written: NumberFormat) -> Any:
     """Return a column of text that are all numbers as numbers."""
     import pyarrow as pa
 
     try:
-        return column.cast(pa.float64())
+        if written == PLAIN:
+            return column.cast(pa.float64())
     except pa.ArrowInvalid:  # such as +1, which is none to Arrow
-        return pa.array([None if text is None else float(text) for text in column.to_pylist()], pa.float64())
+        pass
+    cells = column.to_pylist()
+    return pa.array([None if text is None else float(written.plain(text)) for text in cells], pa.float64())
 
 
 def values_of(column: Any, name: str, kind: str | None) -> Numbers | Categories:
@@ -100,7 +179,7 @@ def values_of(column: Any, name: str, kind: str | None) -> Numbers | Categories:
     of = column.type
     is_number = types.is_integer(of) or types.is_floating(of) or types.is_decimal(of) or types.is_null(of)
     if not (is_number or types.is_boolean(of) or types.is_string(of) or types.is_large_string(of)):
-        expected = "numbers, booleans or strings (or `ignored` in data.columns)"
+        expected = "numbers, booleans, strings or dates (or `ignored` in data.columns)"
         raise InvalidInput(f"column {name}", expected, f"type {of}"[:80])
     if is_number and kind != "categorical":
         numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)

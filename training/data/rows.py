@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 import numpy as np
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Float32, Float64, Int64, UInt8
 
 from model_store.artifacts.manifest import ImageSpec, InputSpec
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import Columns
+from training.data.splitting import Keys, SplitSizes
 
-TEST_SEED = 0  # which rows are test rows is part of the data, not of a run
 MAX_CLASSES = 1000
 MAX_SHOWN = 20
 
@@ -40,7 +40,8 @@ class Dataset:
     """A data set. Rows are flat; `shape` is an input's own shape. Without `classes` it is of regression.
 
     With `columns`, x are the rows encoded; with `image`, a row is an image. `left_out` are test rows of classes that
-    were left out: they belong to nothing of the above.
+    were left out: they belong to nothing of the above. `groups` and `times` are the training rows', by which
+    they are split.
     """
 
     train: Rows
@@ -52,6 +53,8 @@ class Dataset:
     columns: Columns = ()
     image: ImageSpec | None = None
     left_out: Float32[np.ndarray, "L I"] | UInt8[np.ndarray, "L I"] | None = None
+    groups: Int64[np.ndarray, "R"] | None = None
+    times: Float64[np.ndarray, "R"] | None = None
 
     @property
     def input(self) -> InputSpec:
@@ -84,43 +87,22 @@ class Splits:
     test: Rows  # measures, and is used for nothing else
 
 
-@dataclass(frozen=True)
-class SplitSizes:
-    """How many training rows are held out, for what, and the seed that says which."""
-
-    validation_rows: int
-    reference_rows: int
-    ranking_rows: int
-    seed: int
-
-    def split(self, rows: int) -> list[Int64[np.ndarray, "M"]]:
-        """Return the numbers of the validation, reference, ranking and, last, the remaining training rows.
-
-        Raises:
-            InvalidInput: if fewer than half of the rows would be left for training.
-        """
-        held_out = np.cumsum([self.validation_rows, self.reference_rows, self.ranking_rows])
-        if held_out[-1] > rows // 2:
-            raise InvalidInput(
-                "data.validation_rows + reference_rows + ranking_rows",
-                f"at most half of the {rows} training rows",
-                str(int(held_out[-1])),
-            )
-        return np.split(np.random.default_rng(self.seed).permutation(rows), held_out)
-
-
 def split(data: Dataset, sizes: SplitSizes) -> Splits:
-    """Split the training rows at random into training, validation and the two calibration splits.
+    """Split the training rows into training, validation and the two calibration splits.
 
     Raises:
         InvalidInput: if fewer than half of the rows would be left for training, a class has none left, or all
             training targets are the same.
     """
-    validation, reference, ranking, train = (data.train.take(part) for part in sizes.split(len(data.train)))
+    keys = Keys(data.train.y if data.classes else None, data.groups, data.times)
+    validation, reference, ranking, train = (data.train.take(part) for part in sizes.split(len(data.train), keys))
     absent = sorted(set(range(len(data.classes))) - set(train.y.tolist()))
     if absent:
         shown = [data.classes[c] for c in absent[:MAX_SHOWN]]
-        raise InvalidInput("data.source", "training rows of every class", f"none of {shown}")
+        counts = [int((data.train.y == c).sum() + (data.test.y == c).sum()) for c in absent[:MAX_SHOWN]]
+        raise InvalidInput(
+            "data.source", "training rows of every class", f"none of {shown}, which have {counts} rows"
+        )
     if not data.classes and np.ptp(train.y) == 0:
         raise InvalidInput("data.target", "training targets that differ", f"{float(train.y[0])} alone")
     return Splits(train, validation, reference, ranking, data.test)
@@ -186,19 +168,6 @@ def _renumbered(data: Dataset, classes: Sequence[str]) -> Dataset:
     number = np.array([classes.index(name) for name in data.classes], dtype=np.int64)
     train, test = (Rows(rows.x, number[rows.y]) for rows in (data.train, data.test))
     return replace(data, train=train, test=test, classes=tuple(classes))
-
-
-def hold_out(rows: int, test_fraction: float) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"]]:
-    """Return the numbers of the training and of the test rows, each rising: a random share, always the same.
-
-    Raises:
-        InvalidInput: if the share comes to no row, or to all.
-    """
-    size = round(test_fraction * rows)
-    if not 0 < size < rows:
-        raise InvalidInput("data.test_fraction", f"a share of {rows} rows that leaves some on both sides", f"{size}")
-    test, train = np.split(np.random.default_rng(TEST_SEED).permutation(rows), [size])
-    return np.sort(train), np.sort(test)
 
 
 def class_numbers(

@@ -4,32 +4,51 @@ The encoding of columns is fitted here, on the training split alone; `model_stor
 """
 
 import warnings
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from model_store.artifacts.manifest import CategoricalColumn, NumericColumn, column_width
+from model_store.artifacts.manifest import (
+    AnyColumn,
+    CategoricalColumn,
+    Cycle,
+    NumericColumn,
+    TimeColumn,
+    column_width,
+)
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import Categories, Columns, Numbers, encode
-from training.data.cells import BOOLEANS, index_column, typed, values_of, with_missing
-from training.data.rows import Dataset, Rows, SplitSizes, class_numbers, hold_out
+from model_store.inputs.times import CYCLES_S, DAY_S
+from training.data.cells import BOOLEANS, NumberFormat, index_column, typed, values_of, with_missing, with_times
+from training.data.rows import Dataset, Rows, class_numbers
+from training.data.splitting import Keys, SplitSizes, hold_out
+from training.data.text_files import decimal_of, read_text_table
 from training.messages import log
 
 if TYPE_CHECKING:
     from training.recipe import DataSection
 
 MAX_CATEGORIES = 256
+MANY_CATEGORIES = 64  # of a column with more than MAX_CATEGORIES, how many are told apart at most
+FREQUENT = 5  # training rows from which on one of these is
+TWO_WEEKS_S = 14 * DAY_S
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns by name, without the target: numbers (NaN where missing) or categories (None where missing)."""
+    """Columns by name, without the target: numbers (NaN where missing) or categories (None where missing).
+
+    Those of `times` are numbers of seconds.
+    """
 
     columns: dict[str, Numbers | Categories]
     rows: int
+    times: frozenset[str] = frozenset()
 
     def take(self, index: Int64[np.ndarray, "M"]) -> "Table":
         """Return the rows of these numbers, in their order."""
@@ -37,34 +56,36 @@ class Table:
             name: values[index] if isinstance(values, np.ndarray) else [values[i] for i in index.tolist()]
             for name, values in self.columns.items()
         }
-        return Table(taken, len(index))
+        return Table(taken, len(index), self.times)
 
 
 def csv(path: Path, task: str, section: "DataSection", sizes: SplitSizes, columns: Columns = ()) -> Dataset:
-    """Read a CSV file with a header, in UTF-8. Empty cells, NA, N/A, NaN and null are missing values.
+    """Read a CSV file with a header. Empty cells, NA, N/A, NaN and null are missing values.
 
-    A column is numeric where every value is a number, and else categorical, if not nearly every value is.
+    A column is numeric where every value is a number, one of times where every value is a date or time, and else
+    categorical, if not nearly every value is a number. Encoding, delimiter and decimal commas are recognised, or as
+    the recipe says.
 
     Raises:
         InvalidInput: naming the column or row that is not as it should be.
     """
-    from pyarrow import ArrowException, string
-    from pyarrow import csv as arrow
+    return dataset_of(csv_table(path, task, section, columns), task, section, sizes, columns)
 
-    parsing = arrow.ParseOptions(newlines_in_values=True)  # between quotes
-    try:
-        with arrow.open_csv(str(path), parse_options=parsing) as reader:
-            names = reader.schema.names
-        options = arrow.ConvertOptions(column_types=dict.fromkeys(names, string()), strings_can_be_null=True)
-        table = arrow.read_csv(str(path), parse_options=parsing, convert_options=options)
-    except (ArrowException, OSError, ValueError) as error:
-        raise InvalidInput("data.source", f"a readable CSV file, {str(path)!r}", _reason(error)) from None
+
+def csv_table(path: Path, task: str | None, section: "DataSection", columns: Columns = ()) -> Any:
+    """Return a CSV file as an Arrow table with numbers and booleans where columns are such.
+
+    Without a task the target is as any other column.
+    """
+    table = read_text_table(path, section)
     kinds: dict[str, str] = {**section.columns}
-    if section.target is not None:
+    if section.target is not None and task is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
     booleans = {c.name for c in columns if isinstance(c, CategoricalColumn) and set(c.categories) <= BOOLEANS}
     table, _ = with_missing(table, section.missing_values)
-    return _dataset(typed(table, set(names), kinds, booleans), task, section, sizes, columns)
+    has_commas = any("," in name for name in table.column_names)
+    written = NumberFormat(decimal_of(table, section, is_comma_free=not has_commas), section.thousands)
+    return typed(table, set(table.column_names), kinds, booleans, written)
 
 
 def parquet(path: Path, task: str, section: "DataSection", sizes: SplitSizes, columns: Columns = ()) -> Dataset:
@@ -75,6 +96,11 @@ def parquet(path: Path, task: str, section: "DataSection", sizes: SplitSizes, co
     Raises:
         InvalidInput: naming the column or row that is not as it should be.
     """
+    return dataset_of(parquet_table(path, task, section), task, section, sizes, columns)
+
+
+def parquet_table(path: Path, task: str | None, section: "DataSection") -> Any:
+    """Return a Parquet file as an Arrow table with numbers where columns of text are wanted or known as such."""
     from pyarrow import ArrowException
     from pyarrow import parquet as arrow
 
@@ -88,7 +114,7 @@ def parquet(path: Path, task: str, section: "DataSection", sizes: SplitSizes, co
     target = {section.target} if task == "regression" else set()
     classes = set() if task == "regression" else {section.target}
     names = {*changed, *numeric, *(name for name in target if name)} - classes
-    return _dataset(typed(table, names, {**section.columns}, set()), task, section, sizes, columns)
+    return typed(table, names, {**section.columns}, set())
 
 
 def uci(folder: Path, split: int, sizes: SplitSizes, columns: Columns = ()) -> Dataset:
@@ -115,37 +141,65 @@ def uci(folder: Path, split: int, sizes: SplitSizes, columns: Columns = ()) -> D
     return _encoded(table, y[train], y[test], (), train, test, sizes, columns)
 
 
-def fit_columns(table: Table) -> list[NumericColumn | CategoricalColumn]:
-    """Return how to encode the columns of training rows: means, standard deviations, categories.
+def fit_columns(table: Table) -> list[AnyColumn]:
+    """Return how to encode the columns of training rows: means, standard deviations, categories, cycles.
 
     Raises:
         InvalidInput: naming the column that has no values, or too many categories.
     """
-    return [_fit_column(name, values) for name, values in table.columns.items()]
+    return [
+        _fit_categories(name, values) if isinstance(values, list) else _fit_numbers(name, values, name in table.times)
+        for name, values in table.columns.items()
+    ]
 
 
-def _fit_column(name: str, values: Numbers | Categories) -> NumericColumn | CategoricalColumn:
-    if isinstance(values, np.ndarray):
-        present = values[~np.isnan(values)]
-        if len(present) == 0:
-            raise InvalidInput(
-                f"column {name}", "a value in some training row (or `ignored` in data.columns)", "none"
-            )
-        with np.errstate(over="ignore", invalid="ignore"):  # refused below
-            mean, std = float(present.mean()), float(present.std())
-        if not np.isfinite([mean, std]).all():
-            raise InvalidInput(f"column {name}", "numbers whose variance float64 can hold", "larger ones")
-        return NumericColumn(name=name, mean=mean, std=std or 1.0, indicator=len(present) < len(values))
-    categories = sorted({value for value in values if value is not None})
-    if not 1 <= len(categories) <= MAX_CATEGORIES:
+def _fit_numbers(name: str, values: Numbers, is_time: bool) -> NumericColumn | TimeColumn:
+    present = values[~np.isnan(values)]
+    if len(present) == 0:
+        raise InvalidInput(f"column {name}", "a value in some training row (or `ignored` in data.columns)", "none")
+    with np.errstate(over="ignore", invalid="ignore"):  # refused below
+        mean, std = float(present.mean()), float(present.std())
+    if not np.isfinite([mean, std]).all():
+        raise InvalidInput(f"column {name}", "numbers whose variance float64 can hold", "larger ones")
+    indicator = len(present) < len(values)
+    if not is_time:
+        return NumericColumn(name=name, mean=mean, std=std or 1.0, indicator=indicator)
+    span = np.ptp(present)
+    is_seen = {
+        "year": span >= CYCLES_S["year"],
+        "week": span >= TWO_WEEKS_S,
+        "day": (np.mod(present, DAY_S) != 0).any(),
+    }
+    cycles: tuple[Cycle, ...] = tuple(cycle for cycle in get_args(Cycle) if is_seen[cycle])
+    return TimeColumn(name=name, mean=mean, std=std or 1.0, cycles=cycles, indicator=indicator)
+
+
+def _fit_categories(name: str, values: Categories) -> CategoricalColumn:
+    counts = Counter(value for value in values if value is not None)
+    kept = sorted(counts)
+    if len(counts) > MAX_CATEGORIES:
+        frequent = sorted(counts, key=lambda value: (-counts[value], value))[:MANY_CATEGORIES]
+        kept = sorted(value for value in frequent if counts[value] >= FREQUENT)
+        log.info(
+            "column %s: of %d categories the %d most frequent are told apart, the others are one",
+            *(name, len(counts), len(kept)),
+        )
+    if not kept:
+        found = f"{len(counts)}" + (f", none in {FREQUENT} training rows or more" if counts else "")
         expected = f"1 to {MAX_CATEGORIES} categories (or `ignored` in data.columns)"
-        raise InvalidInput(f"column {name}", expected, f"{len(categories)}")
-    return CategoricalColumn(name=name, categories=tuple(categories))
+        raise InvalidInput(f"column {name}", expected, found)
+    return CategoricalColumn(name=name, categories=tuple(kept))
 
 
-def _dataset(table: Any, task: str, section: "DataSection", sizes: SplitSizes, known: Columns) -> Dataset:
+def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes, known: Columns = ()) -> Dataset:
+    """Return the rows of an Arrow table whose text columns of numbers are such.
+
+    Raises:
+        InvalidInput: naming the column or row that is not as it should be.
+    """
     names = list(table.column_names)
-    index = index_column(names, {section.target or "", *section.columns, *(column.name for column in known)} - {""})
+    wanted = {section.target, section.group, section.time, *section.columns, *(column.name for column in known)}
+    index = index_column(names, {name for name in wanted if name})
     if index is not None:
         log.info("left out: the column %r, which is pandas' unnamed index", index)
         names.remove(index)
@@ -156,22 +210,38 @@ def _dataset(table: Any, task: str, section: "DataSection", sizes: SplitSizes, k
         raise InvalidInput(
             "data.source", "columns with different names", f"{repeated[0]!r} twice or without a name"[:100]
         )
-    for field, name in [("data.target", section.target), *(("data.columns", name) for name in section.columns)]:
-        if name not in names:
+    keys = [("data.group", section.group), ("data.time", section.time)]
+    asked = [("data.target", section.target), *(("data.columns", name) for name in section.columns), *keys]
+    for field, name in asked:
+        if name is not None and name not in names:
             raise InvalidInput(field, f"one of the columns {names[:20]}", repr(name)[:100])
+    for field, name in keys:
+        if name == section.target:
+            raise InvalidInput(field, "another column than the target", repr(name)[:100])
     if section.columns.get(section.target) is not None:
         raise InvalidInput("data.columns", "no kind for the target", repr(section.target)[:100])
     if table.num_rows < 2:
         raise InvalidInput("data.source", "at least two rows", f"{table.num_rows}")
-    features = [name for name in names if name != section.target and section.columns.get(name) != "ignored"]
+    keyed = {name for _, name in keys if name is not None and name not in section.columns}
+    features = [
+        name
+        for name in names
+        if name != section.target and name not in keyed and section.columns.get(name) != "ignored"
+    ]
     if not features:
         raise InvalidInput("data.source", "a column beside the target", "none")
     kinds = {c.name: c.kind for c in known if isinstance(c, CategoricalColumn)} | section.columns
-    columns = {name: values_of(table.column(name), name, kinds.get(name)) for name in features}
+    whole = table
+    table, times = with_times(table, set(features), kinds, section.date_format)
+    columns = {
+        name: values_of(table.column(name), name, "numeric" if name in times else kinds.get(name))
+        for name in features
+    }
     kind = "numeric" if task == "regression" else "categorical"
     given = values_of(table.column(section.target), section.target, kind)
     kept = _with_target(given, section.target)
-    train, test = hold_out(len(kept), section.test_fraction)
+    ties = _keys(whole, section, given, kept)
+    train, test = hold_out(len(kept), section.test_fraction, ties)
     classes: tuple[str, ...] = ()
     targets: Any
     if isinstance(given, np.ndarray):
@@ -182,7 +252,33 @@ def _dataset(table: Any, task: str, section: "DataSection", sizes: SplitSizes, k
         y, y_test, classes = class_numbers(
             [labels[i] for i in train.tolist()], [labels[i] for i in test.tolist()], "data.target"
         )
-    return _encoded(Table(columns, table.num_rows).take(kept), y, y_test, classes, train, test, sizes, known)
+    rows = Table(columns, table.num_rows, frozenset(times)).take(kept)
+    data = _encoded(rows, y, y_test, classes, train, test, sizes, known, ties)
+    of_train = ties.take(train)
+    return replace(data, groups=of_train.groups, times=of_train.times)
+
+
+def _keys(table: Any, section: "DataSection", given: Numbers | Categories, kept: Int64[np.ndarray, "M"]) -> Keys:
+    """Return what rows with a target are split by."""
+    if section.group is not None:
+        groups = values_of(table.column(section.group), section.group, "categorical")
+        _refuse_missing([groups[i] for i in kept.tolist()], "data.group", section.group)
+        return Keys(groups=np.unique([str(groups[i]) for i in kept.tolist()], return_inverse=True)[1])
+    if section.time is not None:
+        table, _ = with_times(table, {section.time}, {}, section.date_format)
+        times = values_of(table.column(section.time), section.time, "numeric")
+        assert isinstance(times, np.ndarray)
+        _refuse_missing([None if t != t else t for t in times[kept].tolist()], "data.time", section.time)
+        return Keys(times=times[kept])
+    if section.is_stratified and isinstance(given, list):
+        return Keys(labels=np.unique([str(given[i]) for i in kept.tolist()], return_inverse=True)[1])
+    return Keys()
+
+
+def _refuse_missing(values: Sequence[str | float | None], field: str, name: str) -> None:
+    absent = next((row for row, value in enumerate(values) if value is None), None)
+    if absent is not None:
+        raise InvalidInput(field, f"a value of {name} in every row with a target", f"none in the {absent}th of these")
 
 
 def _encoded(
@@ -194,6 +290,7 @@ def _encoded(
     test: Int64[np.ndarray, "T"],
     sizes: SplitSizes,
     known: Columns,
+    ties: Keys | None = None,
 ) -> Dataset:
     """Encode a table's rows by known columns or, without them, by what the training split says of its columns."""
     names = {column.name for column in known}
@@ -201,7 +298,8 @@ def _encoded(
         differing = sorted(names ^ set(table.columns))
         expected = f"the columns {sorted(names)[:20]} and no others (`ignored` in data.columns leaves one out)"
         raise InvalidInput("data.source", expected, f"a difference in {differing[:20]}")
-    columns = known or fit_columns(table.take(train[sizes.split(len(train))[-1]]))
+    of_train = (ties or Keys()).take(train)
+    columns = known or fit_columns(table.take(train[sizes.split(len(train), of_train)[-1]]))
     x, x_test = (encode(columns, table.take(index).columns) for index in (train, test))
     for part in (x, x_test):
         if not np.isfinite(part).all():

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from training.fitting.importance import DRAWS as RATIO_DRAWS
+from training.fitting.importance import log_ratios, pareto_k
 from training.nn.layers import HyperLayer
 from training.nn.model import BayesianModel
 from training.nn.posteriors import FactorialGaussian, LocationScale
@@ -121,15 +123,18 @@ def convergence(
         }
         for name, end in ends.items()
     }
+    ratios = log_ratios(model, *train, kl_weight, RATIO_DRAWS, hash_key(seed, Stream.IMPORTANCE))
+    if ratios is not None:
+        facts["pareto_k"] = pareto_k(ratios)
     faults = list(_faults(facts, history))
     facts["settled"] = not faults
     facts["says"] = "the posterior had not converged: " + "; ".join(faults) if faults else "the posterior has settled"
     return facts
 
 
-def slope(values: list[float | int]) -> tuple[float, float]:
-    """Return the slope an epoch of the last epochs' values and its error: a line by least squares."""
-    last = np.array(values[-_window(len(values)) :], dtype=np.float64)
+def slope(values: list[float | int], share: float = WINDOW) -> tuple[float, float]:
+    """Return the slope an epoch of the last epochs' values, a share of all, and its error, by least squares."""
+    last = np.array(values[-_window(len(values), share) :], dtype=np.float64)
     if len(last) < 3:
         return math.nan, math.nan
     epochs = np.arange(len(last)) - (len(last) - 1) / 2
@@ -138,8 +143,8 @@ def slope(values: list[float | int]) -> tuple[float, float]:
     return fitted, math.sqrt(float(residuals @ residuals) / (len(last) - 2) / float(epochs @ epochs))
 
 
-def _window(epochs: int) -> int:
-    return max(3, math.ceil(WINDOW * epochs))
+def _window(epochs: int, share: float = WINDOW) -> int:
+    return max(3, math.ceil(share * epochs))
 
 
 def _faults(facts: dict[str, Any], history: list[dict[str, float | int]]) -> list[str]:

@@ -10,7 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from training.fitting.checkpoint import (
 )
 from training.fitting.choice import is_as_good
 from training.fitting.convergence import convergence, log_std_by_layer, mean_log_std
+from training.fitting.levelling import cooling_epochs, moving, patience_of
 from training.fitting.objectives import alpha_objective, geometric_weight
 from training.fitting.plots import plot_run
 from training.fitting.warm_start import carry_over
@@ -44,6 +45,7 @@ from training.versions import Parent
 
 INITIALISATION_ROWS = 1000
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
+WRITE_INTERVAL_S = 1  # at least between two states of metrics.jsonl
 PLOT_INTERVAL_S = 5  # at least between two plots of a run, which take half a second each
 FINAL_SPREAD_RATE = 3.0  # times the final learning rate
 SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
@@ -59,6 +61,8 @@ class Progress:
     seconds: float
     token: str  # tells this run from all others: its publication carries it
     start_log_std: dict[str, float]  # of theta, by layer, of a variational method
+    levelled: int = 0  # epochs after which the rates began to decay, of a fit that was told no number; 0 before that
+    still_moving: list[str] = field(default_factory=list)  # then, of one that had no more time
 
 
 class Diverged(DubitoError):
@@ -91,7 +95,7 @@ class Run:
         self.rows = len(splits.train)
         self.batch_rows = min(recipe.training.batch_rows, self.rows)
         self.epoch_steps = self.rows // self.batch_rows
-        self.steps = recipe.training.epochs * self.epoch_steps
+        self.patience = patience_of(recipe.training.patience, self.epoch_steps)
         self.model = build(recipe, shape, num_classes).to(device)
         self.samples = recipe.samples if self.model.posterior.max_draws is None else self.model.posterior.max_draws
         self.parameters = list(self.model.parameters())
@@ -107,6 +111,7 @@ class Run:
             step=0, best_epoch=-1, history=[], seconds=0.0, token=secrets.token_hex(8), start_log_std={}
         )
         self.plotted = time.monotonic()
+        self.written = 0.0
         self.resumed = self.checkpoint.exists()
         if self.resumed:
             self._restore()
@@ -130,6 +135,53 @@ class Run:
         """The checkpoint's path."""
         return self.folder / "checkpoint.safetensors"
 
+    @property
+    def epochs(self) -> int:
+        """How many epochs the fit has: as told, or as many as it may have until it has levelled off."""
+        settings = self.recipe.training
+        if settings.epochs is not None:
+            return settings.epochs
+        if self.progress.levelled == 0:
+            return settings.max_epochs
+        cooling = cooling_epochs(self.progress.levelled, self.patience)
+        return min(self.progress.levelled + cooling, settings.max_epochs)
+
+    @property
+    def steps(self) -> int:
+        """How many steps the fit has."""
+        return self.epochs * self.epoch_steps
+
+    def _decay(self) -> float:
+        """Return how far the rates have gone from the first (0) to the last (1)."""
+        if self.recipe.training.epochs is not None:
+            return self.progress.step / self.steps
+        if self.progress.levelled == 0:
+            return 0.0
+        begun = self.progress.levelled * self.epoch_steps
+        return (self.progress.step - begun) / max(1, self.steps - begun)
+
+    def _look_whether_level(self) -> None:
+        """Let the rates decay from here on if what counts has levelled off, or just enough epochs are left for it."""
+        settings, epochs = self.recipe.training, len(self.progress.history)
+        if settings.epochs is not None or self.progress.levelled:
+            return
+        must_end = epochs + cooling_epochs(epochs, self.patience) >= settings.max_epochs
+        if not must_end and epochs < settings.kl_ramp_epochs + self.patience:
+            return
+        still = moving(self.progress.history, self.patience, self.recipe.choose == "elbo")
+        if not still or must_end:
+            self.progress.levelled = epochs
+            self.progress.still_moving = still
+
+    def stopped(self) -> str:
+        """Return why the fit ended when it did."""
+        if self.recipe.training.epochs is not None:
+            return f"after {self.epochs} epochs, as told"
+        if self.progress.still_moving or not self.progress.levelled:
+            still = "; ".join(self.progress.still_moving or ["too few epochs to tell"])
+            return f"after {self.epochs} epochs, the most there may be (training.max_epochs): {still}"
+        return f"after {self.epochs} epochs: levelled off after {self.progress.levelled}"
+
     def fit(self, quiet: bool = False) -> BayesianModel:
         """Train to the end and return the model of the best checkpoint."""
         settings = self.recipe.training
@@ -149,8 +201,10 @@ class Run:
                 bar.update()
                 if i + 1 == self.epoch_steps:
                     metrics = self._end_epoch(epoch)
+                    self._look_whether_level()
+                    bar.total = self.steps
                     bar.set_postfix_str(
-                        f"epoch {epoch + 1}/{settings.epochs} loss {metrics['loss']:.4f} "
+                        f"epoch {epoch + 1}/{self.epochs} loss {metrics['loss']:.4f} "
                         f"KL {metrics['kl']:.0f} {metric} {metrics[f'validation_{metric}']:.4g}"
                     )
                 if self.progress.step == self.steps or time.monotonic() - saved > settings.checkpoint_interval_s:
@@ -161,9 +215,9 @@ class Run:
 
     def _step(self, index: Tensor) -> None:
         settings = self.recipe.training
-        step = self.progress.step
+        step, decay = self.progress.step, self._decay()
         for group in self.optimizer.param_groups:
-            group["lr"] = group["first_lr"] * (group["final_lr"] / group["first_lr"]) ** (step / self.steps)
+            group["lr"] = group["first_lr"] * (group["final_lr"] / group["first_lr"]) ** decay
         x, y = self.train[0][index].float(), self.train[1][index]
         groups = min(self.recipe.row_groups, self.batch_rows)
         eps = step_noise(self.model.posterior, self.samples * groups, self.recipe.seed, Stream.STEP_NOISE, step)
@@ -237,19 +291,21 @@ class Run:
         if self._is_kept(epoch, scores):
             self.best = module_tensors(self.model, "best")
             self.progress.best_epoch = epoch + 1
-        lines = "".join(json.dumps(m) + "\n" for m in history)
-        write_atomically(self.folder / "metrics.jsonl", lines.encode())
-        is_tenth = (epoch + 1) % max(1, settings.epochs // 10) == 0
-        if epoch + 1 == settings.epochs or (is_tenth and time.monotonic() - self.plotted > PLOT_INTERVAL_S):
+        is_last = epoch + 1 == self.epochs
+        if is_last or time.monotonic() - self.written > WRITE_INTERVAL_S:
+            lines = "".join(json.dumps(m) + "\n" for m in history)
+            write_atomically(self.folder / "metrics.jsonl", lines.encode())
+            self.written = time.monotonic()
+        is_tenth = (epoch + 1) % max(1, self.epochs // 10) == 0
+        if is_last or (is_tenth and time.monotonic() - self.plotted > PLOT_INTERVAL_S):
             plot_run(history, self.folder / "progress.png", self.recipe.name)
             self.plotted = time.monotonic()
         return metrics
 
     def _is_kept(self, epoch: int, validation_scores: Tensor) -> bool:
         """Whether an epoch's model takes the place of the one kept: never while the KL's weight still rises."""
-        settings = self.recipe.training
-        if epoch < settings.kl_ramp_epochs:
-            return epoch + 1 == settings.epochs
+        if epoch < self.recipe.training.kl_ramp_epochs:
+            return epoch + 1 == self.epochs
         by_validation = self.recipe.choose == "likelihood"
         scores = validation_scores if by_validation else self.losses.clone()
         lowest = self.lowest
@@ -310,7 +366,8 @@ def training_facts(run: Run, splits: Splits) -> TrainingFacts:
         run=run.progress.token,
         recipe=run.recipe.model_dump(mode="json"),
         rows={name: len(rows) for name, rows in vars(splits).items()},
-        epochs=run.recipe.training.epochs,
+        epochs=run.epochs,
+        stopped=run.stopped(),
         choose=run.recipe.choose,
         best_epoch=run.progress.best_epoch,
         steps=run.steps,

@@ -14,6 +14,7 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.model import Model
 from model_store.scores.regression import MIXTURE_ERROR_NAMES, MIXTURE_SCORE_NAMES
 from tests.support.environment import working_in
+from tests.support.extremes import assert_extremes_are_answered_or_refused
 from tests.support.recipes import write_recipe
 from tests.support.serving import serving
 from training.__main__ import main
@@ -126,9 +127,12 @@ def test_a_bayesian_linear_problem_has_its_known_posterior_predictive(client, fo
 
     of standardised rows and targets. The fit ends within a few hundredths of it: its steps are noisy.
     """
-    from training.data import SplitSizes, npz, split
+    from tests.support.recipes import recipe_of
+    from training.data import load, split, split_sizes
 
-    train = split(npz(folder / "linear.npz", "regression", 0.2), SplitSizes(50, 50, 99, 0)).train
+    sizes = {"validation_rows": 50, "reference_rows": 50, "ranking_rows": 99}
+    recipe = recipe_of("npz:linear.npz", "regression", **sizes)
+    train = split(load(recipe, folder), split_sizes(recipe)).train
     scale = train.x.std(ddof=1)
     design = np.column_stack([(train.x - train.x.mean()) / scale, np.ones(len(train))]).astype(np.float64)
     y = (train.y - train.y.mean()) / train.y.std()
@@ -365,3 +369,8 @@ def test_an_acquisition_of_another_task_is_refused_by_name(client, model, size, 
     assert answer.status_code == 422
     assert answer.json()["detail"].startswith("acquisition: expected ")
     assert says in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(("model", "size"), [("linear", 3), ("wavy", 1)])
+def test_answers_to_rows_of_any_size_are_as_the_document_says(client, model, size):
+    assert_extremes_are_answered_or_refused(client, model, size)

@@ -182,10 +182,9 @@ def test_a_column_of_too_many_categories_is_refused(tmp_path):
         (b"a,label\n1,x\n2\n", "Expected 2 columns, got 1"),
         (b"a,a,label\n1,2,x\n3,4,y\n", "columns with different names"),
         (b"a,,label\n1,2,x\n3,4,y\n", "columns with different names"),
-        (b"a,label\n1,\xff\xfe\n2,y\n", "a readable CSV file"),
         (b"PAR1" + bytes(40), "data"),
     ],
-    ids=["empty", "header alone", "long row", "short row", "names twice", "no name", "no UTF-8", "binary"],
+    ids=["empty", "header alone", "long row", "short row", "names twice", "no name", "binary"],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path, content, says):
     (tmp_path / "a.csv").write_bytes(content)
@@ -197,9 +196,9 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, content, says):
 def test_what_is_not_there_or_of_another_type_is_refused(tmp_path):
     for source in ("csv:absent.csv", "parquet:absent.parquet", "csv:."):
         refused(lambda source=source: read(tmp_path, source=source), "data.source: expected a readable")
-    when = pa.table({**COLUMNS, "when": pa.array(range(ROWS), pa.timestamp("s"))})
+    when = pa.table({**COLUMNS, "when": pa.array(range(ROWS), pa.duration("s"))})
     parquet.write_table(when, tmp_path / "a.parquet")
-    refused(lambda: read(tmp_path, source="parquet:a.parquet"), "column when: expected numbers, booleans or strings")
+    refused(lambda: read(tmp_path, source="parquet:a.parquet"), "column when: expected numbers, booleans, strings or")
     assert len(read(tmp_path, source="parquet:a.parquet", columns={"when": "ignored"}).columns) == 4
     refused(lambda: load(recipe_of("digits", target="a"), tmp_path), "data.target: expected none, since `digits`")
     refused(lambda: load(recipe_of("digits", "regression"), tmp_path), "task: expected classification")

@@ -1,0 +1,159 @@
+"""Splits: by number, share or default; class by class, by group, by time."""
+
+import csv
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from tests.support.recipes import content_with, recipe_with
+from tests.support.refusals import refused
+from training.data import SplitSizes, load, split, split_sizes
+from training.data.splitting import Keys, default_test_fraction, hold_out
+from training.recipe import Recipe
+
+NAMES = ("validation", "reference", "ranking")
+
+
+def parts_of(sizes, rows, keys=None):
+    """The four parts of a split, which share no row and hold all."""
+    parts = sizes.split(rows, keys)
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(rows))
+    return parts
+
+
+def test_shares_are_rounded_and_defaults_suit_a_hundred_rows_and_ten_million():
+    assert SplitSizes(0.1, 0.05, 0.2, 0).rows(100) == (10, 5, 20)
+    assert SplitSizes(None, None, None, 0).rows(80) == (8, 10, 19)
+    assert SplitSizes(None, None, None, 0).rows(10_000_000) == (5_000, 2_000, 4_000)
+    assert (default_test_fraction(100), default_test_fraction(10_000_000)) == (0.2, 0.001)
+    for rows in range(8, 3_000):
+        assert sum(SplitSizes(None, None, None, 0).rows(rows)) <= rows // 2
+
+
+def test_too_small_a_share_is_refused():
+    refused(lambda: SplitSizes(0.001, 1, 1, 0).rows(100), "data.validation: expected a share of 100 training rows")
+
+
+@pytest.mark.parametrize("counts", [(500, 300, 200), (970, 20, 10), (334, 333, 333)])
+def test_every_split_has_each_class_by_its_share(counts):
+    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(3), counts))
+    parts = parts_of(SplitSizes(0.1, 0.1, 0.2, 5, is_stratified=True), 1000, Keys(labels))
+    for part in parts:
+        found = np.bincount(labels[part], minlength=3)
+        assert np.all(np.abs(found - len(part) * np.array(counts) / 1000) <= 2)
+
+
+def test_of_many_stratified_splits_every_row_is_as_often_in_each_part():
+    labels = np.repeat(np.arange(2), [33, 7])
+    seen = np.zeros((4, 40))
+    for seed in range(2000):
+        for part, index in enumerate(SplitSizes(4, 5, 9, seed, is_stratified=True).split(40, Keys(labels))):
+            seen[part, index] += 1
+    expected = np.array([4, 5, 9, 22])[:, None] / 40
+    error = np.sqrt(expected * (1 - expected) / 2000)
+    assert np.abs(seen / 2000 - expected).max() < 5 * error.max()
+
+
+def test_stratified_splits_do_not_depend_on_how_classes_are_numbered():
+    labels = np.random.default_rng(0).integers(0, 3, 60)
+    sizes = SplitSizes(6, 6, 6, 0, is_stratified=True)
+    first, second = (sizes.split(60, Keys(numbers)) for numbers in (labels, 2 - labels))
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_a_stratified_calibration_keeps_a_rate_below_a_half():
+    """The flag's rate, alpha .1, of rows whose class shifts their score, over 4,000 splits of 60 rows."""
+    rng = np.random.default_rng(3)
+    fired = []
+    for seed in range(4000):
+        labels = (rng.random(61) < 0.2).astype(np.int64)
+        scores = labels * 3 + rng.normal(size=61)
+        ranking = SplitSizes(5, 5, 19, seed, is_stratified=True).split(60, Keys(labels[:60]))[2]
+        fired.append((1 + (scores[ranking] >= scores[60]).sum()) / 20 <= 0.1)
+    assert np.mean(fired) < 0.1 + 3 * np.sqrt(0.09 / 4000)
+
+
+def test_rows_of_a_group_are_never_in_two_splits():
+    groups = np.random.default_rng(0).integers(0, 60, 600)
+    parts = parts_of(SplitSizes(60, 60, 90, 1), 600, Keys(groups=groups))
+    train, test = hold_out(600, 0.2, Keys(groups=groups))
+    for some in (parts, (train, test)):
+        found = [set(groups[part].tolist()) for part in some]
+        assert sum(map(len, found)) == len(set().union(*found))
+    assert [len(part) for part in parts[:3]] == pytest.approx([60, 60, 90], abs=20)
+    assert len(test) == pytest.approx(120, abs=20)
+
+
+def test_groups_that_are_too_large_are_refused():
+    groups = np.repeat([0, 1, 2], 30)
+    refused(
+        lambda: SplitSizes(5, 5, 5, 0).split(90, Keys(groups=groups)),
+        "data.group: expected groups of at most 5 rows, some of which the validation split can have to itself, "
+        "got 3 groups of 30 rows or more",
+    )
+
+
+def test_the_latest_rows_calibrate_and_test():
+    times = np.random.default_rng(0).permutation(200).astype(float)
+    train, test = hold_out(200, 0.1, Keys(times=times))
+    assert times[test].min() > times[train].max()
+    validation, reference, ranking, fitted = parts_of(SplitSizes(20, 20, 30, 0), 180, Keys(times=times[train]))
+    times = times[train]
+    assert times[fitted].max() < times[validation].min() < times[validation].max()
+    assert times[validation].max() < min(times[reference].min(), times[ranking].min())
+    assert times[reference].max() > times[ranking].min()
+    assert times[ranking].max() > times[reference].min()
+
+
+def write_visits(folder, rows=120):
+    """A table of patients' visits: `when` is a date, `patient` one of 30."""
+    lines = [("when", "patient", "pulse", "ill")]
+    for i in range(rows):
+        date = np.datetime64("2023-01-01") + (i * 37) % rows
+        lines.append((str(date), f"p{i % 30}", 60 + i % 17, ["no", "yes"][i % 2]))
+    with (folder / "visits.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(lines)
+
+
+def visits(folder, **data):
+    sizes = dict.fromkeys(f"{name}_rows" for name in NAMES) | {"validation": 0.1, "reference": 0.1, "ranking": 0.2}
+    recipe = recipe_with(data={"source": "csv:visits.csv", "target": "ill", **sizes, **data})
+    read = load(recipe, folder)
+    return read, split(read, split_sizes(recipe))
+
+
+def test_a_table_is_split_by_the_columns_that_a_recipe_names_and_these_are_left_out(tmp_path):
+    write_visits(tmp_path)
+    data, _ = visits(tmp_path, group="patient", columns={"when": "ignored"})
+    assert [column.name for column in data.columns] == ["pulse"]
+    assert len(set(data.groups.tolist())) == 24
+    data, splits = visits(tmp_path, time="when", columns={"patient": "ignored", "when": "time"})
+    assert [column.name for column in data.columns] == ["when", "pulse"]
+    when = [part.x[:, 0] for part in (splits.train, splits.validation, splits.ranking, splits.test)]
+    assert all(earlier.max() < later.min() for earlier, later in pairwise(when))
+    _, splits = visits(tmp_path, columns={"patient": "ignored"})
+    assert [int(part.y.sum()) * 2 for part in (splits.train, splits.ranking)] == pytest.approx([57, 19], abs=2)
+
+
+def test_a_group_in_no_row_and_a_column_that_is_not_there_are_refused(tmp_path):
+    write_visits(tmp_path)
+    text = (tmp_path / "visits.csv").read_text()
+    (tmp_path / "visits.csv").write_text(text.replace(",p3,", ",,", 1))
+    refused(lambda: visits(tmp_path, group="patient"), "data.group: expected a value of patient in every row")
+    refused(lambda: visits(tmp_path, time="day"), "data.time: expected one of the columns")
+    refused(lambda: visits(tmp_path, time="ill"), "data.time: expected another column than the target")
+    refused(lambda: load(recipe_with(data={"group": "a"}), tmp_path), "data.group: expected none, since `digits`")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"validation": 0.1}, "one of validation and validation_rows"),
+        ({"group": "a", "time": "b"}, "one of group and time"),
+        ({"ranking_rows": None, "ranking": 0.5}, "less than 0.5"),
+    ],
+)
+def test_a_recipe_says_one_way_to_split(data, says):
+    with pytest.raises(ValueError, match=says):
+        Recipe.model_validate(content_with(data=data))

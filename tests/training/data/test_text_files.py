@@ -1,0 +1,153 @@
+"""CSV files as people have them: encodings, delimiters, decimal commas, dates, many categories."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from model_store.errors import InvalidInput
+from model_store.inputs.columns import from_objects
+from tests.support.recipes import recipe_of
+from tests.support.refusals import refused
+from training.data import load
+
+ROWS = 60
+RNG = np.random.default_rng(0)
+CITY = [["Köln", "Málaga", "Rome"][i % 3] for i in range(ROWS)]
+WEIGHT = [round(float(w), 2) for w in RNG.uniform(1, 90, ROWS)]
+DAYS = [str(np.datetime64("2022-02-03") + 11 * i) for i in range(ROWS)]
+LABEL = [["no", "yes"][i % 2] for i in range(ROWS)]
+
+
+def lines_of(delimiter=",", comma=False, **columns):
+    columns = columns or {"city": CITY, "weight": WEIGHT}
+    columns = {**columns, "label": LABEL}
+    rows = [delimiter.join(columns)]
+    point = "," if comma else "."
+    cells = [["" if c is None else str(c).replace(".", point) for c in column] for column in columns.values()]
+    rows += [delimiter.join(row) for row in zip(*cells, strict=True)]
+    return "\n".join(rows) + "\n"
+
+
+def read(folder, content, **data):
+    (folder / "a.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
+    return load(recipe_of("csv:a.csv", **{"target": "label", **data}), folder)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_encodings_and_delimiters_are_recognised(tmp_path, encoding, delimiter):
+    expected = read(tmp_path, lines_of())
+    data = read(tmp_path, lines_of(delimiter).encode(encoding))
+    assert data.digest() == expected.digest()
+    assert data.columns[0].categories == ("Köln", "Málaga", "Rome")
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_decimal_commas_are_recognised_or_set(tmp_path, delimiter):
+    expected = read(tmp_path, lines_of())
+    assert read(tmp_path, lines_of(delimiter, comma=True)).digest() == expected.digest()
+    assert read(tmp_path, lines_of(delimiter, comma=True), decimal=",").digest() == expected.digest()
+    many = [f"{1000 + i}.{i % 10}" for i in range(ROWS)]
+    grouped = [f"1.{text[1:4]},{text[5:]}" for text in many]
+    plain = read(tmp_path, lines_of(price=many))
+    assert read(tmp_path, lines_of(";", price=grouped), decimal=",", thousands=".").digest() == plain.digest()
+
+
+def test_what_is_not_usual_is_said_and_a_recipe_may_say_otherwise(tmp_path, caplog):
+    caplog.set_level("INFO", "dubito.training")
+    read(tmp_path, lines_of(";", comma=True).encode("cp1252"))
+    assert "a.csv is read as cp1252" in caplog.text
+    assert "cells are separated by ';'" in caplog.text
+    assert "decimal commas" in caplog.text
+    data = read(tmp_path, lines_of().encode("cp1250", "replace"), encoding="cp1250", delimiter=",")
+    assert "Köln" in data.columns[0].categories
+    refused(lambda: read(tmp_path, lines_of().encode("cp1252"), encoding="utf-8"), "bytes that are not utf-8")
+    refused(lambda: read(tmp_path, lines_of(), encoding="klingon"), "a readable CSV file", "klingon")
+
+
+def test_a_file_without_a_header_is_refused(tmp_path):
+    refused(
+        lambda: read(tmp_path, "1,2,3\n4,5,6\n"), "a first line of a.csv that names the columns, got numbers alone"
+    )
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda d: d,
+        lambda d: d.replace("-", "/"),
+        lambda d: ".".join(reversed(d.split("-"))),
+        lambda d: "/".join(reversed(d.split("-"))),
+        lambda d: "{1}/{2}/{0}".format(*d.split("-")),
+        lambda d: d + "T00:00:00Z",
+        lambda d: d + " 02:00+02:00",
+    ],
+    ids=["iso", "slashes", "german", "day first", "month first", "zulu", "offset"],
+)
+def test_dates_are_a_time_axis_and_the_service_reads_them_as_training_did(tmp_path, written):
+    data = read(tmp_path, lines_of(day=[written(day) for day in DAYS]))
+    (column,) = data.columns
+    assert (column.kind, column.cycles) == ("time", ("year", "week"))
+    posted = json.loads(json.dumps([{"day": day} for day in DAYS]))
+    served = from_objects(posted, data.columns, "inputs")
+    assert sorted(np.concatenate([data.train.x, data.test.x]).tolist()) == sorted(served.tolist())
+    seconds = np.array(DAYS, "M8[s]").astype(float)
+    weeks = 2 * np.pi * seconds / (7 * 86400)
+    assert served[:, 0] == pytest.approx((seconds - column.mean) / column.std, abs=1e-6)
+    assert served[:, 3:] == pytest.approx(np.stack([np.sin(weeks), np.cos(weeks)], 1), abs=1e-5)
+
+
+def test_times_of_day_have_a_cycle_and_missing_ones_an_indicator(tmp_path):
+    times = [None if i % 7 == 0 else f"2024-05-01T{i % 24:02d}:30" for i in range(ROWS)]
+    data = read(tmp_path, lines_of(at=times))
+    (column,) = data.columns
+    assert (column.cycles, column.indicator, data.shape) == (("day",), True, (4,))
+    rows = from_objects([{"at": None}, {"at": "2024-05-01 06:00"}], data.columns, "x")
+    assert rows[0].tolist() == [0, 0, 0, 1]
+    assert rows[1, 1:] == pytest.approx([1, 0, 0], abs=1e-6)
+
+
+def test_parquet_s_dates_are_those_of_csv(tmp_path):
+    expected = read(tmp_path, lines_of(day=DAYS))
+    for kind in (pa.date32(), pa.timestamp("ns"), pa.timestamp("s", "UTC")):
+        days = pa.array(np.array(DAYS, "M8[D]")).cast(kind)
+        parquet.write_table(pa.table({"day": days, "label": LABEL}), tmp_path / "a.parquet")
+        assert load(recipe_of("parquet:a.parquet", target="label"), tmp_path).digest() == expected.digest()
+
+
+def test_dates_that_could_be_read_in_two_ways_are_refused_unless_the_recipe_says(tmp_path):
+    days = [f"0{1 + i % 9}/0{1 + i % 7}/2024" for i in range(ROWS)]
+    refused(
+        lambda: read(tmp_path, lines_of(day=days)),
+        "column day: expected dates that can be read in one way (data.date_format",
+        "got '08/01/2024'",  # the first that is not the same either way
+    )
+    first = read(tmp_path, lines_of(day=days), date_format="%d/%m/%Y")
+    second = read(tmp_path, lines_of(day=days), date_format="%m/%d/%Y")
+    assert first.columns[0].mean != second.columns[0].mean
+    assert read(tmp_path, lines_of(day=days), columns={"day": "categorical"}).columns[0].kind == "categorical"
+    bad = [*days[:-1], "soon"]
+    says = "column day: expected dates or times, such as 2024-05-01"
+    refused(lambda: read(tmp_path, lines_of(day=bad), columns={"day": "time"}), says, "got 'soon' in row 59")
+
+
+@pytest.mark.parametrize(
+    "cell", [5, "yesterday", "2024-13-01", "2024-05-01T25:00", "01/02/2024", True, ["2024-05-01"]]
+)
+def test_a_request_s_cell_that_is_no_time_is_refused(tmp_path, cell):
+    columns = read(tmp_path, lines_of(day=DAYS)).columns
+    with pytest.raises(InvalidInput, match=r"inputs.0.day: expected a date or time in ISO 8601, such as 2024-05-01"):
+        from_objects([{"day": cell}], columns, "inputs")
+
+
+def test_of_many_categories_the_frequent_ones_are_told_apart(tmp_path, caplog):
+    caplog.set_level("INFO", "dubito.training")
+    rows = 2000
+    names = [f"k{i}" if i % 2 else f"often{i % 20}" for i in range(rows)]
+    content = "name,label\n" + "".join(f"{name},{'ab'[i // 3 % 2]}\n" for i, name in enumerate(names))
+    (column,) = read(tmp_path, content).columns
+    assert column.categories == tuple(sorted(f"often{i}" for i in range(0, 20, 2)))
+    assert "the 10 most frequent are told apart, the others are one" in caplog.text

@@ -1,0 +1,189 @@
+"""Which rows train, validate, calibrate and test.
+
+Rows are drawn at random; where a recipe says so, class by class, group by group, or by time.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from model_store.errors import InvalidInput
+
+Index = Int64[np.ndarray, "M"]
+TEST_SEED = 0  # which rows are test rows is part of the data, not of a run
+# By default: shares of the training rows, least rows of a small set (and the share that these may be), most rows.
+DEFAULTS = {
+    "validation": (0.08, 8, 0.12, 5_000),
+    "reference": (0.08, 10, 0.13, 2_000),
+    "ranking": (0.12, 19, 0.24, 4_000),  # from 19 rows on, a flag can be kept at a rate of .05
+}
+DEFAULT_TEST_FRACTION, DEFAULT_TEST_ROWS = 0.2, 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """What a split of N rows looks at, where there is such a thing: class numbers, group numbers, times."""
+
+    labels: Int64[np.ndarray, "N"] | None = None
+    groups: Int64[np.ndarray, "N"] | None = None
+    times: Float64[np.ndarray, "N"] | None = None
+
+    def take(self, index: Index) -> "Keys":
+        """Return the keys of some rows."""
+        return Keys(*(None if key is None else key[index] for key in (self.labels, self.groups, self.times)))
+
+
+@dataclass(frozen=True)
+class SplitSizes:
+    """How many training rows are held out, for what: a number of rows, a share of them, or None for the default.
+
+    `seed` says which rows. `is_stratified` splits have each class by its share of the rows.
+    """
+
+    validation: int | float | None
+    reference: int | float | None
+    ranking: int | float | None
+    seed: int
+    is_stratified: bool = False
+
+    def rows(self, rows: int) -> tuple[int, int, int]:
+        """Return how many of so many training rows validate, are the reference, and rank.
+
+        Raises:
+            InvalidInput: if fewer than half of the rows would be left for training.
+        """
+        sizes = {
+            name: default_rows(name, rows) if size is None else size if isinstance(size, int) else round(size * rows)
+            for name, size in (
+                ("validation", self.validation),
+                ("reference", self.reference),
+                ("ranking", self.ranking),
+            )
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise InvalidInput(f"data.{name}", f"a share of {rows} training rows that leaves some", "none")
+        if sum(sizes.values()) > rows // 2:
+            raise InvalidInput(
+                "data.validation_rows + reference_rows + ranking_rows",
+                f"at most half of the {rows} training rows",
+                str(sum(sizes.values())),
+            )
+        return sizes["validation"], sizes["reference"], sizes["ranking"]
+
+    def split(self, rows: int, keys: Keys | None = None) -> list[Index]:
+        """Return the numbers of the validation, reference, ranking and, last, the remaining training rows.
+
+        Raises:
+            InvalidInput: if fewer than half of the rows would be left for training, or no group is small enough.
+        """
+        keys = keys or Keys()
+        sizes = self.rows(rows)
+        rng = np.random.default_rng(self.seed)
+        if keys.times is not None:
+            order = _by_time(keys.times, rng)
+            held_out = order[rows - sum(sizes) :]
+            calibration = rng.permutation(held_out[sizes[0] :])
+            parts = [held_out[: sizes[0]], *np.split(calibration, [sizes[1]]), order[: rows - sum(sizes)]]
+        elif keys.groups is not None:
+            parts = []
+            left = np.arange(rows)
+            for name, size in zip(DEFAULTS, sizes, strict=True):
+                taken = _groups(keys.groups[left], size, rng, name)
+                parts.append(left[taken])
+                left = left[~taken]
+            parts.append(left)
+        elif self.is_stratified and keys.labels is not None:
+            order = _by_class(keys.labels, rng)
+            order, held_out = _apart(order, sum(sizes), rng)
+            held_out, ranking = _apart(held_out, sizes[2], rng)
+            validation, reference = _apart(held_out, sizes[1], rng)
+            parts = [rng.permutation(part) for part in (validation, reference, ranking, order)]
+        else:
+            parts = np.split(rng.permutation(rows), np.cumsum(sizes))
+        return parts
+
+
+def default_rows(split: str, rows: int) -> int:
+    """Return how many of so many training rows a split has if nothing else is said."""
+    share, least, small_share, most = DEFAULTS[split]
+    return max(1, min(max(round(share * rows), min(least, int(small_share * rows))), most))
+
+
+def default_test_fraction(rows: int) -> float:
+    """Return the share of rows that are held out for test if nothing else is said."""
+    return min(DEFAULT_TEST_FRACTION, DEFAULT_TEST_ROWS / max(rows, 1))
+
+
+def hold_out(
+    rows: int, test_fraction: float | None, keys: Keys | None = None
+) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"]]:
+    """Return the numbers of the training and of the test rows, each rising: a random share, always the same.
+
+    By the keys that are there: the latest rows, whole groups, or of each class its share.
+
+    Raises:
+        InvalidInput: if the share comes to no row, or to all.
+    """
+    keys = keys or Keys()
+    size = round((default_test_fraction(rows) if test_fraction is None else test_fraction) * rows)
+    if not 0 < size < rows:
+        raise InvalidInput("data.test_fraction", f"a share of {rows} rows that leaves some on both sides", f"{size}")
+    rng = np.random.default_rng(TEST_SEED)
+    if keys.times is not None:
+        order = _by_time(keys.times, rng)
+        train, test = order[: rows - size], order[rows - size :]
+    elif keys.groups is not None:
+        taken = _groups(keys.groups, size, rng, "test")
+        train, test = np.flatnonzero(~taken), np.flatnonzero(taken)
+    elif keys.labels is not None:
+        train, test = _apart(_by_class(keys.labels, rng), size, rng)
+    else:
+        test, train = np.split(rng.permutation(rows), [size])
+    return np.sort(train), np.sort(test)
+
+
+def _by_time(times: Float64[np.ndarray, "N"], rng: np.random.Generator) -> Index:
+    """Return rows from the earliest to the latest, those of one time in random order."""
+    shuffled = rng.permutation(len(times))
+    return shuffled[np.argsort(times[shuffled], kind="stable")]
+
+
+def _by_class(labels: Int64[np.ndarray, "N"], rng: np.random.Generator) -> Index:
+    """Return rows class by class, in random order within each; classes come as they first appear, whatever their
+    numbers.
+    """
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    shuffled = rng.permutation(len(labels))
+    return shuffled[np.argsort(first[inverse][shuffled], kind="stable")]
+
+
+def _apart(
+    order: Int64[np.ndarray, "N"], size: int, rng: np.random.Generator
+) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"]]:
+    """Return the rows that are left, and `size` rows taken at equal steps from a random start (systematic sampling):
+    every row is as likely to be taken, and of each class its share, rounded up or down.
+    """
+    places = np.floor((np.arange(size) + rng.uniform()) * (len(order) / size)).astype(np.int64)
+    is_taken = np.zeros(len(order), dtype=bool)
+    is_taken[np.minimum(places, len(order) - 1)] = True
+    return order[~is_taken], order[is_taken]
+
+
+def _groups(groups: Int64[np.ndarray, "N"], size: int, rng: np.random.Generator, split: str) -> np.ndarray:
+    """Return which rows are of groups that, in random order, fit into `size` rows together.
+
+    Raises:
+        InvalidInput: if no group does.
+    """
+    numbers, counts = np.unique(groups, return_counts=True)
+    taken, rows = [], 0
+    for i in rng.permutation(len(numbers)).tolist():
+        if rows + counts[i] <= size:
+            taken.append(numbers[i])
+            rows += int(counts[i])
+    if not taken or len(taken) == len(numbers):
+        expected = f"groups of at most {size} rows, some of which the {split} split can have to itself"
+        raise InvalidInput("data.group", expected, f"{len(numbers)} groups of {counts.min()} rows or more")
+    return np.isin(groups, taken)

@@ -1,0 +1,48 @@
+"""When a fit that was told no number of epochs has gone on for long enough.
+
+It trains at its first learning rates until what counts has levelled off over the last `patience` epochs, then lets
+the rates decay over a third as many epochs again, and ends. What counts is the held-out likelihood and, of a
+posterior that has a bound to converge to, that bound and the spread of theta as well.
+"""
+
+import math
+
+from training.fitting.convergence import LEVEL, slope
+
+FEWEST_STEPS = 200  # of `patience` epochs, if a recipe does not say how many these are
+FEWEST_EPOCHS = 5
+COOLING = 1 / 3  # of the epochs so far
+LEVEL_NATS = 0.01  # a rise of the held-out likelihood a row, over the window, below which it is level
+
+
+def patience_of(told: int | None, epoch_steps: int) -> int:
+    """Return over how many epochs things must have levelled off."""
+    return told or max(FEWEST_EPOCHS, math.ceil(FEWEST_STEPS / epoch_steps))
+
+
+def cooling_epochs(epochs: int, patience: int) -> int:
+    """Return over how many epochs the rates decay after so many."""
+    return max(patience, math.ceil(COOLING * epochs))
+
+
+def moving(history: list[dict[str, float | int]], patience: int, has_bound: bool) -> list[str]:
+    """Return what has not levelled off over the last `patience` epochs, in words."""
+    if len(history) < patience + 1:
+        return ["too few epochs to tell"]
+    window = max(3, patience)
+
+    def rises(key: str, least: float) -> float:
+        """Return how far values have risen over the window, 0 where they cannot be told from level ones."""
+        rise, error = slope([m[key] for m in history[-window:]], share=1.0)
+        return rise * window if abs(rise) > 2 * error and abs(rise) * window > least else 0.0
+
+    still = []
+    if rises("validation_log_likelihood", LEVEL_NATS) > 0:
+        still.append("the held-out likelihood still rose")
+    if has_bound:
+        size = abs(sum(m["objective"] for m in history[-window:]) / window)
+        if rises("objective", max(LEVEL * size, LEVEL_NATS)) < 0:
+            still.append("the bound still fell")
+        if "log_std" in history[-1] and rises("log_std", 5 * LEVEL) != 0:
+            still.append("the spread still moved")
+    return still
