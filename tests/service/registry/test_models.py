@@ -10,6 +10,7 @@ import pytest
 from model_store.errors import BrokenArtifact, NotFound
 from model_store.inference.model import Model
 from service.registry.models import Models
+from service.registry.trials import Trials
 from service.settings import Settings
 from tests.support import tiny
 
@@ -21,7 +22,8 @@ def store(tmp_path):
 
 @pytest.fixture
 def models(store):
-    models = Models(Settings(store=store.root, threads=1, ready_draw_sets=0), threading.Event())
+    settings, ending = Settings(store=store.root, threads=1, ready_draw_sets=0, trial_s=0), threading.Event()
+    models = Models(settings, threading.Event(), ending, Trials(settings, ending))
     models.refresh()
     return models
 
