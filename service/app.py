@@ -1,5 +1,6 @@
 """The application: what the routes share, the routes, and what every request passes."""
 
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -45,7 +46,10 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
         key_ring.start()
         context.worker_metrics.start()
         context.notices.start()
+        gc.collect()
+        gc.freeze()  # what is there now stays: looking through it for garbage would stop all threads
         yield
+        gc.unfreeze()
         context.notices.stop()
         context.worker_metrics.stop()
         context.ending.set()

@@ -64,12 +64,13 @@ class Settings(BaseSettings):
         default=64 << 20, description="largest request body, in bytes"
     )
     max_json_bytes: Annotated[int, Field(ge=1024)] = Field(
-        default=16 << 20, description="largest JSON body, in bytes: it takes many times its size until it is read"
+        default=16 << 20, description="largest JSON body, in bytes: it takes much longer to read than an array"
     )
     memory_budget_bytes: Annotated[int, Field(ge=1 << 20)] = Field(
         default=512 << 20,
         description="most memory of each process for requests, in bytes: bodies that are read, what is made of them "
-        "and answers that are not read yet; what does not fit is answered 429",
+        "and answers that are not read yet; what does not fit is answered 429. A lone client gets three "
+        "quarters of it",
     )
     max_connections: Annotated[int, Field(ge=1)] = Field(
         default=1000,
