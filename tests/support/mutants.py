@@ -32,7 +32,8 @@ PYTEST = "-q -x -p no:cacheprovider -p no:xdist -m 'not slow and not fits and no
 # Modules by what their path begins with, and the tests that run for each; the longest that fits counts.
 TESTS = {
     "model_store/scores/": "tests/model_store/scores",
-    "model_store/conformal/abstention.py": "tests/model_store/conformal/test_abstention.py",
+    "model_store/conformal/abstention.py": "tests/model_store/conformal/test_abstention.py "
+    "tests/model_store/conformal/test_calibration.py",
     "model_store/conformal/calibration.py": "tests/model_store/conformal",
     "model_store/conformal/detectors.py": "tests/model_store/conformal/test_detectors.py",
     "model_store/conformal/false_discovery.py": "tests/model_store/conformal/test_false_discovery.py",
