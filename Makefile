@@ -7,7 +7,7 @@ SCHEMATHESIS := 4.32.5
 SBOM_TOOL := cyclonedx-bom==7.5.0
 STORE := $(or $(DUBITO_STORE),models)
 
-.PHONY: install serve test test-quick test-slow test-real check bench compose-check constraints sbom base-image
+.PHONY: install serve test test-quick test-slow test-real check mutants bench compose-check constraints sbom base-image
 
 install: .venv/installed-$(RUNTIME)
 
@@ -40,6 +40,14 @@ test-real: install .venv-schemathesis
 check: install
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
 	$(BIN)/python -m pytest $(IN_TWO) --cov --cov-report=term
+
+mutants: install .venv-mutants/installed
+	nice -n 15 .venv-mutants/bin/python tests/support/mutants.py $(PART) $(MUTANTS)
+
+.venv-mutants/installed:
+	$(PYTHON) -m venv .venv-mutants
+	.venv-mutants/bin/python -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
+	touch $@
 
 bench: install
 	$(BIN)/python -m benchmarks

@@ -78,7 +78,7 @@ class Settings(BaseSettings):
         "is ended, or the new one answered 503",
     )
     max_image_pixels: Annotated[int, Field(ge=1)] = Field(
-        default=100_000_000, description="most pixels of one request's PNG and JPEG files together"
+        default=100_000_000, description="most pixels of one request's image files together"
     )
     max_row_draws: Annotated[int, Field(ge=1)] = Field(
         default=20_000_000, description="most rows x draws of one request"

@@ -337,7 +337,7 @@ class ModelStore:
         if not is_name(name):
             raise InvalidInput("name", f"a name matching {NAME_PATTERN}", repr(name[:80]))
         folder = self.folder(name)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for left in [*folder.glob(".draft-*"), *folder.glob(".deleted-*")]:
@@ -357,7 +357,7 @@ class ModelStore:
 
     def _point(self, folder: Path, alias: str, version: str) -> None:
         aliases = folder / "aliases"
-        aliases.mkdir(exist_ok=True)
+        make_folder(aliases)
         for left in aliases.glob(".draft-*"):
             left.unlink()
         handle, draft = mkstemp(prefix=".draft-", dir=aliases)
@@ -433,6 +433,14 @@ def write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it unless they are there, and wait until they are on the disk."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:

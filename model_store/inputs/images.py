@@ -22,6 +22,7 @@ MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # o
 GREY_MODES = ("1", "L", "LA")
 MAX_PIXELS = 1 << 25  # of one image: 33 million, more than cameras' 24
 MAX_SCANS = 100  # of a JPEG file: encoders write up to a dozen
+BMP_RUN_LENGTHS = (1, 2)  # kinds of compression that are decoded a run at a time, in Python
 SCANS_AT_ONCE = 10  # that count once: what a progressive image usually has
 
 
@@ -50,6 +51,8 @@ def open_image(content: bytes, field: str, formats: tuple[str, ...] = FORMATS) -
         raise InvalidInput(field, f"an image of at most {MAX_PIXELS} pixels", f"{image.width} x {image.height}")
     if image.format == "JPEG" and not jpeg.has_bytes_enough(content, image.width * image.height):
         raise _broken(image, field)
+    if image.format == "BMP" and image.info.get("compression") in BMP_RUN_LENGTHS:
+        raise InvalidInput(field, "a BMP file of plain pixels", "one of run lengths")
     if image.mode not in MODES:
         raise InvalidInput(field, "an image of 8 bits a channel", f"one of mode {image.mode}")
     return image

@@ -66,6 +66,7 @@ class PredictRequest(Envelope):
                 },
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "fdr": 0.1},
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "settle": 0.02},
+                {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "coverage": 0.9, "confidence": 0.95},
             ]
         }
     )
@@ -84,6 +85,11 @@ class PredictRequest(Envelope):
     )
     coverage: Probability = Field(
         default=0.95, description="probability with which a row's prediction set or interval holds the truth"
+    )
+    confidence: Probability | None = Field(
+        default=None,
+        description="probability, over the choice of the calibration rows, with which `coverage` is kept; by default "
+        "it is kept on average over that choice",
     )
     risk: Probability | None = Field(
         default=None,
@@ -143,13 +149,18 @@ class RowAnswer(BaseModel):
 
 
 class PredictionAnswer(RowAnswer):
-    """What a model of classification says of a row; information in nats. Without a risk `abstain` is null."""
+    """What a model of classification says of a row; information in nats. Without a risk `abstain` is null.
+
+    `bald` is `entropy` less `expected_entropy`; of K draws it is some `bald` / K too small on average, which
+    `bald_corrected` is not. One draw gives none.
+    """
 
     label: str
     probabilities: list[float]
     entropy: float
     expected_entropy: float
     bald: float
+    bald_corrected: float | None
     mean_std: float
     variation_ratio: float
     prediction_set: list[str]
@@ -191,6 +202,7 @@ class PredictAnswer(BaseModel):
     fpr: float
     fdr: float | None
     coverage: float
+    confidence: float | None
     risk: float | None
     predictions: list[PredictionAnswer] | list[RegressionAnswer]
 

@@ -32,3 +32,12 @@ def png_of_chunks(picture: bytes, chunks: int) -> bytes:
     empty = b"\0\0\0\0" + b"teST" + struct.pack(">I", zlib.crc32(b"teST"))
     place = 8 + 25  # after the signature and the header
     return picture[:place] + empty * chunks + picture[place:]
+
+
+def bmp_of_runs(width: int, height: int) -> bytes:
+    """A BMP file of 8 bits whose pixels are run lengths, each of one pixel."""
+    runs = (b"\x01\x07" * width + b"\0\0") * height + b"\0\1"
+    palette = bytes(range(256)) * 4
+    offset = 14 + 40 + len(palette)
+    info = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(runs), 0, 0, 256, 0)
+    return b"BM" + struct.pack("<IHHI", offset + len(runs), 0, 0, offset) + info + palette + runs

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, UInt16
 from scipy import optimize, stats
+from scipy.special import betaincinv, ndtri
 
 from training.seeds import EvaluationStream, generator
 
@@ -41,8 +42,10 @@ class Resamples:
     def of(cls, rows: int, seed: int, resamples: int = RESAMPLES) -> "Resamples":
         """Draw them; `seed` is that of the evaluation."""
         random = generator(seed, EvaluationStream.RESAMPLES, rows)
-        drawn = (np.bincount(random.integers(rows, size=rows), minlength=rows) for _ in range(resamples))
-        return cls(np.array(list(drawn), dtype=np.uint16))
+        counts = np.empty((resamples, rows), dtype=np.uint16)
+        for sample in counts:
+            sample[:] = np.bincount(random.integers(rows, size=rows), minlength=rows)
+        return cls(counts)
 
     def values(
         self, figure: Callable[[Float64[np.ndarray, "S N"]], Float64[np.ndarray, "S *shape"]]
@@ -62,8 +65,8 @@ def percentiles(values: Float64[np.ndarray, "R"], level: float = LEVEL) -> Ends:
 def share_interval(hits: int, rows: int, level: float = LEVEL) -> Ends:
     """Return the interval of a share, given how many of the rows it is (Clopper and Pearson 1934)."""
     tail = (1.0 - level) / 2.0
-    low = 0.0 if hits == 0 else float(stats.beta.ppf(tail, hits, rows - hits + 1))
-    high = 1.0 if hits == rows else float(stats.beta.ppf(1.0 - tail, hits + 1, rows - hits))
+    low = 0.0 if hits == 0 else float(betaincinv(hits, rows - hits + 1, tail))
+    high = 1.0 if hits == rows else float(betaincinv(hits + 1, rows - hits, 1.0 - tail))
     return low, high
 
 
@@ -132,8 +135,8 @@ def false_positive_rate_interval(
     """
     half = (1.0 + LEVEL) / 2.0
     ordered, rows = np.sort(positive), len(positive)
-    below = stats.binom(rows, 1.0 - detection_rate)  # positive rows below the true threshold
-    first, last = int(below.ppf((1.0 - half) / 2.0)), int(below.ppf((1.0 + half) / 2.0))
+    tails = np.array([(1.0 - half) / 2.0, (1.0 + half) / 2.0])
+    first, last = stats.binom.ppf(tails, rows, 1.0 - detection_rate).astype(int)  # rows below the true threshold
     lowest = ordered[first - 1] if first > 0 else -np.inf
     highest = ordered[last] if last < rows else np.inf
     least, most = int(np.sum(negative >= highest)), int(np.sum(negative >= lowest))
@@ -141,4 +144,4 @@ def false_positive_rate_interval(
 
 
 def _normal_quantile() -> float:
-    return float(stats.norm.ppf((1.0 + LEVEL) / 2.0))
+    return float(ndtri((1.0 + LEVEL) / 2.0))

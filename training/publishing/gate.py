@@ -55,11 +55,9 @@ def check_gate(recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows:
     label = f"{gate.against} (version {version})"
     if TrainingFacts.of(manifest).data_digest != TrainingFacts.of(draft.description).data_digest:
         log.info("gate: %s was fitted on other data, which may have had some of these test rows", label)
-    test = _test_rows_of(manifest, recipe, draft, rows.test, root)
+    test = rows_as_taken_by(manifest, recipe, draft, rows.test, root)
     if test is None:
-        log.info(
-            "gate: %s takes other rows, so what was measured of either is compared, without regard to chance", label
-        )
+        log.info("gate: %s takes other rows, so the figures of either are compared as they are", label)
         failed = _worse_as_recorded(gate, manifest, draft, label)
     else:
         model = Model.load(store.open(name, version, wanted=NEEDED))
@@ -114,7 +112,7 @@ def _worse_as_recorded(gate: GateSection, manifest: Manifest, draft: Draft, labe
     return failed
 
 
-def _test_rows_of(manifest: Manifest, recipe: Recipe, draft: Draft, test: Rows, root: Path) -> Rows | None:
+def rows_as_taken_by(manifest: Manifest, recipe: Recipe, draft: Draft, test: Rows, root: Path) -> Rows | None:
     """Return the test rows as another version takes them, or None where it takes none such."""
     description = draft.description
     if manifest.task != description.task:

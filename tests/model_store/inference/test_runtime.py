@@ -12,7 +12,7 @@ from model_store.errors import BrokenArtifact
 from model_store.inference.model import Model
 from model_store.inference.noise import standard_normal
 from model_store.inference.operators import OPERATORS
-from model_store.inference.runtime import CHUNK_ROWS, GraphError, Runtime
+from model_store.inference.runtime import CHUNK_ROWS, DrawSet, GraphError, Runtime
 
 INPUTS, CLASSES, NOISE = 3, 4, 5
 MATRIX = np.random.default_rng(0).normal(size=(NOISE, CLASSES)).astype(np.float32)
@@ -52,6 +52,22 @@ def test_log_probabilities_and_density_are_the_networks(rows, draws, paired):
     expected = logits - np.log(np.exp(logits.astype(np.float64)).sum(axis=2, keepdims=True))
     np.testing.assert_allclose(log_probs, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(density, np.square(x).sum(axis=1, keepdims=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 9), (4, 9), (5, 6), (8, 9)])
+@pytest.mark.parametrize("draws_at_once", [1, 3, 100])
+def test_draws_too_many_to_hold_are_made_again_as_they_are_wherever_a_part_begins(
+    monkeypatch, first, last, draws_at_once
+):
+    """Rows that have not settled go on under draws `first` to `last - 1`: those of a set that is held."""
+    monkeypatch.setattr("model_store.inference.runtime.CHUNK_BYTES", 4 * CLASSES * draws_at_once)
+    runtime = tiny()
+    known, _ = runtime.before_draws(np.random.default_rng(2).normal(size=(5, INPUTS)).astype(np.float32))
+    held = runtime.after_draw_set(known, DrawSet(11, 9, runtime.draw(11, 0, 9)), first, last)
+    made = runtime.after_draw_set(known, DrawSet(11, 9, None), first, last)
+    assert made.tobytes() == held.tobytes()
+    assert len(made) == last - first
+    assert made.tobytes() == runtime.after_draw_set(known, DrawSet(11, 9, None), 0, 9)[first:last].tobytes()
 
 
 # Graphs that are refused

@@ -10,7 +10,7 @@ from PIL import Image
 from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
 from model_store.inputs.images import MAX_SCANS, decoded_pixels, open_image, pixels
-from tests.support.images import jpeg_of_scans, jpeg_of_segments, png_file, png_of_chunks
+from tests.support.images import bmp_of_runs, jpeg_of_scans, jpeg_of_segments, png_file, png_of_chunks
 
 GREY = ImageSpec(mode="L")
 COLOUR = ImageSpec(mode="RGB")
@@ -70,6 +70,13 @@ def test_another_size_is_refused_unless_the_model_resizes():
         decoded(file_of(PIXELS), (3, 5, 4), COLOUR)
     flat = np.full((40, 60, 3), 77, dtype=np.uint8)
     assert set(decoded(file_of(flat), (3, 5, 4), ImageSpec(mode="RGB", resize=True)).tolist()) == {77}
+
+
+def test_resized_pixels_are_linear_between_those_around_them():
+    """Each new pixel's centre lies a quarter of the way between two old ones, or beyond the last."""
+    two = np.array([[0, 100], [0, 100]], dtype=np.uint8)
+    wide = decoded(file_of(two), (2, 4), ImageSpec(mode="L", resize=True))
+    assert wide.reshape(2, 4).tolist() == [[0, 25, 75, 100]] * 2
 
 
 @pytest.mark.parametrize("interlaced", [False, True])
@@ -188,6 +195,13 @@ def test_a_file_of_many_parts_or_none_is_refused_before_its_reader_goes_over_the
     with pytest.raises(InvalidInput, match=r"inputs.2: expected a PNG, JPEG, WEBP or BMP file, got something else"):
         open_image(content, "inputs.2")
     assert time.process_time() - begun < 0.5
+
+
+def test_a_bmp_of_run_lengths_is_refused_before_they_are_decoded_one_by_one():
+    content = bmp_of_runs(50, 40)
+    assert np.asarray(Image.open(io.BytesIO(content))).shape == (40, 50)
+    with pytest.raises(InvalidInput, match=r"inputs.2: expected a BMP file of plain pixels, got one of run lengths"):
+        open_image(content, "inputs.2")
 
 
 def test_files_of_some_parts_are_read():

@@ -146,6 +146,14 @@ def test_a_key_is_one_of_those_configured_or_none():
     assert ["admin" in key.scopes for key in found[:3]] == [False, False, True]
 
 
+def test_without_an_admin_key_administration_takes_an_api_key_to_be_told_that_there_is_none():
+    api, admin = read_keys(Settings(api_keys=FIRST)), read_keys(Settings(api_keys=FIRST, admin_key=ADMIN))
+    assert api.needed("/admin/models") == api.api != ()
+    assert admin.needed("/admin/models") == admin.admin
+    assert set(admin.needed("/metrics")) == {*admin.api, *admin.admin}
+    assert read_keys(Settings()).needed("/admin/models") == ()
+
+
 def test_settings_and_keys_do_not_show_keys():
     settings = Settings(api_keys=f"{FIRST},{SECOND}", admin_key=ADMIN)
     shown = f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()} {KeyRing(settings)!r}"

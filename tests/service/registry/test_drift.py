@@ -1,6 +1,7 @@
 """Drift: an exact martingale under the null, alarms seldom while nothing drifts and soon where something does."""
 
 import math
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
@@ -245,6 +246,32 @@ def test_no_row_is_lost_between_threads(generator):
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(watch, generator.normal(size=(8, 400))))
     assert drift.report().rows == sum(drift.report().binned_rows) == 3200
+
+
+class Interrupted(list):
+    """Hashes that, when they are read, let another thread go as far as it may."""
+
+    def __init__(self, hashes, other):
+        super().__init__(hashes)
+        self.other, self.went_through = other, None
+
+    def __iter__(self):
+        self.other.start()
+        self.other.join(0.3)
+        self.went_through = not self.other.is_alive()
+        return super().__iter__()
+
+
+def test_a_request_is_taken_in_whole_before_the_next(generator):
+    """Rows that two requests share count once: neither may come between the other's look and its note."""
+    ranking = np.sort(generator.normal(size=99))
+    drift, p_values = Drift(ranking), np.array([0.5, 0.6, 0.7])
+    other = threading.Thread(target=lambda: drift.watch(p_values, [1, 2, 4]))
+    hashes = Interrupted([1, 2, 3], other)
+    drift.watch(p_values, hashes)
+    other.join()
+    assert hashes.went_through is False
+    assert drift.report().rows == 4
 
 
 # Over HTTP
