@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model_store.errors import InvalidInput
 from model_store.inference.trials import WORKING_BYTES
+from model_store.processors import available_processors
 
 PREFIX = "DUBITO_"
 VERIFY_KEY_VARIABLE = f"{PREFIX}VERIFY_KEY_FILE"
@@ -149,7 +150,7 @@ def processors(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
     `cpu_max` is the file of cgroup v2: microseconds of processor time in each period, or `max`, and the period.
     """
-    available = len(os.sched_getaffinity(0))
+    available = available_processors()
     try:
         quota, period = cpu_max.read_text(encoding="ascii").split()
         return available if quota == "max" else max(1, min(available, int(quota) // int(period)))
