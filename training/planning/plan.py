@@ -9,6 +9,7 @@ from typing import Any
 
 from model_store.artifacts.manifest import NAME_PATTERN
 from model_store.conformal.calibration import DEFAULT_FPR
+from model_store.errors import InvalidInput
 from training.data.splitting import default_rows, default_test_fraction
 from training.planning.findings import Findings
 from training.recipe import DataSection, Recipe, validated
@@ -17,6 +18,7 @@ FEWEST_ROWS = 20  # of a set that a recipe is made for
 STEP_S, MULTIPLICATIONS_A_SECOND = 0.004, 3e9  # what a step takes beside its products, and these, on one core
 LONGEST_S = 75.0  # of a fit's steps
 FEWEST_STEPS, MOST_STEPS = 600, 20_000
+HETEROSCEDASTIC_ROWS = 2_000
 CONVOLVED_SIDE = 14  # pixels a side from which on images are convolved
 
 
@@ -35,7 +37,10 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
     Raises:
         InvalidInput: naming what the data do not bear.
     """
-    assert found.task is not None
+    if found.task is None:
+        raise InvalidInput("--target", "the name of a column", "none")
+    if found.rows < FEWEST_ROWS:
+        raise InvalidInput("data.source", f"at least {FEWEST_ROWS} rows", f"{found.rows}")
     reasons: dict[str, str] = {}
     is_image = found.source.startswith("images:")
     width = _width(found)
@@ -71,19 +76,22 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
         content["training"] = {"learning_rate": 1e-3}
         samples = 1
     else:
-        units, samples = 128, 10
-        content |= {
-            "method": "dropout-alpha",
-            "network": {"hidden": [units, units]},
-            "posterior": {"rate": 0.1, "prior_std": 1.0},
-            "training": {"learning_rate": 3e-3},
-        }
+        if found.task == "classification":
+            units, samples = 100, 1
+            posterior: dict[str, Any] = {"couplings": 2, "hidden": 50, "initial_log_std": -3.0}
+            content |= {"method": "bhn-realnvp", "training": {"learning_rate": 1e-2}}
+        else:
+            units, samples = 128, 10
+            posterior = {"rate": 0.1, "prior_std": 0.3}
+            content |= {"method": "dropout-alpha", "training": {"learning_rate": 3e-3}}
+        content |= {"network": {"hidden": [units, units]}, "posterior": posterior}
         reasons["network"] = "two hidden layers"
         reasons["method"] = "the best held-out likelihood on the panel (docs/results/panel.md)"
         multiplications = float(width * units + units * units + units * max(2, len(found.classes)))
     if found.task == "regression":
-        content["likelihood"] = {"noise": "heteroscedastic"}
-        reasons["likelihood.noise"] = "a row's noise is learned beside its mean"
+        noise = "heteroscedastic" if train >= HETEROSCEDASTIC_ROWS else "homoscedastic"
+        content["likelihood"] = {"noise": noise}
+        reasons["likelihood.noise"] = f"{train} training rows: heteroscedastic from {HETEROSCEDASTIC_ROWS} on"
     steps = max(1, train // min(batch, max(1, train)))
     step_s = STEP_S + 3 * multiplications * batch * samples / MULTIPLICATIONS_A_SECOND
     most = min(max(FEWEST_STEPS, round(LONGEST_S / step_s)), MOST_STEPS)
