@@ -3,15 +3,18 @@ PYTHON ?= python3
 RUNTIME ?= cpu
 BIN := .venv/bin
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder  # tests of a file share what they need; long files first
+SCHEMATHESIS := 4.32.5
+SBOM_TOOL := cyclonedx-bom==7.5.0
 STORE := $(or $(DUBITO_STORE),models)
 
-.PHONY: install serve test test-quick test-slow test-real check bench compose-check constraints
+.PHONY: install serve test test-quick test-slow test-real check mutants bench compose-check constraints sbom base-image
 
 install: .venv/installed-$(RUNTIME)
 
-.venv/installed-$(RUNTIME): pyproject.toml constraints.txt
+.venv/installed-$(RUNTIME): pyproject.toml docker/locked/dev-$(RUNTIME).txt docker/locked/torch-cpu.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(RUNTIME),otel,training,dev,bench]'
+	PATH="$(BIN):$$PATH" sh docker/install.sh .venv dev-$(RUNTIME)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	rm -f .venv/installed-*
 	touch $@
 
@@ -28,12 +31,23 @@ test-quick: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
-test-real: install
+test-real: install .venv-schemathesis
 	$(BIN)/python -m pytest -m real tests/real
+
+.venv-schemathesis: # an environment of its own: it brings much that nothing else here needs
+	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check schemathesis==$(SCHEMATHESIS)
 
 check: install
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
 	$(BIN)/python -m pytest $(IN_TWO) --cov --cov-report=term
+
+mutants: install .venv-mutants/installed
+	nice -n 15 .venv-mutants/bin/python tests/support/mutants.py $(PART) $(MUTANTS)
+
+.venv-mutants/installed:
+	$(PYTHON) -m venv .venv-mutants
+	.venv-mutants/bin/python -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
+	touch $@
 
 bench: install
 	$(BIN)/python -m benchmarks
@@ -43,3 +57,16 @@ compose-check:
 
 constraints:
 	{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu$$//'; } > constraints.new && mv constraints.new constraints.txt
+	$(BIN)/python docker/lock.py
+
+sbom:
+	mkdir -p build/sbom
+	cd docker/locked && export PYTHONWARNINGS=ignore && for image in service-cpu service-gpu training-cpu training-gpu; do \
+	    case $$image in service-*) parts= ;; *-cpu) parts=torch-cpu.txt ;; *) parts=torch.txt ;; esac; \
+	    cat $$image.txt $$parts | $(CURDIR)/$(BIN)/uv tool run --quiet --from '$(SBOM_TOOL)' cyclonedx-py requirements \
+	        --pyproject ../../pyproject.toml --output-file $(CURDIR)/build/sbom/$$image.cdx.json -; \
+	done
+
+base-image:  # of today, by digest; needs Docker
+	digest=$$(docker buildx imagetools inspect python:3.11-slim --format '{{.Manifest.Digest}}') && \
+	    sed -i "s|^ARG PYTHON=.*|ARG PYTHON=python:3.11-slim@$$digest|" docker/*.Dockerfile

@@ -34,7 +34,7 @@ def publish_untrained(store: ModelStore) -> None:
     with torch.no_grad():
         model.posterior.output.log_scale.fill_(TRAINED_LOG_STD)
     assert draw_counts(recipe.serving.draws)[-1] == 100
-    publish(store, NAME, model, recipe, data, splits, TrainingFacts(recipe=recipe.model_dump(mode="json")))
+    publish(store, NAME, model, recipe, data, splits, TrainingFacts(recipe=recipe.model_dump(mode="json")), Path())
     assert store.manifest(NAME, "1").precision == recipe.serving.precision
 
 

@@ -63,7 +63,7 @@ def fitted(recipe: Recipe, root: Path) -> Manifest:
     with tempfile.TemporaryDirectory() as folder:
         run = Run(recipe, splits, data.shape, 0, Path(folder), torch.device("cpu"))
         model, store = run.fit(quiet=True), ModelStore(Path(folder) / "models")
-        return publish(store, recipe.name, model, recipe, data, splits, training_facts(run, splits))
+        return publish(store, recipe.name, model, recipe, data, splits, training_facts(run, splits), Path())
 
 
 def row_of(name: str, method: str, manifests: list[Manifest]) -> str:

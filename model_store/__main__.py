@@ -1,11 +1,12 @@
-"""Look after a model store: `python -m model_store list | verify | alias | keep`."""
+"""Look after a model store: `python -m model_store list | verify | alias | keep | keygen | sign`."""
 
 import argparse
 import os
 import sys
 from pathlib import Path
 
-from model_store.artifacts.store import ModelStore
+from model_store.artifacts.signature import read_private_key, read_public_key, write_key_pair
+from model_store.artifacts.store import LATEST, ModelStore
 from model_store.errors import DubitoError, StoreError
 
 
@@ -15,7 +16,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="every model, its versions and aliases")
-    commands.add_parser("verify", help="read every version and check every file against its manifest")
+    verify = commands.add_parser("verify", help="read every version and check every file against its manifest")
+    verify.add_argument("--key", type=Path, metavar="FILE", help="and every signature against this public key")
     alias = commands.add_parser("alias", help="point an alias at a version; `latest` rolls back")
     alias.add_argument("name")
     alias.add_argument("alias")
@@ -23,6 +25,11 @@ def main(arguments: list[str] | None = None) -> int:
     keep = commands.add_parser("keep", help="delete all versions but the newest N and those with an alias")
     keep.add_argument("name")
     keep.add_argument("newest", type=int)
+    keygen = commands.add_parser("keygen", help="make a private key to sign with, FILE, and its public one, FILE.pub")
+    keygen.add_argument("file", type=Path, metavar="FILE")
+    sign = commands.add_parser("sign", help="sign a version that is whole")
+    sign.add_argument("version", metavar="NAME[:VERSION]", help="a number or an alias; latest where none is given")
+    sign.add_argument("--key", type=Path, metavar="FILE", required=True, help="the private key")
     options = parser.parse_args(arguments)
     store = ModelStore(options.store)
     try:
@@ -32,11 +39,20 @@ def main(arguments: list[str] | None = None) -> int:
                     aliases = ", ".join(f"{a} -> {v}" for a, v in sorted(store.aliases(name).items()))
                     print(f"{name}: versions {', '.join(store.versions(name))} ({aliases})")
             case "verify":
+                if options.key is not None:
+                    store.trusted = read_public_key(options.key, "--key")
                 return _verify(store)
             case "alias":
                 store.set_alias(options.name, options.alias, options.version)
             case "keep":
                 print("deleted:", ", ".join(store.keep(options.name, options.newest)) or "nothing")
+            case "keygen":
+                print(f"private key: {options.file}, public key: {write_key_pair(options.file)}")
+            case "sign":
+                name, _, version = options.version.partition(":")
+                number = store.resolve(name, version or LATEST)
+                store.sign(name, number, read_private_key(options.key, "--key"))
+                print(f"signed: {name} version {number}")
     except DubitoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -49,7 +65,7 @@ def _verify(store: ModelStore) -> int:
         for version in store.versions(name):
             try:
                 store.open(name, version, wanted=())
-                print(f"{name} version {version}: whole")
+                print(f"{name} version {version}: whole{'' if store.trusted is None else ', signed'}")
             except StoreError as error:
                 print(f"error: {error}")
                 broken += 1

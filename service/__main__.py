@@ -12,12 +12,15 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from model_store.artifacts.signature import read_public_key
 from model_store.errors import DubitoError, InvalidInput
-from service.middleware.keys import read_keys
+from model_store.inference.trials import TrialProcess
+from service.middleware import new_key
+from service.middleware.key_file import KeyRing
 from service.observability.logs import configure
 from service.observability.tracing import check_tracing
 from service.process.supervisor import WorkerPlace, supervise
-from service.settings import Settings, read_settings
+from service.settings import VERIFY_KEY_VARIABLE, Settings, read_settings
 
 logger = logging.getLogger("dubito")
 
@@ -28,13 +31,18 @@ SWITCH_S = 0.0005  # how long a thread may hold the interpreter while another wa
 def main() -> int:
     """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 2 a wrong setting, 3 it cannot start."""
     place = WorkerPlace.of_arguments(sys.argv[2:]) if sys.argv[1:2] == [WorkerPlace.OPTION] else None
-    if place is None:
-        set_options(sys.argv[1:])
     try:
+        if place is None:
+            if sys.argv[1:2] == ["key"]:
+                new_key.print_key(sys.argv[2:])
+                return 0
+            set_options(sys.argv[1:])
         settings = read_settings()
-        read_keys(settings)  # here, not in a worker that would be started again and again
+        KeyRing(settings)  # here, not in a worker that would be started again and again
         check_tracing(settings)
         check_store(settings.store)
+        if settings.verify_key_file is not None:
+            read_public_key(settings.verify_key_file, VERIFY_KEY_VARIABLE)
     except DubitoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -52,7 +60,8 @@ def main() -> int:
 
 def set_options(arguments: list[str]) -> None:
     """Take options of the command line, each in place of its environment variable."""
-    parser = argparse.ArgumentParser(prog="python -m service", description=__doc__)
+    also = "`python -m service key NAME ...` makes a key for DUBITO_KEYS_FILE."
+    parser = argparse.ArgumentParser(prog="python -m service", description=__doc__, epilog=also)
     parser.add_argument("--port", type=int, metavar="N", help="port to listen on, in place of DUBITO_PORT (8000)")
     options = parser.parse_args(arguments)
     if options.port is not None:
@@ -91,6 +100,7 @@ def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again when it has stopped in good order
     if place is not None:
         place.beat()
+    spare = TrialProcess() if place is None and settings.trial_s > 0 and settings.store.is_dir() else None
     import uvicorn  # not needed by a supervisor, and heartbeats begin before it
 
     from service.app import create_app
@@ -100,7 +110,7 @@ def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     connections = Connections(settings.deadline_s, settings.max_connections, ByteBudget(settings.memory_budget_bytes))
     allow_open_files(settings.max_connections)
     config = uvicorn.Config(
-        create_app(settings, place),
+        create_app(settings, place, spare),
         host=settings.host,
         port=settings.port,
         http=partial(HttpConnection, connections),  # type: ignore[arg-type]

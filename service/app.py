@@ -7,10 +7,11 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 
+from model_store.inference.trials import TrialProcess
 from service.context import Context
 from service.http import problems
 from service.middleware import auth
-from service.middleware.keys import read_keys
+from service.middleware.key_file import KeyRing
 from service.middleware.observe import Observe
 from service.middleware.shortcut import Shortcut
 from service.observability.logs import request_log
@@ -28,22 +29,31 @@ unlike the data. Quantities of information are in nats. The examples work as the
 """
 
 
-def create_app(settings: Settings, place: WorkerPlace | None = None) -> FastAPI:
-    """Return the application, alone or in a worker's place; it opens the model store when it starts."""
-    keys = read_keys(settings)
-    context = Context(settings, keys, place)
+def create_app(settings: Settings, place: WorkerPlace | None = None, spare: TrialProcess | None = None) -> FastAPI:
+    """Return the application, alone or in a worker's place; it opens the model store when it starts.
+
+    `spare` is a process for the first trial of a version, started ahead.
+    """
+    key_ring = KeyRing(settings)
+    context = Context(settings, key_ring, place, spare)
     tracing = tracing_of(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await context.threads.files(context.models.start)
-        end_with_notice(context.ending, settings.notice_s)
+        end_with_notice(context.ending, settings.notice_s)  # before versions are tried, which may take long
+        await context.threads.loads(context.models.start)
+        key_ring.start()
         context.worker_metrics.start()
+        context.notices.start()
         yield
+        context.notices.stop()
         context.worker_metrics.stop()
+        context.ending.set()
         context.engine.close()
+        context.trials.close()
         context.threads.close()
         context.models.stop()
+        key_ring.stop()
         if tracing is not None:
             tracing.close()
 
@@ -58,14 +68,14 @@ def create_app(settings: Settings, place: WorkerPlace | None = None) -> FastAPI:
     )
     app.state.context = context
     routers = [predict.router, acquire.router, models.router, report.router, health.router]
-    if keys.admin:
+    if key_ring.keys.has_administration:
         routers.append(admin.router)
     for router in routers:
         app.include_router(router)
     problems.install(app)
     asked_most = [r for part in (predict, acquire) for r in part.router.routes if isinstance(r, APIRoute)]
     app.add_middleware(Shortcut, routes=asked_most)  # innermost
-    auth.install(app, keys)
+    auth.install(app, key_ring)
     app.add_middleware(CloseConnections, ending=context.ending)
     app.add_middleware(Observe, metrics=context.metrics, log=request_log(settings), tracing=tracing)
     return app

@@ -1,7 +1,9 @@
 """What the routes share: models, engine, admission, metrics and settings."""
 
+import asyncio
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,9 +12,11 @@ from fastapi import Request
 from jaxtyping import Float32
 from prometheus_client import generate_latest
 
+from model_store.inference.trials import TrialProcess
 from service.engine.admission import Admission
 from service.engine.batching import Engine
 from service.engine.threads import Threads
+from service.errors import PastDeadline
 from service.http.requests import (
     FORM,
     JSON,
@@ -25,31 +29,42 @@ from service.http.requests import (
 )
 from service.http.schemas import Envelope
 from service.http.schemas import Request as AnyEnvelope
-from service.middleware.keys import Keys
+from service.middleware.key_file import KeyRing
 from service.observability.metrics import Metrics
 from service.observability.records import record_of
 from service.observability.worker_metrics import WorkerMetrics
+from service.process.notices import Notices
 from service.process.supervisor import WorkerPlace
 from service.registry.collector import LoadedCollector
 from service.registry.models import Models, Served
+from service.registry.trials import Trials
 from service.settings import Settings
 
 
 class Context:
     """What the routes share, made once for an application."""
 
-    def __init__(self, settings: Settings, keys: Keys, place: WorkerPlace | None) -> None:
+    def __init__(
+        self, settings: Settings, key_ring: KeyRing, place: WorkerPlace | None, spare: TrialProcess | None = None
+    ) -> None:
         self.settings = settings
-        self.keys = keys
+        self.key_ring = key_ring
         idle = threading.Event()
-        self.models = Models(settings, idle)
+        self.ending = threading.Event()
+        self.trials = Trials(settings, self.ending, None if place is None else place.folder, spare)
+        self.models = Models(settings, idle, self.ending, self.trials)
+        actions: dict[str, Callable[..., Any]] = {
+            "refresh": self.models.look,
+            "unload": self.models.unload,
+            "reset_drift": self.models.reset_drift,
+        }
+        self.notices = Notices(place, actions)
         self.metrics = Metrics()
         self.metrics.registry.register(LoadedCollector(self.models))
         self.admission = Admission(settings, idle)
         self.engine = Engine(self.admission, self.metrics)
         self.threads = Threads()
         self.worker_metrics = WorkerMetrics(self.metrics_page, place)
-        self.ending = threading.Event()
 
     def metrics_page(self) -> bytes:
         """Return this process's metrics as Prometheus' text."""
@@ -58,10 +73,22 @@ class Context:
         return generate_latest(self.metrics.registry)
 
     async def served(self, envelope: Envelope) -> Served:
-        """Return the model that a request means, loading its version first where it must."""
-        served = self.models.peek(envelope.model, envelope.version)
+        """Return the model that a request means, trying and loading its version first where it must.
+
+        Raises:
+            PastDeadline: if it is still being tried when the request should have been answered.
+        """
+        wanted = envelope.model, envelope.version
+        served = self.models.peek(*wanted)
         if served is None:
-            served = await self.threads.files(partial(self.models.get, envelope.model, envelope.version))
+            trial = await self.threads.files(partial(self.models.trial_of, *wanted))
+            if trial is not None:
+                await asyncio.wait(
+                    [asyncio.wrap_future(trial)], timeout=envelope.deadline_s or self.settings.deadline_s
+                )
+                if not trial.done():
+                    raise PastDeadline
+            served = await self.threads.loads(partial(self.models.get, *wanted))
         return served
 
     async def read(

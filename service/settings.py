@@ -8,8 +8,10 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model_store.errors import InvalidInput
+from model_store.inference.trials import WORKING_BYTES
 
 PREFIX = "DUBITO_"
+VERIFY_KEY_VARIABLE = f"{PREFIX}VERIFY_KEY_FILE"
 OF_TRAINING = {"DUBITO_DATA", "DUBITO_RUNS"}  # read by `python -m training`, which shares the environment
 
 
@@ -37,6 +39,15 @@ class Settings(BaseSettings):
     max_model_bytes: Annotated[int, Field(ge=1)] = Field(
         default=1 << 30,
         description="most memory for models, in bytes, of each process; the least recently used go first",
+    )
+    trial_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
+        default=30.0,
+        description="seconds in which a new version must be loaded and predict in a process of its own, before it is "
+        "served; 0: versions are served without a trial, for stores that one trusts",
+    )
+    trial_bytes: Annotated[int, Field(ge=1 << 20)] = Field(
+        default=WORKING_BYTES,
+        description="most memory of that process, in bytes, beside what it begins with and six times the files",
     )
     ready_draw_sets: Annotated[int, Field(ge=0)] = Field(
         default=64, description="fresh draw sets kept ready for each version with an alias, of 64 MB at most"
@@ -66,7 +77,7 @@ class Settings(BaseSettings):
         "is ended, or the new one answered 503",
     )
     max_image_pixels: Annotated[int, Field(ge=1)] = Field(
-        default=100_000_000, description="most pixels of one request's PNG and JPEG files together"
+        default=100_000_000, description="most pixels of one request's image files together"
     )
     max_row_draws: Annotated[int, Field(ge=1)] = Field(
         default=20_000_000, description="most rows x draws of one request"
@@ -113,6 +124,15 @@ class Settings(BaseSettings):
         default=None, description="key of the administrative routes; without it there are none"
     )
     admin_key_file: Path | None = Field(default=None, description="file to read `DUBITO_ADMIN_KEY` from instead")
+    keys_file: Path | None = Field(
+        default=None,
+        description="TOML file of keys with names, scopes and expiries, in place of the four settings above; what "
+        "changes in it is seen without a restart",
+    )
+    verify_key_file: Path | None = Field(
+        default=None,
+        description="public Ed25519 key, a PEM file; with it versions that its private key has not signed are broken",
+    )
     notice_s: Annotated[float, Field(ge=0, le=3600)] = Field(
         default=1.0, description="seconds after SIGTERM in which the service still listens, but says it is not ready"
     )
@@ -120,7 +140,20 @@ class Settings(BaseSettings):
     @property
     def worker_threads(self) -> int:
         """Threads of one model's arithmetic in this process."""
-        return self.threads or max(1, len(os.sched_getaffinity(0)) // self.workers)
+        return self.threads or max(1, processors() // self.workers)
+
+
+def processors(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return how many processors this process may use: those it may run on, or the container's limit if less.
+
+    `cpu_max` is the file of cgroup v2: microseconds of processor time in each period, or `max`, and the period.
+    """
+    available = len(os.sched_getaffinity(0))
+    try:
+        quota, period = cpu_max.read_text(encoding="ascii").split()
+        return available if quota == "max" else max(1, min(available, int(quota) // int(period)))
+    except (OSError, ValueError, ZeroDivisionError):  # no such limit here
+        return available
 
 
 def read_settings() -> Settings:

@@ -17,7 +17,7 @@ pytest.register_assert_rewrite("tests.support")
 
 from tests.support.environment import run_training  # noqa: E402
 from tests.support.once import once_a_run  # noqa: E402
-from tests.support.serving import serving  # noqa: E402
+from tests.support.serving import WITH_TRIALS, serving  # noqa: E402
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # torch in several processes: their threads would wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -103,7 +103,7 @@ def digits_rows() -> np.ndarray:
 @pytest.fixture(scope="session")
 def service_url(digits_store: Path) -> Iterator[str]:
     """The base URL of a service that serves `digits_store`."""
-    with serving(digits_store) as (url, _):
+    with serving(digits_store, **WITH_TRIALS) as (url, _):
         yield url
 
 

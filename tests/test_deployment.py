@@ -1,8 +1,7 @@
 """The deployment's files: images without training, containers without rights, and settings that reach them."""
 
 import re
-import subprocess
-import sys
+import runpy
 import tomllib
 from importlib.metadata import requires
 from pathlib import Path
@@ -18,6 +17,8 @@ ROOT = Path(__file__).parent.parent
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 GPU = yaml.safe_load((ROOT / "docker-compose.gpu.yml").read_text())
 IMAGES = {name: (ROOT / COMPOSE["services"][name]["build"]["dockerfile"]).read_text() for name in COMPOSE["services"]}
+LOCK = runpy.run_path(str(ROOT / "docker" / "lock.py"))
+EXTRAS, CUDA = LOCK["EXTRAS"], LOCK["CUDA"]
 OF_TRAINING_ALONE = {"torch", "onnxscript", "scikit-learn", "matplotlib", "tqdm"}
 
 
@@ -31,6 +32,7 @@ def test_every_container_is_hardened(name):
     assert "no-new-privileges:true" in service["security_opt"]
     assert not service.get("privileged")
     assert service["mem_limit"] and service["pids_limit"] > 0
+    assert service["cpus"] == f"${{{name.upper()}_CPUS:-2}}"
     assert {"max-size", "max-file"} <= set(service["logging"]["options"])
 
 
@@ -83,27 +85,75 @@ def test_training_image_sets_where_it_reads_and_writes():
 def test_service_image_knows_nothing_of_training():
     assert not re.search(r"training|torch", IMAGES["service"])
     assert _copied("service", of_final_stage=True) == {"model_store", "service"}
-    assert not OF_TRAINING_ALONE & _closure(_requirements("cpu", "otel"))
+    assert not OF_TRAINING_ALONE & _locked("service-cpu").keys()
+    assert not OF_TRAINING_ALONE & _locked("service-gpu").keys()
 
 
-@pytest.mark.parametrize("extras", [("cpu", "otel"), ("cpu", "training")])
-def test_all_that_images_install_is_pinned(extras):
-    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
-    missing = _closure(_requirements(*extras)) - {canonicalize_name(name) for name in pins}
-    assert not missing
-    assert pins["torch"] == "2.13.0"
+@pytest.mark.parametrize("name", [f"{who}-{runtime}" for who in EXTRAS for runtime in ("cpu", "gpu")])
+def test_all_that_is_installed_is_locked_as_it_is_pinned(name):
+    """Fails where pyproject.toml or constraints.txt has changed, until `make constraints` is run."""
+    who, _, runtime = name.partition("-")
+    pins = _pins()
+    found = _locked(name)
+    of_torch = {package for package in found if CUDA.match(f"{package}==")} | {"torch"}
+    expected = _closure(_requirements("cpu", *EXTRAS[who])) - of_torch
+    if runtime == "gpu":
+        expected = expected - {"onnxruntime"} | {"onnxruntime-gpu"}
+    assert not expected - found.keys()
+    assert "torch" not in found and bool(of_torch - {"torch"}) == (runtime == "gpu")
+    pins["onnxruntime-gpu"] = pins["onnxruntime"]
+    ours = found.keys() - of_torch - {"colorama"}  # which is Windows'
+    assert {package: found[package] for package in ours} == {package: pins[package] for package in ours}
+
+
+def test_both_builds_of_torch_are_locked():
+    version = _pins()["torch"]
+    assert _locked("torch") == {"torch": version}
+    assert _locked("torch-cpu") == {"torch": f"{version}+cpu"}
+    assert {"triton", "nvidia-cublas"} < _locked("cuda").keys()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docker" / "locked").iterdir()), ids=lambda path: path.name)
+def test_every_locked_package_has_hashes(path):
+    """And one version: what pip refuses otherwise, `--require-hashes` set."""
+    blocks = re.findall(r"^\S.*\n(?: .*\n)*", path.read_text(), re.M)
+    assert blocks[0].startswith("#")
+    for block in blocks[1:]:
+        first, *hashes = block.replace(" \\\n", "\n").splitlines()
+        assert re.match(r"[a-z0-9.-]+==[\w.+]+( ; .*)?$", first), first
+        assert hashes and all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", line) for line in hashes), first
 
 
 @pytest.mark.parametrize("name", COMPOSE["services"])
-def test_every_installation_uses_the_pins(name):
-    installs = re.findall(r"pip .* install .*", IMAGES[name])
-    assert installs and all(line.endswith("-c pins.txt") for line in installs)
+def test_every_installation_is_by_hash(name):
+    (command,) = re.findall(r"sh docker/install\.sh .*", IMAGES[name])
+    assert command == f'sh docker/install.sh /opt/venv "{name}-$RUNTIME"'
+    assert not re.search(r"\bpip3?\b.* install\b", IMAGES[name])
+    script = (ROOT / "docker" / "install.sh").read_text()
+    (pip,) = re.findall(r"pip .* install .*", script)
+    assert "--require-hashes" in pip and "--only-binary=:all:" in pip
+    assert "sh docker/install.sh .venv dev-$(RUNTIME)" in (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_every_stage_is_of_one_base_image_named_in_one_line(name):
+    """The line that `make base-image` writes a digest to."""
+    (image,) = re.findall(r"^ARG PYTHON=(.*)$", IMAGES[name], re.M)
+    assert re.fullmatch(r"python:3\.11-slim(@sha256:[0-9a-f]{64})?", image)
+    assert {line.split()[1] for line in re.findall(r"^FROM .*$", IMAGES[name], re.M)} == {"${PYTHON}"}
+    assert len({re.search(r"^ARG PYTHON=.*$", text, re.M)[0] for text in IMAGES.values()}) == 1
+
+
+def test_actions_are_named_by_commit():
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    used = [step["uses"] for job in jobs.values() for step in job["steps"] if "uses" in step]
+    assert used and all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action) for action in used)
 
 
 @pytest.mark.parametrize("name", COMPOSE["services"])
 def test_dependencies_are_installed_before_any_code_is_copied(name):
     before, _, final = IMAGES[name].rpartition("\nFROM ")
-    assert "pip " in before and "pip " not in final
+    assert "install.sh" in before and "install.sh" not in final
     assert not re.search(r"^COPY (model_store|service|training|recipes)", before, re.M)
 
 
@@ -114,7 +164,7 @@ def test_images_are_made_of_what_the_build_context_holds(name):
     let_in = {rule[1:] for rule in rules if rule.startswith("!")}
     assert _copied(name) <= let_in
     assert all((ROOT / path).exists() for path in let_in)
-    kept_out = {".venv", ".git", "models", "runs", "data", ".env", "docker"}
+    kept_out = {".venv", ".git", "models", "runs", "data", ".env", "docker", "build"}
     assert not kept_out & let_in
 
 
@@ -170,9 +220,21 @@ def test_guide_names_every_command_that_it_needs():
 
 
 def _requirements(*extras):
-    """What `docker/requirements.py` has an image install."""
-    command = [sys.executable, "docker/requirements.py", *extras]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    """What pyproject.toml asks for, with some extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
+
+
+def _pins():
+    """Versions in constraints.txt."""
+    pins = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+def _locked(name):
+    """Versions in a file of `docker/locked/`."""
+    text = (ROOT / "docker" / "locked" / f"{name}.txt").read_text()
+    return dict(re.findall(r"^([a-z0-9.-]+)==([^ ;]+)", text, re.M))
 
 
 def _closure(requirements):

@@ -1,13 +1,20 @@
-"""Look at data: `inspect`; fit and publish: `fit`; of what is published: `prune`, `calibrate`, `evaluate`."""
+"""Look at data: `inspect`; fit and publish: `fit`; then `prune`, `calibrate`, `evaluate`, `compare`."""
 
 import argparse
 import sys
 
 from model_store.errors import DubitoError, InvalidInput, NotFound
-from training.commands import calibrate, evaluate, fit, inspect, prune
+from training.commands import calibrate, compare, evaluate, fit, inspect, prune
 from training.messages import printed
 
-COMMANDS = {"fit": fit, "inspect": inspect, "prune": prune, "calibrate": calibrate, "evaluate": evaluate}
+COMMANDS = {
+    "fit": fit,
+    "inspect": inspect,
+    "prune": prune,
+    "calibrate": calibrate,
+    "evaluate": evaluate,
+    "compare": compare,
+}
 DONE = 0
 FAILED = 1
 WRONG_INPUT = 2

@@ -34,6 +34,8 @@ BETTER: dict[str, Literal["more", "less"] | float] = {
     "test_log_likelihood": "more",
     "test_brier": "less",
     "test_expected_calibration_error": "less",
+    "test_adaptive_calibration_error": "less",
+    "test_classwise_calibration_error": "less",
     "test_rmse": "less",
     "test_interval_coverage_at_95": 0.95,
     "test_interval_width_at_95": "less",
@@ -249,10 +251,12 @@ class ServingSection(Section):
 class GateSection(Section):
     """`[gate]`: publish only what is no worse than the version that an alias names, metric by metric.
 
-    `metrics` says of each by how much a new version may be worse.
+    `metrics` says of each by how much a new version may be worse, and `level` how often one that is worse by just as
+    much is refused by chance.
     """
 
     against: Name = "champion"
+    level: Annotated[float, Field(ge=0.01, le=0.5)] = 0.05
     metrics: Annotated[
         dict[Literal[*BETTER], Annotated[float, Field(ge=0, allow_inf_nan=False)]], Field(min_length=1)
     ]

@@ -25,6 +25,7 @@ class Stream(IntEnum):
     TEMPERATURE = 8
     SPLIT = 9  # of rows, when a version is calibrated anew
     PULL = 10  # of rows and draws that say whether a posterior has converged
+    IMPORTANCE = 11  # of draws that say how well it covers what it approximates
 
 
 @unique
@@ -53,6 +54,7 @@ class EvaluationStream(IntEnum):
     STARTS = 22  # of attacks
     TEST_ROWS = 30
     OUTLIER_ROWS = 31
+    RESAMPLES = 32  # of rows, for intervals
 
 
 def generator(*key: int) -> np.random.Generator:

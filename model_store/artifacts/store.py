@@ -1,6 +1,7 @@
 """The model store: `<root>/<name>/<version>/`, written whole or not at all, verified when read.
 
-A version is written to a hidden folder beside its final place, synced, and renamed; it never changes afterwards.
+A version is written to a hidden folder beside its final place, synced, and renamed; it never changes afterwards, but
+may get a signature.
 Aliases are one small file each, replaced by renaming. Writers of one name take turns by a lock; readers need none.
 """
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import mkdtemp, mkstemp
+from typing import TYPE_CHECKING, BinaryIO
 
 import orjson
 from pydantic import ValidationError
@@ -30,9 +32,14 @@ from model_store.artifacts.manifest import (
     Manifest,
     manifest_digest,
 )
+from model_store.artifacts.signature import SIGNATURE, SIGNATURE_BYTES, is_signature, signature
 from model_store.errors import BrokenArtifact, InvalidInput, NotFound, UnsupportedFormat
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
 MAX_MANIFEST_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20  # of a file that is verified and not kept
 LATEST = "latest"
 EVIDENCE = "evidence"  # the folder of evaluation reports: `model_store.artifacts.report`
 
@@ -48,8 +55,10 @@ class Artifact:
 class ModelStore:
     """Models by name and version under a root folder."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, trusted: "Ed25519PublicKey | None" = None) -> None:
+        """Begin; with a public key, versions that are not signed by its private one count as broken."""
         self.root = root
+        self.trusted = trusted
 
     # Reading
 
@@ -107,7 +116,8 @@ class ModelStore:
 
         Raises:
             NotFound: if `version` is not a number.
-            BrokenArtifact: if the manifest is missing, not valid or not the one that was published.
+            BrokenArtifact: if the manifest is missing, not valid or not the one that was published, or if it is not
+                signed by the trusted key where there is one.
             UnsupportedFormat: if it was written by a newer format than this reader's.
         """
         path = self.folder(name) / version / "manifest.json"
@@ -135,7 +145,20 @@ class ModelStore:
             )
         if manifest_digest(text, manifest.digest) != manifest.digest:
             raise BrokenArtifact(name, version, "manifest.json", "its SHA-256 is not its digest")
+        if self.trusted is not None:
+            self._check_signature(manifest, self.trusted)
         return manifest
+
+    def _check_signature(self, manifest: Manifest, trusted: "Ed25519PublicKey") -> None:
+        name, version = manifest.name, manifest.version
+        try:
+            content = read_regular(self.folder(name) / version / SIGNATURE, SIGNATURE_BYTES)
+        except FileNotFoundError:
+            raise BrokenArtifact(name, version, SIGNATURE, "there is none: the version is not signed") from None
+        except OSError as error:
+            raise BrokenArtifact(name, version, SIGNATURE, _reason(error)) from None
+        if not is_signature(content, manifest, trusted):
+            raise BrokenArtifact(name, version, SIGNATURE, "it is no signature of this version by the trusted key")
 
     def open(self, name: str, version: str, wanted: tuple[str, ...] = FILES) -> Artifact:
         """Read a version (a number), verifying the digest of every file, and keep the bytes of `wanted`.
@@ -149,17 +172,19 @@ class ModelStore:
         kept = {}
         for file, spec in manifest.files.items():
             try:
-                content = read_regular(folder / file, spec.size)
+                if file in wanted:
+                    kept[file] = read_regular(folder / file, spec.size)
+                    size, sha256 = len(kept[file]), hashlib.sha256(kept[file]).hexdigest()
+                else:
+                    size, sha256 = _digest(folder / file, spec.size)
             except (OSError, ValueError) as error:
                 raise BrokenArtifact(name, version, file, _reason(error)) from None
-            if len(content) != spec.size:
+            if size != spec.size:
                 raise BrokenArtifact(
-                    name, version, file, f"expected {spec.size} bytes as in the manifest, got {len(content)}"
+                    name, version, file, f"expected {spec.size} bytes as in the manifest, got {size}"
                 )
-            if hashlib.sha256(content).hexdigest() != spec.sha256:
+            if sha256 != spec.sha256:
                 raise BrokenArtifact(name, version, file, "its SHA-256 is not the manifest's")
-            if file in wanted:
-                kept[file] = content
         return Artifact(manifest, kept)
 
     # Writing
@@ -199,6 +224,23 @@ class ModelStore:
             self._point(folder, LATEST, version)
         return manifest
 
+    def sign(self, name: str, version: str, key: "Ed25519PrivateKey") -> None:
+        """Sign a version (a number) that is whole, in place of an earlier signature.
+
+        Raises:
+            NotFound: if there is no such model or version.
+            BrokenArtifact, UnsupportedFormat: as `open` does.
+        """
+        self.resolve(name, version)
+        with self.writing(name) as folder:
+            manifest = ModelStore(self.root).open(name, version, wanted=()).manifest
+            draft = Path(mkdtemp(prefix=".draft-", dir=folder))
+            write_synced(draft / SIGNATURE, signature(manifest, key))
+            (draft / SIGNATURE).chmod(0o644)
+            (draft / SIGNATURE).rename(folder / version / SIGNATURE)
+            sync_folder(folder / version)
+            draft.rmdir()
+
     def set_alias(self, name: str, alias: str, version: str) -> None:
         """Point an alias (`latest` too: that is a roll-back) at a version or at what another alias names.
 
@@ -230,6 +272,7 @@ class ModelStore:
                 shutil.rmtree(folder / EVIDENCE / version, ignore_errors=True)
                 grave = folder / f".deleted-{version}"
                 (folder / version).rename(grave)  # gone at once, whatever happens next
+                sync_folder(folder)
                 shutil.rmtree(grave)
         return deleted
 
@@ -248,7 +291,7 @@ class ModelStore:
         if not is_name(name):
             raise InvalidInput("name", f"a name matching {NAME_PATTERN}", repr(name[:80]))
         folder = self.folder(name)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for left in [*folder.glob(".draft-*"), *folder.glob(".deleted-*")]:
@@ -257,7 +300,7 @@ class ModelStore:
 
     def _point(self, folder: Path, alias: str, version: str) -> None:
         aliases = folder / "aliases"
-        aliases.mkdir(exist_ok=True)
+        make_folder(aliases)
         for left in aliases.glob(".draft-*"):
             left.unlink()
         handle, draft = mkstemp(prefix=".draft-", dir=aliases)
@@ -291,9 +334,22 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def read_regular(path: Path, limit: int) -> bytes:
     """Read a regular file of at most `limit` bytes (and one more, to see that it is longer)."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(handle, "rb") as file:
+    with _open_regular(path) as file:
         return file.read(limit + 1)
+
+
+def _digest(path: Path, limit: int) -> tuple[int, str]:
+    """Return the size and SHA-256 of a file as `read_regular` would read it, of which little is kept at a time."""
+    size, digest = 0, hashlib.sha256()
+    with _open_regular(path) as file:
+        while part := file.read(min(PIECE_BYTES, limit + 1 - size)):
+            size += len(part)
+            digest.update(part)
+    return size, digest.hexdigest()
+
+
+def _open_regular(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
 
 
 def _reason(error: Exception) -> str:
@@ -307,6 +363,14 @@ def write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it unless they are there, and wait until they are on the disk."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:

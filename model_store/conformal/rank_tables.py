@@ -62,18 +62,24 @@ class RankTables:
             {name: conformal_p_value(surprisal, self.surprisals[name]) for name, surprisal in surprisals.items()},
         )
 
-    def prediction_sets(self, mass: Float64[np.ndarray, "N C"], coverage: float) -> Bool[np.ndarray, "N C"]:
+    def prediction_sets(
+        self, mass: Float64[np.ndarray, "N C"], coverage: float, confidence: float | None = None
+    ) -> Bool[np.ndarray, "N C"]:
         """Return which classes belong to each row's prediction set, given the mass above each."""
-        return sets.prediction_sets(mass, self.nonconformity, coverage)
+        return sets.prediction_sets(mass, self.nonconformity, coverage, confidence)
 
     def intervals(
-        self, mean: Float64[np.ndarray, "N"], std: Float64[np.ndarray, "N"], coverage: float
+        self,
+        mean: Float64[np.ndarray, "N"],
+        std: Float64[np.ndarray, "N"],
+        coverage: float,
+        confidence: float | None = None,
     ) -> Float64[np.ndarray, "N 2"]:
         """Return the lower and upper end of each row's interval, given mean and std.
 
         They are infinite where there are too few calibration rows for `coverage`.
         """
-        return sets.intervals(mean, std, self.nonconformity, coverage)
+        return sets.intervals(mean, std, self.nonconformity, coverage, confidence)
 
     def largest_uncertainty(self, fpr: float, risk: float) -> float:
         """Return the largest uncertainty to answer at, -inf for none.

@@ -6,6 +6,12 @@ inputs exchangeable with the calibration rows it holds the truth with a probabil
 most coverage + 1 / (n + 1) if no two nonconformities are equal (Vovk, Gammerman and Shafer, "Algorithmic learning in
 a random world", 2005; Lei et al., "Distribution-free predictive inference for regression", 2018, theorem 2.2).
 
+That is on average over the choice of calibration rows. With a `confidence` q is a larger one of them, such that the
+coverage of the sets, which differs from one choice of calibration rows to another, is at least `coverage` with that
+probability (training-conditional or PAC coverage: Vovk, "Conditional validity of inductive conformal predictors",
+2012, proposition 2a). Where rows are independent, the coverage of q = the k-th smallest is at least a variable of
+law Beta(k, n + 1 - k), so k is the smallest of which P(Binomial(n, coverage) <= k - 1) >= confidence.
+
 **Classes.** A class's nonconformity is the mass above it, the sum of the probabilities of all classes more probable
 than it: 0 of the most probable class. So a set is made of the most probable classes, as many as it takes for their
 mass to exceed q, and is never empty. These are the adaptive sets of Romano, Sesia and Candes, "Classification with
@@ -18,9 +24,13 @@ and holds the truth as often as the label is right.
 """
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
+
+KEPT_RANKS = 1024  # by rows, coverage and confidence
+ROUNDING = 1e-9
 
 Rising = Float64[np.ndarray, "n"]
 
@@ -55,25 +65,55 @@ def target_nonconformity(
     return np.abs(y - mean) / std
 
 
-def quantile(nonconformity: Rising, coverage: float) -> float:
-    """Return q, the ceil((n + 1) coverage)-th smallest of sorted nonconformities; infinite where they are too few."""
-    position = math.ceil((len(nonconformity) + 1) * coverage)
-    return math.inf if position > len(nonconformity) else float(nonconformity[position - 1])
+def quantile(nonconformity: Rising, coverage: float, confidence: float | None = None) -> float:
+    """Return q, of sorted nonconformities; infinite where they are too few."""
+    rows = len(nonconformity)
+    rank = coverage_rank(rows, coverage) if confidence is None else confident_rank(rows, coverage, confidence)
+    return math.inf if rank > rows else float(nonconformity[rank - 1])
+
+
+def coverage_rank(rows: int, coverage: float) -> int:
+    """Return which of `rows` sorted nonconformities q is, from 1; `rows` + 1 or more where they are too few."""
+    return math.ceil((rows + 1) * coverage)
+
+
+@lru_cache(maxsize=KEPT_RANKS)
+def confident_rank(rows: int, coverage: float, confidence: float) -> int:
+    """Return the same such that coverage is kept with a confidence; never less than without one.
+
+    Coverage and confidence are in (0, 1).
+    """
+    ranks = np.arange(1, rows + 1)
+    log_factorial = np.concatenate([[0.0], np.log(ranks).cumsum()])
+    log_pmf = log_factorial[rows] - log_factorial[ranks] - log_factorial[rows - ranks]
+    log_pmf += ranks * math.log(coverage) + (rows - ranks) * math.log1p(-coverage)
+    missed = np.exp(log_pmf)[::-1].cumsum()[::-1]  # P(Binomial >= k): that coverage is less, for each rank k
+    enough = np.flatnonzero(missed <= (1.0 + ROUNDING) * (1.0 - confidence))
+    return max(coverage_rank(rows, coverage), int(enough[0]) + 1) if len(enough) else rows + 1
+
+
+def largest_coverage(rows: int, confidence: float) -> float:
+    """Return the largest coverage that so many calibration rows can keep with a confidence, and on average."""
+    return float(min((1.0 - confidence) ** (1.0 / rows), rows / (rows + 1.0)))
 
 
 def prediction_sets(
-    mass: Float64[np.ndarray, "N C"], nonconformity: Rising, coverage: float
+    mass: Float64[np.ndarray, "N C"], nonconformity: Rising, coverage: float, confidence: float | None = None
 ) -> Bool[np.ndarray, "N C"]:
     """Return which classes belong to each row's set, given the mass above each.
 
     They are all of them where there are too few calibration rows.
     """
-    return mass <= quantile(nonconformity, coverage)
+    return mass <= quantile(nonconformity, coverage, confidence)
 
 
 def intervals(
-    mean: Float64[np.ndarray, "N"], std: Float64[np.ndarray, "N"], nonconformity: Rising, coverage: float
+    mean: Float64[np.ndarray, "N"],
+    std: Float64[np.ndarray, "N"],
+    nonconformity: Rising,
+    coverage: float,
+    confidence: float | None = None,
 ) -> Float64[np.ndarray, "N 2"]:
     """Return the lower and upper end of each row's interval; infinite where there are too few calibration rows."""
-    half = quantile(nonconformity, coverage) * std
+    half = quantile(nonconformity, coverage, confidence) * std
     return np.stack([mean - half, mean + half], axis=1)

@@ -55,24 +55,24 @@ class Prediction:
             self.rank_tables,
         )
 
-    def prediction_sets(self, coverage: float) -> Bool[np.ndarray, "N C"] | None:
-        """Return which classes belong to each row's prediction set, None in a regression.
+    def prediction_sets(self, coverage: float, confidence: float | None = None) -> Bool[np.ndarray, "N C"] | None:
+        """Return which classes belong to each row's prediction set, None in a regression; `confidence` as of `sets`.
 
         A row's label belongs to it, whatever the draws say that were calibrated.
         """
         if not isinstance(self.scores, Scores) or self.mass_above is None:
             return None
-        inside = self.rank_tables.prediction_sets(self.mass_above, coverage)
+        inside = self.rank_tables.prediction_sets(self.mass_above, coverage, confidence)
         if self.scores is not self.calibrated_scores:
             inside[np.arange(len(inside)), self.scores.label] = True
         return inside
 
-    def intervals(self, coverage: float) -> Float64[np.ndarray, "N 2"] | None:
+    def intervals(self, coverage: float, confidence: float | None = None) -> Float64[np.ndarray, "N 2"] | None:
         """Return the lower and upper end of each row's interval, in the target's units, None in a classification."""
         scores = self.calibrated_scores
         if not isinstance(scores, MixtureScores):
             return None
-        return self.rank_tables.intervals(scores.mean, scores.std, coverage)
+        return self.rank_tables.intervals(scores.mean, scores.std, coverage, confidence)
 
     def abstains(self, fpr: float, risk: float) -> Bool[np.ndarray, "N"]:
         """Return which rows of a classification are left undecided, where the flag fires at `fpr`.

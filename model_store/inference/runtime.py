@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import onnx
@@ -19,6 +19,7 @@ import onnxruntime as ort
 from jaxtyping import Float32
 
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM, noise
+from model_store.inference.operators import refusal
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
 
@@ -225,14 +226,15 @@ class Runtime:
 
 
 def _checked(file: str, content: bytes, inputs: set[str], *outputs: set[str]) -> onnx.ModelProto:
-    """Return a graph that keeps nothing elsewhere and has these inputs and one of these sets of outputs."""
+    """Return a graph of operators that are served, with these inputs and one of these sets of outputs."""
     try:
         model = onnx.load_model_from_string(content)
     except Exception:
         raise GraphError(file, "is not an ONNX model") from None
     graph = model.graph
-    if _keeps_data_elsewhere(model):
-        raise GraphError(file, "keeps weights in another file, which is refused")
+    refused = refusal(model)
+    if refused is not None:
+        raise GraphError(file, refused)
     if {i.name for i in graph.input} != inputs or {o.name for o in graph.output} not in outputs:
         expected = " or ".join(str(sorted(names)) for names in outputs)
         raise GraphError(file, f"expected inputs {sorted(inputs)} and outputs {expected}")
@@ -247,7 +249,7 @@ def _between(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[st
     for node in reversed(graph.node):  # in topological order
         if needed.difference(inputs).intersection(node.output):
             nodes.insert(0, node)
-            needed.update(_names_read(node))
+            needed.update(node.input)
     if needed.intersection(i.name for i in graph.input).difference(inputs):
         return None
     described = {value.name: value for value in (*graph.input, *graph.output)}
@@ -258,19 +260,7 @@ def _between(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[st
         [described[name] for name in outputs],
         [tensor for tensor in graph.initializer if tensor.name in needed],
     )
-    return onnx.helper.make_model(
-        part, ir_version=model.ir_version, opset_imports=model.opset_import, functions=model.functions
-    )
-
-
-def _names_read(node: onnx.NodeProto) -> set[str]:
-    """Return the names of the values that a node reads, its branches' and loops' included."""
-    names = {*node.input}
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            for inner in graph.node:
-                names |= _names_read(inner)
-    return names
+    return onnx.helper.make_model(part, ir_version=model.ir_version, opset_imports=model.opset_import)
 
 
 def _last_dimension(values: Iterable[onnx.ValueInfoProto], name: str) -> int:
@@ -297,18 +287,6 @@ def _session(file: str, model: onnx.ModelProto) -> ort.InferenceSession:
     if session.get_providers()[0] != providers()[0]:  # this build has it, but its libraries do not load
         logger.warning("%s does not start; running on the processor", providers()[0])
     return session
-
-
-def _keeps_data_elsewhere(message: Any) -> bool:
-    """Whether any tensor of a model is in another file: initialisers, constants, subgraphs and functions alike."""
-    if isinstance(message, onnx.TensorProto):
-        return message.data_location == onnx.TensorProto.EXTERNAL
-    parts = [part for _, value in message.ListFields() for part in (value if _is_repeated(value) else [value])]
-    return any(_keeps_data_elsewhere(part) for part in parts if hasattr(part, "ListFields"))
-
-
-def _is_repeated(value: Any) -> bool:
-    return hasattr(value, "extend")
 
 
 def providers() -> list[str]:

@@ -1,42 +1,75 @@
-"""Try the one version of the one model in a store: `python -m model_store.inference.trial STORE`.
+"""Try versions within bounds of memory: `python -m model_store.inference.trial`.
 
-It is opened, verified and loaded as the service does it, and predicts one row. Training runs this in a fresh process
-before it publishes, so that nothing of what it has in memory can help.
+It is what `model_store.inference.trials` starts. It reads a line of JSON for each version to try, and answers each
+with a line. A version is opened, verified and loaded as the service does it, and predicts. After one that failed the
+process ends: what it has in memory is not to be trusted.
 """
 
+import ctypes
+import json
+import os
+import resource
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from model_store.artifacts.manifest import GRAPHS
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, StoreError, one_line
-from model_store.inference.model import NEEDED, Model
+from model_store.inference.model import CALIBRATION_FILE, NEEDED, Model
+from model_store.inference.runtime import CHUNK_ROWS, UNPAIRED_CHUNK_ROWS
 
-LOADED = 0
-BROKEN = 1
+READY = "ready"
+COPIES = 6  # of the files that are needed, while they become sessions
+PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Try a version; where it cannot be served say why, in one line, and return 1."""
-    store = ModelStore(Path(sys.argv[1]))
-    (name,) = store.names()
+    """Try versions until one fails or no more are asked for."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+    _end_with_parent()
+    _be_killed_first()
+    print(READY, file=answers, flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        failure = tried(ModelStore(Path(asked["store"])), asked["name"], asked["version"], asked["working_bytes"])
+        print(json.dumps(failure), file=answers, flush=True)
+        if failure is not None:
+            return 1
+    return 0
+
+
+def tried(store: ModelStore, name: str, version: str, working_bytes: int) -> dict[str, Any] | None:
+    """Return why a version cannot be served, None if it can, in `working_bytes` beside what its files take.
+
+    A failure is the `file` and the `reason`; `is_read` says whether the files are at least those of the manifest.
+    """
+    is_read = False
     try:
-        predict_once(Model.load(store.open(name, store.resolve(name), wanted=NEEDED), threads=1))
-    except BrokenArtifact as error:
-        print(f"{error.file}: {error.reason}")
-        return BROKEN
-    except StoreError as error:
-        print(one_line(error))
-        return BROKEN
-    return LOADED
+        files = store.manifest(name, version).files
+        made = COPIES * sum(files[file].size for file in (*GRAPHS, CALIBRATION_FILE))
+        _limit_memory(working_bytes + made)
+        artifact = store.open(name, version, wanted=NEEDED)
+        is_read = True
+        predict(Model.load(artifact, threads=1))
+    except (StoreError, MemoryError) as error:
+        file, reason = (error.file, error.reason) if isinstance(error, BrokenArtifact) else ("", one_line(error))
+        if _is_of_memory(error):
+            reason = f"expected to be loaded and to predict in {working_bytes} bytes beside its files, got more"
+        return {"file": file or "network.onnx", "reason": reason, "is_read": is_read}
+    return None
 
 
-def predict_once(model: Model) -> None:
-    """Predict the row in the middle of the data's range, of the default number of draws.
+def predict(model: Model) -> None:
+    """Predict the row in the middle of the data's range, of the default number of draws, then a full run's rows.
 
     Raises:
-        BrokenArtifact: if it cannot be predicted, or its scores are not numbers.
+        BrokenArtifact: if they cannot be predicted, or the row's scores are not numbers.
     """
     manifest = model.manifest
     middle = manifest.input.minimum / 2 + manifest.input.maximum / 2
@@ -44,13 +77,43 @@ def predict_once(model: Model) -> None:
     theta = model.runtime.draw(0, 0, manifest.noise.default_draws)
     try:
         scores = model.predict(row, theta).scores
+        model.predict(row.repeat(CHUNK_ROWS if model.runtime.paired else UNPAIRED_CHUNK_ROWS, axis=0), theta[:1])
     except Exception as error:
         reason = f"it does not predict a row: {type(error).__name__}: {one_line(error)}"
-        raise BrokenArtifact(manifest.name, manifest.version, "network.onnx", reason) from None
+        raise BrokenArtifact(manifest.name, manifest.version, "network.onnx", reason) from error
     for score, values in scores.by_name().items():
         if not np.isfinite(values).all():
             reason = f"{score} of a row in the middle of the data's range: expected a number, got {values[0]}"
             raise BrokenArtifact(manifest.name, manifest.version, "network.onnx", reason)
+
+
+def _limit_memory(more: int) -> None:
+    """Let this process have so many more bytes than it has now."""
+    status = Path("/proc/self/status").read_text()
+    has = 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData:"))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    soft = has + more if hard == resource.RLIM_INFINITY else min(has + more, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _is_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came of, is that there was no memory left."""
+    while error is not None:
+        if isinstance(error, MemoryError) or "alloc" in str(error).lower():
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _end_with_parent() -> None:
+    """Have the system kill this process when the thread that started it is gone."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _be_killed_first() -> None:
+    """Where memory runs out all the same, have the system kill this process and not the one that serves."""
+    with suppress(OSError):  # where /proc is not to be written to
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 # Of Adam7's passes: first column and row, and steps (section 8.2).
 ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 PIECE = 1 << 23  # bytes that are inflated at a time
+CHUNKS = 20_000  # at most: encoders write pieces of 8 kB and more
 
 
 def has_all_pixels(content: bytes) -> bool:
@@ -30,6 +31,11 @@ def has_all_pixels(content: bytes) -> bool:
     except (zlib.error, struct.error, KeyError):
         return False
     return False
+
+
+def has_few_chunks(content: bytes) -> bool:
+    """Return whether a PNG file is not cut into so many chunks that going over them takes long."""
+    return not any(n >= CHUNKS for n, _ in enumerate(_chunks(content)))
 
 
 def _size(header: bytes) -> int:

@@ -11,7 +11,15 @@ probabilities of draw k, p their mean and H the Shannon entropy, a row's scores 
     variation_ratio    1 - max_c p_c                        total uncertainty,           0 .. 1 - 1/C
 
 (Gal, Islam and Ghahramani, "Deep Bayesian active learning with image data", 2017, section 4). More is more
-uncertain. Plug-in BALD is biased by about -BALD / K.
+uncertain.
+
+**Bias.** H(p) of few draws is too small on average, and BALD by as much: the draws' own entropies have no bias. BALD
+is biased by about -BALD / K. The jackknife removes what goes with 1 / K:
+
+    bald_corrected     BALD + sum_j (1 - K_j / K) KL(p_-j || p)
+
+with p_-j the mean without group j of K_j draws (Quenouille 1956; for groups of several draws Busing, Meijer and van
+der Leeden 1999). It is never less than BALD, and twice BALD of two draws. H(p) would be corrected by as many nats.
 
 Draws are summed by group (`sums`): `prediction` is p and `uncertainty` H(p). Standard errors are a jackknife's: each
 score is made anew without each group.
@@ -48,6 +56,7 @@ class Scores:
     bald: Float64[np.ndarray, "N"]
     mean_std: Float64[np.ndarray, "N"]
     variation_ratio: Float64[np.ndarray, "N"]
+    bald_corrected: Float64[np.ndarray, "N"] | None  # made with standard errors, None where there are none
     standard_error: dict[str, Float64[np.ndarray, "N"]] | None
 
     error_names: ClassVar = SCORE_NAMES  # of which there are standard errors
@@ -110,7 +119,7 @@ def predictive_scores(sums: DrawSums, standard_errors: bool = True) -> Scores:
         bald_N = np.zeros_like(bald_N)  # one draw agrees with itself: what is left is rounding
     label_N = probs_N_C.argmax(axis=1)
 
-    errors = None
+    errors = corrected_N = None
     if standard_errors and len(sums.num_draws) > 1:
         odds_G = mean_over_draws.odds_G
         change_S_N_G = np.empty((len(SCORE_NAMES), *entropy_N_G.shape))
@@ -118,7 +127,9 @@ def predictive_scores(sums: DrawSums, standard_errors: bool = True) -> Scores:
         without_N_C_G = np.maximum(probs_N_C[..., None] - odds_G * deviation_N_C_G, 0.0)
         np.subtract(entropy_N[:, None], cross_entropy_N_G, out=entropy_change_N_G)
         entropy_change_N_G *= odds_G
-        entropy_change_N_G -= _divergence(without_N_C_G, probs_N_C)
+        divergence_N_G = _divergence(without_N_C_G, probs_N_C)
+        corrected_N = bald_N + mean_over_draws.jackknife_bias(divergence_N_G)
+        entropy_change_N_G -= divergence_N_G
         np.subtract(entropy_N_G, expected_entropy_N[:, None], out=bald_change_N_G)
         bald_change_N_G *= odds_G
         bald_change_N_G += entropy_change_N_G
@@ -140,6 +151,7 @@ def predictive_scores(sums: DrawSums, standard_errors: bool = True) -> Scores:
         bald=bald_N,
         mean_std=std_N_C.sum(axis=1) / std_N_C.shape[1],
         variation_ratio=1.0 - probs_N_C.max(axis=1),
+        bald_corrected=corrected_N,
         standard_error=errors,
     )
 

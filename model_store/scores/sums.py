@@ -122,6 +122,15 @@ class Average:
         without -= np.square(self.odds_G * deviation)
         return np.maximum(without, 0.0, out=without)
 
+    def jackknife_bias(self, loss: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
+        """Return by how much a score is too small on average, to first order, 0 or more.
+
+        Args:
+            loss: how much less each group's absence makes it; what has a mean over draws of 0 may be left out.
+        """
+        bias: np.ndarray = np.add.reduce(loss * (1.0 - self.num_draws_G / self.num_draws), axis=-1)
+        return np.maximum(bias, 0.0)
+
     def standard_error(self, change: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
         """Return the standard error of a score from how each group's absence changes it; the argument is overwritten.
 

@@ -22,12 +22,14 @@ class Predictive(ABC):
         score_names: the uncertainty scores that detectors look at.
         acquisition_scores: which scores a pool can be ranked by, by the name of the acquisition.
         default_acquisition: the one that a request without a name means.
+        jackknifed: acquisitions by a score that is made with standard errors.
     """
 
     output: ClassVar[str]
     score_names: ClassVar[tuple[str, ...]]
     acquisition_scores: ClassVar[dict[str, str]]
     default_acquisition: ClassVar[str]
+    jackknifed: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
@@ -51,8 +53,9 @@ class Classes(Predictive):
 
     output = "log_probs"
     score_names = SCORE_NAMES
-    acquisition_scores: ClassVar = {name: name for name in SCORE_NAMES}
+    acquisition_scores: ClassVar = {name: name for name in (*SCORE_NAMES, "bald_corrected")}
     default_acquisition = "bald"
+    jackknifed = ("bald_corrected",)
 
     def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
         """Sum probabilities and entropies."""
@@ -67,8 +70,9 @@ class Classes(Predictive):
         return np.exp(outputs)
 
     def acquisition(self, scores: AnyScores, name: str) -> Float64[np.ndarray, "N"]:
-        """Return the score of that name, in nats or a probability."""
-        return scores.by_name()[self.acquisition_scores[name]]
+        """Return the score of that name, in nats or a probability; without a corrected BALD, BALD."""
+        score: Float64[np.ndarray, "N"] | None = getattr(scores, self.acquisition_scores[name])
+        return scores.by_name()["bald"] if score is None else score
 
 
 class Target(Predictive):

@@ -270,7 +270,8 @@ def _pool_part(job: Job, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> list[
     assert job.acquisition is not None
     model, predictive = job.served.model, job.served.model.predictive
     outputs, _ = model.runtime.run_set(x, draws)
-    scores = predictive.scores(predictive.sums(outputs), standard_errors=False)
+    is_jackknifed = job.acquisition in predictive.jackknifed
+    scores = predictive.scores(predictive.sums(outputs), standard_errors=is_jackknifed)
     return [Part(scores=predictive.acquisition(scores, job.acquisition))]
 
 

@@ -23,6 +23,7 @@ class DecisionOptions:
     coverage: float
     risk: float | None  # None: no row is left undecided
     rule: StoppingRule | None  # when a row stops drawing; None: at the request's number of draws
+    confidence: float | None = None  # with which coverage is kept; None: on average
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,7 @@ def decide(prediction: Prediction, options: DecisionOptions) -> Decision:
     return Decision(
         flag=p_values.p_value <= fpr if options.fdr is None else benjamini_hochberg(p_values.p_value, options.fdr),
         fired={name: p_value <= fpr for name, p_value in p_values.detector_p_values.items()},
-        prediction_set=prediction.prediction_sets(options.coverage),
-        interval=prediction.intervals(options.coverage),
+        prediction_set=prediction.prediction_sets(options.coverage, options.confidence),
+        interval=prediction.intervals(options.coverage, options.confidence),
         abstain=None if options.risk is None else prediction.abstains(fpr, options.risk),
     )

@@ -16,12 +16,17 @@ class Threads:
 
     def __init__(self) -> None:
         self._files = _started("files", 1)
+        self._loads = _started("loads", 1)
         self._requests = _started("requests", READERS)
         self._answers = _started("answers", 1)
 
     async def files(self, work: Callable[[], T]) -> T:
         """Run work that reads the model store."""
         return await _run(self._files, work)
+
+    async def loads(self, work: Callable[[], T]) -> T:
+        """Run work that loads versions."""
+        return await _run(self._loads, work)
 
     async def requests(self, work: Callable[[], T]) -> T:
         """Run work that takes a large request apart, or decodes its images."""
@@ -33,7 +38,7 @@ class Threads:
 
     def close(self) -> None:
         """End, after what is being done; what has not begun is dropped."""
-        for pool in (self._files, self._requests, self._answers):
+        for pool in (self._files, self._loads, self._requests, self._answers):
             pool.shutdown(cancel_futures=True)
 
 

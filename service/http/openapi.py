@@ -22,7 +22,12 @@ def request_body(kind: type[Envelope], rows_field: str) -> dict[str, Any]:
     schema = kind.model_json_schema()
     examples = {f"example {i}": {"value": value} for i, value in enumerate(schema.pop("examples"), start=1)}
     binary = {"type": "string", "format": "binary"}
-    files = {"type": "array", "items": binary, "description": "PNG, JPEG, WebP or BMP files, for a model of images"}
+    files = {
+        "type": "array",
+        "items": binary,
+        "minItems": 1,
+        "description": "PNG, JPEG, WebP or BMP files, for a model of images",
+    }
     form = {**schema, "properties": {**schema["properties"], rows_field: files}}
     content = {JSON: {"schema": schema, "examples": examples}, NPY: {"schema": binary}, FORM: {"schema": form}}
     return {"requestBody": {"required": True, "content": content}}

@@ -1,7 +1,10 @@
 """From a request's fields to the options that its rows are predicted and decided by."""
 
+import math
+
 from model_store.conformal.abstention import NOTHING
 from model_store.conformal.calibration import DEFAULT_FPR, at_least
+from model_store.conformal.sets import confident_rank, largest_coverage
 from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput
 from service.engine.decision import DecisionOptions
@@ -50,10 +53,22 @@ def decision_options(
     if rate < smallest:
         expected = f"at least {at_least(smallest)}, the smallest that {served.name} can tell"
         raise InvalidInput(field, expected, f"{rate}")
+    _refuse_uncertain_coverage(envelope, served)
     rule = _rule(envelope, fpr, settle)
-    return DecisionOptions(
-        fpr, envelope.fdr, envelope.coverage, _risk(envelope.risk, served, num_samples, fpr, rule), rule
-    )
+    risk = _risk(envelope.risk, served, num_samples, fpr, rule)
+    return DecisionOptions(fpr, envelope.fdr, envelope.coverage, risk, rule, envelope.confidence)
+
+
+def _refuse_uncertain_coverage(envelope: PredictRequest, served: Served) -> None:
+    """Raise InvalidInput if there are too few calibration rows to keep the coverage with the confidence."""
+    if envelope.confidence is None:
+        return
+    rows = served.model.manifest.detectors.ranking_rows
+    if confident_rank(rows, envelope.coverage, envelope.confidence) > rows:
+        largest = math.floor(1e4 * largest_coverage(rows, envelope.confidence)) / 1e4
+        known = f"at most {largest:g}" if largest > 0 else "none"
+        expected = f"{known}, which {served.name} can keep with confidence {envelope.confidence:g} ({rows} rows)"
+        raise InvalidInput("coverage", expected, f"{envelope.coverage}")
 
 
 def _rule(envelope: PredictRequest, fpr: float, settle: float | None) -> StoppingRule | None:

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from model_store.artifacts.manifest import ImageSpec, InputSpec
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import from_objects
-from model_store.inputs.images import open_image, pixels
+from model_store.inputs.images import decoded_pixels, open_image, pixels
 from service.errors import TooLarge, Unsupported
 from service.http.multipart import parse_form
 from service.http.schemas import Envelope, kind_of, validate
@@ -268,7 +268,7 @@ def images_array(
     total = 0
     for n, row in enumerate(rows):
         image = open_image(_content(row, f"{field}.{n}"), f"{field}.{n}")
-        total += image.width * image.height
+        total += decoded_pixels(image)
         if total > max_pixels:
             raise TooLarge(f"{field}: expected images of at most {max_pixels} pixels together, got more")
         x[n] = pixels(image, shape, spec, f"{field}.{n}")

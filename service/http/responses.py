@@ -33,7 +33,8 @@ def predict_json(
 
 def _judged_by(options: DecisionOptions) -> dict[str, float | None]:
     """Return the rates that rows were judged by."""
-    return {"fpr": options.fpr, "fdr": options.fdr, "coverage": options.coverage, "risk": options.risk}
+    names = ("fpr", "fdr", "coverage", "confidence", "risk")
+    return {name: getattr(options, name) for name in names}
 
 
 def json_rows(served: Served, num_samples: int, prediction: Prediction, decision: Decision) -> list[dict[str, Any]]:
@@ -52,8 +53,9 @@ def _json_columns(
         yield "label", [classes[i] for i in scores.label.tolist()]
         yield "probabilities", scores.probabilities.tolist()
         yield "num_samples", scores.num_draws.tolist()
-        for name in ("entropy", "expected_entropy", "bald", "mean_std", "variation_ratio"):
-            yield name, getattr(scores, name).tolist()
+        for name in ("entropy", "expected_entropy", "bald", "bald_corrected", "mean_std", "variation_ratio"):
+            score = getattr(scores, name)
+            yield name, [None] * num_rows if score is None else score.tolist()
     else:
         for name in scores.error_names:
             is_known = name != "epistemic_std" or num_samples > 1
@@ -137,6 +139,8 @@ def _arrays(
         yield "label", np.array(served.model.manifest.classes)[scores.label]
         yield "probabilities", scores.probabilities
         yield "expected_entropy", scores.expected_entropy
+        if scores.bald_corrected is not None:
+            yield "bald_corrected", scores.bald_corrected
         if samples is not None:
             yield "samples", samples
     else:

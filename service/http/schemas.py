@@ -16,6 +16,8 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 Tolerance = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Acquisition = Literal[*dict.fromkeys(name for names in ACQUISITIONS.values() for name in names)]
 
+AT_LEAST_ONE: dict[str, Any] = {"minItems": 1}  # of rows, which are not looked at here
+
 # A three of scikit-learn's digits, so that the examples work when pasted against the digits model.
 EXAMPLE_ROW: list[Any] = [
     *(0, 0, 7, 15, 13, 1, 0, 0, 0, 8, 13, 6, 15, 4, 0, 0, 0, 2, 1, 13, 13, 0, 0, 0, 0, 0, 2, 15, 11, 1, 0, 0),
@@ -64,13 +66,15 @@ class PredictRequest(Envelope):
                 },
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "fdr": 0.1},
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "settle": 0.02},
+                {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "coverage": 0.9, "confidence": 0.95},
             ]
         }
     )
 
     inputs: list[Any] = Field(
+        json_schema_extra=AT_LEAST_ONE,
         description="rows, flat or in the model's input shape, in the units of its data; for a model of columns also "
-        "objects keyed by column, for a model of images also base64 of PNG, JPEG, WebP or BMP files"
+        "objects keyed by column, for a model of images also base64 of PNG, JPEG, WebP or BMP files",
     )
     fpr: Probability | None = Field(
         default=None, description="false-positive rate at which the flag fires; by default 0.05"
@@ -81,6 +85,11 @@ class PredictRequest(Envelope):
     )
     coverage: Probability = Field(
         default=0.95, description="probability with which a row's prediction set or interval holds the truth"
+    )
+    confidence: Probability | None = Field(
+        default=None,
+        description="probability, over the choice of the calibration rows, with which `coverage` is kept; by default "
+        "it is kept on average over that choice",
     )
     risk: Probability | None = Field(
         default=None,
@@ -109,7 +118,7 @@ class AcquireRequest(Envelope):
         }
     )
 
-    pool: list[Any] = Field(description="rows, as `inputs` of /predict")
+    pool: list[Any] = Field(json_schema_extra=AT_LEAST_ONE, description="rows, as `inputs` of /predict")
     ids: list[str] | None = Field(
         default=None, description="a different name for each row; by default its index. Decides ties and `random`"
     )
@@ -140,13 +149,18 @@ class RowAnswer(BaseModel):
 
 
 class PredictionAnswer(RowAnswer):
-    """What a model of classification says of a row; information in nats. Without a risk `abstain` is null."""
+    """What a model of classification says of a row; information in nats. Without a risk `abstain` is null.
+
+    `bald` is `entropy` less `expected_entropy`; of K draws it is some `bald` / K too small on average, which
+    `bald_corrected` is not. One draw gives none.
+    """
 
     label: str
     probabilities: list[float]
     entropy: float
     expected_entropy: float
     bald: float
+    bald_corrected: float | None
     mean_std: float
     variation_ratio: float
     prediction_set: list[str]
@@ -188,6 +202,7 @@ class PredictAnswer(BaseModel):
     fpr: float
     fdr: float | None
     coverage: float
+    confidence: float | None
     risk: float | None
     predictions: list[PredictionAnswer] | list[RegressionAnswer]
 

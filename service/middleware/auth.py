@@ -2,42 +2,70 @@
 
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.http.problems import problem
-from service.middleware.keys import Keys, is_one_of
+from service.middleware.key_file import KeyRing
+from service.middleware.keys import KEY_NAME, Keys, key_name
 from service.observability.records import record_of
+
+EXPECTED = "key: expected one that is valid here, as Authorization: Bearer KEY or X-API-Key: KEY"
+REALM = 'Bearer realm="dubito"'
 
 
 class RequireKey:
-    """Middleware that answers 401 to requests without a key for their path; below all that counts and logs them."""
+    """Middleware that answers 401 to requests without a valid key where one is needed, and 403 where its scopes do
+    not reach; below all that counts and logs them.
+    """
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, ring: KeyRing) -> None:
         self.app = app
-        self.keys = keys
+        self.ring = ring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it before a byte of its body is read."""
+        """Pass a request on with the name of its key, or refuse it before a byte of its body is read."""
         if scope["type"] == "http":
-            needed = self.keys.needed(scope["path"])
-            if needed and not is_one_of(_key(scope), needed):
-                record_of(scope).reason = "unauthorized"
-                detail = "key: expected one that is valid here, as Authorization: Bearer KEY or X-API-Key: KEY"
-                refusal = problem(
-                    401, f"{detail}, got none or another", {"WWW-Authenticate": 'Bearer realm="dubito"'}
-                )
+            refusal = _refusal(scope, self.ring.keys)
+            if refusal is not None:
                 await refusal(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
 
+def _refusal(scope: Scope, keys: Keys) -> Response | None:
+    """Note which key a request came with, and return why it is refused, if it is.
+
+    One answer for keys that are unknown and that have expired: only the log tells them apart.
+    """
+    record = record_of(scope)
+    given = _given(scope)
+    key = keys.find(given) if given else None
+    if key is not None:
+        record.key = key.name
+    valid = None if key is None or key.has_expired else key
+    if valid is not None:
+        scope[KEY_NAME] = valid.name
+    needed = keys.needed(scope["path"])
+    if needed is None:
+        return None
+    if valid is None:
+        record.reason = "unauthorized" if key is None else "expired_key"
+        detail = f"{EXPECTED}, got none, an unknown one or one that has expired"
+        return problem(401, detail, {"WWW-Authenticate": REALM})
+    if needed not in valid.scopes:
+        record.reason = "forbidden"
+        headers = {"WWW-Authenticate": f'{REALM}, error="insufficient_scope", scope="{needed}"'}
+        return problem(403, f"key: expected one with the scope {needed}, got one without", headers)
+    return None
+
+
 def may_see_names(scope: Scope, keys: Keys) -> bool:
     """Whether who asks an open path may be told names of models: all may, or where there are keys those with one."""
-    return not keys.api or is_one_of(_key(scope), keys.api + keys.admin)
+    return keys.api_is_open or key_name(scope) is not None
 
 
-def _key(scope: Scope) -> bytes:
+def _given(scope: Scope) -> bytes:
     """Return the key that a request gives: X-API-Key, else a bearer's token; empty where there is none."""
     bearer = b""
     for name, value in scope["headers"]:
@@ -48,11 +76,11 @@ def _key(scope: Scope) -> bytes:
     return bearer
 
 
-def install(app: FastAPI, keys: Keys) -> None:
+def install(app: FastAPI, ring: KeyRing) -> None:
     """Have requests show a key, and the OpenAPI document say so; does nothing where there are no keys."""
-    if not keys.api and not keys.admin:
+    if not ring.keys.names:
         return
-    app.add_middleware(RequireKey, keys=keys)
+    app.add_middleware(RequireKey, ring=ring)
     undeclared = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -61,12 +89,18 @@ def install(app: FastAPI, keys: Keys) -> None:
             "bearer": {"type": "http", "scheme": "bearer"},
             "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
         }
-        refused = {"description": "No valid key", "content": {"application/problem+json": {}}}
         for path, operations in document["paths"].items():
-            if keys.needed(path):
+            needed = ring.keys.needed(path)
+            if needed is not None:
                 for operation in operations.values():
-                    operation["security"] = [{"bearer": []}, {"key": []}]
-                    operation["responses"]["401"] = refused
+                    operation["security"] = [{"bearer": [needed]}, {"key": [needed]}]
+                    operation["responses"]["401"] = _refused("No valid key")
+                    operation["responses"]["403"] = _refused(f"The key is without the scope {needed}")
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _refused(description: str) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {"description": description, "content": {"application/problem+json": {"schema": schema}}}

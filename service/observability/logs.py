@@ -1,6 +1,6 @@
 """The log, on standard error: text for people, or a JSON object a line, with a line for each request.
 
-Nothing that a client sent is logged but the id of its request, and that only where it is plain.
+Nothing that a client sent is logged but the id of its request, and that only where it is plain; of a key its name.
 """
 
 import logging
@@ -70,6 +70,7 @@ def request_log(settings: Settings) -> RequestLog | None:
             "route": route,
             "method": record.method,
             "status": status,
+            "key": record.key,
             "seconds": round(seconds, 6),
             "queue_seconds": round(record.queue_s, 6),
             "compute_seconds": round(record.compute_s, 6),

@@ -43,6 +43,7 @@ class RequestRecord:
     request_id: str
     method: str
     begun: float
+    key: str | None = None  # name of the key that it came with
     model: str | None = None
     version: str | None = None
     rows: int | None = None

@@ -108,6 +108,7 @@ class Tracing:
             "http.response.status_code": status,
             "error.type": record.reason,
             "dubito.request_id": record.request_id,
+            "dubito.key": record.key,
             "dubito.model": record.model,
             "dubito.version": record.version,
             "dubito.rows": record.rows,

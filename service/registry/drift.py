@@ -18,12 +18,18 @@ inequality
     P(M_t >= 1 / FALSE_ALARM for any t) <= FALSE_ALARM.
 
 Bets are on small p-values, in three degrees, on large ones, and on the p-values of late.
+
+One client alone makes no alarm of all: beside M_t there is a martingale for each group of clients, of all rows but
+theirs, and once two groups have sent rows enough an alarm needs all of these too. Which rows are left out depends on
+who sent them and not on their p-values, so each is a martingale; and since an alarm needs M_t as well, its
+probability stays what it is.
 """
 
+import copy
 import math
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,11 +48,16 @@ SMALL_POWERS = (0.1, 0.3, 0.7)  # of bets on small p-values, of density k p^(k -
 LARGE_POWER = 0.7  # of the bet on large ones, of density k (1 - p)^(k - 1)
 RECENT_ROWS = 4096  # different ones, each of which counts once: a probe that repeats itself is no drift
 BLOCK_ROWS = 64  # that are bet on at once: one row takes as long
+GROUPS = 16  # of clients: the first have one each, and whoever comes later counts as one with another
+CLIENT_ROWS = 50  # after which a group of clients counts as another than the rest
 
 
 @dataclass(frozen=True)
 class DriftReport:
-    """What was seen of live rows. Evidence is log M_t, in nats; the alarm is of the largest so far."""
+    """What was seen of live rows. Evidence is log M_t, in nats; the alarm is of the largest so far.
+
+    `one_client` says that there was evidence enough, but that it comes from the rows of one client alone: no alarm.
+    """
 
     rows: int
     flag_rate: float | None  # of late
@@ -54,8 +65,52 @@ class DriftReport:
     evidence: float
     largest_evidence: float
     alarm: bool
+    one_client: bool
     binned_rows: list[int]  # all rows, by bin of `EDGES`
     p_value_sum: float
+
+
+class Martingale:
+    """The urn, the capital bet against it, and what was seen."""
+
+    def __init__(self, gaps: Float64[np.ndarray, "B"]) -> None:
+        self.gaps = gaps  # of the calibration
+        self.seen = np.zeros(len(EDGES))
+        self.late = np.zeros(len(EDGES))
+        self.evidence = self.largest = 0.0  # log M_t
+        self._log_bets = np.full(len(FIXED_BETS) + 1, -math.inf)
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether there was ever evidence enough for an alarm."""
+        return self.largest >= ALARM_AT
+
+    def take_in(self, bins: Int64[np.ndarray, "N"]) -> None:
+        """Bet on rows by the bins of their p-values, and take them in."""
+        fell_N_B = np.zeros((len(bins), len(EDGES)))
+        fell_N_B[np.arange(len(bins)), bins] = 1.0
+        counts_B = fell_N_B.sum(axis=0)
+        self._bet(bins, fell_N_B)
+        self.seen += counts_B
+        self.late = self.late * (1.0 - 1.0 / LATE_ROWS) ** len(bins) + counts_B
+
+    def _bet(self, bins: np.ndarray, fell_N_B: Float64[np.ndarray, "N B"]) -> None:
+        urn_B = self.gaps + self.seen
+        late_B = self.late + (PRIOR_ROWS / urn_B.sum()) * urn_B
+        on_late_B = np.divide(late_B, urn_B, out=np.ones_like(urn_B), where=urn_B > 0)
+        weights_B_E = np.stack([*FIXED_BETS, on_late_B], axis=1)
+        urn_N_B = urn_B + fell_N_B.cumsum(axis=0) - fell_N_B  # before each row
+        expected_N_E = (urn_N_B @ weights_B_E) / urn_N_B.sum(axis=1, keepdims=True)
+        gain_N_E = np.log(weights_B_E[bins] / expected_N_E).cumsum(axis=0)
+        cash = 1.0 / (1.0 + np.log1p(self.seen.sum() + np.arange(len(bins) + 1)))
+        put_N = np.log((cash[:-1] - cash[1:]) / len(self._log_bets))  # on each bet, before each row
+        # A bet's capital c follows c <- (c + put) gain; c over all gains so far is a sum.
+        put_N_E = put_N[:, None] - np.concatenate([np.zeros((1, len(self._log_bets))), gain_N_E[:-1]])
+        log_bets_N_E = np.logaddexp.accumulate(np.concatenate([self._log_bets[None], put_N_E]))[1:] + gain_N_E
+        log_capital_N = np.logaddexp(np.logaddexp.reduce(log_bets_N_E, axis=1), np.log(cash[1:]))
+        self._log_bets = log_bets_N_E[-1]
+        self.evidence = float(log_capital_N[-1])
+        self.largest = max(self.largest, float(log_capital_N.max()))
 
 
 class Drift:
@@ -72,17 +127,22 @@ class Drift:
     def reset(self) -> None:
         """Begin anew, as if no row had been seen."""
         with self._lock:
-            self._seen = np.zeros(len(EDGES))
-            self._late = np.zeros(len(EDGES))
+            self._all = Martingale(self._gaps)
+            self._without: dict[int, Martingale] = {}  # by group of clients, of all rows but theirs
+            self._rows: Counter[int] = Counter()  # by group
+            self._groups: dict[Hashable, int] = {}  # of the first clients
             self._p_value_sum = 0.0
-            self._log_bets = np.full(len(FIXED_BETS) + 1, -math.inf)
-            self._evidence = self._largest_evidence = 0.0
             self._waiting: list[Float64[np.ndarray, "N"]] = []
-            self._waiting_rows = 0
+            self._waiting_groups: list[int] = []  # of each row
             self._recent: OrderedDict[int, None] = OrderedDict()  # hashes of rows, the latest last
 
-    def watch(self, p_values: Float64[np.ndarray, "N"], row_hashes: Sequence[int] | None = None) -> None:
-        """Take in the p-values of a request's rows; given `row_hashes`, of those alone that did not come of late."""
+    def watch(
+        self,
+        p_values: Float64[np.ndarray, "N"],
+        row_hashes: Sequence[int] | None = None,
+        client: Hashable = None,
+    ) -> None:
+        """Take in the p-values of a client's request; given `row_hashes`, of rows alone that did not come of late."""
         p_values = p_values[watched_rows(len(p_values))]
         with self._lock:
             if row_hashes is not None:
@@ -90,8 +150,8 @@ class Drift:
             if len(p_values) == 0:
                 return
             self._waiting.append(p_values)
-            self._waiting_rows += len(p_values)
-            if self._waiting_rows >= BLOCK_ROWS:
+            self._waiting_groups += [self._group(client)] * len(p_values)
+            if len(self._waiting_groups) >= BLOCK_ROWS:
                 self._take_in()
 
     def report(self) -> DriftReport:
@@ -99,18 +159,26 @@ class Drift:
         with self._lock:
             if self._waiting:
                 self._take_in()
-            rows, late = int(self._seen.sum()), self._late
+            rows, late = int(self._all.seen.sum()), self._all.late
             flagged = EDGES <= FLAG_RATE_AT
+            counting = [group for group, count in self._rows.items() if count >= CLIENT_ROWS]
+            of_several = len(counting) < 2 or all(self._without[group].has_enough for group in counting)
             return DriftReport(
                 rows=rows,
                 flag_rate=float(late[flagged].sum() / late.sum()) if rows else None,
                 expected_flag_rate=float(self._gaps[flagged].sum() / self._gaps.sum()),
-                evidence=self._evidence,
-                largest_evidence=self._largest_evidence,
-                alarm=self._largest_evidence >= ALARM_AT,
-                binned_rows=self._seen.astype(int).tolist(),
+                evidence=self._all.evidence,
+                largest_evidence=self._all.largest,
+                alarm=self._all.has_enough and of_several,
+                one_client=self._all.has_enough and not of_several,
+                binned_rows=self._all.seen.astype(int).tolist(),
                 p_value_sum=self._p_value_sum,
             )
+
+    def _group(self, client: Hashable) -> int:
+        if client not in self._groups and len(self._groups) < GROUPS:
+            self._groups[client] = len(self._groups)
+        return self._groups.get(client, hash(client) % GROUPS)
 
     def _is_new(self, row_hash: int) -> bool:
         """Note a row; return whether it is not among the latest different ones."""
@@ -122,34 +190,19 @@ class Drift:
         return is_new
 
     def _take_in(self) -> None:
-        p_values = np.concatenate(self._waiting)
-        self._waiting, self._waiting_rows = [], 0
+        p_values, groups = np.concatenate(self._waiting), np.array(self._waiting_groups)
+        self._waiting, self._waiting_groups = [], []
         bins = EDGES.searchsorted(p_values)
-        fell_N_B = np.zeros((len(bins), len(EDGES)))
-        fell_N_B[np.arange(len(bins)), bins] = 1.0
-        counts_B = fell_N_B.sum(axis=0)
-        self._bet(bins, fell_N_B)
-        self._seen += counts_B
-        self._late = self._late * (1.0 - 1.0 / LATE_ROWS) ** len(bins) + counts_B
+        for group in np.unique(groups).tolist():
+            if group not in self._without:  # until now it sent none
+                self._without[group] = copy.deepcopy(self._all)
+            self._rows[group] += int(np.count_nonzero(groups == group))
+        self._all.take_in(bins)
+        for group, martingale in self._without.items():
+            others = bins[groups != group]
+            if len(others) > 0:
+                martingale.take_in(others)
         self._p_value_sum += float(p_values.sum())
-
-    def _bet(self, bins: np.ndarray, fell_N_B: Float64[np.ndarray, "N B"]) -> None:
-        urn_B = self._gaps + self._seen
-        late_B = self._late + (PRIOR_ROWS / urn_B.sum()) * urn_B
-        on_late_B = np.divide(late_B, urn_B, out=np.ones_like(urn_B), where=urn_B > 0)
-        weights_B_E = np.stack([*FIXED_BETS, on_late_B], axis=1)
-        urn_N_B = urn_B + fell_N_B.cumsum(axis=0) - fell_N_B  # before each row
-        expected_N_E = (urn_N_B @ weights_B_E) / urn_N_B.sum(axis=1, keepdims=True)
-        gain_N_E = np.log(weights_B_E[bins] / expected_N_E).cumsum(axis=0)
-        cash = 1.0 / (1.0 + np.log1p(self._seen.sum() + np.arange(len(bins) + 1)))
-        put_N = np.log((cash[:-1] - cash[1:]) / len(self._log_bets))  # on each bet, before each row
-        # A bet's capital c follows c <- (c + put) gain; c over all gains so far is a sum.
-        put_N_E = put_N[:, None] - np.concatenate([np.zeros((1, len(self._log_bets))), gain_N_E[:-1]])
-        log_bets_N_E = np.logaddexp.accumulate(np.concatenate([self._log_bets[None], put_N_E]))[1:] + gain_N_E
-        log_capital_N = np.logaddexp(np.logaddexp.reduce(log_bets_N_E, axis=1), np.log(cash[1:]))
-        self._log_bets = log_bets_N_E[-1]
-        self._evidence = float(log_capital_N[-1])
-        self._largest_evidence = max(self._largest_evidence, float(log_capital_N.max()))
 
 
 def watched_rows(rows: int) -> slice | Int64[np.ndarray, "n"]:
@@ -172,6 +225,7 @@ def drift_content(report: DriftReport) -> dict[str, Any]:
         "largest_evidence": report.largest_evidence,
         "alarm_at": ALARM_AT,
         "alarm": report.alarm,
+        "one_client": report.one_client,
     }
 
 

@@ -1,35 +1,42 @@
 """The models in memory: what aliases serve, which versions are loaded, and what cannot be served and why.
 
-A watcher thread looks at the store. Where an alias has moved it verifies, loads and warms the version that the alias
-names before requests see it: a new version costs no request anything, and one that is broken never takes the place of
-one that works. Versions that no alias serves, and those that were unloaded to make room, are loaded when a request
-wants them.
+A watcher thread looks at the store. Where an alias has moved it has the version that the alias names tried in a
+process of its own (`service.registry.trials`), then verifies, loads and warms it before requests see it: a new
+version costs no request anything, and one that is broken never takes the place of one that works. Versions that no
+alias serves, and those that were unloaded to make room, are loaded when a request wants them.
 """
 
 import logging
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 
 import numpy as np
 from jaxtyping import Float32
 
 from model_store.artifacts.manifest import GRAPHS, Manifest
+from model_store.artifacts.signature import read_public_key
 from model_store.artifacts.store import LATEST, ModelStore
 from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.conformal.stopping import StoppingRule
-from model_store.errors import InvalidInput, NotFound, StoreError, one_line
+from model_store.errors import BrokenArtifact, InvalidInput, NotFound, StoreError, one_line
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, Model
 from model_store.inference.prediction import Prediction
+from model_store.inference.trials import LOOK_S, Failure
 from service.errors import InUse, NotReady, TooLargeToLoad
 from service.registry.drift import Drift, row_hashes
 from service.registry.memory import give_back_freed_memory
 from service.registry.reservoir import READY_BYTES, Reservoir
-from service.settings import Settings
+from service.registry.trials import Trials
+from service.settings import VERIFY_KEY_VARIABLE, Settings
 
 logger = logging.getLogger("dubito")
 
 RETRY_BROKEN_S = 30.0
+PATIENCE_S = 5.0  # for trials when the service starts, or is told to look: most take a second
 HOW_TO_PUBLISH = (
     "no model is published in the store yet: run `python -m training fit recipes/digits.toml` with the same "
     "DUBITO_STORE, and the service picks it up"
@@ -48,22 +55,24 @@ class Served:
         self.key = (self.name, self.version)
         self.rule = rule  # of the rows that are watched
 
-    def watch(self, prediction: Prediction, rows: slice, x: Float32[np.ndarray, "N I"]) -> None:
+    def watch(self, prediction: Prediction, rows: slice, x: Float32[np.ndarray, "N I"], client: Hashable) -> None:
         """Take in what is said of live rows, if their draws were taken as those of a request without options.
 
-        `x` are the rows themselves: those that came of late are passed over.
+        `x` are the rows themselves, of which those that came of late are passed over, and `client` is who sent them.
         """
         rank_tables = prediction.rank_tables
         if (rank_tables.num_draws, rank_tables.rule) == (self.model.manifest.noise.default_draws, self.rule):
-            self.drift.watch(prediction.p_values.p_value[rows], row_hashes(x))
+            self.drift.watch(prediction.p_values.p_value[rows], row_hashes(x), client)
 
 
 class Models:
     """All models of a store, as the service sees them. Any thread may call its methods."""
 
-    def __init__(self, settings: Settings, idle: threading.Event) -> None:
+    def __init__(self, settings: Settings, idle: threading.Event, ending: threading.Event, trials: Trials) -> None:
         self.idle = idle  # set while no request is in work
-        self.store = ModelStore(settings.store)
+        self.trials = trials
+        key = settings.verify_key_file
+        self.store = ModelStore(settings.store, None if key is None else read_public_key(key, VERIFY_KEY_VARIABLE))
         self.settings = settings
         self._serves: dict[str, dict[str, str]] = {}  # by model the version that each alias serves
         self._latest: dict[str, Manifest] = {}  # of what `latest` serves, in memory or not
@@ -75,19 +84,21 @@ class Models:
         self._lock = threading.Lock()  # of all these, held for moments
         self._loading = threading.Lock()  # held while a version is loaded
         self._looking = threading.Lock()  # held while the store is looked at
-        self._stopping = threading.Event()
+        self.awaits_trials = False  # whether the last look found a version that is being tried
+        self._ending = ending
         self._watcher = threading.Thread(target=self._watch, name="store-watcher", daemon=True)
 
     def start(self) -> None:
-        """Load what `latest` names of each model, and begin to watch the store."""
-        self.refresh()
+        """Load what `latest` names of each model, but for what takes long to try, and begin to watch the store."""
+        self.refresh(PATIENCE_S)
+        self.trials.rest()
         if not self.names():
             logger.warning(HOW_TO_PUBLISH)
         self._watcher.start()
 
     def stop(self) -> None:
-        """End the watcher and the reservoirs' threads."""
-        self._stopping.set()
+        """End the watcher and the reservoirs' threads; `ending` is set."""
+        self.trials.news.set()
         self._watcher.join()
         for served in self.loaded():
             served.reservoir.close()
@@ -99,18 +110,35 @@ class Models:
         with self._looking:
             with self._lock:
                 self._broken.clear()
-            self.refresh()
+            self.trials.forget_failures()
+            self.refresh(PATIENCE_S)
 
     def _watch(self) -> None:
-        while not self._stopping.wait(self.settings.poll_interval_s):
+        while not self._ending.is_set():
+            self.trials.news.wait(self.settings.poll_interval_s)  # also set when a trial is over
+            self.trials.news.clear()
+            if self._ending.is_set():
+                return
             try:
                 with self._looking:
                     self.refresh()
             except Exception:
                 logger.exception("looking at the model store failed; trying again")
 
-    def refresh(self) -> None:
-        """Look at the store once: follow the aliases, and forget what is gone."""
+    def refresh(self, patience_s: float = 0.0) -> None:
+        """Look at the store once: follow the aliases, and forget what is gone.
+
+        A version that must be tried first is followed when it has been, within `patience_s` or at a later look.
+        """
+        end = time.monotonic() + patience_s
+        self._look_once()
+        while self.awaits_trials and time.monotonic() < end and not self._ending.is_set():
+            if self.trials.news.wait(LOOK_S):
+                self.trials.news.clear()
+                self._look_once()
+
+    def _look_once(self) -> None:
+        self.awaits_trials = False
         names = self.store.names()
         for name in names:
             try:
@@ -126,7 +154,7 @@ class Models:
 
     def _follow(self, name: str, aliases: dict[str, str]) -> None:
         """Serve by each alias the version that it names, or go on with the one before where that cannot be served."""
-        is_new = name not in self._serves
+        is_new = not self._serves.get(name)
         before = self._serves.get(name, {})
         serves = dict(before)
         for alias in before.keys() - aliases.keys():
@@ -144,8 +172,14 @@ class Models:
             self._unload(name, version)
 
     def _can_serve(self, name: str, alias: str, wanted: str, current: str | None) -> bool:
+        trial = self.trial(name, wanted)
+        if trial is not None and not trial.done():
+            self.awaits_trials = True
+            return False
         try:
             served = self._load(name, wanted, for_alias=True)
+        except NotReady:  # the service is about to end
+            return False
         except StoreError as error:
             going_on = "" if current is None else f"; {alias} goes on with version {current}"
             self._say_once(name, alias, f"cannot serve {one_line(error)}{going_on}")
@@ -180,16 +214,18 @@ class Models:
         """Return a version, verified, loaded and warmed unless it is in memory, and make room for it.
 
         What was wrong with it less than `RETRY_BROKEN_S` ago is raised again. With `for_alias` draws are kept ready.
+        Waits for its trial.
         """
         key = (name, version)
+        if key not in self._loaded:
+            self._raise_if_broken(key)
+            self._tried(name, version)  # others are loaded meanwhile
         with self._loading:
             with self._lock:
                 served = self._loaded.get(key)
-                when, error = self._broken.get(key, (0.0, None))
             if served is None:
-                if error is not None and time.monotonic() - when < RETRY_BROKEN_S:
-                    raise error
-                served = self._opened(name, version)
+                self._raise_if_broken(key)
+                served = self._opened(self._tried(name, version))
                 self._has_freed = True  # the files that it was read from
             if for_alias and served.reservoir.depth == 0:
                 served.reservoir = Reservoir(served.model, self.settings.ready_draw_sets, self.idle)
@@ -200,18 +236,66 @@ class Models:
         self._make_room()
         return served
 
-    def _opened(self, name: str, version: str) -> Served:
+    def _raise_if_broken(self, key: tuple[str, str]) -> None:
+        """Raise again what was wrong with a version a moment ago."""
+        with self._lock:
+            when, error = self._broken.get(key, (0.0, None))
+        if error is not None and time.monotonic() - when < RETRY_BROKEN_S:
+            raise error
+
+    def trial_of(self, name: str | None, version: str = LATEST) -> "Future[Failure | None] | None":
+        """Return the trial that must be over before `get` loads what a request means, if any. Reads files.
+
+        Raises:
+            NotReady, InvalidInput, NotFound: as `get` does.
+        """
+        name = self.name(name)
+        return self.trial(name, self._serves.get(name, {}).get(version) or self.resolve(name, version))
+
+    def trial(self, name: str, version: str) -> "Future[Failure | None] | None":
+        """Return the same of a version by its number."""
         try:
-            need = self.model_bytes(self.store.manifest(name, version))
-            if need > self.settings.max_model_bytes:
-                raise TooLargeToLoad(name, version, need, self.settings.max_model_bytes)
-            model = Model.load(self.store.open(name, version, wanted=NEEDED), self.settings.worker_threads)
+            with self._lock:
+                served = self._loaded.get((name, version))
+            self._raise_if_broken((name, version))
+            return None if served is not None else self.trials.of(self._manifest(name, version))
+        except StoreError:  # of which loading it tells
+            return None
+
+    def _manifest(self, name: str, version: str) -> Manifest:
+        """Return the manifest of a version that there is memory for."""
+        manifest = self.store.manifest(name, version)
+        need = self.model_bytes(manifest)
+        if need > self.settings.max_model_bytes:
+            raise TooLargeToLoad(name, version, need, self.settings.max_model_bytes)
+        return manifest
+
+    def _tried(self, name: str, version: str) -> Manifest:
+        """Wait for a version's trial, and return the manifest of what was tried."""
+        with self._noting_what_is_broken(name, version):
+            manifest = self._manifest(name, version)
+            self.trials.check(manifest)
+            return manifest
+
+    @contextmanager
+    def _noting_what_is_broken(self, name: str, version: str) -> Iterator[None]:
+        try:
+            yield
         except StoreError as error:
             if version not in self.store.versions(name):  # deleted meanwhile
                 raise NotFound(f"version: expected one that is published of model {name}, got another") from None
             with self._lock:
                 self._broken[name, version] = (time.monotonic(), error)
             raise
+
+    def _opened(self, manifest: Manifest) -> Served:
+        """Return a version that was tried."""
+        name, version = manifest.name, manifest.version
+        with self._noting_what_is_broken(name, version):
+            artifact = self.store.open(name, version, wanted=NEEDED)
+            if artifact.manifest.digest != manifest.digest:
+                raise BrokenArtifact(name, version, "manifest.json", "it is another than a moment ago")
+            model = Model.load(artifact, self.settings.worker_threads)
         settle = self.settings.settle
         rule = None if settle is None else StoppingRule(DEFAULT_FPR, settle)
         statistic = model.calibration.rank_tables(model.manifest.noise.default_draws, rule).statistic

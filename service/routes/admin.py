@@ -1,4 +1,7 @@
-"""Administration: look at the store at once, take versions out of memory. The store itself is only ever read."""
+"""Administration: look at the store at once, take versions out of memory. The store itself is only ever read.
+
+What a worker is told the others do as well, within a second.
+"""
 
 from functools import partial
 
@@ -17,7 +20,8 @@ async def post_refresh(request: Request) -> Response:
     """Look at the store at once, broken versions included, and say what is served of each model."""
     context = context_of(request)
     models = context.models
-    await context.threads.files(models.look)
+    await context.threads.files(partial(context.notices.post, "refresh"))
+    await context.threads.loads(models.look)
     content = {}
     for name in models.names():
         latest = models.latest(name)
@@ -31,12 +35,14 @@ async def post_unload(request: Request, name: str, version: str) -> Response:
     """Take a version out of memory, unless `latest` serves it; a request for it loads it again."""
     context = context_of(request)
     number, unloaded = await context.threads.files(partial(context.models.unload, name, version))
+    await context.threads.files(partial(context.notices.post, "unload", name, number))
     return Response(orjson.dumps({"model": name, "version": number, "unloaded": unloaded}), media_type=JSON)
 
 
 @router.post("/admin/models/{name}/versions/{version}/drift/reset", responses={404: ERRORS[404]})
 async def post_drift_reset(request: Request, name: str, version: str) -> Response:
-    """Begin anew to watch a version's rows for drift, in this process: an alarm that was looked into goes."""
+    """Begin anew to watch a version's rows for drift, in all workers: an alarm that was looked into goes."""
     context = context_of(request)
     number, reset = await context.threads.files(partial(context.models.reset_drift, name, version))
+    await context.threads.files(partial(context.notices.post, "reset_drift", name, number))
     return Response(orjson.dumps({"model": name, "version": number, "reset": reset}), media_type=JSON)

@@ -11,6 +11,8 @@ from service.http.openapi import ERRORS
 from service.middleware import auth
 from service.registry.models import HOW_TO_PUBLISH
 
+BEING_TRIED = "the versions to be served are being tried"
+
 router = APIRouter()
 
 
@@ -24,13 +26,14 @@ async def get_live() -> dict[str, str]:
 async def get_ready(request: Request) -> dict[str, Any]:
     """Say whether there is a model to predict with, and to those who may ask models which."""
     context = context_of(request)
-    models, may_see_names = context.models, auth.may_see_names(request.scope, context.keys)
+    models, may_see_names = context.models, auth.may_see_names(request.scope, context.key_ring.keys)
     if context.ending.is_set():
         raise NotReady("the service is about to end")
     serving = {name: latest.version for name in models.names() if (latest := models.latest(name))}
     if not serving:
         broken = [text for name in models.names() for text in models.broken(name).values()]
-        raise NotReady("; ".join(broken if may_see_names else ()) or HOW_TO_PUBLISH)
+        otherwise = BEING_TRIED if models.awaits_trials else HOW_TO_PUBLISH
+        raise NotReady("; ".join(broken if may_see_names else ()) or otherwise)
     return {"status": "ready", "models": serving} if may_see_names else {"status": "ready"}
 
 

@@ -1,6 +1,7 @@
 """`POST /predict`: rows to labels or targets, how uncertain and why, and whether a row is unlike the data."""
 
 import time
+from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from service.http.responses import json_rows, predict_json, predict_npz, with_sa
 from service.http.schemas import PredictAnswer, PredictRequest
 from service.observability.records import record_of
 from service.process.budget import lease_of
+from service.process.clients import client_of
 
 router = APIRouter()
 
@@ -48,7 +50,7 @@ async def post_predict(request: Request) -> Response:
         deadline = context.deadline(begun, envelope)
         job = Job(served, x, num_samples, envelope.seed, deadline, options.rule, envelope.return_samples)
         predicted = await context.engine.predict(job, partial(hung_up, request))
-        answering = partial(_answer, context, job, predicted, options, as_arrays)
+        answering = partial(_answer, context, job, predicted, options, as_arrays, client_of(request.scope))
         answer, flags = answering() if job.has_short_answer else await context.threads.answers(answering)
     record = record_of(request.scope)
     record.worked_on(predicted.phases)
@@ -57,7 +59,7 @@ async def post_predict(request: Request) -> Response:
 
 
 def _answer(
-    context: Context, job: Job, predicted: Predicted, options: DecisionOptions, as_arrays: bool
+    context: Context, job: Job, predicted: Predicted, options: DecisionOptions, as_arrays: bool, client: Hashable
 ) -> tuple[bytes, int]:
     """Return the answer and how many rows are flagged, and note both where live rows are watched and counted.
 
@@ -82,7 +84,7 @@ def _answer(
             rows = with_samples(rows, predicted.samples, scores)
         answer = predict_json(served, predicted.num_samples, predicted.seed, options, rows)
     if job.seed is None:  # else a replay
-        served.watch(batch.prediction, predicted.rows, job.x)
+        served.watch(batch.prediction, predicted.rows, job.x, client)
     num_flags = int(np.count_nonzero(flags))
     context.metrics.predicted(served.key, scores.overall, overall, job.num_samples, num_flags)
     return answer, num_flags

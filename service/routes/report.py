@@ -15,7 +15,7 @@ from service.registry.models import Models
 
 MEDIA_TYPES = {"json": "application/json", "md": "text/markdown; charset=utf-8", "png": "image/png"}
 OTHER = "application/octet-stream"
-
+ANY_FILE: dict[str, Any] = {media_type: {} for media_type in (*MEDIA_TYPES.values(), OTHER)}
 
 router = APIRouter()
 PATH = "/models/{name}/versions/{version}/evidence"
@@ -28,7 +28,7 @@ async def get_evidence(request: Request, name: str, version: str) -> Response:
     return await _file(request, name, version, REPORT)
 
 
-@router.get(PATH + "/{file}", responses=CANNOT_BE_READ)
+@router.get(PATH + "/{file}", responses={200: {"content": ANY_FILE}, **CANNOT_BE_READ}, response_class=Response)
 async def get_evidence_file(request: Request, name: str, version: str, file: str) -> Response:
     """Give a file of a version's evaluation report: Markdown, or a plot."""
     return await _file(request, name, version, file)

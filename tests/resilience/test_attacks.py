@@ -1,6 +1,7 @@
 """All attacks together against a service in little memory: it stays, and what honest clients get is right."""
 
 import os
+import shutil
 import sys
 import threading
 import time
@@ -10,12 +11,25 @@ from pathlib import Path
 import pytest
 
 from tests.support.attacks import attacking
+from tests.support.memory_groups import memory_group
 from tests.support.process import children
 from tests.support.raw import Connection, Ended, request
 
-GOOD = request("POST", "/predict", b'{"inputs": [[' + b",".join([b"8"] * 64) + b']], "seed": 7}')
+GOOD = request("POST", "/predict", b'{"model": "digits", "inputs": [[' + b",".join([b"8"] * 64) + b']], "seed": 7}')
 LIVE = request("GET", "/health/live")
 MOST_BYTES = 2 << 30  # of all processes together, as in compose
+
+
+@pytest.fixture(scope="module")
+def attacked_store(digits_store, tmp_path_factory):
+    """`digits`, and beside it a model of very many classes that takes images."""
+    from model_store.artifacts.store import ModelStore
+    from tests.support.models import publish_wide
+
+    folder = tmp_path_factory.mktemp("attacked") / "models"
+    shutil.copytree(digits_store, folder)
+    publish_wide(ModelStore(folder))
+    return folder
 
 
 def resident_bytes(pid):
@@ -33,7 +47,11 @@ def resident_bytes(pid):
 def withstand(serve, store, seconds, workers):
     """Attack a service for so long; return its largest memory, what honest clients got, and workers replaced."""
     largest, statuses, health, wrong, latencies = 0, Counter(), Counter(), [], []
-    with serve(store, DUBITO_WORKERS=str(workers), DUBITO_LOG_LEVEL="error") as (url, process):
+    settings = {"DUBITO_WORKERS": str(workers), "DUBITO_LOG_LEVEL": "error", "DUBITO_DEFAULT_MODEL": "digits"}
+    with (
+        memory_group(MOST_BYTES) as group,
+        serve(store, within=group.joins if group else (), **settings) as (url, process),
+    ):
         port = int(url.rpartition(":")[2])
         with Connection(port) as connection:
             expected = connection.ask(GOOD).body
@@ -70,6 +88,7 @@ def withstand(serve, store, seconds, workers):
                 thread.join()
         assert process.poll() is None
         killed = before - children(process.pid)
+        assert group is None or group.kills == 0
     latencies.sort()
     print(
         f"{workers} workers, {seconds} s: at most {largest >> 20} MiB; honest {dict(statuses)}, {dict(health)} live,"
@@ -81,13 +100,13 @@ def withstand(serve, store, seconds, workers):
     return largest, statuses, health, killed
 
 
-def test_all_attacks_together_for_half_a_minute(serve, digits_store):
-    _, _, health, _ = withstand(serve, digits_store, 30, 1)
+def test_all_attacks_together_for_half_a_minute(serve, attacked_store):
+    _, _, health, _ = withstand(serve, attacked_store, 30, 1)
     assert set(health) == {200}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_all_attacks_together_for_ten_minutes(serve, digits_store, workers):
-    _, _, health, _ = withstand(serve, digits_store, float(os.environ.get("ATTACK_SECONDS", "600")), workers)
+def test_all_attacks_together_for_ten_minutes(serve, attacked_store, workers):
+    _, _, health, _ = withstand(serve, attacked_store, float(os.environ.get("ATTACK_SECONDS", "600")), workers)
     assert set(health) == {200}

@@ -84,3 +84,11 @@ def test_a_store_that_is_a_file_is_refused(tmp_path):
     done = service(DUBITO_STORE=str(tmp_path / "models"))
     assert done.returncode == 2
     assert done.stderr.splitlines() == [f"error: DUBITO_STORE: expected a folder, got {tmp_path / 'models'}"]
+
+
+def test_a_public_key_that_is_none_is_refused(tmp_path):
+    (tmp_path / "key").write_text("not a key")
+    done = service(DUBITO_VERIFY_KEY_FILE=str(tmp_path / "key"))
+    assert done.returncode == 2
+    expected = "error: DUBITO_VERIFY_KEY_FILE: expected a public Ed25519 key in PEM, got another file"
+    assert done.stderr.splitlines() == [expected]

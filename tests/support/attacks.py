@@ -1,9 +1,13 @@
 """Clients that mean harm, each in a thread until it is told to end; what becomes of them does not matter."""
 
+import io
 import random
 import threading
 import time
 from contextlib import contextmanager, suppress
+
+import numpy as np
+from PIL import Image
 
 from tests.support.raw import Connection, Ended, request
 
@@ -11,6 +15,9 @@ ROW = b"[" + b",".join([b"8"] * 64) + b"]"
 NPY = "application/x-npy"
 LARGE = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-npy\r\nContent-Length: 60000000\r\n\r\n"
 MANY_NUMBERS = b'{"inputs": [' + b",".join([ROW] * 300) + b'], "num_samples": 100, "return_samples": true}'
+MOST_NUMBERS = b'{"inputs": [' + b",".join([ROW] * 4096) + b'], "num_samples": 120, "return_samples": true}'
+WIDE = "wide"  # the model of very many classes, `tests.support.models.publish_wide`
+SCANS = 10_000
 
 
 def pipeline_unread(port, ending):
@@ -54,6 +61,48 @@ def large_pool(port, ending):
             connection.ask(request("POST", "/acquire", body))
 
 
+def unread_large_answer(port, ending):
+    """Ask for an answer of a hundred megabytes and read a little of it now and then."""
+    with Connection(port, 20.0, receive_bytes=4096) as connection:
+        connection.send(request("POST", "/predict", MOST_NUMBERS))
+        while not ending.wait(1.0) and connection.socket.recv(8192):
+            pass
+
+
+def many_classes(port, ending):
+    """Send the most rows, under one draw, to a model of very many classes."""
+    rows = io.BytesIO()
+    np.save(rows, np.zeros((4096, 256), dtype=np.uint8))
+    path = f"/predict?model={WIDE}&num_samples=1"
+    with Connection(port, 60.0) as connection:
+        while not ending.is_set():
+            connection.ask(request("POST", path, rows.getvalue(), content_type=NPY))
+
+
+def many_scans(port, ending):
+    """Send a small JPEG file that goes over its pixels again and again."""
+    body = jpeg_of_scans(SCANS)
+    path = f"/predict?model={WIDE}&num_samples=1"
+    with Connection(port, 60.0) as connection:
+        while not ending.is_set():
+            connection.ask(request("POST", path, *form_of(body)))
+
+
+def jpeg_of_scans(scans):
+    """A progressive JPEG file of a large picture whose last scan comes again and again."""
+    made = io.BytesIO()
+    Image.new("L", (2000, 2000), 128).save(made, "JPEG", progressive=True)
+    content = made.getvalue()
+    last = content.rindex(b"\xff\xda")
+    return content[:last] + content[last:-2] * scans + content[-2:]
+
+
+def form_of(file):
+    """A body with a file as `inputs`, its headers and its media type."""
+    head = b'--x\r\nContent-Disposition: form-data; name="inputs"; filename="a.jpg"\r\n\r\n'
+    return head + file + b"\r\n--x--\r\n", (), "multipart/form-data; boundary=x"
+
+
 def slow_head(port, ending):
     """Hold connections with heads that never end."""
     connections = [Connection(port, 5.0) for _ in range(50)]
@@ -78,6 +127,9 @@ ATTACKS = {
     pipeline_unread: 20,
     unfinished_body: 12,
     unread_answer: 12,
+    unread_large_answer: 6,
+    many_classes: 2,
+    many_scans: 2,
     empty_parts: 3,
     large_pool: 2,
     slow_head: 4,

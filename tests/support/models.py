@@ -2,14 +2,21 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
+from model_store.artifacts.manifest import ImageSpec
+from model_store.artifacts.store import ModelStore
+from training.data import Dataset, Rows, split, split_sizes
+from training.facts import TrainingFacts
 from training.nn.architectures import mlp
 from training.nn.flows import Composition
 from training.nn.likelihoods import Categorical
-from training.nn.model import BayesianModel
+from training.nn.model import BayesianModel, build, initialise
 from training.nn.networks import DrawnNetwork, Stochastic
 from training.nn.posteriors.hypernetwork import HypernetworkPosterior
+from training.publishing.publish import publish
+from training.recipe import Recipe
 
 
 def scale_mlp(*sizes: int, seed: int = 0) -> DrawnNetwork:
@@ -29,3 +36,27 @@ def scale_model(
     dimension = network.theta_dimension
     made = flow(dimension, couplings, hidden, log_scale, torch.Generator().manual_seed(0))
     return BayesianModel(network, HypernetworkPosterior(made, dimension, 1.0), Categorical(sizes[-1]))
+
+
+def publish_wide(store: ModelStore, name: str = "wide", classes: int = 1000) -> None:
+    """Publish a model of very many classes that takes images: little input, large output. It is not fitted."""
+    recipe = Recipe.model_validate(
+        {
+            "name": name,
+            "method": "bhn-realnvp",
+            "data": {"source": "digits", "validation_rows": 100, "reference_rows": 100, "ranking_rows": 100},
+            "network": {"hidden": [8]},
+            "posterior": {"couplings": 1, "hidden": 8},
+            "training": {"epochs": 1},
+            "serving": {"draws": 20, "temperature": False},
+        }
+    )
+    pixels = np.random.default_rng(0).integers(0, 256, (6 * classes, 256)).astype(np.float32)
+    rows = Rows(pixels, np.arange(len(pixels), dtype=np.int64) % classes)
+    names = tuple(f"class {i}" for i in range(classes))
+    image = ImageSpec(mode="L", resize=True)
+    data = Dataset(rows, rows.take(np.arange(100)), (16, 16), names, 0.0, 255.0, image=image)
+    splits = split(data, split_sizes(recipe))
+    model = build(recipe, data.shape, classes)
+    initialise(model, torch.from_numpy(splits.train.x))
+    publish(store, name, model, recipe, data, splits, TrainingFacts(recipe=recipe.model_dump(mode="json")))

@@ -42,6 +42,8 @@ def run(options: argparse.Namespace) -> None:
     sources = tuple(OutlierSource.parse(text, folders.data_root()) for text in options.outliers)
     wanted = Wanted(sources, options.attacks, options.rows, options.draws, options.seed, options.data)
     found = evaluate_version(store, version, Model.load(artifact), folders.data_root(), wanted, options.quiet)
+    intervals = found.report["summary_intervals"]
     for key, value in found.report["summary"].items():
-        print(f"  {key:40} {value:.4f}")
+        low, high = intervals[key]
+        print(f"  {key:40} {value:.4f} ({low:.4f} to {high:.4f})")
     print(f"evidence of {version.label}: {found.folder / 'evidence.md'}")

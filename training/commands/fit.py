@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> None:
             print(f"stopped {facts.stopped}")
             if facts.convergence is not None:
                 print(facts.convergence["says"])
-            manifest = publish(store, recipe.name, model, recipe, data, splits, facts)
+            manifest = publish(store, recipe.name, model, recipe, data, splits, facts, folders.data_root())
         run.checkpoint.unlink()
     for key, value in manifest.quality.items():
         print(f"  {key:32} {value:.4f}")

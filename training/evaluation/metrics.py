@@ -5,50 +5,102 @@ A score is higher where a row is more unlike the data, or its prediction more un
 errors), N negative ones.
 """
 
-import math
+from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from model_store.scores.classification import Scores
+from model_store.scores.classification import LEAST_PROBABILITY
 from model_store.scores.regression import MixtureScores
-from training.evaluation.records import Bin, Detection
-from training.scoring import log_probability
+from training.evaluation.figures import BinnedGap, Figure, Mean, RiskCoverage, RootMean, Share
+from training.evaluation.intervals import (
+    auroc_interval,
+    false_positive_rate_interval,
+    share_interval,
+    wilson_interval,
+)
+from training.evaluation.records import Bin, Detection, OfClass
 
 DETECTION_RATE = 0.95
-RELIABILITY_BINS = 15
+BINS = 15  # of confidence
 
 
-def quality(scores: Scores, y: np.ndarray) -> dict[str, float]:
-    """Return accuracy, log-likelihood (nats a row), Brier score and expected calibration error (15 bins)."""
-    probs = scores.probabilities
-    confidence, correct = probs.max(axis=1), probs.argmax(axis=1) == y
-    one_hot = np.eye(probs.shape[1])[y]
+def class_figures(probs: Float64[np.ndarray, "N C"], y: Int64[np.ndarray, "N"]) -> dict[str, Figure]:
+    """Return accuracy, log-likelihood (nats a row), Brier score and three calibration errors.
+
+    Of the calibration errors, the expected one is that of the label's probability in bins of equal width, the
+    adaptive one in bins of as many rows each (Nguyen and O'Connor, "Posterior calibration and exploratory analysis
+    for natural language processing models", 2015), and the class-wise one the mean over classes of that of each
+    class' probability, in bins of equal width (Kull et al., "Beyond temperature scaling", 2019).
+    """
+    correct, confidence = probs.argmax(axis=1) == y, probs.max(axis=1)
+    is_true = np.eye(probs.shape[1])[y]
+    likelihood = np.log(np.maximum(probs[np.arange(len(y)), y], LEAST_PROBABILITY))
+    gap = (correct - confidence)[:, None]
     return {
-        "accuracy": float(correct.mean()),
-        "log_likelihood": float(log_probability(scores, y).mean()),
-        "brier": float(np.square(probs - one_hot).sum(axis=1).mean()),
-        "expected_calibration_error": expected_calibration_error(confidence, correct),
+        "accuracy": Share(correct),
+        "log_likelihood": Mean(likelihood),
+        "brier": Mean(np.square(probs - is_true).sum(axis=1)),
+        "expected_calibration_error": BinnedGap(gap, _bins_of(confidence, BINS)[:, None], BINS),
+        "adaptive_calibration_error": BinnedGap(gap, _equal_bins_of(confidence, BINS)[:, None], BINS),
+        "classwise_calibration_error": BinnedGap(is_true - probs, _bins_of(probs, BINS), BINS),
     }
 
 
-def regression_quality(
+def regression_figures(
     scores: MixtureScores,
     log_likelihood: Float64[np.ndarray, "N"],
     intervals: Float64[np.ndarray, "N 2"],
     y: np.ndarray,
-) -> dict[str, float]:
+) -> dict[str, Figure]:
     """Return a regression's root mean squared error, log-likelihood (nats a row, of a density in the target's units),
     mean standard deviation, and how often intervals of coverage .95 hold the target, and their mean width.
     """
-    measured = {
-        "rmse": float(np.sqrt(np.square(scores.mean - y).mean())),
-        "log_likelihood": float(log_likelihood.mean()),
-        "std": float(scores.std.mean()),
-        "interval_coverage_at_95": float(np.mean((intervals[:, 0] <= y) & (y <= intervals[:, 1]))),
+    width = intervals[:, 1] - intervals[:, 0]
+    of_width: dict[str, Figure] = {"interval_width_at_95": Mean(width)} if np.isfinite(width).all() else {}
+    return {
+        "rmse": RootMean(np.square(scores.mean - y)),
+        "log_likelihood": Mean(log_likelihood),
+        "std": Mean(scores.std),
+        "interval_coverage_at_95": Share((intervals[:, 0] <= y) & (y <= intervals[:, 1])),
+        **of_width,
     }
-    width = float((intervals[:, 1] - intervals[:, 0]).mean())
-    return measured | ({"interval_width_at_95": width} if math.isfinite(width) else {})
+
+
+def values(figures: Mapping[str, Figure]) -> dict[str, float]:
+    """Return the figures of the rows as they are."""
+    return {name: figure.value for name, figure in figures.items()}
+
+
+def by_class(label: Int64[np.ndarray, "N"], y: Int64[np.ndarray, "N"], classes: tuple[str, ...]) -> list[OfClass]:
+    """Return each class's recall and precision, and the labels that its rows were given.
+
+    Recall is None of a class without rows, precision of one that is no row's label.
+    """
+    confusion = confusion_matrix(label, y, len(classes))
+    rows, labelled, right = confusion.sum(axis=1), confusion.sum(axis=0), np.diag(confusion)
+    measured = []
+    for c, name in enumerate(classes):
+        shares = {"recall": int(rows[c]), "precision": int(labelled[c])}
+        hits = int(right[c])
+        measured.append(
+            OfClass(
+                name=name,
+                rows=int(rows[c]),
+                labelled=confusion[c].tolist(),
+                recall=hits / shares["recall"] if shares["recall"] else None,
+                precision=hits / shares["precision"] if shares["precision"] else None,
+                confidence_intervals={key: share_interval(hits, of) for key, of in shares.items() if of},
+            )
+        )
+    return measured
+
+
+def confusion_matrix(
+    label: Int64[np.ndarray, "N"], y: Int64[np.ndarray, "N"], num_classes: int
+) -> Int64[np.ndarray, "C C"]:
+    """Return how many rows of each class (first axis) were given each label."""
+    return np.bincount(y * num_classes + label, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
 def auroc(positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]) -> float:
@@ -109,12 +161,7 @@ def area_under_risk_coverage(score: Float64[np.ndarray, "N"], loss: Float64[np.n
     """Return the mean over coverages 1/N to 1 of the risk, AURC (Geifman et al., "Bias-reduced uncertainty estimation
     for deep neural classifiers", 2019). Lower is better. Within rows of equal score it is the risk of a random order.
     """
-    values, index = np.unique(score, return_inverse=True)
-    sums = np.bincount(index, weights=loss, minlength=len(values))
-    counts = np.bincount(index, minlength=len(values))
-    mean_of_tie = (sums / counts)[np.sort(index)]
-    risks = np.cumsum(mean_of_tie) / np.arange(1, len(score) + 1)
-    return float(risks.mean())
+    return RiskCoverage(score, loss).value
 
 
 def detection(positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]) -> Detection:
@@ -123,27 +170,26 @@ def detection(positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, 
     `pr_plus` has the positive rows as positives, `pr_minus` the negative ones, with the score turned round; the base
     rate of the first is P / (P + N).
     """
+    area, plus, minus = (
+        auroc(positive, negative),
+        average_precision(positive, negative),
+        average_precision(-negative, -positive),
+    )
     return Detection(
-        auroc=auroc(positive, negative),
-        pr_plus=average_precision(positive, negative),
-        pr_minus=average_precision(-negative, -positive),
+        auroc=area,
+        pr_plus=plus,
+        pr_minus=minus,
         fpr_at_95=false_positive_rate(positive, negative),
+        confidence_intervals={
+            "auroc": auroc_interval(area, positive, negative),
+            "pr_plus": wilson_interval(plus, len(positive)),
+            "pr_minus": wilson_interval(minus, len(negative)),
+            "fpr_at_95": false_positive_rate_interval(positive, negative, DETECTION_RATE),
+        },
     )
 
 
-def expected_calibration_error(
-    confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], bins: int = RELIABILITY_BINS
-) -> float:
-    """Return the mean distance of confidence and accuracy over bins of equal width, each as heavy as its rows (Guo et
-    al., "On calibration of modern neural networks", 2017, equation 3)."""
-    index = _bins_of(confidence, bins)
-    gaps = [abs((correct[index == b] - confidence[index == b]).sum()) for b in range(bins)]
-    return float(sum(gaps) / len(confidence))
-
-
-def reliability(
-    confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], bins: int = RELIABILITY_BINS
-) -> list[Bin]:
+def reliability(confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], bins: int = BINS) -> list[Bin]:
     """Return each bin that holds rows: how many, their mean confidence and accuracy."""
     index = _bins_of(confidence, bins)
     return [
@@ -151,6 +197,9 @@ def reliability(
             rows=int(np.sum(index == b)),
             confidence=float(confidence[index == b].mean()),
             accuracy=float(correct[index == b].mean()),
+            confidence_intervals={
+                "accuracy": share_interval(int(correct[index == b].sum()), int(np.sum(index == b)))
+            },
         )
         for b in np.unique(index).tolist()
     ]
@@ -167,5 +216,12 @@ def _counts(
     return np.cumsum(at), np.cumsum(other), at
 
 
-def _bins_of(confidence: Float64[np.ndarray, "N"], bins: int) -> Int64[np.ndarray, "N"]:
-    return np.minimum((confidence * bins).astype(int), bins - 1)
+def _bins_of(probs: Float64[np.ndarray, "*shape"], bins: int) -> Int64[np.ndarray, "*shape"]:
+    """Return which of the bins of equal width from 0 to 1 each probability is in."""
+    return np.minimum((probs * bins).astype(np.int64), bins - 1)
+
+
+def _equal_bins_of(confidence: Float64[np.ndarray, "N"], bins: int) -> Int64[np.ndarray, "N"]:
+    """Return which bin each row is in, of bins of as many rows each; rows of equal confidence are in one bin."""
+    lowest = np.searchsorted(np.sort(confidence), confidence, side="left")
+    return lowest * bins // len(confidence)

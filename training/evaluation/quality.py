@@ -4,11 +4,12 @@ Everything is computed as served: by the version's own graphs, in requests of `R
 of a seed of its own. N rows. Scores are higher where a row is more uncertain or more unlike the data.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Bool, Float32, Float64
 
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import combined_surprisal
@@ -18,7 +19,17 @@ from model_store.scores.classification import Scores
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
 from training.data import Rows
-from training.evaluation.metrics import area_under_risk_coverage, detection, quality, regression_quality, reliability
+from training.evaluation.figures import Figure, Mean, RiskCoverage, RootMean, Share
+from training.evaluation.intervals import Ends, Resamples, share_interval
+from training.evaluation.metrics import (
+    by_class,
+    class_figures,
+    detection,
+    regression_figures,
+    reliability,
+    values,
+)
+from training.evaluation.mixture import TargetMeasures, pit_measures
 from training.evaluation.records import (
     AttackMeasures,
     ClassMeasures,
@@ -26,13 +37,15 @@ from training.evaluation.records import (
     Interval,
     RegressionMeasures,
     SetMeasures,
+    SpreadBin,
 )
-from training.scoring import scores_and_likelihoods, served_outputs
+from training.scoring import served_outputs
 from training.seeds import hash_key
 
 REQUEST_ROWS = 16
 COVERAGES = (0.5, 0.8, 0.9, 0.95)
 FPRS = (0.01, 0.05, 0.1)
+SPREAD_BINS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,29 +103,70 @@ class ServedPredictor:
 
 
 def measure_test(
-    predictor: ServedPredictor, predicted: ServedPrediction, test: Rows
+    predictor: ServedPredictor, predicted: ServedPrediction, test: Rows, classes: tuple[str, ...]
 ) -> ClassMeasures | RegressionMeasures:
-    """Return quality on test rows: of classes accuracy, log-likelihood (nats a row), Brier score, calibration error
-    and error detection; of a regression error, log-likelihood and coverage of intervals; of both how often the flag
-    fires, and the area under risk against coverage of each score.
+    """Return quality on test rows, with intervals: `training.evaluation.metrics` says of what; of a regression also
+    what `training.evaluation.mixture` measures. Of both how often the flag fires, and the area under risk against
+    coverage of each score.
     """
-    scores = predicted.prediction.scores
+    scores, resamples = predicted.prediction.scores, Resamples.of(len(test), predictor.seed)
     loss = losses(scores, test.y)
-    areas = {name: area_under_risk_coverage(score, loss) for name, score in predicted.scores.items()}
-    common = {"rows": len(test), "flagged": predicted.flagged, "aurc": areas}
+    areas = {name: RiskCoverage(score, loss) for name, score in predicted.scores.items()}
+    common = {"rows": len(test), "flagged": predicted.flagged, "aurc": values(areas)}
+    intervals = flagged_intervals(predicted.flagged, len(test)) | intervals_of(areas, resamples, "aurc.")
     if isinstance(scores, Scores):
-        table = reliability(scores.probabilities.max(axis=1), loss == 0)
-        errors = error_detection(predicted, loss)
-        measured = {**quality(scores, test.y), "reliability": table, "error_detection": errors}
+        figures = class_figures(scores.probabilities, test.y)
+        measured: dict[str, Any] = {
+            **values(figures),
+            "reliability": reliability(scores.probabilities.max(axis=1), loss == 0),
+            "by_class": by_class(scores.label, test.y, classes),
+            "error_detection": error_detection(predicted, loss),
+            "confidence_intervals": intervals_of(figures, resamples) | intervals,
+        }
         return ClassMeasures.model_validate({**common, **measured})
-    seed = predictor.request_seed("test")
-    _, _, density = scores_and_likelihoods(predictor.model.runtime, test, predictor.draws, seed, REQUEST_ROWS)
+    measures = target_measures(predictor, test)
     calibrated, tables = predicted.prediction.calibrated_scores, predicted.prediction.rank_tables
     assert isinstance(calibrated, MixtureScores)
-    intervals = {coverage: tables.intervals(calibrated.mean, calibrated.std, coverage) for coverage in COVERAGES}
-    held = [_interval(coverage, ends, test.y) for coverage, ends in intervals.items()]
-    of_regression = regression_quality(scores, density, intervals[0.95], test.y)
-    return RegressionMeasures.model_validate({**common, **of_regression, "intervals": held})
+    held = {coverage: tables.intervals(calibrated.mean, calibrated.std, coverage) for coverage in COVERAGES}
+    figures = {
+        **regression_figures(scores, measures.log_likelihood, held[0.95], test.y),
+        "crps": Mean(measures.crps),
+    }
+    pinball = {f"{q:g}": Mean(loss_of_rows) for q, loss_of_rows in measures.pinball.items()}
+    measured = {
+        **values(figures),
+        "pinball": values(pinball),
+        "pit": pit_measures(measures.pit),
+        "intervals": [_interval(coverage, ends, test.y, resamples) for coverage, ends in held.items()],
+        "by_spread": _by_spread(scores, held[0.95], test.y, predictor.seed),
+        "confidence_intervals": intervals_of(figures, resamples)
+        | intervals_of(pinball, resamples, "pinball.")
+        | intervals,
+    }
+    return RegressionMeasures.model_validate({**common, **measured})
+
+
+def target_measures(predictor: ServedPredictor, test: Rows) -> TargetMeasures:
+    """Return what is measured of the targets of a regression's test rows, as they are served."""
+    outputs = served_outputs(
+        predictor.model.runtime, test, predictor.draws, predictor.request_seed("test"), REQUEST_ROWS
+    )
+    parts, first = [], 0
+    for of_request, _ in outputs:
+        last = first + of_request.shape[1]
+        parts.append(TargetMeasures.of(of_request, test.y[first:last]))
+        first = last
+    return TargetMeasures.concatenate(parts)
+
+
+def intervals_of(figures: Mapping[str, Figure], resamples: Resamples, path: str = "") -> dict[str, Ends]:
+    """Return the confidence intervals of figures, by name after a path."""
+    return {f"{path}{name}": figure.interval(resamples) for name, figure in figures.items()}
+
+
+def flagged_intervals(flagged: dict[str, float], rows: int) -> dict[str, Ends]:
+    """Return the confidence intervals of how often the flag fires, of so many rows."""
+    return {f"flagged.{fpr}": share_interval(round(rate * rows), rows) for fpr, rate in flagged.items()}
 
 
 def losses(scores: AnyScores, y: np.ndarray) -> Float64[np.ndarray, "N"]:
@@ -128,7 +182,12 @@ def error_detection(predicted: ServedPrediction, loss: Float64[np.ndarray, "N"])
     if wrong.all() or not wrong.any():
         return None
     measured = {name: detection(score[wrong], score[~wrong]) for name, score in predicted.scores.items()}
-    return ErrorDetection(rows=int(wrong.sum()), base_rate=float(wrong.mean()), scores=measured)
+    return ErrorDetection(
+        rows=int(wrong.sum()),
+        base_rate=float(wrong.mean()),
+        scores=measured,
+        confidence_intervals={"base_rate": share_interval(int(wrong.sum()), len(wrong))},
+    )
 
 
 def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> SetMeasures:
@@ -136,25 +195,35 @@ def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> SetMeasur
     known, rows = (predicted.scores for predicted in (test, outliers))
     n, m = len(known["flag"]), len(rows["flag"])
     detected = {name: detection(rows[name], known[name]) for name in rows}
-    return SetMeasures(rows=m, base_rate=m / (m + n), flagged=outliers.flagged, scores=detected)
+    return SetMeasures(
+        rows=m,
+        base_rate=m / (m + n),
+        flagged=outliers.flagged,
+        scores=detected,
+        confidence_intervals=flagged_intervals(outliers.flagged, m),
+    )
 
 
-def measure_attack(test: ServedPrediction, attacked: ServedPrediction, y: np.ndarray) -> AttackMeasures:
+def measure_attack(test: ServedPrediction, attacked: ServedPrediction, y: np.ndarray, seed: int) -> AttackMeasures:
     """Return what `measure_set` does of attacked rows, and their accuracy, mean scores and error detection."""
     scores = attacked.prediction.scores
     assert isinstance(scores, Scores)
     wrong = scores.label != y
     quiet = attacked.prediction.p_values.p_value > 0.05
     of_set = measure_set(test, attacked)
+    shares = {"accuracy": Share(~wrong), "hits": Share(wrong & quiet)}
+    means = {name: Mean(score) for name, score in attacked.prediction.detected.items()}
+    resamples = Resamples.of(len(y), seed)
+    intervals = intervals_of(shares, resamples) | intervals_of(means, resamples, "mean_scores.")
     return AttackMeasures(
         rows=of_set.rows,
         base_rate=of_set.base_rate,
         flagged=of_set.flagged,
         scores=of_set.scores,
-        accuracy=float(1.0 - wrong.mean()),
-        hits=float(np.mean(wrong & quiet)),
-        mean_scores=mean_scores(attacked),
+        **values(shares),
+        mean_scores=values(means),
         error_detection=error_detection(attacked, wrong.astype(np.float64)),
+        confidence_intervals={**of_set.confidence_intervals, **intervals},
     )
 
 
@@ -177,7 +246,31 @@ def measure_sets(
     return {name: measure_set(test, rows) for name, rows in predicted.items()}, predicted
 
 
-def _interval(coverage: float, ends: Float64[np.ndarray, "N 2"], y: np.ndarray) -> Interval:
-    inside = (ends[:, 0] <= y) & (y <= ends[:, 1])
-    width = float(np.mean(ends[:, 1] - ends[:, 0]))
-    return Interval(nominal=coverage, covered=float(inside.mean()), width=width if np.isfinite(width) else None)
+def _interval(coverage: float, ends: Float64[np.ndarray, "N 2"], y: np.ndarray, resamples: Resamples) -> Interval:
+    inside, width = Share(_holds(ends, y)), Mean(ends[:, 1] - ends[:, 0])
+    is_finite = bool(np.isfinite(width.values).all())
+    figures: dict[str, Figure] = {"covered": inside, **({"width": width} if is_finite else {})}
+    return Interval(
+        nominal=coverage,
+        covered=inside.value,
+        width=width.value if is_finite else None,
+        confidence_intervals=intervals_of(figures, resamples),
+    )
+
+
+def _by_spread(scores: MixtureScores, ends: Float64[np.ndarray, "N 2"], y: np.ndarray, seed: int) -> list[SpreadBin]:
+    """Return coverage and error of as many rows each, from those predicted to be the surest to the least sure."""
+    measured = []
+    for rows in np.array_split(np.argsort(scores.std, kind="stable"), min(SPREAD_BINS, len(y))):
+        figures: dict[str, Figure] = {
+            "std": Mean(scores.std[rows]),
+            "rmse": RootMean(np.square(scores.mean - y)[rows]),
+            "covered": Share(_holds(ends, y)[rows]),
+        }
+        intervals = intervals_of(figures, Resamples.of(len(rows), seed))
+        measured.append(SpreadBin(rows=len(rows), **values(figures), confidence_intervals=intervals))
+    return measured
+
+
+def _holds(ends: Float64[np.ndarray, "N 2"], y: np.ndarray) -> Bool[np.ndarray, "N"]:
+    return (ends[:, 0] <= y) & (y <= ends[:, 1])

@@ -1,8 +1,16 @@
-"""What an evaluation report holds: `evidence.json`, record by record. Shares are from 0 to 1."""
+"""What an evaluation report holds: `evidence.json`, record by record. Shares are from 0 to 1.
+
+Where a record has `confidence_intervals`, they are those of its figures (`training.evaluation.intervals`) by name, of
+figures in a table by path: `flagged.0.05`. Earlier reports have none.
+"""
 
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from training.evaluation.intervals import Ends
+
+ByName = dict[str, Ends]
 
 
 class Measures(BaseModel):
@@ -22,6 +30,7 @@ class Detection(Measures):
     pr_plus: float
     pr_minus: float
     fpr_at_95: float
+    confidence_intervals: ByName = {}
 
 
 class Bin(Measures):
@@ -30,6 +39,7 @@ class Bin(Measures):
     rows: int
     confidence: float
     accuracy: float
+    confidence_intervals: ByName = {}
 
 
 class Interval(Measures):
@@ -38,6 +48,48 @@ class Interval(Measures):
     nominal: float
     covered: float
     width: float | None
+    confidence_intervals: ByName = {}
+
+
+class OfClass(Measures):
+    """Rows of a class: how many were given each label, the share that got this one, and how often it is right."""
+
+    name: str
+    rows: int
+    labelled: list[int]  # by label, in the classes' order: a row of the confusion matrix
+    recall: float | None
+    precision: float | None
+    confidence_intervals: ByName = {}
+
+
+class PitBin(Measures):
+    """The share of targets in a part of the predictive distribution; the parts are equally probable."""
+
+    share: float
+    confidence_intervals: ByName = {}
+
+
+class Pit(Measures):
+    """Probability integral transforms: what share of its predictive distribution lies below each target.
+
+    They are uniform where the predictive distributions are right. `distance` is the largest distance of their
+    distribution function from the uniform one (Kolmogorov and Smirnov), and `p_value` how often it would be as large
+    by chance.
+    """
+
+    distance: float
+    p_value: float
+    bins: list[PitBin]
+
+
+class SpreadBin(Measures):
+    """Rows of nearly one predicted standard deviation: how often their intervals of coverage .95 hold the target."""
+
+    rows: int
+    std: float
+    rmse: float
+    covered: float
+    confidence_intervals: ByName = {}
 
 
 class ErrorDetection(Measures):
@@ -46,6 +98,7 @@ class ErrorDetection(Measures):
     rows: int
     base_rate: float
     scores: dict[str, Detection]
+    confidence_intervals: ByName = {}
 
 
 class ClassMeasures(Measures):
@@ -56,10 +109,14 @@ class ClassMeasures(Measures):
     log_likelihood: float
     brier: float
     expected_calibration_error: float
+    adaptive_calibration_error: float
+    classwise_calibration_error: float
     reliability: list[Bin]
+    by_class: list[OfClass]
     error_detection: ErrorDetection | None  # None where all rows are right, or none
     flagged: dict[str, float]  # by false-positive rate
     aurc: dict[str, float]  # by score
+    confidence_intervals: ByName = {}
 
 
 class RegressionMeasures(Measures):
@@ -68,12 +125,17 @@ class RegressionMeasures(Measures):
     rows: int
     rmse: float
     log_likelihood: float
+    crps: float
     std: float
     interval_coverage_at_95: float
     interval_width_at_95: float | None = None
+    pinball: dict[str, float]  # by quantile
+    pit: Pit
     intervals: list[Interval]
+    by_spread: list[SpreadBin]
     flagged: dict[str, float]
     aurc: dict[str, float]
+    confidence_intervals: ByName = {}
 
 
 class SetMeasures(Measures):
@@ -83,6 +145,7 @@ class SetMeasures(Measures):
     base_rate: float
     flagged: dict[str, float]
     scores: dict[str, Detection]
+    confidence_intervals: ByName = {}
 
 
 class AttackMeasures(SetMeasures):
@@ -140,9 +203,12 @@ class Report(Measures):
     draws: int
     judged_draws: int
     rows_per_request: int
+    confidence_level: float
+    resamples: int
     detectors: Detectors
     convergence: dict[str, Any] | None = None  # of a variational fit
     summary: dict[str, float]
+    summary_intervals: ByName
     test: ClassMeasures | RegressionMeasures
     outliers: dict[str, SetMeasures]
     attacks: dict[str, Attack]

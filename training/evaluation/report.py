@@ -18,6 +18,7 @@ from training.data import Dataset, Rows, leave_out, load, numbered_as, split, sp
 from training.evaluation import attack_suite
 from training.evaluation.attacks import Attacked
 from training.evaluation.differentiable_flag import DifferentiableFlag
+from training.evaluation.intervals import LEVEL, RESAMPLES, Ends
 from training.evaluation.near_manifold import near_manifold
 from training.evaluation.outliers import OPTION, OutlierSource, gaussian, some, uniform
 from training.evaluation.quality import (
@@ -31,7 +32,15 @@ from training.evaluation.quality import (
     measure_test,
 )
 from training.evaluation.records import Attack, ClassMeasures, Detectors, RegressionMeasures, Report, SetMeasures
-from training.evaluation.report_plots import attacks_plot, cdf_plot, reliability_plot, risk_coverage_plot, roc_plot
+from training.evaluation.report_plots import (
+    attacks_plot,
+    cdf_plot,
+    classes_plot,
+    pit_plot,
+    reliability_plot,
+    risk_coverage_plot,
+    roc_plot,
+)
 from training.evaluation.report_text import markdown
 from training.export.served import fitted_detectors
 from training.facts import TrainingFacts
@@ -41,6 +50,7 @@ from training.seeds import EvaluationStream, generator, hash_key
 from training.versions import Parent, fitted_data
 
 MAX_DRAWS = 1000
+SUMMED_UP = ("accuracy", "rmse", "crps", "log_likelihood", "brier", "expected_calibration_error")
 LEFT_OUT = "left-out"  # the set of test rows whose classes the model does not know
 
 
@@ -70,11 +80,10 @@ def evaluate_version(
         InvalidInput: if there is no such data, or what is wanted does not go with the version.
     """
     manifest = version.manifest
-    draws = _checked(version, wanted)
-    data, is_fitted = _data(version, root, wanted.source)
+    draws = checked_draws(version, wanted)
+    data, is_fitted = data_of(version, root, wanted.source)
     other_rows = hash_key(wanted.seed, EvaluationStream.OUTLIER_ROWS)
-    order = generator(wanted.seed, EvaluationStream.TEST_ROWS).permutation(len(data.test))[: wanted.rows]
-    test = data.test.take(order)
+    test = test_rows(data, wanted)
     names = [
         "uniform",
         "gaussian",
@@ -96,7 +105,7 @@ def evaluate_version(
     with _bar(1 + len(sets) + wanted.attacks * attack_suite.COUNT, quiet) as done:
         predicted = predictor("test", test.x.astype(np.float32))
         done("test")
-        measured = measure_test(predictor, predicted, test)
+        measured = measure_test(predictor, predicted, test, data.classes)
         outliers, predicted_sets = measure_sets(predictor, predicted, sets, done)
         attacks = _attacks(version, data, is_fitted, predictor, predicted, test, done) if wanted.attacks else {}
     if wanted.attacks and not is_fitted:
@@ -114,9 +123,12 @@ def evaluate_version(
         draws=draws,
         judged_draws=predicted.prediction.rank_tables.num_draws,
         rows_per_request=REQUEST_ROWS,
+        confidence_level=LEVEL,
+        resamples=RESAMPLES,
         detectors=Detectors(all=list(predicted.prediction.detected), combined=list(manifest.detectors.combined)),
         **converged,
         summary=_summary(measured, outliers),
+        summary_intervals=_summary_intervals(measured, outliers),
         test=measured,
         outliers=outliers,
         attacks=attacks,
@@ -126,7 +138,7 @@ def evaluate_version(
     return publish_report(store, manifest.name, manifest.version, report.content(), files)
 
 
-def _checked(version: Parent, wanted: Wanted) -> int:
+def checked_draws(version: Parent, wanted: Wanted) -> int:
     """Return the number of draws; refuse what does not go with the version."""
     noise = version.manifest.noise
     draws = wanted.draws or noise.default_draws
@@ -147,7 +159,13 @@ def _checked(version: Parent, wanted: Wanted) -> int:
     return draws
 
 
-def _data(version: Parent, root: Path, source: str | None) -> tuple[Dataset, bool]:
+def test_rows(data: Dataset, wanted: Wanted) -> Rows:
+    """Return the test rows that are measured, as many as are wanted."""
+    order = generator(wanted.seed, EvaluationStream.TEST_ROWS).permutation(len(data.test))
+    return data.test.take(order[: wanted.rows])
+
+
+def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, bool]:
     """Return the data, and whether they are those of the fit."""
     if source is None:
         return fitted_data(version, root), True
@@ -179,7 +197,7 @@ def _attacks(
     measured = {}
     for made in attack_suite.attacks(attacked, test, statistic, predictor.seed):
         after = predictor(made.name, made.x)
-        measures = measure_attack(predicted, after, test.y[made.index])
+        measures = measure_attack(predicted, after, test.y[made.index], predictor.seed)
         measured[made.name] = Attack(facts=made.facts, measures=measures)
         done(made.name)
     return measured
@@ -187,10 +205,20 @@ def _attacks(
 
 def _summary(test: ClassMeasures | RegressionMeasures, outliers: dict[str, SetMeasures]) -> dict[str, float]:
     """Return the report's main figures, flat: what `GET /models/{name}` shows."""
-    keys = ("accuracy", "rmse", "log_likelihood", "brier", "expected_calibration_error")
     flagged = {f"test_flagged_at_{fpr}": rate for fpr, rate in test.flagged.items()}
     found = {f"{name}_flag_auroc": entry.scores["flag"].auroc for name, entry in outliers.items()}
-    return {**{f"test_{key}": getattr(test, key) for key in keys if hasattr(test, key)}, **flagged, **found}
+    of_test = {f"test_{key}": getattr(test, key) for key in SUMMED_UP if hasattr(test, key)}
+    return {**of_test, **flagged, **found}
+
+
+def _summary_intervals(test: ClassMeasures | RegressionMeasures, outliers: dict[str, SetMeasures]) -> dict[str, Ends]:
+    """Return the confidence intervals of the summary's figures."""
+    own = test.confidence_intervals
+    flagged = {f"test_flagged_at_{fpr}": own[f"flagged.{fpr}"] for fpr in test.flagged}
+    found = {
+        f"{name}_flag_auroc": entry.scores["flag"].confidence_intervals["auroc"] for name, entry in outliers.items()
+    }
+    return {**{f"test_{key}": own[key] for key in SUMMED_UP if key in own}, **flagged, **found}
 
 
 def _plots(test: ServedPrediction, sets: dict[str, ServedPrediction], rows: Rows, report: Report) -> dict[str, bytes]:
@@ -198,8 +226,10 @@ def _plots(test: ServedPrediction, sets: dict[str, ServedPrediction], rows: Rows
     if isinstance(report.test, ClassMeasures):
         main, label = "entropy", "error of the rows answered"
         plots["reliability.png"] = reliability_plot(report.test.reliability)
+        plots["classes.png"] = classes_plot(report.test.by_class)
     else:
         main, label = "std", "mean squared error of the rows answered"
+        plots["pit.png"] = pit_plot(report.test.pit, report.test.by_spread)
     plots["risk-coverage.png"] = risk_coverage_plot(test, losses(test.prediction.scores, rows.y), label)
     plots[f"{main}-cdf.png"] = cdf_plot(test, sets, main)
     plots["roc.png"] = roc_plot(test, sets, ["flag", main])

@@ -8,30 +8,84 @@ from jaxtyping import Float64
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from training.evaluation.comparison import Difference
 from training.evaluation.metrics import risk_coverage, roc_curve
 from training.evaluation.quality import ServedPrediction
-from training.evaluation.records import Attack, Bin
+from training.evaluation.records import Attack, Bin, OfClass, Pit, SpreadBin
 
 SHADES = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
 COLOURS = [*SHADES[::2], *SHADES[1::2]]  # dark ones first
 LEAST_RATE = 1e-3
 DOTS = 100  # to an inch
+FEW_CLASSES = 20  # whose names and numbers of rows are written
 
 
 def reliability_plot(bins: list[Bin]) -> bytes:
     """Draw accuracy against confidence, and how many rows each bin of confidence holds."""
     figure, (axis, counts) = _panels(2)
     confidence, accuracy, rows = np.array([(b.confidence, b.accuracy, b.rows) for b in bins]).T
-    # Wilson's interval, which has a length even where all rows of a bin, or none, are right.
-    centre = (accuracy + 0.5 / rows) / (1 + 1 / rows)
-    half = np.sqrt(accuracy * (1 - accuracy) / rows + 0.25 / rows**2) / (1 + 1 / rows)
     axis.plot([0, 1], [0, 1], color="grey", linestyle=":")
-    axis.vlines(confidence, centre - half, centre + half)
+    low, high = np.array([b.confidence_intervals["accuracy"] for b in bins]).T
+    axis.vlines(confidence, low, high)
     axis.plot(confidence, accuracy, "o")
-    axis.set(xlabel="confidence", ylabel="accuracy (with one standard error)", xlim=(0, 1.02), ylim=(-0.02, 1.02))
+    axis.set(xlabel="confidence", ylabel="accuracy (95 % interval)", xlim=(0, 1.02), ylim=(-0.02, 1.02))
     counts.bar(confidence, rows, width=0.02)
     counts.set(xlabel="confidence", ylabel="test rows", xlim=(0, 1.04), yscale="log")
     return _png(figure, "Reliability")
+
+
+def classes_plot(classes: list[OfClass]) -> bytes:
+    """Draw what labels each class' rows were given, and recall and precision of each class."""
+    figure, (matrix, shares) = _panels(2)
+    names, count = [one.name for one in classes], len(classes)
+    labelled = np.array([one.labelled for one in classes], dtype=float)
+    share = labelled / np.maximum(labelled.sum(axis=1, keepdims=True), 1.0)
+    matrix.grid(visible=False)
+    matrix.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    if count <= FEW_CLASSES:
+        for i, j in zip(*np.nonzero(labelled), strict=True):
+            colour = "white" if share[i, j] > 0.5 else "black"
+            matrix.text(j, i, f"{labelled[i, j]:.0f}", ha="center", va="center", color=colour, fontsize="small")
+        matrix.set_xticks(range(count), names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize="small")
+        matrix.set_yticks(range(count), names, fontsize="small")
+        shares.set_xticks(range(count), names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize="small")
+    matrix.set(xlabel="label given", ylabel="class", title="test rows")
+    for offset, key, marker in ((-0.15, "recall", "o"), (0.15, "precision", "s")):
+        known = [i for i, one in enumerate(classes) if getattr(one, key) is not None]
+        at = np.array(known, dtype=float) + offset
+        low, high = np.array([classes[i].confidence_intervals[key] for i in known]).reshape(-1, 2).T
+        lines = shares.vlines(at, low, high, color=COLOURS[key == "precision"])
+        shares.plot(at, [getattr(classes[i], key) for i in known], marker, color=lines.get_color()[0], label=key)
+    shares.set(xlabel="class", ylabel="share (95 % interval)", ylim=(None, 1.02))
+    shares.legend(fontsize="small")
+    return _png(figure, "Classes")
+
+
+def pit_plot(pit: Pit, by_spread: list[SpreadBin]) -> bytes:
+    """Draw the histogram of probability integral transforms, and coverage and error by predicted spread."""
+    figure, (histogram, covered, error) = _panels(3, width=5.0)
+    edges = np.linspace(0, 1, len(pit.bins) + 1)
+    middle = 0.5 * (edges[1:] + edges[:-1])
+    low, high = np.array([b.confidence_intervals["share"] for b in pit.bins]).T
+    histogram.bar(middle, [b.share for b in pit.bins], width=edges[1], color=SHADES[1], edgecolor="white")
+    histogram.vlines(middle, low, high)
+    histogram.axhline(1 / len(pit.bins), color="grey", linestyle=":")
+    histogram.set(xlabel="share of the predictive distribution below the target", ylabel="share of test rows")
+    histogram.set_title(f"distance from uniform {pit.distance:.3f}, p = {pit.p_value:.2g}", fontsize="medium")
+    std = np.array([b.std for b in by_spread])
+    low, high = np.array([b.confidence_intervals["covered"] for b in by_spread]).T
+    covered.axhline(0.95, color="grey", linestyle=":")
+    covered.vlines(std, low, high)
+    covered.plot(std, [b.covered for b in by_spread], "o")
+    covered.set(xlabel="predicted standard deviation", ylabel="95 % intervals that hold the target")
+    low, high = np.array([b.confidence_intervals["rmse"] for b in by_spread]).T
+    error.plot([std.min(), std.max()], [std.min(), std.max()], color="grey", linestyle=":")
+    error.vlines(std, low, high)
+    error.plot(std, [b.rmse for b in by_spread], "o")
+    error.set(xlabel="predicted standard deviation", ylabel="root mean squared error")
+    for axis in (covered, error):
+        axis.locator_params(axis="x", nbins=5)
+    return _png(figure, "Predictive distributions against targets")
 
 
 def risk_coverage_plot(test: ServedPrediction, loss: Float64[np.ndarray, "N"], label: str) -> bytes:
@@ -107,6 +161,30 @@ def attacks_plot(clean_accuracy: float, clean_scores: dict[str, float], attacks:
     title = ", ".join(f"{style} {count} draws" for count, style in styles.items())
     axes[3].legend(handles, labels, title=title, fontsize="small", loc="upper left", bbox_to_anchor=(1.02, 1))
     return _png(figure, "FGSM")
+
+
+def differences_plot(differences: dict[str, Difference], first: str, second: str) -> bytes:
+    """Draw the difference of each figure, each in its own unit, with its interval."""
+    columns = min(4, len(differences))
+    count = -(-len(differences) // columns)
+    plt.switch_backend("Agg")
+    figure, grid = plt.subplots(
+        count, columns, figsize=(3.2 * columns, 1.3 * count + 0.6), layout="constrained", squeeze=False
+    )
+    for axis in grid.ravel()[len(differences) :]:
+        axis.set_axis_off()
+    for axis, (name, found) in zip(grid.ravel(), differences.items(), strict=False):
+        low, high = found.interval
+        colour = "grey" if low <= 0.0 <= high else COLOURS[1]
+        axis.axvline(0.0, color="black", linewidth=0.8)
+        axis.hlines(0, low, high, color=colour)
+        axis.plot(found.value, 0, "o", color=colour)
+        axis.set_title(f"{name}, p = {found.p_value:.2g}", fontsize="small")
+        axis.set_yticks([])
+        axis.tick_params(labelsize="small")
+        axis.locator_params(axis="x", nbins=4)
+        axis.grid(alpha=0.3)
+    return _png(figure, f"{second} less {first}")
 
 
 def _whole(predicted: ServedPrediction) -> list[str]:

@@ -1,7 +1,9 @@
 """An evaluation report as Markdown."""
 
 from collections.abc import Mapping
+from typing import Any
 
+from training.evaluation.intervals import Ends
 from training.evaluation.records import AttackMeasures, ClassMeasures, RegressionMeasures, Report, SetMeasures
 
 MEASURES = {
@@ -10,29 +12,36 @@ MEASURES = {
     "pr_minus": "PR- (average precision, test rows positive, the score turned round)",
     "fpr_at_95": "False-positive rate at 95 % detection",
 }
+FEW_CLASSES = 20  # whose confusion matrix is shown
 
 
 def markdown(report: Report, plots: list[str]) -> str:
-    """Return a report's tables, and its plots by name. Shares are given times 100."""
+    """Return a report's tables, and its plots by name. Shares are given times 100, intervals in brackets."""
     test = report.test
+    own = test.confidence_intervals
     parts = [
         f"# Evidence: {report.model} version {report.version}",
         f"Made {report.created} by `python -m training evaluate`, seed {report.seed}: `{report.method}`, "
         f"{test.rows} test rows of `{report.data}`, {report.draws} draws, requests of "
         f"{report.rows_per_request} rows. The flag combines {', '.join(report.detectors.combined)}.",
+        f"In brackets: {100 * report.confidence_level:g} % confidence intervals, over other rows of the same kind; "
+        f"where they are bootstrapped, of {report.resamples} samples of the rows.",
         "## Test rows",
         _table(
-            ["", ""], [[key, f"{value:.4g}"] for key, value in test.content().items() if isinstance(value, float)]
+            ["", ""],
+            [[key, _plain(value, own.get(key))] for key, value in test.content().items() if isinstance(value, float)],
         ),
         _flag_rates(report),
     ]
     if report.convergence is not None:
         fit = report.convergence
         bound = f"{fit['negative_elbo']:.4g} ± {fit['negative_elbo_error']:.2g}"
-        parts.insert(2, f"Its fit: {fit['says']}; negative ELBO {bound} nats a training row.")
+        covers = f"; k-hat {fit['pareto_k']:.2g} (below .7 it covers the exact one)" if "pareto_k" in fit else ""
+        parts.insert(3, f"Its fit: {fit['says']}; negative ELBO {bound} nats a training row{covers}.")
     if isinstance(test, RegressionMeasures):
-        rows = [[_percent(e.nominal), _percent(e.covered), _plain(e.width)] for e in test.intervals]
-        parts += ["## Intervals", _table(["nominal coverage", "covered", "mean width (target's units)"], rows)]
+        parts += ["## Intervals", *_intervals(test)]
+    else:
+        parts += ["## Classes", _classes(test)]
     parts += ["## Detection", "Of each set's rows against the test rows."]
     parts += [f"Base rate: the set's rows are {_base_rates(report.outliers)} % of all."]
     for key, title in MEASURES.items():
@@ -48,19 +57,51 @@ def markdown(report: Report, plots: list[str]) -> str:
 
 def _detection(sets: Mapping[str, SetMeasures], measure: str) -> str:
     names = list(next(iter(sets.values())).scores)
-    rows = [
-        [name, *(_percent(getattr(entry.scores[score], measure)) for score in names)] for name, entry in sets.items()
-    ]
+    rows = [[name, *(_share_of(entry.scores[score], measure) for score in names)] for name, entry in sets.items()]
     return _table(["set", *names], rows)
+
+
+def _intervals(test: RegressionMeasures) -> list[str]:
+    """Return tables of intervals, quantiles and spread."""
+    held = [
+        [_percent(e.nominal), _share_of(e, "covered"), _plain(e.width, e.confidence_intervals.get("width"))]
+        for e in test.intervals
+    ]
+    own = test.confidence_intervals
+    pinball = [[q, _plain(loss, own[f"pinball.{q}"])] for q, loss in test.pinball.items()]
+    spread = []
+    for b in test.by_spread:
+        plain = (_plain(getattr(b, key), b.confidence_intervals[key]) for key in ("std", "rmse"))
+        spread.append([str(b.rows), *plain, _share_of(b, "covered")])
+    return [
+        _table(["nominal coverage", "covered", "mean width (target's units)"], held),
+        "Rows by predicted standard deviation:",
+        _table(["rows", "predicted standard deviation", "RMSE", "covered by 95 % intervals"], spread),
+        f"The share of its predictive distribution below each target (PIT) is at most {test.pit.distance:.3f} from "
+        f"uniform; by chance it would be as far with probability {test.pit.p_value:.2g}.",
+        _table(["quantile", "pinball loss (target's units)"], pinball),
+    ]
+
+
+def _classes(test: ClassMeasures) -> str:
+    """Return recall and precision of each class, and of few classes the confusion matrix."""
+    few = len(test.by_class) <= FEW_CLASSES
+    header = ["class", "rows", "recall", "precision", *((one.name for one in test.by_class) if few else ())]
+    rows = [
+        [one.name, str(one.rows), _share_of(one, "recall"), _share_of(one, "precision")]
+        + ([str(count) for count in one.labelled] if few else [])
+        for one in test.by_class
+    ]
+    return ("Last columns: rows of the class that were given each label.\n\n" if few else "") + _table(header, rows)
 
 
 def _flag_rates(report: Report) -> str:
     attacked = {name: attack.measures for name, attack in report.attacks.items()}
-    flagged = {name: entry.flagged for name, entry in {**report.outliers, **attacked}.items()}
+    measured = {"test rows": report.test, **report.outliers, **attacked}
     fprs = list(report.test.flagged)
     rows = [
-        [name, *(_percent(rates[fpr]) for fpr in fprs)]
-        for name, rates in {"test rows": report.test.flagged, **flagged}.items()
+        [name, *(_percent(entry.flagged[fpr], entry.confidence_intervals[f"flagged.{fpr}"]) for fpr in fprs)]
+        for name, entry in measured.items()
     ]
     return _table(["rows flagged (%) at `fpr`", *fprs], rows)
 
@@ -68,21 +109,27 @@ def _flag_rates(report: Report) -> str:
 def _errors(test: ClassMeasures | RegressionMeasures) -> str:
     detected = test.error_detection if isinstance(test, ClassMeasures) else None
     header = ["score", "AURC"] + (["AUROC", "PR+", "PR-", "FPR at 95 %"] if detected else [])
+    own = test.confidence_intervals
     rows = [
-        [name, f"{area:.4g}"]
-        + ([_percent(getattr(detected.scores[name], key)) for key in MEASURES] if detected else [])
+        [name, _plain(area, own[f"aurc.{name}"])]
+        + ([_share_of(detected.scores[name], key) for key in MEASURES] if detected else [])
         for name, area in test.aurc.items()
     ]
     found = ""
     if detected:
-        share = _percent(detected.base_rate)
+        share = _share_of(detected, "base_rate")
         found = f"{detected.rows} of {test.rows} test rows are misclassified, {share} %.\n\n"
     return f"{found}AURC is the area under risk against coverage, lower is better.\n\n{_table(header, rows)}"
 
 
 def _attacks(attacks: dict[str, AttackMeasures]) -> str:
     rows = [
-        [name, _percent(entry.accuracy), _percent(entry.flagged.get("0.05")), _percent(entry.hits)]
+        [
+            name,
+            _share_of(entry, "accuracy"),
+            _percent(entry.flagged.get("0.05"), entry.confidence_intervals.get("flagged.0.05")),
+            _share_of(entry, "hits"),
+        ]
         for name, entry in attacks.items()
     ]
     return _table(["attack", "accuracy", "flagged at .05", "wrong and not flagged"], rows)
@@ -98,9 +145,18 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.2f}"
+def _share_of(record: Any, name: str) -> str:
+    """Return a record's share, and its interval."""
+    return _percent(getattr(record, name), record.confidence_intervals.get(name))
 
 
-def _plain(value: float | None) -> str:
-    return "infinite" if value is None else f"{value:.4g}"
+def _percent(share: float | None, ends: Ends | None = None) -> str:
+    if share is None:
+        return ""
+    return f"{100 * share:.2f}" + ("" if ends is None else f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})")
+
+
+def _plain(value: float | None, ends: Ends | None = None) -> str:
+    if value is None:
+        return "infinite"
+    return f"{value:.4g}" + ("" if ends is None else f" ({ends[0]:.3g} to {ends[1]:.3g})")

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from training.fitting.importance import DRAWS as RATIO_DRAWS
+from training.fitting.importance import log_ratios, pareto_k
 from training.nn.layers import HyperLayer
 from training.nn.model import BayesianModel
 from training.nn.posteriors import FactorialGaussian, LocationScale
@@ -121,6 +123,9 @@ def convergence(
         }
         for name, end in ends.items()
     }
+    ratios = log_ratios(model, *train, kl_weight, RATIO_DRAWS, hash_key(seed, Stream.IMPORTANCE))
+    if ratios is not None:
+        facts["pareto_k"] = pareto_k(ratios)
     faults = list(_faults(facts, history))
     facts["settled"] = not faults
     facts["says"] = "the posterior had not converged: " + "; ".join(faults) if faults else "the posterior has settled"

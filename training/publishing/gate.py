@@ -1,62 +1,131 @@
 """The gate of a recipe: a version is published only if it is no worse than another on named metrics of quality.
 
-How much worse a value is than another depends on the metric: for some more is better, for some less, and some have a
-value that they should have.
+Both versions are scored as served on the same test rows and compared in pairs (`training.evaluation.comparison`): a
+version is kept out if on some metric it is worse by more than is allowed, beyond chance.
 """
 
-from model_store.artifacts.manifest import Description
+from pathlib import Path
+
+from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import ModelStore
-from model_store.errors import DubitoError
+from model_store.errors import DubitoError, InvalidInput
+from model_store.inference.model import NEEDED, Model
+from training.data import Rows, load
+from training.evaluation.comparison import Worsening, worse_by, worsening
+from training.evaluation.figures import Figure
+from training.evaluation.intervals import LEVEL, Resamples
 from training.facts import TrainingFacts
 from training.messages import log
-from training.recipe import BETTER, GateSection
+from training.publishing.quality import Measurable, MeasuredRows
+from training.publishing.stages import Draft
+from training.recipe import GateSection, Recipe
 
 ROUNDING = 1e-12
+TESTS = {"mcnemar": "McNemar", "score": "Tango", "bootstrap": "bootstrap"}
 
 
 class GateError(DubitoError):
     """A version that its recipe's gate keeps out; nothing is published, and the run's checkpoint stays."""
 
 
-def check_gate(gate: GateSection, store: ModelStore, name: str, description: Description) -> None:
-    """Compare a version that is about to be published with the one that the gate's alias names.
+def check_gate(recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows: MeasuredRows, root: Path) -> None:
+    """Compare a version that is about to be published with the one that the recipe's gate names by an alias.
 
     Where there is no such alias the gate passes, and says so.
 
+    Args:
+        recipe: the version's own, with a gate.
+        store: where the other version is.
+        name: of the model.
+        draft: the version.
+        rows: what its quality was measured on.
+        root: where relative data are.
+
     Raises:
         GateError: naming each metric that is worse by more than is allowed, with both values.
+        BrokenArtifact: if the other version cannot be run.
     """
+    gate = recipe.gate
+    assert gate is not None
     version = store.aliases(name).get(gate.against)
     if version is None:
         log.info("gate: %s has no alias %s yet, so there is nothing to be worse than", name, gate.against)
         return
-    other = store.manifest(name, version)
+    manifest = store.manifest(name, version)
     label = f"{gate.against} (version {version})"
-    if TrainingFacts.of(other).data_digest != TrainingFacts.of(description).data_digest:
-        log.info("gate: %s was measured on other data", label)
-    failed = []
-    for metric, allowed in gate.metrics.items():
-        mine, its = description.quality.get(metric), other.quality.get(metric)
-        if mine is None or its is None:
-            failed.append(f"  {metric}: {_shown(mine)} against {_shown(its)} of {label}, which cannot be compared")
-        elif worse_by(metric, mine, its) > allowed + ROUNDING:
-            failed.append(
-                f"  {metric}: {mine:.6g} against {its:.6g} of {label}, "
-                f"worse by {worse_by(metric, mine, its):.6g}, allowed {allowed:g}"
-            )
+    if TrainingFacts.of(manifest).data_digest != TrainingFacts.of(draft.description).data_digest:
+        log.info("gate: %s was fitted on other data, which may have had some of these test rows", label)
+    test = rows_as_taken_by(manifest, recipe, draft, rows.test, root)
+    if test is None:
+        log.info("gate: %s takes other rows, so the figures of either are compared as they are", label)
+        failed = _worse_as_recorded(gate, manifest, draft, label)
+    else:
+        model = Model.load(store.open(name, version, wanted=NEEDED))
+        others = Measurable.of(model).figures(MeasuredRows(test, rows.extent, rows.classes, rows.seed))
+        failed = _worse_beyond_chance(gate, draft.figures, others, label, rows.seed)
     if failed:
         raise GateError("\n".join([f"gate: {name} is not published, since it is worse than {label} in", *failed]))
     log.info("gate: no worse than %s in %s", label, ", ".join(gate.metrics))
 
 
-def worse_by(metric: str, value: float, other: float) -> float:
-    """Return by how much a value is worse than another, less than 0 where it is better."""
-    better = BETTER[metric]
-    if better == "more":
-        return other - value
-    if better == "less":
-        return value - other
-    return abs(value - better) - abs(other - better)
+def _worse_beyond_chance(
+    gate: GateSection, figures: dict[str, Figure], others: dict[str, Figure], label: str, seed: int
+) -> list[str]:
+    """Return a line for each metric that is worse, and log one for each that is not."""
+    failed = []
+    for metric, allowed in gate.metrics.items():
+        mine, its = figures.get(metric), others.get(metric)
+        if mine is None or its is None:
+            values = [_shown(None if figure is None else figure.value) for figure in (mine, its)]
+            failed.append(f"  {metric}: {values[0]} against {values[1]} of {label}, which cannot be compared")
+            continue
+        found = worsening(metric, mine, its, allowed, Resamples.of(mine.rows, seed))
+        line = f"  {metric}: {_said(mine, its, found, label)}, allowed {allowed:g}"
+        if found.p_value <= gate.level and found.value > allowed + ROUNDING:
+            failed.append(line)
+        else:
+            log.info("gate: %s", line.strip())
+    return failed
+
+
+def _said(mine: Figure, its: Figure, found: Worsening, label: str) -> str:
+    low, high = found.interval
+    return (
+        f"{mine.value:.6g} against {its.value:.6g} of {label} on the same {mine.rows} rows, "
+        f"worse by {found.value:.6g} ({100 * LEVEL:g} % interval {low:.4g} to {high:.4g}), "
+        f"p = {found.p_value:.2g} ({TESTS[found.test]})"
+    )
+
+
+def _worse_as_recorded(gate: GateSection, manifest: Manifest, draft: Draft, label: str) -> list[str]:
+    """Return a line for each metric of the manifests that is worse by more than is allowed."""
+    failed = []
+    for metric, allowed in gate.metrics.items():
+        mine, its = draft.description.quality.get(metric), manifest.quality.get(metric)
+        if mine is None or its is None:
+            failed.append(f"  {metric}: {_shown(mine)} against {_shown(its)} of {label}, which cannot be compared")
+        elif worse_by(metric, mine, its) > allowed + ROUNDING:
+            worse = worse_by(metric, mine, its)
+            failed.append(
+                f"  {metric}: {mine:.6g} against {its:.6g} of {label}, worse by {worse:.6g}, allowed {allowed:g}"
+            )
+    return failed
+
+
+def rows_as_taken_by(manifest: Manifest, recipe: Recipe, draft: Draft, test: Rows, root: Path) -> Rows | None:
+    """Return the test rows as another version takes them, or None where it takes none such."""
+    description = draft.description
+    if manifest.task != description.task:
+        return None
+    if manifest.input.columns == description.input.columns:
+        return test if manifest.input.shape == description.input.shape else None
+    if not manifest.input.columns:
+        return None
+    try:
+        encoded = load(recipe, root, manifest.input.columns).test
+    except InvalidInput:
+        return None
+    return Rows(encoded.x, test.y) if len(encoded) == len(test) else None
 
 
 def _shown(value: float | None) -> str:

@@ -2,6 +2,7 @@
 
 import platform
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Literal
 
 from safetensors.torch import save
@@ -18,6 +19,7 @@ from training.facts import TemperatureFacts, TrainingFacts
 from training.messages import log
 from training.nn.model import BayesianModel
 from training.publishing.gate import check_gate
+from training.publishing.quality import MeasuredRows
 from training.publishing.stages import Draft, Exported, HeldOut, calibrate_exported, measure_calibrated
 from training.publishing.trial import publish_draft
 from training.recipe import Recipe
@@ -33,8 +35,9 @@ def publish(
     data: Dataset,
     splits: Splits,
     facts: TrainingFacts,
+    root: Path,
 ) -> Manifest:
-    """Publish a fitted model as a new version of `name`.
+    """Publish a fitted model as a new version of `name`; `root` is where relative data are.
 
     Raises:
         ParityError: if the exported graphs do not compute what the model computes; nothing is published.
@@ -44,8 +47,13 @@ def publish(
     """
     draft = assemble(model, recipe, data, splits, facts)
     if recipe.gate is not None:
-        check_gate(recipe.gate, store, name, draft.description)
+        check_gate(recipe, store, name, draft, measured_rows(recipe, data, splits), root)
     return publish_draft(store, name, draft)
+
+
+def measured_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
+    """Return what the quality of a recipe's versions is measured on."""
+    return MeasuredRows(splits.test, (data.minimum, data.maximum), data.classes, recipe.seed)
 
 
 def assemble(model: BayesianModel, recipe: Recipe, data: Dataset, splits: Splits, facts: TrainingFacts) -> Draft:
@@ -61,7 +69,7 @@ def assemble(model: BayesianModel, recipe: Recipe, data: Dataset, splits: Splits
     exported = exported_model(model, recipe, data, splits)
     rows = HeldOut(splits.reference, splits.ranking, splits.test)
     calibrated = calibrate_exported(exported, rows, recipe.seed, recipe.serving.risk)
-    measured = measure_calibrated(calibrated, rows.test, (data.minimum, data.maximum), recipe.seed)
+    measured = measure_calibrated(calibrated, measured_rows(recipe, data, splits))
     is_regression = recipe.task == "regression"
     output = TargetSpec(target=recipe.data.target or "y") if is_regression else ClassSpec(classes=data.classes)
     return measured.draft(recipe.method, data.input, output, facts.model_copy(update=made))

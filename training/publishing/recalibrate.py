@@ -13,6 +13,7 @@ from model_store.artifacts.store import Artifact, ModelStore
 from model_store.errors import InvalidInput
 from training.data import Dataset, Rows, load, numbered_as
 from training.facts import RecalibrationFacts, TrainingFacts
+from training.publishing.quality import MeasuredRows
 from training.publishing.stages import Exported, HeldOut, calibrate_exported, measure_calibrated
 from training.publishing.trial import publish_draft
 from training.recipe import override
@@ -77,7 +78,8 @@ def recalibrate(
     manifest = parent.manifest
     risk = None if manifest.abstention is None else manifest.abstention.risk
     calibrated = calibrate_exported(Exported.of_version(parent), rows, seed, risk)
-    measured = measure_calibrated(calibrated, rows.test, (data.minimum, data.maximum), seed)
+    measured_rows = MeasuredRows(rows.test, (data.minimum, data.maximum), manifest.classes or (), seed)
+    measured = measure_calibrated(calibrated, measured_rows)
     recalibrated = RecalibrationFacts(
         name=manifest.name,
         version=manifest.version,

@@ -8,10 +8,9 @@
 with published ones.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
 from safetensors.numpy import save
 
 from model_store.artifacts.manifest import (
@@ -27,20 +26,17 @@ from model_store.artifacts.manifest import (
 from model_store.artifacts.store import Artifact
 from model_store.conformal.abstention import CONFIDENCE
 from model_store.conformal.calibration import DEFAULT_FPR, Calibration, default_not_kept
-from model_store.inference.model import CALIBRATION_FILE, Model, detector_scores
+from model_store.inference.model import CALIBRATION_FILE, Model
 from model_store.inference.runtime import Runtime
-from model_store.scores.classification import Scores
 from model_store.types import DetectorNames
 from training.calibration.calibrate import calibrate
 from training.data import Rows
-from training.evaluation.metrics import quality, regression_quality
+from training.evaluation.figures import Figure
+from training.evaluation.metrics import values
 from training.facts import TrainingFacts
 from training.messages import log
-from training.scoring import rows_per_draw_set, scores_and_likelihoods, served_scores
-from training.seeds import ServedRows, generator, hash_key
-
-MEASURED_ROWS = 16  # rows that share draws when quality is measured
-NOISE_ROWS = 1000
+from training.publishing.quality import Measurable, MeasuredRows
+from training.scoring import rows_per_draw_set
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +101,7 @@ class Measured:
     """What was calibrated, with its quality: all that a version is, but for what it was made of."""
 
     calibrated: Calibrated
-    quality: dict[str, float]
+    figures: dict[str, Figure]
 
     def draft(self, method: str, inputs: InputSpec, output: ClassSpec | TargetSpec, facts: TrainingFacts) -> "Draft":
         """Return the version that takes such rows, says such things of them, and was made as `facts` say."""
@@ -120,11 +116,11 @@ class Measured:
             abstention=self.calibrated.abstention,
             training=facts.content(),
             precision=exported.precision,
-            quality=self.quality,
+            quality=values(self.figures),
             parity=exported.parity,
         )
         calibration = save(self.calibrated.calibration.tensors())
-        return Draft(description, {**exported.files, CALIBRATION_FILE: calibration})
+        return Draft(description, {**exported.files, CALIBRATION_FILE: calibration}, self.figures)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +129,7 @@ class Draft:
 
     description: Description
     files: dict[str, bytes]
+    figures: dict[str, Figure] = field(default_factory=dict)  # of its quality, row by row
 
 
 def calibrate_exported(exported: Exported, rows: HeldOut, seed: int, risk: float | None) -> Calibrated:
@@ -158,42 +155,12 @@ def calibrate_exported(exported: Exported, rows: HeldOut, seed: int, risk: float
     return Calibrated(exported, calibration, spec, abstention)
 
 
-def measure_calibrated(calibrated: Calibrated, test: Rows, extent: tuple[float, float], seed: int) -> Measured:
-    """Measure quality, all of it as served in requests of `MEASURED_ROWS` rows (or as many as must share a draw set)
-    at the default draws.
-
-    Accuracy or error, and likelihood, of the test rows; how often the flag fires on them at fpr .05; and how often it
-    fires on uniform noise in the data's range, `extent`, the plainest input that is unlike the data.
-    """
-    log.info("measuring on %d test rows", len(test))
-    runtime, draws = calibrated.exported.runtime, calibrated.num_draws
-    share = max(MEASURED_ROWS, rows_per_draw_set(runtime, len(test), draws))
-    scores, densities, likelihoods = scores_and_likelihoods(
-        runtime, test, draws, hash_key(seed, ServedRows.TEST), share
-    )
-    noise = _noise_rows(test, extent, seed)
-    (noise_scores,), noise_densities = served_scores(runtime, noise, [draws], hash_key(seed, ServedRows.NOISE), share)
-    flagged = {}
-    for key, scored, density in (
-        ("flag_rate_at_05", scores, densities),
-        ("uniform_noise_flagged_at_05", noise_scores, noise_densities),
-    ):
-        detected = detector_scores(scored, density, calibrated.detectors.density)
-        p_values = calibrated.calibration.p_values(detected, scored.labels, draws)
-        flagged[key] = float(np.mean(p_values.p_value <= 0.05))
-    if isinstance(scores, Scores):
-        measured = quality(scores, test.y)
-    else:
-        intervals = calibrated.calibration.rank_tables(draws).intervals(scores.mean, scores.std, 0.95)
-        measured = regression_quality(scores, likelihoods, intervals, test.y)
-    return Measured(calibrated, {**{f"test_{key}": value for key, value in measured.items()}, **flagged})
-
-
-def _noise_rows(test: Rows, extent: tuple[float, float], seed: int) -> Rows:
-    """Return rows of uniform noise, as many as test rows at most; their labels are not used."""
-    shape = (min(len(test), NOISE_ROWS), test.x.shape[1])
-    x = generator(seed, ServedRows.NOISE_VALUES).uniform(*extent, shape)
-    return Rows(x.astype(np.float32), test.y[:NOISE_ROWS])
+def measure_calibrated(calibrated: Calibrated, rows: MeasuredRows) -> Measured:
+    """Measure the quality of what is served: `training.publishing.quality` says of what."""
+    log.info("measuring on %d test rows", len(rows.test))
+    exported = calibrated.exported
+    measurable = Measurable(exported.runtime, calibrated.calibration, calibrated.detectors.density, rows.classes)
+    return Measured(calibrated, measurable.figures(rows))
 
 
 def _abstention_spec(calibration: Calibration, risk: float | None) -> AbstentionSpec:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tracemalloc
 
 import pytest
 
@@ -32,6 +33,26 @@ def test_every_truncation_and_lengthening_is_found(published, file):
     for content in [CONTENT[file][:length] for length in range(len(CONTENT[file]))] + [CONTENT[file] + b"\0"]:
         path.write_bytes(content)
         assert_broken(published, file, f"expected {len(CONTENT[file])} bytes as in the manifest, got {len(content)}")
+
+
+def test_a_file_that_is_not_wanted_is_verified_all_the_same_and_in_little_memory(store):
+    file, large = "weights.safetensors", bytes(32 << 20)
+    store.publish("m", DESCRIPTION, {**CONTENT, file: large})
+    path = store.root / "m" / "1" / file
+    tracemalloc.start()
+    assert file not in store.open("m", "1", wanted=()).files
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+    path.write_bytes(b"x" + large[1:])
+    with pytest.raises(BrokenArtifact, match=f"{file}: its SHA-256"):
+        store.open("m", "1", wanted=())
+    for size in (len(large) - 1, len(large) + 1, 0):
+        with path.open("r+b") as changed:
+            changed.truncate(size)
+        with pytest.raises(
+            BrokenArtifact, match=f"{file}: expected {len(large)} bytes as in the manifest, got {size}"
+        ):
+            store.open("m", "1", wanted=())
 
 
 @pytest.mark.parametrize("file", [*FILES, "manifest.json"])

@@ -11,7 +11,7 @@ from safetensors.numpy import load, save
 from scipy import stats
 
 from model_store.conformal.abstention import Answers
-from model_store.conformal.calibration import Calibration, DetectorScores, at_least
+from model_store.conformal.calibration import Calibration, DetectorScores, at_least, default_not_kept
 from model_store.conformal.rank_tables import conformal_p_value
 from model_store.conformal.sets import mass_above
 from model_store.types import DetectorNames
@@ -288,3 +288,10 @@ def test_a_rate_as_it_is_written_is_never_below_itself():
         smallest = 1.0 / (rows + 1)
         assert smallest <= float(at_least(smallest)) <= smallest * (1 + 1e-5)
     assert (at_least(1 / 5), at_least(1 / 3), at_least(1 / 221)) == ("0.2", "0.333334", "0.00452489")
+
+
+def test_a_model_of_nineteen_ranking_rows_keeps_the_default_rate_and_one_of_eighteen_does_not():
+    assert default_not_kept(19) is None
+    assert default_not_kept(18).startswith("with 18 ranking rows no rate below 0.0526316 can be kept")
+    assert default_not_kept(1).startswith("with 1 ranking row no rate below 0.5 can be kept")
+    assert default_not_kept(18).endswith("judged at 0.05, and refused; 19 rows would bear it")

@@ -77,6 +77,13 @@ def test_a_label_without_rows_has_the_location_and_spread_of_all():
     )
 
 
+def test_a_label_of_twenty_rows_stands_halfway_between_its_own_rows_and_all():
+    log_score = np.concatenate([np.tile([2.0, 4.0], 10), np.tile([8.0, 10.0], 90)])
+    standard = Standard.fit(np.exp(log_score), np.repeat([0, 1], [20, 180]), 2)
+    assert standard.centre[0] == pytest.approx((3.0 + log_score.mean()) / 2)
+    assert standard.spread[0] == pytest.approx(math.sqrt((1.0 + log_score.var()) / 2))
+
+
 def test_equal_scores_and_scores_of_0_stay_finite():
     for score in (np.zeros(5), np.full(5, 7.0)):
         standard = Standard.fit(score, np.zeros(5, dtype=int), 1)

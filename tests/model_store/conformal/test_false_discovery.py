@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
@@ -29,6 +30,19 @@ def test_flags_are_those_of_the_definition(ranks, percent):
 def test_a_lone_row_is_flagged_as_by_its_p_value():
     assert benjamini_hochberg(np.array([0.05]), 0.05).tolist() == [True]
     assert benjamini_hochberg(np.array([0.051]), 0.05).tolist() == [False]
+
+
+def test_a_p_value_that_is_its_bound_is_flagged_however_the_bound_is_rounded():
+    """Every p-value of hundredths that is exactly its bound: in float64 fdr k / N is often a little less."""
+    rounded_down = 0
+    for rows, percent in product(range(1, 9), range(1, 100)):
+        for k in range(1, rows + 1):
+            bound = Fraction(percent * k, rows)
+            if bound.denominator == 1:
+                p_values = np.array([int(bound) / 100] * k + [1.0] * (rows - k))
+                rounded_down += p_values[0] > percent / 100 * k / rows
+                assert benjamini_hochberg(p_values, percent / 100)[:k].all(), (rows, k, percent)
+    assert rounded_down > 0
 
 
 def test_flags_do_not_depend_on_the_order_of_rows():

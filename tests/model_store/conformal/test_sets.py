@@ -10,7 +10,10 @@ from scipy import stats
 
 from model_store.conformal.sets import (
     class_nonconformity,
+    confident_rank,
+    coverage_rank,
     intervals,
+    largest_coverage,
     mass_above,
     prediction_sets,
     quantile,
@@ -58,6 +61,50 @@ def test_sets_and_quantiles_by_hand():
         [True, True, True],
     ]
     assert prediction_sets(mass_above(probs), nonconformity, 0.81).all()
+
+
+RATES = st.floats(0.01, 0.99)
+
+
+@given(st.integers(1, 300), RATES, RATES)
+def test_a_confident_rank_is_the_smallest_whose_beta_law_keeps_the_coverage(rows, coverage, confidence):
+    ranks = np.arange(1, rows + 1)
+    kept = stats.beta.sf(coverage, ranks, rows + 1 - ranks)  # of the coverage of the k-th smallest
+    enough = ranks[kept >= confidence * (1 - 1e-9)]
+    expected = max(int(enough[0]), coverage_rank(rows, coverage)) if len(enough) else rows + 1
+    assert confident_rank(rows, coverage, confidence) == expected
+
+
+def test_ranks_of_many_rows_are_as_exact():
+    for rows, coverage, confidence in ((50_000, 0.9, 0.999999), (50_000, 0.999, 0.95), (7_000, 0.5, 0.9)):
+        rank = confident_rank(rows, coverage, confidence)
+        kept = stats.beta.sf(coverage, [rank - 1, rank], [rows + 2 - rank, rows + 1 - rank])
+        assert kept[0] < confidence <= kept[1]
+
+
+@given(st.integers(1, 500), RATES)
+def test_the_largest_coverage_is_kept_and_a_larger_one_is_not(rows, confidence):
+    largest = largest_coverage(rows, confidence)
+    assert confident_rank(rows, largest * (1 - 1e-9), confidence) <= rows
+    assert confident_rank(rows, largest + 1e-6 * (1 - largest), confidence) > rows
+
+
+def test_coverage_is_kept_with_the_confidence_asked_for():
+    """Of many choices of calibration rows: the coverage that each gives is known exactly, by the law of the rows."""
+    generator = np.random.default_rng(7)
+    rows, coverage, choices = 60, 0.8, 4000
+    nonconformity = np.sort(generator.exponential(size=(choices, rows)), axis=1)
+    for confidence in (0.5, 0.9, 0.99):
+        kept = np.array([-np.expm1(-quantile(one, coverage, confidence)) for one in nonconformity])
+        count = int(np.sum(kept >= coverage))
+        rank = confident_rank(rows, coverage, confidence)
+        law = stats.binom(choices, stats.beta.sf(coverage, rank, rows + 1 - rank))
+        assert law.mean() >= confidence * choices
+        assert law.cdf(count) > 1e-7
+        assert law.sf(count - 1) > 1e-7
+        assert kept.mean() >= coverage
+    on_average = np.array([-np.expm1(-quantile(one, coverage)) for one in nonconformity])
+    assert np.mean(on_average >= coverage) < 0.7  # which a choice of rows may well miss
 
 
 @pytest.mark.parametrize("ranking", [99, 160])

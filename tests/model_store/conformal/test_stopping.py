@@ -12,11 +12,12 @@ from scipy import stats
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
-from model_store.conformal.detectors import flag_statistic
-from model_store.conformal.stopping import GUARD, TAIL, Spread, StoppingRule, stages_among, student_quantile
+from model_store.conformal.detectors import FittedDetector, Surprisal, flag_statistic
+from model_store.conformal.stopping import Spread, StageScores, StoppingRule, look, stages_among, student_quantile
 from model_store.inference.draws import SharedDraws
 from model_store.inference.model import NEEDED, Model
-from model_store.scores.classification import Scores, concatenated, label_margin, predictive_scores, predictive_sums
+from model_store.scores.classification import Scores, concatenated, predictive_scores, predictive_sums
+from model_store.scores.regression import mixture_scores, mixture_sums
 from model_store.types import DetectorNames
 
 COUNTS = [1, 2, 5, 10, 20]
@@ -25,6 +26,7 @@ CLASSES = 3
 NAMES = DetectorNames(combined=("entropy", "distance"), density=("distance",))
 RULES = [StoppingRule(0.05, 0.1), StoppingRule(0.3, 0.02), StoppingRule(0.05, 1e9), StoppingRule(0.2, 1e-12)]
 REFERENCE, RANKING, NEW, SPLITS = 60, 99, 100, 100
+TAIL, GUARD = 0.001, 2.0  # as the guarantees page states them: the module's own would agree with any mistake
 
 
 @pytest.fixture(scope="module")
@@ -44,22 +46,6 @@ def test_stages_are_the_numbers_of_draws_from_five_on_but_the_last():
     assert stages_among([1, 2, 3, 5, 10, 20]) == [5, 10]
     assert stages_among([1, 2, 3, 4, 6]) == []
     assert stages_among([1]) == []
-
-
-def test_the_label_s_margin_is_that_of_a_t_test_of_the_two_most_probable_classes():
-    probs = np.random.default_rng(0).dirichlet([3.0, 2.0, 0.5], size=(12, 8))
-    found = label_margin(predictive_sums(np.log(probs)))
-    for n in range(8):
-        first, second = np.argsort(-probs[:, n].mean(axis=0))[:2]
-        assert found[n] == pytest.approx(stats.ttest_rel(probs[:, n, first], probs[:, n, second]).statistic, rel=1e-9)
-
-
-def test_draws_that_agree_exactly_settle_a_label_and_ties_do_not():
-    sure, tied = np.tile([0.7, 0.2, 0.1], (5, 1)), np.tile([0.5, 0.5, 0.0], (5, 1))
-    with np.errstate(divide="ignore"):
-        margin = label_margin(predictive_sums(np.log(np.stack([sure, tied], axis=1))))
-    assert margin[0] > 1e6
-    assert margin[1] == 0
 
 
 def test_a_row_stops_where_label_flag_and_scores_are_settled():
@@ -99,6 +85,23 @@ def test_a_row_stops_where_label_flag_and_scores_are_settled():
             assert is_near or settled[n] == all(reason)
             reasons.add(reason)
     assert {(True, True, True), (False, True, True), (True, False, True), (True, True, False)} <= reasons
+
+
+def test_a_regression_settles_alike_in_whatever_unit_its_target_is():
+    """A tolerance is of multiples of a row's predicted standard deviation: metres and millimetres stop alike."""
+    generator = np.random.default_rng(7)
+    metres = np.stack([generator.normal(size=(10, 30)), 0.3 * generator.normal(size=(10, 30))], axis=-1)
+    millimetres = metres * np.array([1000.0, 1.0]) + np.array([0.0, 2 * np.log(1000.0)])
+    errors = []
+    for outputs in (metres, millimetres):
+        sums = mixture_sums(outputs)
+        scores = mixture_scores(sums)
+        stage = StageScores(scores.by_name(), scores.labels, {"std": np.zeros(30)}, Spread.of(scores, sums))
+        detector = FittedDetector(None, Surprisal.fit(np.sort(scores.std)))
+        errors.append(look(10, {"std": detector}, ("std",), stage, {}).error)
+        largest = np.max(list(scores.standard_error.values()), axis=0)
+        np.testing.assert_allclose(errors[-1], largest / scores.std, rtol=1e-12)
+    np.testing.assert_allclose(errors[1], errors[0], rtol=1e-9)
 
 
 # Its replay

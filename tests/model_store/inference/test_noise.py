@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from model_store.inference import noise
-from model_store.inference.noise import MAX_SEED, NOISE_ALGORITHM, normal, standard_normal
+from model_store.inference.noise import DRAW_INDEX, MAX_SEED, NOISE_ALGORITHM, normal, standard_normal
 
 # Draws 0 to 2, the first four numbers of each, as float32 bits. They are the promise that answers stay replayable:
 # if they must change, so must NOISE_ALGORITHM.
@@ -96,6 +96,14 @@ def test_the_size_of_the_internal_chunk_does_not_show(dimension):
 def test_draws_and_seeds_differ():
     rows = np.concatenate([standard_normal(seed, 0, 40, 6) for seed in (0, 1, 2, MAX_SEED - 1, MAX_SEED)])
     assert len(np.unique(rows, axis=0)) == len(rows)
+
+
+def test_the_noise_of_a_list_of_draws_is_the_draw_s_number_whatever_the_seed():
+    for seed in (0, 7, MAX_SEED):
+        assert noise.noise(DRAW_INDEX, seed, 3, 4, 1).tolist() == [[3.0], [4.0], [5.0], [6.0]]
+    assert noise.noise(NOISE_ALGORITHM, 7, 3, 4, 5).tobytes() == standard_normal(7, 3, 4, 5).tobytes()
+    with pytest.raises(ValueError, match="expected 'philox4x64-10/linear-quantile' or 'draw-index', got 'another'"):
+        noise.noise("another", 0, 0, 1, 1)
 
 
 def test_numbers_are_the_exact_quantiles_to_a_millionth():

@@ -11,7 +11,8 @@ from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact
 from model_store.inference.model import Model
 from model_store.inference.noise import standard_normal
-from model_store.inference.runtime import CHUNK_ROWS, GraphError, Runtime
+from model_store.inference.operators import OPERATORS
+from model_store.inference.runtime import CHUNK_ROWS, DrawSet, GraphError, Runtime
 
 INPUTS, CLASSES, NOISE = 3, 4, 5
 MATRIX = np.random.default_rng(0).normal(size=(NOISE, CLASSES)).astype(np.float32)
@@ -51,6 +52,22 @@ def test_log_probabilities_and_density_are_the_networks(rows, draws, paired):
     expected = logits - np.log(np.exp(logits.astype(np.float64)).sum(axis=2, keepdims=True))
     np.testing.assert_allclose(log_probs, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(density, np.square(x).sum(axis=1, keepdims=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 9), (4, 9), (5, 6), (8, 9)])
+@pytest.mark.parametrize("draws_at_once", [1, 3, 100])
+def test_draws_too_many_to_hold_are_made_again_as_they_are_wherever_a_part_begins(
+    monkeypatch, first, last, draws_at_once
+):
+    """Rows that have not settled go on under draws `first` to `last - 1`: those of a set that is held."""
+    monkeypatch.setattr("model_store.inference.runtime.CHUNK_BYTES", 4 * CLASSES * draws_at_once)
+    runtime = tiny()
+    known, _ = runtime.before_draws(np.random.default_rng(2).normal(size=(5, INPUTS)).astype(np.float32))
+    held = runtime.after_draw_set(known, DrawSet(11, 9, runtime.draw(11, 0, 9)), first, last)
+    made = runtime.after_draw_set(known, DrawSet(11, 9, None), first, last)
+    assert made.tobytes() == held.tobytes()
+    assert len(made) == last - first
+    assert made.tobytes() == runtime.after_draw_set(known, DrawSet(11, 9, None), 0, 9)[first:last].tobytes()
 
 
 # Graphs that are refused
@@ -99,10 +116,71 @@ def test_a_sampler_is_not_a_network():
     assert_refused("network.onnx", sampler().SerializeToString(), "expected inputs")
 
 
-def test_a_graph_of_an_unknown_operator_is_refused():
-    graph = sampler().graph
-    graph.node[0].op_type = "NoSuchOperator"
-    assert_refused("sampler.onnx", packed(graph), "onnxruntime cannot load it")
+@pytest.mark.parametrize("file", ["sampler.onnx", "network.onnx"])
+@pytest.mark.parametrize(
+    ("domain", "operator"),
+    [
+        ("", "NoSuchOperator"),
+        ("", "RandomNormalLike"),
+        ("", "Dropout"),
+        ("", "StringConcat"),
+        ("", "ImageDecoder"),
+        ("", "SequenceEmpty"),
+        ("", "Optional"),
+        ("ai.onnx.ml", "TreeEnsemble"),
+        ("com.microsoft", "BeamSearch"),
+        ("com.microsoft", "Add"),
+        ("of.mine", "Add"),
+    ],
+)
+def test_an_operator_that_is_not_on_the_list_is_refused_by_name(file, domain, operator):
+    model = sampler() if file == "sampler.onnx" else network()
+    model.graph.node[0].op_type, model.graph.node[0].domain = operator, domain
+    name = f"{domain}.{operator}" if domain else operator
+    assert_refused(file, model.SerializeToString(), f"expected operators of those that are served, got {name}")
+
+
+@pytest.mark.parametrize("operator", ["If", "Loop", "Scan"])
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_what_chooses_or_repeats_graphs_is_refused_also_where_no_output_needs_it(operator, is_hidden):
+    body = helper.make_graph([], "body", [], [])
+    names = {"If": ["then_branch", "else_branch"]}.get(operator, ["body"])
+    node = helper.make_node(operator, ["eps"], ["aside"], **dict.fromkeys(names, body))
+    model = sampler()
+    if is_hidden:  # in the attribute of an operator that has none
+        inner = helper.make_graph([node], "inner", [], [])
+        node = helper.make_node("Identity", ["eps"], ["aside"], body=inner)
+    model.graph.node.append(node)
+    assert_refused("sampler.onnx", model.SerializeToString(), f"got {operator}")
+
+
+def test_a_function_that_gives_an_operator_another_meaning_is_refused():
+    model = sampler()
+    inside = helper.make_node("Mul", ["a", "b"], ["c"])
+    imports = [helper.make_opsetid("", 20)]
+    model.functions.append(helper.make_function("", "Add", ["a", "b"], ["c"], [inside], imports))
+    assert_refused("sampler.onnx", model.SerializeToString(), "expected no functions, got Add")
+
+
+def test_a_name_out_of_a_graph_is_shown_short_and_printable():
+    model = sampler()
+    model.graph.node[0].op_type = "No\n\x1b[31m\u202e" + "o" * 1000
+    with pytest.raises(GraphError) as raised:
+        Runtime(model.SerializeToString(), network().SerializeToString(), NOISE, threads=1)
+    assert raised.value.reason.isascii()
+    assert raised.value.reason.isprintable()
+    assert len(raised.value.reason) < 300
+
+
+def test_no_operator_on_the_list_repeats_graphs_or_is_random_or_of_another_kind_of_values():
+    for name in OPERATORS - {"com.microsoft.MatMulIntegerToFloat"}:
+        schema = onnx.defs.get_schema(name)
+        assert onnx.defs.OpSchema.AttrType.GRAPH not in {a.type for a in schema.attributes.values()}, name
+        assert "seed" not in schema.attributes, name
+        types = {kind for value in (*schema.inputs, *schema.outputs) for kind in value.types}
+        assert types & {"tensor(float)", "tensor(int8)", "tensor(uint8)", "tensor(bool)"}, name
+        if name not in ("Identity", "Shape", "Size"):  # of any kind
+            assert not any(kind.startswith(("seq(", "optional(")) for kind in types), name
 
 
 # Artifacts that are refused

@@ -1,6 +1,7 @@
 """Images as rows of pixels, and files that are none."""
 
 import io
+import time
 
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ from PIL import Image
 
 from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
-from model_store.inputs.images import open_image, pixels
-from tests.support.images import png_file
+from model_store.inputs.images import MAX_SCANS, decoded_pixels, open_image, pixels
+from tests.support.images import bmp_of_runs, jpeg_of_scans, jpeg_of_segments, png_file, png_of_chunks
 
 GREY = ImageSpec(mode="L")
 COLOUR = ImageSpec(mode="RGB")
@@ -71,6 +72,13 @@ def test_another_size_is_refused_unless_the_model_resizes():
     assert set(decoded(file_of(flat), (3, 5, 4), ImageSpec(mode="RGB", resize=True)).tolist()) == {77}
 
 
+def test_resized_pixels_are_linear_between_those_around_them():
+    """Each new pixel's centre lies a quarter of the way between two old ones, or beyond the last."""
+    two = np.array([[0, 100], [0, 100]], dtype=np.uint8)
+    wide = decoded(file_of(two), (2, 4), ImageSpec(mode="L", resize=True))
+    assert wide.reshape(2, 4).tolist() == [[0, 25, 75, 100]] * 2
+
+
 @pytest.mark.parametrize("interlaced", [False, True])
 @pytest.mark.parametrize(
     ("bits", "colour", "channels"), [(1, 0, 1), (2, 0, 1), (4, 0, 1), (8, 0, 1), (8, 2, 3), (8, 6, 4)]
@@ -129,3 +137,85 @@ def test_a_file_that_is_no_such_image_is_refused(content, says):
         decoded(content, (4, 5), GREY)
     assert str(refused.value).startswith(f"inputs.2: expected {says}")
     assert "\n" not in str(refused.value)
+
+
+# Files that take long
+
+
+def progressive(size=(40, 50), **options):
+    """A progressive JPEG file of noise."""
+    file = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (*size, 3)).astype(np.uint8)
+    Image.fromarray(noise).save(file, "JPEG", progressive=True, **options)
+    return file.getvalue()
+
+
+def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded():
+    usual = progressive()
+    assert decoded(usual, (3, 40, 50), COLOUR).shape == (6000,)
+    scans = usual.count(b"\xff\xda")
+    with pytest.raises(InvalidInput, match=r"inputs.2: expected a JPEG file of at most 100 scans, got 10010"):
+        open_image(jpeg_of_scans(usual, 10_010 - scans), "inputs.2")
+    assert open_image(jpeg_of_scans(usual, MAX_SCANS - scans), "inputs.2").size == (50, 40)
+
+
+def test_scans_count_as_pixels():
+    usual = progressive()
+    scans = usual.count(b"\xff\xda")
+    for more, times in ((0, 1), (11 - scans, 2), (95 - scans, 10)):
+        assert decoded_pixels(open_image(jpeg_of_scans(usual, more), "inputs.2")) == 2000 * times
+    assert decoded_pixels(open_image(file_of(PIXELS), "inputs.2")) == 20
+    assert decoded_pixels(open_image(file_of(PIXELS, "JPEG"), "inputs.2")) == 20
+
+
+def test_what_looks_like_a_scan_in_a_camera_s_notes_is_none():
+    note = b"\xff\xda" * 1000
+    content = progressive(exif=b"Exif\0\0" + note, comment=note)
+    assert content.count(b"\xff\xda") > 2000
+    assert decoded_pixels(open_image(content, "inputs.2")) == 2000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        jpeg_of_segments(progressive(), 1001),
+        jpeg_of_segments(progressive(), 1_000_000),
+        b"\xff\xd8" + b"\xff" * 5_000_000,
+        b"\xff\xd8",
+        b"\xff\xd8\xff",
+        b"\xff\xd8\xff\xe0\xff\xff",
+        b"\xff\xd8\xff\xd9" + progressive(),
+        png_of_chunks(file_of(PIXELS), 20_001),
+        png_of_chunks(file_of(PIXELS), 1_000_000),
+    ],
+    ids=range(9),
+)
+def test_a_file_of_many_parts_or_none_is_refused_before_its_reader_goes_over_them(content):
+    begun = time.process_time()
+    with pytest.raises(InvalidInput, match=r"inputs.2: expected a PNG, JPEG, WEBP or BMP file, got something else"):
+        open_image(content, "inputs.2")
+    assert time.process_time() - begun < 0.5
+
+
+def test_a_bmp_of_run_lengths_is_refused_before_they_are_decoded_one_by_one():
+    content = bmp_of_runs(50, 40)
+    assert np.asarray(Image.open(io.BytesIO(content))).shape == (40, 50)
+    with pytest.raises(InvalidInput, match=r"inputs.2: expected a BMP file of plain pixels, got one of run lengths"):
+        open_image(content, "inputs.2")
+
+
+def test_files_of_some_parts_are_read():
+    whole = decoded(progressive(), (3, 40, 50), COLOUR)
+    assert np.array_equal(decoded(jpeg_of_segments(progressive(), 100), (3, 40, 50), COLOUR), whole)
+    assert decoded(png_of_chunks(file_of(PIXELS), 1000), (3, 4, 5), COLOUR).shape == (60,)
+
+
+def test_a_jpeg_far_too_short_for_its_pixels_is_refused_and_one_of_a_single_colour_is_read():
+    plain = io.BytesIO()
+    Image.new("L", (4000, 4000), 255).save(plain, "JPEG", quality=1, optimize=True, progressive=True)
+    assert decoded(plain.getvalue(), (4000, 4000), GREY).min() >= 250
+    said = bytearray(progressive())
+    size = said.index(bytes([0, 40, 0, 50]))
+    said[size : size + 4] = bytes([0x16, 0, 0x16, 0])  # 5632 x 5632
+    with pytest.raises(InvalidInput, match="a whole JPEG image"):
+        open_image(bytes(said), "inputs.2")

@@ -10,11 +10,78 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from model_store.scores.classification import SCORE_NAMES, concatenated, predictive_scores, predictive_sums
+from model_store.scores.classification import (
+    SCORE_NAMES,
+    concatenated,
+    label_margin,
+    predictive_scores,
+    predictive_sums,
+    taken,
+)
 from model_store.scores.sums import GROUPS
 
 LN2 = math.log(2.0)
 ARRAYS = ("probabilities", "entropy", "expected_entropy", "bald", "mean_std", "variation_ratio")
+
+
+# The label's margin
+
+
+def test_the_label_s_margin_is_that_of_a_t_test_of_the_two_most_probable_classes():
+    probs = np.random.default_rng(0).dirichlet([3.0, 2.0, 0.5], size=(12, 8))
+    found = label_margin(predictive_sums(np.log(probs)))
+    for n in range(8):
+        first, second = np.argsort(-probs[:, n].mean(axis=0))[:2]
+        assert found[n] == pytest.approx(stats.ttest_rel(probs[:, n, first], probs[:, n, second]).statistic, rel=1e-9)
+
+
+def test_draws_that_agree_exactly_settle_a_label_and_ties_do_not():
+    sure, tied = np.tile([0.7, 0.2, 0.1], (5, 1)), np.tile([0.5, 0.5, 0.0], (5, 1))
+    with np.errstate(divide="ignore"):
+        margin = label_margin(predictive_sums(np.log(np.stack([sure, tied], axis=1))))
+    assert margin[0] > 1e6
+    assert margin[1] == 0
+
+
+def test_one_draw_gives_a_label_no_margin():
+    with pytest.raises(ValueError, match="expected at least two draws"):
+        label_margin(predictive_sums(np.log(np.full((1, 2, 3), 1 / 3))))
+
+
+# Some rows
+
+
+def test_rows_are_taken_and_put_together_with_all_that_is_said_of_them():
+    log_probs = np.log(np.random.default_rng(5).dirichlet([1.0, 2.0, 3.0], size=(7, 9)))
+    for draws in (1, 2, 7):
+        whole = predictive_scores(predictive_sums(log_probs[:draws]))
+        alone = [predictive_scores(predictive_sums(log_probs[:draws, n : n + 1])) for n in range(9)]
+        order = np.array([3, 8, 0])
+        for some, rows in ((taken(whole, order), order), (taken(whole, slice(2, 5)), [2, 3, 4])):
+            assert_same(some, concatenated([alone[n] for n in rows]))
+        assert_same(concatenated(alone), whole)
+        assert_same(concatenated(alone[:1]), alone[0])
+
+
+def assert_same(some, other):
+    for name in ("num_draws", "label", *ARRAYS):
+        assert getattr(some, name).tolist() == getattr(other, name).tolist(), name
+    if other.standard_error is None:
+        assert some.standard_error is None
+    else:
+        assert some.standard_error.keys() == other.standard_error.keys()
+        assert all(some.standard_error[name].tolist() == e.tolist() for name, e in other.standard_error.items())
+
+
+def test_detectors_compare_a_row_within_its_label_and_a_tolerance_is_in_nats():
+    scores = score([[[0.2, 0.8], [0.6, 0.4]]])
+    assert scores.labels.tolist() == [1, 0]
+    assert scores.unit.tolist() == [1.0, 1.0]
+
+
+def test_one_draw_agrees_with_itself_to_the_last_bit():
+    probs = np.random.default_rng(6).dirichlet(np.full(10, 0.3), size=(1, 1000))
+    assert predictive_scores(predictive_sums(np.log(probs))).bald.tolist() == [0.0] * 1000
 
 
 # By hand

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.special import digamma
 
 from model_store.scores.classification import SCORE_NAMES, concatenated, predictive_scores, predictive_sums
 from model_store.scores.regression import MIXTURE_ERROR_NAMES, mixture_scores, mixture_sums
@@ -39,6 +40,49 @@ def test_standard_errors_are_the_jackknife_s(task, num_draws, groups):
     assert found.keys() == (NAMES[task] if num_draws > 2 else TWO_DRAWS[task])
     for name, error in found.items():
         np.testing.assert_allclose(error, expected[name], rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize(("num_draws", "groups"), [(2, 100), (3, 100), (40, 100), (17, 7), (9, 3)])
+def test_corrected_bald_is_the_jackknife_s(num_draws, groups):
+    """G times BALD, less the weighted BALD of the draws without each group."""
+    generator = np.random.default_rng([num_draws, groups])
+    draws = generator.dirichlet([3.0, 1.0, 0.3, 0.3], (num_draws, 50))
+    found = scored("classification", draws, groups)
+    expected = np.zeros(50)
+    used = min(groups, num_draws)
+    for j in range(used):
+        here = np.arange(num_draws) % groups == j
+        without = scored("classification", draws[~here], groups).bald
+        expected += found.bald - (1 - here.mean()) * without
+    np.testing.assert_allclose(found.bald_corrected, expected, rtol=1e-9, atol=1e-12)
+    assert (found.bald_corrected >= found.bald).all()
+    if num_draws == 2:
+        np.testing.assert_allclose(found.bald_corrected, 2 * found.bald, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_draws", [3, 5, 20])
+def test_corrected_bald_is_nearer_the_truth_on_average_than_bald(num_draws):
+    """Against BALD of Dirichlet laws, log-concave and spiky ones: the expected entropy is known in closed form."""
+    generator = np.random.default_rng(num_draws)
+    seeds = 2000
+    for alpha in map(np.array, CLASSES):
+        p = alpha / alpha.sum()
+        expected_entropy = digamma(alpha.sum() + 1) - (p * digamma(alpha + 1)).sum()
+        truth = -(p * np.log(p)).sum() - expected_entropy
+        found = scored("classification", generator.dirichlet(alpha, (num_draws, seeds)), 100)
+        plain, corrected = found.bald.mean() / truth - 1, found.bald_corrected.mean() / truth - 1
+        error = found.bald_corrected.std() / truth / np.sqrt(seeds)
+        assert plain < -0.5 / num_draws
+        assert abs(corrected) < abs(plain) / 2 + 4 * error
+        if alpha.min() >= 1:
+            assert abs(corrected) < 0.5 / num_draws**2 + 4 * error
+
+
+def test_nothing_is_corrected_of_one_draw_or_of_draws_that_agree():
+    one = np.random.default_rng(0).dirichlet(np.ones(4), (1, 20))
+    assert scored("classification", one, 100).bald_corrected is None
+    agreed = scored("classification", np.repeat(one, 6, axis=0), 100)
+    np.testing.assert_allclose(agreed.bald_corrected, 0.0, atol=1e-12)
 
 
 @pytest.mark.parametrize("num_draws", BANDS)

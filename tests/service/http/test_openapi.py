@@ -9,6 +9,7 @@ import service.routes
 from service.app import create_app
 from service.settings import Settings
 from tests.support.environment import ROOT
+from tests.support.extremes import assert_extremes_are_answered_or_refused
 
 NOT_DOCUMENTED = {"/metrics", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
 
@@ -45,6 +46,10 @@ def test_every_example_works_as_it_stands(client):
                 assert answer.status_code == 200, answer.text
                 tried += 1
     assert tried >= 3
+
+
+def test_answers_to_rows_of_any_size_are_as_the_document_says(client):
+    assert_extremes_are_answered_or_refused(client, "digits", 64)
 
 
 def test_answers_have_the_fields_that_the_document_gives(client, digits_rows):

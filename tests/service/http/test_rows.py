@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import time
 
 import httpx
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.support.environment import run_training
-from tests.support.images import png_file
+from tests.support.images import jpeg_of_scans, png_file
 from tests.support.recipes import write_recipe
 from tests.support.serving import serving
 
@@ -204,6 +205,17 @@ def test_a_bad_image_is_refused_by_its_place(client, content, says):
     assert_refused(predict(client, [text(good), text(good), text(content)], "pictures"), says)
     pool = client.post("/acquire", json={"model": "pictures", "pool": [text(good), text(good), text(content)]})
     assert_refused(pool, says.replace("inputs", "pool"))
+
+
+def test_a_small_file_of_many_scans_is_refused_at_once(client):
+    file = io.BytesIO()
+    Image.new("RGB", (4000, 3000)).save(file, "JPEG", progressive=True)
+    bomb = jpeg_of_scans(file.getvalue(), 10_000)
+    assert len(bomb) < 700_000
+    begun = time.monotonic()
+    for answer in (upload(client, [bomb]), predict(client, [text(bomb)], "pictures")):
+        assert_refused(answer, "inputs.0: expected a JPEG file of at most 100 scans, got ")
+    assert time.monotonic() - begun < 5  # half a minute to decode
 
 
 @pytest.mark.parametrize("size", [(4000, 4000), (8000, 8000), (20000, 20000)])

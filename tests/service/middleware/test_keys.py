@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from model_store.errors import InvalidInput
-from service.middleware.keys import is_one_of, read_keys
+from service.middleware.key_file import KeyRing
+from service.middleware.keys import listed_keys
 from service.settings import Settings
 from tests.support.environment import ROOT, environment_with
 
@@ -67,15 +68,15 @@ def test_each_key_opens_the_api_by_either_header(locked, key, header):
     assert locked.post("/predict", json={"inputs": [ROW]}, headers=headers).status_code == 200
     assert locked.get("/metrics", headers=headers).status_code == 200
     assert locked.get("/nothing", headers=headers).status_code == 404
-    assert locked.post("/admin/refresh", headers=headers).status_code == 401
+    assert locked.post("/admin/refresh", headers=headers).status_code == 403
 
 
 def test_the_administrator_s_key_opens_administration_and_metrics_alone(locked):
     headers = {"X-API-Key": ADMIN}
     assert locked.post("/admin/refresh", headers=headers).status_code == 200
     assert locked.get("/metrics", headers=headers).status_code == 200
-    assert locked.post("/predict", json={"inputs": [ROW]}, headers=headers).status_code == 401
-    assert locked.get("/models", headers=headers).status_code == 401
+    assert locked.post("/predict", json={"inputs": [ROW]}, headers=headers).status_code == 403
+    assert locked.get("/models", headers=headers).status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -122,28 +123,48 @@ def test_the_openapi_document_says_what_needs_a_key(locked, client):
     assert document["components"]["securitySchemes"]["bearer"] == {"type": "http", "scheme": "bearer"}
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            assert ("security" in operation) == ("401" in operation["responses"]) == (path not in OPEN)
+            statuses = {"401", "403"} & {*operation["responses"]}
+            assert statuses == (set() if path in OPEN else {"401", "403"})
+            assert ("security" in operation) == (path not in OPEN)
     text = json.dumps(document)
     assert not any(key in text for key in (FIRST, SECOND, ADMIN))
     assert "securitySchemes" not in client.get("/openapi.json").json()["components"]
 
 
+def test_whatever_changes_or_computes_takes_a_scope_of_its_own(locked):
+    for path, operations in locked.get("/openapi.json").json()["paths"].items():
+        for method, operation in operations.items():
+            if path not in OPEN:
+                (scope,) = operation["security"][0]["bearer"]
+                assert (scope == "read") == (method == "get"), path
+
+
 def test_a_key_is_one_of_those_configured_or_none():
-    keys = read_keys(Settings(api_keys=f"{FIRST},{SECOND}", admin_key=ADMIN))
-    assert [is_one_of(key.encode(), keys.api) for key in (FIRST, SECOND, ADMIN, "")] == [True, True, False, False]
-    assert [is_one_of(key.encode(), keys.admin) for key in (FIRST, SECOND, ADMIN)] == [False, False, True]
-    assert not is_one_of(b"", ())
+    keys = listed_keys(Settings(api_keys=f"{FIRST},{SECOND}", admin_key=ADMIN))
+    found = [keys.find(key.encode()) for key in (FIRST, SECOND, ADMIN, "", FIRST[:-1])]
+    assert [key and key.name for key in found] == ["api-1", "api-2", "admin", None, None]
+    assert ["admin" in key.scopes for key in found[:3]] == [False, False, True]
+
+
+def test_without_an_admin_key_administration_takes_an_api_key_to_be_told_that_there_is_none():
+    api, admin = read_keys(Settings(api_keys=FIRST)), read_keys(Settings(api_keys=FIRST, admin_key=ADMIN))
+    assert api.needed("/admin/models") == api.api != ()
+    assert admin.needed("/admin/models") == admin.admin
+    assert set(admin.needed("/metrics")) == {*admin.api, *admin.admin}
+    assert read_keys(Settings()).needed("/admin/models") == ()
 
 
 def test_settings_and_keys_do_not_show_keys():
     settings = Settings(api_keys=f"{FIRST},{SECOND}", admin_key=ADMIN)
-    shown = f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()} {read_keys(settings)!r}"
+    shown = f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()} {KeyRing(settings)!r}"
+    shown += repr(listed_keys(settings).find(FIRST.encode()))
     assert not any(key in shown for key in (FIRST, SECOND, ADMIN))
 
 
 def test_keys_of_a_file_are_those_of_its_lines(tmp_path):
     (tmp_path / "keys").write_text(f"{FIRST}\r\n{SECOND}\n")
-    assert read_keys(Settings(api_keys_file=tmp_path / "keys")) == read_keys(Settings(api_keys=f"{FIRST},{SECOND}"))
+    keys = listed_keys(Settings(api_keys_file=tmp_path / "keys"))
+    assert [keys.find(key.encode()).name for key in (FIRST, SECOND)] == ["api-1", "api-2"]
 
 
 SECRET = "a-secret-that-is-not-shown"
@@ -170,7 +191,7 @@ def test_keys_that_cannot_be_are_refused_without_being_shown(monkeypatch, settin
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InvalidInput, match=f"^{variable}: ") as raised:
-        read_keys(Settings())
+        KeyRing(Settings())
     assert SECRET not in str(raised.value)
 
 

@@ -16,7 +16,7 @@ CANARY = "canary-3f9a"
 ROW = [0.0] * 64
 FIELDS = {
     *("time", "level", "logger", "message", "request_id", "route", "method", "status", "seconds", "queue_seconds"),
-    *("compute_seconds", "model", "version", "rows", "draws", "flags", "reason"),
+    *("compute_seconds", "model", "version", "rows", "draws", "flags", "reason", "key"),
 }
 
 

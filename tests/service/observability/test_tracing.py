@@ -84,17 +84,20 @@ def attributes(span):
 
 def test_a_request_is_a_span_of_its_caller_s_trace_and_its_phases_are_spans_within(traced):
     def send(client):
+        client.headers["X-API-Key"] = key
         headers = {"traceparent": f"00-{TRACE}-{CALLER}-01", "X-Request-ID": "an-id"}
         client.post("/predict", json={"inputs": [ROW] * 2, "num_samples": 50}, headers=headers)
         client.post("/predict", json={"inputs": [[1]]})
 
-    spans = traced(send)
+    key = f"the-key-of-{CANARY}"
+    spans = traced(send, DUBITO_API_KEYS=key)
     assert spans.paths == {"/v1/traces"}
+    assert key not in str(spans.spans)
     predicted, refused = spans.named("POST /predict")
     assert (predicted.trace_id.hex(), predicted.parent_span_id.hex()) == (TRACE, CALLER)
     expected = {"http.request.method": "POST", "http.route": "/predict", "http.response.status_code": 200}
     expected |= {"dubito.model": "digits", "dubito.version": "1", "dubito.rows": 2, "dubito.draws": 50}
-    expected |= {"dubito.request_id": "an-id"}
+    expected |= {"dubito.request_id": "an-id", "dubito.key": "api-1"}
     assert expected.items() <= attributes(predicted).items()
     assert "error.type" not in attributes(predicted)
     within = [span for span in spans.spans if span.parent_span_id == predicted.span_id]

@@ -4,6 +4,7 @@ import io
 import os
 import re
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from service.engine.batching import BATCH_ROW_DRAWS
 from service.observability.worker_metrics import merged
 from service.settings import Settings
 from tests.support.serving import answers, metric, wait_until
+from tests.support.stores import publish_again
 
 ROW = [0.0] * 64
 TWO = {"DUBITO_WORKERS": "2", "DUBITO_POLL_INTERVAL_S": "0.05"}
@@ -38,11 +40,11 @@ def workers_on(page):
     return set(re.findall(r'worker="(\d+)"', page))
 
 
-def ready_workers(url):
+def ready_workers(url, headers=None):
     """The workers that have answered lately, after a few more requests, each on a connection of its own."""
     for _ in range(8):
         httpx.get(f"{url}/health/ready", timeout=60)
-    return workers_on(httpx.get(f"{url}/metrics", timeout=60).text)
+    return workers_on(httpx.get(f"{url}/metrics", headers=headers, timeout=60).text)
 
 
 def test_workers_that_are_killed_or_stopped_are_replaced_while_the_other_answers(serve, digits_store):
@@ -124,3 +126,50 @@ def test_workers_share_the_processors(threads, workers):
     there = len(os.sched_getaffinity(0))
     expected = threads or max(1, there // workers)
     assert Settings.model_construct(threads=threads, workers=workers).worker_threads == expected
+
+
+def test_what_an_administrator_asks_of_one_worker_reaches_all(serve, own_store, digits_store):
+    admin = {"X-API-Key": "the-key-of-the-administrator"}
+    publish_again(own_store, digits_store)
+    generator = np.random.default_rng(0)
+
+    def of_workers(name, version):
+        """A gauge of each worker that has it."""
+        page = httpx.get(f"{url}/metrics", headers=admin, timeout=60).text
+        labels = {"model": "digits", "version": version}
+        return [metric(page, name, **labels, worker=worker) for worker in "01"]
+
+    def ask(version):
+        row = generator.uniform(0, 16, 64).tolist()
+        assert httpx.post(f"{url}/predict", json={"inputs": [row], "version": version}, timeout=60).status_code == 200
+        time.sleep(0.02)
+
+    def asked_of_both(version, name):
+        ask(version)
+        return min(of_workers(name, version)) >= 1
+
+    with serve(own_store.root, **TWO, DUBITO_ADMIN_KEY=admin["X-API-Key"]) as (url, _):
+        wait_until(lambda: asked_of_both("1", "dubito_loaded_version"), 60)
+        wait_until(lambda: asked_of_both("2", "dubito_flag_p_value_count"), 60)
+        path = f"{url}/admin/models/digits/versions"
+        assert httpx.post(f"{path}/2/drift/reset", headers=admin).json()["reset"]
+        wait_until(lambda: of_workers("dubito_flag_p_value_count", "2") == [0, 0])
+        assert httpx.post(f"{path}/1/unload", headers=admin).json()["unloaded"]
+        wait_until(lambda: of_workers("dubito_loaded_version", "1") == [0, 0])
+        assert of_workers("dubito_loaded_version", "2") == [1, 1]
+
+
+def test_a_look_at_the_store_that_one_worker_is_told_to_take_is_taken_by_all(serve, own_store, digits_store):
+    admin = {"X-API-Key": "the-key-of-the-administrator"}
+    settings = {"DUBITO_WORKERS": "2", "DUBITO_POLL_INTERVAL_S": "3600", "DUBITO_ADMIN_KEY": admin["X-API-Key"]}
+    with serve(own_store.root, **settings) as (url, _):
+
+        def loaded():
+            page = httpx.get(f"{url}/metrics", headers=admin, timeout=60).text
+            labels = {"model": "digits", "version": "2"}
+            return [metric(page, "dubito_loaded_version", **labels, worker=worker) for worker in "01"]
+
+        wait_until(lambda: answers(f"{url}/health/ready") and ready_workers(url, admin) == {"0", "1"}, 60)
+        publish_again(own_store, digits_store)
+        assert httpx.post(f"{url}/admin/refresh", headers=admin, timeout=60).status_code == 200
+        wait_until(lambda: loaded() == [1, 1])

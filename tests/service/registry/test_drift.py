@@ -1,6 +1,7 @@
 """Drift: an exact martingale under the null, alarms seldom while nothing drifts and soon where something does."""
 
 import math
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
@@ -10,7 +11,16 @@ import pytest
 from scipy import stats
 
 from model_store.conformal.rank_tables import conformal_p_value
-from service.registry.drift import ALARM_AT, EDGES, FALSE_ALARM, ROWS_OF_A_REQUEST, Drift
+from service.registry.drift import (
+    ALARM_AT,
+    BLOCK_ROWS,
+    CLIENT_ROWS,
+    EDGES,
+    FALSE_ALARM,
+    GROUPS,
+    ROWS_OF_A_REQUEST,
+    Drift,
+)
 from tests.support.serving import metric
 
 ROWS = 5
@@ -111,6 +121,76 @@ def test_an_alarm_stays(generator):
     assert report.flag_rate < 0.2  # of late
 
 
+# Clients
+
+
+def send(drift, ranking, scores, client, rows_at_once=4):
+    """Rows of a client."""
+    for start in range(0, len(scores), rows_at_once):
+        drift.watch(conformal_p_value(scores[start : start + rows_at_once], ranking), client=client)
+
+
+def test_one_client_alone_makes_no_alarm_where_there_are_others(generator):
+    ranking = np.sort(generator.normal(size=200))
+    for attacker_first in (True, False):
+        drift, (attacker, *others) = Drift(ranking), (0, 1, 2)
+        for _ in range(20):
+            for client in (attacker, *others) if attacker_first else (*others, attacker):
+                mean = 3.0 if client is attacker else 0.0
+                send(drift, ranking, generator.normal(mean, 1.0, 4 * CLIENT_ROWS // 20 + 4), client)
+        report = drift.report()
+        assert report.largest_evidence >= ALARM_AT
+        assert (report.alarm, report.one_client) == (False, True)
+
+
+def test_an_alarm_that_one_client_raised_alone_goes_when_there_are_others(generator):
+    ranking = np.sort(generator.normal(size=200))
+    drift, (attacker, other) = Drift(ranking), (0, 1)
+    send(drift, ranking, generator.normal(3.0, 1.0, 200), attacker)
+    assert (drift.report().alarm, drift.report().one_client) == (True, False)  # it is all there is
+    send(drift, ranking, generator.normal(0.0, 1.0, CLIENT_ROWS - 1), other)
+    assert drift.report().alarm
+    send(drift, ranking, generator.normal(0.0, 1.0, 1), other)
+    assert (drift.report().alarm, drift.report().one_client) == (False, True)
+
+
+def test_drift_of_several_clients_makes_an_alarm(generator):
+    ranking = np.sort(generator.normal(size=200))
+    drift, clients = Drift(ranking), (0, 1, 2)
+    for _ in range(30):
+        for client in clients:
+            send(drift, ranking, generator.normal(2.0, 1.0, 4), client)
+    assert (drift.report().alarm, drift.report().one_client) == (True, False)
+
+
+def test_a_martingale_without_a_client_is_that_of_the_others_alone(generator):
+    ranking = np.sort(generator.normal(size=200))
+    both, alone = Drift(ranking), {client: Drift(ranking) for client in (0, 1)}
+    for _ in range(10):
+        for client, drift in alone.items():
+            scores = generator.normal(1.0, 1.0, BLOCK_ROWS // 2)
+            send(both, ranking, scores, client)
+            send(drift, ranking, scores, client)
+            drift.report()  # takes in what waits, as `both` does when a block is whole
+    both.report()
+    first, second = alone
+    for left_out, client in ((first, second), (second, first)):
+        martingale, report = both._without[left_out], alone[client].report()
+        assert martingale.evidence == pytest.approx(report.evidence, abs=1e-9)
+        assert martingale.seen.tolist() == report.binned_rows
+
+
+def test_what_is_kept_of_clients_is_bounded(generator):
+    ranking = np.sort(generator.normal(size=200))
+    drift = Drift(ranking)
+    for client in range(1000):
+        send(drift, ranking, generator.normal(size=1), f"client {client}")
+    drift.report()
+    assert len(drift._groups) == GROUPS
+    assert len(drift._without) == len(drift._rows) == GROUPS
+    assert drift._rows.total() == 1000
+
+
 def test_the_level_is_what_the_page_says():
     assert ALARM_AT == -math.log(FALSE_ALARM) == pytest.approx(6.908, abs=1e-3)
 
@@ -151,6 +231,32 @@ def test_no_row_is_lost_between_threads(generator):
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(watch, generator.normal(size=(8, 400))))
     assert drift.report().rows == sum(drift.report().binned_rows) == 3200
+
+
+class Interrupted(list):
+    """Hashes that, when they are read, let another thread go as far as it may."""
+
+    def __init__(self, hashes, other):
+        super().__init__(hashes)
+        self.other, self.went_through = other, None
+
+    def __iter__(self):
+        self.other.start()
+        self.other.join(0.3)
+        self.went_through = not self.other.is_alive()
+        return super().__iter__()
+
+
+def test_a_request_is_taken_in_whole_before_the_next(generator):
+    """Rows that two requests share count once: neither may come between the other's look and its note."""
+    ranking = np.sort(generator.normal(size=99))
+    drift, p_values = Drift(ranking), np.array([0.5, 0.6, 0.7])
+    other = threading.Thread(target=lambda: drift.watch(p_values, [1, 2, 4]))
+    hashes = Interrupted([1, 2, 3], other)
+    drift.watch(p_values, hashes)
+    other.join()
+    assert hashes.went_through is False
+    assert drift.report().rows == 4
 
 
 # Over HTTP

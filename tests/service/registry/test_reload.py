@@ -7,6 +7,7 @@ import httpx
 
 from model_store.errors import NotFound
 from service.registry.models import Models
+from service.registry.trials import Trials
 from service.settings import Settings
 from tests.support.serving import SOON, predict_blank, wait_until
 from tests.support.stores import publish_again
@@ -99,7 +100,8 @@ def test_a_version_that_alone_is_larger_than_the_bound_is_refused_and_says_why(s
 
 
 def test_a_version_deleted_while_it_is_asked_for_by_number_is_not_found_and_never_broken(own_store, digits_store):
-    models = Models(Settings(store=own_store.root, threads=1, ready_draw_sets=0), threading.Event())
+    settings, ending = Settings(store=own_store.root, threads=1, ready_draw_sets=0, trial_s=0), threading.Event()
+    models = Models(settings, threading.Event(), ending, Trials(settings, ending))
     models.refresh()
 
     def churn():

@@ -8,7 +8,7 @@ import pytest
 
 from service.engine.batching import BATCH_ROW_DRAWS
 
-SCORES = ("entropy", "bald", "mean_std", "variation_ratio")
+SCORES = ("entropy", "bald", "bald_corrected", "mean_std", "variation_ratio")
 CHUNK_ROWS = BATCH_ROW_DRAWS // 10  # of 10 draws each
 
 

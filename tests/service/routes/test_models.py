@@ -4,7 +4,9 @@ import shutil
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from model_store.artifacts.signature import read_private_key, write_key_pair
 from model_store.artifacts.store import ModelStore
 from tests.support.serving import SOON, predict_blank, wait_until
 from tests.support.stores import publish_again
@@ -105,6 +107,30 @@ def test_a_broken_version_refuses_by_name_while_others_are_served(serve, digits_
         shutil.rmtree(own_store.root / "digits" / "2")  # `latest` is then version 1, and nothing is broken any more
         wait_until(lambda: predict_blank(client).status_code == 200)
         wait_until(lambda: client.get("/models/digits").json()["broken"] == {})
+
+
+def test_a_service_that_is_told_a_public_key_serves_nothing_else(serve, digits_store, own_store, tmp_path):
+    public = write_key_pair(tmp_path / "key")
+    key = read_private_key(tmp_path / "key", "key")
+    admin = {"X-API-Key": "the-key-of-the-administrator"}
+    settings = {"DUBITO_VERIFY_KEY_FILE": str(public), "DUBITO_ADMIN_KEY": admin["X-API-Key"]}
+    with serve(own_store.root, **SOON, **settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        expected = "model digits version 1: manifest.sig: there is none: the version is not signed"
+        assert client.get("/health/ready").json()["detail"] == expected
+        assert client.get("/models/digits").json()["broken"] == {"1": expected}
+        assert predict_blank(client).json()["detail"] == expected
+        own_store.sign("digits", "1", key)
+        assert client.post("/admin/refresh", headers=admin).json()["models"]["digits"]["serving"] == "1"
+        publish_again(own_store, digits_store)
+        own_store.sign("digits", "2", Ed25519PrivateKey.generate())
+        client.post("/admin/refresh", headers=admin)
+        assert predict_blank(client).json()["version"] == "1"
+        wrong = predict_blank(client, version="2")
+        assert wrong.status_code == 503
+        assert "manifest.sig: it is no signature of this version by the trusted key" in wrong.json()["detail"]
+        own_store.sign("digits", "2", key)
+        client.post("/admin/refresh", headers=admin)
+        assert predict_blank(client).json()["version"] == "2"
 
 
 def test_a_broken_new_version_leaves_the_old_one_serving(serve, digits_store, own_store):

@@ -51,13 +51,14 @@ def model(digits_store):
 def test_the_answer_has_the_contract_s_fields(client, digits_rows):
     answer = predict(client, digits_rows[:3].tolist(), seed=7)
     assert set(answer) == {
-        *("model", "version", "num_samples", "seed", "fpr", "fdr", "coverage", "risk", "predictions")
+        *("model", "version", "num_samples", "seed", "fpr", "fdr", "coverage", "confidence", "risk", "predictions")
     }
     assert (answer["model"], answer["version"], answer["num_samples"], answer["seed"]) == ("digits", "1", 100, 7)
     assert len(answer["predictions"]) == 3
     fields = {
         *("label", "probabilities", "num_samples", "entropy", "expected_entropy", "bald", "mean_std"),
         *("variation_ratio", "standard_error", "flag", "p_value", "detectors", "prediction_set", "abstain"),
+        "bald_corrected",
     }
     for prediction in answer["predictions"]:
         assert set(prediction) == fields
@@ -101,6 +102,40 @@ def test_fields_are_consistent_with_each_other(client, digits_rows):
         for name in SCORE_NAMES:  # 100 draws are calibrated: the detectors look at all of them
             assert prediction["detectors"][name]["score"] == prediction[name]
     assert {prediction["flag"] for prediction in predictions} == {True, False}
+
+
+def test_sets_are_larger_with_confidence_and_the_answer_says_it(client, digits_rows):
+    rows = digits_rows.tolist()
+    average = predict(client, rows, seed=1, coverage=0.97)
+    sure = predict(client, rows, seed=1, coverage=0.97, confidence=0.99)
+    assert (average["confidence"], sure["confidence"]) == (None, 0.99)
+    sizes = [[len(row["prediction_set"]) for row in answer["predictions"]] for answer in (average, sure)]
+    assert (np.array(sizes[1]) >= sizes[0]).all()
+    assert sum(sizes[1]) > sum(sizes[0])
+    for row, with_confidence in zip(average["predictions"], sure["predictions"], strict=True):
+        assert {**row, "prediction_set": []} == {**with_confidence, "prediction_set": []}
+    arrays = npz(
+        client.post(
+            "/predict",
+            json={"inputs": rows[:2], "coverage": 0.97, "confidence": 0.99},
+            headers={"Accept": "application/x-npz"},
+        )
+    )
+    assert arrays["confidence"].item() == 0.99
+
+
+def test_a_coverage_that_so_few_rows_cannot_keep_with_confidence_is_refused_with_the_largest(client, digits_rows):
+    request = {"inputs": digits_rows[:1].tolist(), "coverage": 0.995, "confidence": 0.99}
+    refusal = client.post("/predict", json=request)
+    assert refusal.status_code == 422
+    # 220 ranking rows: .01^(1/220) = .97929
+    expected = "coverage: expected at most 0.9792, which digits can keep with confidence 0.99 (220 rows), got 0.995"
+    assert refusal.json()["detail"] == expected
+    assert client.post("/predict", json={**request, "coverage": 0.9792}).status_code == 200
+    for confidence in (0, 1, "0.9", -0.1):
+        refusal = client.post("/predict", json={**request, "confidence": confidence})
+        assert refusal.status_code == 422
+        assert refusal.json()["detail"].startswith("confidence: ")
 
 
 def test_the_flag_fires_at_0_05_unless_another_rate_is_asked_for(client, digits_rows):
@@ -176,6 +211,7 @@ def test_one_draw_has_no_standard_error_and_no_disagreement(client, digits_rows)
     for prediction in predict(client, digits_rows[:5].tolist(), num_samples=1)["predictions"]:
         assert prediction["standard_error"] == dict.fromkeys(SCORE_NAMES)
         assert prediction["bald"] == pytest.approx(0, abs=1e-12)
+        assert prediction["bald_corrected"] is None
         assert prediction["mean_std"] == 0
         assert prediction["entropy"] == pytest.approx(prediction["expected_entropy"], abs=1e-12)
 
@@ -279,7 +315,8 @@ def test_an_npz_answer_holds_what_the_json_answer_does(client, digits_rows, num_
     for name, column in arrays.items():
         assert column.tolist() == [p[name] for p in predictions], name
     nested = {"standard_error", "detectors", "prediction_set", "samples"}
-    assert set(arrays) == set(predictions[0]) - nested - {"abstain"}  # no risk is in force
+    null = {"abstain", *(("bald_corrected",) if num_samples == 1 else ())}  # no risk is in force
+    assert set(arrays) == set(predictions[0]) - nested - null
 
 
 def test_arrays_in_and_arrays_out_agree_with_json(client, digits_rows):

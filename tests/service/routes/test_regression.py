@@ -14,6 +14,7 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.model import Model
 from model_store.scores.regression import MIXTURE_ERROR_NAMES, MIXTURE_SCORE_NAMES
 from tests.support.environment import working_in
+from tests.support.extremes import assert_extremes_are_answered_or_refused
 from tests.support.recipes import write_recipe
 from tests.support.serving import serving
 from training.__main__ import main
@@ -368,3 +369,8 @@ def test_an_acquisition_of_another_task_is_refused_by_name(client, model, size, 
     assert answer.status_code == 422
     assert answer.json()["detail"].startswith("acquisition: expected ")
     assert says in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(("model", "size"), [("linear", 3), ("wavy", 1)])
+def test_answers_to_rows_of_any_size_are_as_the_document_says(client, model, size):
+    assert_extremes_are_answered_or_refused(client, model, size)

@@ -7,18 +7,19 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn import metrics
 
-from model_store.scores.classification import Scores
 from training.evaluation.metrics import (
     area_under_risk_coverage,
     auroc,
     average_precision,
+    by_class,
+    class_figures,
+    confusion_matrix,
     detection,
-    expected_calibration_error,
     false_positive_rate,
-    quality,
     reliability,
     risk_coverage,
     roc_curve,
+    values,
 )
 
 # Few values, so that there are many ties.
@@ -54,13 +55,20 @@ def test_the_false_positive_rate_is_the_least_over_thresholds_that_detect_enough
     assert false_positive_rate(positive, negative, rate) == pytest.approx(min(enough))
 
 
+def without_intervals(record):
+    """A record's figures."""
+    return {name: value for name, value in record.content().items() if name != "confidence_intervals"}
+
+
 def test_a_score_that_says_nothing_comes_to_the_base_rates():
     nothing = detection(np.zeros(30), np.zeros(90))
-    assert nothing.content() == pytest.approx({"auroc": 0.5, "pr_plus": 0.25, "pr_minus": 0.75, "fpr_at_95": 1.0})
+    assert without_intervals(nothing) == pytest.approx(
+        {"auroc": 0.5, "pr_plus": 0.25, "pr_minus": 0.75, "fpr_at_95": 1.0}
+    )
 
 
 def test_a_score_that_says_all_detects_all():
-    assert detection(np.arange(5.0) + 10, np.arange(9.0)).content() == {
+    assert without_intervals(detection(np.arange(5.0) + 10, np.arange(9.0))) == {
         "auroc": 1.0,
         "pr_plus": 1.0,
         "pr_minus": 1.0,
@@ -90,31 +98,17 @@ def test_calibration_error_by_hand():
     confidence = np.array([0.95, 0.99, 0.55, 0.52])
     correct = np.array([True, False, True, True])
     expected = (abs(1 - 1.94) + abs(2 - 1.07)) / 4
-    assert expected_calibration_error(confidence, correct, bins=10) == pytest.approx(expected)
+    probs = np.stack([confidence, 1 - confidence], axis=1)
+    found = class_figures(probs, np.where(correct, 0, 1))["expected_calibration_error"].value
+    assert found == pytest.approx(expected)  # in 15 bins the same pairs are together as in 10
     assert [entry.rows for entry in reliability(confidence, correct, bins=10)] == [2, 2]
-
-
-def with_probabilities(probs):
-    """Scores of which only the probabilities matter."""
-    rest = np.zeros(len(probs))
-    return Scores(
-        num_draws=np.ones(len(probs), dtype=int),
-        probabilities=probs,
-        label=probs.argmax(axis=1),
-        entropy=rest,
-        expected_entropy=rest,
-        bald=rest,
-        mean_std=rest,
-        variation_ratio=rest,
-        standard_error=None,
-    )
 
 
 def test_quality_is_scikit_learns():
     rng = np.random.default_rng(0)
     probs = rng.dirichlet(np.ones(4), size=200)
     y = np.array([rng.choice(4, p=p) for p in probs])
-    found = quality(with_probabilities(probs), y)
+    found = values(class_figures(probs, y))
     assert found["accuracy"] == metrics.accuracy_score(y, probs.argmax(1))
     assert found["log_likelihood"] == pytest.approx(-metrics.log_loss(y, probs, labels=range(4)))
     assert found["brier"] == pytest.approx(
@@ -131,10 +125,51 @@ def test_quality_is_scikit_learns():
 
 def test_quality_of_certain_answers_is_finite():
     y = np.array([0, 1, 1])
-    right = quality(with_probabilities(np.eye(2)[y]), y)
-    assert right == {"accuracy": 1, "log_likelihood": 0, "brier": 0, "expected_calibration_error": 0}
-    wrong = quality(with_probabilities(np.eye(2)[1 - y]), y)
+    right = values(class_figures(np.eye(2)[y], y))
+    errors = ("expected_calibration_error", "adaptive_calibration_error", "classwise_calibration_error")
+    assert right == {"accuracy": 1, "log_likelihood": 0, "brier": 0, **dict.fromkeys(errors, 0)}
+    wrong = values(class_figures(np.eye(2)[1 - y], y))
     assert wrong["accuracy"] == 0
     assert wrong["brier"] == 2
     assert wrong["expected_calibration_error"] == 1
     assert -1000 < wrong["log_likelihood"] < -600
+
+
+def test_calibration_errors_are_those_of_their_definitions():
+    rng = np.random.default_rng(1)
+    rows, bins = 150, 15
+    probs = rng.dirichlet(np.ones(3), size=rows).round(2)  # with ties
+    y = rng.integers(0, 3, rows)
+    confidence, correct = probs.max(axis=1), probs.argmax(axis=1) == y
+    order = np.argsort(confidence, kind="stable")
+    first_of_equals = np.array([np.sum(confidence < confidence[n]) for n in range(rows)])
+    assert (np.diff(first_of_equals[order]) >= 0).all()
+    adaptive = sum(abs((correct - confidence)[first_of_equals * bins // rows == b].sum()) for b in range(bins)) / rows
+    classwise = 0.0
+    for c in range(3):
+        for b in range(bins):
+            inside = [n for n in range(rows) if b / bins <= probs[n, c] < (b + 1) / bins + (b == bins - 1)]
+            if inside:
+                gap = np.mean([y[n] == c for n in inside]) - np.mean([probs[n, c] for n in inside])
+                classwise += len(inside) / rows * abs(gap) / 3
+    found = values(class_figures(probs, y))
+    assert found["adaptive_calibration_error"] == pytest.approx(adaptive)
+    assert found["classwise_calibration_error"] == pytest.approx(classwise)
+
+
+def test_classes_are_scikit_learns():
+    rng = np.random.default_rng(2)
+    y, label = rng.integers(0, 4, 80), rng.integers(0, 3, 80)  # nobody is labelled 3
+    matrix = metrics.confusion_matrix(y, label, labels=range(5))
+    assert np.array_equal(confusion_matrix(label, y, 5), matrix)
+    found = by_class(label, y, ("a", "b", "c", "d", "e"))  # nobody is e
+    recall = metrics.recall_score(y, label, labels=range(5), average=None, zero_division=np.nan)
+    precision = metrics.precision_score(y, label, labels=range(5), average=None, zero_division=np.nan)
+    assert [one.labelled for one in found] == matrix.tolist()
+    for one, its_recall, its_precision in zip(found, recall, precision, strict=True):
+        assert one.recall == (None if np.isnan(its_recall) else pytest.approx(its_recall))
+        assert one.precision == (None if np.isnan(its_precision) else pytest.approx(its_precision))
+        assert set(one.confidence_intervals) == {
+            key for key in ("recall", "precision") if getattr(one, key) is not None
+        }
+    assert (found[4].recall, found[4].precision, found[3].precision) == (None, None, None)

@@ -45,9 +45,45 @@ def test_a_card_has_every_set_score_and_attack(report):
         assert set(entry["scores"]) == scores
         assert entry["base_rate"] == entry["rows"] / (entry["rows"] + 32)
         for measured in entry["scores"].values():
-            assert set(measured) == {"auroc", "pr_plus", "pr_minus", "fpr_at_95"}
-            assert all(0 <= value <= 1 for value in measured.values())
+            figures = {"auroc", "pr_plus", "pr_minus", "fpr_at_95"}
+            assert set(measured) == {*figures, "confidence_intervals"}
+            assert set(measured["confidence_intervals"]) == figures
+            for name in figures:
+                low, high = measured["confidence_intervals"][name]
+                assert 0 <= low <= measured[name] <= high <= 1
     assert set(content["test"]["aurc"]) == scores
+
+
+def leaves(content, path=""):
+    """Figures of a table by path."""
+    for name, value in content.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}{name}.")
+        elif isinstance(value, float):
+            yield f"{path}{name}"
+
+
+def test_every_figure_has_an_interval(report):
+    content = report.report
+    assert (content["confidence_level"], content["resamples"]) == (0.95, 1000)
+    assert set(content["summary_intervals"]) == set(content["summary"])
+    records = [
+        content["test"],
+        *content["test"]["by_class"],
+        *(attack for attack in content["attacks"].values()),
+        *content["outliers"].values(),
+    ]
+    by_design = {"base_rate", "step", "radius"}  # not estimates
+    for record in records:
+        inner = ("confidence_intervals", "scores", "error_detection")
+        figures = {*leaves({name: value for name, value in record.items() if name not in inner})} - by_design
+        assert set(record["confidence_intervals"]) == figures
+        for low, high in record["confidence_intervals"].values():
+            assert low <= high
+    for entry in content["test"]["reliability"]:
+        low, high = entry["confidence_intervals"]["accuracy"]
+        assert low <= entry["accuracy"] <= high
+    assert np.sum([one["labelled"] for one in content["test"]["by_class"]]) == content["test"]["rows"]
 
 
 def test_what_is_far_from_the_data_is_found_and_attacks_lower_the_accuracy(report):
@@ -135,7 +171,17 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch, 
     assert [entry["nominal"] for entry in report["test"]["intervals"]] == [0.5, 0.8, 0.9, 0.95]
     covered = [entry["covered"] for entry in report["test"]["intervals"]]
     assert covered == sorted(covered)
-    assert {"rmse", "log_likelihood"} <= set(report["test"])
+    test = report["test"]
+    assert {"rmse", "log_likelihood", "crps"} <= set(test)
+    assert set(test["pinball"]) == {"0.05", "0.25", "0.5", "0.75", "0.95"}
+    assert sum(entry["share"] for entry in test["pit"]["bins"]) == pytest.approx(1)
+    assert sum(entry["rows"] for entry in test["by_spread"]) == 80
+    held = sum(entry["rows"] * entry["covered"] for entry in test["by_spread"]) / 80
+    assert held == pytest.approx(test["interval_coverage_at_95"])
+    inner = ("confidence_intervals", "pit")
+    assert set(test["confidence_intervals"]) == {*leaves({k: v for k, v in test.items() if k not in inner})}
+    low, high = test["confidence_intervals"]["crps"]
+    assert 0 < low < test["crps"] < high < test["rmse"]
     capsys.readouterr()
     assert main(["evaluate", "line", "--attacks"]) == 2
     assert "--attacks" in capsys.readouterr().err

@@ -2,9 +2,12 @@
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 
+from model_store.inference.noise import standard_normal
 from model_store.inference.runtime import Runtime
 from tests.support.models import scale_model
 from training.data import Rows
@@ -133,6 +136,50 @@ def test_the_error_is_reported_beside_the_monte_carlo_error(graphs, runtimes):
     assert nothing.int8_probabilities == 0
     assert nothing.int8_same_label == 1
     assert nothing.is_hidden
+
+
+def test_inputs_that_reach_farther_below_0_than_above_are_not_clipped():
+    """theta = C (eps A - 4) + d: the second layer's inputs lie between about -8 and 0."""
+    generator = np.random.default_rng(3)
+    constants = {"A": generator.normal(size=(64, 64)) / 8, "b": np.full(64, -4.0)}
+    constants |= {"C": generator.normal(size=(64, 64)), "d": np.zeros(64)}
+    nodes = [
+        helper.make_node("Gemm", ["eps", "A", "b"], ["h"], transB=1),
+        helper.make_node("Gemm", ["h", "C", "d"], ["theta"], transB=1),
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["K", 64]) for name in ("eps", "theta")]
+    tensors = [numpy_helper.from_array(a.astype(np.float32), name) for name, a in constants.items()]
+    graph = helper.make_graph(nodes, "sampler", values[:1], values[1:], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    exact = model.SerializeToString()
+    eps = standard_normal(5, 0, 200, 64)
+    theta, rounded = (
+        ort.InferenceSession(sampler, providers=["CPUExecutionProvider"]).run(["theta"], {"eps": eps})[0]
+        for sampler in (exact, quantise_sampler(exact, 64))
+    )
+    assert 0 < np.sqrt(np.square(rounded - theta).mean()) < 0.1 * theta.std(axis=0).mean()
+
+
+class Scattered(Runtime):
+    """Two classes, whose mean probabilities have a known error: a deviation of .01 around 1/2, each row's its own."""
+
+    def __init__(self):
+        pass
+
+    def draw(self, seed, first_draw, num_draws):
+        return np.full((num_draws, 1), seed, dtype=np.float32)
+
+    def run(self, x, theta):
+        p = 0.5 + 0.01 * np.random.default_rng(int(theta[0, 0, 0])).normal(size=len(x))
+        log_probs = np.log(np.stack([p, 1 - p], axis=1)).astype(np.float32)
+        return np.repeat(log_probs[None], len(theta), axis=0), np.zeros((len(x), 0), dtype=np.float32)
+
+
+def test_the_monte_carlo_error_is_that_of_one_draw_set():
+    rows = Rows(np.zeros((512, 1), dtype=np.float32), np.zeros(512, dtype=np.int64))
+    error = quantisation_error(Scattered(), Scattered(), rows, 3)
+    assert error.int8_probabilities == 0
+    assert error.int8_monte_carlo == pytest.approx(0.01, rel=0.15)  # five deviations of such an estimate
 
 
 @pytest.mark.usefixtures("fits")

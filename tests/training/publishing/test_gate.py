@@ -1,12 +1,22 @@
 """The gate: what is worse than `champion` is not published, by the command that users run."""
 
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from model_store.artifacts.store import ModelStore
-from tests.support.recipes import write_recipe
+from model_store.inference.model import NEEDED, Model
+from tests.support.recipes import recipe_of, recipe_with, write_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
-from training.publishing.gate import worse_by
+from training.data import Rows, digits
+from training.data import load as data_of
+from training.evaluation.comparison import worse_by
+from training.publishing.gate import GateError, check_gate, rows_as_taken_by
+from training.publishing.quality import Measurable, MeasuredRows
+from training.publishing.stages import Draft
 from training.recipe import load
 
 POSTERIOR = {"couplings": 2, "hidden": 8}
@@ -41,13 +51,14 @@ def test_a_worse_version_is_refused_and_may_be_published_by_a_laxer_gate(fit, tm
     assert len(lines) == 2, errors
     assert "champion (version 1)" in lines[0]
     assert "test_accuracy" in lines[1]
-    assert f"against {best:.6g}" in lines[1]
-    assert "allowed 0.05" in lines[1]
+    assert f"against {best:.6g} of champion (version 1) on the same 359 rows" in lines[1]  # scored anew as it was
+    assert re.search(r"worse by 0\.\d+ \(95 % interval 0\.\d+ to 0\.\d+\), p = \S+ \(Tango\), allowed 0.05", lines[1])
     assert store.versions("gated") == ["1"]
     assert len(list(tmp_path.glob("runs/*/checkpoint.safetensors"))) == 1
     code, out, _ = fit(1, 1e-9, 1.0)
     assert code == 0
     assert "going on from step" in out
+    assert "gate: test_accuracy: " in out
     assert "no worse than champion (version 1) in test_accuracy, uniform_noise_flagged_at_05" in out
     assert store.versions("gated") == ["1", "2"]
 
@@ -60,10 +71,70 @@ def test_metrics_know_their_direction():
     assert worse_by("test_interval_coverage_at_95", 0.96, 0.93) == pytest.approx(-0.01)
 
 
+def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_store, digits_rows):
+    model = Model.load(own_store.open("digits", "1", wanted=NEEDED))
+    rows = digits().test.take(np.arange(40))
+    own = Measurable.of(model)
+    classes = model.manifest.classes
+    expected = own.figures(MeasuredRows(rows, (0.0, 16.0), classes, 3))
+    order = np.random.default_rng(0).permutation(10)
+    renamed = MeasuredRows(
+        Rows(rows.x, np.argsort(order)[rows.y]), (0.0, 16.0), (*(classes[c] for c in order), "ten"), 3
+    )
+    found = own.figures(renamed)
+    for name, figure in expected.items():
+        if "calibration_error" not in name:  # of which one is a mean over classes
+            assert found[name].value == pytest.approx(figure.value), name
+
+
+def rows_as_taken_by_a_table_are_encoded_as_the_other_version_takes_them(own_store, tmp_path):
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(3, 2, 80), generator.integers(0, 2, 80)
+    lines = [f"{value:.6f},{'ab'[label]}" for value, label in zip(x, y, strict=True)]
+    (tmp_path / "table.csv").write_text("\n".join(["value,label", *lines]))
+    recipe = recipe_of("csv:table.csv", target="label")
+    data = data_of(recipe, tmp_path)
+    draft = Draft(own_store.manifest("digits", "1").model_copy(update={"input": data.input}), {})
+    column = data.columns[0].model_copy(update={"mean": 1.0, "std": 0.5})
+    for columns, expected in (((column,), "encoded"), (data.columns, "as they are"), ((), "not at all")):
+        other = data.input.model_copy(update={"columns": columns})
+        manifest = own_store.manifest("digits", "1").model_copy(update={"input": other})
+        found = rows_as_taken_by(manifest, recipe, draft, data.test, tmp_path)
+        if expected == "encoded":
+            raw = data.test.x * data.columns[0].std + data.columns[0].mean
+            np.testing.assert_allclose(found.x, (raw - 1.0) / 0.5, rtol=1e-5)
+            assert np.array_equal(found.y, data.test.y)
+        else:
+            assert found is (data.test if expected == "as they are" else None)
+    unknown = data.input.model_copy(update={"columns": (column.model_copy(update={"name": "another"}),)})
+    manifest = own_store.manifest("digits", "1").model_copy(update={"input": unknown})
+    assert rows_as_taken_by(manifest, recipe, draft, data.test, tmp_path) is None
+
+
+def test_what_cannot_be_scored_on_the_same_rows_is_compared_as_it_was_recorded(own_store, caplog):
+    manifest = own_store.manifest("digits", "1")
+    own_store.set_alias("digits", "champion", "1")
+    rows = MeasuredRows(digits().test, (0.0, 16.0), manifest.classes, 0)
+    wider = manifest.input.model_copy(update={"shape": (9, 9)})
+    for worse in (0.0, 0.02):
+        quality = {**manifest.quality, "test_accuracy": manifest.quality["test_accuracy"] - worse}
+        draft = Draft(manifest.model_copy(update={"input": wider, "quality": quality}), {})
+        recipe = recipe_with(gate={"metrics": {"test_accuracy": 0.01}})
+        if worse:
+            with pytest.raises(GateError, match=r"worse by 0\.02, allowed 0\.01"):
+                check_gate(recipe, own_store, "digits", draft, rows, Path())
+        else:
+            with caplog.at_level("INFO", "dubito.training"):
+                check_gate(recipe, own_store, "digits", draft, rows, Path())
+            assert "takes other rows, so the figures of either are compared as they are" in caplog.text
+
+
 @pytest.mark.parametrize(
     "gate",
     [
         {},
+        {"level": 0.0, "metrics": {"test_accuracy": 0.0}},
+        {"level": 0.6, "metrics": {"test_accuracy": 0.0}},
         {"metrics": {}},
         {"metrics": {"accuracy": 0.0}},
         {"metrics": {"test_accuracy": -0.1}},

@@ -61,6 +61,14 @@ def test_a_network_of_another_width_than_the_classes_is_not_published(store, dra
     assert "network.onnx: expected 10 outputs for each row (classes), got 11" in said
 
 
+def test_a_graph_with_an_operator_that_is_not_served_is_not_published(store, draft):
+    graph = onnx.load_from_string(draft.files["sampler.onnx"])
+    body = helper.make_graph([], "body", [], [])
+    graph.graph.node.append(helper.make_node("Loop", ["", ""], ["aside"], body=body))
+    said = refused(store, Draft(draft.description, {**draft.files, "sampler.onnx": graph.SerializeToString()}))
+    assert "sampler.onnx: expected operators of those that are served, got Loop" in said
+
+
 def test_a_version_whose_calibration_is_of_other_classes_is_not_published(store, draft):
     said = refused(store, described(draft, output=ClassSpec(classes=("one", "two"))))
     assert "calibration.safetensors: " in said

@@ -1,0 +1,114 @@
+"""Signatures of versions: Ed25519 (RFC 8032) over a version's name, number and digest, which covers all its files.
+
+The package `cryptography`, of the extra `sign`, is imported only where keys are read or used.
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from model_store.artifacts.manifest import Manifest
+from model_store.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+SIGNATURE = "manifest.sig"
+SIGNATURE_BYTES = 64
+CONTEXT = "dubito version 1"  # that a signature of something else is none of a version
+MAX_KEY_BYTES = 1 << 14
+
+
+def signed_bytes(manifest: Manifest) -> bytes:
+    """Return what is signed of a version: four lines, none of which can hold a line's end."""
+    return "\n".join([CONTEXT, manifest.name, manifest.version, manifest.digest, ""]).encode()
+
+
+def signature(manifest: Manifest, key: "Ed25519PrivateKey") -> bytes:
+    """Return the signature of a version, 64 bytes."""
+    return key.sign(signed_bytes(manifest))
+
+
+def is_signature(content: bytes, manifest: Manifest, key: "Ed25519PublicKey") -> bool:
+    """Whether these bytes are a version's signature by the private key of a public one."""
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        key.verify(content, signed_bytes(manifest))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def write_key_pair(path: Path) -> Path:
+    """Write a new private key to `path`, readable by its owner alone, and the public one beside it, as PEM.
+
+    Returns:
+        The public key's path, `<path>.pub`.
+
+    Raises:
+        InvalidInput: if either is there already, or cannot be written.
+    """
+    _need_cryptography("keygen")
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    key = Ed25519PrivateKey.generate()
+    public = path.with_name(f"{path.name}.pub")
+    private_pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    public_pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    for file, content, mode in ((path, private_pem, 0o600), (public, public_pem, 0o644)):
+        try:
+            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        except OSError as error:
+            raise InvalidInput(str(file), "a file that can be made", error.strerror or "an error") from None
+        with os.fdopen(handle, "wb") as opened:
+            opened.write(content)
+    return public
+
+
+def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
+    """Read a private key; raises InvalidInput, naming `field`, if the file holds none without a passphrase."""
+    _need_cryptography(field)
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(_content(path, field), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # whose texts may repeat the file's
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise InvalidInput(field, "a private Ed25519 key in PEM, without a passphrase", "another file")
+    return key
+
+
+def read_public_key(path: Path, field: str) -> "Ed25519PublicKey":
+    """Read a public key; raises InvalidInput, naming `field`, if the file holds none."""
+    _need_cryptography(field)
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        key = load_pem_public_key(_content(path, field))
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PublicKey):
+        raise InvalidInput(field, "a public Ed25519 key in PEM", "another file")
+    return key
+
+
+def _content(path: Path, field: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_KEY_BYTES)
+    except OSError as error:
+        raise InvalidInput(field, "a file that can be read", error.strerror or "an error") from None
+
+
+def _need_cryptography(field: str) -> None:
+    try:
+        import cryptography  # noqa: F401
+    except ImportError:
+        raise InvalidInput(field, "the package of the extra `sign` installed with it", "none of it") from None

@@ -1,0 +1,138 @@
+"""The process that tries versions, seen from outside: how it is started, asked, and ended when it takes too long.
+
+A graph is data from elsewhere, and nothing short of running it tells how long it takes or how much memory. So it
+first runs in a process that can be killed: within a limit of memory that it sets itself, and of time that is kept
+here.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import model_store
+
+TRIAL = "model_store.inference.trial"
+WORKING_BYTES = 1 << 30  # beside what the files take
+START_S = 120.0  # in which the process must be ready: it imports for a second, on an idle machine for less
+LOOK_S = 0.05  # between looks at whether a trial is to be given up
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a version cannot be served: the file and the reason."""
+
+    file: str
+    reason: str
+    is_read: bool = True  # else the files are not those of the manifest, which every reader is told
+
+    def __str__(self) -> str:
+        """Return both."""
+        return f"{self.file}: {self.reason}"
+
+
+class GivenUp(Exception):
+    """A trial that was told to stop."""
+
+
+class TrialProcess:
+    """A process that tries versions one after the other; after the first that failed it is of no more use."""
+
+    def __init__(self) -> None:
+        packages = str(Path(model_store.__path__[0]).parent)
+        path = os.pathsep.join([packages, *filter(None, [os.environ.get("PYTHONPATH")])])
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("DUBITO_")}  # no keys
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", TRIAL],
+            env={**kept, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},  # trials run on the processor
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self._is_ready = False
+        self._received = b""
+
+    def tried(
+        self,
+        store: Path,
+        name: str,
+        version: str,
+        seconds: float,
+        working_bytes: int = WORKING_BYTES,
+        stopping: threading.Event | None = None,
+    ) -> Failure | None:
+        """Return why a version cannot be served, None if it can.
+
+        Raises:
+            GivenUp: if `stopping` is set meanwhile.
+        """
+        stopping = stopping or threading.Event()
+        if not self._is_ready and self._line(START_S, stopping) is None:
+            return Failure("network.onnx", f"the process that was to try it did not start ({self._end()})")
+        self._is_ready = True
+        asked = {
+            "store": str(store.resolve()),
+            "name": name,
+            "version": version,
+            "working_bytes": working_bytes,
+        }
+        assert self._process.stdin is not None
+        begun = time.monotonic()
+        with suppress(BrokenPipeError):  # it has ended
+            self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+            self._process.stdin.flush()
+        line = self._line(seconds, stopping)
+        if line is not None:
+            failure = json.loads(line)
+            return None if failure is None else Failure(**failure)
+        if time.monotonic() - begun >= seconds:
+            return Failure("network.onnx", f"expected a prediction within {seconds:g} s, got none")
+        return Failure("network.onnx", f"the process that tried it in {working_bytes} bytes ended ({self._end()})")
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+    def _line(self, seconds: float, stopping: threading.Event) -> bytes | None:
+        """Return the next line; None if none came in time, or the process has ended."""
+        assert self._process.stdout is not None
+        end = time.monotonic() + seconds
+        while b"\n" not in self._received:
+            if stopping.is_set():
+                raise GivenUp
+            left = end - time.monotonic()
+            if left <= 0:
+                return None
+            if select.select([self._process.stdout], [], [], min(left, LOOK_S))[0]:
+                data = os.read(self._process.stdout.fileno(), 1 << 16)
+                if not data:
+                    return None
+                self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+    def _end(self) -> str:
+        """Say how the process ended; one that has not is killed."""
+        try:
+            code = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return "not in time"
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"

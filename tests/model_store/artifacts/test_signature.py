@@ -1,0 +1,247 @@
+"""Signed versions: a store with a public key reads what its private key has signed, and nothing else."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+from model_store.artifacts.manifest import NO_DIGEST, manifest_digest
+from model_store.artifacts.signature import SIGNATURE, read_private_key, read_public_key, write_key_pair
+from model_store.artifacts.store import ModelStore
+from model_store.errors import BrokenArtifact, InvalidInput, NotFound, UnsupportedFormat
+from tests.support.environment import ROOT
+from tests.support.stores import tiny_description, tiny_files
+
+UNSIGNED = f"{SIGNATURE}: there is none: the version is not signed"
+NOT_OURS = f"{SIGNATURE}: it is no signature of this version by the trusted key"
+
+
+@pytest.fixture
+def key():
+    return Ed25519PrivateKey.generate()
+
+
+@pytest.fixture
+def trusting(store, key):
+    """A store with versions 1 and 2 of `m` and 1 of `n`, all of the same files and signed, that trusts their key."""
+    for name, version in (("m", "1"), ("m", "2"), ("n", "1")):
+        assert store.publish(name, tiny_description(), tiny_files()).version == version
+        store.sign(name, version, key)
+    return ModelStore(store.root, key.public_key())
+
+
+def signature_of(store, name, version):
+    return store.root / name / version / SIGNATURE
+
+
+def assert_refused(store, name, version, reason):
+    for read in (store.manifest, store.open):
+        with pytest.raises(BrokenArtifact) as raised:
+            read(name, version)
+        assert str(raised.value) == f"model {name} version {version}: {reason}"
+
+
+def test_what_is_signed_is_read_and_what_is_not_is_refused_by_name(trusting):
+    assert trusting.open("m", "1").files == tiny_files()
+    signature_of(trusting, "m", "1").unlink()
+    assert_refused(trusting, "m", "1", UNSIGNED)
+    assert trusting.open("m", "2").files == tiny_files()
+    assert ModelStore(trusting.root).open("m", "1").files == tiny_files()
+
+
+def test_the_signature_is_that_of_the_format(trusting, key):
+    """As the format's page has it, without this code."""
+    digest = json.loads((trusting.root / "m" / "2" / "manifest.json").read_text())["digest"]
+    text = f"dubito version 1\nm\n2\n{digest}\n".encode()
+    key.public_key().verify(signature_of(trusting, "m", "2").read_bytes(), text)
+
+
+def test_every_changed_byte_of_a_signature_is_found(trusting):
+    path = signature_of(trusting, "m", "1")
+    whole = path.read_bytes()
+    assert len(whole) == 64
+    for position in range(64):
+        for bit in (1, 128):
+            changed = bytearray(whole)
+            changed[position] ^= bit
+            path.write_bytes(changed)
+            assert_refused(trusting, "m", "1", NOT_OURS)
+    for length in range(64):
+        path.write_bytes(whole[:length])
+        assert_refused(trusting, "m", "1", NOT_OURS)
+    path.write_bytes(whole + b"\0")
+    assert_refused(trusting, "m", "1", NOT_OURS)
+
+
+def test_changed_bytes_of_the_manifest_are_found_also_with_its_digest_made_right(trusting):
+    path = trusting.root / "m" / "1" / "manifest.json"
+    text = path.read_bytes()
+    digest = json.loads(text)["digest"]
+    refused_by_signature = 0
+    for position in range(0, len(text), 5):
+        changed = bytearray(text)
+        changed[position] ^= 1 << (position % 8)
+        right = manifest_digest(bytes(changed), digest)
+        path.write_bytes(bytes(changed).replace(digest.encode(), right.encode(), 1))
+        with pytest.raises((BrokenArtifact, UnsupportedFormat)) as raised:
+            trusting.manifest("m", "1")
+        refused_by_signature += NOT_OURS in str(raised.value)
+    assert refused_by_signature > 10  # changes that without a signature are a manifest as good as another
+    path.write_bytes(text)
+    assert trusting.open("m", "1").files == tiny_files()
+
+
+def test_changed_files_with_a_manifest_made_right_are_refused(trusting):
+    shutil.rmtree(trusting.root / "m" / "1")
+    other = ModelStore(trusting.root.parent / "other")
+    other.publish("m", tiny_description(), tiny_files() | {"network.onnx": b"another"})
+    shutil.copytree(other.root / "m" / "1", trusting.root / "m" / "1")
+    assert_refused(trusting, "m", "1", UNSIGNED)
+    shutil.copy(signature_of(trusting, "m", "2"), signature_of(trusting, "m", "1"))
+    assert_refused(trusting, "m", "1", NOT_OURS)
+
+
+def test_signatures_of_other_versions_and_names_are_refused(trusting):
+    """Also where name and version are all that differ: manifests that were rewritten to say the same."""
+    places = [("m", "1"), ("m", "2"), ("n", "1")]
+    signatures = {place: signature_of(trusting, *place).read_bytes() for place in places}
+    for place in places:
+        for other in places:
+            signature_of(trusting, *place).write_bytes(signatures[other])
+            if place == other:
+                assert trusting.open(*place).files == tiny_files()
+            else:
+                assert_refused(trusting, *place, NOT_OURS)
+
+
+def test_a_version_that_is_renamed_is_refused(trusting):
+    """Its manifest rewritten to say the new number, and its digest to be right, as whoever can write could."""
+    folder = trusting.root / "m" / "3"
+    shutil.copytree(trusting.root / "m" / "1", folder)
+    text = (folder / "manifest.json").read_bytes().replace(b'"version": "1"', b'"version": "3"', 1)
+    digest = json.loads(text)["digest"]
+    right = manifest_digest(text, digest)
+    (folder / "manifest.json").write_bytes(text.replace(digest.encode(), right.encode(), 1))
+    assert ModelStore(trusting.root).manifest("m", "3").digest == right != NO_DIGEST
+    assert_refused(trusting, "m", "3", NOT_OURS)
+
+
+def test_another_key_is_refused_and_signing_again_takes_its_place(trusting, key):
+    other = Ed25519PrivateKey.generate()
+    trusting.sign("m", "1", other)
+    assert_refused(trusting, "m", "1", NOT_OURS)
+    assert_refused(ModelStore(trusting.root, other.public_key()), "m", "2", NOT_OURS)
+    assert ModelStore(trusting.root, other.public_key()).open("m", "1").files == tiny_files()
+    trusting.sign("m", "1", key)
+    assert trusting.open("m", "1").files == tiny_files()
+    assert not [*(trusting.root / "m").glob(".draft-*")]
+
+
+def test_what_is_broken_or_not_there_is_not_signed(trusting, key):
+    (trusting.root / "m" / "1" / "network.onnx").write_bytes(b"")
+    with pytest.raises(BrokenArtifact, match=r"network\.onnx"):
+        trusting.sign("m", "1", key)
+    with pytest.raises(NotFound):
+        trusting.sign("m", "9", key)
+    with pytest.raises(NotFound):
+        trusting.sign("nothing", "1", key)
+    assert not (trusting.root / "nothing").exists()
+
+
+def test_a_link_or_a_pipe_in_place_of_a_signature_is_refused_without_waiting(trusting):
+    path = signature_of(trusting, "m", "1")
+    path.rename(trusting.root / "elsewhere")
+    path.symlink_to(trusting.root / "elsewhere")
+    with pytest.raises(BrokenArtifact, match=SIGNATURE):
+        trusting.manifest("m", "1")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(BrokenArtifact, match=SIGNATURE):
+        trusting.manifest("m", "1")
+
+
+def test_signatures_go_with_their_versions(trusting, tmp_path):
+    shutil.copytree(trusting.root, tmp_path / "copy")
+    copy = ModelStore(tmp_path / "copy", trusting.trusted)
+    assert copy.open("n", "1").files == tiny_files()
+    assert copy.keep("m", 1) == ["1"]
+    assert copy.open("m", "2").files == tiny_files()
+    assert not (copy.root / "m" / "1").exists()
+
+
+# Keys
+
+
+def test_a_pair_of_keys_is_written_once_and_read_back(tmp_path, store):
+    private, public = tmp_path / "signing.pem", tmp_path / "signing.pem.pub"
+    assert write_key_pair(private) == public
+    assert (private.stat().st_mode & 0o777, public.stat().st_mode & 0o077) == (0o600, 0o044)
+    written = private.read_bytes(), public.read_bytes()
+    store.publish("m", tiny_description(), tiny_files())
+    store.sign("m", "1", read_private_key(private, "key"))
+    assert ModelStore(store.root, read_public_key(public, "key")).open("m", "1").files == tiny_files()
+    with pytest.raises(InvalidInput, match="a file that can be made, got File exists"):
+        write_key_pair(private)
+    assert (private.read_bytes(), public.read_bytes()) == written
+
+
+def pem_files(folder):
+    """Files that are no Ed25519 key to sign with, none to verify with, or neither."""
+    key, other = Ed25519PrivateKey.generate(), X25519PrivateKey.generate()
+    form = (Encoding.PEM, PrivateFormat.PKCS8)
+    contents = {
+        "private": key.private_bytes(*form, NoEncryption()),
+        "locked": key.private_bytes(*form, BestAvailableEncryption(b"passphrase")),
+        "public": key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
+        "other": other.private_bytes(*form, NoEncryption()),
+        "other public": other.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
+        "empty": b"",
+        "text": b"not a key",
+    }
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return {*contents, "missing", "."}
+
+
+def test_files_that_hold_no_such_key_are_refused_by_field(tmp_path):
+    for read, good in ((read_private_key, "private"), (read_public_key, "public")):
+        for name in pem_files(tmp_path) - {good}:
+            with pytest.raises(InvalidInput, match=f"^--key: expected a (file that can be read|{good} Ed25519 key)"):
+                read(tmp_path / name, "--key")
+
+
+# The commands
+
+
+def run(store, *arguments):
+    command = [sys.executable, "-m", "model_store", "--store", str(store.root), *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_commands_make_a_key_sign_and_verify(store, tmp_path):
+    for _ in range(2):
+        store.publish("m", tiny_description(), tiny_files())
+    key, public = tmp_path / "key", tmp_path / "key.pub"
+    assert run(store, "keygen", key).stdout == f"private key: {key}, public key: {public}\n"
+    assert run(store, "sign", "m", "--key", key).stdout == "signed: m version 2\n"
+    done = run(store, "verify", "--key", public)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [f"error: model m version 1: {UNSIGNED}", "m version 2: whole, signed"]
+    assert run(store, "sign", "m:1", "--key", key).returncode == 0
+    assert run(store, "verify", "--key", public).returncode == 0
+    assert run(store, "verify").stdout.splitlines() == ["m version 1: whole", "m version 2: whole"]
+    wrong = run(store, "sign", "m", "--key", public)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: --key: expected a private Ed25519 key")

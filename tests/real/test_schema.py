@@ -1,0 +1,73 @@
+"""Schemathesis against the service: requests made from the OpenAPI document, and answers that hold to it.
+
+`make test-real` runs it, in an environment of its own; where there is none it is skipped.
+"""
+
+import json
+import shutil
+import subprocess
+
+import httpx
+import pytest
+
+from tests.support.environment import ROOT
+from tests.support.serving import serving
+
+OWN = ROOT / ".venv-schemathesis" / "bin" / "schemathesis"
+SCHEMATHESIS = str(OWN) if OWN.exists() else shutil.which("schemathesis")
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(SCHEMATHESIS is None, reason="Schemathesis is not installed"),
+]
+
+KEY = "the-key-of-the-administrator"
+SEEDS = (1, 2, 3, 4, 5)
+# All checks, with what the document cannot say: 503 and 504 are answers by design, and which rows, rates and
+# numbers of draws are right is the model's to tell, so that a request may be in order by the document and be refused.
+CHECKS = """
+[checks.not_a_server_error]
+expected-statuses = ["2xx", "3xx", "4xx", "503", "504"]
+[[operations]]
+include-path-regex = "/(predict|acquire)"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "401", "404", "413", "422", "429", "503", "504"]
+"""
+OF_DIGITS = """
+[parameters]
+"path.name" = "digits"
+"path.version" = "1"
+"""
+ROW = {"type": "array", "items": {"type": "number"}, "minItems": 64, "maxItems": 64}
+
+
+@pytest.fixture(scope="module")
+def url(evaluated_store):
+    with serving(evaluated_store, DUBITO_ADMIN_KEY=KEY, DUBITO_LOG_LEVEL="error") as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def document(url, tmp_path_factory):
+    """The OpenAPI document of the service, with rows as `digits` has them, so that many requests are answered 200."""
+    document = httpx.get(f"{url}/openapi.json").json()
+    for path, field in (("/predict", "inputs"), ("/acquire", "pool")):
+        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        content["schema"]["properties"] |= {
+            field: {"type": "array", "items": ROW, "minItems": 1, "maxItems": 3},
+            "model": {"enum": ["digits", None]},
+            "version": {"enum": ["latest", "1"]},
+        }
+    file = tmp_path_factory.mktemp("schema") / "openapi.json"
+    file.write_text(json.dumps(document))
+    return file
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_checks_of_schemathesis_hold(url, document, tmp_path, seed):
+    configuration = tmp_path / "schemathesis.toml"
+    configuration.write_text(CHECKS + (OF_DIGITS if seed % 2 else ""))
+    run = [SCHEMATHESIS, "--config-file", str(configuration), "run", str(document), "--url", url]
+    options = ["--checks", "all", "--seed", str(seed), "--max-examples", "50", "--continue-on-failure", "--no-color"]
+    key = ["--header", f"Authorization: Bearer {KEY}"]
+    done = subprocess.run([*run, *options, *key], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert " 11 passed" in done.stdout

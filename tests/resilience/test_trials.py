@@ -1,0 +1,150 @@
+"""Versions are tried in a process of their own: no graph stops the start, other models, or the end."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from model_store.artifacts.store import ModelStore
+from model_store.errors import BrokenArtifact
+from service.registry.trials import Trials
+from service.settings import Settings
+from tests.support.environment import ROOT
+from tests.support.graphs import endless, hungry
+from tests.support.process import children
+from tests.support.serving import SOON, predict_blank, wait_until
+from tests.support.stores import publish_again
+
+MANY = 300_000_000  # numbers, 1.2 GB
+BYTES = 512 << 20
+WITHIN = {**SOON, "DUBITO_TRIAL_S": "60", "DUBITO_DEFAULT_MODEL": "digits"}
+KEY = "a-key-of-the-interface"
+
+
+@pytest.fixture
+def graphs(digits_store):
+    """Both graphs of `digits`."""
+    files = ModelStore(digits_store).open("digits", "1").files
+    return {stem: files[f"{stem}.onnx"] for stem in ("sampler", "network")}
+
+
+@pytest.fixture
+def trials(own_store):
+    """Trials of `own_store` within 60 s and little memory, and what ends them."""
+    ending = threading.Event()
+    made = Trials(Settings(store=own_store.root, trial_s=60, trial_bytes=BYTES), ending)
+    yield made, ending
+    ending.set()
+    made.close()
+
+
+def is_running(pid):
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_an_endless_graph_stops_neither_the_start_nor_other_models_nor_the_end(
+    serve, own_store, digits_store, graphs
+):
+    publish_again(own_store, digits_store, "a-endless", sampler=endless(graphs["sampler"]))
+    settings = {**WITHIN, "DUBITO_API_KEYS": KEY, "DUBITO_TRIAL_S": "600"}
+    with serve(own_store.root, **settings) as (url, process):
+        client = httpx.Client(base_url=url, headers={"X-API-Key": KEY}, timeout=30)
+        with client:
+            assert predict_blank(client).json()["version"] == "1"
+            assert client.get("/health/ready").json()["models"] == {"digits": "1"}
+            late = predict_blank(client, model="a-endless", deadline_s=0.5)
+            assert (late.status_code, "deadline" in late.json()["detail"]) == (504, True)
+            publish_again(own_store, digits_store)
+            wait_until(lambda: predict_blank(client).json()["version"] == "2")
+            assert client.get("/models/a-endless").json()["serving"] is None
+            (trying,) = children(process.pid)
+            assert KEY.encode() not in Path(f"/proc/{trying}/environ").read_bytes()
+        begun = time.monotonic()
+        process.terminate()
+        assert process.wait(20) in (0, -signal.SIGTERM)
+        assert time.monotonic() - begun < 5
+        assert not is_running(trying)
+
+
+def test_the_process_that_tries_a_version_ends_with_the_one_that_started_it_however_that_ends():
+    code = "import time; from model_store.inference.trials import TrialProcess as T; t = T(); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
+        wait_until(lambda: any(_is_in_python(pid) for pid in children(process.pid)))
+        (trying,) = children(process.pid)
+        os.kill(trying, signal.SIGSTOP)  # nor does it see the end of its input
+        process.kill()
+    wait_until(lambda: not is_running(trying))
+
+
+def _is_in_python(pid):
+    """Whether the process that tries versions has said that it wants to be killed first."""
+    return Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
+
+
+@pytest.mark.parametrize("part", ["sampler", "network"])
+@pytest.mark.parametrize("when_loaded", [True, False])
+def test_a_graph_that_takes_more_memory_than_it_may_is_broken_by_name(
+    trials, own_store, digits_store, graphs, part, when_loaded
+):
+    tries, _ = trials
+    odd = hungry(graphs[part], MANY, when_loaded)
+    version = publish_again(own_store, digits_store, "digits", **{part: odd})
+    with pytest.raises(BrokenArtifact, match=rf"digits version {version}: .* 536870912 bytes beside its files"):
+        tries.check(own_store.manifest("digits", version))
+    tries.check(own_store.manifest("digits", "1"))
+
+
+def test_a_version_that_fails_is_named_and_what_was_served_goes_on(serve, own_store, digits_store, graphs):
+    settings = {**WITHIN, "DUBITO_TRIAL_BYTES": str(BYTES)}
+    with serve(own_store.root, **settings) as (url, process), httpx.Client(base_url=url, timeout=60) as client:
+        publish_again(own_store, digits_store, network=hungry(graphs["network"], MANY, True))
+        wait_until(lambda: "2" in client.get("/models/digits").json()["broken"])
+        assert "bytes beside its files" in client.get("/models/digits").json()["broken"]["2"]
+        assert predict_blank(client).json()["version"] == "1"
+        refused = predict_blank(client, version="2")
+        assert (refused.status_code, "bytes beside its files" in refused.json()["detail"]) == (503, True)
+        wait_until(lambda: not children(process.pid))
+
+
+def test_a_graph_that_takes_longer_than_it_may_is_broken_by_name(own_store, digits_store, graphs):
+    version = publish_again(own_store, digits_store, "digits", network=endless(graphs["network"]))
+    ending = threading.Event()
+    tries = Trials(Settings(store=own_store.root, trial_s=0.5), ending)
+    with pytest.raises(BrokenArtifact, match=r"expected a prediction within 0.5 s, got none"):
+        tries.check(own_store.manifest("digits", version))
+    ending.set()
+    tries.close()
+    assert not children(os.getpid())
+
+
+def test_a_version_is_tried_once_for_all_workers_and_once_for_all_its_names(own_store, digits_store, tmp_path):
+    ending, manifest = threading.Event(), own_store.manifest("digits", "1")
+    settings = Settings(store=own_store.root)
+    first = Trials(settings, ending, tmp_path)
+    assert first.of(manifest).result() is None
+    assert first.of(manifest) is first.of(manifest)
+    other = Trials(Settings(store=tmp_path / "none"), ending, tmp_path)  # which could try nothing
+    begun = time.monotonic()
+    assert other.of(manifest).result() is None
+    assert time.monotonic() - begun < 0.4  # without a process
+    ending.set()
+    first.close()
+    other.close()
+
+
+def test_without_trials_versions_are_loaded_at_once(own_store):
+    ending = threading.Event()
+    tries = Trials(Settings(store=own_store.root, trial_s=0), ending)
+    assert tries.of(own_store.manifest("digits", "1")).done()
+    ending.set()
+    tries.close()

@@ -1,0 +1,232 @@
+"""Whatever requests come together, each is answered as if it were alone: of models whose rows may have draws of their
+own, and of those whose draws hold every weight."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from model_store.conformal.stopping import StoppingRule
+from model_store.inference.draws import SharedDraws
+from service.engine import batching
+from service.engine.admission import Admission
+from service.engine.batching import Engine, part_rows
+from service.engine.jobs import Job
+from service.observability.metrics import Metrics
+from service.registry.drift import Drift
+from service.registry.models import Served
+from service.registry.reservoir import Reservoir
+from service.settings import Settings
+from tests.support import tiny
+
+PART_ROW_DRAWS = 200  # so that a few rows are a large request
+ROWS = tiny.rows(np.random.default_rng(0), 64)
+RULES = [None, StoppingRule(0.05, 0.1), StoppingRule(0.2, 0.02)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def models(tmp_path_factory):
+    """A model of each kind, and micro-batches that are soon full."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "BATCH_ROW_DRAWS", PART_ROW_DRAWS)
+        for paired in (True, False):
+            MODELS[paired] = tiny.loaded(tmp_path_factory.mktemp("tiny"), paired)
+        yield
+
+
+MODELS = {}  # by whether rows may have draws of their own
+
+
+class HeldReservoir(Reservoir):
+    """Draws of which a request has to wait until the test lets it go on."""
+
+    def __init__(self, model):
+        super().__init__(model, 0, threading.Event())
+        self.waits, self.go_on = threading.Event(), threading.Event()
+
+    def take(self, num_draws):
+        self.waits.set()
+        self.go_on.wait()
+        return super().take(num_draws)
+
+
+class Requests:
+    """An engine, a loop of events, and what was asked so far."""
+
+    def __init__(self, paired):
+        self.model = MODELS[paired]
+        self.loop = asyncio.new_event_loop()
+        self.admission = Admission(Settings(), threading.Event())
+        self.admission.in_work = 1000  # nothing is computed at once, beside the worker
+        self.engine = Engine(self.admission, Metrics())
+        self.served = self._served(Reservoir(self.model, 0, threading.Event()))
+        self.asked, self.held = [], None
+
+    def _served(self, reservoir):
+        return Served(self.model, reservoir, Drift(self.model.calibration.rank_tables(tiny.DRAWS).statistic))
+
+    def ask(self, first, count, seed=None, num_samples=tiny.DRAWS, stopping=None, acquisition=None):
+        """Ask for some rows; the answer is checked by `answers`."""
+        x = ROWS[first : first + count]
+        job = Job(self.served, x, num_samples, seed, rule=stopping, acquisition=acquisition)
+        self.asked.append((job, self._begin(job)))
+
+    def hold(self):
+        """Keep the worker busy until `let_go`: what is asked meanwhile waits together."""
+        reservoir = HeldReservoir(self.model)
+        self.held = reservoir, self._begin(Job(self._served(reservoir), ROWS[:1], 1, None))
+        while not reservoir.waits.wait(0.001):
+            self.loop.run_until_complete(asyncio.sleep(0))
+
+    def let_go(self):
+        if self.held is not None:
+            reservoir, task = self.held
+            reservoir.go_on.set()
+            self.loop.run_until_complete(task)
+            self.held = None
+
+    def hang_up(self, i):
+        """Give up waiting for a request."""
+        self.asked.pop(i)[1].cancel()
+        self.loop.run_until_complete(asyncio.sleep(0))
+
+    def answers(self):
+        """Wait for all answers, and compare each with that of its request alone."""
+        self.let_go()
+        for job, task in self.asked:
+            answer = self.loop.run_until_complete(asyncio.wait_for(task, 60))
+            assert job.seed in (None, answer.seed)
+            if job.acquisition is not None:
+                outputs, _ = self.model.runtime.run_set(job.x, self._draws(job, answer))
+                scores = self.model.predictive.scores(self.model.predictive.sums(outputs))
+                assert answer.scores.tobytes() == getattr(scores, job.acquisition).tobytes()
+                continue
+            got, alone = answer.prediction, self._alone(job, answer)
+            assert got.scores.num_draws.tolist() == alone.scores.num_draws.tolist()
+            assert got.scores.probabilities.tobytes() == alone.scores.probabilities.tobytes()
+            assert got.scores.bald.tobytes() == alone.scores.bald.tobytes()
+            assert got.p_values.p_value.tobytes() == alone.p_values.p_value.tobytes()
+        fresh = [task.result().seed for job, task in self.asked if job.seed is None]
+        self.asked.clear()
+        return fresh
+
+    def _draws(self, job, answer):
+        return self.model.runtime.draw_set(answer.seed, job.num_samples)
+
+    def _alone(self, job, answer):
+        draws = self._draws(job, answer)
+        if job.rule is None:
+            return self.model.prediction(*self.model.runtime.run_set(job.x, draws))
+        known, density = self.model.runtime.before_draws(job.x)
+        rows = SharedDraws(self.model.runtime, known, draws)
+        return self.model.prediction_with_stopping(rows, density, job.num_samples, job.rule)
+
+    def _begin(self, job):
+        async def never():
+            await asyncio.Event().wait()
+
+        ask = self.engine.predict if job.acquisition is None else self.engine.score
+        task = self.loop.create_task(ask(job, never))
+        for _ in range(2):
+            self.loop.run_until_complete(asyncio.sleep(0))
+        return task
+
+    def close(self):
+        if self.held is not None:
+            self.held[0].go_on.set()
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.loop.run_until_complete(asyncio.sleep(0))
+        self.engine.close()
+        self.loop.close()
+
+
+@pytest.fixture(params=[True, False], ids=["paired", "unpaired"])
+def requests(request):
+    requests = Requests(request.param)
+    yield requests
+    requests.close()
+
+
+def test_seeded_and_fresh_requests_that_wait_together_are_answered_as_alone(requests):
+    requests.hold()
+    for i, seed in enumerate([5, None, 6, 5, None]):
+        requests.ask(i, 2, seed)
+    requests.answers()
+
+
+def test_the_rest_of_a_large_request_is_not_computed_under_the_draws_of_others(requests):
+    """Nor others under its own: a large request and small ones wait together, in either order."""
+    large = 2 * part_rows(requests.served, tiny.DRAWS) + 1  # of which the last part is small
+    for sizes in ([large, 2, 3], [2, large, 3], [large, large, 1]):
+        requests.hold()
+        for i, size in enumerate(sizes):
+            requests.ask(i, size)
+        fresh = requests.answers()
+        assert len(set(fresh)) > 1
+
+
+class AnyInterleaving(RuleBasedStateMachine):
+    """Requests of every kind, that come while the worker is busy or idle, wait together, and hang up."""
+
+    paired: bool
+
+    def __init__(self):
+        super().__init__()
+        self.requests = Requests(self.paired)
+
+    @rule(
+        first=st.integers(0, 30),
+        count=st.integers(1, 25),
+        seed=st.none() | st.integers(0, 2),
+        num_samples=st.sampled_from([7, tiny.DRAWS, 30]),
+        stopping=st.sampled_from(RULES),
+    )
+    def predict(self, first, count, seed, num_samples, stopping):
+        self.requests.ask(first, count, seed, num_samples, stopping)
+
+    @rule(first=st.integers(0, 30), count=st.integers(1, 25), seed=st.none() | st.integers(0, 2))
+    def acquire(self, first, count, seed):
+        self.requests.ask(first, count, seed, acquisition="bald")
+
+    @precondition(lambda self: self.requests.held is None)
+    @rule()
+    def hold(self):
+        self.requests.hold()
+
+    @rule()
+    def let_go(self):
+        self.requests.let_go()
+
+    @precondition(lambda self: self.requests.asked)
+    @rule(data=st.data())
+    def hang_up(self, data):
+        self.requests.hang_up(data.draw(st.integers(0, len(self.requests.asked) - 1)))
+
+    @rule()
+    def answers(self):
+        self.requests.answers()
+
+    def teardown(self):
+        try:
+            self.requests.answers()
+        finally:
+            self.requests.close()
+
+
+class AnyInterleavingOfPaired(AnyInterleaving):
+    paired = True
+
+
+class AnyInterleavingOfUnpaired(AnyInterleaving):
+    paired = False
+
+
+BUDGET = settings(max_examples=25, stateful_step_count=12, deadline=None)
+TestPaired = AnyInterleavingOfPaired.TestCase
+TestUnpaired = AnyInterleavingOfUnpaired.TestCase
+TestPaired.settings = TestUnpaired.settings = BUDGET

@@ -1,0 +1,183 @@
+"""A disk that stops: of what a program does to files in one folder, a prefix is done and the rest is not.
+
+`stopping(folder, at=n)` raises `Stopped` at the n-th call that changes anything there, and at all after it. A write
+that is stopped is half done. What the folder then holds is
+
+    killed             what was done: the process ended, the system went on
+    content lost       the same, but files that were not synced since they were written are empty
+    entries lost       and what was created or renamed in a folder that was not synced since is as it was before
+
+The last two are what a loss of power may leave, at worst. Deletions count as lasting at once.
+"""
+
+import io
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+LOSSES = ("killed", "content lost", "entries lost")
+
+
+class Stopped(BaseException):
+    """The process is gone: nothing may catch this."""
+
+
+class Disk:
+    """Counts what changes files below a folder, and keeps what a loss of power would take away."""
+
+    def __init__(self, root: Path, at: int | None, before_each: Callable[[], None] | None) -> None:
+        self.root, self.at, self.before_each = root, at, before_each
+        self.calls = 0
+        self.is_open = True  # False while `before_each` looks: it may not change anything
+        self.real = {name: getattr(os, name) for name in ("open", "mkdir", "rename", "replace", "chmod", "unlink")}
+        self.real |= {"rmdir": os.rmdir, "fsync": os.fsync, "io.open": io.open}
+        self.unsynced: set[int] = set()  # files, by inode
+        self.entries: list[tuple[int, Callable[[Path], None]]] = []  # the folder's inode, and what undoes a change
+
+    def step(self) -> None:
+        """Count a change that is about to be made."""
+        if self.before_each is not None and self.is_open:
+            self.is_open = False
+            self.before_each()
+            self.is_open = True
+        self.calls += 1
+        if self.at is not None and self.calls >= self.at:
+            raise Stopped
+
+    def lose(self, loss: str) -> None:
+        """Take away what was not synced."""
+        if loss == "entries lost":
+            for folder, undo in reversed(self.entries):
+                places = [path for path in (self.root, *self.root.rglob("*")) if path.lstat().st_ino == folder]
+                if places:
+                    undo(places[0])
+        if loss != "killed":
+            for path in self.root.rglob("*"):
+                if path.is_file() and path.lstat().st_ino in self.unsynced:
+                    os.truncate(path, 0)
+
+    # What is called instead of the functions of `os` and `io`
+
+    def open(self, path, flags, mode=0o777, *, dir_fd=None):
+        if not flags & os.O_CREAT:
+            return self.real["open"](path, flags, mode, dir_fd=dir_fd)
+        self.step()
+        handle = self.real["open"](path, flags, mode, dir_fd=dir_fd)
+        self._created(Path(path))
+        self.unsynced.add(os.fstat(handle).st_ino)
+        return handle
+
+    def open_file(self, path, mode="r", *arguments, **options):
+        if not isinstance(path, Path | str) or "w" not in mode:
+            return self.real["io.open"](path, mode, *arguments, **options)
+        self.step()
+        is_new = not Path(path).exists()
+        file = self.real["io.open"](path, mode, *arguments, **options)
+        if is_new:
+            self._created(Path(path))
+        self.unsynced.add(os.fstat(file.fileno()).st_ino)
+        return Written(file, self)
+
+    def mkdir(self, path, *arguments, **options):
+        self.step()
+        self.real["mkdir"](path, *arguments, **options)
+        self._created(Path(path))
+
+    def rename(self, source, target, **options):
+        self.step()
+        source, target = Path(source), Path(target)
+        replaced = target.read_bytes() if target.is_file() else None
+        self.real["rename"](source, target, **options)
+
+        def undo(folder: Path) -> None:
+            if not (folder / target.name).exists():
+                return
+            self.real["rename"](folder / target.name, folder / source.name)
+            if replaced is not None:
+                (folder / target.name).write_bytes(replaced)
+
+        self._noted(target.parent, undo)
+
+    def chmod(self, path, *arguments, **options):
+        self.step()
+        self.real["chmod"](path, *arguments, **options)
+
+    def unlink(self, path, **options):
+        self.step()
+        self.real["unlink"](path, **options)
+
+    def rmdir(self, path, **options):
+        self.step()
+        self.real["rmdir"](path, **options)
+
+    def fsync(self, handle):
+        self.step()
+        inode = os.fstat(handle).st_ino
+        self.unsynced.discard(inode)
+        self.entries = [(folder, undo) for folder, undo in self.entries if folder != inode]
+
+    def _created(self, path: Path) -> None:
+        def undo(folder: Path) -> None:
+            made = folder / path.name
+            if made.is_dir():
+                shutil.rmtree(made)
+            else:
+                made.unlink(missing_ok=True)
+
+        self._noted(path.parent, undo)
+
+    def _noted(self, folder: Path, undo: Callable[[Path], None]) -> None:
+        self.entries.append((folder.stat().st_ino, undo))
+
+
+class Written:
+    """A file open for writing. What is written is on its way at once; a write that is stopped is half done."""
+
+    def __init__(self, file, disk: Disk) -> None:
+        self.file, self.disk = file, disk
+
+    def write(self, content) -> int:
+        try:
+            self.disk.step()
+        except Stopped:
+            self.file.write(content[: len(content) // 2])
+            self.file.flush()
+            raise
+        self.disk.unsynced.add(os.fstat(self.file.fileno()).st_ino)
+        return self.file.write(content)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def fileno(self) -> int:
+        return self.file.fileno()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+
+@contextmanager
+def stopping(
+    root: Path, at: int | None = None, loss: str = "killed", before_each: Callable[[], None] | None = None
+) -> Iterator[Disk]:
+    """Run a block on a disk that stops at the `at`-th change (None: never), then take away what `loss` says.
+
+    `before_each` is called before every change. The block ends as if nothing had been raised; `Disk.calls` says how
+    many changes there were.
+    """
+    disk = Disk(root, at, before_each)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("open", "mkdir", "rename", "chmod", "unlink", "rmdir", "fsync"):
+            patch.setattr(os, name, getattr(disk, name))
+        patch.setattr(os, "replace", disk.rename)
+        patch.setattr(io, "open", disk.open_file)
+        with suppress(Stopped):
+            yield disk
+    disk.lose(loss)

@@ -1,0 +1,44 @@
+"""Graphs of operators that are served, and that no service would want to run."""
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+SIDE = 2000
+PRODUCTS = 2000  # of matrices, 0.1 s each or more
+
+
+def endless(graph: bytes) -> bytes:
+    """The graph with minutes of matrix products before its first output."""
+    nodes = [helper.make_node("ConstantOfShape", ["odd.shape"], ["odd.0"])]
+    nodes += [helper.make_node("MatMul", [f"odd.{i}", f"odd.{i}"], [f"odd.{i + 1}"]) for i in range(PRODUCTS)]
+    nodes.append(helper.make_node("ReduceSum", [f"odd.{PRODUCTS}"], ["odd.sum"], keepdims=0))
+    return _before_output(graph, nodes, [SIDE, SIDE])
+
+
+def hungry(graph: bytes, numbers: int, when_loaded: bool) -> bytes:
+    """The graph with so many float32 numbers before its first output, made when it is loaded or when it is run."""
+    model = onnx.load_model_from_string(graph)
+    nodes = [helper.make_node("Identity", ["odd.shape"], ["odd.long"])]
+    if not when_loaded:  # a shape that depends on what comes in
+        nodes = [
+            helper.make_node("Shape", [model.graph.input[0].name], ["odd.rows"], start=0, end=1),
+            helper.make_node("Min", ["odd.rows", "odd.one"], ["odd.first"]),
+            helper.make_node("Mul", ["odd.first", "odd.shape"], ["odd.long"]),
+        ]
+    nodes.append(helper.make_node("ConstantOfShape", ["odd.long"], ["odd.0"]))
+    nodes.append(helper.make_node("ReduceSum", ["odd.0"], ["odd.sum"], keepdims=0))
+    return _before_output(graph, nodes, [numbers])
+
+
+def _before_output(graph, nodes, shape):
+    """The graph with `odd.sum`, which is 0, added to its first output."""
+    model = onnx.load_model_from_string(graph)
+    output = model.graph.output[0].name
+    for node in model.graph.node:
+        node.output[:] = ["odd.output" if name == output else name for name in node.output]
+        node.input[:] = ["odd.output" if name == output else name for name in node.input]
+    constants = {"odd.shape": np.array(shape, dtype=np.int64), "odd.one": np.array([1], dtype=np.int64)}
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+    model.graph.node.extend([*nodes, helper.make_node("Add", ["odd.output", "odd.sum"], [output])])
+    return model.SerializeToString()

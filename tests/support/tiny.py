@@ -1,0 +1,181 @@
+"""Tiny versions that a service can serve, made without training: real graphs of a few numbers and a real calibration.
+
+paired     theta scales the logits of a linear model: rows may have draws of their own
+unpaired   theta is the linear model's whole matrix: all rows of a product have the same draws
+"""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from safetensors.numpy import save
+
+from model_store.artifacts.manifest import SCORES_VERSION, Description
+from model_store.artifacts.store import ModelStore
+from model_store.conformal.abstention import Answers
+from model_store.conformal.calibration import Calibration, DetectorScores
+from model_store.conformal.sets import class_nonconformity
+from model_store.conformal.stopping import Spread, stages_among
+from model_store.inference.model import NEEDED, Model, detector_scores
+from model_store.inference.noise import NOISE_ALGORITHM
+from model_store.inference.runtime import Runtime
+from model_store.scores.classification import predictive_scores, predictive_sums
+from model_store.types import DetectorNames
+
+INPUTS, HIDDEN, CLASSES, NOISE = 3, 6, 4, 5
+COUNTS = [1, 2, 5, 10, 20]
+DRAWS = COUNTS[-1]
+REFERENCE, RANKING = 60, 99
+NAMES = DetectorNames(combined=("entropy", "distance"), density=("distance",))
+
+
+def rows(generator: np.random.Generator, count: int) -> np.ndarray:
+    """Rows of the kind that the versions are calibrated on."""
+    return generator.normal(size=(count, INPUTS)).astype(np.float32)
+
+
+def published(folder: Path, paired: bool = True, versions: int = 1) -> ModelStore:
+    """A store with so many versions of `tiny`."""
+    store = ModelStore(folder)
+    for _ in range(versions):
+        publish(store, paired=paired)
+    return store
+
+
+def publish(store: ModelStore, name: str = "tiny", paired: bool = True) -> str:
+    """Publish a version, and return its number."""
+    return store.publish(name, description(paired), files(paired)).version
+
+
+def loaded(folder: Path, paired: bool = True) -> Model:
+    """A version as a service loads it."""
+    return Model.load(published(folder, paired).open("tiny", "1", wanted=NEEDED), threads=1)
+
+
+def files(paired: bool = True) -> dict[str, bytes]:
+    """The files of a version."""
+    graphs = {"sampler.onnx": sampler(paired), "network.onnx": network(paired)}
+    runtime = Runtime(graphs["sampler.onnx"], graphs["network.onnx"], NOISE, threads=1, paired=paired)
+    calibration = save(_calibration(runtime).tensors())
+    return {**graphs, "weights.safetensors": save({}), "calibration.safetensors": calibration}
+
+
+def description(paired: bool = True) -> Description:
+    """What goes with the files."""
+    return Description.model_validate(
+        {
+            "method": "test",
+            "task": "classification",
+            "input": {"shape": [INPUTS], "minimum": -10, "maximum": 10},
+            "output": {"classes": [f"class {c}" for c in range(CLASSES)]},
+            "noise": {
+                "algorithm": NOISE_ALGORITHM,
+                "dimension": NOISE,
+                "theta_dimension": _theta_dimension(paired),
+                "paired": paired,
+                "default_draws": DRAWS,
+            },
+            "detectors": {
+                "density": NAMES.density,
+                "combined": NAMES.combined,
+                "draw_counts": COUNTS,
+                "reference_rows": REFERENCE,
+                "ranking_rows": RANKING,
+                "smallest_fpr": 1 / (RANKING + 1),
+                "scores_version": SCORES_VERSION,
+            },
+            "abstention": {"confidence": 0.95, "smallest_risk": 0.4},
+            "training": {},
+            "quality": {},
+            "parity": {},
+        }
+    )
+
+
+def sampler(paired: bool = True) -> bytes:
+    """theta = eps A + b."""
+    generator, size = np.random.default_rng(0), _theta_dimension(paired)
+    constants = {"A": 0.5 * generator.normal(size=(NOISE, size)), "b": generator.normal(size=size)}
+    nodes = [
+        helper.make_node("MatMul", ["eps", "A"], ["product"]),
+        helper.make_node("Add", ["product", "b"], ["theta"]),
+    ]
+    return _packed("sampler", nodes, [_value("eps", "K", NOISE)], [_value("theta", "K", size)], constants)
+
+
+def network(paired: bool = True) -> bytes:
+    """log_probs = log softmax(theta * (features W)) or log softmax(features theta); density = |x|^2."""
+    generator = np.random.default_rng(1)
+    constants = {"V": generator.normal(size=(INPUTS, HIDDEN)), "last": np.array([1])}
+    nodes = [
+        helper.make_node("MatMul", ["x", "V"], ["product"]),
+        helper.make_node("Relu", ["product"], ["features"]),
+        helper.make_node("ReduceSumSquare", ["x", "last"], ["density"], keepdims=1),
+    ]
+    if paired:
+        constants["W"] = generator.normal(size=(HIDDEN, CLASSES))
+        nodes.append(helper.make_node("MatMul", ["features", "W"], ["unscaled"]))
+        nodes.append(helper.make_node("Mul", ["unscaled", "theta"], ["logits"]))
+    else:
+        constants["shape"] = np.array([-1, HIDDEN, CLASSES])
+        nodes.append(helper.make_node("Reshape", ["theta", "shape"], ["matrices"]))
+        nodes.append(helper.make_node("MatMul", ["features", "matrices"], ["logits"]))
+    nodes.append(helper.make_node("LogSoftmax", ["logits"], ["log_probs"], axis=-1))
+    inputs = [_value("x", "N", INPUTS), _value("theta", "K", "P" if paired else 1, _theta_dimension(paired))]
+    outputs = [_value("log_probs", "K", "N", CLASSES), _value("features", "N", HIDDEN), _value("density", "N", 1)]
+    return _packed("network", nodes, inputs, outputs, constants)
+
+
+def _theta_dimension(paired: bool) -> int:
+    return CLASSES if paired else HIDDEN * CLASSES
+
+
+def _calibration(runtime: Runtime) -> Calibration:
+    generator = np.random.default_rng(2)
+    reference, ranking = (_Split(runtime, rows(generator, n), seed) for seed, n in enumerate((REFERENCE, RANKING)))
+    y = generator.integers(CLASSES, size=RANKING)
+    return Calibration.fit(
+        COUNTS,
+        reference.detected(),
+        ranking.detected(),
+        np.stack([class_nonconformity(s.probabilities, y) for s in ranking.scores]),
+        NAMES,
+        CLASSES,
+        Answers.of(
+            np.stack([s.variation_ratio for s in reference.scores]),
+            np.stack([s.variation_ratio for s in ranking.scores]),
+            np.stack([s.label != y for s in ranking.scores]),
+        ),
+    )
+
+
+class _Split:
+    """What a runtime says of rows, at each number of draws."""
+
+    def __init__(self, runtime: Runtime, x: np.ndarray, seed: int) -> None:
+        outputs, self.density = runtime.run_set(x, runtime.draw_set(seed, DRAWS))
+        self.sums = [predictive_sums(outputs[:count]) for count in COUNTS]
+        self.scores = [predictive_scores(sums) for sums in self.sums]
+
+    def detected(self) -> DetectorScores:
+        by_count = [detector_scores(scores, self.density, NAMES.density) for scores in self.scores]
+        stages = [COUNTS.index(stage) for stage in stages_among(COUNTS)]
+        return DetectorScores(
+            {name: np.stack([scores[name] for scores in by_count]) for name in by_count[0]},
+            np.stack([scores.label for scores in self.scores]),
+            [Spread.of(self.scores[j], self.sums[j]) for j in stages],
+        )
+
+
+def _value(name: str, *shape: int | str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+
+def _packed(name, nodes, inputs, outputs, constants: dict[str, np.ndarray]) -> bytes:
+    tensors = [
+        numpy_helper.from_array(a if a.dtype == np.int64 else a.astype(np.float32), key)
+        for key, a in constants.items()
+    ]
+    graph = helper.make_graph(nodes, name, inputs, outputs, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()

@@ -1,0 +1,169 @@
+"""Versions compared in pairs: tests against scipy and by hand, intervals and error rates over many samples."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import optimize, stats
+
+from training.__main__ import main
+from training.evaluation.comparison import Pairs, difference, worsening
+from training.evaluation.figures import Mean, Share
+from training.evaluation.intervals import Resamples
+
+SAMPLES = 300
+RARE = 1e-6  # the probability that a test fails by chance
+PAIRS = st.integers(1, 60).flatmap(
+    lambda n: st.integers(0, n).flatmap(
+        lambda b: st.integers(0, n - b).map(lambda c: Pairs(gained=b, lost=c, rows=n)),
+    )
+)
+
+
+@given(PAIRS)
+def test_mcnemars_test_is_scipys_binomial_test(pairs):
+    discordant = pairs.gained + pairs.lost
+    both, lost = (
+        1.0 if discordant == 0 else stats.binomtest(pairs.lost, discordant, 0.5, side).pvalue
+        for side in ("two-sided", "greater")
+    )
+    assert pairs.mcnemar() == pytest.approx(both)
+    assert pairs.mcnemar_lost() == pytest.approx(lost)
+
+
+@given(PAIRS, st.floats(-0.9, 0.9))
+def test_tangos_score_is_that_of_the_likeliest_shares(pairs, supposed):
+    n, b, c = pairs.rows, pairs.gained, pairs.lost
+
+    def loss(share):  # of rows lost; share + supposed are gained
+        rest = 1 - 2 * share - supposed
+        terms = ((b, share + supposed), (c, share), (n - b - c, rest))
+        return -sum(count * np.log(max(p, 1e-300)) for count, p in terms if count)
+
+    ends = max(0.0, -supposed), (1 - supposed) / 2
+    found = optimize.minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-12})
+    share = min([*ends, found.x], key=loss)
+    variance = n * (2 * share + supposed * (1 - supposed))
+    if variance > 1e-6:
+        assert pairs.score(supposed) == pytest.approx((b - c - n * supposed) / np.sqrt(variance), rel=1e-3, abs=1e-3)
+
+
+@given(PAIRS)
+def test_tangos_interval_holds_what_was_found_and_has_a_length(pairs):
+    low, high = pairs.interval()
+    found = (pairs.gained - pairs.lost) / pairs.rows
+    assert -1 <= low <= found + 1e-9
+    assert found - 1e-9 <= high <= 1
+    assert high - low > 0.5 / pairs.rows
+    mirrored = Pairs(pairs.lost, pairs.gained, pairs.rows).interval()
+    assert mirrored == pytest.approx((-high, -low), abs=1e-6)
+
+
+def versions(generator, rows, shift):
+    """Whether rows are right under two versions that share most of their errors; the second loses `shift` of them."""
+    hardness = generator.random(rows)
+    first = hardness + 0.1 * generator.normal(size=rows) < 0.9
+    second = hardness + 0.1 * generator.normal(size=rows) < 0.9
+    return first, second & (generator.random(rows) > shift)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.05])
+def test_intervals_of_differences_hold_the_truth(shift):
+    generator = np.random.default_rng(0)
+    many = versions(generator, 1_000_000, shift)
+    true = many[1].mean() - many[0].mean()
+    resamples = Resamples.of(150, 0, 300)
+    held = np.zeros(2, dtype=int)
+    for _ in range(SAMPLES):
+        first, second = versions(generator, 150, shift)
+        shares = difference(Share(first), Share(second), resamples)
+        means = difference(Mean(first.astype(float)), Mean(second.astype(float)), resamples)
+        held += [low <= true <= high for low, high in (shares.interval, means.interval)]
+        assert shares.value == pytest.approx(means.value)
+    assert (stats.binom.cdf(held, SAMPLES, [0.95, 0.92]) > RARE).all(), held
+
+
+@pytest.mark.parametrize("kind", [Share, Mean])
+def test_no_more_than_its_level_are_called_worse_that_are_not(kind):
+    generator = np.random.default_rng(1)
+    resamples = Resamples.of(150, 0, 300)
+    called, called_worse = 0, 0
+    for _ in range(SAMPLES):
+        for shift in (0.0, 0.2):
+            first, second = (
+                kind(of if kind is Share else of.astype(float)) for of in versions(generator, 150, shift)
+            )
+            is_worse = worsening("test_accuracy", second, first, 0.0, resamples).p_value <= 0.05
+            called, called_worse = called + (is_worse and not shift), called_worse + (is_worse and shift > 0)
+    assert stats.binom.sf(called - 1, SAMPLES, 0.06) > RARE
+    assert called_worse > 0.9 * SAMPLES
+
+
+def test_an_allowance_is_allowed():
+    generator = np.random.default_rng(2)
+    resamples = Resamples.of(2000, 0, 300)
+    first, second = versions(generator, 2000, 0.1)
+    for kind in (Share, Mean):
+        mine, its = (kind(of if kind is Share else of.astype(float)) for of in (second, first))
+        found = [worsening("test_accuracy", mine, its, allowed, resamples) for allowed in (0.0, 0.02, 0.3)]
+        p_values = [one.p_value for one in found]
+        assert p_values[0] < 0.01
+        assert p_values[1] < 0.01
+        assert p_values[2] > 0.99
+        assert found[0].value == pytest.approx(first.mean() - second.mean())
+        assert found[0].interval[0] < found[0].value < found[0].interval[1]
+
+
+def test_rates_are_worse_where_they_are_farther_from_what_they_should_be():
+    rows = np.arange(1000)
+    near, far = Share(rows < 60), Share(rows < 0)
+    found = worsening("flag_rate_at_05", far, near, 0.0, Resamples.of(1000, 0))
+    assert found.value == pytest.approx(0.04)
+    assert found.p_value < 0.05
+    assert worsening("flag_rate_at_05", near, far, 0.0, Resamples.of(1000, 0)).p_value > 0.95
+
+
+@pytest.fixture
+def compare(evaluated_store, tmp_path, monkeypatch, capsys):
+    """Compare versions by the command that users run; returns exit code, output and errors."""
+    monkeypatch.setenv("DUBITO_STORE", str(evaluated_store))
+    monkeypatch.setenv("DUBITO_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("DUBITO_DATA", str(evaluated_store.parent))
+
+    def run(*options):
+        code = main(["compare", *options])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_a_version_does_not_differ_from_itself(compare, tmp_path):
+    code, out, _ = compare("digits:1", "digits", "--rows", "60", "--draws", "10")
+    assert code == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert {path.name for path in folder.iterdir()} == {"comparison.json", "comparison.md", "comparison.png"}
+    found = json.loads((folder / "comparison.json").read_text())
+    assert found["rows"] == 60
+    assert found["pairs"] == {"gained": 0, "lost": 0, "rows": 60}
+    assert {"accuracy", "log_likelihood", "brier", "flagged.0.05", "aurc.entropy"} < set(found["differences"])
+    for name, entry in found["differences"].items():
+        assert entry["first"] == entry["second"]
+        assert entry["p_value"] == 1
+        low, high = entry["interval"]
+        assert (low, high) == (0, 0) if entry["test"] == "bootstrap" else low < 0 < high
+        assert f"| {name} |" in out
+
+
+def test_what_does_not_go_is_refused_in_a_line(compare):
+    for options, says in (
+        (("digits", "nothing"), "nothing"),
+        (("digits", "digits:9"), "version"),
+        (("digits", "digits", "--draws", "0"), "--draws"),
+        (("digits", "digits", "--rows", "1"), "--rows"),
+    ):
+        code, _, errors = compare(*options)
+        assert code == 2
+        assert says in errors
+        assert len(errors.splitlines()) == 1

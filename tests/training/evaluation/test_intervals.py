@@ -1,0 +1,151 @@
+"""Confidence intervals: against other implementations, and how often they hold the truth over many samples."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from training.evaluation.figures import BinnedGap, Mean, RiskCoverage, RootMean, Share
+from training.evaluation.intervals import (
+    Resamples,
+    auroc_interval,
+    auroc_variance,
+    false_positive_rate_interval,
+    share_interval,
+    wilson_interval,
+)
+from training.evaluation.metrics import area_under_risk_coverage, auroc, average_precision
+
+SAMPLES = 250
+RARE = 1e-6  # the probability that a test fails by chance
+
+
+def holds(count, level=0.95):
+    """Whether an interval that held the truth in `count` of `SAMPLES` samples may be one of that level."""
+    return stats.binom.cdf(count, SAMPLES, level) > RARE
+
+
+@given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_intervals_of_shares_are_scipys(hits_and_rows):
+    hits, rows = hits_and_rows
+    test = stats.binomtest(hits, rows)
+    exact, wilson = (test.proportion_ci(0.95, method) for method in ("exact", "wilson"))
+    assert share_interval(hits, rows) == pytest.approx((exact.low, exact.high), abs=1e-9)
+    assert wilson_interval(hits / rows, rows) == pytest.approx((wilson.low, wilson.high), abs=1e-9)
+
+
+def test_delongs_variance_is_that_of_the_placements_of_pairs():
+    generator = np.random.default_rng(0)
+    positive, negative = generator.normal(1, 1, 30).round(1), generator.normal(0, 1, 40).round(1)
+    above = (positive[:, None] > negative) + 0.5 * (positive[:, None] == negative)
+    expected = above.mean(axis=1).var(ddof=1) / 30 + above.mean(axis=0).var(ddof=1) / 40
+    assert auroc_variance(positive, negative) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("shift", "std"), [(0.7, 1.0), (4.0, 1.0), (3.0, 3.0)])
+def test_intervals_of_detection_hold_the_truth(shift, std):
+    generator = np.random.default_rng(1)
+    true_area = stats.norm.cdf(shift / np.hypot(1.0, std))
+    true_rate = stats.norm.sf(stats.norm.ppf(0.05, shift, std))
+    many = generator.normal(shift, std, 100_000), generator.normal(0.0, 1.0, 100_000)
+    true_precision = average_precision(*many)
+    held = np.zeros(3, dtype=int)
+    for _ in range(SAMPLES):
+        positive, negative = generator.normal(shift, std, 100), generator.normal(0.0, 1.0, 100)
+        ends = [
+            auroc_interval(auroc(positive, negative), positive, negative),
+            false_positive_rate_interval(positive, negative, 0.95),
+            wilson_interval(average_precision(positive, negative), 100),
+        ]
+        truth = (true_area, true_rate, true_precision)
+        held += [low <= true <= high for (low, high), true in zip(ends, truth, strict=True)]
+    assert [holds(count) for count in held] == [True] * 3, held
+
+
+def test_a_score_that_tells_all_rows_apart_may_not_tell_all_rows():
+    for rows in (1, 2, 30, 300):
+        positive, negative = np.arange(rows) + 1e6, np.arange(rows, dtype=float)
+        low, high = auroc_interval(1.0, positive, negative)
+        assert 1 - 8 / rows < low < 1 - 0.5 / rows or rows < 30
+        assert high == 1.0
+        assert auroc_interval(0.0, negative, positive) == pytest.approx((0.0, 1.0 - low), abs=1e-9)
+
+
+def test_resamples_are_samples_of_as_many_rows_and_a_function_of_their_seed():
+    resamples = Resamples.of(30, 5)
+    assert resamples.counts.shape == (1000, 30)
+    assert (resamples.counts.sum(axis=1) == 30).all()
+    assert np.array_equal(resamples.counts, Resamples.of(30, 5).counts)
+    assert not np.array_equal(resamples.counts, Resamples.of(30, 6).counts)
+    variance = resamples.counts.var(axis=0).mean()
+    assert variance == pytest.approx(1 - 1 / 30, rel=0.05)  # of Binomial(30, 1/30)
+
+
+@pytest.mark.parametrize("kind", [Mean, RootMean, Share, BinnedGap, RiskCoverage])
+def test_a_figure_of_a_sample_is_that_of_its_rows(kind):
+    generator = np.random.default_rng(2)
+    rows = 40
+    score, loss = generator.integers(0, 8, rows).astype(float), generator.random(rows)
+    gaps, bins = generator.normal(size=(rows, 3)), generator.integers(0, 4, (rows, 3))
+
+    def figure(index):
+        """The figure of the rows of these numbers."""
+        if kind is RiskCoverage:
+            return RiskCoverage(score[index], loss[index])
+        if kind is BinnedGap:
+            return BinnedGap(gaps[index], bins[index], 4)
+        return kind(loss[index] < 0.5) if kind is Share else kind(loss[index])
+
+    counts = Resamples.of(rows, 0, 20).counts.astype(float)
+    expected = [figure(np.repeat(np.arange(rows), of_sample.astype(int))).value for of_sample in counts]
+    assert figure(np.arange(rows))(counts) == pytest.approx(np.array(expected))
+
+
+def test_the_area_under_risk_and_coverage_is_that_of_answering_row_after_row():
+    generator = np.random.default_rng(3)
+    score, loss = generator.integers(0, 5, 12).astype(float), generator.random(12)
+    risks = []
+    for _ in range(4000):  # random orders of rows of equal score
+        order = np.lexsort((generator.random(12), score))
+        risks.append(np.mean(np.cumsum(loss[order]) / np.arange(1, 13)))
+    error = np.std(risks) / np.sqrt(len(risks))
+    assert area_under_risk_coverage(score, loss) == pytest.approx(np.mean(risks), abs=5 * error)
+
+
+def test_a_gap_is_the_distance_of_sums_bin_by_bin():
+    generator = np.random.default_rng(4)
+    gaps, bins = generator.normal(size=(50, 3)), generator.integers(0, 4, (50, 3))
+    expected = sum(abs(gaps[bins[:, t] == b, t].sum()) for t in range(3) for b in range(4)) / 150
+    assert BinnedGap(gaps, bins, 4).value == pytest.approx(expected)
+
+
+def test_intervals_of_means_and_roots_hold_the_truth():
+    generator = np.random.default_rng(5)
+    held = np.zeros(2, dtype=int)
+    resamples = Resamples.of(100, 0, 400)
+    for _ in range(SAMPLES):
+        values = generator.gamma(3.0, size=100)
+        ends = (Mean(values).interval(resamples), RootMean(np.square(values)).interval(resamples))
+        truth = (3.0, np.sqrt(12.0))  # E g = 3 and E g^2 = 12 of a gamma variable of shape 3
+        held += [low <= true <= high for (low, high), true in zip(ends, truth, strict=True)]
+    assert [holds(count, 0.92) for count in held] == [True] * 2, held  # of skewed rows a little less often than .95
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.02, 0.1])
+def test_the_interval_of_a_calibration_error_holds_it_though_the_error_itself_is_biased(offset):
+    generator = np.random.default_rng(6)
+    bins, rows = 10, 300
+    resamples = Resamples.of(rows, 0, 300)
+    held, found = 0, []
+    for _ in range(SAMPLES):
+        confidence = generator.uniform(0.5, 1.0, rows)
+        correct = generator.random(rows) < confidence - offset
+        index = np.minimum((confidence * bins).astype(int), bins - 1)[:, None]
+        figure = BinnedGap((correct - confidence)[:, None], index, bins)
+        low, high = figure.interval(resamples)
+        held += low <= offset <= high
+        found.append(figure.value)
+    assert holds(held), held
+    if offset < 0.1:
+        assert np.mean(found) > offset + 0.01  # so percentiles would not

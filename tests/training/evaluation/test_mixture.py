@@ -1,0 +1,63 @@
+"""Measures of a regression's targets: against integrals, scipy and scikit-learn."""
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+from sklearn import metrics
+
+from training.evaluation.mixture import (
+    QUANTILES,
+    TargetMeasures,
+    distribution_function,
+    pinball_loss,
+    pit_measures,
+    quantile,
+)
+
+MEAN, STD = np.array([[0.0], [1.5], [-4.0]]), np.array([[1.0], [0.3], [2.0]])
+OUTPUTS = np.stack([MEAN, 2 * np.log(STD)], axis=-1)  # three draws of one row
+
+
+def mixture(value):
+    """The distribution function of the row, draw by draw."""
+    return np.mean([stats.norm.cdf(value, m, s) for m, s in zip(MEAN[:, 0], STD[:, 0], strict=True)])
+
+
+@pytest.mark.parametrize("y", [-9.0, -1.0, 1.4, 6.0])
+def test_measures_of_a_target_are_their_integrals(y):
+    measures = TargetMeasures.of(OUTPUTS.astype(np.float32), np.array([y], dtype=np.float32))
+    below = integrate.quad(lambda t: mixture(t) ** 2, -40, y, limit=200)[0]
+    above = integrate.quad(lambda t: (1 - mixture(t)) ** 2, y, 40, limit=200)[0]
+    assert measures.crps[0] == pytest.approx(below + above, rel=1e-5)
+    assert measures.pit[0] == pytest.approx(mixture(y), rel=1e-5)
+    density = np.mean(stats.norm.pdf(y, MEAN[:, 0], STD[:, 0]))
+    assert measures.log_likelihood[0] == pytest.approx(np.log(density), rel=1e-5)
+    # The continuous ranked probability score is twice the integral of the pinball loss over quantiles.
+    grid = (np.arange(400) + 0.5) / 400
+    losses = [pinball_loss(quantile(OUTPUTS, q), np.array([y]), q)[0] for q in grid]
+    assert measures.crps[0] == pytest.approx(2 * np.mean(losses), rel=2e-3)
+
+
+@pytest.mark.parametrize("q", QUANTILES)
+def test_quantiles_are_where_the_distribution_function_is_q_and_losses_scikit_learns(q):
+    found = quantile(OUTPUTS, q)
+    assert distribution_function(OUTPUTS, found)[0] == pytest.approx(q, abs=1e-9)
+    generator = np.random.default_rng(0)
+    y, predicted = generator.normal(size=30), generator.normal(size=30)
+    expected = metrics.mean_pinball_loss(y, predicted, alpha=q)
+    assert pinball_loss(predicted, y, q).mean() == pytest.approx(expected)
+
+
+def test_transforms_are_uniform_where_the_distribution_is_right_and_not_where_it_is_too_narrow():
+    generator = np.random.default_rng(1)
+    rows = 2000
+    outputs = np.zeros((2, rows, 2))
+    right = pit_measures(distribution_function(outputs, generator.normal(size=rows)))
+    assert right.p_value > 1e-6
+    assert right.distance < 0.06
+    narrow = pit_measures(distribution_function(outputs, 2 * generator.normal(size=rows)))
+    assert narrow.p_value < 1e-6
+    shares = [entry.share for entry in narrow.bins]
+    assert shares[0] > 0.2
+    assert shares[-1] > 0.2
+    assert narrow.distance == pytest.approx(0.16, abs=0.04)  # of N(0, 4) from N(0, 1), near 1.4 deviations

@@ -1,0 +1,100 @@
+"""Simulation-based calibration: parameters drawn from the prior rank uniformly among draws of their posteriors.
+
+Talts et al. (2018), "Validating Bayesian inference algorithms with simulation-based calibration". Inputs are
+orthogonal and few, so that the exact posteriors are in every family here, or nearly.
+"""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import nn
+
+from tests.support.linear_gaussian import linear
+from training.data import Rows, Splits
+from training.fitting import run as fitting
+from training.fitting.run import Run
+from training.nn.likelihoods import SPEED
+from training.recipe import Recipe
+
+METHODS = {
+    "bbb-gaussian": {},
+    "bbb-mixture": {"std_1": 1.0, "std_2": 1.0},  # of equal parts: the prior N(0, 1)
+    "mvn": {},
+    "bhn-weights": {"couplings": 0},
+}
+ROWS, INPUTS, SIMULATIONS, DRAWS, BINS = 128, 2, 30, 99, 10
+NOISE_STD = 0.5
+
+
+class LogOdds(nn.Module):
+    """Two classes: 0, and w x + b."""
+
+    def __init__(self, inputs):
+        super().__init__()
+        self.odds = nn.Linear(inputs, 1)
+
+    def forward(self, h):
+        odds = self.odds(h)
+        return torch.cat([torch.zeros_like(odds), odds], dim=-1)
+
+
+def log_odds(shape, outputs):
+    return LogOdds(shape[0])
+
+
+def recipe(method, task, seed):
+    network = f"{__name__}:log_odds" if task == "classification" else f"{linear.__module__}:linear"
+    return Recipe.model_validate(
+        {
+            "name": "simulated",
+            "method": method,
+            "task": task,
+            "seed": seed,
+            "data": {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1},
+            "network": {"factory": network},
+            "posterior": {"initial_log_std": -3.0, **METHODS[method]},
+            "training": {"epochs": 60, "batch_rows": 16, "learning_rate": 5e-2, "final_learning_rate": 1e-3},
+        }
+    )
+
+
+def ranks(method, task, seed, folder):
+    """Ranks of w and b, 0 to DRAWS, among draws of the posterior that a fit finds."""
+    rng = np.random.default_rng((seed, 7))
+    x = rng.normal(size=(ROWS, INPUTS))
+    x = np.linalg.qr(x - x.mean(0))[0] * np.sqrt(ROWS)  # standardised, and orthogonal to each other and to 1
+    theta = rng.normal(size=INPUTS + 1)
+    mean = x @ theta[:INPUTS] + theta[INPUTS]
+    if task == "regression":
+        y = (mean + NOISE_STD * rng.normal(size=ROWS)).astype(np.float32)
+    else:
+        y = (rng.uniform(size=ROWS) < 1 / (1 + np.exp(-mean))).astype(np.int64)
+    rows = Rows(x.astype(np.float32), y)
+    few = [rows.take(np.arange(8)) for _ in range(4)]
+    splits = Splits(rows, *few)
+    classes = 2 if task == "classification" else 0
+    folder.mkdir()
+    run = Run(recipe(method, task, seed), splits, (INPUTS,), classes, folder, torch.device("cpu"))
+    if task == "regression":  # the prior is that of standardised targets, and the noise would be a point estimate
+        likelihood = run.model.likelihood
+        likelihood.target_mean.zero_()
+        likelihood.target_std.fill_(1.0)
+        likelihood.log_variance.data.fill_(2 * np.log(NOISE_STD) / SPEED)
+        likelihood.log_variance.requires_grad_(False)
+    model = run.fit(quiet=True).eval()
+    eps = torch.randn(DRAWS, model.posterior.noise_dimension, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        found = model.posterior(eps)[:, : INPUTS + 1].numpy()
+    return (found < theta).sum(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["regression", "classification"])
+@pytest.mark.parametrize("method", METHODS)
+def test_parameters_rank_uniformly_among_draws_of_their_posteriors(method, task, tmp_path, monkeypatch):
+    monkeypatch.setattr(fitting, "check_exports", lambda model: None)  # takes longer than the fit
+    seen = np.concatenate([ranks(method, task, seed, tmp_path / str(seed)) for seed in range(SIMULATIONS)])
+    counts = np.histogram(seen, bins=BINS, range=(0, DRAWS + 1))[0]
+    print(method, task, counts)
+    assert chisquare(counts).pvalue > 0.001, counts

@@ -1,0 +1,144 @@
+"""Two versions' figures of the same rows, compared in pairs: by how much they differ, and whether beyond chance.
+
+Shares of rows: of the rows of which something is true under one version only, those of either version are as many
+by chance (McNemar, "Note on the sampling error of the difference between correlated proportions or percentages",
+1947; here the exact, binomial test). The interval of the difference is Tango's ("Equivalence test and confidence
+interval for the difference in proportions for the paired-sample design", 1998), whose length is not 0 where no row
+differs. All other figures: the bootstrap, both versions on the same samples of the rows.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64
+from scipy import optimize, stats
+
+from training.evaluation.figures import Figure, Share
+from training.evaluation.intervals import LEVEL, Ends, Resamples, percentiles
+from training.recipe import BETTER
+
+LEAST_VARIANCE = 1e-12  # what rounding leaves of none
+EDGE = 1e-6  # how near to -1 and 1 a difference is looked for
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A figure of two versions: the second's less the first's, its interval, and how often chance alone is as far."""
+
+    first: float
+    second: float
+    interval: Ends
+    p_value: float  # two-sided
+    test: str  # mcnemar or bootstrap
+
+    @property
+    def value(self) -> float:
+        """The difference."""
+        return self.second - self.first
+
+
+@dataclass(frozen=True)
+class Worsening:
+    """By how much a figure is worse than another, its interval, and whether that is more than was allowed.
+
+    `p_value` is how often it would look as bad by chance if it were worse by just as much as is allowed.
+    """
+
+    value: float
+    interval: Ends
+    p_value: float
+    test: str
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Of how many of `rows` rows something is true under the second version only, and under the first only."""
+
+    gained: int
+    lost: int
+    rows: int
+
+    @classmethod
+    def of(cls, first: Share, second: Share) -> "Pairs":
+        """Count them."""
+        gained, lost = second.hits & ~first.hits, first.hits & ~second.hits
+        return cls(int(gained.sum()), int(lost.sum()), len(first.hits))
+
+    def mcnemar(self) -> float:
+        """Return the two-sided p-value."""
+        return float(
+            min(1.0, 2.0 * min(self.mcnemar_lost(), Pairs(self.lost, self.gained, self.rows).mcnemar_lost()))
+        )
+
+    def mcnemar_lost(self) -> float:
+        """Return how often as many rows are lost by chance, of those that are gained or lost."""
+        return float(stats.binom.sf(self.lost - 1, self.gained + self.lost, 0.5))
+
+    def score(self, difference: float) -> float:
+        """Return by how many standard deviations what was found is above a supposed difference of shares."""
+        n, b, c = self.rows, self.gained, self.lost
+        above = b - c - n * difference
+        if above == 0.0 or abs(difference) >= 1.0:
+            return math.copysign(math.inf, above) if above else 0.0
+        linear = (2.0 * n - b + c) * difference - b - c
+        constant = -c * difference * (1.0 - difference)
+        share = (math.sqrt(max(linear**2 - 8.0 * n * constant, 0.0)) - linear) / (
+            4.0 * n
+        )  # of rows lost, if it were true
+        variance = n * (2.0 * share + difference * (1.0 - difference))
+        return above / math.sqrt(max(variance, LEAST_VARIANCE))
+
+    def interval(self, level: float = LEVEL) -> Ends:
+        """Return the interval of the difference of shares, gained less lost."""
+        z = float(stats.norm.ppf((1.0 + level) / 2.0))
+        found = (self.gained - self.lost) / self.rows
+        least, most = -1.0 + EDGE, 1.0 - EDGE
+        low = -1.0 if found <= least else optimize.brentq(lambda d: self.score(d) - z, least, min(found, most))
+        high = 1.0 if found >= most else optimize.brentq(lambda d: self.score(d) + z, max(found, least), most)
+        return float(low), float(high)
+
+
+def difference(first: Figure, second: Figure, resamples: Resamples) -> Difference:
+    """Compare a figure of two versions, on the same rows in the same order."""
+    if isinstance(first, Share) and isinstance(second, Share):
+        pairs = Pairs.of(first, second)
+        return Difference(first.value, second.value, pairs.interval(), pairs.mcnemar(), "mcnemar")
+    sampled = resamples.values(second) - resamples.values(first)
+    p_value = min(1.0, 2.0 * min(_tail(sampled <= 0.0), _tail(sampled >= 0.0)))
+    return Difference(first.value, second.value, percentiles(sampled), p_value, "bootstrap")
+
+
+def worsening(metric: str, figure: Figure, other: Figure, allowed: float, resamples: Resamples) -> Worsening:
+    """Compare a figure with another version's; `metric` says what is better (`training.recipe.BETTER`)."""
+    value = worse_by(metric, figure.value, other.value)
+    better = BETTER[metric]
+    if isinstance(figure, Share) and isinstance(other, Share) and isinstance(better, str):
+        pairs = Pairs.of(other, figure) if better == "more" else Pairs.of(figure, other)
+        low, high = pairs.interval()
+        p_value = float(stats.norm.cdf(pairs.score(-allowed))) if allowed > 0 else pairs.mcnemar_lost()
+        return Worsening(value, (-high, -low), p_value, "score" if allowed > 0 else "mcnemar")
+    sampled = worse_by_each(metric, resamples.values(figure), resamples.values(other))
+    return Worsening(value, percentiles(sampled), _tail(sampled <= allowed), "bootstrap")
+
+
+def worse_by(metric: str, value: float, other: float) -> float:
+    """Return by how much a value is worse than another, less than 0 where it is better."""
+    return float(worse_by_each(metric, np.array([value]), np.array([other]))[0])
+
+
+def worse_by_each(
+    metric: str, values: Float64[np.ndarray, "R"], others: Float64[np.ndarray, "R"]
+) -> Float64[np.ndarray, "R"]:
+    """Return by how much each value is worse than another."""
+    better = BETTER[metric]
+    if better == "more":
+        return others - values
+    if better == "less":
+        return values - others
+    return np.abs(values - better) - np.abs(others - better)
+
+
+def _tail(is_beyond: np.ndarray) -> float:
+    """Return a p-value: the share of samples, the rows themselves counted as one."""
+    return float((1 + np.count_nonzero(is_beyond)) / (len(is_beyond) + 1))

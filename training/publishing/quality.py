@@ -1,0 +1,99 @@
+"""The quality of a version, row by row: what its manifest says of it, and what a gate compares."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64
+
+from model_store.conformal.calibration import Calibration
+from model_store.inference.model import Model, detector_scores
+from model_store.inference.runtime import Runtime
+from model_store.scores.classification import Scores
+from training.data import Rows
+from training.evaluation.figures import Figure, Share
+from training.evaluation.metrics import class_figures, regression_figures
+from training.scoring import rows_per_draw_set, scores_and_likelihoods, served_scores
+from training.seeds import ServedRows, generator, hash_key
+
+MEASURED_ROWS = 16  # rows that share draws when quality is measured
+NOISE_ROWS = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredRows:
+    """What quality is measured on: test rows, uniform noise in the data's range (`extent`), and draws by a seed.
+
+    `classes` are those that the test rows' class numbers mean; a regression has none.
+    """
+
+    test: Rows
+    extent: tuple[float, float]
+    classes: tuple[str, ...]
+    seed: int
+
+    @property
+    def noise(self) -> Rows:
+        """Rows of uniform noise, the plainest input that is unlike the data; their labels are not used."""
+        shape = (min(len(self.test), NOISE_ROWS), self.test.x.shape[1])
+        x = generator(self.seed, ServedRows.NOISE_VALUES).uniform(*self.extent, shape)
+        return Rows(x.astype(np.float32), self.test.y[:NOISE_ROWS])
+
+
+@dataclass(frozen=True, eq=False)
+class Measurable:
+    """What of a version is measured: its graphs, its calibration, its densities' names, and its classes."""
+
+    runtime: Runtime
+    calibration: Calibration
+    density: tuple[str, ...]
+    classes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: Model) -> "Measurable":
+        """Take it from a published version."""
+        manifest = model.manifest
+        return cls(model.runtime, model.calibration, manifest.detectors.density, manifest.classes or ())
+
+    def figures(self, rows: MeasuredRows) -> dict[str, Figure]:
+        """Measure quality, all of it as served in requests of `MEASURED_ROWS` rows (or as many as must share a draw
+        set) at the default draws.
+
+        Accuracy or error, and likelihood, of the test rows; how often the flag fires on them at fpr .05; and how
+        often it fires on uniform noise. Probabilities of a version with other classes are those of the rows' classes.
+        """
+        draws = int(self.calibration.draw_counts[-1])
+        share = max(MEASURED_ROWS, rows_per_draw_set(self.runtime, len(rows.test), draws))
+        scores, densities, likelihoods = scores_and_likelihoods(
+            self.runtime, rows.test, draws, hash_key(rows.seed, ServedRows.TEST), share
+        )
+        (noise_scores,), noise_densities = served_scores(
+            self.runtime, rows.noise, [draws], hash_key(rows.seed, ServedRows.NOISE), share
+        )
+        flagged: dict[str, Figure] = {}
+        for key, scored, density in (
+            ("flag_rate_at_05", scores, densities),
+            ("uniform_noise_flagged_at_05", noise_scores, noise_densities),
+        ):
+            detected = detector_scores(scored, density, self.density)
+            p_values = self.calibration.p_values(detected, scored.labels, draws)
+            flagged[key] = Share(p_values.p_value <= 0.05)
+        if isinstance(scores, Scores):
+            measured = class_figures(self._probabilities_of(scores.probabilities, rows.classes), rows.test.y)
+        else:
+            intervals = self.calibration.rank_tables(draws).intervals(scores.mean, scores.std, 0.95)
+            measured = regression_figures(scores, likelihoods, intervals, rows.test.y)
+        return {**{f"test_{key}": figure for key, figure in measured.items()}, **flagged}
+
+    def _probabilities_of(
+        self, probs: Float64[np.ndarray, "N C"], classes: tuple[str, ...]
+    ) -> Float64[np.ndarray, "N D"]:
+        """Return probabilities in the order of `classes`, 0 of those that the version does not know.
+
+        Classes that it knows beside these come last.
+        """
+        if classes == self.classes:
+            return probs
+        own = {name: c for c, name in enumerate(self.classes)}
+        others = [name for name in self.classes if name not in classes]
+        columns = [probs[:, own[name]] if name in own else np.zeros(len(probs)) for name in (*classes, *others)]
+        return np.stack(columns, axis=1)
