@@ -146,7 +146,7 @@ def fitted(name: str, target: str, root: Path, changes: dict[str, Any]) -> tuple
     splits = split(data, split_sizes(recipe))
     store = ModelStore(root / "models")
     run = Run(recipe, splits, data.shape, len(data.classes), root, device_named("cpu"))
-    manifest = publish(store, name, run.fit(quiet=True), recipe, data, splits, training_facts(run, splits))
+    manifest = publish(store, name, run.fit(quiet=True), recipe, data, splits, training_facts(run, splits), root)
     run.checkpoint.unlink()
     seconds = time.process_time() - begun
     model = Model.load(store.open(name, manifest.version, NEEDED))

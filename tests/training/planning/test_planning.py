@@ -115,7 +115,7 @@ def test_a_plan_is_a_recipe_that_is_read_as_it_was_written(tmp_path):
     assert keep_recipe(plan, tmp_path / "things.toml") == plan.recipe == load(tmp_path / "things.toml")
     assert keep_recipe(plan, tmp_path / "things.toml") == plan.recipe  # the same again
     other = planned(tmp_path, "price")
-    assert other.recipe.likelihood.noise == "homoscedastic"
+    assert other.recipe.likelihood.noise == "heteroscedastic"
     refused(lambda: keep_recipe(other, tmp_path / "things.toml"), "--recipe-out: expected a path where no other")
     for text in ("# kind is not of numbers", "# 19 of 240 rows", "id: it numbers the rows"):
         assert text in recipe_text(plan)
@@ -179,9 +179,10 @@ def test_inspect_prints_and_draws(tmp_path, capsys):
         assert capsys.readouterr().err.startswith("error: --target: expected one of the columns ['id', 'name'")
 
 
-def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_the_same_again(tmp_path, capsys, fits):
+def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(tmp_path, capsys, monkeypatch, fits):
     from model_store.artifacts.store import ModelStore
 
+    monkeypatch.setattr("training.planning.plan.MOST_STEPS", 60)
     write(tmp_path, code=None)
     recipe = tmp_path / "things.toml"
     first = ["fit", "--data", "csv:things.csv", "--target", "kind", "--recipe-out", str(recipe), "--device", "cpu"]
@@ -202,7 +203,7 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_the_same_a
     weights = "weights.safetensors"
     assert first.files[weights] == second.files[weights]
     assert first.training["stopped"] == second.training["stopped"]
-    assert first.quality["test_accuracy"] > 0.6
+    assert first.quality["test_accuracy"] > 0.5
 
 
 @pytest.mark.parametrize(
