@@ -195,7 +195,7 @@ def others(data: Dataset) -> dict[str, Measured]:
         folds = max(2, min(5, int(np.bincount(y).min())))
         models = {
             "linear": LogisticRegression(max_iter=2000),
-            "forest": RandomForestClassifier(200, random_state=0),
+            "forest": RandomForestClassifier(100, random_state=0),
             "boosting": HistGradientBoostingClassifier(random_state=0),
         }
         for name, model in models.items():
@@ -207,7 +207,7 @@ def others(data: Dataset) -> dict[str, Measured]:
         return found
     models = {
         "linear": RidgeCV(np.logspace(-3, 3, 13)),
-        "forest": RandomForestRegressor(200, random_state=0),
+        "forest": RandomForestRegressor(100, random_state=0),
         "boosting": HistGradientBoostingRegressor(random_state=0),
     }
     for name, model in models.items():
