@@ -78,7 +78,7 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
         if found.task == "classification":
             units, samples = 100, 1
             posterior: dict[str, Any] = {"couplings": 2, "hidden": 50, "initial_log_std": -3.0}
-            content |= {"method": "bhn-realnvp", "training": {"learning_rate": 1e-2, "choose": "likelihood"}}
+            content |= {"method": "bhn-realnvp", "training": {"learning_rate": 1e-2}}
         else:
             units, samples = 128, 10
             posterior = {"rate": 0.1, "prior_std": 0.3}
