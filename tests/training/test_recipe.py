@@ -63,7 +63,7 @@ def test_every_recipe_of_the_project_is_valid(request):
         ("epochs = 5", "epochs = 5.0", "training.epochs"),
         ("epochs = 5", "epochs = true", "training.epochs"),
         ("epochs = 5", "epochs = 0", "training.epochs"),
-        ("epochs = 5\n", "", "training.epochs"),
+        ("epochs = 5", "patience = 0", "training.patience"),
         ("seed = 3", "seed = true", "seed"),
         ("seed = 3", "seed = -1", "seed"),
         ("seed = 3", f"seed = {2**53}", "seed"),
@@ -102,8 +102,8 @@ def test_a_wrong_field_is_named(tmp_path, old, new, field):
 
 
 def test_a_missing_field_and_an_unknown_key_are_told_apart(tmp_path):
-    with pytest.raises(InvalidInput, match=r"training\.epochs: expected a value, got nothing"):
-        load(write(tmp_path, RECIPE.replace("epochs = 5\n", "")))
+    with pytest.raises(InvalidInput, match="name: expected a value, got nothing"):
+        load(write(tmp_path, RECIPE.replace('name = "a"\n', "")))
     with pytest.raises(InvalidInput, match="sead: expected no such key, got 3"):
         load(write(tmp_path, RECIPE.replace("seed = 3", "sead = 3")))
 

@@ -45,12 +45,13 @@ def npz(path: Path, task: str, section: "DataSection") -> Dataset:
         raise InvalidInput(
             "data.source", f"arrays {' and '.join(WHOLE)}, or {', '.join(SPLIT)}", f"{sorted(arrays)}"[:200]
         )
+    names = {name: name[0] if set(arrays) == set(WHOLE) else name for name in SPLIT}
     for part in ("train", "test"):
         _check_lengths(parts[f"x_{part}"], parts[f"y_{part}"], f"x_{part}", f"y_{part}")
     shape = parts["x_train"].shape[1:]
     if parts["x_test"].shape[1:] != shape:
         raise InvalidInput("x_test", f"rows of shape {shape} as in x_train", f"{parts['x_test'].shape[1:]}")
-    x, x_test = numbers(parts["x_train"], "x_train"), numbers(parts["x_test"], "x_test")
+    x, x_test = numbers(parts["x_train"], names["x_train"]), numbers(parts["x_test"], names["x_test"])
     classes: tuple[str, ...] = ()
     if task == "regression":
         y, y_test = _targets(parts["y_train"], "y_train"), _targets(parts["y_test"], "y_test")

@@ -14,7 +14,7 @@ Index = Int64[np.ndarray, "M"]
 TEST_SEED = 0  # which rows are test rows is part of the data, not of a run
 # By default: shares of the training rows, least rows of a small set (and the share that these may be), most rows.
 DEFAULTS = {
-    "validation": (0.08, 8, 0.12, 5_000),
+    "validation": (0.15, 8, 0.12, 5_000),
     "reference": (0.08, 10, 0.13, 2_000),
     "ranking": (0.12, 19, 0.24, 4_000),  # from 19 rows on, a flag can be kept at a rate of .05
 }
@@ -108,7 +108,10 @@ class SplitSizes:
 def default_rows(split: str, rows: int) -> int:
     """Return how many of so many training rows a split has if nothing else is said."""
     share, least, small_share, most = DEFAULTS[split]
-    return max(1, min(max(round(share * rows), min(least, int(small_share * rows))), most))
+    size = max(1, min(max(round(share * rows), min(least, int(small_share * rows))), most))
+    if split == "validation":  # of few rows, what calibration leaves of their half
+        size = max(1, min(size, rows // 2 - default_rows("reference", rows) - default_rows("ranking", rows)))
+    return size
 
 
 def default_test_fraction(rows: int) -> float:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 SAMPLE_BYTES = 1 << 16
 SAMPLE_LINES = 100
+MOST_LINES = 20  # of a file's last cell: more are the rest of a file after a quote that nobody closed
 DELIMITERS = (",", ";", "\t", "|")
 BOMS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?", re.ASCII)
@@ -47,6 +48,11 @@ def read_text_table(path: Path, section: "DataSection") -> Any:
         log.info("%s is read as %s, since it is not UTF-8 (data.encoding says otherwise)", path.name, encoding)
     names = [name.strip() for name in table.column_names]
     table = table.rename_columns(names)
+    for column in table.columns if table.num_rows else ():
+        lines = str(column[-1].as_py() or "").count("\n")
+        if lines > MOST_LINES:
+            found = f"a cell of {lines} lines in row {table.num_rows - 1}"
+            raise InvalidInput("data.source", "a CSV file with quotes that are closed", found)
     if names and section.target not in names and all(_is_number(name) for name in names):
         raise InvalidInput("data.source", f"a first line of {path.name} that names the columns", "numbers alone")
     return table

@@ -1,7 +1,7 @@
 """When a fit that was told no number of epochs has gone on for long enough.
 
 It trains at its first learning rates until what counts has levelled off over the last `patience` epochs, then lets
-the rates decay over a third as many epochs again, and ends. What counts is the held-out likelihood and, of a
+the rates decay over half as many epochs again, and ends. What counts is the held-out likelihood and, of a
 posterior that has a bound to converge to, that bound and the spread of theta as well.
 """
 
@@ -9,9 +9,9 @@ import math
 
 from training.fitting.convergence import LEVEL, slope
 
-FEWEST_STEPS = 200  # of `patience` epochs, if a recipe does not say how many these are
+FEWEST_STEPS = 600  # of `patience` epochs, if a recipe does not say how many these are
 FEWEST_EPOCHS = 5
-COOLING = 1 / 3  # of the epochs so far
+COOLING = 1 / 2  # of the epochs so far
 LEVEL_NATS = 0.01  # a rise of the held-out likelihood a row, over the window, below which it is level
 
 

@@ -169,7 +169,7 @@ class Run:
         must_end = epochs + cooling_epochs(epochs, self.patience) >= settings.max_epochs
         if not must_end and epochs < settings.kl_ramp_epochs + self.patience:
             return
-        still = moving(self.progress.history, self.patience, self.recipe.choose == "elbo")
+        still = moving(self.progress.history, self.patience, self.recipe.is_variational)
         if not still or must_end:
             self.progress.levelled = epochs
             self.progress.still_moving = still

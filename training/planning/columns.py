@@ -1,7 +1,6 @@
 """What each column of a table is taken for, and what about it a person should know."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -123,14 +122,16 @@ def _of_text(name: str, values: list[str | None], told: str | None) -> ColumnFin
     return ColumnFinding(name, "categorical", f"{len(counts)} categories", missing, values, notes)
 
 
-def leaks(finding: ColumnFinding, target: Sequence[float], is_regression: bool) -> str | None:
+def leaks(finding: ColumnFinding, target: np.ndarray, is_regression: bool) -> str | None:
     """Return what to say of a column that alone determines the target almost; None of others.
 
     A small tree of this column alone is fitted on one half of the rows and measured on the other.
     """
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-    y = np.asarray(target, dtype=np.float64)
+    y = target.astype(np.float64)
+    if is_regression and len(y):
+        y = y / (np.abs(y).max() or 1.0)  # so that no square overflows
     values = finding.values
     if isinstance(values, list):
         codes = {value: i for i, value in enumerate(sorted({v for v in values if v is not None}))}

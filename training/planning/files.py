@@ -49,7 +49,10 @@ def keep_recipe(plan: Plan, path: Path) -> Recipe:
 
 def _line(key: str, value: Any, reason: str | None) -> str:
     line = f"{_key(key)} = {_value(value)}"
-    return f"{line:<{WIDTH}}  # {' '.join(reason.split())}" if reason else line
+    if not reason:
+        return line
+    said = "".join(c if c.isprintable() else "?" for c in " ".join(reason.split()))
+    return f"{line:<{WIDTH}}  # {said}"
 
 
 def _key(key: str) -> str:

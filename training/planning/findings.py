@@ -112,7 +112,7 @@ def _of_table(section: DataSection, table: Any, task: Task | None) -> Findings:
     assert y is not None
     for column in found.used:
         values_there = _taken(column.values, is_there)
-        leak = leaks(ColumnFinding(column.name, column.kind, "", 0.0, values_there), y.tolist(), task == "regression")
+        leak = leaks(ColumnFinding(column.name, column.kind, "", 0.0, values_there), y, task == "regression")
         if leak is not None:
             warnings.append(f"column {column.name} may hold the target in other words: {leak}")
     warnings += _duplicates([_taken(column.values, is_there) for column in found.used], y)

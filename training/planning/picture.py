@@ -42,9 +42,9 @@ def _draw_target(axis: Axes, found: Findings) -> None:
     elif found.targets is not None:
         axis.hist(found.targets[np.isfinite(found.targets)], bins=BINS, color="0.4")
         axis.set_title(f"{found.target or 'y'} (target)", fontsize=10)
+        axis.set_ylabel("rows")
     else:
         axis.axis("off")
-    axis.set_ylabel("rows")
 
 
 def _draw_column(axis: Axes, column: ColumnFinding, found: Findings) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from model_store.artifacts.manifest import NAME_PATTERN
 from model_store.conformal.calibration import DEFAULT_FPR
+from model_store.errors import InvalidInput
 from training.data.splitting import default_rows, default_test_fraction
 from training.planning.findings import Findings
 from training.recipe import DataSection, Recipe, validated
@@ -35,7 +36,10 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
     Raises:
         InvalidInput: naming what the data do not bear.
     """
-    assert found.task is not None
+    if found.task is None:
+        raise InvalidInput("--target", "the name of a column", "none")
+    if found.rows < FEWEST_ROWS:
+        raise InvalidInput("data.source", f"at least {FEWEST_ROWS} rows", f"{found.rows}")
     reasons: dict[str, str] = {}
     is_image = found.source.startswith("images:")
     width = _width(found)
@@ -71,15 +75,17 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
         content["training"] = {"learning_rate": 1e-3}
         samples = 1
     else:
-        units, samples = 128, 10
-        content |= {
-            "method": "dropout-alpha",
-            "network": {"hidden": [units, units]},
-            "posterior": {"rate": 0.1, "prior_std": 1.0},
-            "training": {"learning_rate": 3e-3},
-        }
+        if found.task == "classification":
+            units, samples = 100, 1
+            posterior: dict[str, Any] = {"couplings": 2, "hidden": 50, "initial_log_std": -3.0}
+            content |= {"method": "bhn-realnvp", "training": {"learning_rate": 1e-2}}
+        else:
+            units, samples = 128, 10
+            posterior = {"rate": 0.1, "prior_std": 0.3}
+            content |= {"method": "dropout-alpha", "training": {"learning_rate": 3e-3}}
+        content |= {"network": {"hidden": [units, units]}, "posterior": posterior}
         reasons["network"] = "two hidden layers"
-        reasons["method"] = "the best held-out likelihood on the panel (docs/results/panel.md)"
+        reasons["method"] = "tried on a panel of public sets (docs/results/panel.md)"
         multiplications = float(width * units + units * units + units * max(2, len(found.classes)))
     if found.task == "regression":
         content["likelihood"] = {"noise": "heteroscedastic"}

@@ -47,6 +47,22 @@ def test_colour_has_its_channels_first_and_grey_has_none():
     assert np.array_equal(grey.reshape(4, 5), PIXELS[:, :, 0])
 
 
+@pytest.mark.parametrize(("form", "options"), [("BMP", {}), ("WEBP", {"lossless": True})])
+def test_bmp_and_webp_are_read_to_the_last_pixel_and_refused_if_cut(form, options):
+    file = io.BytesIO()
+    Image.fromarray(PIXELS).save(file, form, **options)
+    assert np.array_equal(decoded(file.getvalue(), (3, 4, 5), COLOUR).reshape(3, 4, 5), PIXELS.transpose(2, 0, 1))
+    with pytest.raises(InvalidInput, match=r"^inputs\.2: expected a"):
+        decoded(file.getvalue()[:-20], (3, 4, 5), COLOUR)
+
+
+def test_tiff_is_for_training_alone():
+    content = file_of(PIXELS, "TIFF")
+    assert open_image(content, "a", ("PNG", "TIFF")).size == (5, 4)
+    with pytest.raises(InvalidInput, match="a PNG, JPEG, WEBP or BMP file, got something else"):
+        open_image(content, "a")
+
+
 def test_an_image_is_converted_to_the_model_s_mode():
     luma = PIXELS @ np.array([0.299, 0.587, 0.114])  # ITU-R 601
     grey = decoded(file_of(PIXELS), (4, 5), GREY).reshape(4, 5)

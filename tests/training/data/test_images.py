@@ -86,6 +86,24 @@ def test_images_of_any_size_are_resized_where_the_recipe_says_so(tmp_path):
     assert (data.shape, data.image.resize) == ((3, 6, 8), True)
 
 
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("outer", ["", "photos/"])
+def test_folders_of_classes_alone_are_training_images(tmp_path, zipped, outer):
+    content, arrays = files(train=10, test=0)
+    plain = {outer + name.removeprefix("train/"): data for name, data in content.items()}
+    data = made(tmp_path, plain, zipped)(test_fraction=0.3)
+    assert (len(data.train), len(data.test), data.classes) == (14, 6, ("cat", "dog"))
+    together = np.concatenate([data.train.x, data.test.x])
+    expected = np.array([array.transpose(2, 0, 1).reshape(-1) for array in arrays.values()])
+    assert sorted(together.tolist()) == sorted(expected.tolist())
+
+
+def test_a_class_s_folder_without_an_image_stops_the_fit(tmp_path):
+    content, _ = files()
+    (tmp_path / "pictures" / "train" / "cow").mkdir(parents=True)
+    refused(made(tmp_path, content), "data.source: folder 'cow': expected images (.png|.jpg|")
+
+
 def test_a_zip_s_names_lead_nowhere(tmp_path):
     content, _ = files()
     evil = {

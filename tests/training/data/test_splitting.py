@@ -24,7 +24,7 @@ def parts_of(sizes, rows, keys=None):
 
 def test_shares_are_rounded_and_defaults_suit_a_hundred_rows_and_ten_million():
     assert SplitSizes(0.1, 0.05, 0.2, 0).rows(100) == (10, 5, 20)
-    assert SplitSizes(None, None, None, 0).rows(80) == (8, 10, 19)
+    assert SplitSizes(None, None, None, 0).rows(80) == (11, 10, 19)
     assert SplitSizes(None, None, None, 0).rows(10_000_000) == (5_000, 2_000, 4_000)
     assert (default_test_fraction(100), default_test_fraction(10_000_000)) == (0.2, 0.001)
     for rows in range(8, 3_000):

@@ -1,0 +1,218 @@
+"""Files as they come, damaged or odd: each is read as what it is, or refused in one sentence that says what to do.
+
+Each goes the way of `fit` without a recipe, up to the rows that a fit would see.
+"""
+
+import io
+import zipfile
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from model_store.errors import InvalidInput
+from training.data import load, split, split_sizes
+from training.planning.findings import findings_of
+from training.planning.plan import plan_of
+from training.recipe import DataSection
+
+ROWS = 60
+RNG = np.random.default_rng(0)
+X = [round(float(x), 3) for x in RNG.normal(size=ROWS)]
+Y = [["no", "yes"][i % 2] for i in range(ROWS)]
+GAPS = {**dict.fromkeys(range(15)), 3: " ", 4: "NA", 5: "nan", 6: "null", 7: "N/A"}
+DECIMALS = pa.array(range(ROWS)).cast(pa.decimal128(25, 2))
+
+
+def table(delimiter=",", end="\n", **columns):
+    columns = {name: cells for name, cells in ({"x": X, "y": Y} | columns).items() if cells is not None}
+    rows = [columns, *zip(*columns.values(), strict=True)]
+    return end.join(delimiter.join("" if c is None else str(c) for c in row) for row in rows) + end
+
+
+def numbered(text):
+    """A table as pandas writes it, with its index."""
+    return "\n".join(f"{i - 1 if i else ''},{line}" for i, line in enumerate(text.split()))
+
+
+def changed(cells, **at):
+    return [at.get(f"r{i}", cell) for i, cell in enumerate(cells)]
+
+
+def packed(columns):
+    file = io.BytesIO()
+    parquet.write_table(pa.table(columns), file)
+    return file.getvalue()
+
+
+def arrays(**content):
+    file = io.BytesIO()
+    np.savez(file, **content)
+    return file.getvalue()
+
+
+def picture(shape=(8, 8, 3), form="PNG", seed=0):
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 255, shape, np.uint8)).save(file, form)
+    return file.getvalue()
+
+
+def album(folder="", suffix="png", form="PNG", more=None):
+    files = {f"{folder}{'ab'[i % 2]}/{i}.{suffix}": picture(form=form, seed=i) for i in range(30)}
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        for name, content in {**files, **(more or {})}.items():
+            file.writestr(name, content)
+    return archive.getvalue()
+
+
+def archive_of(names):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in names:
+            archive.writestr(name, picture())
+    return file.getvalue()
+
+
+ALONE = archive_of(["1.png", "2.png"])
+# What is read: the file, options, and the numbers of a row, classes (0: regression) and rows.
+READ = {
+    "plain.csv": (table(), {}, 1, 2, 60),
+    "crlf.csv": (table(end="\r\n"), {}, 1, 2, 60),
+    "no newline at the end.csv": (table()[:-1], {}, 1, 2, 60),
+    "blank lines.csv": (table().replace("\n", "\n\n", 5), {}, 1, 2, 60),
+    "mark.csv": (table().encode("utf-8-sig"), {}, 1, 2, 60),
+    "utf16.csv": (table().encode("utf-16"), {}, 1, 2, 60),
+    "latin.csv": (table(city=["é", "ü", "x"] * 20).encode("latin-1"), {}, 5, 2, 60),
+    "semicolons.csv": (table(";"), {}, 1, 2, 60),
+    "tabs.csv": (table("\t"), {}, 1, 2, 60),
+    "commas.csv": (table(";", x=[str(x).replace(".", ",") for x in X]), {}, 1, 2, 60),
+    "spaces.csv": (table(", ").replace("x, y", "x,y"), {}, 1, 2, 60),
+    "spaces in names.csv": (table().replace("x,y", " x , y "), {}, 1, 2, 60),
+    "index.csv": (table(**{"": list(range(ROWS))}).replace("x,y,", "x,y,Unnamed: 0"), {}, 1, 2, 60),
+    "index first.csv": (
+        "\n".join(f"{i - 1 if i else ''},{line}" for i, line in enumerate(table().split())),
+        {},
+        1,
+        2,
+        60,
+    ),
+    "gaps.csv": (
+        table(x=changed(X, r3=None, r9="NA", r20="nan", r21="null", r30=None, r31=None, r32="N/A")),
+        {},
+        2,
+        2,
+        60,
+    ),
+    "constant.csv": (table(z=[1] * ROWS, w=[None] * ROWS), {}, 1, 2, 60),
+    "ids.csv": (table(key=[f"k-{i}" for i in range(ROWS)], id=[900 + 7 * i for i in range(ROWS)]), {}, 1, 2, 60),
+    "no target in some.csv": (table(y=changed(Y, r4=None, r5="", r6="NA")), {}, 1, 2, 57),
+    "dates.csv": (table(day=[f"2024-01-{1 + i % 28:02d}" for i in range(ROWS)]), {}, 4, 2, 60),
+    "quotes.csv": (table(note=['"a, ""b"""', '"c\nd"'] * 30), {}, 4, 2, 60),
+    "unknown values.csv": (
+        table(x=[x if i % 4 else "?" for i, x in enumerate(X)]),
+        {"missing_values": ["?"]},
+        2,
+        2,
+        60,
+    ),
+    "booleans.csv": (table(b=["True", "FALSE"] * 30, y=X[::-1]), {}, 4, 0, 60),
+    "tiny numbers.csv": (table(y=[f"{x * 1e-12}" for x in X]), {}, 1, 0, 60),
+    "large numbers.csv": (table(y=[f"{x * 1e12}" for x in X]), {}, 1, 0, 60),
+    "counts.csv": (table(y=RNG.poisson(20, ROWS).tolist()), {}, 1, 0, 60),
+    "signs.csv": (table(x=[f"+{abs(x)}" for x in X]), {}, 1, 2, 60),
+    "exponents.csv": (table(x=[f"{x:.3E}" for x in X]), {}, 1, 2, 60),
+    "dictionary.parquet": (packed({"c": pa.array(["u", "v"] * 30).dictionary_encode(), "y": Y}), {}, 3, 2, 60),
+    "decimals.parquet": (
+        packed({"x": DECIMALS, "z": X, "y": Y}),
+        {},
+        1,
+        2,
+        60,
+    ),
+    "pixels.npz": (
+        arrays(x=RNG.integers(0, 255, (60, 4, 4), np.uint8), y=Y),
+        {},
+        16,
+        2,
+        60,
+    ),
+    "album.zip": (album(), {}, 192, 2, 30),
+    "outer folder.zip": (
+        album("photos/", more={"photos/.DS_Store": b"", "__MACOSX/a/1.png": b""}),
+        {},
+        192,
+        2,
+        30,
+    ),
+    "webp.zip": (album("train/", "webp", "WEBP"), {}, 192, 2, 30),
+    "tiff.zip": (album("train/", "tif", "TIFF"), {}, 192, 2, 30),
+    "sizes.zip": (album(more={"a/big.png": picture((40, 20, 3))}), {}, 192, 2, 31),
+}
+# What is refused: the file, options, and the sentence.
+REFUSED = {
+    "empty.csv": ("", {}, "data.source: expected a readable CSV file, .*Empty CSV file"),
+    "header.csv": ("x,y\n", {}, "data.source: expected at least 20 rows, got 0"),
+    "few.csv": ("x,y\n1,a\n2,b\n", {}, "data.source: expected at least 20 rows, got 2"),
+    "no header.csv": ("1,2\n" * 60, {}, "a first line of no header.csv that names the columns"),
+    "cut.csv": (table().rpartition(",")[0], {}, "Expected 2 columns, got 1"),
+    "ragged.csv": (table().replace("\n", ",,\n", 3).replace(",,\n", "\n", 1), {}, "Expected 2 columns, got 4"),
+    "open quote.csv": (table().replace("yes", '"yes', 1), {}, "quotes that are closed, got a cell of 59 lines"),
+    "names twice.csv": (table().replace("x,y", "y,y"), {}, "columns with different names, got 'y' twice"),
+    "one class.csv": (table(y=["no"] * ROWS), {}, "labels of 2 to 1000 classes, got 1"),
+    "vanishing.csv": (table(y=changed(Y, r7="maybe")), {}, "class"),
+    "no target.csv": (table(y=[None] * ROWS), {}, "data.source: expected at least 20 rows, got 0"),
+    "same target.csv": (table(y=[2.5] * ROWS), {"task": "regression"}, "targets that differ"),
+    "bad cells.csv": (table(x=changed(X, r3="?", r9="n/k")), {}, r"column x: expected numbers, .*'\?' in row 3"),
+    "infinite.csv": (table(x=changed(X, r3="inf")), {}, "column x: expected finite numbers, got infinity in row 3"),
+    "huge.csv": (table(y=[f"{x}e300" for x in X]), {}, "data.target: expected numbers in float32's range"),
+    "either way.csv": (table(day=[f"0{1 + i % 9}/0{1 + i % 5}/2024" for i in range(ROWS)]), {}, "column day: exp"),
+    "parquet.csv": (packed({"x": X, "y": Y}), {}, "data.source: expected"),
+    "text.parquet": (table(), {}, "data.source: expected a readable Parquet file"),
+    "lists.parquet": (packed({"x": [[1, 2]] * ROWS, "y": Y}), {}, "a column beside the target, got none"),
+    "cut.parquet": (packed({"x": X, "y": Y})[:-50], {}, "data.source: expected a readable Parquet file"),
+    "cut.npz": (arrays(x=np.zeros((60, 4)), y=Y)[:-30], {}, "cut.npz: expected an npz file"),
+    "objects.npz": (arrays(x=np.array([{}] * 60), y=Y), {}, "objects.npz: expected an npz file of arrays"),
+    "lengths.npz": (arrays(x=np.zeros((60, 4)), y=Y[:50]), {}, r"arrays x \(N, \.\.\.\) and y \(N,\)"),
+    "other names.npz": (arrays(data=np.zeros((60, 4)), label=Y), {}, r"arrays x \(N, \.\.\.\) and y \(N,\)"),
+    "nan.npz": (arrays(x=np.full((60, 4), np.nan), y=Y), {}, "x: expected finite numbers in float32's range"),
+    "no zip.zip": (b"PK\x03\x04 not really", {}, "data.source: expected a folder or zip file"),
+    "no images.zip": (ALONE, {}, "images train/CLASS"),
+    "empty class.zip": (album(more={"c/readme.txt": b"x"}), {}, r"folder 'c': expected images"),
+    "broken image.zip": (album(more={"a/x.png": picture()[:-30]}), {}, r"'a/x.png': expected a whole PNG"),
+    "no image.zip": (album(more={"a/x.jpg": b"<html>"}), {}, "'a/x.jpg': expected a PNG, JPEG"),
+}  # fmt: skip
+
+
+def seen(folder, name, content, task=None, target="y", **data):
+    """The data that a fit without a recipe would see, and their splits."""
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    kind = {"zip": "images"}.get(name.rpartition(".")[2], name.rpartition(".")[2])
+    named = {"target": target} if kind in ("csv", "parquet") else {}
+    section = DataSection(source=f"{kind}:{name}", **named, **data)
+    recipe = plan_of(findings_of(section, folder, task), section, None, None).recipe
+    read = load(recipe, folder)
+    return read, split(read, split_sizes(recipe))
+
+
+def test_there_are_enough():
+    assert len(READ) + len(REFUSED) >= 40
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_odd_is_read_as_what_it_is(tmp_path, name):
+    content, options, width, classes, rows = READ[name]
+    data, splits = seen(tmp_path, name, content, **options)
+    assert (len(splits.train.x[0]), len(data.classes), len(data.train) + len(data.test)) == (width, classes, rows)
+    assert np.isfinite(splits.train.x).all()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_damaged_is_refused_in_a_sentence(tmp_path, name):
+    content, options, says = REFUSED[name]
+    with pytest.raises(InvalidInput, match=says) as refused:
+        seen(tmp_path, name, content, **options)
+    assert "\n" not in str(refused.value)
+    assert "expected" in str(refused.value)

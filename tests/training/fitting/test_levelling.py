@@ -1,0 +1,113 @@
+"""Fits that are told no number of epochs: they go on until what counts has levelled off, and say what had not."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.recipes import recipe_with
+from training.data import Rows, Splits
+from training.fitting.levelling import cooling_epochs, moving, patience_of
+from training.fitting.run import Run
+
+
+def history(epochs=60, noise=0.001, **slopes):
+    """Metrics that change by so much an epoch, with noise."""
+    rng = np.random.default_rng(0)
+    names = {"validation_log_likelihood": -1.0, "objective": 1.0, "log_std": -3.0}
+    return [
+        {name: start + slopes.get(name, 0.0) * i + noise * rng.normal() for name, start in names.items()}
+        for i in range(epochs)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("slopes", "said"),
+    [
+        ({}, []),
+        ({"validation_log_likelihood": 0.01}, ["the held-out likelihood still rose"]),
+        ({"validation_log_likelihood": -0.01}, []),
+        ({"objective": -0.01}, ["the bound still fell"]),
+        ({"objective": 0.01}, []),
+        ({"log_std": 0.02}, ["the spread still moved"]),
+        ({"log_std": -0.02, "objective": -0.01}, ["the bound still fell", "the spread still moved"]),
+        ({"validation_log_likelihood": 0.0002}, []),
+    ],
+    ids=str,
+)
+def test_what_still_moves_is_named(slopes, said):
+    assert moving(history(**slopes), 20, has_bound=True) == said
+
+
+def test_a_method_without_a_bound_goes_by_the_held_out_likelihood_alone():
+    assert moving(history(objective=-0.01, log_std=0.02), 20, has_bound=False) == []
+    assert moving(history(20), 20, has_bound=False) == ["too few epochs to tell"]
+
+
+def test_patience_is_of_steps_if_epochs_are_short_and_rates_decay_over_half_as_many():
+    assert [patience_of(None, steps) for steps in (1, 10, 1000)] == [600, 60, 5]
+    assert patience_of(7, 1) == 7
+    assert [cooling_epochs(epochs, 10) for epochs in (6, 30, 90)] == [10, 15, 45]
+
+
+@pytest.fixture(scope="module")
+def splits(fits):
+    """Two classes of the plane that overlap."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 480)
+    x = (y[:, None] + rng.normal(size=(480, 2))).astype(np.float32)
+    parts = [Rows(x[i : i + 80], y[i : i + 80]) for i in range(0, 320, 80)]
+    return Splits(Rows(x[320:], y[320:]), *parts)
+
+
+def begin(folder, splits, **training):
+    folder.mkdir(exist_ok=True)
+    content = {"epochs": None, "batch_rows": 40, "checkpoint_interval_s": 1e-9, **training}
+    recipe = recipe_with(method="mle", network={"hidden": [4]}, training=content)
+    return Run(recipe, splits, (2,), 2, folder, torch.device("cpu"))
+
+
+def test_a_fit_ends_when_it_has_levelled_off_and_rates_decay_to_its_end(splits, tmp_path):
+    run = begin(tmp_path / "a", splits, patience=8, max_epochs=300)
+    rates = []
+    step = run._step
+    run._step = lambda index: (step(index), rates.append(run.optimizer.param_groups[0]["lr"]))
+    run.fit(quiet=True)
+    levelled, epochs = run.progress.levelled, len(run.progress.history)
+    assert 8 <= levelled < 200
+    assert epochs == levelled + cooling_epochs(levelled, 8)
+    assert run.stopped() == f"after {epochs} epochs: levelled off after {levelled}"
+    steady = levelled * run.epoch_steps
+    assert set(rates[:steady]) == {1e-3}
+    assert rates[steady:] == sorted(rates[steady:], reverse=True)
+    assert rates[-1] == pytest.approx(1e-4, rel=0.1)
+
+
+def test_a_fit_that_is_killed_ends_as_one_that_was_not(splits, tmp_path):
+    whole = begin(tmp_path / "whole", splits, patience=8, max_epochs=60)
+    expected = whole.fit(quiet=True).state_dict()
+    first = begin(tmp_path / "killed", splits, patience=8, max_epochs=60)
+    step = first._step
+
+    def step_or_die(index):
+        if first.progress.step == (whole.progress.levelled + 2) * first.epoch_steps + 1:
+            raise KeyboardInterrupt
+        step(index)
+
+    first._step = step_or_die
+    with pytest.raises(KeyboardInterrupt):
+        first.fit(quiet=True)
+    resumed = begin(tmp_path / "killed", splits, patience=8, max_epochs=60)
+    assert resumed.resumed
+    state = resumed.fit(quiet=True).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
+    assert resumed.stopped() == whole.stopped()
+
+
+def test_a_fit_that_has_no_more_time_says_what_still_moved(splits, tmp_path):
+    run = begin(tmp_path / "a", splits, patience=20, max_epochs=30, learning_rate=1e-4)
+    run.fit(quiet=True)
+    assert len(run.progress.history) == 30
+    assert run.stopped().startswith("after 30 epochs, the most there may be (training.max_epochs): ")
+    told = begin(tmp_path / "b", splits, epochs=2)
+    told.fit(quiet=True)
+    assert told.stopped() == "after 2 epochs, as told"
