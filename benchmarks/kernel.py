@@ -15,7 +15,6 @@ weights in int8; the published graph, detectors and all, is measured beside them
 
 import argparse
 import itertools
-import os
 import statistics
 import tempfile
 import time
@@ -34,6 +33,7 @@ from benchmarks.model import NAME, ROOT, publish_untrained, torch_model
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.runtime import Runtime
+from model_store.processors import available_processors
 from training.export.graphs import export, runtime_of
 from training.export.quantise import quantise_network
 from training.export.served import served_network
@@ -101,7 +101,7 @@ def products(threads: int) -> dict[str, Callable[[], object]]:
 
 def measure(store: ModelStore, name: str, rounds: int) -> Figures:
     """Measure a published version's network and the peak in alternating rounds."""
-    threads = len(os.sched_getaffinity(0))
+    threads = available_processors()
     published = Model.load(store.open(name, store.resolve(name), wanted=NEEDED), threads)
     reference = torch_model(store, name)
     graphs = export(reference, served_network(reference, torch.rand(64, published.row_size), 0))

@@ -29,6 +29,7 @@ from pathlib import Path
 from benchmarks.model import NAME, ROOT, publish_untrained
 from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
+from model_store.processors import available_processors
 
 TICKS = os.sysconf("SC_CLK_TCK")
 VERSIONS = 4  # beside the first, loaded to see what each adds
@@ -183,7 +184,7 @@ def main() -> None:
         manifest = store.manifest(options.model, store.resolve(options.model))
         text = (
             f"# Start-up and memory\n\n`python -m benchmarks.startup --write --store DIR --model {options.model}`, "
-            f"{options.repeats} repeats, one process, {len(os.sched_getaffinity(0))} processors shared with others.\n"
+            f"{options.repeats} repeats, one process, {available_processors()} processors shared with others.\n"
             f"The model's method is {manifest.method}, its precision {manifest.precision}.\n\n"
             f"{starts(store, options.model, options.repeats, options.requests)}\n\n"
             f"## What a version adds\n\n{versions(store, options.model)}\n"

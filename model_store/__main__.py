@@ -1,4 +1,4 @@
-"""Look after a model store: `python -m model_store list | verify | alias | keep | keygen | sign`."""
+"""Look after a model store: `python -m model_store list | show | verify | alias | keep | delete | keygen | sign`."""
 
 import argparse
 import os
@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 from model_store.artifacts.signature import read_private_key, read_public_key, write_key_pair
-from model_store.artifacts.store import LATEST, ModelStore
-from model_store.errors import DubitoError, StoreError
+from model_store.artifacts.store import LATEST, ModelStore, is_version
+from model_store.artifacts.summary import summary
+from model_store.errors import DubitoError, InvalidInput, StoreError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -16,19 +17,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="every model, its versions and aliases")
+    show = commands.add_parser("show", help="what a version is")
+    _add_version(show)
+    show.add_argument("--key", type=Path, metavar="FILE", help="check its signature against this public key")
     verify = commands.add_parser("verify", help="read every version and check every file against its manifest")
     verify.add_argument("--key", type=Path, metavar="FILE", help="and every signature against this public key")
-    alias = commands.add_parser("alias", help="point an alias at a version; `latest` rolls back")
+    alias = commands.add_parser("alias", help="point an alias at a version, or remove it; `latest` rolls back")
     alias.add_argument("name")
     alias.add_argument("alias")
-    alias.add_argument("version")
+    alias.add_argument("version", nargs="?", help="a number or another alias")
+    alias.add_argument("--remove", action="store_true", help="remove the alias; its version stays")
     keep = commands.add_parser("keep", help="delete all versions but the newest N and those with an alias")
     keep.add_argument("name")
     keep.add_argument("newest", type=int)
+    delete = commands.add_parser("delete", help="delete a version, or a model with all of its versions")
+    delete.add_argument("version", metavar="NAME[:VERSION]", help="VERSION is a number; all where none is given")
+    delete.add_argument("--force", action="store_true", help="also what an alias names; `latest` moves to another")
     keygen = commands.add_parser("keygen", help="make a private key to sign with, FILE, and its public one, FILE.pub")
     keygen.add_argument("file", type=Path, metavar="FILE")
     sign = commands.add_parser("sign", help="sign a version that is whole")
-    sign.add_argument("version", metavar="NAME[:VERSION]", help="a number or an alias; latest where none is given")
+    _add_version(sign)
     sign.add_argument("--key", type=Path, metavar="FILE", required=True, help="the private key")
     options = parser.parse_args(arguments)
     store = ModelStore(options.store)
@@ -38,25 +46,57 @@ def main(arguments: list[str] | None = None) -> int:
                 for name in store.names():
                     aliases = ", ".join(f"{a} -> {v}" for a, v in sorted(store.aliases(name).items()))
                     print(f"{name}: versions {', '.join(store.versions(name))} ({aliases})")
+            case "show":
+                if options.key is not None:
+                    store.trusted = read_public_key(options.key, "--key")
+                print("\n".join(summary(store, *_version(store, options.version))))
             case "verify":
                 if options.key is not None:
                     store.trusted = read_public_key(options.key, "--key")
                 return _verify(store)
             case "alias":
-                store.set_alias(options.name, options.alias, options.version)
+                if options.remove != (options.version is None):
+                    raise InvalidInput("alias", "a version or --remove", "both" if options.remove else "neither")
+                if options.remove:
+                    store.remove_alias(options.name, options.alias)
+                else:
+                    store.set_alias(options.name, options.alias, options.version)
             case "keep":
                 print("deleted:", ", ".join(store.keep(options.name, options.newest)) or "nothing")
+            case "delete":
+                _delete(store, options.version, options.force)
             case "keygen":
                 print(f"private key: {options.file}, public key: {write_key_pair(options.file)}")
             case "sign":
-                name, _, version = options.version.partition(":")
-                number = store.resolve(name, version or LATEST)
+                name, number = _version(store, options.version)
                 store.sign(name, number, read_private_key(options.key, "--key"))
                 print(f"signed: {name} version {number}")
     except DubitoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _add_version(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("version", metavar="NAME[:VERSION]", help="a number or an alias; latest where none is given")
+
+
+def _version(store: ModelStore, text: str) -> tuple[str, str]:
+    """Return the name and number that NAME[:VERSION] means."""
+    name, _, version = text.partition(":")
+    return name, store.resolve(name, version or LATEST)
+
+
+def _delete(store: ModelStore, text: str, force: bool) -> None:
+    name, colon, version = text.partition(":")
+    if colon and not is_version(version):
+        raise InvalidInput("version", "NAME, or NAME:VERSION with a number", repr(text[:80]))
+    before = store.aliases(name)
+    print(f"deleted: {name} version {', '.join(store.delete(name, version or None, force))}")
+    after = store.aliases(name)
+    for alias in sorted(before.keys() | after.keys()):
+        if before.get(alias) != after.get(alias):
+            print(f"{alias}: {f'moved to version {after[alias]}' if alias in after else 'removed'}")
 
 
 def _verify(store: ModelStore) -> int:

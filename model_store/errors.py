@@ -8,6 +8,8 @@ DubitoError
     └── UnsupportedFormat a version written in a format that this reader does not know
 """
 
+import re
+
 
 class DubitoError(Exception):
     """Any error that Dubito raises on purpose; its text is fit to be shown to a user."""
@@ -45,5 +47,11 @@ class UnsupportedFormat(StoreError):
 
 
 def one_line(error: Exception) -> str:
-    """Return what an error says, in one line of at most 300 characters."""
-    return " ".join(str(error).split())[:300]
+    """Return what an error says, in one line of at most 300 printable characters, a terminal's colours left out."""
+    return plain(error)[:300]
+
+
+def plain(error: Exception) -> str:
+    """Return all that an error says in one line of printable characters, a terminal's colours left out."""
+    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", str(error))
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -1,7 +1,9 @@
 """The application: what the routes share, the routes, and what every request passes."""
 
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -10,6 +12,7 @@ from fastapi_offline import FastAPIOffline
 from model_store.inference.trials import TrialProcess
 from service.context import Context
 from service.http import problems
+from service.http.examples import with_examples
 from service.middleware import auth
 from service.middleware.key_file import KeyRing
 from service.middleware.observe import Observe
@@ -25,7 +28,8 @@ from service.settings import Settings
 NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 DESCRIPTION = """\
 Predictions of Bayesian neural networks, each with how uncertain it is and why, and a calibrated flag for inputs
-unlike the data. Quantities of information are in nats. The examples work as they stand against the digits model.
+unlike the data. Quantities of information are in nats. The examples are rows of the models that are served; where
+there are none, or the API needs a key, of the digits model.
 """
 
 
@@ -45,7 +49,10 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
         key_ring.start()
         context.worker_metrics.start()
         context.notices.start()
+        gc.collect()
+        gc.freeze()  # what is there now stays: looking through it for garbage would stop all threads
         yield
+        gc.unfreeze()
         context.notices.stop()
         context.worker_metrics.stop()
         context.ending.set()
@@ -72,6 +79,7 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
         routers.append(admin.router)
     for router in routers:
         app.include_router(router)
+    _show_examples(app, context)
     problems.install(app)
     asked_most = [r for part in (predict, acquire) for r in part.router.routes if isinstance(r, APIRoute)]
     app.add_middleware(Shortcut, routes=asked_most)  # innermost
@@ -79,3 +87,17 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
     app.add_middleware(CloseConnections, ending=context.ending)
     app.add_middleware(Observe, metrics=context.metrics, log=request_log(settings), tracing=tracing)
     return app
+
+
+def _show_examples(app: FastAPI, context: Context) -> None:
+    """Have the OpenAPI document show requests to the models that are served, if all may know them."""
+    general = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if not context.key_ring.keys.api_is_open:
+            return general()
+        models = context.models
+        served = [manifest for name in models.names() if (manifest := models.latest(name)) is not None]
+        return with_examples(general(), served)
+
+    app.openapi = openapi  # type: ignore[method-assign]

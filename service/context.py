@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
@@ -15,14 +15,16 @@ from prometheus_client import generate_latest
 from model_store.inference.trials import TrialProcess
 from service.engine.admission import Admission
 from service.engine.batching import Engine
-from service.engine.threads import Threads
+from service.engine.threads import Threads, at_once
 from service.errors import PastDeadline
+from service.http.json_blocks import JsonRows
 from service.http.requests import (
     FORM,
     JSON,
     NUMBERS_AT_ONCE,
     SMALL_JSON_BYTES,
     Rows,
+    hung_up,
     read_request,
     request_media_type,
     rows_array,
@@ -33,6 +35,8 @@ from service.middleware.key_file import KeyRing
 from service.observability.metrics import Metrics
 from service.observability.records import record_of
 from service.observability.worker_metrics import WorkerMetrics
+from service.process.budget import lease_of
+from service.process.clients import client_of
 from service.process.notices import Notices
 from service.process.supervisor import WorkerPlace
 from service.registry.collector import LoadedCollector
@@ -91,24 +95,44 @@ class Context:
             served = await self.threads.loads(partial(self.models.get, *wanted))
         return served
 
+    def client(self, request: Request) -> Hashable:
+        """Return whose request it is; what it holds counts as this client's from now on."""
+        client = client_of(request.scope)
+        lease_of(request.scope).belongs_to(client)
+        return client
+
     async def read(
-        self, request: Request, body: bytes, kind: type[AnyEnvelope], rows_field: str, max_rows: int
+        self,
+        request: Request,
+        client: Hashable,
+        body: bytes | bytearray,
+        kind: type[AnyEnvelope],
+        rows_field: str,
+        max_rows: int,
     ) -> tuple[AnyEnvelope, Rows]:
         """Return a request's envelope and its rows as they came; forms and long JSON away from the event loop."""
-        work = partial(read_request, request, body, kind, rows_field, max_rows)
+        steps = read_request(request, body, kind, rows_field, max_rows)
         media_type = request_media_type(request)
-        takes_long = media_type == FORM or (media_type == JSON and len(body) > SMALL_JSON_BYTES)
-        read = await self.threads.requests(work) if takes_long else work()
+        if media_type == FORM or (media_type == JSON and len(body) > SMALL_JSON_BYTES):
+            deadline = time.monotonic() + self.settings.deadline_s
+            read = await self.threads.requests.run(steps, client, len(body), deadline, partial(hung_up, request))
+        else:
+            read = at_once(steps)
         record_of(request.scope).read = time.perf_counter()
         return read
 
-    async def rows(self, rows: Rows, served: Served, field: str) -> Float32[np.ndarray, "N I"]:
+    async def rows(
+        self, request: Request, client: Hashable, rows: Rows, served: Served, rows_field: str, deadline: float
+    ) -> Float32[np.ndarray, "N I"]:
         """Return a request's rows as numbers; images, objects and many numbers are read away from the event loop."""
-        spec = served.model.manifest.input
-        work = partial(rows_array, rows, spec, field, self.settings.max_image_pixels)
-        is_large = len(rows) * served.model.row_size > NUMBERS_AT_ONCE
-        takes_long = isinstance(rows, list) and (is_large or isinstance(rows[0], str | bytes | dict))
-        return await self.threads.requests(work) if takes_long else work()
+        numbers = len(rows) * served.model.row_size
+        lease_of(request.scope).reserve(4 * numbers, rows_field)
+        steps = rows_array(rows, served.model.manifest.input, rows_field, self.settings.max_image_pixels)
+        is_dear = isinstance(rows, JsonRows) or (isinstance(rows, list) and isinstance(rows[0], str | bytes | dict))
+        if numbers > NUMBERS_AT_ONCE or is_dear:
+            size = 4 * numbers
+            return await self.threads.requests.run(steps, client, size, deadline, partial(hung_up, request))
+        return at_once(steps)
 
     def deadline(self, begun: float, envelope: Envelope) -> float:
         """Return when a request that came at `begun` must be answered, on the clock of time.monotonic."""

@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model_store.errors import InvalidInput
 from model_store.inference.trials import WORKING_BYTES
+from model_store.processors import available_processors
 
 PREFIX = "DUBITO_"
 VERIFY_KEY_VARIABLE = f"{PREFIX}VERIFY_KEY_FILE"
@@ -64,12 +65,13 @@ class Settings(BaseSettings):
         default=64 << 20, description="largest request body, in bytes"
     )
     max_json_bytes: Annotated[int, Field(ge=1024)] = Field(
-        default=16 << 20, description="largest JSON body, in bytes: it takes many times its size until it is read"
+        default=16 << 20, description="largest JSON body, in bytes: it takes much longer to read than an array"
     )
     memory_budget_bytes: Annotated[int, Field(ge=1 << 20)] = Field(
         default=512 << 20,
         description="most memory of each process for requests, in bytes: bodies that are read, what is made of them "
-        "and answers that are not read yet; what does not fit is answered 429",
+        "and answers that are not read yet; what does not fit is answered 429. A lone client gets three "
+        "quarters of it",
     )
     max_connections: Annotated[int, Field(ge=1)] = Field(
         default=1000,
@@ -148,7 +150,7 @@ def processors(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
     `cpu_max` is the file of cgroup v2: microseconds of processor time in each period, or `max`, and the period.
     """
-    available = len(os.sched_getaffinity(0))
+    available = available_processors()
     try:
         quota, period = cpu_max.read_text(encoding="ascii").split()
         return available if quota == "max" else max(1, min(available, int(quota) // int(period)))

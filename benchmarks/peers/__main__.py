@@ -14,7 +14,6 @@ Rounds alternate: in each, every server is started, asked, measured and ended. T
 
 import argparse
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -39,6 +38,7 @@ from benchmarks.peers.servers import (
 )
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
+from model_store.processors import available_processors
 
 RESULTS = ROOT / "docs" / "results"
 BODIES = 64  # different rows in the load
@@ -138,7 +138,7 @@ def contenders_of(
     """Return who takes part, Dubito first, and note in `broken` whose environment cannot be made."""
     settings = {"DUBITO_STORE": str(store.root.resolve()), "DUBITO_DEFAULT_MODEL": name}
     found = {}
-    for workers in sorted({1, len(os.sched_getaffinity(0))}):
+    for workers in sorted({1, available_processors()}):
         label = "Dubito" if workers == 1 else f"Dubito, {workers} workers"
         found[label] = Contender(label, "", DUBITO, {**settings, "DUBITO_WORKERS": str(workers)}, DUBITO.command)
     for peer in PEERS:
@@ -151,7 +151,7 @@ def contenders_of(
             environment = {
                 "PEER_WEIGHTS": str(weights),
                 "PEER_WAY": way,
-                "PEER_THREADS": str(len(os.sched_getaffinity(0))),
+                "PEER_THREADS": str(available_processors()),
                 "BENTOML_DO_NOT_TRACK": "True",
                 "RAY_USAGE_STATS_ENABLED": "0",
             }

@@ -1,6 +1,5 @@
 """What was measured of the servers side by side, as a table and a plot."""
 
-import os
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import torch
 
 from benchmarks.load import Load
 from benchmarks.peers.check import CHECKED_ROUNDS, CHECKED_ROWS, REFERENCE_DRAWS
+from model_store.processors import available_processors
 
 CONNECTIONS = 64  # of the load that capacity is measured under
 
@@ -57,7 +57,7 @@ def table(
         "# One-row requests, 100 fresh draws, 784-800-800-10, RealNVP 4: Dubito beside other servers",
         "",
         f"`python -m benchmarks.peers --seconds {seconds:g} --rounds {rounds} --write`; "
-        f"{len(os.sched_getaffinity(0))} processors, torch {torch.__version__.split('+')[0]}, Dubito's weights in "
+        f"{available_processors()} processors, torch {torch.__version__.split('+')[0]}, Dubito's weights in "
         f"{precision}.",
         "",
         f"Capacity: closed loop, {CONNECTIONS} connections. Latencies in ms, p50 / p99: of one connection that never "

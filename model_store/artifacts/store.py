@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 MAX_MANIFEST_BYTES = 1 << 20
 PIECE_BYTES = 1 << 20  # of a file that is verified and not kept
 LATEST = "latest"
+LAST_DELETED = ".last-deleted"  # beside the aliases: the highest number of a version that was the newest and is gone
 EVIDENCE = "evidence"  # the folder of evaluation reports: `model_store.artifacts.report`
 
 
@@ -198,7 +199,7 @@ class ModelStore:
         if set(files) != set(FILES):
             raise InvalidInput("files", f"{sorted(FILES)}", f"{sorted(files)}")
         with self.writing(name) as folder:
-            version = str(max(map(int, self.versions(name)), default=0) + 1)
+            version = str(max(_last_deleted(folder), *map(int, self.versions(name)), 0) + 1)
             unsigned = Manifest(
                 format_version=FORMAT_VERSION,
                 **description.model_dump(),
@@ -254,6 +255,55 @@ class ModelStore:
         with self.writing(name) as folder:
             self._point(folder, alias, self.resolve(name, version))
 
+    def remove_alias(self, name: str, alias: str) -> None:
+        """Remove an alias; the version that it names stays.
+
+        Raises:
+            InvalidInput: if it is `latest`, which always names a version.
+            NotFound: if there is no such model or alias.
+        """
+        if alias == LATEST:
+            raise InvalidInput("alias", f"another than {LATEST}, which always names a version", LATEST)
+        self.resolve(name)
+        with self.writing(name) as folder:
+            aliases = self.aliases(name)
+            if alias not in aliases:
+                raise NotFound(f"alias: expected one of {sorted(aliases)} of model {name}, got {alias!r}")
+            self._drop_alias(folder, alias)
+
+    def delete(self, name: str, version: str | None = None, force: bool = False) -> list[str]:
+        """Delete a version (a number), or a model with all of its versions; return the versions that are gone.
+
+        What an alias names is deleted with `force` alone. Such an alias is removed, but `latest` moves: to the newest
+        version before the one that is gone, else to the newest that is left. No later version gets a deleted number.
+
+        Raises:
+            InvalidInput: if an alias names it and `force` is not given.
+            NotFound: if there is no such model or version.
+        """
+        self.resolve(name, version or LATEST)
+        with self.writing(name) as folder:
+            versions, aliases = self.versions(name), self.aliases(name)
+            gone = [found for found in versions if version in (None, found)]
+            left = [found for found in versions if found not in gone]
+            named = sorted(alias for alias, of in aliases.items() if of in gone)
+            if named and not force:
+                what = f"version {version}" if version else f"all of {name}: version {', '.join(versions)}"
+                raise InvalidInput(
+                    "version", "one that no alias names (--force deletes others too)", f"{what}; {_and(named)}"
+                )
+            if gone == versions[-len(gone) :]:
+                self._point(folder, LAST_DELETED, str(max(_last_deleted(folder), *map(int, gone))))
+            if left and LATEST in named:
+                before = [found for found in left if int(found) < int(aliases[LATEST])]
+                self._point(folder, LATEST, (before or left)[-1])
+            for alias in named:
+                if alias != LATEST:
+                    self._drop_alias(folder, alias)
+            for found in sorted(gone, key=lambda found: found == aliases[LATEST]):  # it is served to the last
+                self._bury(folder, found)
+        return gone
+
     def keep(self, name: str, newest: int) -> list[str]:
         """Delete all versions but the newest ones and those that an alias names; return what was deleted.
 
@@ -269,11 +319,7 @@ class ModelStore:
             kept = {*versions[-newest:], *self.aliases(name).values()}
             deleted = [version for version in versions if version not in kept]
             for version in deleted:
-                shutil.rmtree(folder / EVIDENCE / version, ignore_errors=True)
-                grave = folder / f".deleted-{version}"
-                (folder / version).rename(grave)  # gone at once, whatever happens next
-                sync_folder(folder)
-                shutil.rmtree(grave)
+                self._bury(folder, version)
         return deleted
 
     def folder(self, name: str) -> Path:
@@ -297,6 +343,17 @@ class ModelStore:
             for left in [*folder.glob(".draft-*"), *folder.glob(".deleted-*")]:
                 shutil.rmtree(left, ignore_errors=True)
             yield folder
+
+    def _bury(self, folder: Path, version: str) -> None:
+        shutil.rmtree(folder / EVIDENCE / version, ignore_errors=True)
+        grave = folder / f".deleted-{version}"
+        (folder / version).rename(grave)  # gone at once, whatever happens next
+        sync_folder(folder)
+        shutil.rmtree(grave)
+
+    def _drop_alias(self, folder: Path, alias: str) -> None:
+        (folder / "aliases" / alias).unlink(missing_ok=True)
+        sync_folder(folder / "aliases")
 
     def _point(self, folder: Path, alias: str, version: str) -> None:
         aliases = folder / "aliases"
@@ -326,6 +383,19 @@ def is_name(text: str) -> bool:
 def is_version(text: str) -> bool:
     """Whether a text is a version number."""
     return re.fullmatch(r"[1-9][0-9]{0,8}", text) is not None
+
+
+def _last_deleted(folder: Path) -> int:
+    """Return the number that a later version must be above; 0 where no newest version was deleted."""
+    try:
+        text = read_regular(folder / "aliases" / LAST_DELETED, 9).decode("ascii", errors="replace")
+    except FileNotFoundError:
+        return 0
+    return int(text) if is_version(text) else 0
+
+
+def _and(aliases: list[str]) -> str:
+    return f"{', '.join(aliases)} name{'s' if len(aliases) == 1 else ''} it"
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

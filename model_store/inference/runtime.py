@@ -7,7 +7,6 @@ kernel when a session is made.
 """
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from jaxtyping import Float32
 
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM, noise
 from model_store.inference.operators import refusal
+from model_store.processors import available_processors
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
 
@@ -102,7 +102,7 @@ class Runtime:
         if before is None or after is None:
             raise GraphError("network.onnx", "expected a density that does not depend on theta")
         self._before, self._after = _session("network.onnx", before), _session("network.onnx", after)
-        self.threads = 1 if providers()[0] == "CUDAExecutionProvider" else threads or len(os.sched_getaffinity(0))
+        self.threads = 1 if providers()[0] == "CUDAExecutionProvider" else threads or available_processors()
         self._pool = ThreadPoolExecutor(self.threads, "network") if self.threads > 1 else None
 
     def draw(self, seed: int, first_draw: int, num_draws: int) -> Float32[np.ndarray, "K D"]:

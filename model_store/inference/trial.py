@@ -26,6 +26,7 @@ from model_store.inference.runtime import CHUNK_ROWS, UNPAIRED_CHUNK_ROWS
 READY = "ready"
 COPIES = 6  # of the files that are needed, while they become sessions
 PR_SET_PDEATHSIG = 1
+STATUS = Path("/proc/self/status")  # of Linux
 
 
 def main() -> int:
@@ -88,8 +89,11 @@ def predict(model: Model) -> None:
 
 
 def _limit_memory(more: int) -> None:
-    """Let this process have so many more bytes than it has now."""
-    status = Path("/proc/self/status").read_text()
+    """Let this process have so many more bytes than it has now; no limit where the system does not say (macOS)."""
+    try:
+        status = STATUS.read_text()
+    except FileNotFoundError:
+        return
     has = 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData:"))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = has + more if hard == resource.RLIM_INFINITY else min(has + more, hard)
@@ -106,8 +110,9 @@ def _is_of_memory(error: BaseException | None) -> bool:
 
 
 def _end_with_parent() -> None:
-    """Have the system kill this process when the thread that started it is gone."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Have the system kill this process when the thread that started it is gone; elsewhere it ends with its input."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _be_killed_first() -> None:

@@ -51,14 +51,14 @@ def _one_hot(column: CategoricalColumn, values: Categories) -> Float32[np.ndarra
     return encoded
 
 
-def from_objects(rows: Sequence[Any], columns: Columns, field: str) -> Float32[np.ndarray, "N I"]:
-    """Encode objects keyed by column, as JSON gives them; null is a missing value.
+def from_objects(rows: Sequence[Any], columns: Columns, field: str, first_row: int = 0) -> Float32[np.ndarray, "N I"]:
+    """Encode objects keyed by column, as JSON gives them; null is a missing value. Errors count from `first_row`.
 
     Raises:
         InvalidInput: naming the row and column that is absent, unknown or of a wrong type.
     """
     names = {column.name for column in columns}
-    for n, row in enumerate(rows):
+    for n, row in enumerate(rows, start=first_row):
         if not isinstance(row, dict):
             raise InvalidInput(f"{field}.{n}", "an object keyed by column, as the row before it", "something else")
         if row.keys() != names:
@@ -68,16 +68,22 @@ def from_objects(rows: Sequence[Any], columns: Columns, field: str) -> Float32[n
         cells = [row[column.name] for row in rows]
         if isinstance(column, NumericColumn | TimeColumn):
             read = _number if isinstance(column, NumericColumn) else _time
-            values[column.name] = np.array([read(cell, f"{field}.{n}.{column.name}") for n, cell in enumerate(cells)])
+            values[column.name] = np.array(
+                [read(cell, f"{field}.{n}.{column.name}") for n, cell in enumerate(cells, start=first_row)]
+            )
         else:
-            values[column.name] = [_category(cell, f"{field}.{n}.{column.name}") for n, cell in enumerate(cells)]
+            values[column.name] = [
+                _category(cell, f"{field}.{n}.{column.name}") for n, cell in enumerate(cells, start=first_row)
+            ]
     encoded = encode(columns, values)
     finite = np.isfinite(encoded)
     if not finite.all():
         n, i = np.argwhere(~finite)[0].tolist()
         ends = np.cumsum([column_width(column) for column in columns])
         name = columns[int(np.searchsorted(ends, i, side="right"))].name
-        raise InvalidInput(f"{field}.{n}.{name}", "a number nearer to those of the training data", "one too far away")
+        raise InvalidInput(
+            f"{field}.{first_row + n}.{name}", "a number nearer to those of the training data", "one too far away"
+        )
     return encoded
 
 

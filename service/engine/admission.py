@@ -1,11 +1,17 @@
-"""Admission: how much work may wait, in rows x draws. Health and metrics are never asked for it."""
+"""Admission: how much work may wait, in rows x draws, and whose. Health and metrics are never asked for it.
+
+What is too much is refused; but a client, or a request, is not refused for what others have brought beyond their
+share: it is let in if there would be room for it, had all others brought at most as much.
+"""
 
 import asyncio
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from service.errors import Overloaded, TooLarge
 from service.settings import Settings
@@ -25,6 +31,8 @@ class Admission:
         self.settings = settings
         self.row_draws = 0  # waiting or in work
         self.in_work = 0  # requests
+        self._of_clients: Counter[Hashable] = Counter()  # rows x draws
+        self._sizes: Counter[int] = Counter()  # how many requests in work have so many rows x draws
         self.idle = idle
         self.idle.set()
         self._limit = settings.max_queued_row_draws
@@ -34,8 +42,8 @@ class Admission:
         self._rate = 0.0  # rows x draws a second, of late
 
     @contextmanager
-    def admitted(self, rows: int, draws: int, at_once: int) -> Iterator[None]:
-        """Hold a place for a request's work, of which `at_once` rows x draws count at a time.
+    def admitted(self, rows: int, draws: int, at_once: int, client: Hashable = None) -> Iterator[None]:
+        """Hold a place for a client's request, of which `at_once` rows x draws count at a time.
 
         A burst may fill the queue up to `max_queued_row_draws`. From when it is full until nobody has been refused
         for `LASTING_S`, work beyond `overload_row_draws` is refused, so that those who are let in are answered soon.
@@ -44,29 +52,42 @@ class Admission:
 
         Raises:
             TooLarge: if the request alone is more than one may be.
-            Overloaded: if too much is waiting already; a lone request is always let in.
+            Overloaded: if too much is waiting already, and the client and the request have their share; a lone
+                request is always let in.
         """
         if rows * draws > self.settings.max_row_draws:
             raise TooLarge(f"rows x num_samples: expected at most {self.settings.max_row_draws}, got {rows * draws}")
         work = min(rows * draws, max(at_once, draws))
-        self.refuse_overload(work)
+        self.refuse_overload(work, client)
         self.row_draws += work
         self.in_work += 1
+        self._of_clients[client] += work
+        self._sizes[work] += 1
         self.idle.clear()
         try:
             yield
         finally:
             self.row_draws -= work
             self.in_work -= 1
+            _take_from(self._of_clients, client, work)
+            _take_from(self._sizes, work, 1)
             asyncio.get_running_loop().call_later(REST_S, self._rest)
 
-    def refuse_overload(self, work: int = 1) -> None:
-        """Raise Overloaded if so many further rows x draws are too much for now."""
+    def refuse_overload(self, work: int, client: Hashable = None) -> None:
+        """Raise Overloaded if so many further rows x draws of a client are too much for now."""
         now = time.monotonic()
         most = self._most(now)
-        if self.row_draws > 0 and self.row_draws + work > most:
+        if self.row_draws > 0 and self.row_draws + work > most and not self._is_within_share(work, client, most):
             self._overload(now)
             raise Overloaded(retry_after_s=max(1, math.ceil(self.row_draws / self._rate)) if self._rate else 1)
+
+    def _is_within_share(self, work: int, client: Hashable, most: int) -> bool:
+        """Whether there were room, had every other client, or every other request, brought at most as much."""
+        whole = self._of_clients[client] + work
+        clients = sum(min(held, whole) for other, held in self._of_clients.items() if other != client)
+        if whole + clients <= most:
+            return True
+        return work + sum(count * min(size, work) for size, count in self._sizes.items()) <= most
 
     def _most(self, now: float) -> int:
         """Return how many rows x draws may wait or be in work."""
@@ -96,3 +117,9 @@ class Admission:
     def _rest(self) -> None:
         if self.in_work == 0:
             self.idle.set()
+
+
+def _take_from(counter: Counter[Any], key: Hashable, count: int) -> None:
+    counter[key] -= count
+    if counter[key] == 0:
+        del counter[key]

@@ -1,42 +1,38 @@
 """The engine: the way from rows to predictions and pool scores.
 
-Jobs wait in a queue. A worker thread takes the first of them, and with it all others of the same model and number of
-draws that fit into a *micro-batch*: one product of rows and draws, under one fresh draw set, so that draws are made
-once for many requests. An idle server has no queue, and nobody waits for company; a busy one waits a moment, since
-each micro-batch needs draws of its own. A job that is larger than a micro-batch, a pool among them, is computed in
-parts, between which others get their turn.
+Jobs wait in a queue, in which clients have equal shares of rows x draws. A worker thread takes the job whose turn it
+is, and with it others of the same model and number of draws that fit into a *micro-batch*: one product of rows and
+draws, under one fresh draw set, so that draws are made once for many requests. An idle server has no queue, and
+nobody waits for company; a busy one waits a moment, since each micro-batch needs draws of its own. A job that is
+larger than a micro-batch, a pool among them, is computed in parts, between which others get their turn.
 """
 
 import asyncio
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
-from starlette.requests import ClientDisconnect
 
 from model_store.inference.draws import OwnDraws, RowsUnderDraws, SharedDraws
 from model_store.inference.runtime import HELD_BYTES, DrawSet
 from model_store.scores.sums import GROUPS
 from service.engine.admission import Admission
 from service.engine.jobs import Job, MicroBatch, Part, PoolScores, Predicted, Progress
+from service.engine.waiting import HungUp, wait_for
 from service.errors import PastDeadline
 from service.observability.metrics import Metrics
+from service.process.shares import Shares
 from service.registry.models import Served
-
-HungUp = Callable[[], Coroutine[Any, Any, None]]
 
 SMALL_ROW_DRAWS = 200  # a millisecond of arithmetic
 BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch
+PARTS_FOR_OTHERS = 4  # that such a part of a large job is divided in where others wait or may come
 REMADE_ROW_DRAWS = 100_000  # the same where draws are too large to hold, and made again for each part of a job
 SUMMED_NUMBERS = 4_000_000  # that the draws of a micro-batch or part are summed in: 32 MB
 LEAST_AT_ONCE = 16  # requests that a micro-batch may take, however few are about
 GATHER_S = 0.01  # after a micro-batch, in which those who come with the next requests are waited for
-PATIENCE_S = 0.05  # before a look at whether the client is still there
 
 
 class Engine:
@@ -45,7 +41,7 @@ class Engine:
     def __init__(self, admission: Admission, metrics: Metrics) -> None:
         self.admission = admission
         self.metrics = metrics
-        self._queue: deque[Progress] = deque()
+        self._queue: Shares[Progress] = Shares()
         self._something = threading.Condition()
         self._closed = False
         self._at_once = LEAST_AT_ONCE  # requests that a micro-batch may take, of those about
@@ -90,32 +86,16 @@ class Engine:
                     raise PastDeadline
                 self._compute([progress])
                 return progress
-        loop = asyncio.get_running_loop()
-        progress.future = future = loop.create_future()
-        watching: list[asyncio.Task[None]] = []
-
-        def watch() -> None:
-            watching.append(loop.create_task(hung_up()))
-            watching[0].add_done_callback(lambda _: future.cancel())
-
-        waiting = loop.call_later(PATIENCE_S, watch)  # most are answered before
+        progress.future = asyncio.get_running_loop().create_future()
         self._put(progress)
-        try:
-            await future
-        except asyncio.CancelledError:
-            if watching and watching[0].done():
-                raise ClientDisconnect from None
-            raise
-        finally:
-            waiting.cancel()
-            for task in watching:
-                task.cancel()
+        await wait_for(progress.future, hung_up)
         return progress
 
     def _put(self, progress: Progress) -> None:
         progress.queued = time.perf_counter()
+        cost = min(progress.rows_left, self._most_rows(progress)) * progress.job.num_samples
         with self._something:
-            self._queue.append(progress)
+            self._queue.put(progress, progress.job.client, cost)
             if len(self._queue) >= self._gathered:
                 self._something.notify()
 
@@ -145,27 +125,42 @@ class Engine:
             self._something.wait()
 
     def _next(self) -> list[Progress]:
-        """Take from the queue what is computed next: a part of a large job, or a micro-batch."""
-        first = self._queue.popleft()
-        if first.is_over():
+        """Take from the queue what is computed next: a part of a large job, or a micro-batch.
+
+        A micro-batch takes no client's account further beyond the smallest than one part does.
+        """
+        turns, over = self._queue.turns(), []
+        while turns and turns[0].work.is_over():
+            over.append(turns.pop(0))
+        if not turns:
+            self._queue.take([], over)
             return []
-        batch, rows, seeded = [first], first.rows_left, first.job.seed is not None
-        others: deque[Progress] = deque()
+        first = turns[0].work
+        taken, rows, seeded = turns[:1], first.rows_left, first.job.seed is not None
         most = part_rows(first.job.served, first.job.num_samples)
         most_seeded = min(most, _own_rows(first.job))
-        while self._queue and rows < most and len(batch) < self._at_once:
-            other = self._queue.popleft()
-            if first.job.goes_with(other.job) and not (first.rows_done or other.rows_done):
-                any_seeded = seeded or other.job.seed is not None
-                if rows + other.rows_left <= (most_seeded if any_seeded else most):
-                    if not other.is_over():
-                        batch.append(other)
-                        rows, seeded = rows + other.rows_left, any_seeded
-                    continue
-            others.append(other)
-        others.extend(self._queue)
-        self._queue = others
-        return batch
+        furthest = self._queue.least + most * first.job.num_samples
+        used = {turns[0].client: turns[0].after}
+        for piece in turns[1:]:
+            if rows >= most or len(taken) >= self._at_once:
+                break
+            other = piece.work
+            if not first.job.goes_with(other.job) or first.rows_done or other.rows_done:
+                continue
+            after = used.get(piece.client, self._queue.used(piece.client)) + piece.cost
+            if after > furthest:
+                continue
+            any_seeded = seeded or other.job.seed is not None
+            if rows + other.rows_left > (most_seeded if any_seeded else most):
+                continue
+            if other.is_over():
+                over.append(piece)
+            else:
+                taken.append(piece)
+                used[piece.client] = after
+                rows, seeded = rows + other.rows_left, any_seeded
+        self._queue.take(taken, over)
+        return [piece.work for piece in taken]
 
     def _run(self, batch: list[Progress]) -> None:
         try:
@@ -178,6 +173,8 @@ class Engine:
             if progress.rows_left:
                 self._put(progress)
             else:
+                if len(progress.parts) > 1:
+                    progress.gather()
                 progress.finish()
 
     def _compute(self, batch: list[Progress]) -> None:
@@ -185,7 +182,7 @@ class Engine:
         begun = time.perf_counter()
         job = batch[0].job
         sets = _drawn(batch)
-        most = part_rows(job.served, job.num_samples)
+        most = self._most_rows(batch[0])
         parts = [progress.job.x[progress.rows_done : progress.rows_done + most] for progress in batch]
         x = parts[0] if len(parts) == 1 else np.concatenate(parts)
         computed = _pool_part(job, x, sets[0]) if job.acquisition else _predicted(batch, parts, x, sets)
@@ -193,6 +190,15 @@ class Engine:
         for progress, rows, part in zip(batch, parts, computed, strict=True):
             progress.take(part, len(rows), begun, ended)
         self._count(batch, len(x), begun, ended)
+
+    def _most_rows(self, progress: Progress) -> int:
+        """Return how many rows of a job are computed at once: fewer of a large one where others are about."""
+        job = progress.job
+        most = part_rows(job.served, job.num_samples)
+        is_held = job.served.model.runtime.set_bytes(job.num_samples) <= HELD_BYTES
+        if len(job.x) > most and self.admission.in_work > 1 and is_held:
+            return -(-most // PARTS_FOR_OTHERS)
+        return most
 
     def _count(self, batch: list[Progress], rows: int, begun: float, ended: float) -> None:
         served, draws = batch[0].job.served, batch[0].job.num_samples
@@ -210,6 +216,19 @@ def part_rows(served: Served, num_samples: int) -> int:
     is_held = served.model.runtime.set_bytes(num_samples) <= HELD_BYTES
     summed = SUMMED_NUMBERS // (GROUPS * served.model.manifest.output_size)
     return max(1, min((BATCH_ROW_DRAWS if is_held else REMADE_ROW_DRAWS) // num_samples, summed))
+
+
+def kept_bytes(job: Job) -> int:
+    """Return about how many bytes are kept of a job until it is answered: what was computed, in parts and then whole,
+    and of a job in several parts the draws.
+    """
+    model, rows = job.served.model, len(job.x)
+    set_bytes = model.runtime.set_bytes(job.num_samples)
+    draws = set_bytes if rows > part_rows(job.served, job.num_samples) and set_bytes <= HELD_BYTES else 0
+    if job.acquisition is not None:
+        return draws + 16 * rows
+    samples = 8 * job.num_samples if job.keep_samples else 0
+    return draws + rows * (400 + model.manifest.output_size * (96 + samples))
 
 
 def _own_rows(job: Job) -> int:

@@ -36,6 +36,16 @@ class Decision:
     interval: Float64[np.ndarray, "N 2"] | None  # None in a classification
     abstain: Bool[np.ndarray, "N"] | None  # None where no risk is in force
 
+    def take(self, rows: slice) -> "Decision":
+        """Return what is decided of some rows."""
+        return Decision(
+            self.flag[rows],
+            {name: fired[rows] for name, fired in self.fired.items()},
+            None if self.prediction_set is None else self.prediction_set[rows],
+            None if self.interval is None else self.interval[rows],
+            None if self.abstain is None else self.abstain[rows],
+        )
+
 
 def check_computed(scores: Float64[np.ndarray, "N"], field: str) -> None:
     """Raise InvalidInput for the first row whose score is not a number: its inputs are too large to compute with."""

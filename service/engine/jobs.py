@@ -13,6 +13,7 @@ from jaxtyping import Float32, Float64
 from model_store.conformal.stopping import StoppingRule
 from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import DrawSet
+from service.engine.waiting import finish
 from service.errors import PastDeadline
 from service.observability.records import Phase
 from service.registry.models import Served
@@ -34,6 +35,7 @@ class Job:
     rule: StoppingRule | None = None  # when a row stops drawing; None: at `num_samples`
     keep_samples: bool = False
     acquisition: str | None = None
+    client: Hashable = None  # whose share it is part of
 
     @property
     def has_short_answer(self) -> bool:
@@ -139,34 +141,31 @@ class Progress:
     def finish(self, error: Exception | None = None) -> None:
         """Tell whoever waits for the job that it is done, or why not; their event loop may be gone."""
         assert self.future is not None
-        try:
-            self.future.get_loop().call_soon_threadsafe(_finish, self.future, error)
-        except RuntimeError:
-            return  # an answer after the end of the service
+        finish(self.future, error=error)
+
+    def gather(self) -> None:
+        """Make one part of all, each of which was computed by itself: a copy that is better not made by the loop."""
+        batch = samples = scores = None
+        if self.parts[0].batch is not None:
+            batch = MicroBatch(
+                Prediction.concatenate([p.batch.prediction for p in self.parts if p.batch is not None])
+            )
+        if self.parts[0].samples is not None:
+            samples = np.concatenate([part.samples for part in self.parts if part.samples is not None], axis=1)
+        if self.parts[0].scores is not None:
+            scores = np.concatenate([part.scores for part in self.parts if part.scores is not None])
+        self.parts = [Part(batch, slice(0, len(self.job.x)), samples, scores)]
 
     def predicted(self) -> Predicted:
-        """Return the prediction of a job whose rows are all computed."""
+        """Return the prediction of a job whose rows are all computed, and gathered."""
+        (part,) = self.parts
         assert self.draws is not None
-        samples = [part.samples for part in self.parts if part.samples is not None]
-        kept = np.concatenate(samples, axis=1) if samples else None
-        batch, rows = self.parts[0].batch, self.parts[0].rows
-        assert batch is not None
-        if len(self.parts) > 1:  # each computed by itself
-            parts = [part.batch.prediction for part in self.parts if part.batch is not None]
-            batch, rows = MicroBatch(Prediction.concatenate(parts)), slice(0, len(self.job.x))
-        return Predicted(batch, rows, self.draws.seed, self.job.num_samples, kept, self.phases)
+        assert part.batch is not None
+        return Predicted(part.batch, part.rows, self.draws.seed, self.job.num_samples, part.samples, self.phases)
 
     def pool_scores(self) -> PoolScores:
-        """Return the scores of a pool whose rows are all computed."""
+        """Return the scores of a pool whose rows are all computed, and gathered."""
+        (part,) = self.parts
         assert self.draws is not None
-        scores = np.concatenate([part.scores for part in self.parts if part.scores is not None])
-        return PoolScores(scores, self.draws.seed, self.phases)
-
-
-def _finish(future: "asyncio.Future[None]", error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
+        assert part.scores is not None
+        return PoolScores(part.scores, self.draws.seed, self.phases)

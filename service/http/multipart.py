@@ -1,5 +1,6 @@
 """Parsing `multipart/form-data` (RFC 7578) within limits, in memory: nothing is written to disk."""
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from python_multipart.exceptions import FormParserError
@@ -7,6 +8,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from model_store.errors import InvalidInput
 from service.errors import TooLarge
+
+STEP_BYTES = 1 << 20  # of a form that are parsed at once
 
 
 @dataclass
@@ -58,8 +61,8 @@ class Form:
         self.ended = True
 
 
-def parse_form(body: bytes, content_type: str, max_parts: int) -> list[Part]:
-    """Return the parts of a form in order.
+def parse_form(body: bytes | bytearray, content_type: str, max_parts: int) -> Generator[None, None, list[Part]]:
+    """Return the parts of a form in order; yields after each of many steps.
 
     Raises:
         InvalidInput: if it is not a whole form, or a part has no name.
@@ -72,7 +75,9 @@ def parse_form(body: bytes, content_type: str, max_parts: int) -> list[Part]:
     callbacks = {name: getattr(form, name) for name in dir(form) if name.startswith("on_")}
     try:
         parser = MultipartParser(options[b"boundary"], callbacks)  # type: ignore[arg-type]
-        parser.write(body)
+        for start in range(0, len(body), STEP_BYTES):
+            parser.write(bytes(body[start : start + STEP_BYTES]))
+            yield
         parser.finalize()
     except FormParserError:
         raise InvalidInput("body", "multipart/form-data with the boundary of its Content-Type", "another") from None

@@ -5,7 +5,7 @@ import binascii
 import io
 import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from itertools import chain
 from typing import Any
 
@@ -15,11 +15,12 @@ from fastapi import Request
 from jaxtyping import Float32
 from starlette.requests import ClientDisconnect
 
-from model_store.artifacts.manifest import ImageSpec, InputSpec
+from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import from_objects
 from model_store.inputs.images import decoded_pixels, open_image, pixels
 from service.errors import TooLarge, Unsupported
+from service.http.json_blocks import JsonRows, parse, take_apart
 from service.http.multipart import parse_form
 from service.http.schemas import Envelope, kind_of, validate
 from service.http.schemas import Request as Envelope_
@@ -30,22 +31,23 @@ NPY = "application/x-npy"
 NPZ = "application/x-npz"
 FORM = "multipart/form-data"
 MAX_DIMENSIONS = 32  # of an npy array
+MAX_NPY_HEADER_BYTES = 128 << 10  # more than numpy reads
 FEW_NUMBERS = 4096  # looked at by Python: numpy lets go of the interpreter, and may wait long to get it back
 MAX_FORM_FIELDS = 16  # of a form, beside its rows
 NUMBERS_AT_ONCE = 1 << 16  # of rows in lists: a millisecond or so a step
-SMALL_JSON_BYTES = 64 << 10  # not counted: it becomes 2 MB at most
+SMALL_JSON_BYTES = 64 << 10  # read in one step, and not counted: it becomes 2 MB at most
 NESTED_A_ROW = 64  # arrays and objects, on average
 MAX_NESTED = 1_000_000
-# What Python takes for each, at most: an item in its list, then as one of all numbers, an array, an object, half a
-# string, and an object's entry.
-JSON_OBJECT_BYTES = {",": 48, "[": 96, "{": 240, '"': 32, ":": 96}
+# What is kept for each, at most: a number (as float32, and whether it is finite), a row's place, and half of a string
+# that stands beside the rows; rows that are objects have fewer numbers than commas and colons.
+JSON_OBJECT_BYTES = {",": 5, "[": 32, "{": 32, '"': 40, ":": 5}
 ARRAY_BYTES = 5  # of a number of an array: as float32, and whether it is finite
 
-Rows = list[Any] | np.ndarray
+Rows = list[Any] | np.ndarray | JsonRows
 
 
-async def read_body(request: Request, limit: int, json_limit: int) -> bytes:
-    """Read a request's body of at most `limit` bytes, or `json_limit` of JSON, which takes many times its size.
+async def read_body(request: Request, limit: int, json_limit: int) -> bytes | bytearray:
+    """Read a request's body of at most `limit` bytes, or `json_limit` of JSON, which takes longer to read.
 
     Raises:
         TooLarge: before more than that is kept.
@@ -60,26 +62,22 @@ async def read_body(request: Request, limit: int, json_limit: int) -> bytes:
     if int(header(request, b"content-length", "0")) > limit:
         raise too_large
     lease = lease_of(request.scope)
-    parts, size = [], 0
+    body: bytes | bytearray = b""
     more = True
     while more:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         part, more = message.get("body", b""), message.get("more_body", False)
-        size += len(part)
-        if size > limit:
+        if len(body) + len(part) > limit:
             raise too_large
-        if part:
-            lease.acquire(len(part))
-            parts.append(part)
-    if len(parts) == 1:  # as most come
-        body: bytes = parts[0]
-        return body
-    lease.acquire(size)  # once in parts and once whole
-    whole = b"".join(parts)
-    lease.release(size)
-    return whole
+        lease.acquire(len(part))
+        if not body:
+            body = part
+        elif part:
+            body = body if isinstance(body, bytearray) else bytearray(body)
+            body += part
+    return body
 
 
 async def hung_up(request: Request) -> None:
@@ -89,9 +87,9 @@ async def hung_up(request: Request) -> None:
 
 
 def read_request(
-    request: Request, body: bytes, kind: type[Envelope_], rows_field: str, max_rows: int
-) -> tuple[Envelope_, Rows]:
-    """Return the envelope of a JSON, npy or form request, and its rows as they came.
+    request: Request, body: bytes | bytearray, kind: type[Envelope_], rows_field: str, max_rows: int
+) -> Generator[None, None, tuple[Envelope_, Rows]]:
+    """Return the envelope of a JSON, npy or form request, and its rows as they came; yields after each of many steps.
 
     An npy body holds the rows alone; the envelope's other fields are then query parameters. A form holds a file for
     each row, and the other fields beside them or in the query.
@@ -106,11 +104,15 @@ def read_request(
     if media_type == JSON:
         if request.query_params:  # else a seed put there would be passed over in silence
             raise InvalidInput("query", "nothing, since a JSON body holds every field", "parameters")
-        reserve_json(body, rows_field, max_rows, lease_of(request.scope))
-        content = parse_json(body)
-        rows = content.get(rows_field, [])
-        if isinstance(rows, list):
-            content = {**content, rows_field: []} if rows_field in content else content
+        if len(body) > SMALL_JSON_BYTES:
+            reserve_json(body, rows_field, max_rows, lease_of(request.scope))
+            content, found = yield from take_apart(body, rows_field, max_rows)
+            rows = [] if found is None else found
+        else:
+            content = parse_json(body)
+            rows = content.get(rows_field, [])
+            if isinstance(rows, list):
+                content = {**content, rows_field: []} if rows_field in content else content
         envelope = validate(kind, content)
     elif media_type == NPY:
         fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
@@ -119,7 +121,7 @@ def read_request(
         lease_of(request.scope).acquire(ARRAY_BYTES * rows.size)
     elif media_type == FORM:
         lease_of(request.scope).acquire(2 * len(body))  # its parts, as they are gathered and as they are kept
-        parts = parse_form(body, request.headers["content-type"], max_rows + MAX_FORM_FIELDS)
+        parts = yield from parse_form(body, request.headers["content-type"], max_rows + MAX_FORM_FIELDS)
         rows = [bytes(part.content) for part in parts if part.name == rows_field]
         beside = [(p.name, p.content.decode("utf-8", "replace")) for p in parts if p.name != rows_field]
         fields = text_fields([*request.query_params.multi_items(), *beside], kind, rows_field, "form")
@@ -133,47 +135,41 @@ def read_request(
     return envelope, rows
 
 
-def reserve_json(body: bytes, rows_field: str, max_rows: int, lease: Lease) -> None:
-    """Take from the budget what the objects of a JSON body will need, counted by its punctuation before it is parsed.
+def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, lease: Lease) -> None:
+    """Take from the budget what a JSON body will need, counted by its punctuation before it is parsed.
+
+    Rows become arrays a block at a time; what stands beside them is held as objects.
 
     Raises:
         TooLarge: if it has more arrays and objects than rows need, or needs more than there is.
         Overloaded: if so much is not left now.
     """
-    if len(body) <= SMALL_JSON_BYTES:
-        return
     counts = {mark: body.count(mark.encode()) for mark in JSON_OBJECT_BYTES}
     nested, most = counts["["] + counts["{"], min(max_rows * NESTED_A_ROW, MAX_NESTED)
     if nested > most:
         raise TooLarge(f"{rows_field}: expected at most {most} arrays and objects, got {nested}")
-    needed = len(body) + sum(JSON_OBJECT_BYTES[mark] * count for mark, count in counts.items())
-    if needed > lease.budget.most:
-        raise TooLarge(f"body: expected JSON of at most {lease.budget.most} bytes in memory, got about {needed}")
-    lease.acquire(needed)
+    lease.reserve(sum(JSON_OBJECT_BYTES[mark] * count for mark, count in counts.items()), "body")
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
+def parse_json(body: bytes | bytearray) -> dict[str, Any]:
     """Parse a JSON object.
 
     Raises:
-        InvalidInput: if it is not JSON (RFC 8259: no NaN or Infinity, numbers in float64's range), or not an object.
+        InvalidInput: if it is not JSON, or not an object.
     """
-    try:
-        content = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidInput("body", "JSON (which has no NaN or Infinity)", error.msg) from None
+    content = parse(body)
     if not isinstance(content, dict):
         raise InvalidInput("body", "a JSON object", kind_of(content))
     return content
 
 
-def parse_npy(body: bytes, field: str) -> np.ndarray:
+def parse_npy(body: bytes | bytearray, field: str) -> np.ndarray:
     """Parse an npy file of numbers, never unpickling.
 
     Raises:
         InvalidInput: if it is not one, or its data are longer or shorter than its header says.
     """
-    stream = io.BytesIO(body)
+    stream = io.BytesIO(memoryview(body)[:MAX_NPY_HEADER_BYTES])
     try:
         version = np.lib.format.read_magic(stream)
         reader = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
@@ -225,8 +221,10 @@ def text_fields(
     return fields
 
 
-def rows_array(rows: Rows, spec: InputSpec, field: str, max_pixels: int) -> Float32[np.ndarray, "N I"]:
-    """Return rows as a flat float32 array.
+def rows_array(
+    rows: Rows, spec: InputSpec, field: str, max_pixels: int
+) -> Generator[None, None, Float32[np.ndarray, "N I"]]:
+    """Return rows as a flat float32 array; yields after each of many steps.
 
     Each comes flat or in the model's input shape; to a model of columns also as an object keyed by column; to a model
     of images also as an image file, of which all together may have `max_pixels`.
@@ -237,42 +235,72 @@ def rows_array(rows: Rows, spec: InputSpec, field: str, max_pixels: int) -> Floa
     """
     shape = spec.shape
     size = math.prod(shape)
-    if isinstance(rows, list):
-        if spec.columns and isinstance(rows[0], dict):
-            return from_objects(rows, spec.columns, field)
-        if spec.image is not None and isinstance(rows[0], str | bytes):
-            return images_array(rows, shape, spec.image, field, max_pixels)
     if isinstance(rows, np.ndarray):
         if rows.shape[1:] not in (shape, (size,)):
             expected = f"an array of shape (N, {', '.join(map(str, shape))}) or (N, {size})"
             raise InvalidInput(field, expected, f"shape {rows.shape}")
         flat = rows.reshape(len(rows), size)
-    else:
-        return _from_lists(rows, spec, field)
-    with np.errstate(over="ignore"):
-        flat = np.ascontiguousarray(flat, dtype=np.float32)
-    _check_finite(flat, field)
-    return flat
-
-
-def images_array(
-    rows: list[Any], shape: tuple[int, ...], spec: ImageSpec, field: str, max_pixels: int
-) -> Float32[np.ndarray, "N I"]:
-    """Return images, each the bytes of a file or base64 of them, as flat rows of pixels.
-
-    Raises:
-        InvalidInput: naming the row that is not a whole image of the model's size.
-        TooLarge: if all together have more than `max_pixels`; few of them are decoded by then.
-    """
-    x = np.empty((len(rows), math.prod(shape)), dtype=np.float32)
-    total = 0
-    for n, row in enumerate(rows):
-        image = open_image(_content(row, f"{field}.{n}"), f"{field}.{n}")
-        total += decoded_pixels(image)
-        if total > max_pixels:
-            raise TooLarge(f"{field}: expected images of at most {max_pixels} pixels together, got more")
-        x[n] = pixels(image, shape, spec, f"{field}.{n}")
+        with np.errstate(over="ignore"):
+            flat = np.ascontiguousarray(flat, dtype=np.float32)
+        _check_finite(flat, field)
+        return flat
+    at_once = max(1, NUMBERS_AT_ONCE // size)
+    if isinstance(rows, list) and len(rows) <= at_once and not isinstance(rows[0], str | bytes):
+        return _Reader(rows[0], spec, field, max_pixels).block(rows, 0)
+    blocks: Iterable[list[Any]]
+    blocks = (
+        rows.parsed()
+        if isinstance(rows, JsonRows)
+        else (rows[first : first + at_once] for first in range(0, len(rows), at_once))
+    )
+    x = np.empty((len(rows), size), dtype=np.float32)
+    reader, done = None, 0
+    for block in blocks:
+        reader = reader or _Reader(block[0], spec, field, max_pixels)
+        at_once = 1 if reader.is_images else len(block)
+        for first in range(0, len(block), at_once):
+            part = block[first : first + at_once]
+            x[done : done + len(part)] = reader.block(part, done)
+            done += len(part)
+            yield
     return x
+
+
+class _Reader:
+    """Reads rows in lists; the first row decides what all are."""
+
+    def __init__(self, first: Any, spec: InputSpec, field: str, max_pixels: int) -> None:
+        self.spec = spec
+        self.field = field
+        self.max_pixels = max_pixels
+        self.pixels = 0  # of images so far
+        self.is_objects = bool(spec.columns) and isinstance(first, dict)
+        self.is_images = spec.image is not None and isinstance(first, str | bytes)
+        nested = len(spec.shape) > 1 and isinstance(first, list) and first != [] and isinstance(first[0], list)
+        self.lengths = spec.shape if nested else (math.prod(spec.shape),)
+
+    def block(self, rows: list[Any], first_row: int) -> Float32[np.ndarray, "n I"]:
+        """Return rows, of which the first is `first_row` of all."""
+        if self.is_objects:
+            return from_objects(rows, self.spec.columns, self.field, first_row)
+        if self.is_images:
+            return np.stack([self._image(row, f"{self.field}.{n}") for n, row in enumerate(rows, start=first_row)])
+        return _block(rows, first_row, self.lengths, self.spec, self.field)
+
+    def _image(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
+        """Return an image, the bytes of a file or base64 of them, as a flat row of pixels.
+
+        Raises:
+            InvalidInput: if it is not a whole image of the model's size.
+            TooLarge: if it and those before it have more than `max_pixels`; it is not decoded then.
+        """
+        assert self.spec.image is not None
+        image = open_image(_content(row, field), field)
+        self.pixels += decoded_pixels(image)
+        if self.pixels > self.max_pixels:
+            expected = f"expected images of at most {self.max_pixels} pixels together"
+            raise TooLarge(f"{self.field}: {expected}, got more")
+        return pixels(image, self.spec.shape, self.spec.image, field).astype(np.float32)
 
 
 def _content(row: Any, field: str) -> bytes:
@@ -286,21 +314,12 @@ def _content(row: Any, field: str) -> bytes:
         raise InvalidInput(field, "base64 of an image file", f"{kind_of(row)} that is not base64") from None
 
 
-def _from_lists(rows: list[Any], spec: InputSpec, field: str) -> Float32[np.ndarray, "N I"]:
-    """Return rows of numbers in lists, a block at a time, so that no step keeps other threads waiting for long."""
-    at_once = max(1, NUMBERS_AT_ONCE // math.prod(spec.shape))
-    if len(rows) <= at_once:
-        return _block(rows, 0, spec, field)
-    blocks = [_block(rows[first : first + at_once], first, spec, field) for first in range(0, len(rows), at_once)]
-    return np.concatenate(blocks)
-
-
-def _block(rows: list[Any], first_row: int, spec: InputSpec, field: str) -> Float32[np.ndarray, "N I"]:
+def _block(
+    rows: list[Any], first_row: int, lengths: tuple[int, ...], spec: InputSpec, field: str
+) -> Float32[np.ndarray, "N I"]:
+    """Return rows of numbers in lists, nested by `lengths`."""
     shape = spec.shape
     size = math.prod(shape)
-    first = rows[0]
-    nested = len(shape) > 1 and isinstance(first, list) and first != [] and isinstance(first[0], list)
-    lengths = shape if nested else (size,)
 
     def path(i: int, axis: int) -> str:
         return _path(field, first_row * math.prod(lengths[:axis]) + i, lengths[:axis])

@@ -1,12 +1,14 @@
 """Answers as bytes: JSON, or npz arrays. What they say is in the prediction and the decision."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import orjson
+from fastapi import Response
 from jaxtyping import Float32
+from starlette.types import Receive, Scope, Send
 
 from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
@@ -15,20 +17,83 @@ from service.engine.decision import Decision, DecisionOptions
 from service.engine.jobs import Predicted
 from service.registry.models import Served
 
+NUMBERS_AT_ONCE = 20_000  # of an answer that are written at once: some milliseconds
+PART_BYTES = 512 << 10  # of an answer that are sent at once
+
+
+class PartsResponse(Response):
+    """An answer in parts: the next is sent when the client has read the one before, so none is copied with others."""
+
+    def __init__(self, parts: Sequence[bytes], media_type: str) -> None:
+        length = sum(map(len, parts))
+        super().__init__(b"", media_type=media_type, headers={"content-length": str(length)})
+        views = [memoryview(part) for part in parts]
+        self.parts = [view[at : at + PART_BYTES] for view in views for at in range(0, len(view), PART_BYTES)]
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Send it."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for i, part in enumerate(self.parts, start=1):
+            await send({"type": "http.response.body", "body": part, "more_body": i < len(self.parts)})
+
+
+def response(parts: Sequence[bytes], media_type: str) -> Response:
+    """Return an answer of 200, given its body in parts."""
+    if len(parts) == 1 and len(parts[0]) <= PART_BYTES:
+        return Response(parts[0], media_type=media_type)
+    return PartsResponse(parts, media_type)
+
 
 def predict_json(
     served: Served, num_samples: int, seed: int, options: DecisionOptions, rows: list[dict[str, Any]]
 ) -> bytes:
     """Return the JSON answer of /predict, given what it says of each row."""
-    answer = {
+    return orjson.dumps({**_answer_head(served, num_samples, seed, options), "predictions": rows})
+
+
+def predict_json_parts(
+    served: Served, predicted: Predicted, options: DecisionOptions, decision: Decision
+) -> Generator[None, None, list[bytes]]:
+    """Return the same in parts, of many rows or with what each draw says of them; yields after each of many steps.
+
+    As one list of objects it would keep every thread waiting while it is written, and looked through for garbage.
+    """
+    prediction, samples = predicted.prediction, predicted.samples
+    at_once = max(1, NUMBERS_AT_ONCE // numbers_a_row(served, samples))
+    head = orjson.dumps({**_answer_head(served, predicted.num_samples, predicted.seed, options), "predictions": []})
+    parts, between = [head.removesuffix(b"]}")], b""
+    for first in range(0, len(decision.flag), at_once):
+        here = slice(first, first + at_once)
+        rows = json_rows(served, predicted.num_samples, prediction.take(here), decision.take(here))
+        if samples is not None:
+            rows = with_samples(rows, samples[:, here], prediction.scores)
+        parts.append(between + orjson.dumps(rows)[1:-1])
+        between = b","
+        yield
+    return [*parts, b"]}"]
+
+
+def numbers_a_row(served: Served, samples: Float32[np.ndarray, "K N C"] | None) -> int:
+    """Return about how many values an answer has for each row."""
+    return 20 + served.model.manifest.output_size * (2 if samples is None else 2 + len(samples))
+
+
+def answer_bytes(served: Served, rows: int, kept_draws: int, as_arrays: bool) -> int:
+    """Return about how many bytes an answer takes while it is made and sent, `kept_draws` of them for each row."""
+    outputs = served.model.manifest.output_size
+    if as_arrays:
+        return rows * (400 + outputs * (32 + 8 * kept_draws))
+    return rows * (1500 + outputs * (48 + 24 * kept_draws))
+
+
+def _answer_head(served: Served, num_samples: int, seed: int, options: DecisionOptions) -> dict[str, Any]:
+    return {
         "model": served.name,
         "version": served.version,
         "num_samples": num_samples,
         "seed": seed,
         **_judged_by(options),
-        "predictions": rows,
     }
-    return orjson.dumps(answer)
 
 
 def _judged_by(options: DecisionOptions) -> dict[str, float | None]:

@@ -7,8 +7,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.http.problems import problem
 from service.middleware.key_file import KeyRing
-from service.middleware.keys import KEY_NAME, Keys, key_name
+from service.middleware.keys import Keys, key_name
 from service.observability.records import record_of
+from service.process.clients import KEY_NAME
 
 EXPECTED = "key: expected one that is valid here, as Authorization: Bearer KEY or X-API-Key: KEY"
 REALM = 'Bearer realm="dubito"'

@@ -18,6 +18,7 @@ from pydantic import SecretStr
 from starlette.types import Scope as AsgiScope
 
 from model_store.errors import InvalidInput
+from service.process.clients import KEY_NAME
 from service.settings import PREFIX, Settings
 
 KEY_PATTERN = re.compile(r"[!-+\--~]{16,256}")  # printable ASCII without space and comma
@@ -34,8 +35,6 @@ OTHER_PATHS: Final[Scope] = "read"
 ADMIN_PREFIX = "/admin/"
 OPEN_PATHS = {"/health/live", "/health/ready", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
 OPEN_PREFIX = "/static-offline-docs/"  # the scripts of /docs
-
-KEY_NAME = "dubito.key"  # where a request's ASGI scope has the name of the valid key that it came with
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ read at `LEAST_BYTES_S` at least. What connections hold counts in the process's 
 import asyncio
 import contextlib
 import socket
+from collections.abc import Hashable
 from typing import Any
 
 from starlette.types import Scope
@@ -16,8 +17,10 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from service.process.budget import ByteBudget, Lease
+from service.process.clients import address_client
 from service.process.exchange import STATUS_LINES, Exchange
 from service.process.http1 import BadRequest, ChunkedBody, Head, LengthBody, find_head, parse_head
+from service.process.shares import Shares
 
 HIGH_WATER_BYTES = 64 << 10  # of what is received and not yet taken: no more is read then
 FREE_BYTES = 16 << 10  # that a connection holds without counting
@@ -25,6 +28,8 @@ UNSENT_BYTES = 128 << 10  # of answers, that the system keeps for a connection
 LEAST_BYTES_S = 64 << 10  # at which an answer is read, after the first `receive_s`
 LINGER_S = 2.0  # after a refusal, in which the rest of the request is passed over so that the answer arrives
 MOST_REFUSED = 100  # connections beyond the limit that get such a moment
+READ_AT_ONCE = 32 << 10  # bytes: who sends more at a time takes turns with others that do
+TURN_S = 0.001
 WRITTEN_AT_ONCE = 64 << 10  # head and body of an answer
 
 
@@ -39,6 +44,9 @@ class Connections:
         self.waiting: dict[HttpConnection, None] = {}  # for their clients, the longest first
         self.refused: set[HttpConnection] = set()  # beyond the limit, and about to end
         self.unread: dict[HttpConnection, None] = {}  # have answers that nobody has read yet, the oldest first
+        self.receiving = 0  # connections in the middle of a body
+        self._next_to_read: Shares[HttpConnection] = Shares()  # of these, that wait for their turn
+        self._is_ticking = False
 
     def make_room(self) -> bool:
         """Return whether there is room for another connection, after one has been ended for it if need be."""
@@ -56,6 +64,22 @@ class Connections:
         self.refused.discard(connection)
         self.waiting.pop(connection, None)
         self.unread.pop(connection, None)
+
+    def read_in_turn(self, connection: "HttpConnection", received: int) -> None:
+        """Have a connection of which so many bytes were just received wait for its turn to be read from again."""
+        self._next_to_read.put(connection, connection.client, received)
+        if not self._is_ticking:
+            self._is_ticking = True
+            connection.loop.call_later(TURN_S, self._turn, connection.loop)
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have the next connection read from."""
+        piece = self._next_to_read.turns()[0]
+        self._next_to_read.take([piece])
+        piece.work.its_turn()
+        self._is_ticking = len(self._next_to_read) > 0
+        if self._is_ticking:
+            loop.call_later(TURN_S, self._turn, loop)
 
     def relieve(self) -> None:
         """While more is held than may be, end the connections whose answers have been unread longest."""
@@ -87,6 +111,8 @@ class HttpConnection(asyncio.Protocol):
         self._searched = 0  # bytes of it that hold no end of a head
         self._reader: LengthBody | ChunkedBody | None = None  # of the body that comes
         self._read_paused = self._write_paused = False
+        self._waits_for_turn = self._is_receiving = False
+        self.client: Hashable = None
         self._ending = False  # what still comes is passed over
         self._stopping = False  # ends with its answer
         self._held = 0  # bytes of the budget
@@ -118,6 +144,7 @@ class HttpConnection(asyncio.Protocol):
         self.server_state.connections.add(self)  # type: ignore[arg-type]
         self.shared.open.add(self)
         self.shared.waiting[self] = None
+        self.client = address_client(transport.get_extra_info("peername"))
         self._address = (transport.get_extra_info("sockname"), transport.get_extra_info("peername"))
         self._idle_since = self.loop.time()
         self._idle = self.loop.call_later(self.config.timeout_keep_alive, self._look_whether_idle)
@@ -127,6 +154,9 @@ class HttpConnection(asyncio.Protocol):
         self.server_state.connections.discard(self)
         self.shared.forget(self)
         self._ending = True
+        if self._is_receiving:
+            self._is_receiving = False
+            self.shared.receiving -= 1
         for timer in (self._idle, self._late, self._unread):
             _cancelled(timer)
         self._buffer.clear()
@@ -145,15 +175,24 @@ class HttpConnection(asyncio.Protocol):
         """Take in a piece of what the client sends."""
         if not self._ending:
             self._buffer += data
+            if len(data) > READ_AT_ONCE and self.shared.receiving > 1 and not self._waits_for_turn:
+                self._waits_for_turn = True
+                self.shared.read_in_turn(self, len(data))
             self._advance()
+
+    def its_turn(self) -> None:
+        """Go on reading: others were read from since."""
+        self._waits_for_turn = False
+        if not self._ending:
+            self._settle()
 
     def pause_writing(self) -> None:
         """Begin to watch whether the client reads its answer."""
         self._write_paused = True
         self.shared.unread.setdefault(self)
-        unread = self.transport.get_write_buffer_size()
-        self._unread_since, self._written = self.loop.time(), unread
-        self._unread = self.loop.call_later(self.shared.receive_s, self._look_whether_read, unread)
+        if self._unread is None:
+            self._unread_since, self._written = self.loop.time(), self.transport.get_write_buffer_size()
+            self._unread = self.loop.call_later(self.shared.receive_s, self._look_whether_read, 0)
         self._account()
         self.shared.relieve()
 
@@ -161,7 +200,8 @@ class HttpConnection(asyncio.Protocol):
         """End that, and go on."""
         self._write_paused = False
         self.shared.unread.pop(self, None)
-        self._unread = _cancelled(self._unread)
+        if self.exchange is None or self.exchange.answered:  # else more of the answer is to come
+            self._unread = _cancelled(self._unread)
         if self._drained is not None:
             self._drained.set()
         if not self._ending:
@@ -184,6 +224,7 @@ class HttpConnection(asyncio.Protocol):
         if len(parts) > 1 and sum(map(len, parts)) <= WRITTEN_AT_ONCE:
             parts = (b"".join(parts),)
         for part in parts:
+            self._written += len(part)
             self.transport.write(part)
 
     async def read_by_client(self) -> None:
@@ -202,6 +243,8 @@ class HttpConnection(asyncio.Protocol):
         """Go on to the next request, or end."""
         self.server_state.total_requests += 1
         self._idle_since = self.loop.time()
+        if not self._write_paused:
+            self._unread = _cancelled(self._unread)
         exchange.body = bytearray()
         if not exchange.keep_alive or self._stopping:
             self._end()
@@ -287,7 +330,7 @@ class HttpConnection(asyncio.Protocol):
             "headers": head.headers,
             "state": self.app_state.copy(),
         }
-        lease = Lease(self.shared.budget)
+        lease = Lease(self.shared.budget, self.client)
         self.exchange = Exchange(self, scope, lease, head.keep_alive and not self._stopping, head.expects_continue)
         task = self.loop.create_task(self.exchange.run(self.config.loaded_app))
         self.server_state.tasks.add(task)
@@ -306,8 +349,13 @@ class HttpConnection(asyncio.Protocol):
             self._late = _cancelled(self._late)
         elif self._late is None:
             self._late = self.loop.call_later(self.shared.receive_s, self._refuse, 408)
-        pause = len(self._buffer) > HIGH_WATER_BYTES or (
-            exchange is not None and len(exchange.body) > HIGH_WATER_BYTES
+        if (self._reader is not None) != self._is_receiving:
+            self._is_receiving = not self._is_receiving
+            self.shared.receiving += 1 if self._is_receiving else -1
+        pause = (
+            self._waits_for_turn
+            or len(self._buffer) > HIGH_WATER_BYTES
+            or (exchange is not None and len(exchange.body) > HIGH_WATER_BYTES)
         )
         if pause != self._read_paused and not self.transport.is_closing():
             self._read_paused = pause
@@ -400,12 +448,12 @@ class HttpConnection(asyncio.Protocol):
 
     def _look_whether_read(self, before: int) -> None:
         """Hang up on a client that reads its answer too slowly."""
-        unread, passed_s = self.transport.get_write_buffer_size(), self.loop.time() - self._unread_since
-        due = LEAST_BYTES_S * (passed_s - self.shared.receive_s)
-        if unread >= before or self._written - unread < due:
+        passed_s = self.loop.time() - self._unread_since
+        read = self._written - self.transport.get_write_buffer_size()
+        if self._write_paused and (read <= before or read < LEAST_BYTES_S * (passed_s - self.shared.receive_s)):
             self.abort()
         else:
-            self._unread = self.loop.call_later(self.shared.receive_s, self._look_whether_read, unread)
+            self._unread = self.loop.call_later(self.shared.receive_s, self._look_whether_read, read)
             self._account()
 
     def _look_whether_sent(self) -> None:

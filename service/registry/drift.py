@@ -26,6 +26,7 @@ probability stays what it is.
 """
 
 import copy
+import logging
 import math
 import threading
 from collections import Counter, OrderedDict
@@ -37,6 +38,8 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from model_store.conformal.rank_tables import conformal_p_value
+
+logger = logging.getLogger("dubito")
 
 EDGES = np.array([0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])  # upper ends, inclusive
 FLAG_RATE_AT = 0.05
@@ -116,8 +119,9 @@ class Martingale:
 class Drift:
     """Watches a version's p-values, all under one number of draws. Several threads may call it at once."""
 
-    def __init__(self, ranking: Float64[np.ndarray, "n"]) -> None:
-        """Begin, given the sorted calibration statistics that p-values are ranks among."""
+    def __init__(self, ranking: Float64[np.ndarray, "n"], label: str = "a model") -> None:
+        """Begin, given the sorted calibration statistics that p-values are ranks among, and whose they are."""
+        self._label = label
         self._lock = threading.Lock()
         below = conformal_p_value(ranking, ranking)  # of a row in the gap below each
         p_values = np.append(below, 1.0 / (len(ranking) + 1))
@@ -134,6 +138,7 @@ class Drift:
             self._p_value_sum = 0.0
             self._waiting: list[Float64[np.ndarray, "N"]] = []
             self._waiting_groups: list[int] = []  # of each row
+            self._alarmed = False  # and the log says so
             self._recent: OrderedDict[int, None] = OrderedDict()  # hashes of rows, the latest last
 
     def watch(
@@ -160,13 +165,11 @@ class Drift:
             if self._waiting:
                 self._take_in()
             rows, late = int(self._all.seen.sum()), self._all.late
-            flagged = EDGES <= FLAG_RATE_AT
-            counting = [group for group, count in self._rows.items() if count >= CLIENT_ROWS]
-            of_several = len(counting) < 2 or all(self._without[group].has_enough for group in counting)
+            of_several = self._is_of_several()
             return DriftReport(
                 rows=rows,
-                flag_rate=float(late[flagged].sum() / late.sum()) if rows else None,
-                expected_flag_rate=float(self._gaps[flagged].sum() / self._gaps.sum()),
+                flag_rate=_flag_rate(late) if rows else None,
+                expected_flag_rate=_flag_rate(self._gaps),
                 evidence=self._all.evidence,
                 largest_evidence=self._all.largest,
                 alarm=self._all.has_enough and of_several,
@@ -174,6 +177,11 @@ class Drift:
                 binned_rows=self._all.seen.astype(int).tolist(),
                 p_value_sum=self._p_value_sum,
             )
+
+    def _is_of_several(self) -> bool:
+        """Whether the evidence does not come from one client alone, where there are others."""
+        counting = [group for group, count in self._rows.items() if count >= CLIENT_ROWS]
+        return len(counting) < 2 or all(self._without[group].has_enough for group in counting)
 
     def _group(self, client: Hashable) -> int:
         if client not in self._groups and len(self._groups) < GROUPS:
@@ -203,6 +211,24 @@ class Drift:
             if len(others) > 0:
                 martingale.take_in(others)
         self._p_value_sum += float(p_values.sum())
+        alarm = self._all.has_enough and self._is_of_several()
+        if alarm and not self._alarmed:
+            logger.warning(
+                "drift: live rows of %s are not like its calibration rows: evidence of %.1f nats (alarm at %.1f) "
+                "after %d rows; flagged at .05 of late: %.3f, expected: %.3f",
+                self._label,
+                self._all.largest,
+                ALARM_AT,
+                self._all.seen.sum(),
+                _flag_rate(self._all.late),
+                _flag_rate(self._gaps),
+            )
+        self._alarmed = alarm
+
+
+def _flag_rate(rows_B: Float64[np.ndarray, "B"]) -> float:
+    """Return the share of binned rows whose p-values are at most `FLAG_RATE_AT`."""
+    return float(rows_B[EDGES <= FLAG_RATE_AT].sum() / rows_B.sum())
 
 
 def watched_rows(rows: int) -> slice | Int64[np.ndarray, "n"]:

@@ -300,7 +300,7 @@ class Models:
         rule = None if settle is None else StoppingRule(DEFAULT_FPR, settle)
         statistic = model.calibration.rank_tables(model.manifest.noise.default_draws, rule).statistic
         with self._lock:
-            drift = self._drifts.setdefault((name, version), Drift(statistic))
+            drift = self._drifts.setdefault((name, version), Drift(statistic, f"model {name} version {version}"))
         return Served(model, Reservoir(model, 0, self.idle), drift, rule)
 
     def _make_room(self) -> None:

@@ -2,15 +2,19 @@
 
 import time
 from functools import partial
+from typing import Any
 
+import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
+from jaxtyping import Float64
 
 from model_store.errors import InvalidInput
 from service.context import context_of
 from service.engine.acquisition import RANDOM, checked_acquisition, ranking
-from service.engine.batching import BATCH_ROW_DRAWS
+from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job
+from service.engine.threads import Steps
 from service.http.openapi import ERRORS, request_body
 from service.http.options import num_samples_of
 from service.http.requests import JSON, hung_up, read_body
@@ -18,6 +22,8 @@ from service.http.schemas import AcquireAnswer, AcquireRequest
 from service.observability.records import record_of
 from service.process.budget import lease_of
 from service.registry.reservoir import fresh_seed
+
+ID_BYTES = 200  # of a row's name while a pool is ranked
 
 router = APIRouter()
 
@@ -31,29 +37,35 @@ async def post_acquire(request: Request) -> Response:
     """Rank an unlabelled pool: which rows would teach the model most, all under the same draws."""
     context = context_of(request)
     settings = context.settings
-    context.admission.refuse_overload()  # before there is work on it
+    client = context.client(request)
+    context.admission.refuse_overload(1, client)  # before there is work on it
     begun = time.monotonic()
     body = await read_body(request, settings.max_body_bytes, settings.max_json_bytes)
-    envelope, rows = await context.read(request, body, AcquireRequest, "pool", settings.max_pool_rows)
-    ids = _ids(envelope, len(rows))
+    envelope, rows = await context.read(request, client, body, AcquireRequest, "pool", settings.max_pool_rows)
+    if envelope.ids is not None and len(envelope.ids) != len(rows):
+        raise InvalidInput("ids", f"one for each of the {len(rows)} pool rows", f"{len(envelope.ids)}")
     served = await context.served(envelope)
     asked = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
     acquisition = checked_acquisition(asked, served.model.manifest.task)
     num_samples = num_samples_of(envelope, served, settings)
     record = record_of(request.scope)
-    with context.admission.admitted(len(rows), num_samples, BATCH_ROW_DRAWS):
-        x = await context.rows(rows, served, "pool")
+    with context.admission.admitted(len(rows), num_samples, BATCH_ROW_DRAWS, client):
+        lease, deadline = lease_of(request.scope), context.deadline(begun, envelope)
+        x = await context.rows(request, client, rows, served, "pool", deadline)
         del body, rows  # which may be many times as large
-        lease_of(request.scope).shrink(x.nbytes)
+        lease.shrink(x.nbytes)
+        lease.reserve(ID_BYTES * len(x), "ids")
         if acquisition == RANDOM:  # needs a seed and no draws
             scores, seed = None, fresh_seed() if envelope.seed is None else envelope.seed
         else:
-            deadline = context.deadline(begun, envelope)
-            job = Job(served, x, num_samples, envelope.seed, deadline, acquisition=acquisition)
+            job = Job(served, x, num_samples, envelope.seed, deadline, acquisition=acquisition, client=client)
+            lease.reserve(kept_bytes(job), "pool")
             scored = await context.engine.score(job, partial(hung_up, request))
             scores, seed = scored.scores, scored.seed
             record.worked_on(scored.phases)
-        ranked = await context.threads.answers(partial(ranking, scores, ids, seed, envelope.k))
+        ranked = await context.threads.answers.run(
+            _ranked(envelope, scores, seed, len(x)), client, x.nbytes, deadline
+        )
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.ranked(served.key, len(x), draws)
     record.used(served.name, served.version, len(x), draws)
@@ -69,12 +81,14 @@ async def post_acquire(request: Request) -> Response:
     return Response(orjson.dumps(answer), media_type=JSON)
 
 
-def _ids(envelope: AcquireRequest, rows: int) -> list[str]:
+def _ranked(
+    envelope: AcquireRequest, scores: Float64[np.ndarray, "N"] | None, seed: int, rows: int
+) -> Steps[list[dict[str, Any]]]:
+    """Return the ranking of a pool."""
     ids = envelope.ids
     if ids is None:
-        return [str(i) for i in range(rows)]
-    if len(ids) != rows:
-        raise InvalidInput("ids", f"one for each of the {rows} pool rows", f"{len(ids)}")
-    if len(set(ids)) != rows:
+        ids = [str(i) for i in range(rows)]
+    elif len(set(ids)) != rows:
         raise InvalidInput("ids", "different names", "some that are the same")
-    return ids
+    yield
+    return ranking(scores, ids, seed, envelope.k)

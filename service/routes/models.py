@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from model_store.artifacts.manifest import AnyColumn, CategoricalColumn
 from model_store.conformal.calibration import default_not_kept
 from service.context import context_of
 from service.http.openapi import ERRORS
@@ -58,6 +59,7 @@ def _overview(models: Models, name: str) -> dict[str, Any]:
         "method": None if latest is None else latest.method,
         "task": None if latest is None else latest.task,
         "input_shape": None if latest is None else latest.input.shape,
+        "columns": None if latest is None else [_column(column) for column in latest.input.columns],
         "classes": None if latest is None else latest.classes,
         "target": None if latest is None else latest.target,
         "quality": None if latest is None else latest.quality,
@@ -65,3 +67,9 @@ def _overview(models: Models, name: str) -> dict[str, Any]:
         "too_few_rows": None if latest is None else default_not_kept(latest.detectors.ranking_rows),
         "smallest_risk": None if latest is None or latest.abstention is None else latest.abstention.smallest_risk,
     }
+
+
+def _column(column: AnyColumn) -> dict[str, Any]:
+    """Return what a caller must know of a column to send it; only some have categories."""
+    content: dict[str, Any] = {"name": column.name, "kind": column.kind}
+    return content | ({"categories": column.categories} if isinstance(column, CategoricalColumn) else {})

@@ -1,4 +1,4 @@
-"""`python -m model_store`: list, verify, alias, keep."""
+"""`python -m model_store`: list, show, verify, alias, keep, delete."""
 
 import shutil
 import subprocess
@@ -87,9 +87,90 @@ def test_keep_deletes_and_says_what(store):
     assert store.versions("digits") == ["1", "3"]
 
 
+def test_delete_takes_what_no_alias_names(store):
+    store.set_alias("digits", "champion", "1")
+    refused = run(store, "delete", "digits:1")
+    assert refused.returncode == 2
+    expected = "one that no alias names (--force deletes others too)"
+    assert refused.stderr == f"error: version: expected {expected}, got version 1; champion names it\n"
+    assert run(store, "delete", "digits:2").stdout == "deleted: digits version 2\n"
+    assert store.versions("digits") == ["1", "3"]
+
+
+def test_delete_by_force_moves_latest_to_the_version_before_and_removes_other_aliases(store):
+    store.set_alias("digits", "champion", "2")
+    store.set_alias("digits", "latest", "2")  # rolled back from 3, which must not be served again
+    done = run(store, "delete", "digits:2", "--force")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "deleted: digits version 2",
+        "champion: removed",
+        "latest: moved to version 1",
+    ]
+    assert run(store, "delete", "digits:1", "--force").stdout.splitlines()[-1] == "latest: moved to version 3"
+    assert store.aliases("digits") == {"latest": "3"}
+
+
+def test_a_whole_model_is_deleted_by_force_and_its_numbers_are_not_used_again(store):
+    manifest = store.manifest("digits", "3")
+    own = set(Manifest.model_fields) - set(Description.model_fields)
+    refused = run(store, "delete", "digits")
+    assert (refused.returncode, store.versions("digits")) == (2, ["1", "2", "3"])
+    assert "got all of digits: version 1, 2, 3; latest names it" in refused.stderr
+    assert run(store, "delete", "digits", "--force").stdout.splitlines() == [
+        "deleted: digits version 1, 2, 3",
+        "latest: removed",
+    ]
+    assert store.names() == ["other"]
+    description = Description.model_validate(manifest.model_dump(exclude=own))
+    assert store.publish("digits", description, dict.fromkeys(FILES, b"content")).version == "4"
+    store.delete("digits", "4", force=True)
+    assert store.publish("digits", description, dict.fromkeys(FILES, b"content")).version == "5"
+
+
+def test_an_alias_is_removed_and_its_version_stays(store):
+    store.set_alias("digits", "champion", "1")
+    done = run(store, "alias", "digits", "champion", "--remove")
+    assert (done.returncode, done.stderr, store.aliases("digits")) == (0, "", {"latest": "3"})
+    assert store.versions("digits") == ["1", "2", "3"]
+
+
+def test_show_says_what_a_version_is(store):
+    manifest = store.manifest("digits", "1")
+    done = run(store, "show", "digits:1")
+    assert (done.returncode, done.stderr) == (0, "")
+    title, *lines = done.stdout.splitlines()
+    assert title == "digits version 1"
+    said = dict(line.strip().split("  ", 1) for line in lines)
+    said = {key: text.strip() for key, text in said.items()}
+    assert said["method"] == manifest.method
+    assert said["input"].endswith("8 x 8 numbers from 0 to 16")
+    assert said["classes"] == "10: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
+    detectors = manifest.detectors
+    assert said["calibration"].startswith(
+        f"{detectors.reference_rows} reference rows, {detectors.ranking_rows} ranking rows, smallest fpr"
+    )
+    assert said["quality test_accuracy"] == f"{manifest.quality['test_accuracy']:.6g}"
+    assert said["training data"] == "digits"
+    assert said["size"].startswith(f"{sum(file.size for file in manifest.files.values()):,} bytes")
+    assert (said["digest"], said["signature"]) == (manifest.digest, "none")
+    assert run(store, "show", "digits").stdout.startswith("digits version 3 (latest)\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        (
+            ("delete", "digits:9"),
+            "error: version: expected one of ['1', '2', '3', 'latest'] of model digits, got '9'",
+        ),
+        (("delete", "digits:latest"), "error: version: expected NAME, or NAME:VERSION with a number"),
+        (("delete", "nothing", "--force"), "error: model: expected one of ['digits', 'other'], got 'nothing'"),
+        (("show", "digits:9"), "error: version: expected one of"),
+        (("alias", "digits", "champion"), "error: alias: expected a version or --remove, got neither"),
+        (("alias", "digits", "champion", "1", "--remove"), "error: alias: expected a version or --remove, got both"),
+        (("alias", "digits", "champion", "--remove"), "error: alias: expected one of ['latest'] of model digits"),
+        (("alias", "digits", "latest", "--remove"), "error: alias: expected another than latest"),
         (("alias", "digits", "champion", "9"), "error: version: expected one of"),
         (("alias", "nothing", "champion", "1"), "error: model: expected one of ['digits', 'other'], got 'nothing'"),
         (("alias", "digits", "7", "1"), "error: alias: expected a name"),

@@ -83,6 +83,12 @@ def test_the_service_ends_with_one_line_and_exit_code_2(wrong):
     assert next(iter(wrong)) in done.stderr
 
 
+def test_where_the_system_does_not_say_which_processors_a_process_may_use_there_are_all(monkeypatch, tmp_path):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert processors(tmp_path / "none") == 6
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

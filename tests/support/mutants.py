@@ -12,6 +12,7 @@ left alone. `--share` runs a random sample of a part's mutants, drawn with `--se
 
 import argparse
 import ast
+import fcntl
 import random
 import re
 import shlex
@@ -31,7 +32,8 @@ PYTEST = "-q -x -p no:cacheprovider -p no:xdist -m 'not slow and not fits and no
 # Modules by what their path begins with, and the tests that run for each; the longest that fits counts.
 TESTS = {
     "model_store/scores/": "tests/model_store/scores",
-    "model_store/conformal/abstention.py": "tests/model_store/conformal/test_abstention.py",
+    "model_store/conformal/abstention.py": "tests/model_store/conformal/test_abstention.py "
+    "tests/model_store/conformal/test_calibration.py",
     "model_store/conformal/calibration.py": "tests/model_store/conformal",
     "model_store/conformal/detectors.py": "tests/model_store/conformal/test_detectors.py",
     "model_store/conformal/false_discovery.py": "tests/model_store/conformal/test_false_discovery.py",
@@ -99,9 +101,15 @@ def main() -> None:
     modules = [path for path in tracked(options.part) if tests_of(path)]
     if not modules:
         arguments.error(f"part: expected one with modules below {sorted(TESTS)}, got {options.part!r}")
-    checked_out(BUILD / f"{options.share:g}-{options.seed}")
-    sessions = [session(module, options) for module in modules]
-    if not options.report:
+    folder = BUILD / f"{options.share:g}-{options.seed}"
+    if options.report:
+        report([path for module in modules if (path := session_path(folder, module)).exists()])
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: another run is at it
+        checked_out(folder)
+        sessions = [session(folder, module, options) for module in modules]
         for module, path in zip(modules, sessions, strict=True):
             execute(module, path, options.again)
     report(sessions)
@@ -119,11 +127,15 @@ def tests_of(module: str) -> str | None:
     return TESTS[max(fitting, key=len)] if fitting else None
 
 
-def session(module: str, options: argparse.Namespace) -> Path:
-    """Return the session of a module as it is in the last commit, planned if there is none."""
-    folder = BUILD / f"{options.share:g}-{options.seed}"
-    name = f"{module.removesuffix('.py').replace('/', '.')}-{git('rev-parse', '--short', f'HEAD:{module}', cwd=ROOT)}"
-    path = folder / f"{name}.sqlite"
+def session_path(folder: Path, module: str) -> Path:
+    """Return where the session of a module is kept, by what the last commit holds of it."""
+    content = git("rev-parse", "--short", f"HEAD:{module}", cwd=ROOT)
+    return folder / f"{module.removesuffix('.py').replace('/', '.')}-{content}.sqlite"
+
+
+def session(folder: Path, module: str, options: argparse.Namespace) -> Path:
+    """Return the session of a module, planned if there is none."""
+    path = session_path(folder, module)
     command = f"{shlex.quote(options.python)} -m pytest {PYTEST} --basetemp ../pytest {tests_of(module)}"
     path.with_suffix(".toml").write_text(
         f'[cosmic-ray]\nmodule-path = "{module}"\ntimeout = {TIMEOUT_S}\nexcluded-modules = []\n'
@@ -143,7 +155,6 @@ def checked_out(folder: Path) -> None:
     """Bring the clone in a folder to the last commit; a run that was stopped may have left a mutant there."""
     checkout = folder / "checkout"
     if not checkout.exists():
-        folder.mkdir(parents=True, exist_ok=True)
         git("clone", "--quiet", str(ROOT), str(checkout), cwd=folder)
     git("fetch", "--quiet", "origin", "HEAD", cwd=checkout)
     git("checkout", "--quiet", "--force", "--detach", "FETCH_HEAD", cwd=checkout)

@@ -47,8 +47,9 @@ def raw(text):
 class Connection:
     """A connection to a service on the loopback interface. A wait beyond `timeout_s` raises TimeoutError."""
 
-    def __init__(self, port, timeout_s=30.0, receive_bytes=None):
+    def __init__(self, port, timeout_s=30.0, receive_bytes=None, source=HOST):
         self.socket = socket.socket()
+        self.socket.bind((source, 0))  # of the loopback's addresses
         if receive_bytes is not None:  # a small window, so that the server soon has to wait
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self.socket.settimeout(timeout_s)

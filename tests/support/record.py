@@ -3,12 +3,14 @@
 import os
 from pathlib import Path
 
+from model_store.processors import available_processors
+
 PAGE = Path(__file__).parent.parent.parent / "docs" / "results" / "trust.md"
 
 
 def record(what, command, conditions, figure):
     """Print a test's figure, and put it into the page in place of its row; the test's row must be there."""
-    cores = len(os.sched_getaffinity(0))
+    cores = available_processors()
     row = f"| {what} | `{command}` | {cores} cores, {conditions} | {figure} |"
     print(row)
     lines = PAGE.read_text().splitlines()

@@ -4,6 +4,7 @@ paired     theta scales the logits of a linear model: rows may have draws of the
 unpaired   theta is the linear model's whole matrix: all rows of a product have the same draws
 """
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,7 @@ def loaded(folder: Path, paired: bool = True) -> Model:
     return Model.load(published(folder, paired).open("tiny", "1", wanted=NEEDED), threads=1)
 
 
+@cache
 def files(paired: bool = True) -> dict[str, bytes]:
     """The files of a version."""
     graphs = {"sampler.onnx": sampler(paired), "network.onnx": network(paired)}

@@ -15,14 +15,14 @@ from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput, StoreError
 from training import recipe as recipes
 from training.commands import folders
-from training.data import load, split, split_sizes, with_classes_of
+from training.data import Dataset, load, split, split_sizes, with_classes_of
 from training.facts import TrainingFacts
 from training.planning.files import keep_recipe
 from training.planning.findings import findings_of
 from training.planning.plan import plan_of
 from training.planning.text import plan_lines, short_report
 from training.recipe import Recipe
-from training.versions import open_parent
+from training.versions import Parent, open_parent, recipe_of
 
 HELP = "fit a recipe on its data and publish the model"
 
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="publish under this name in place of the recipe's")
     parser.add_argument("--seed", type=int, help="in place of the recipe's seed")
     parser.add_argument("--warm-start", metavar="NAME[:VERSION]", help="go on from a published version's weights")
+    parser.add_argument("--again", action="store_true", help="fit also what a version was fitted from already")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace) -> None:
     splits = split(data, split_sizes(recipe))
 
     from training.fitting.memory import keep_freed_memory  # wrong recipes and data are answered before torch is there
-    from training.fitting.run import Run, device_named, training_facts
+    from training.fitting.run import CHECKPOINT, Run, device_named, training_facts
     from training.fitting.warm_start import check_compatible
     from training.publishing.publish import publish
 
@@ -71,6 +72,12 @@ def run(options: argparse.Namespace) -> None:
     begins_at = "" if parent is None else f" {parent.label} {sha256(parent.weights).hexdigest()}"
     run_id = sha256(f"{recipe.digest()} {data.digest()} {device.type}{begins_at}".encode()).hexdigest()[:12]
     folder = folders.runs() / f"{recipe.name}-{run_id}"
+    if not options.again and not (folder / CHECKPOINT).exists():
+        there = _fitted(store, recipe, data, parent)
+        if there is not None:
+            what = f"{there.name} version {there.version} was fitted by this recipe on these data"
+            print(f"{what}, so there is nothing to do; --again fits it again")
+            return
     with _locked(folder):
         run = Run(recipe, splits, data.shape, len(data.classes), folder, device, parent)
         begun = (
@@ -125,6 +132,28 @@ def _planned(options: argparse.Namespace) -> Recipe:
     recipe = keep_recipe(plan, path)
     print(f"recipe: {path}; `fit {path}` fits it again")
     return recipe
+
+
+def _fitted(store: ModelStore, recipe: Recipe, data: Dataset, parent: Parent | None) -> Manifest | None:
+    """Return the latest whole version that was fitted by a recipe on such data, if there is one.
+
+    None of a factory's network: what it makes does not stand in the recipe.
+    """
+    if recipe.network.factory is not None:
+        return None
+    for version in reversed(store.versions(recipe.name)):
+        with suppress(StoreError, InvalidInput):
+            manifest = store.manifest(recipe.name, version)
+            facts = TrainingFacts.of(manifest)
+            if (
+                facts.data_digest == data.digest()
+                and facts.pruned is None
+                and facts.recalibrated is None
+                and facts.warm_start == (None if parent is None else parent.facts)
+                and recipe_of(manifest, "recipe").digest() == recipe.digest()
+            ):
+                return store.open(recipe.name, version, wanted=()).manifest
+    return None
 
 
 def _published(store: ModelStore, name: str, token: str) -> Manifest | None:

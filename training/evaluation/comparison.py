@@ -5,6 +5,10 @@ by chance (McNemar, "Note on the sampling error of the difference between correl
 1947; here the exact, binomial test). The interval of the difference is Tango's ("Equivalence test and confidence
 interval for the difference in proportions for the paired-sample design", 1998), whose length is not 0 where no row
 differs. All other figures: the bootstrap, both versions on the same samples of the rows.
+
+Calibration errors are above 0 by chance alone, those of unsure predictions more so (`figures.BinnedGap`). So of a
+version's error as much is taken off as chance may add before it counts as more than the other's. That is careful: the
+interval has a length even for a version and itself.
 """
 
 import math
@@ -14,7 +18,7 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import optimize, stats
 
-from training.evaluation.figures import Figure, Share
+from training.evaluation.figures import BinnedGap, Figure, Share
 from training.evaluation.intervals import LEVEL, Ends, Resamples, percentiles
 from training.recipe import BETTER
 
@@ -104,9 +108,10 @@ def difference(first: Figure, second: Figure, resamples: Resamples) -> Differenc
     if isinstance(first, Share) and isinstance(second, Share):
         pairs = Pairs.of(first, second)
         return Difference(first.value, second.value, pairs.interval(), pairs.mcnemar(), "mcnemar")
-    sampled = resamples.values(second) - resamples.values(first)
-    p_value = min(1.0, 2.0 * min(_tail(sampled <= 0.0), _tail(sampled >= 0.0)))
-    return Difference(first.value, second.value, percentiles(sampled), p_value, "bootstrap")
+    least, most = _sampled(first, second, resamples)
+    p_value = min(1.0, 2.0 * min(_tail(least <= 0.0), _tail(most >= 0.0)))
+    ends = percentiles(least)[0], percentiles(most)[1]
+    return Difference(first.value, second.value, ends, p_value, "bootstrap")
 
 
 def worsening(metric: str, figure: Figure, other: Figure, allowed: float, resamples: Resamples) -> Worsening:
@@ -118,8 +123,25 @@ def worsening(metric: str, figure: Figure, other: Figure, allowed: float, resamp
         low, high = pairs.interval()
         p_value = float(stats.norm.cdf(pairs.score(-allowed))) if allowed > 0 else pairs.mcnemar_lost()
         return Worsening(value, (-high, -low), p_value, "score" if allowed > 0 else "mcnemar")
-    sampled = worse_by_each(metric, resamples.values(figure), resamples.values(other))
-    return Worsening(value, percentiles(sampled), _tail(sampled <= allowed), "bootstrap")
+    if better == "less":
+        least, most = _sampled(other, figure, resamples)
+    else:
+        least = most = worse_by_each(metric, resamples.values(figure), resamples.values(other))
+    ends = percentiles(least)[0], percentiles(most)[1]
+    return Worsening(value, ends, _tail(least <= allowed), "bootstrap")
+
+
+def _sampled(
+    first: Figure, second: Figure, resamples: Resamples
+) -> tuple[Float64[np.ndarray, "R"], Float64[np.ndarray, "R"]]:
+    """Return by how much the second figure is above the first in each sample, at least and at most."""
+    if not (isinstance(first, BinnedGap) and isinstance(second, BinnedGap)):
+        sampled = resamples.values(second) - resamples.values(first)
+        return sampled, sampled
+    (chance, of_first), (its_chance, of_second) = (figure.chance(resamples).T for figure in (first, second))
+    least = (second.value - its_chance) - (2.0 * first.value - of_first)
+    most = (2.0 * second.value - of_second) - (first.value - chance)
+    return least, most
 
 
 def worse_by(metric: str, value: float, other: float) -> float:

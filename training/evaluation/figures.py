@@ -133,6 +133,12 @@ class BinnedGap(Figure):
 
     def interval(self, resamples: Resamples) -> Ends:
         """Return what the class says."""
+        tail = (1.0 + LEVEL) / 2.0
+        chance, sampled = np.quantile(self.chance(resamples), tail, axis=0)
+        return max(0.0, self.value - float(chance)), float(sampled)
+
+    def chance(self, resamples: Resamples) -> Float64[np.ndarray, "R 2"]:
+        """Return of each sample the most that chance adds, sum_b |change of b's gap| / (N T), and the figure."""
         here = self._by_bin(np.ones((1, self.rows)))
 
         def two_sums(weights: Weights) -> Float64[np.ndarray, "S 2"]:
@@ -140,9 +146,7 @@ class BinnedGap(Figure):
             sums = np.stack([np.abs(by_bin - here).sum(axis=1), np.abs(by_bin).sum(axis=1)], axis=1)
             return sums / self.gaps.size
 
-        tail = (1.0 + LEVEL) / 2.0
-        chance, largest = np.quantile(resamples.values(two_sums), tail, axis=0)
-        return max(0.0, self.value - float(chance)), float(largest)
+        return resamples.values(two_sums)
 
     def _by_bin(self, weights: Weights) -> Float64[np.ndarray, "S B"]:
         summed: np.ndarray = weights @ self._table

@@ -57,7 +57,7 @@ def classes_plot(classes: list[OfClass]) -> bytes:
         lines = shares.vlines(at, low, high, color=COLOURS[key == "precision"])
         shares.plot(at, [getattr(classes[i], key) for i in known], marker, color=lines.get_color()[0], label=key)
     shares.set(xlabel="class", ylabel="share (95 % interval)", ylim=(None, 1.02))
-    shares.legend(fontsize="small")
+    _legend_beside(shares)
     return _png(figure, "Classes")
 
 
@@ -90,12 +90,12 @@ def pit_plot(pit: Pit, by_spread: list[SpreadBin]) -> bytes:
 
 def risk_coverage_plot(test: ServedPrediction, loss: Float64[np.ndarray, "N"], label: str) -> bytes:
     """Draw the risk of the rows that each score is surest of, against how many they are."""
-    figure, (axis,) = _panels(1)
+    figure, (axis,) = _panels(1, width=8.0)
     for colour, name in zip(COLOURS, _whole(test), strict=False):
         coverage, risk = risk_coverage(test.scores[name], loss)
         axis.plot(coverage, risk, label=name, color=colour)
     axis.set(xlabel="coverage: share of rows answered, surest first", ylabel=label)
-    axis.legend(fontsize="small")
+    _legend_beside(axis)
     return _png(figure, "Risk against coverage")
 
 
@@ -151,7 +151,7 @@ def attacks_plot(clean_accuracy: float, clean_scores: dict[str, float], attacks:
             ]
             axes[3].plot(*np.array(errors).T, style, color=colour)
     axes[0].set(ylabel="share of rows", title="accuracy", ylim=(-0.02, 1.02))
-    axes[0].legend(fontsize="small")
+    axes[0].legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16))
     axes[1].set(ylabel="mean score over that of test rows", yscale="log", title="scores")
     axes[2].set(ylabel="AUROC", title="adversary detection", ylim=(None, 1.02))
     axes[3].set(ylabel="AUROC", title="error detection", ylim=(None, 1.02), xlim=axes[2].get_xlim())

@@ -4,23 +4,29 @@ import copy
 import io
 import logging
 import math
+import re
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
 
 import numpy as np
 import onnx
 import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
-from model_store.errors import DubitoError, InvalidInput, one_line
+from model_store.errors import DubitoError, InvalidInput, one_line, plain
 from model_store.inference.noise import noise
-from model_store.inference.runtime import OUTPUTS, WEIGHTS_PER_DRAW, Runtime
+from model_store.inference.runtime import OUTPUTS, WEIGHTS_PER_DRAW, GraphError, Runtime
 from training.data import Rows
 from training.export.served import ServedNetwork, served_network
 from training.nn.layers import WeightLayer
 from training.nn.likelihoods import Gaussian, Likelihood
-from training.nn.model import BayesianModel
+from training.nn.model import BayesianModel, Network
+from training.nn.networks import DrawnNetwork
+from training.nn.probes import layer_of_operator, reads_values
 
 OPSET = 20
 PARITY_TOLERANCE = 1e-3  # a graph that computes something else is off by far more, rounding by far less
@@ -28,6 +34,8 @@ PARITY_ROWS = 64
 PARITY_DRAWS = 16
 CHECKED_ROWS = 16
 ROUNDED_SHARE = 1e-3
+NO_SUCH_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
+UNTRANSLATED = re.compile(r"Error when translating node .*?target=torch\.ops\.(\w+\.\w+)")
 
 
 class ParityError(DubitoError):
@@ -79,8 +87,72 @@ def check_exports(model: BayesianModel) -> None:
         network = served_network(trial, x, 0)
         runtime = runtime_of(trial, export(trial, network))
         parity(trial, network, runtime, Rows(x.numpy(), np.zeros(len(x), dtype=np.int64)))
+    except ParityError as error:
+        raise InvalidInput("network", "a module that onnxruntime computes as torch does", one_line(error)) from error
     except Exception as error:
-        raise InvalidInput("network", "a module that can be exported and served", one_line(error)) from error
+        raise InvalidInput("network", *_why_not_exported(error, trial.network, x)) from error
+
+
+def _users_module(network: Network) -> nn.Module:
+    """Return what became of the module that a network was made of: its layers have the names that they had."""
+    return network.module if isinstance(network, DrawnNetwork) else network.members[0]
+
+
+@torch.no_grad()
+def _why_not_exported(error: Exception, network: Network, x: Tensor) -> tuple[str, str]:
+    """Return what a module must be to be exported, and what came, in plain words: an exporter's errors fill pages."""
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+        assert isinstance(cause, Exception)
+        causes.append(cause)
+    texts = [plain(cause) for cause in causes]
+    theta = torch.zeros(2, 1, network.theta_dimension)
+    for text in texts:
+        unknown = NO_SUCH_OPERATOR.search(text) or UNTRANSLATED.search(text)
+        if unknown is not None:
+            operator = unknown[1].rpartition(".")[2]
+            where = layer_of_operator(_users_module(network), lambda: network(x, theta), operator)
+            of = "" if where is None else f" ({where})"
+            return "operators that ONNX has, or others in their place", f"{operator}{of}, which it does not have"
+    if any("data-dependent" in text for text in texts) or reads_values(lambda: network(x, theta)):
+        expected = "a forward that does the same whatever the values in its rows are (torch.where chooses by value)"
+        return expected, "one whose course depends on values: if, while, int(), float() or .item() of a tensor"
+    if isinstance(error, GraphError):
+        return "a module of operators that the service runs (docs/training.md)", plain(error)
+    return "a module that can be exported and served", f"{type(causes[-1]).__name__}: {texts[-1]}"
+
+
+class AttentionWrittenOut(TorchFunctionMode):
+    """Computes `scaled_dot_product_attention` by products and a softmax; the exporter knows it for four axes only."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return what a function of torch gives."""
+        if func is functional.scaled_dot_product_attention:
+            return _attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,  # noqa: ARG001
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return softmax(q k' scale + mask) v, as torch documents it, without dropout: it is for what is served."""
+    if enable_gqa:
+        key, value = (part.repeat_interleave(query.shape[-3] // part.shape[-3], -3) for part in (key, value))
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return torch.softmax(scores, dim=-1) @ value
 
 
 def _graph(
@@ -90,8 +162,9 @@ def _graph(
     outputs: list[str],
 ) -> onnx.ModelProto:
     chatter = io.StringIO()
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), redirect_stdout(chatter), redirect_stderr(chatter):
+    for chattering in ("torch.onnx", "torch.fx.experimental.symbolic_shapes"):
+        logging.getLogger(chattering).setLevel(logging.ERROR)
+    with warnings.catch_warnings(), redirect_stdout(chatter), redirect_stderr(chatter), AttentionWrittenOut():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             module,

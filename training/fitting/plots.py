@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Float32
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from training.fitting.checkpoint import write_atomically
@@ -26,7 +27,7 @@ def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> N
         panels["std of theta"] = {"theta_std": "mean"}
     panels = {label: curves for label, curves in panels.items() if set(curves) <= set(history[0])}
     plt.switch_backend("Agg")
-    figure, axes = plt.subplots(1, len(panels), figsize=(19, 3.6), layout="constrained")
+    figure, axes = plt.subplots(1, len(panels), figsize=(19, 4.0), layout="constrained")
     epochs = [metrics["epoch"] for metrics in history]
     for axis, (label, curves) in zip(axes, panels.items(), strict=True):
         for key, name in curves.items():
@@ -44,8 +45,7 @@ def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> N
             axis.set_ylim(*_end_range([float(metrics["objective"]) for metrics in history]))
         elif min(line.get_ydata().min() for line in axis.lines) > 0:
             axis.set_yscale("log")
-        # the best place is slow to find among many points
-        axis.legend(loc="lower right" if label == "std of theta" else "upper right")
+        _legend_above(axis)
     figure.suptitle(title)
     _write(figure, path)
 
@@ -70,9 +70,14 @@ def plot_signal_to_noise(ratio: Float32[np.ndarray, "W"], fraction: float, path:
         axis.axvline(np.quantile(decibels, fraction), color="tab:red", label=f"{100 * fraction:g} % of weights below")
         axis.set(xlabel="20 log10 |mu| / sigma (dB)", xlim=np.quantile(decibels, [0.001, 1.0]))
         axis.grid(alpha=0.3)
-        axis.legend()
+        _legend_above(axis)
     figure.suptitle(title)
     _write(figure, path)
+
+
+def _legend_above(axis: Axes) -> None:
+    """Put the legend where no curve is."""
+    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize="small", frameon=False)
 
 
 def _write(figure: Figure, path: Path) -> None:

@@ -43,6 +43,7 @@ from training.recipe import Recipe, TrainingSection
 from training.seeds import Stream, hash_key
 from training.versions import Parent
 
+CHECKPOINT = "checkpoint.safetensors"
 INITIALISATION_ROWS = 1000
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
 WRITE_INTERVAL_S = 1  # at least between two states of metrics.jsonl
@@ -133,7 +134,7 @@ class Run:
     @property
     def checkpoint(self) -> Path:
         """The checkpoint's path."""
-        return self.folder / "checkpoint.safetensors"
+        return self.folder / CHECKPOINT
 
     @property
     def epochs(self) -> int:

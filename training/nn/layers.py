@@ -260,18 +260,22 @@ def patches(h: Tensor, convolution: nn.Conv2d) -> tuple[Tensor, tuple[int, int]]
 
 
 class MaskLayer(nn.Module):
-    """Multiplies units, or channels, by a mask that is drawn: one mask a draw, shared by all rows."""
+    """Multiplies units, or channels, by a mask that is drawn: one mask a draw, shared by all rows.
 
-    def __init__(self, place: Position) -> None:
+    They are along a row's first axis or, before a Linear layer (`of_last`), along its last.
+    """
+
+    def __init__(self, place: Position, of_last: bool = False) -> None:
         super().__init__()
         self.place = place
+        self.of_last = of_last
 
     def forward(self, h: Tensor) -> Tensor:
         """Return the masked batch."""
         self.place.arrive(h)
         mask, h = self.place.theta(), self.place.by_draw(h)
-        trailing = h.ndim - (2 if self.place.shared else 3)
-        return self.place.batch(h * mask[(..., *[None] * trailing)])
+        others = [None] * (h.ndim - (2 if self.place.shared else 3))
+        return self.place.batch(h * mask[(..., *others, slice(None)) if self.of_last else (..., *others)])
 
 
 class FeatureLayer(nn.Module):

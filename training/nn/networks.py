@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from model_store.errors import InvalidInput
 from training.nn.layers import FeatureLayer, HyperLayer, MaskLayer, Pass, Position, ScaledLayer, Slot, WeightLayer
 from training.nn.layers import initial_weights as weights_of
-from training.nn.probes import DROPOUTS, dropped_units, kept_inputs, run_on_rows
+from training.nn.probes import DROPOUTS, check_calls, check_repeatable, dropped_units, kept_inputs, run_on_rows
 
 Drawn = Literal["scales", "weights", "masks", "hypernet"]
 # Layers with parameters or statistics of their own, which stay point estimates.
-POINT_ESTIMATES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
+POINT_ESTIMATES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm, nn.PReLU, nn.GRU, nn.LSTM, nn.RNN)
 ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity)
 TRIAL_ROWS, TRIAL_DRAWS = 3, 2
 
@@ -64,6 +64,10 @@ class DrawnNetwork(nn.Module):
         self.initial: dict[str, Tensor] = {}  # the module's own weights, by slot, where weights are drawn
         # weights that are not drawn, and with what probability masks keep each of their inputs
         self.masked_weights: list[tuple[str, Tensor]] = []
+        layers = [(name, layer) for name, layer in module.named_modules(remove_duplicate=False) if name]
+        _check_supported(module, layers)
+        check_repeatable(module, self.shape)
+        check_calls(module, self.shape)
         self.module = self._converted(copy.deepcopy(module), stochastic)
         self.slots = [place.slot for place in self.places if place.slot.size]
         self.theta_dimension = sum(slot.size for slot in self.slots)
@@ -165,7 +169,6 @@ class DrawnNetwork(nn.Module):
 
     def _converted(self, module: nn.Module, stochastic: Stochastic) -> nn.Module:
         layers = [(name, layer) for name, layer in module.named_modules(remove_duplicate=False) if name]
-        _check_supported(module, layers)
         rates = [layer.p for _, layer in layers if isinstance(layer, DROPOUTS)]
         has_dropout = stochastic.drawn == "masks" and bool(rates)
         units = dropped_units(module, self.shape) if has_dropout else {}
@@ -210,13 +213,14 @@ class DrawnNetwork(nn.Module):
             place = self._place(Slot(f"{name}.features", (0,)), not is_masked)
             inner, path = FeatureLayer(layer, place), f"{name}.layer"
         elif rate > 0:
-            inner, path = nn.Sequential(self._mask(name, inputs, 1.0 - rate), layer), f"{name}.1"
+            mask = self._mask(name, inputs, 1.0 - rate, isinstance(layer, nn.Linear))
+            inner, path = nn.Sequential(mask, layer), f"{name}.1"
         kept = torch.full((inputs,), 1.0 - rate) if kept is None else kept
         self.masked_weights.append((f"{path}.weight", kept))
         return inner
 
-    def _mask(self, name: str, units: int, keep: float) -> MaskLayer:
-        return MaskLayer(self._place(Slot(name, (units,), keep), False))
+    def _mask(self, name: str, units: int, keep: float, of_last: bool = False) -> MaskLayer:
+        return MaskLayer(self._place(Slot(name, (units,), keep), False), of_last)
 
     def _place(self, slot: Slot, first: bool) -> Position:
         self.places.append(Position(slot, self.current, self.folded, first))
@@ -278,7 +282,7 @@ class MemberNetwork(nn.Module):
         self.is_paired = False
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("std", torch.ones(()))
-        run_on_rows(members[0], torch.zeros(TRIAL_ROWS, *shape))
+        check_repeatable(members[0], shape)
 
     def forward(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
@@ -352,12 +356,19 @@ def _kept_square(weight: Tensor, kept: Float[Tensor, "I"]) -> Float[Tensor, ""]:
 
 def _check_supported(module: nn.Module, layers: list[tuple[str, nn.Module]]) -> None:
     seen: dict[int, str] = {}
+    owners: dict[int, str] = {}  # of parameters
     for name, layer in [("(the module itself)", module), *layers]:
         if id(layer) in seen and any(True for _ in layer.parameters()):
             raise unsupported(name, layer, f"it is also layer {seen[id(layer)]}; layers that share weights are not")
         seen[id(layer)] = name
-        if isinstance(layer, nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase):
-            raise unsupported(name, layer, "it is not one of them")
+        for part, parameter in layer.named_parameters(recurse=False):
+            owner = owners.setdefault(id(parameter), name)
+            if owner != name:
+                raise unsupported(name, layer, f"its {part} is also layer {owner}'s; each layer needs its own")
+        if isinstance(layer, nn.MultiheadAttention):
+            raise unsupported(name, layer, "use Linear layers and scaled_dot_product_attention in its place")
+        if isinstance(layer, nn.RNNCellBase):
+            raise unsupported(name, layer, "use the layer of all steps (GRU, LSTM, RNN) in its place")
         own = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
         known = type(layer) in (nn.Linear, nn.Conv2d) or isinstance(layer, POINT_ESTIMATES)
         if own and not known:

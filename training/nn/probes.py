@@ -1,21 +1,27 @@
 """What a module shows of itself when it runs on rows."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_store.errors import InvalidInput, one_line
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+REPEATED_ROWS = 3
 ROWS = 32  # so that hardly a unit is 0 in all of them by chance
 
 Layers = dict[str, nn.Module]
 
 
-def run_on_rows(run: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+def run_on_rows(run: Callable[..., Any], *rows: Tensor) -> Any:
     """Return what a module says of rows.
 
     Raises:
@@ -54,6 +60,159 @@ def check_width(module: nn.Module, factory: str, shape: Sequence[int], width: in
     after = f" after layer {ran[-1]}: {type(layers[ran[-1]]).__name__}" if ran else ""
     expected = f"{factory} to make a module of {width} outputs for each row ({meaning})"
     raise InvalidInput("network.factory", expected, f"{given}{after}")
+
+
+def check_repeatable(module: nn.Module, shape: Sequence[int]) -> None:
+    """Check that a module says the same of the same rows again, whatever stands beside each.
+
+    Raises:
+        InvalidInput: if it does not; of what is random, it names the first layer that gives something else.
+    """
+    rows = torch.randn(REPEATED_ROWS, *shape, generator=torch.Generator().manual_seed(0))
+    layers = {name: layer for name, layer in module.named_modules() if name and not any(layer.children())}
+    first, ran = _seeded_run(module, layers, rows, 1)
+    if not isinstance(first, Tensor):
+        raise InvalidInput("network", "a module that gives a tensor", f"a {type(first).__name__}")
+    again, ran_again = _seeded_run(module, layers, rows, 2)
+    if not _same(first, again):
+        pairs = zip(ran, ran_again, strict=False)
+        random = (one.name for one, two in pairs if _same(one.took, two.took) and not _same(one.gave, two.gave))
+        found = next(random, None)
+        where = "in forward itself" if found is None else f"at layer {found}: {type(layers[found]).__name__}"
+        expected = "the same outputs for the same rows: no random numbers and nothing kept between calls in forward"
+        raise InvalidInput("network", expected, f"others the second time, {where}")
+    alone = torch.cat([run_on_rows(module, rows[n : n + 1]) for n in range(len(rows))])
+    if alone.shape != first.shape or not torch.allclose(alone, first, atol=1e-3, equal_nan=True):
+        expected = "one output row for each input row, whatever stands beside it"
+        raise InvalidInput("network", expected, "a module that mixes rows")
+
+
+@dataclass(frozen=True, eq=False)
+class _Ran:
+    """A layer that ran: what it took in, and what it gave."""
+
+    name: str
+    took: object
+    gave: object
+
+
+def _seeded_run(module: nn.Module, layers: Layers, rows: Tensor, seed: int) -> tuple[Any, list[_Ran]]:
+    """Return what a module says of rows, and which of some layers ran, while torch's random numbers have a seed."""
+    ran: list[_Ran] = []
+
+    def note(name: str) -> Callable[[nn.Module, object, object], None]:
+        return lambda _, took, gave: ran.append(_Ran(name, took, gave))
+
+    hooks = [layer.register_forward_hook(note(name)) for name, layer in layers.items()]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return run_on_rows(module, rows), ran
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def check_calls(module: nn.Module, shape: Sequence[int]) -> None:
+    """Check that each Linear and Conv2d layer runs once, and that nothing but its own run reads its weights.
+
+    Such a layer is replaced by one that reads theta, and has no weights of its own any more.
+
+    Raises:
+        InvalidInput: naming the layer, and what to do.
+    """
+    layers = _of(module, (nn.Linear, nn.Conv2d))
+    calls: Counter[str] = Counter()
+    running: list[str] = []  # layers that run at the moment
+    reads: Counter[str] = Counter()  # of weights, from outside
+
+    def begin(name: str) -> None:
+        calls[name] += 1
+        running.append(name)
+
+    owners = {id(parameter): name for name, layer in layers.items() for parameter in layer.parameters(recurse=False)}
+    with (
+        _noted(layers, lambda name, _: begin(name)),
+        _noted(layers, lambda name, _: running.remove(name), of_outputs=True),
+        _Reads(owners, lambda name: reads.update([name] if name not in running else [])),
+    ):
+        run_on_rows(module, torch.zeros(ROWS, *shape))
+    for name, layer in layers.items():
+        if reads[name]:
+            raise _refused(name, layer, "forward reads its weights itself; call the layer instead")
+        if not calls[name]:
+            raise _refused(name, layer, "it never runs; leave it out of the module, or call it in forward")
+        if calls[name] > 1:
+            raise _refused(name, layer, f"it runs {calls[name]} times; each place needs a layer of its own")
+
+
+def layer_of_operator(module: nn.Module, run: Callable[[], object], operator: str) -> str | None:
+    """Return the innermost layer of a module in which an operator such as `cumprod` runs, if it is seen to."""
+    layers = {name: layer for name, layer in module.named_modules() if name}
+    running: list[str] = []
+    found: list[str] = []
+
+    with (
+        _noted(layers, lambda name, _: running.append(name)),
+        _noted(layers, lambda name, _: running.remove(name), of_outputs=True),
+        _Operators(lambda name: found.extend(running[-1:] if name == operator else [])),
+    ):
+        run()
+    return f"layer {found[0]}: {type(layers[found[0]]).__name__}" if found else None
+
+
+def reads_values(run: Callable[[], object]) -> bool:
+    """Whether something asks for the value of a tensor while it runs, as `if`, `int` and `item` do."""
+    asked: list[str] = []
+    with _Operators(lambda name: asked.extend([name] if name in ("_local_scalar_dense", "is_nonzero") else [])):
+        run()
+    return bool(asked)
+
+
+class _Operators(TorchDispatchMode):
+    """Notes the names of the operators that run."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.note = note
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return what an operator gives."""
+        self.note(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class _Reads(TorchFunctionMode):
+    """Notes which of some tensors are handed to torch's functions, by the names of who owns them."""
+
+    def __init__(self, owners: dict[int, str], note: Callable[[str], None]) -> None:
+        super().__init__()
+        self.owners = owners
+        self.note = note
+
+    def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return what a function of torch gives."""
+        for argument in (*args, *(kwargs or {}).values()):
+            for part in argument if isinstance(argument, list | tuple) else (argument,):
+                if id(part) in self.owners:
+                    self.note(self.owners[id(part)])
+        return func(*args, **(kwargs or {}))
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether two values that a layer took or gave are the same; of what is no tensor, the tensors within."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return all(_same(a, b) for a, b in zip(one, other, strict=False))
+    return True
+
+
+def _refused(name: str, layer: nn.Module, why: str) -> InvalidInput:
+    """Return the error for a layer that cannot be made Bayesian as it is used."""
+    return InvalidInput(
+        "network", "supported layers (docs/training.md lists them)", f"layer {name}: {type(layer).__name__}: {why}"
+    )
 
 
 def dropped_units(module: nn.Module, shape: Sequence[int]) -> dict[str, list[int]]:
@@ -111,10 +270,12 @@ def _inputs(layer: nn.Module) -> int:
 
 
 @contextmanager
-def _noted(layers: Layers, note: Callable[[str, Tensor], None]) -> Iterator[None]:
-    """Note what each layer takes in."""
+def _noted(layers: Layers, note: Callable[[str, Any], None], of_outputs: bool = False) -> Iterator[None]:
+    """Note what each layer takes in as its first argument, or what it gives."""
     hooks = [
-        layer.register_forward_pre_hook(lambda _, inputs, name=name: note(name, inputs[0]))
+        layer.register_forward_hook(lambda _, __, outputs, name=name: note(name, outputs))
+        if of_outputs
+        else layer.register_forward_pre_hook(lambda _, inputs, name=name: note(name, inputs[0] if inputs else None))
         for name, layer in layers.items()
     ]
     try:

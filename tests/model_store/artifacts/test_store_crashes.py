@@ -3,17 +3,21 @@
 import shutil
 
 import pytest
-from hypothesis import settings
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from model_store.artifacts.signature import SIGNATURE
 from model_store.artifacts.store import ModelStore
 from model_store.errors import NotFound
 from tests.support.disk import LOSSES, stopping
 from tests.support.stores import tiny_description, tiny_files
 
 DESCRIPTION = tiny_description()
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 EVER = 1000  # changes: more than any of these takes
+BUDGET = settings(max_examples=10, stateful_step_count=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 # Of a store with versions 1 to 3, of which `champion` names 1: what is done to it.
 CHANGES = {
@@ -23,6 +27,7 @@ CHANGES = {
     "move an alias": lambda store: store.set_alias("m", "champion", "2"),
     "roll back": lambda store: store.set_alias("m", "latest", "1"),
     "keep": lambda store: store.keep("m", 1),
+    "sign": lambda store: store.sign("m", "2", KEY),
 }
 
 
@@ -37,12 +42,15 @@ def before(tmp_path_factory):
 
 
 def read(store):
-    """All that a store says, every version read and verified."""
+    """All that a store says, every version read and verified; a signature that is there, too."""
+    trusting = ModelStore(store.root, KEY.public_key())
+
+    def version_of(name, version):
+        is_signed = (store.root / name / version / SIGNATURE).exists()
+        return (trusting if is_signed else store).open(name, version).files | {SIGNATURE: is_signed}
+
     return {
-        name: (
-            {version: store.open(name, version).files for version in store.versions(name)},
-            store.aliases(name),
-        )
+        name: ({version: version_of(name, version) for version in store.versions(name)}, store.aliases(name))
         for name in store.names()
     }
 
@@ -82,7 +90,7 @@ def test_what_is_published_first_is_on_the_disk_too(tmp_path, loss):
     with stopping(tmp_path, None, loss):
         store.publish("m", DESCRIPTION, tiny_files())
         store.set_alias("m", "champion", "1")
-    assert read(store) == {"m": ({"1": tiny_files()}, {"latest": "1", "champion": "1"})}
+    assert read(store) == {"m": ({"1": {**tiny_files(), SIGNATURE: False}}, {"latest": "1", "champion": "1"})}
     assert (store.root / "m" / "aliases" / "champion").exists()
 
 
@@ -164,7 +172,5 @@ class AnyChanges(RuleBasedStateMachine):
 
 
 def test_any_changes_with_readers_in_the_middle_and_stops(tmp_path_factory):
-    from hypothesis.stateful import run_state_machine_as_test
-
     machine = type("AnyChangesHere", (AnyChanges,), {"factory": tmp_path_factory})
-    run_state_machine_as_test(machine, settings=settings(max_examples=10, stateful_step_count=8, deadline=None))
+    run_state_machine_as_test(machine, settings=BUDGET)

@@ -6,6 +6,8 @@ from scipy.special import digamma
 
 from model_store.scores.classification import SCORE_NAMES, concatenated, predictive_scores, predictive_sums
 from model_store.scores.regression import MIXTURE_ERROR_NAMES, mixture_scores, mixture_sums
+from model_store.scores.sums import GROUPS, DrawSums
+from model_store.scores.tasks import PREDICTIVES
 
 TWO_DRAWS = {"classification": {"entropy", "variation_ratio"}, "regression": {"mean", "aleatoric_std"}}
 NAMES = {"classification": set(SCORE_NAMES), "regression": set(MIXTURE_ERROR_NAMES)}
@@ -183,3 +185,18 @@ def jackknife(task, draws, groups):
         estimate = len(members) * value - np.sum((1 - 1 / h) * left, axis=0)
         errors[name] = np.sqrt(np.mean((pseudo - estimate) ** 2 / (h - 1), axis=0))
     return errors
+
+
+@pytest.mark.parametrize("task", PREDICTIVES)
+def test_draws_without_a_number_are_the_first(task):
+    """So sums of the first draws go together with those of the following, one draw a group."""
+    outputs = np.random.default_rng(8).normal(size=(7, 4, 2)).astype(np.float32)
+    predictive, of_task = PREDICTIVES[task], mixture_sums if task == "regression" else predictive_sums
+    expected = [1, 1, 1, 1, 1, 1, 1] + [0] * (GROUPS - 7)
+    for sums in (predictive.sums, of_task):
+        assert sums(outputs[:3]).merge(sums(outputs[3:], 3)).num_draws.tolist() == expected
+    draws = outputs[..., 0].T.astype(np.float64)
+    assert (
+        DrawSums.of(draws[:, :3], draws[:, :3]).merge(DrawSums.of(draws[:, 3:], draws[:, 3:], 3)).num_draws.tolist()
+        == expected
+    )

@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from model_store.conformal.stopping import StoppingRule
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.sums import GROUPS
 from service.engine.admission import LASTING_S, Admission
-from service.engine.batching import BATCH_ROW_DRAWS, LEAST_AT_ONCE, SUMMED_NUMBERS, Engine, part_rows
+from service.engine.batching import BATCH_ROW_DRAWS, LEAST_AT_ONCE, SUMMED_NUMBERS, Engine, kept_bytes, part_rows
 from service.engine.jobs import Job
 from service.errors import Overloaded, PastDeadline
 from service.observability.metrics import Metrics
@@ -266,7 +267,8 @@ def test_a_burst_may_queue_and_after_a_refusal_little_waits_until_none_was_neede
             with admission.admitted(50_000, 1, BATCH_ROW_DRAWS):  # counts with what is computed of it at once
                 assert admission.row_draws == 1_000 + BATCH_ROW_DRAWS
                 assert fits(2_600)
-                assert not fits(2_601)
+                assert fits(4_500)  # there were room, had the pool brought no more
+                assert not fits(4_501)
             assert not fits(1_001)  # from now on
             assert fits(1_000)
             await asyncio.sleep(1.1 * LASTING_S)
@@ -284,8 +286,8 @@ def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypat
 
     def let_in():
         """How many rows of one draw are let in at most, when clients ask for as many as ever."""
-        admission.row_draws = 1
-        return max(rows for rows in range(500, 20_000, 500) if fits(rows))
+        with admission.admitted(1, 1, BATCH_ROW_DRAWS):
+            return max(rows for rows in range(500, 20_000, 500) if fits(rows))
 
     def fits(rows):
         try:
@@ -294,19 +296,76 @@ def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypat
             return False
         return True
 
-    found = []
-    for _ in range(160):  # half seconds
-        found.append((clock.now - 100.0, let_in()))
-        clock.now += 0.5
-    tried = [(s, most) for s, most in found if most > 1_000]
-    assert tried == [(0.0, 10_000), (4.0, 2_000), (12.0, 4_000), (28.0, 8_000), (60.0, 10_000)]
-    admission.row_draws = 9_000  # now there are ten clients, of which one is refused all the while
-    answered = []
-    for _ in range(400):
-        answered.append(fits(1_000))
-        clock.now += 0.1
-    assert not answered[0]
-    assert all(answered[answered.index(True) :])
+    async def ask():
+        found = []
+        for _ in range(160):  # half seconds
+            found.append((clock.now - 100.0, let_in()))
+            clock.now += 0.5
+        tried = [(s, most) for s, most in found if most > 1_000]
+        assert tried == [(0.0, 10_000), (4.0, 2_000), (12.0, 4_000), (28.0, 8_000), (60.0, 10_000)]
+        answered = []  # now there are ten clients, of which one is refused all the while
+        with ExitStack() as stack:
+            while len(answered) < 400:
+                if admission.in_work < 9 and fits(1_001):
+                    stack.enter_context(admission.admitted(1_000, 1, BATCH_ROW_DRAWS))
+                    continue
+                answered.append(admission.in_work == 9 and fits(1_001))
+                clock.now += 0.1
+        assert not answered[0]
+        assert all(answered[answered.index(True) :])
+
+    asyncio.run(ask())
+
+
+def test_nobody_is_refused_for_what_others_have_brought_beyond_their_share():
+    """A client that fills the queue is refused; others, and smaller requests of its own, are let in."""
+    admission = Admission(Settings(max_queued_row_draws=10_000, overload_row_draws=4_000), threading.Event())
+
+    def fits(rows, client):
+        try:
+            with admission.admitted(rows, 1, BATCH_ROW_DRAWS, client):
+                return True
+        except Overloaded:
+            return False
+
+    async def ask():
+        with ExitStack() as stack:
+            for _ in range(10):
+                stack.enter_context(admission.admitted(1_000, 1, BATCH_ROW_DRAWS, "greedy"))
+            assert not fits(1_000, "greedy")  # from now on 4,000 are let in
+            assert fits(2_000, "other")
+            assert not fits(2_001, "other")
+            assert fits(4_000 // 11, "greedy")
+            assert not fits(4_000 // 11 + 1, "greedy")
+            with admission.admitted(1_000, 1, BATCH_ROW_DRAWS, "other"):
+                assert fits(1_000, "other")
+                assert not fits(1_001, "other")
+                assert fits(4_000 // 3, "third")
+        assert fits(10_000, "greedy")
+
+    asyncio.run(ask())
+
+
+def test_another_clients_small_request_is_computed_before_the_next_part_of_many_large_ones(
+    engine, served, digits_rows
+):
+    order = []
+    rows = np.repeat(digits_rows, 1 + 2 * BATCH_ROW_DRAWS // DRAWS // len(digits_rows), axis=0)
+    large = [replace(job(served, rows), client="greedy") for _ in range(5)]
+    small = replace(job(served, digits_rows[:1]), client="other")
+    together(engine, [*large, small], order)
+    assert order[0] is small
+    queued = engine.metrics.of_version(served.key).histogram("batch_rows")
+    assert sum(queued.counts) > 10
+
+
+def test_a_job_in_several_parts_counts_with_its_draws_and_what_is_kept_of_it(served, digits_rows):
+    small, many = job(served, digits_rows[:1]), np.repeat(digits_rows, 10, axis=0)
+    assert kept_bytes(small) < 10_000
+    model = served.model
+    kept = 2 * 4 * DRAWS * len(many) * model.manifest.output_size  # in parts and whole
+    assert kept_bytes(job(served, many)) > kept + model.runtime.set_bytes(DRAWS)
+    assert kept_bytes(Job(served, many, DRAWS, None, acquisition="bald")) > 8 * len(many)
 
 
 class Clock:

@@ -87,7 +87,26 @@ def assert_refused(answer, says, status=422):
 # Objects
 
 
+def test_examples_of_the_openapi_document_are_requests_to_the_models_that_are_there(client):
+    for path in ("/predict", "/acquire"):
+        content = client.get("/openapi.json").json()["paths"][path]["post"]["requestBody"]["content"]
+        examples = content["application/json"]["examples"]
+        assert {title.partition(",")[0] for title in examples} == {"people", "pictures"}
+        for example in examples.values():
+            answer = client.post(path, json=example["value"])
+            assert answer.status_code == 200, answer.text
+    assert examples["people"]["value"]["pool"][0]["city"] == "Oslo"
+
+
 def test_objects_are_answered_as_their_encoded_rows_are(client):
+    listed = {model["name"]: model["columns"] for model in client.get("/models").json()["models"]}
+    assert listed["pictures"] == []
+    assert listed["people"] == [
+        {"name": "age", "kind": "numeric"},
+        {"name": "city", "kind": "categorical", "categories": ["Oslo", "Rome"]},
+        {"name": "vip", "kind": "categorical", "categories": ["false", "true"]},
+        {"name": "income", "kind": "numeric"},
+    ]
     columns = client.get("/models/people").json()["manifest"]["input"]["columns"]
     assert [column["name"] for column in columns] == ["age", "city", "vip", "income"]
     age, _, _, income = columns

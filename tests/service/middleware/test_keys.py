@@ -147,11 +147,13 @@ def test_a_key_is_one_of_those_configured_or_none():
 
 
 def test_without_an_admin_key_administration_takes_an_api_key_to_be_told_that_there_is_none():
-    api, admin = read_keys(Settings(api_keys=FIRST)), read_keys(Settings(api_keys=FIRST, admin_key=ADMIN))
-    assert api.needed("/admin/models") == api.api != ()
-    assert admin.needed("/admin/models") == admin.admin
-    assert set(admin.needed("/metrics")) == {*admin.api, *admin.admin}
-    assert read_keys(Settings()).needed("/admin/models") == ()
+    api = listed_keys(Settings(api_keys=FIRST))
+    admin = listed_keys(Settings(api_keys=FIRST, admin_key=ADMIN))
+    assert api.needed("/admin/models") == "read"
+    assert api.find(FIRST.encode()).scopes >= {"read"}
+    assert admin.needed("/admin/models") == "admin"
+    assert admin.find(ADMIN.encode()).scopes == {"admin", "metrics"}
+    assert listed_keys(Settings()).needed("/admin/models") is None
 
 
 def test_settings_and_keys_do_not_show_keys():

@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
+from model_store.processors import available_processors
 from service.engine.batching import BATCH_ROW_DRAWS
 from service.observability.worker_metrics import merged
 from service.settings import Settings
@@ -123,7 +124,7 @@ def test_pages_of_metrics_become_one_with_a_label():
 
 @pytest.mark.parametrize(("threads", "workers"), [(0, 1), (0, 2), (0, 10_000), (3, 2)])
 def test_workers_share_the_processors(threads, workers):
-    there = len(os.sched_getaffinity(0))
+    there = available_processors()
     expected = threads or max(1, there // workers)
     assert Settings.model_construct(threads=threads, workers=workers).worker_threads == expected
 

@@ -90,6 +90,21 @@ def test_evidence_is_reached_as_seldom_as_ville_says_over_many_calibrations(gene
         assert reached <= stats.binom(250, 1 / capital).ppf(1 - 1e-7)
 
 
+def test_the_log_says_once_that_an_alarm_has_risen_and_again_after_a_reset(generator, caplog):
+    ranking = np.sort(generator.normal(size=200))
+    drift = Drift(ranking, "model m version 7")
+    for times in (1, 2):
+        for _ in range(40):
+            drift.watch(conformal_p_value(generator.normal(2.0, size=16), ranking))
+        report = drift.report()
+        assert report.alarm
+        assert len(caplog.records) == times
+        assert caplog.messages[-1].startswith(
+            "drift: live rows of model m version 7 are not like its calibration rows"
+        )
+        drift.reset()
+
+
 def test_tied_scores_raise_no_alarm(generator):
     ranking = np.sort(np.round(generator.normal(size=200), 1))
     report = watched(ranking, np.round(generator.normal(size=3000), 1))

@@ -6,10 +6,16 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, NotFound
 from model_store.inference.model import Model
+from service.errors import InUse
 from service.registry.models import Models
+from service.registry.trials import Trials
 from service.settings import Settings
 from tests.support import tiny
 
@@ -21,9 +27,14 @@ def store(tmp_path):
 
 @pytest.fixture
 def models(store):
-    models = Models(Settings(store=store.root, threads=1, ready_draw_sets=0), threading.Event())
+    models = models_of(store)
     models.refresh()
     return models
+
+
+def models_of(store):
+    ours, ending = Settings(store=store.root, threads=1, ready_draw_sets=0, trial_s=0), threading.Event()
+    return Models(ours, threading.Event(), ending, Trials(ours, ending))
 
 
 class Clock:
@@ -113,3 +124,109 @@ def test_a_version_published_anew_under_a_number_given_before_begins_with_no_dri
     assert tiny.publish(store) == "2"
     models.refresh()
     assert models.get("tiny", "2").drift is not before.drift
+
+
+class AnyStore(RuleBasedStateMachine):
+    """Versions that are published, damaged, repaired and deleted, aliases that move, looks at the store and requests,
+    in any order: what is served is whole, and it is what its alias named when the store was last looked at."""
+
+    factory: pytest.TempPathFactory
+
+    def __init__(self):
+        super().__init__()
+        self.store = ModelStore(self.factory.mktemp("any") / "models")
+        self.models = models_of(self.store)
+        self.digests, self.damaged, self.serves = {}, set(), {}
+        self.is_known = False  # whether a look has seen the model
+
+    @rule(is_whole=st.booleans())
+    def publish(self, is_whole):
+        number = tiny.publish(self.store)
+        self.digests[number] = self.store.manifest("tiny", number).digest
+        self.damaged.discard(number)
+        if not is_whole:
+            self._damage(number)
+
+    @precondition(lambda self: self._published())
+    @rule(data=st.data())
+    def damage_or_repair(self, data):
+        number = data.draw(st.sampled_from(self._published()))
+        if number in self.damaged:
+            self._file(number).write_bytes(tiny.files()["network.onnx"])
+            self.damaged.discard(number)
+        else:
+            self._damage(number)
+
+    @precondition(lambda self: self._published())
+    @rule(alias=st.sampled_from(["latest", "a"]), data=st.data())
+    def set_alias(self, alias, data):
+        self.store.set_alias("tiny", alias, data.draw(st.sampled_from(self._published())))
+
+    @precondition(lambda self: self._published())
+    @rule(newest=st.integers(1, 2))
+    def keep(self, newest):
+        self.store.keep("tiny", newest)
+
+    @rule()
+    def look(self):
+        in_memory, before = self._in_memory(), dict(self.serves)
+        self.models.look()
+        if not self._published():
+            return
+        for alias, wanted in self.store.aliases("tiny").items():
+            is_later = not before and alias != "latest"  # loaded when a request wants it
+            if is_later or wanted in in_memory or wanted not in self.damaged:
+                self.serves[alias] = wanted
+        self.is_known = True
+        assert self._in_memory() - in_memory <= {*self.serves.values()}
+
+    @precondition(lambda self: self.is_known)
+    @rule(data=st.data())
+    def get(self, data):
+        named = self.store.aliases("tiny")
+        wanted = data.draw(st.sampled_from(sorted({*named, *self.serves, *self.digests})))
+        there = self._in_memory() | {*self._published()}
+        candidates = [number for number in (self.serves.get(wanted), named.get(wanted), wanted) if number in there]
+        in_memory, is_refused = self._in_memory(), {*self.models.broken("tiny")} | self.damaged
+        if not candidates:
+            with pytest.raises(NotFound):
+                self.models.get("tiny", wanted)
+        elif candidates[0] in is_refused - in_memory:
+            with pytest.raises(BrokenArtifact):
+                self.models.get("tiny", wanted)
+        else:
+            served = self.models.get("tiny", wanted)
+            assert served.version == candidates[0]
+            assert served.model.manifest.digest == self.digests[served.version]
+
+    @precondition(lambda self: self.is_known and self.serves)
+    @rule(data=st.data())
+    def unload(self, data):
+        number = data.draw(st.sampled_from(sorted(self.digests)))
+        if number == self.serves.get("latest"):
+            with pytest.raises(InUse):
+                self.models.unload("tiny", number)
+        elif number in self._published():
+            assert self.models.unload("tiny", number) == (number, number in self._in_memory())
+            assert number not in self._in_memory()
+
+    def _published(self):
+        return self.store.versions("tiny")
+
+    def _in_memory(self):
+        return {served.version for served in self.models.loaded()}
+
+    def _file(self, number):
+        return self.store.root / "tiny" / number / "network.onnx"
+
+    def _damage(self, number):
+        self._file(number).write_bytes(b"nothing")
+        self.damaged.add(number)
+
+
+def test_whatever_becomes_of_the_store_what_is_served_is_whole_and_what_its_alias_named(tmp_path_factory):
+    machine = type("AnyStoreHere", (AnyStore,), {"factory": tmp_path_factory})
+    budget = settings(
+        max_examples=20, stateful_step_count=15, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    run_state_machine_as_test(machine, settings=budget)

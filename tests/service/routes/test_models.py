@@ -193,6 +193,7 @@ def test_models_are_described(client, digits_store):
         "method": "bhn-realnvp",
         "task": "classification",
         "input_shape": [8, 8],
+        "columns": [],
         "classes": [str(i) for i in range(10)],
         "target": None,
         "quality": manifest.quality,

@@ -10,7 +10,7 @@ from scipy import optimize, stats
 
 from training.__main__ import main
 from training.evaluation.comparison import Pairs, difference, worsening
-from training.evaluation.figures import Mean, Share
+from training.evaluation.figures import BinnedGap, Mean, Share
 from training.evaluation.intervals import Resamples
 
 SAMPLES = 300
@@ -101,6 +101,34 @@ def test_no_more_than_its_level_are_called_worse_that_are_not(kind):
     assert called_worse > 0.9 * SAMPLES
 
 
+def test_a_calibrated_version_is_not_worse_calibrated_for_being_less_sure():
+    generator = np.random.default_rng(3)
+    rows, bins, samples = 200, 10, 100
+    resamples = Resamples.of(rows, 0, 100)
+    called = {"sure": 0, "unsure": 0, "overconfident": 0}
+    higher = 0
+    for _ in range(samples):
+        figures = []
+        for least, excess in ((0.9, 0.0), (0.5, 0.0), (0.7, 0.2)):
+            confidence = generator.uniform(least, 1.0, rows)
+            correct = generator.random(rows) < confidence - excess
+            index = np.minimum((confidence * bins).astype(int), bins - 1)[:, None]
+            figures.append(BinnedGap((correct - confidence)[:, None], index, bins))
+        sure, unsure, overconfident = figures
+        higher += unsure.value > sure.value
+        for name, mine, its in (
+            ("sure", sure, unsure),
+            ("unsure", unsure, sure),
+            ("overconfident", overconfident, unsure),
+        ):
+            metric = "test_expected_calibration_error"
+            called[name] += worsening(metric, mine, its, 0.0, resamples).p_value <= 0.05
+    assert higher > 0.9 * samples  # by chance alone
+    assert stats.binom.sf(called["sure"] - 1, samples, 0.05) > RARE
+    assert stats.binom.sf(called["unsure"] - 1, samples, 0.05) > RARE
+    assert called["overconfident"] > 0.8 * samples
+
+
 def test_an_allowance_is_allowed():
     generator = np.random.default_rng(2)
     resamples = Resamples.of(2000, 0, 300)
@@ -152,7 +180,8 @@ def test_a_version_does_not_differ_from_itself(compare, tmp_path):
         assert entry["first"] == entry["second"]
         assert entry["p_value"] == 1
         low, high = entry["interval"]
-        assert (low, high) == (0, 0) if entry["test"] == "bootstrap" else low < 0 < high
+        is_exact = entry["test"] == "bootstrap" and "calibration_error" not in name
+        assert (low, high) == (0, 0) if is_exact else low < 0 < high
         assert f"| {name} |" in out
 
 

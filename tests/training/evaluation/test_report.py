@@ -13,6 +13,7 @@ from model_store.artifacts.store import ModelStore
 from model_store.conformal.detectors import combined_surprisal
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import SCORE_NAMES
+from tests.support.pictures import look_at_legends
 from tests.support.recipes import write_recipe
 from training.__main__ import main
 from training.data import digits
@@ -195,8 +196,10 @@ def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(tmp
     data = {"validation_rows": 100, "reference_rows": 120, "ranking_rows": 120}
     schedule = {"epochs": 10, "batch_rows": 64, "learning_rate": 1e-2}
     recipe = write_recipe(tmp_path, method="mle", data=data, network={"hidden": [16]}, training=schedule)
+    legends = look_at_legends(monkeypatch)
     assert main(["fit", str(recipe), "--leave-out", "0", "--leave-out", "6", "--quiet"]) == 0
     assert main(["evaluate", "small", "--rows", "500", "--quiet"]) == 0
+    assert len(legends) > 3
     own = evaluation_report(ModelStore(store), "small", "1").report
     test = digits().test
     strange = np.isin(test.y, [0, 6])

@@ -75,6 +75,20 @@ def test_the_plot_is_a_png(uninterrupted):
     assert height > 100
 
 
+def test_what_a_version_was_fitted_from_is_not_fitted_again_unless_told(uninterrupted, tmp_path):
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
+    with fitting(folder) as process:
+        said, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert said.startswith(
+        "small version 1 was fitted by this recipe on these data, so there is nothing to do; --again"
+    )
+    assert published_weights(folder) == published_weights(uninterrupted)
+    for process in (fitting(folder, 4, "--again"), fitting(folder, 4, "--seed", "7")):
+        with process as begun:
+            assert "training rows" in begun.stdout.readline()
+
+
 def test_a_finished_run_leaves_no_checkpoint_and_no_draft(uninterrupted):
     (folder,) = uninterrupted.glob("runs/*")
     assert {path.name for path in folder.iterdir()} == {".lock", "metrics.jsonl", "progress.png"}
@@ -259,12 +273,13 @@ def recipe_in(folder, epochs=4, seed=1, interval=0.02):
 
 
 @contextmanager
-def fitting(folder, epochs=4):
+def fitting(folder, epochs=4, *options):
     """`python -m training fit` as a process; when the block ends it is killed, if it has not ended."""
     environment = environment_with(
         DUBITO_STORE=str(folder / "models"), DUBITO_RUNS=str(folder / "runs"), OMP_NUM_THREADS="1"
     )
     command = [sys.executable, "-m", "training", "fit", str(recipe_in(folder, epochs)), "--quiet", "--device", "cpu"]
+    command += options
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
     try:

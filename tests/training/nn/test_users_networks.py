@@ -5,13 +5,21 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from model_store.errors import InvalidInput
+from model_store.inference.runtime import GraphError
 from tests.support.recipes import content_with
+from training.export import graphs
+from training.export.graphs import check_exports
+from training.nn import model as models
 from training.nn.architectures import from_factory, gal_cnn, papers_cnn
 from training.nn.layers import WeightLayer, initial_weights, patches
-from training.nn.model import build
+from training.nn.likelihoods import Categorical
+from training.nn.model import BayesianModel, build
 from training.nn.networks import DrawnNetwork, MemberNetwork, Stochastic
+from training.nn.posteriors import noise
+from training.nn.posteriors.dropout import MaskPosterior
 from training.recipe import Recipe
 
 SHAPE = (2, 7, 6)
@@ -46,6 +54,38 @@ class MixesRows(nn.Module):
         return self.layer(x - x.mean(0))
 
 
+class Masked(nn.Module):
+    def forward(self, x):
+        return torch.dropout(x, 0.5, train=True)
+
+
+class Uses(nn.Module):
+    """Two layers, used as forward should not use them."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.first, self.mask, self.last = nn.Linear(4, 4), Masked(), nn.Linear(4, 4)
+        if how == "tied":
+            self.last.weight = self.first.weight
+
+    def forward(self, x):
+        match self.how:
+            case "unused":
+                return self.last(x)
+            case "weight":
+                return self.last(x @ self.first.weight)
+            case "weight too":
+                return self.last(self.first(x)) @ self.first.weight
+            case "twice":
+                return self.last(self.first(torch.relu(self.first(x))))
+            case "random":
+                return self.last(self.first(x) + torch.rand(4))
+            case "masked":
+                return self.last(self.mask(self.first(x)))
+        return self.last(self.first(x))
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
@@ -59,7 +99,14 @@ class Block(nn.Module):
     ("module", "says"),
     [
         (nn.Sequential(nn.Linear(4, 4), Block()), "layer 1.attn: MultiheadAttention"),
-        (nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 3)), "layer 1: LSTM"),
+        (nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 3)), "a module that gives a tensor, got a tuple"),
+        (Uses("unused"), "layer first: Linear: it never runs; leave it out of the module, or call it in forward"),
+        (Uses("weight"), "layer first: Linear: forward reads its weights itself; call the layer instead"),
+        (Uses("weight too"), "layer first: Linear: forward reads its weights itself; call the layer instead"),
+        (Uses("twice"), "layer first: Linear: it runs 2 times; each place needs a layer of its own"),
+        (Uses("tied"), "layer last: Linear: its weight is also layer first's; each layer needs its own"),
+        (Uses("random"), "others the second time, in forward itself"),
+        (Uses("masked"), "others the second time, at layer mask: Masked"),
         (nn.Sequential(nn.Embedding(4, 3)), "layer 0: Embedding"),
         (nn.Sequential(nn.Linear(4, 4), nn.Bilinear(4, 4, 3)), "layer 1: Bilinear"),
         (Twice(), "layer second: Linear: it is also layer first"),
@@ -229,3 +276,101 @@ def test_outputs_of_another_width_are_refused_by_factory_and_layer(
         build(recipe, (4,), 0 if noise else 3)
     assert str(refused.value) == f"network.factory: expected {factory} to make a module of {expected}, got {got}"
     sys.modules.pop("users_of_widths", None)
+
+
+# What is only seen when a graph is made
+
+
+class Chooses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = self.layer(x)
+        return h if float(x.abs().max()) < 1e9 else -h
+
+
+class LogGamma(nn.Module):
+    def forward(self, x):
+        return torch.lgamma(x)
+
+
+@pytest.mark.usefixtures("fits")
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (
+            Chooses(),
+            "network: expected a forward that does the same whatever the values in its rows are (torch.where chooses "
+            "by value), got one whose course depends on values: if, while, int(), float() or .item() of a tensor",
+        ),
+        (
+            nn.Sequential(nn.Linear(4, 4), LogGamma(), nn.Linear(4, 3)),
+            "network: expected operators that ONNX has, or others in their place, got lgamma (layer 1: LogGamma), "
+            "which it does not have",
+        ),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_in_plain_words(module, says):
+    network = DrawnNetwork(module, Stochastic("masks", input_rate=0.5), (4,))
+    with pytest.raises(InvalidInput) as refused:
+        check_exports(BayesianModel(network, MaskPosterior(network.slots, is_served=True), Categorical(3)))
+    assert str(refused.value) == says
+
+
+def test_operators_that_are_not_served_are_refused_by_name(monkeypatch):
+    def fails(*_):
+        raise GraphError("network.onnx", "expected operators of those that are served, got Bernoulli")
+
+    monkeypatch.setattr(graphs, "export", fails)
+    network = DrawnNetwork(nn.Linear(4, 3), Stochastic("masks", input_rate=0.5), (4,))
+    with pytest.raises(InvalidInput) as refused:
+        check_exports(BayesianModel(network, MaskPosterior(network.slots, is_served=True), Categorical(3)))
+    expected = "a module of operators that the service runs (docs/training.md)"
+    assert str(refused.value) == (
+        f"network: expected {expected}, got network.onnx: expected operators of those that are served, got Bernoulli"
+    )
+
+
+# Attention, normalisation and recurrence
+
+
+class Sequence(nn.Module):
+    """Steps (5, 4), by attention or a recurrent layer, to three classes."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.query, self.key, self.value = (nn.Linear(4, 4) for _ in range(3))
+        self.norm = nn.LayerNorm(4) if kind == "layer norm" else nn.GroupNorm(5, 5) if kind == "group norm" else None
+        self.steps = nn.GRU(4, 4, batch_first=True) if kind == "gru" else None
+        self.out = nn.Linear(20, 3)
+
+    def forward(self, x):
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        if self.kind == "fused attention":
+            h = functional.scaled_dot_product_attention(query, key, value)
+        else:
+            h = torch.softmax(query @ key.transpose(1, 2) / 2, dim=-1) @ value
+        h = h if self.norm is None else self.norm(h)
+        h = h if self.steps is None else self.steps(h)[0]
+        return self.out(h.flatten(1))
+
+
+@pytest.mark.usefixtures("fits")
+@pytest.mark.parametrize("kind", ["attention", "fused attention", "layer norm", "group norm", "gru"])
+@pytest.mark.parametrize("method", ["bhn-realnvp", "bbb-gaussian", "dropout", "mle"])
+def test_attention_norms_and_recurrent_layers_are_fitted_and_some_exported(monkeypatch, method, kind):
+    monkeypatch.setattr(models, "from_factory", lambda *_: Sequence(kind))
+    monkeypatch.setattr(models, "channels_first", tuple)
+    posterior = {"couplings": 1, "hidden": 4} if method == "bhn-realnvp" else {}
+    content = content_with(method=method, network={"factory": "a.users:module"})
+    model = build(Recipe.model_validate({**content, "posterior": posterior}), (5, 4), 3)
+    x = torch.randn(30, 20, generator=torch.Generator().manual_seed(0))
+    models.initialise(model, x)
+    outputs, kl = model.sample(x, noise(model.posterior, model.posterior.max_draws or 2, 0, 0))
+    (kl.mean() - model.likelihood.log_likelihood(outputs, torch.arange(30) % 3).mean()).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.network.parameters())
+    if method == "bhn-realnvp":  # of the other methods some layers are seen by the random modules
+        check_exports(model)

@@ -1,0 +1,202 @@
+"""Random small modules, composed of the layers of `torch.nn`, as users might bring them."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Shape = Sequence[int]
+Make = Callable[[Shape], nn.Module]
+CLASSES = 3
+
+ACTIVATIONS = (
+    "CELU ELU GELU Hardshrink Hardsigmoid Hardswish Hardtanh Identity LeakyReLU LogSigmoid Mish PReLU RReLU ReLU "
+    "ReLU6 SELU SiLU Sigmoid Softplus Softshrink Softsign Tanh Tanhshrink Dropout AlphaDropout FeatureAlphaDropout"
+)
+
+
+class First(nn.Module):
+    """The first of what a layer gives, such as a GRU's values."""
+
+    def __init__(self, inner: nn.Module, copies: int = 1) -> None:
+        super().__init__()
+        self.inner = inner
+        self.copies = copies
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(*[x] * self.copies)[0]
+
+
+class Residual(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+class Beside(nn.Module):
+    """Two layers side by side, along the last axis."""
+
+    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+        super().__init__()
+        self.one, self.other = one, other
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.one(x), self.other(x)], dim=-1)
+
+
+class WithSpare(nn.Module):
+    """A module beside a layer that is never used."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.spare = inner, nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class Own(nn.Module):
+    """Something that forward does itself."""
+
+    def __init__(self, name: str, size: int) -> None:
+        super().__init__()
+        self.name = name
+        self.layer = nn.Linear(size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        match self.name:
+            case "attention":
+                return functional.scaled_dot_product_attention(h, h, x)
+            case "twice":
+                return self.layer(h)
+            case "weight":
+                return functional.linear(h, self.layer.weight)
+            case "random":
+                return h + torch.randn_like(h)
+            case "control":
+                return h if float(x.abs().max()) < 1e9 else x
+            case "rows":
+                return h - x.mean(0)
+            case "sorted":
+                return h.sort(dim=-1).values
+            case "normal":
+                return h / (1e-3 + torch.linalg.vector_norm(h, dim=-1, keepdim=True))
+            case "cumulative":
+                return h.cumsum(-1)
+        return h.clamp(-1, 1) * torch.sin(x)
+
+
+OWN = ("attention", "twice", "weight", "random", "control", "rows", "sorted", "normal", "cumulative", "sine")
+OF_ANY: tuple[Make, ...] = (
+    *(lambda _, name=name: getattr(nn, name)() for name in ACTIVATIONS.split()),
+    *(lambda _, name=name: getattr(nn, name)(-1) for name in ("Softmax", "Softmin", "LogSoftmax", "GLU")),
+    *(lambda shape, name=name: getattr(nn, name)(shape[-1]) for name in ("LayerNorm", "RMSNorm")),
+    *(lambda shape, name=name: Own(name, shape[-1]) for name in OWN),
+    lambda shape: nn.Linear(shape[-1], 5),
+    lambda shape: nn.Linear(shape[-1], 4, bias=False),
+    lambda shape: Residual(nn.Linear(shape[-1], shape[-1])),
+    lambda shape: Beside(nn.Linear(shape[-1], 3), nn.Linear(shape[-1], 2)),
+    lambda _: nn.Threshold(0.1, 0.0),
+    lambda _: nn.Flatten(),
+    lambda shape: nn.Unflatten(-1, (2, shape[-1] // 2)),
+    lambda _: nn.Embedding(10, 4),
+    lambda shape: nn.utils.parametrizations.weight_norm(nn.Linear(shape[-1], 4)),
+)
+OF_ROWS: tuple[Make, ...] = (
+    lambda shape: nn.BatchNorm1d(shape[0]),
+    lambda shape: First(nn.GRUCell(shape[0], 4)),
+    lambda shape: nn.CircularPad1d(1),
+)
+OF_STEPS: tuple[Make, ...] = (
+    *(
+        lambda shape, name=name: getattr(nn, name)(shape[0], 4, 3, padding=1)
+        for name in ("Conv1d", "ConvTranspose1d")
+    ),
+    *(lambda shape, name=name: getattr(nn, name)(shape[0]) for name in ("BatchNorm1d", "InstanceNorm1d")),
+    lambda shape: nn.GroupNorm(2, shape[0]),
+    lambda _: nn.LocalResponseNorm(2),
+    *(lambda _, name=name: getattr(nn, name)(2) for name in ("MaxPool1d", "AvgPool1d", "Dropout1d")),
+    *(lambda _, name=name: getattr(nn, name)(3) for name in ("AdaptiveAvgPool1d", "AdaptiveMaxPool1d")),
+    lambda _: nn.LPPool1d(2, 2),
+    *(lambda _, name=name: getattr(nn, name)(1) for name in ("ReflectionPad1d", "ReplicationPad1d", "ZeroPad1d")),
+    *(lambda _, name=name: getattr(nn, name)(1) for name in ("CircularPad1d",)),
+    lambda _: nn.ConstantPad1d(1, 0.5),
+    *(
+        lambda shape, name=name: First(getattr(nn, name)(shape[-1], 4, batch_first=True))
+        for name in ("RNN", "GRU", "LSTM")
+    ),
+    lambda shape: First(nn.GRU(shape[-1], 2, batch_first=True, bidirectional=True)),
+    lambda shape: First(nn.MultiheadAttention(shape[-1], 1, batch_first=True), 3),
+    lambda shape: nn.TransformerEncoderLayer(shape[-1], 1, 8, batch_first=True),
+    lambda _: nn.Upsample(scale_factor=2),
+    lambda _: nn.ChannelShuffle(2),
+)
+OF_PICTURES: tuple[Make, ...] = (
+    *(
+        lambda shape, name=name: getattr(nn, name)(shape[0], 4, 3, padding=1)
+        for name in ("Conv2d", "ConvTranspose2d")
+    ),
+    lambda shape: nn.Conv2d(shape[0], 4, (2, 3), stride=(1, 2), bias=False),
+    lambda shape: nn.Conv2d(shape[0], shape[0], 3, padding="same", groups=shape[0]),
+    lambda shape: nn.Conv2d(shape[0], 2, 3, padding=1, padding_mode="circular"),
+    lambda shape: Residual(nn.Conv2d(shape[0], shape[0], 3, padding=1)),
+    *(lambda shape, name=name: getattr(nn, name)(shape[0]) for name in ("BatchNorm2d", "InstanceNorm2d")),
+    lambda shape: nn.GroupNorm(2, shape[0]),
+    *(lambda _, name=name: getattr(nn, name)(2) for name in ("LocalResponseNorm", "CrossMapLRN2d")),
+    *(lambda _, name=name: getattr(nn, name)(2) for name in ("MaxPool2d", "AvgPool2d", "PixelUnshuffle", "Unfold")),
+    *(
+        lambda _, name=name: getattr(nn, name)(2)
+        for name in ("AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "PixelShuffle")
+    ),
+    lambda _: nn.AdaptiveAvgPool2d(1),
+    lambda _: nn.LPPool2d(2, 2),
+    lambda _: nn.FractionalMaxPool2d(2, output_size=2),
+    *(lambda _, name=name: getattr(nn, name)(1) for name in ("ReflectionPad2d", "ReplicationPad2d", "ZeroPad2d")),
+    lambda _: nn.CircularPad2d(1),
+    lambda _: nn.ConstantPad2d(1, 0.5),
+    *(lambda _, name=name: getattr(nn, name)() for name in ("Dropout2d", "Softmax2d")),
+    lambda _: nn.Upsample(scale_factor=2, mode="bilinear"),
+    lambda _: nn.UpsamplingNearest2d(scale_factor=2),
+    lambda _: nn.ChannelShuffle(2),
+)
+BY_AXES = {1: OF_ANY + OF_ROWS, 2: OF_ANY + 2 * OF_STEPS, 3: OF_ANY + 2 * OF_PICTURES, 4: OF_ANY}
+
+
+def random_module(seed: int) -> tuple[nn.Module, tuple[int, ...]]:
+    """A module of up to seven layers, and the shape of its rows; most of them end as a network of classes does."""
+    chance = random.Random(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        shape = chance.choice([(4,), (4, 6), (2, 6, 6)])
+        layers: list[nn.Module] = []
+        current: tuple[int, ...] = shape
+        for _ in range(chance.randrange(1, 5)):
+            found = _layer(chance, [*layers], current)
+            if found is not None:
+                layer, current = found
+                layers.append(layer)
+        layers.append(nn.Flatten())
+        layers.append(nn.Linear(int(torch.Size(current).numel()), CLASSES))
+        if chance.random() < 0.05:
+            layers.append(layers[-1] if chance.random() < 0.5 else nn.Linear(CLASSES, CLASSES))
+        module = nn.Sequential(*layers)
+        return (WithSpare(module) if chance.random() < 0.05 else module), shape
+
+
+def _layer(chance: random.Random, before: list[nn.Module], shape: Shape) -> tuple[nn.Module, tuple[int, ...]] | None:
+    """A random layer that runs on rows of a shape, and the shape of what it gives."""
+    for _ in range(20):
+        try:
+            layer = chance.choice(BY_AXES[len(shape)])(shape).eval()
+            given = layer(torch.zeros(2, *shape))
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, ZeroDivisionError):
+            continue
+        if isinstance(given, Tensor) and len(given) == 2 and 2 <= given.ndim <= 5 and 1 <= given[0].numel() <= 400:
+            return layer, tuple(given.shape[1:])
+    return None

@@ -1,0 +1,24 @@
+"""What every picture that is written must be."""
+
+import matplotlib as mpl
+import pytest
+from matplotlib.figure import Figure
+
+
+def look_at_legends(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Have figures that are saved fail where a legend lies over a panel; return those that have legends."""
+    save = Figure.savefig
+    seen = []
+
+    def saved(figure, *arguments, **options):
+        save(figure, *arguments, **options)
+        for legend in (axis.get_legend() for axis in figure.axes):
+            if legend is not None:
+                box = legend.get_window_extent()
+                over = [mpl.transforms.Bbox.intersection(box, axis.get_window_extent()) for axis in figure.axes]
+                # frames touch by a pixel or two
+                assert all(both is None or min(both.width, both.height) < 2 for both in over), legend
+                seen.append(figure)
+
+    monkeypatch.setattr(Figure, "savefig", saved)
+    return seen
