@@ -44,6 +44,8 @@ async def post_acquire(request: Request) -> Response:
     envelope, rows = await context.read(request, client, body, AcquireRequest, "pool", settings.max_pool_rows)
     if envelope.ids is not None and len(envelope.ids) != len(rows):
         raise InvalidInput("ids", f"one for each of the {len(rows)} pool rows", f"{len(envelope.ids)}")
+    if envelope.ids is not None and len(set(envelope.ids)) != len(rows):
+        raise InvalidInput("ids", "different names", "some that are the same")
     served = await context.served(envelope)
     asked = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
     acquisition = checked_acquisition(asked, served.model.manifest.task)
@@ -85,10 +87,6 @@ def _ranked(
     envelope: AcquireRequest, scores: Float64[np.ndarray, "N"] | None, seed: int, rows: int
 ) -> Steps[list[dict[str, Any]]]:
     """Return the ranking of a pool."""
-    ids = envelope.ids
-    if ids is None:
-        ids = [str(i) for i in range(rows)]
-    elif len(set(ids)) != rows:
-        raise InvalidInput("ids", "different names", "some that are the same")
+    ids = [str(i) for i in range(rows)] if envelope.ids is None else envelope.ids
     yield
     return ranking(scores, ids, seed, envelope.k)
