@@ -4,7 +4,6 @@ Any module of Linear and Conv2d layers becomes one: those layers are replaced in
 of theta (`training.nn.layers`), and everything else, the module's own forward included, stays as it is.
 """
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,29 @@ from torch import Tensor, nn
 from model_store.errors import InvalidInput
 from training.nn.layers import FeatureLayer, HyperLayer, MaskLayer, Pass, Position, ScaledLayer, Slot, WeightLayer
 from training.nn.layers import initial_weights as weights_of
-from training.nn.probes import DROPOUTS, check_calls, check_repeatable, dropped_units, kept_inputs, run_on_rows
+from training.nn.probes import (
+    DROPOUTS,
+    check_calls,
+    check_repeatable,
+    copied,
+    dropped_units,
+    kept_inputs,
+    run_on_rows,
+)
 
 Drawn = Literal["scales", "weights", "masks", "hypernet"]
 # Layers with parameters or statistics of their own, which stay point estimates.
-POINT_ESTIMATES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm, nn.PReLU, nn.GRU, nn.LSTM, nn.RNN)
+POINT_ESTIMATES = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.PReLU,
+    nn.GRU,
+    nn.LSTM,
+    nn.RNN,
+)
 ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity)
 TRIAL_ROWS, TRIAL_DRAWS = 3, 2
 
@@ -68,7 +85,7 @@ class DrawnNetwork(nn.Module):
         _check_supported(module, layers)
         check_repeatable(module, self.shape)
         check_calls(module, self.shape)
-        self.module = self._converted(copy.deepcopy(module), stochastic)
+        self.module = self._converted(copied(module), stochastic)
         self.slots = [place.slot for place in self.places if place.slot.size]
         self.theta_dimension = sum(slot.size for slot in self.slots)
         if not self.theta_dimension:
@@ -283,6 +300,7 @@ class MemberNetwork(nn.Module):
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("std", torch.ones(()))
         check_repeatable(members[0], shape)
+        copied(members[0])  # as what is served is tried in a copy
 
     def forward(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]

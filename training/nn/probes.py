@@ -1,5 +1,6 @@
 """What a module shows of itself when it runs on rows."""
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -69,7 +70,7 @@ def check_repeatable(module: nn.Module, shape: Sequence[int]) -> None:
         InvalidInput: if it does not; of what is random, it names the first layer that gives something else.
     """
     rows = torch.randn(REPEATED_ROWS, *shape, generator=torch.Generator().manual_seed(0))
-    layers = {name: layer for name, layer in module.named_modules() if name and not any(layer.children())}
+    layers = {name: layer for name, layer in module.named_modules() if name}  # inner ones end first
     first, ran = _seeded_run(module, layers, rows, 1)
     if not isinstance(first, Tensor):
         raise InvalidInput("network", "a module that gives a tensor", f"a {type(first).__name__}")
@@ -111,6 +112,19 @@ def _seeded_run(module: nn.Module, layers: Layers, rows: Tensor, seed: int) -> t
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """Return a copy of a module.
+
+    Raises:
+        InvalidInput: if it cannot be copied, as where it holds a lock or a file.
+    """
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise InvalidInput("network", "a module that copy.deepcopy can copy", reason) from error
 
 
 def check_calls(module: nn.Module, shape: Sequence[int]) -> None:

@@ -5,6 +5,10 @@ import shutil
 import subprocess
 import sys
 import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
 
 from tests.support.environment import ROOT
 from tests.support.stores import tiny_description, tiny_files
@@ -140,3 +144,31 @@ def test_latest_never_names_what_it_was_moved_away_from_while_others_publish(pub
             wrong.append(named)
     assert legal[-1] == {"1", "101"}
     assert wrong == []
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_a_deletion_killed_at_any_step_leaves_latest_on_a_version_that_is_there(store, monkeypatch, step):
+    for _ in range(3):
+        store.publish("m", tiny_description(), tiny_files())
+    store.set_alias("m", "champion", "3")
+    steps, rename = iter(range(4)), Path.rename
+
+    def killed(path, target):
+        if next(steps) == step:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as changes:
+        changes.setattr(Path, "rename", killed)
+        with suppress(KeyboardInterrupt):
+            store.delete("m", "3", force=True)
+    versions, aliases = store.versions("m"), store.aliases("m")
+    assert ("3" in versions) == (step < 3)  # the number, `latest` and the version are renamed
+    assert set(aliases.values()) <= {*versions}
+    assert aliases["latest"] == ("3" if step < 2 else "2")
+    for version in versions:
+        store.open("m", version)
+    if "3" in versions:
+        store.delete("m", "3", force=True)
+    assert store.aliases("m") == {"latest": "2"}
+    assert store.publish("m", tiny_description(), tiny_files()).version == "4"

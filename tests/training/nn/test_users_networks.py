@@ -1,6 +1,7 @@
 """Networks that users bring: what becomes Bayesian, and what is refused by name."""
 
 import sys
+import threading
 
 import pytest
 import torch
@@ -66,6 +67,8 @@ class Uses(nn.Module):
         super().__init__()
         self.how = how
         self.first, self.mask, self.last = nn.Linear(4, 4), Masked(), nn.Linear(4, 4)
+        if how == "lock":
+            self.lock = threading.Lock()
         if how == "tied":
             self.last.weight = self.first.weight
 
@@ -100,6 +103,8 @@ class Block(nn.Module):
     [
         (nn.Sequential(nn.Linear(4, 4), Block()), "layer 1.attn: MultiheadAttention"),
         (nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 3)), "a module that gives a tensor, got a tuple"),
+        (Uses("lock"), "a module that copy.deepcopy can copy, got TypeError"),
+        (nn.Sequential(nn.Linear(4, 4), Uses("random")), "others the second time, at layer 1: Uses"),
         (Uses("unused"), "layer first: Linear: it never runs; leave it out of the module, or call it in forward"),
         (Uses("weight"), "layer first: Linear: forward reads its weights itself; call the layer instead"),
         (Uses("weight too"), "layer first: Linear: forward reads its weights itself; call the layer instead"),
