@@ -126,8 +126,9 @@ class Context:
     ) -> Float32[np.ndarray, "N I"]:
         """Return a request's rows as numbers; images, objects and many numbers are read away from the event loop."""
         numbers = len(rows) * served.model.row_size
-        lease_of(request.scope).reserve(4 * numbers, rows_field)
-        steps = rows_array(rows, served.model.manifest.input, rows_field, self.settings.max_image_pixels)
+        lease = lease_of(request.scope)
+        lease.reserve(4 * numbers, rows_field)
+        steps = rows_array(rows, served.model.manifest.input, rows_field, self.settings.max_image_pixels, lease)
         is_dear = isinstance(rows, JsonRows) or (isinstance(rows, list) and isinstance(rows[0], str | bytes | dict))
         if numbers > NUMBERS_AT_ONCE or is_dear:
             size = 4 * numbers

@@ -34,6 +34,7 @@ MAX_DIMENSIONS = 32  # of an npy array
 MAX_NPY_HEADER_BYTES = 128 << 10  # more than numpy reads
 FEW_NUMBERS = 4096  # looked at by Python: numpy lets go of the interpreter, and may wait long to get it back
 MAX_FORM_FIELDS = 16  # of a form, beside its rows
+DECODED_BYTES = 10  # that decoding takes for each pixel of an image, at most
 NUMBERS_AT_ONCE = 1 << 16  # of rows in lists: a millisecond or so a step
 SMALL_JSON_BYTES = 64 << 10  # read in one step, and not counted: it becomes 2 MB at most
 NESTED_A_ROW = 64  # arrays and objects, on average
@@ -222,16 +223,17 @@ def text_fields(
 
 
 def rows_array(
-    rows: Rows, spec: InputSpec, field: str, max_pixels: int
+    rows: Rows, spec: InputSpec, field: str, max_pixels: int, lease: Lease
 ) -> Generator[None, None, Float32[np.ndarray, "N I"]]:
-    """Return rows as a flat float32 array; yields after each of many steps.
+    """Return rows as a flat float32 array; yields after each of many steps. Decoding takes memory beside the lease.
 
     Each comes flat or in the model's input shape; to a model of columns also as an object keyed by column; to a model
     of images also as an image file, of which all together may have `max_pixels`.
 
     Raises:
         InvalidInput: naming the row and element that is not a finite float32 number, or the shape that is wrong.
-        TooLarge: if images have more pixels.
+        TooLarge: if images have more pixels, or one takes more memory to decode than there may be.
+        Overloaded: if there is no memory left to decode an image.
     """
     shape = spec.shape
     size = math.prod(shape)
@@ -246,7 +248,7 @@ def rows_array(
         return flat
     at_once = max(1, NUMBERS_AT_ONCE // size)
     if isinstance(rows, list) and len(rows) <= at_once and not isinstance(rows[0], str | bytes):
-        return _Reader(rows[0], spec, field, max_pixels).block(rows, 0)
+        return _Reader(rows[0], spec, field, max_pixels, lease).block(rows, 0)
     blocks: Iterable[list[Any]]
     blocks = (
         rows.parsed()
@@ -256,7 +258,7 @@ def rows_array(
     x = np.empty((len(rows), size), dtype=np.float32)
     reader, done = None, 0
     for block in blocks:
-        reader = reader or _Reader(block[0], spec, field, max_pixels)
+        reader = reader or _Reader(block[0], spec, field, max_pixels, lease)
         at_once = 1 if reader.is_images else len(block)
         for first in range(0, len(block), at_once):
             part = block[first : first + at_once]
@@ -269,7 +271,8 @@ def rows_array(
 class _Reader:
     """Reads rows in lists; the first row decides what all are."""
 
-    def __init__(self, first: Any, spec: InputSpec, field: str, max_pixels: int) -> None:
+    def __init__(self, first: Any, spec: InputSpec, field: str, max_pixels: int, lease: Lease) -> None:
+        self.lease = lease
         self.spec = spec
         self.field = field
         self.max_pixels = max_pixels
@@ -292,7 +295,8 @@ class _Reader:
 
         Raises:
             InvalidInput: if it is not a whole image of the model's size.
-            TooLarge: if it and those before it have more than `max_pixels`; it is not decoded then.
+            TooLarge, Overloaded: if it and those before it have more than `max_pixels`, or there is too little memory
+                to decode it; it is not decoded then.
         """
         assert self.spec.image is not None
         image = open_image(_content(row, field), field)
@@ -300,7 +304,8 @@ class _Reader:
         if self.pixels > self.max_pixels:
             expected = f"expected images of at most {self.max_pixels} pixels together"
             raise TooLarge(f"{self.field}: {expected}, got more")
-        return pixels(image, self.spec.shape, self.spec.image, field).astype(np.float32)
+        with self.lease.beside(DECODED_BYTES * image.width * image.height, field):
+            return pixels(image, self.spec.shape, self.spec.image, field).astype(np.float32)
 
 
 def _content(row: Any, field: str) -> bytes:

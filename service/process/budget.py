@@ -8,7 +8,8 @@ small may take of the rest too.
 
 import threading
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 
 from starlette.types import Scope
 
@@ -109,6 +110,22 @@ class Lease:
         if self.held + size > self.most:
             raise TooLarge(f"{what}: expected at most {self.most} bytes in memory, got about {self.held + size}")
         self.acquire(size)
+
+    @contextmanager
+    def beside(self, size: int, what: str) -> Iterator[None]:
+        """Hold so many bytes for the moment, in whatever thread and even if the request is over before.
+
+        Raises:
+            TooLarge, Overloaded: as `reserve`.
+        """
+        if size > self.most:
+            raise TooLarge(f"{what}: expected at most {self.most} bytes in memory, got about {size}")
+        if not self.budget.try_acquire_share(size, self._client, size <= SMALL_BYTES):
+            raise Overloaded(RETRY_AFTER_S)
+        try:
+            yield
+        finally:
+            self.budget.release_share(size, self._client)
 
     def shrink(self, to: int) -> None:
         """Give back all that the request holds beyond so many bytes, as once its rows are one array."""

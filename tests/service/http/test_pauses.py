@@ -14,9 +14,11 @@ from service.app import create_app
 from service.engine.threads import at_once
 from service.http.json_blocks import take_apart
 from service.http.requests import rows_array
+from service.process.budget import ByteBudget, Lease
 from service.settings import Settings
 
 ROW = b"[" + b",".join([b"8"] * 64) + b"]"
+UNBOUNDED = Lease(ByteBudget(1 << 62))
 
 
 def longest_step(steps):
@@ -42,9 +44,9 @@ def test_a_body_of_the_largest_size_is_read_in_steps_far_shorter_than_a_parser_t
     spec = InputSpec(shape=(1, 64) if row[1:2] == b"[" else (64,), minimum=0, maximum=16)
     if row[1:2] == b"1":
         with pytest.raises(Exception, match=r"pool\.0: expected an array of 64"):
-            at_once(rows_array(rows, spec, "pool", 1))
+            at_once(rows_array(rows, spec, "pool", 1, UNBOUNDED))
         return
-    x, read = longest_step(rows_array(rows, spec, "pool", 1))
+    x, read = longest_step(rows_array(rows, spec, "pool", 1, UNBOUNDED))
     assert read < whole / 5
     assert x.shape == (len(rows), 64)
     assert np.all(x == 8.0)

@@ -1,10 +1,16 @@
 """The budget of bytes: never more than there is, and something is left for whoever comes."""
 
+import io
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
+from model_store.artifacts.manifest import ImageSpec, InputSpec
+from service.engine.threads import at_once
 from service.errors import Overloaded, TooLarge
+from service.http.requests import rows_array
 from service.process.budget import SMALL_BYTES, TIMES_LEFT, ByteBudget, Lease
 
 MOST = 64 << 20
@@ -54,3 +60,29 @@ def test_what_never_fits_is_too_large():
     lease.reserve(lease.most, "pool")
     with pytest.raises(TooLarge):
         lease.reserve(1, "pool")
+
+
+def test_what_is_held_for_the_moment_is_given_back_once_also_when_the_request_is_over_before():
+    budget = ByteBudget(MOST)
+    lease = Lease(budget, "a")
+    lease.acquire(1000)
+    with lease.beside(MOST // 2, "inputs"):
+        assert budget.held == 1000 + MOST // 2
+        with pytest.raises(Overloaded), Lease(budget, "b").beside(MOST // 2, "inputs"):
+            pass
+        lease.release()  # the request is over
+        assert budget.held == MOST // 2
+    assert budget.held == lease.held == 0
+    with pytest.raises(TooLarge, match=r"inputs: expected at most"), lease.beside(MOST, "inputs"):
+        pass
+    assert budget.held == 0
+
+
+def test_decoding_an_image_takes_of_the_budget_before_it_begins():
+    file = io.BytesIO()
+    Image.new("L", (1000, 1000)).save(file, "PNG")
+    spec = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=ImageSpec(mode="L", resize=True))
+    rows = [file.getvalue()] * 3
+    assert at_once(rows_array(rows, spec, "inputs", 1 << 30, Lease(ByteBudget(20 << 20)))).shape == (3, 16)
+    with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
+        at_once(rows_array(rows, spec, "inputs", 1 << 30, Lease(ByteBudget(10 << 20))))
