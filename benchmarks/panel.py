@@ -287,8 +287,7 @@ def write_page(results: dict[str, Any]) -> None:
     page = [
         "# A panel of public sets, by defaults alone",
         "",
-        "`python -m benchmarks.panel UCI --write`, UCI a folder with the UCI sets. "
-        + " ".join(__doc__.split("\n\n")[1:3]).replace("\n", " "),
+        " ".join(__doc__.split("\n\n")[1:3]).replace("\n", " "),
         "",
         "Test rows: log-likelihood in nats a row, and the share of wrong labels or the RMSE; bold where at least as "
         "good as the best of scikit-learn's three, each measure by itself the best of the three on these test rows: "
