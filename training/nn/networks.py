@@ -89,6 +89,10 @@ class DrawnNetwork(nn.Module):
         self.slots = [place.slot for place in self.places if place.slot.size]
         self.theta_dimension = sum(slot.size for slot in self.slots)
         if not self.theta_dimension:
+            if self.masked_weights:
+                raise InvalidInput(
+                    "network", "a place for a mask: a second layer, or posterior.input_rate", "neither"
+                )
             raise InvalidInput("network", "a Linear or Conv2d layer to draw", "none")
         self._try()
 

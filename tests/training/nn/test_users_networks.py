@@ -128,6 +128,23 @@ def test_what_is_not_supported_is_refused_by_name(module, says):
         assert says in str(refused.value)
 
 
+def test_a_network_without_a_place_for_a_mask_is_refused():
+    with pytest.raises(
+        InvalidInput, match=r"a place for a mask: a second layer, or posterior\.input_rate, got neither"
+    ):
+        DrawnNetwork(nn.Linear(4, 3), Stochastic("masks"), (4,))
+
+
+def test_masks_before_a_linear_layer_are_of_its_inputs_also_where_a_row_is_a_sequence():
+    module = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2), nn.Flatten())
+    network = DrawnNetwork(module, Stochastic("masks"), (5, 4)).eval()
+    assert [slot.shape for slot in network.slots] == [(3,)]
+    x, mask = torch.randn(6, 20), torch.tensor([2.0, 0.0, 2.0])
+    hidden = torch.relu(module[0](x.unflatten(1, (5, 4)))) * mask
+    outputs, _ = network(x, torch.stack([mask, torch.ones(3)])[:, None])
+    torch.testing.assert_close(outputs[0], module[2](hidden).flatten(1))
+
+
 def test_convolutions_that_a_method_does_not_take_are_refused_by_name():
     grouped = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(4 * 5 * 4, 3))
     DrawnNetwork(grouped, Stochastic("scales"), SHAPE)
