@@ -118,13 +118,13 @@ def test_a_version_that_fails_is_named_and_what_was_served_goes_on(serve, own_st
 
 def test_a_graph_that_takes_longer_than_it_may_is_broken_by_name(own_store, digits_store, graphs):
     version = publish_again(own_store, digits_store, "digits", network=endless(graphs["network"]))
-    ending = threading.Event()
+    ending, before = threading.Event(), children(os.getpid())
     tries = Trials(Settings(store=own_store.root, trial_s=0.5), ending)
     with pytest.raises(BrokenArtifact, match=r"expected a prediction within 0.5 s, got none"):
         tries.check(own_store.manifest("digits", version))
     ending.set()
     tries.close()
-    assert not children(os.getpid())
+    assert children(os.getpid()) <= before
 
 
 def test_a_version_is_tried_once_for_all_workers_and_once_for_all_its_names(own_store, digits_store, tmp_path):

@@ -1,6 +1,7 @@
 """Small models, not fitted."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -59,4 +60,4 @@ def publish_wide(store: ModelStore, name: str = "wide", classes: int = 1000) -> 
     splits = split(data, split_sizes(recipe))
     model = build(recipe, data.shape, classes)
     initialise(model, torch.from_numpy(splits.train.x))
-    publish(store, name, model, recipe, data, splits, TrainingFacts(recipe=recipe.model_dump(mode="json")))
+    publish(store, name, model, recipe, data, splits, TrainingFacts(recipe=recipe.model_dump(mode="json")), Path())

@@ -189,7 +189,7 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(tmp_
     with working_in(tmp_path):
         assert main([*first, "--quiet"]) == 0
         said = capsys.readouterr().out
-        assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
+        assert main(["fit", str(recipe), "--again", "--quiet", "--device", "cpu"]) == 0
     for text in (
         "csv:things.csv: 300 rows; classification",
         "left out: id",
