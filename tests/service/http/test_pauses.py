@@ -33,7 +33,14 @@ def longest_step(steps):
         longest = max(longest, time.thread_time() - begun)
 
 
-@pytest.mark.parametrize("row", [ROW, b"[" + ROW + b"]", b"[1,2]"], ids=["flat", "nested", "of another length"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(ROW, id="flat"),
+        pytest.param(b"[" + ROW + b"]", id="nested", marks=pytest.mark.slow),
+        pytest.param(b"[1,2]", id="of another length", marks=pytest.mark.slow),
+    ],
+)
 def test_a_body_of_the_largest_size_is_read_in_steps_far_shorter_than_a_parser_takes(row):
     body = b'{"pool": [' + b",".join([row] * (Settings().max_json_bytes // (len(row) + 1) - 10)) + b"]}"
     begun = time.thread_time()
