@@ -19,6 +19,7 @@ from service.middleware.observe import Observe
 from service.middleware.shortcut import Shortcut
 from service.observability.logs import request_log
 from service.observability.tracing import tracing_of
+from service.process.memory import FreedMemory
 from service.process.shutdown import CloseConnections, end_with_notice
 from service.process.supervisor import WorkerPlace
 from service.routes import acquire, admin, health, models, predict, report
@@ -44,9 +45,11 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        freed_memory = FreedMemory()
         end_with_notice(context.ending, settings.notice_s)  # before versions are tried, which may take long
         await context.threads.loads(context.models.start)
         key_ring.start()
+        freed_memory.start()
         context.worker_metrics.start()
         context.notices.start()
         gc.collect()
@@ -54,6 +57,7 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
         yield
         gc.unfreeze()
         context.notices.stop()
+        freed_memory.stop()
         context.worker_metrics.stop()
         context.ending.set()
         context.engine.close()

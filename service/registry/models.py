@@ -28,7 +28,6 @@ from model_store.inference.prediction import Prediction
 from model_store.inference.trials import LOOK_S, Failure
 from service.errors import InUse, NotReady, TooLargeToLoad
 from service.registry.drift import Drift, row_hashes
-from service.registry.memory import give_back_freed_memory
 from service.registry.reservoir import READY_BYTES, Reservoir
 from service.registry.trials import Trials
 from service.settings import VERIFY_KEY_VARIABLE, Settings
@@ -80,7 +79,6 @@ class Models:
         self._drifts: dict[tuple[str, str], Drift] = {}  # they outlive the version's stay in memory
         self._broken: dict[tuple[str, str], tuple[float, StoreError]] = {}
         self._said: dict[tuple[str, str], str] = {}  # by model and alias what the log says is wrong
-        self._has_freed = False  # memory that can go back to the system
         self._lock = threading.Lock()  # of all these, held for moments
         self._loading = threading.Lock()  # held while a version is loaded
         self._looking = threading.Lock()  # held while the store is looked at
@@ -148,9 +146,6 @@ class Models:
             else:
                 self._follow(name, aliases)
         self._forget_gone({name: self.store.versions(name) for name in names})
-        if self._has_freed:  # by now its threads have ended
-            self._has_freed = False
-            give_back_freed_memory()
 
     def _follow(self, name: str, aliases: dict[str, str]) -> None:
         """Serve by each alias the version that it names, or go on with the one before where that cannot be served."""
@@ -226,7 +221,6 @@ class Models:
             if served is None:
                 self._raise_if_broken(key)
                 served = self._opened(self._tried(name, version))
-                self._has_freed = True  # the files that it was read from
             if for_alias and served.reservoir.depth == 0:
                 served.reservoir = Reservoir(served.model, self.settings.ready_draw_sets, self.idle)
             with self._lock:
@@ -335,7 +329,6 @@ class Models:
         if served is None:
             return False
         served.reservoir.close()
-        self._has_freed = True
         return True
 
     def model_bytes(self, manifest: Manifest) -> int:
