@@ -36,10 +36,10 @@ def unfinished_body(port, ending):
         ending.wait(5.0)
 
 
-def unread_answer(port, ending):
+def unread_answer(port, ending, body=MANY_NUMBERS):
     """Ask for a large answer and read a little of it now and then."""
     with Connection(port, 20.0, receive_bytes=4096) as connection:
-        connection.send(request("POST", "/predict", MANY_NUMBERS))
+        connection.send(request("POST", "/predict", body))
         while not ending.wait(1.0) and connection.socket.recv(8192):
             pass
 
@@ -63,10 +63,7 @@ def large_pool(port, ending):
 
 def unread_large_answer(port, ending):
     """Ask for an answer of a hundred megabytes and read a little of it now and then."""
-    with Connection(port, 20.0, receive_bytes=4096) as connection:
-        connection.send(request("POST", "/predict", MOST_NUMBERS))
-        while not ending.wait(1.0) and connection.socket.recv(8192):
-            pass
+    unread_answer(port, ending, MOST_NUMBERS)
 
 
 def many_classes(port, ending):

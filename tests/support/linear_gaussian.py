@@ -11,7 +11,7 @@ from torch import nn
 
 from training.data import Rows, Splits
 from training.fitting.run import Run
-from training.nn.model import BayesianModel
+from training.nn.model import BayesianModel, build
 from training.recipe import Recipe
 
 UNITS = 4
@@ -100,3 +100,15 @@ def moments(model: BayesianModel, draws: int = 20_000) -> tuple[torch.Tensor, to
     eps = torch.randn(draws, model.posterior.noise_dimension, generator=torch.Generator().manual_seed(1))
     theta = model.posterior(eps).double()
     return theta.mean(0), theta.var(0)
+
+
+def at_exact_posterior(problem: Problem, method: str, variances_times: float) -> BayesianModel:
+    """A model that was not fitted, at the best posterior of its family but for the variances."""
+    model = build(recipe(method, -3.0), (problem.inputs,), 0).eval()
+    model.likelihood.start(torch.from_numpy(problem.splits.train.y))
+    mean, precision = exact(model, problem)
+    with torch.no_grad():
+        model.posterior.start_at(mean.float())
+        sigma = (variances_times / precision.diagonal()).sqrt().float()
+        model.posterior.rho.copy_(torch.log(torch.expm1(sigma)))
+    return model

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.linear_gaussian import Problem, exact, fit, moments, recipe
+from tests.support.linear_gaussian import Problem, at_exact_posterior, exact, fit, moments, recipe
 from training.data import Rows, Splits
 from training.fitting.choice import is_as_good
 from training.fitting.convergence import bound, pulls, slope
 from training.fitting.run import Run, training_facts
-from training.nn.model import build
 from training.recipe import Recipe
 
 METHODS = {
@@ -61,18 +60,6 @@ def test_every_method_finds_the_posterior_of_a_linear_regression(problem, method
     assert (ratio.log().abs() < VARIANCE_TOLERANCE).all(), ratio
     assert (off.abs() < 0.1).all(), off
     assert facts.convergence["settled"], facts.convergence
-
-
-def at_exact_posterior(problem, method, variances_times):
-    """A model that was not fitted, at the best posterior of its family but for the variances."""
-    model = build(recipe(method, -3.0), (problem.inputs,), 0).eval()
-    model.likelihood.start(torch.from_numpy(problem.splits.train.y))
-    mean, precision = exact(model, problem)
-    with torch.no_grad():
-        model.posterior.start_at(mean.float())
-        sigma = (variances_times / precision.diagonal()).sqrt().float()
-        model.posterior.rho.copy_(torch.log(torch.expm1(sigma)))
-    return model
 
 
 @pytest.mark.parametrize("times", [0.5, 1.0, 2.0])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import genpareto
 
-from tests.support.linear_gaussian import Problem, exact, recipe
+from tests.support.linear_gaussian import Problem, at_exact_posterior, exact, recipe
 from training.fitting import importance
 from training.fitting.importance import log_ratios, pareto_k, pareto_shape
 from training.nn.model import build
@@ -47,23 +47,11 @@ def test_far_apart_ratios_are_a_heavy_tail():
     assert pareto_k(np.linspace(0.0, 5000.0, 200)) > 1.0
 
 
-def of_width(problem, method, times):
-    """A model that was not fitted, at the best posterior of its family but for the variances."""
-    model = build(recipe(method, -3.0), (problem.inputs,), 0).eval()
-    model.likelihood.start(torch.from_numpy(problem.splits.train.y))
-    mean, precision = exact(model, problem)
-    with torch.no_grad():
-        model.posterior.start_at(mean.float())
-        sigma = (times / precision.diagonal()).sqrt().float()
-        model.posterior.rho.copy_(torch.log(torch.expm1(sigma)))
-    return model
-
-
 def test_a_posterior_that_covers_has_a_small_k_and_one_too_narrow_a_large_one():
     problem = Problem.make(inputs=1)  # two numbers, nearly independent: the factorial Gaussian is nearly exact
     x, y = (torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
     found = {
-        times: pareto_k(log_ratios(of_width(problem, "bbb-gaussian", times), x, y, 1 / len(x), 250, 0))
+        times: pareto_k(log_ratios(at_exact_posterior(problem, "bbb-gaussian", times), x, y, 1 / len(x), 250, 0))
         for times in (1.0, 0.1)
     }
     # Of a Gaussian the ratio's tail has the index 1 - variance over the target's variance; its error here is some .2.
@@ -71,7 +59,7 @@ def test_a_posterior_that_covers_has_a_small_k_and_one_too_narrow_a_large_one():
 
 
 def test_ratios_are_those_of_the_densities(problem):
-    model = of_width(problem, "bbb-gaussian", 1.0)
+    model = at_exact_posterior(problem, "bbb-gaussian", 1.0)
     x, y = (torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
     found = log_ratios(model, x, y, 1 / len(x), 50, seed=3)
     mean, precision = exact(model, problem)
