@@ -14,6 +14,8 @@ Kind = Literal["numeric", "categorical", "time", "ignored", "refused"]
 ID_NAME = re.compile(r"(?i)(^|.*[_ -])(id|uuid|guid|key|index|row|nr|no|number)$")
 FEWEST_ROWS = 20  # from which on values that are all different are worth a word
 HEAVY = 30.0  # interquartile ranges that the furthest value is away from the median
+# Numbers as text with signs of money, percent signs or groups of thousands.
+DRESSED = re.compile(r"[+-]?[$€£¥]?\s?(?:\d{1,3}(?:[,.' ]\d{3})+|\d+)(?:[.,]\d+)?\s?[%$€£¥]?", re.ASCII)
 SHOWN_VALUES = 4
 LEAK_ROWS = 5_000
 LEAK = 0.99  # of what one column says of the target, from which on it may be the target in other words
@@ -108,11 +110,15 @@ def _of_text(name: str, values: list[str | None], told: str | None) -> ColumnFin
         listed = ", ".join(f'"{word}"' for word in sorted(words)[:SHOWN_VALUES])
         why = f"numbers but for {shown}: data.missing_values = [{listed}] reads these as missing"
         return ColumnFinding(name, "refused", why, missing, values)
+    notes = []
+    if all(DRESSED.fullmatch(value.strip()) for value in counts):
+        notes.append(
+            f"numbers with signs ({next(iter(counts))[:30]!r})? Written as plain numbers they would count as such"
+        )
     frequent = sum(count >= FREQUENT for count in counts.values())
     if (len(counts) > MAX_CATEGORIES and frequent == 0) or (len(counts) == len(present) >= FEWEST_ROWS):
         why = f"an id or free text: {len(counts)} different values in {len(present)} rows"
-        return ColumnFinding(name, "ignored", why, missing, values)
-    notes = []
+        return ColumnFinding(name, "ignored", why, missing, values, notes)
     if len(counts) > MAX_CATEGORIES:
         notes.append(f"{len(counts)} categories: only the most frequent are told apart")
     elif len(counts) > len(present) / 2:

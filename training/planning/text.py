@@ -34,7 +34,7 @@ def short_report(found: Findings) -> list[str]:
     left_out = [f"{column.name} ({column.why})" for column in found.columns if column.kind == "ignored"]
     if left_out:
         lines.append(f"left out: {'; '.join(left_out[:SHOWN])}" + _more(left_out))
-    noted = [f"column {column.name}: {note}" for column in found.used for note in column.notes]
+    noted = [f"column {column.name}: {note}" for column in found.columns for note in column.notes]
     return [*lines, *found.notes, *(f"! {text}" for text in [*noted[:SHOWN], *found.warnings])]
 
 
