@@ -72,6 +72,7 @@ class DataSection(Section):
     group: str | None = None
     time: str | None = None
     target: str | None = None
+    target_transform: Literal["auto", "none", "log", "rank"] = "none"
     columns: dict[str, Literal["numeric", "categorical", "time", "ignored"]] = {}
     missing_values: list[str] = []
     date_format: str | None = None
@@ -389,6 +390,9 @@ def validated(content: dict[str, Any], origin: str) -> Recipe:
         raise InvalidInput(f"{origin}: serving.precision", "float32 for task regression", "'int8'")
     if recipe.likelihood is not None and recipe.task != "regression":
         raise InvalidInput(f"{origin}: likelihood", f"none for task {recipe.task}", "one")
+    if recipe.data.target_transform != "none" and recipe.task != "regression":
+        field = f"{origin}: data.target_transform"
+        raise InvalidInput(field, f"none for task {recipe.task}", repr(recipe.data.target_transform))
     if recipe.serving.risk is not None and recipe.task == "regression":
         raise InvalidInput(f"{origin}: serving.risk", "none for task regression", f"{recipe.serving.risk}")
     known = (*DETECTED[recipe.task], *DENSITY_NAMES)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
 
+from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames, Task
 
 FORMAT_VERSION: Final = 1
@@ -115,9 +116,13 @@ class ClassSpec(Record):
 
 
 class TargetSpec(Record):
-    """What the network gives for each draw and row of a regression: mean and log variance, in the target's units."""
+    """What the network gives for each draw and row of a regression: mean and log variance, in the target's units.
+
+    With a `transform` they are of the transformed target.
+    """
 
     target: str
+    transform: Annotated[Transform, Field(discriminator="kind")] | None = None
 
 
 class NoiseSpec(Record):
@@ -203,6 +208,11 @@ class Description(Record):
     def target(self) -> str | None:
         """What a regression predicts; None of a classification."""
         return self.output.target if isinstance(self.output, TargetSpec) else None
+
+    @property
+    def transform(self) -> Transform | None:
+        """By what a regression's target was transformed, if it was."""
+        return self.output.transform if isinstance(self.output, TargetSpec) else None
 
     @property
     def num_labels(self) -> int:

@@ -22,7 +22,7 @@ from model_store.inference.noise import ALGORITHMS
 from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import GraphError, Runtime
 from model_store.scores.classification import Scores, taken
-from model_store.scores.tasks import PREDICTIVES, AnyScores, Predictive
+from model_store.scores.tasks import AnyScores, Predictive, predictive_of
 
 logger = logging.getLogger("dubito")
 
@@ -96,7 +96,7 @@ class Model:
     @property
     def predictive(self) -> Predictive:
         """What depends on the model's task."""
-        return PREDICTIVES[self.manifest.task]
+        return predictive_of(self.manifest.task, self.manifest.transform)
 
     @property
     def row_size(self) -> int:
@@ -188,7 +188,8 @@ class Model:
         surprisals = self.calibration.surprisals_of(detected, calibrated_scores.labels, draws)
         p_values = rank_tables.p_values(flag_statistic(surprisals, self.calibration.combined), surprisals)
         mass = mass_above(calibrated_scores.probabilities) if isinstance(calibrated_scores, Scores) else None
-        return Prediction(scores, detected, calibrated_scores, p_values, mass, rank_tables)
+        transform = self.manifest.transform
+        return Prediction(scores, detected, calibrated_scores, p_values, mass, rank_tables, transform)
 
 
 def detector_scores(

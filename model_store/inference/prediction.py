@@ -9,6 +9,7 @@ from model_store.conformal.rank_tables import ConformalPValues, RankTables
 from model_store.scores.classification import Scores, concatenated, taken
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
+from model_store.scores.transforms import Transform, to_target
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +28,7 @@ class Prediction:
     p_values: ConformalPValues
     mass_above: Float64[np.ndarray, "N C"] | None  # each class, of the calibrated draws; None in a regression
     rank_tables: RankTables
+    transform: Transform | None = None  # of a regression's target
 
     @classmethod
     def concatenate(cls, parts: list["Prediction"]) -> "Prediction":
@@ -41,6 +43,7 @@ class Prediction:
             ConformalPValues.concatenate([part.p_values for part in parts]),
             None if first.mass_above is None else np.concatenate([part.mass_above for part in parts]),
             first.rank_tables,
+            first.transform,
         )
 
     def take(self, rows: slice | np.ndarray) -> "Prediction":
@@ -53,6 +56,7 @@ class Prediction:
             self.p_values.take(rows),
             None if self.mass_above is None else self.mass_above[rows],
             self.rank_tables,
+            self.transform,
         )
 
     def prediction_sets(self, coverage: float, confidence: float | None = None) -> Bool[np.ndarray, "N C"] | None:
@@ -72,7 +76,8 @@ class Prediction:
         scores = self.calibrated_scores
         if not isinstance(scores, MixtureScores):
             return None
-        return self.rank_tables.intervals(scores.mean, scores.std, coverage, confidence)
+        ends = self.rank_tables.intervals(scores.mean, scores.std, coverage, confidence)
+        return ends if self.transform is None else to_target(self.transform, ends)
 
     def abstains(self, fpr: float, risk: float) -> Bool[np.ndarray, "N"]:
         """Return which rows of a classification are left undecided, where the flag fires at `fpr`.

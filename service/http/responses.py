@@ -112,7 +112,7 @@ def _json_columns(
     served: Served, num_samples: int, prediction: Prediction, decision: Decision
 ) -> Iterator[tuple[str, list[Any]]]:
     """Yield the fields of each row's answer, in their order."""
-    scores, num_rows = prediction.scores, len(decision.flag)
+    scores, num_rows = reported(prediction.scores), len(decision.flag)
     if isinstance(scores, Scores):
         classes = served.model.manifest.classes or ()
         yield "label", [classes[i] for i in scores.label.tolist()]
@@ -125,6 +125,7 @@ def _json_columns(
         for name in scores.error_names:
             is_known = name != "epistemic_std" or num_samples > 1
             yield name, getattr(scores, name).tolist() if is_known else [None] * num_rows
+        yield "median", [None] * num_rows if scores.median is None else scores.median.tolist()
         yield "num_samples", scores.num_draws.tolist()
     yield "standard_error", _standard_errors(scores, num_rows)
     yield "flag", decision.flag.tolist()
@@ -136,6 +137,11 @@ def _json_columns(
     if decision.interval is not None:
         yield "interval", decision.interval.tolist()
     yield "detectors", _detectors(prediction, decision, num_rows)
+
+
+def reported(scores: AnyScores) -> AnyScores:
+    """Return the scores as they are answered: of a regression, of the target in its own units."""
+    return scores if isinstance(scores, Scores) else scores.in_units
 
 
 def with_samples(
@@ -180,7 +186,7 @@ def predict_npz(served: Served, predicted: Predicted, options: DecisionOptions, 
 def _arrays(
     served: Served, predicted: Predicted, options: DecisionOptions, decision: Decision
 ) -> Iterator[tuple[str, Any]]:
-    prediction, scores = predicted.prediction, predicted.prediction.scores
+    prediction, scores = predicted.prediction, reported(predicted.prediction.scores)
     samples = None if predicted.samples is None else predicted.samples.transpose(1, 0, 2)
     yield "model", np.array(served.name)
     yield "version", np.array(served.version)
@@ -210,6 +216,8 @@ def _arrays(
             yield "samples", samples
     else:
         yield "mean", scores.mean
+        if scores.median is not None:
+            yield "median", scores.median
         if samples is not None:
             yield "samples.mean", samples[..., 0]
             yield "samples.std", samples[..., 1]

@@ -178,10 +178,13 @@ class GaussianAnswer(BaseModel):
 class RegressionAnswer(RowAnswer):
     """What a model of regression says of a row, in the target's units; one draw says nothing of `epistemic_std`.
 
-    The bounds of `interval` are null where there are too few calibration rows for the coverage.
+    The bounds of `interval` are null where there are too few calibration rows for the coverage. A model whose target
+    was transformed also says the `median`, which is null of others; its detectors' scores are of the transformed
+    target.
     """
 
     mean: float
+    median: float | None
     std: float
     aleatoric_std: float
     epistemic_std: float | None

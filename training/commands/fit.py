@@ -16,6 +16,7 @@ from model_store.errors import InvalidInput, StoreError
 from training import recipe as recipes
 from training.commands import folders
 from training.data import Dataset, load, split, split_sizes, with_classes_of
+from training.data.targets import log_slope_of, transformed
 from training.facts import TrainingFacts
 from training.planning.files import keep_recipe
 from training.planning.findings import findings_of
@@ -62,6 +63,7 @@ def run(options: argparse.Namespace) -> None:
 
     from training.fitting.memory import keep_freed_memory  # wrong recipes and data are answered before torch is there
     from training.fitting.run import CHECKPOINT, Run, device_named, training_facts
+    from training.fitting.target_choice import forget, target_choice
     from training.fitting.warm_start import check_compatible
     from training.publishing.publish import publish
 
@@ -79,6 +81,8 @@ def run(options: argparse.Namespace) -> None:
             print(f"{what}, so there is nothing to do; --again fits it again")
             return
     with _locked(folder):
+        choice = target_choice(recipe, data, splits, folder, device, parent)
+        own_units, splits = splits, transformed(splits, choice.transform)
         run = Run(recipe, splits, data.shape, len(data.classes), folder, device, parent)
         begun = (
             f"going on from step {run.progress.step}"
@@ -91,12 +95,16 @@ def run(options: argparse.Namespace) -> None:
         manifest = _published(store, recipe.name, run.progress.token)
         if manifest is None:  # else the run was killed between its publication and its end
             model = run.fit(quiet=options.quiet)
-            facts = training_facts(run, splits)
+            facts = training_facts(run, splits, log_slope_of(choice.transform, own_units.validation.y))
+            if choice.facts is not None:
+                facts = facts.model_copy(update={"target_transform": choice.facts})
             print(f"stopped {facts.stopped}")
             if facts.convergence is not None:
                 print(facts.convergence["says"])
-            manifest = publish(store, recipe.name, model, recipe, data, splits, facts, folders.data_root())
+            root = folders.data_root()
+            manifest = publish(store, recipe.name, model, recipe, data, splits, facts, root, choice.transform)
         run.checkpoint.unlink()
+        forget(folder)
     for key, value in manifest.quality.items():
         print(f"  {key:32} {value:.4f}")
     print(f"published {manifest.name} version {manifest.version}; plot: {folder / 'progress.png'}")

@@ -125,9 +125,9 @@ def measure_test(
         }
         return ClassMeasures.model_validate({**common, **measured})
     measures = target_measures(predictor, test)
-    calibrated, tables = predicted.prediction.calibrated_scores, predicted.prediction.rank_tables
-    assert isinstance(calibrated, MixtureScores)
-    held = {coverage: tables.intervals(calibrated.mean, calibrated.std, coverage) for coverage in COVERAGES}
+    found = {coverage: predicted.prediction.intervals(coverage) for coverage in COVERAGES}
+    held = {coverage: ends for coverage, ends in found.items() if ends is not None}
+    scores = scores.in_units
     figures = {
         **regression_figures(scores, measures.log_likelihood, held[0.95], test.y),
         "crps": Mean(measures.crps),
@@ -154,7 +154,7 @@ def target_measures(predictor: ServedPredictor, test: Rows) -> TargetMeasures:
     parts, first = [], 0
     for of_request, _ in outputs:
         last = first + of_request.shape[1]
-        parts.append(TargetMeasures.of(of_request, test.y[first:last]))
+        parts.append(TargetMeasures.of(of_request, test.y[first:last], predictor.model.manifest.transform))
         first = last
     return TargetMeasures.concatenate(parts)
 
@@ -173,7 +173,7 @@ def losses(scores: AnyScores, y: np.ndarray) -> Float64[np.ndarray, "N"]:
     """Return whether each row is misclassified (1), or its squared error."""
     if isinstance(scores, Scores):
         return (scores.label != y).astype(np.float64)
-    return np.square(scores.mean - y).astype(np.float64)
+    return np.square(scores.in_units.mean - y).astype(np.float64)
 
 
 def error_detection(predicted: ServedPrediction, loss: Float64[np.ndarray, "N"]) -> ErrorDetection | None:

@@ -121,7 +121,7 @@ def _figures(predictor: ServedPredictor, test: Rows) -> dict[str, Figure]:
     else:
         measures, ends = target_measures(predictor, test), prediction.intervals(0.95)
         assert ends is not None
-        figures = regression_figures(scores, measures.log_likelihood, ends, test.y)
+        figures = regression_figures(scores.in_units, measures.log_likelihood, ends, test.y)
         figures["crps"] = Mean(measures.crps)
     smallest = predictor.model.calibration.smallest_fpr
     p_value = prediction.p_values.p_value

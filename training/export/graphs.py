@@ -274,5 +274,5 @@ def _relative(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 
 def _largest(differences: list[np.ndarray]) -> float:
-    """Return the largest absolute value; NaN, which no tolerance admits, if there is one."""
-    return float(np.max([np.max(np.abs(difference)) for difference in differences]))
+    """Return the largest absolute value; NaN, which no tolerance admits, if there is one; of nothing 0."""
+    return float(np.max([np.max(np.abs(difference), initial=0.0) for difference in differences]))

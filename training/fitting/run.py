@@ -361,8 +361,13 @@ def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
         torch.nn.utils.clip_grads_with_norm_(parameters, norm, found)
 
 
-def training_facts(run: Run, splits: Splits) -> TrainingFacts:
-    """Return what the manifest says of a finished run."""
+def training_facts(run: Run, splits: Splits, log_slope: float = 0.0) -> TrainingFacts:
+    """Return what the manifest says of a finished run.
+
+    With `log_slope`, the mean over validation rows of log g'(y), their log-likelihood is of a density of y where
+    the run saw g(y).
+    """
+    validated = run.progress.history[run.progress.best_epoch - 1]["validation_log_likelihood"] + log_slope
     facts = TrainingFacts(
         run=run.progress.token,
         recipe=run.recipe.model_dump(mode="json"),
@@ -376,7 +381,7 @@ def training_facts(run: Run, splits: Splits) -> TrainingFacts:
         parameters=sum(p.numel() for p in run.parameters),
         torch=torch.__version__,
         device=run.device.type,
-        validation_log_likelihood=run.progress.history[run.progress.best_epoch - 1]["validation_log_likelihood"],
+        validation_log_likelihood=validated,
     )
     more: dict[str, Any] = {} if run.parent is None else {"warm_start": run.parent.facts}
     if run.recipe.is_variational:

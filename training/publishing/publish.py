@@ -1,7 +1,7 @@
 """From a fitted model to a published version: export, check, calibrate, measure, publish."""
 
 import platform
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,6 +9,7 @@ from safetensors.torch import save
 
 from model_store.artifacts.manifest import GRAPHS, ClassSpec, Manifest, NoiseSpec, TargetSpec
 from model_store.artifacts.store import ModelStore
+from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
 from training.calibration.temperature import Temperature, set_temperature
 from training.data import Dataset, Splits
@@ -36,8 +37,11 @@ def publish(
     splits: Splits,
     facts: TrainingFacts,
     root: Path,
+    transform: Transform | None = None,
 ) -> Manifest:
     """Publish a fitted model as a new version of `name`; `root` is where relative data are.
+
+    With a `transform` the targets of training and validation rows are transformed, as the model was fitted to them.
 
     Raises:
         ParityError: if the exported graphs do not compute what the model computes; nothing is published.
@@ -45,7 +49,7 @@ def publish(
         TrialError: if the service could not load it; nothing is published.
         InvalidInput: if the name is not fit for a model.
     """
-    draft = assemble(model, recipe, data, splits, facts)
+    draft = assemble(model, recipe, data, splits, facts, transform)
     if recipe.gate is not None:
         check_gate(recipe, store, name, draft, measured_rows(recipe, data, splits), root)
     return publish_draft(store, name, draft)
@@ -56,8 +60,15 @@ def measured_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows
     return MeasuredRows(splits.test, (data.minimum, data.maximum), data.classes, recipe.seed)
 
 
-def assemble(model: BayesianModel, recipe: Recipe, data: Dataset, splits: Splits, facts: TrainingFacts) -> Draft:
-    """Temper, export, check, calibrate and measure a fitted model.
+def assemble(
+    model: BayesianModel,
+    recipe: Recipe,
+    data: Dataset,
+    splits: Splits,
+    facts: TrainingFacts,
+    transform: Transform | None = None,
+) -> Draft:
+    """Temper, export, check, calibrate and measure a fitted model; `transform` as of `publish`.
 
     Raises:
         ParityError: if the exported graphs do not compute what the model computes.
@@ -66,12 +77,13 @@ def assemble(model: BayesianModel, recipe: Recipe, data: Dataset, splits: Splits
     temperature = tempered(model, recipe, splits)
     if temperature is not None:
         made["temperature"] = TemperatureFacts(**asdict(temperature))
-    exported = exported_model(model, recipe, data, splits)
+    exported = replace(exported_model(model, recipe, data, splits), transform=transform)
     rows = HeldOut(splits.reference, splits.ranking, splits.test)
     calibrated = calibrate_exported(exported, rows, recipe.seed, recipe.serving.risk)
     measured = measure_calibrated(calibrated, measured_rows(recipe, data, splits))
     is_regression = recipe.task == "regression"
-    output = TargetSpec(target=recipe.data.target or "y") if is_regression else ClassSpec(classes=data.classes)
+    target = TargetSpec(target=recipe.data.target or "y", transform=transform)
+    output = target if is_regression else ClassSpec(classes=data.classes)
     return measured.draft(recipe.method, data.input, output, facts.model_copy(update=made))
 
 

@@ -28,6 +28,7 @@ from model_store.conformal.abstention import CONFIDENCE
 from model_store.conformal.calibration import DEFAULT_FPR, Calibration, default_not_kept
 from model_store.inference.model import CALIBRATION_FILE, Model
 from model_store.inference.runtime import Runtime
+from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
 from training.calibration.calibrate import calibrate
 from training.data import Rows
@@ -60,6 +61,7 @@ class Exported:
     num_labels: int
     precision: Literal["float32", "int8"]
     parity: dict[str, float]
+    transform: Transform | None = None  # of a regression's target
 
     @classmethod
     def of_version(cls, artifact: Artifact) -> "Exported":
@@ -78,6 +80,7 @@ class Exported:
             manifest.num_labels,
             manifest.precision,
             manifest.parity,
+            manifest.transform,
         )
 
 
@@ -136,7 +139,8 @@ def calibrate_exported(exported: Exported, rows: HeldOut, seed: int, risk: float
     """Fit and rank the detectors; `risk` is the level of requests that name none."""
     runtime, names, counts = exported.runtime, exported.detectors, list(exported.draw_counts)
     log.info("calibrating on %d + %d rows", len(rows.reference), len(rows.ranking))
-    calibration = calibrate(runtime, rows.reference, rows.ranking, counts, names, exported.num_labels, seed)
+    splits = rows.reference, rows.ranking
+    calibration = calibrate(runtime, *splits, counts, names, exported.num_labels, seed, exported.transform)
     too_few = default_not_kept(len(rows.ranking))
     if too_few is not None:
         log.warning("%s", too_few)
@@ -159,7 +163,13 @@ def measure_calibrated(calibrated: Calibrated, rows: MeasuredRows) -> Measured:
     """Measure the quality of what is served: `training.publishing.quality` says of what."""
     log.info("measuring on %d test rows", len(rows.test))
     exported = calibrated.exported
-    measurable = Measurable(exported.runtime, calibrated.calibration, calibrated.detectors.density, rows.classes)
+    measurable = Measurable(
+        exported.runtime,
+        calibrated.calibration,
+        calibrated.detectors.density,
+        rows.classes,
+        exported.transform,
+    )
     return Measured(calibrated, measurable.figures(rows))
 
 

@@ -101,6 +101,26 @@ def test_values_that_stop_a_column_from_being_numeric_are_shown_with_their_rows(
     assert (column.kind, column.missing) == ("numeric", pytest.approx(2 / ROWS))
 
 
+def test_transforms_of_a_target_are_tried_where_its_tail_is_heavy_or_it_counts(tmp_path):
+    write(tmp_path)
+    assert planned(tmp_path, "size").recipe.data.target_transform == "none"
+    plan = planned(tmp_path, "wealth")
+    assert plan.recipe.data.target_transform == "auto"
+    assert "a heavy tail" in plan.reasons["data.target_transform"]
+    write(tmp_path, visits=RNG.poisson(3.0, ROWS).tolist(), year=RNG.integers(1950, 2000, ROWS).tolist())
+    for target, transform in (("visits", "auto"), ("year", "none")):
+        section = DataSection(source="csv:things.csv", target=target)
+        plan = plan_of(findings_of(section, tmp_path, "regression"), section, None, None)
+        assert plan.recipe.data.target_transform == transform
+
+
+def test_targets_too_close_for_float32_are_told(tmp_path):
+    for spread, is_told in ((1.0, True), (1e6, False)):
+        write(tmp_path, time=[1.7e9 + spread * float(s) for s in SIZE])
+        warnings = found(tmp_path, "time", "regression").warnings
+        assert any("subtract what all have in common" in text for text in warnings) == is_told
+
+
 def test_a_regression_s_leak_and_repeated_rows_are_told(tmp_path):
     write(tmp_path, size=[float(s) for s in SIZE], born=["2024-01-01"] * ROWS)
     said = found(tmp_path, "price").warnings
