@@ -72,6 +72,7 @@ class DataSection(Section):
     group: str | None = None
     time: str | None = None
     target: str | None = None
+    class_weights: Literal["balanced"] | dict[str, Positive] | None = None
     target_transform: Literal["auto", "none", "log", "rank"] = "none"
     columns: dict[str, Literal["numeric", "categorical", "time", "ignored"]] = {}
     missing_values: list[str] = []
@@ -393,6 +394,8 @@ def validated(content: dict[str, Any], origin: str) -> Recipe:
     if recipe.data.target_transform != "none" and recipe.task != "regression":
         field = f"{origin}: data.target_transform"
         raise InvalidInput(field, f"none for task {recipe.task}", repr(recipe.data.target_transform))
+    if recipe.data.class_weights is not None and recipe.task == "regression":
+        raise InvalidInput(f"{origin}: data.class_weights", "none for task regression", "some")
     if recipe.serving.risk is not None and recipe.task == "regression":
         raise InvalidInput(f"{origin}: serving.risk", "none for task regression", f"{recipe.serving.risk}")
     known = (*DETECTED[recipe.task], *DENSITY_NAMES)

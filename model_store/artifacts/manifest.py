@@ -113,6 +113,13 @@ class ClassSpec(Record):
     """What the network gives for each draw and row: log class probabilities."""
 
     classes: Annotated[tuple[str, ...], Field(min_length=2)]
+    priors: tuple[Annotated[FiniteFloat, Field(gt=0, lt=1)], ...] | None = None  # that probabilities are of
+
+    @model_validator(mode="after")
+    def _has_a_prior_for_each(self) -> "ClassSpec":
+        if self.priors is not None and (len(self.priors) != len(self.classes) or abs(sum(self.priors) - 1.0) > 1e-6):
+            raise ValueError("priors: expected a share for each class, that sum to 1, got others")
+        return self
 
 
 class TargetSpec(Record):
@@ -203,6 +210,11 @@ class Description(Record):
     def classes(self) -> tuple[str, ...] | None:
         """Labels, in the order of the network's outputs; None of a regression."""
         return self.output.classes if isinstance(self.output, ClassSpec) else None
+
+    @property
+    def priors(self) -> tuple[float, ...] | None:
+        """The shares of the classes that probabilities are of; None of a regression, and where they are not known."""
+        return self.output.priors if isinstance(self.output, ClassSpec) else None
 
     @property
     def target(self) -> str | None:

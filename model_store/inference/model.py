@@ -13,6 +13,7 @@ from model_store.artifacts.manifest import GRAPHS, SCORES_VERSION, Manifest
 from model_store.artifacts.store import Artifact
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import flag_statistic
+from model_store.conformal.label_shift import LabelShift, WeightedRows, shifted_log_probs
 from model_store.conformal.rank_tables import RankTables
 from model_store.conformal.sets import mass_above
 from model_store.conformal.stopping import Spread, StoppingRule, stages_among
@@ -38,6 +39,7 @@ class Model:
     manifest: Manifest
     runtime: Runtime
     calibration: Calibration
+    label_shift: LabelShift | None = None
 
     @classmethod
     def load(cls, artifact: Artifact, threads: int = 0) -> "Model":
@@ -67,9 +69,9 @@ class Model:
         if runtime.task != manifest.task:
             raise broken("network.onnx", f"expected outputs of task {manifest.task}")
         try:
-            calibration = Calibration.from_tensors(
-                load(artifact.files[CALIBRATION_FILE]), manifest.detectors.names, manifest.num_labels
-            )
+            tensors = load(artifact.files[CALIBRATION_FILE])
+            calibration = Calibration.from_tensors(tensors, manifest.detectors.names, manifest.num_labels)
+            label_shift = LabelShift.from_tensors(tensors, calibration.statistic.shape[1], manifest.num_labels)
         except (SafetensorError, ValueError) as error:
             raise broken(CALIBRATION_FILE, str(error)) from None
         if (calibration.answers is None) != (manifest.abstention is None):
@@ -84,7 +86,7 @@ class Model:
                 manifest.version,
             )
             calibration = replace(calibration, early_stopping=None)
-        model = cls(manifest, runtime, calibration)
+        model = cls(manifest, runtime, calibration, label_shift)
         try:
             model.warm_up()
         except GraphError as error:
@@ -121,10 +123,29 @@ class Model:
         """Return scores and p-values of rows under the K draws in `theta`, all rows the same."""
         return self.prediction(*self.runtime.run(x, theta[:, None]))
 
-    def prediction(self, outputs: Float32[np.ndarray, "K N C"], density: Float32[np.ndarray, "N M"]) -> Prediction:
-        """Return scores and p-values of rows, given what the network says of them under each draw."""
+    def prediction(
+        self,
+        outputs: Float32[np.ndarray, "K N C"],
+        density: Float32[np.ndarray, "N M"],
+        priors: tuple[float, ...] | None = None,
+    ) -> Prediction:
+        """Return scores and p-values of rows, given what the network says of them under each draw.
+
+        With `priors`, the rows' classes have these shares: `model_store.conformal.label_shift`. Detectors look at
+        what the network says anyway.
+
+        Raises:
+            ValueError: if the version does not bear priors.
+        """
         num_draws, predictive = len(outputs), self.predictive
         used = self.calibration.draws_used(num_draws)
+        if priors is not None:
+            if self.label_shift is None:
+                raise ValueError("expected a version with the shares of its classes, got one without")
+            scores = predictive.scores(predictive.sums(self.shifted(outputs, priors)))
+            calibrated_scores = predictive.scores(predictive.sums(outputs[:used]), standard_errors=False)
+            weighted = self.label_shift.weighted(self.calibration, used, np.array(priors))
+            return self._prediction(scores, calibrated_scores, density, used, weighted)
         sums = predictive.sums(outputs[:used])
         if used == num_draws:
             scores = calibrated_scores = predictive.scores(sums)
@@ -132,6 +153,20 @@ class Model:
             calibrated_scores = predictive.scores(sums, standard_errors=False)
             scores = predictive.scores(sums.merge(predictive.sums(outputs[used:], used)))
         return self._prediction(scores, calibrated_scores, density, used, self.calibration.rank_tables(used))
+
+    def shifted(
+        self, outputs: Float32[np.ndarray, "K N C"], priors: tuple[float, ...]
+    ) -> Float64[np.ndarray, "K N C"]:
+        """Return each draw's log class probabilities where the classes have these shares.
+
+        Raises:
+            ValueError: if it is not known which shares the network's are of.
+        """
+        if self.manifest.priors is None:
+            raise ValueError("expected a version with the shares of its classes, got one without")
+        with np.errstate(divide="ignore"):
+            log_ratio = np.log(np.array(priors)) - np.log(np.array(self.manifest.priors))
+        return shifted_log_probs(outputs.astype(np.float64), log_ratio)
 
     def prediction_with_stopping(
         self, rows: RowsUnderDraws, density: Float32[np.ndarray, "N M"], num_draws: int, rule: StoppingRule
@@ -181,7 +216,7 @@ class Model:
         calibrated_scores: AnyScores,
         density: Float32[np.ndarray, "N M"],
         draws: int,
-        rank_tables: RankTables,
+        rank_tables: RankTables | WeightedRows,
     ) -> Prediction:
         """Predict rows by the scores of a calibrated number of draws."""
         detected = detector_scores(calibrated_scores, density, self.manifest.detectors.density)

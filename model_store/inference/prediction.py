@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from model_store.conformal.label_shift import WeightedRows
 from model_store.conformal.rank_tables import ConformalPValues, RankTables
 from model_store.scores.classification import Scores, concatenated, taken
 from model_store.scores.regression import MixtureScores
@@ -27,7 +28,7 @@ class Prediction:
     calibrated_scores: AnyScores
     p_values: ConformalPValues
     mass_above: Float64[np.ndarray, "N C"] | None  # each class, of the calibrated draws; None in a regression
-    rank_tables: RankTables
+    rank_tables: RankTables | WeightedRows  # the latter under priors
     transform: Transform | None = None  # of a regression's target
 
     @classmethod
@@ -66,7 +67,12 @@ class Prediction:
         """
         if not isinstance(self.scores, Scores) or self.mass_above is None:
             return None
-        inside = self.rank_tables.prediction_sets(self.mass_above, coverage, confidence)
+        if isinstance(self.rank_tables, WeightedRows):
+            if confidence is not None:
+                raise ValueError("expected no confidence under priors, got one")
+            inside = self.rank_tables.prediction_sets(self.mass_above, coverage)
+        else:
+            inside = self.rank_tables.prediction_sets(self.mass_above, coverage, confidence)
         if self.scores is not self.calibrated_scores:
             inside[np.arange(len(inside)), self.scores.label] = True
         return inside
@@ -74,7 +80,7 @@ class Prediction:
     def intervals(self, coverage: float, confidence: float | None = None) -> Float64[np.ndarray, "N 2"] | None:
         """Return the lower and upper end of each row's interval, in the target's units, None in a classification."""
         scores = self.calibrated_scores
-        if not isinstance(scores, MixtureScores):
+        if not isinstance(scores, MixtureScores) or isinstance(self.rank_tables, WeightedRows):
             return None
         ends = self.rank_tables.intervals(scores.mean, scores.std, coverage, confidence)
         return ends if self.transform is None else to_target(self.transform, ends)
@@ -83,8 +89,10 @@ class Prediction:
         """Return which rows of a classification are left undecided, where the flag fires at `fpr`.
 
         Of a number of draws that was not calibrated so are rows whose label is not that of the calibrated draws.
-        Raises ValueError in a regression, as `RankTables.largest_uncertainty` does.
+        Raises ValueError in a regression, as `RankTables.largest_uncertainty` does, and under priors.
         """
+        if isinstance(self.rank_tables, WeightedRows):
+            raise ValueError("expected no risk under priors, got one")
         largest = self.rank_tables.largest_uncertainty(fpr, risk)
         scores = self.calibrated_scores
         answers = (scores.by_name()["variation_ratio"] <= largest) & (self.p_values.p_value > fpr)

@@ -24,6 +24,7 @@ class DecisionOptions:
     risk: float | None  # None: no row is left undecided
     rule: StoppingRule | None  # when a row stops drawing; None: at the request's number of draws
     confidence: float | None = None  # with which coverage is kept; None: on average
+    priors: tuple[float, ...] | None = None  # shares of the classes among the rows; None: as in training
 
 
 @dataclass(frozen=True, eq=False)

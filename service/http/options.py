@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from model_store.conformal.abstention import NOTHING
 from model_store.conformal.calibration import DEFAULT_FPR, at_least
 from model_store.conformal.sets import confident_rank, largest_coverage
@@ -12,6 +14,9 @@ from service.errors import TooLarge
 from service.http.schemas import Envelope, PredictRequest
 from service.registry.models import Served
 from service.settings import Settings
+
+SUMS_TO_1 = 1e-6  # how near shares of classes must come
+NOT_UNDER_PRIORS = ("fdr", "risk", "confidence", "settle")
 
 
 def num_samples_of(envelope: Envelope, served: Served, settings: Settings) -> int:
@@ -54,9 +59,47 @@ def decision_options(
         expected = f"at least {at_least(smallest)}, the smallest that {served.name} can tell"
         raise InvalidInput(field, expected, f"{rate}")
     _refuse_uncertain_coverage(envelope, served)
+    priors = priors_of(envelope, served)
+    if priors is not None:
+        for name in NOT_UNDER_PRIORS:
+            if getattr(envelope, name) is not None:
+                raise InvalidInput(name, "none beside priors, under which it is not kept", "both")
+        return DecisionOptions(fpr, None, envelope.coverage, None, None, None, priors)
     rule = _rule(envelope, fpr, settle)
     risk = _risk(envelope.risk, served, num_samples, fpr, rule)
     return DecisionOptions(fpr, envelope.fdr, envelope.coverage, risk, rule, envelope.confidence)
+
+
+def priors_of(envelope: Envelope, served: Served) -> tuple[float, ...] | None:
+    """Return the shares of the classes that a request states, in the model's order, None where it states none.
+
+    Raises:
+        InvalidInput: if the model has no classes, they are not all classes, are no shares, or do not sum to 1.
+    """
+    priors, manifest = envelope.priors, served.model.manifest
+    if priors is None:
+        return None
+    label_shift = served.model.label_shift
+    if manifest.classes is None:
+        raise InvalidInput("priors", f"none, since {served.name} is a regression", "some")
+    if manifest.priors is None or label_shift is None:
+        expected = f"none, since {served.name} version {served.version} does not say which shares it was fitted with"
+        raise InvalidInput("priors", expected, "some (a version that is fitted today says it)")
+    missing = [name for name in manifest.classes if name not in priors]
+    if missing or len(priors) > len(manifest.classes):
+        got = f"none of {missing[0]!r}"[:100] if missing else "others too"
+        raise InvalidInput("priors", f"a share of each of the {len(manifest.classes)} classes and of no other", got)
+    shares = tuple(priors[name] for name in manifest.classes)
+    for name, share in zip(manifest.classes, shares, strict=True):
+        if not 0.0 <= share <= 1.0:
+            raise InvalidInput(f"priors.{name}"[:100], "a share from 0 to 1", f"{share:g}")
+    if abs(sum(shares) - 1.0) > SUMS_TO_1:
+        raise InvalidInput("priors", "shares that sum to 1", f"a sum of {sum(shares):.9g}")
+    unknown = label_shift.unknown(np.array(shares))
+    if len(unknown):
+        name = manifest.classes[int(unknown[0])]
+        raise InvalidInput(f"priors.{name}"[:100], "0, since no row of this class calibrated", f"{priors[name]:g}")
+    return shares
 
 
 def _refuse_uncertain_coverage(envelope: PredictRequest, served: Served) -> None:

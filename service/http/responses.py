@@ -93,7 +93,13 @@ def _answer_head(served: Served, num_samples: int, seed: int, options: DecisionO
         "num_samples": num_samples,
         "seed": seed,
         **_judged_by(options),
+        "priors": stated_priors(served, options.priors),
     }
+
+
+def stated_priors(served: Served, priors: tuple[float, ...] | None) -> dict[str, float] | None:
+    """Return the shares of the classes that an answer is for, by class, None if those of the training data."""
+    return None if priors is None else dict(zip(served.model.manifest.classes or (), priors, strict=True))
 
 
 def _judged_by(options: DecisionOptions) -> dict[str, float | None]:
@@ -194,6 +200,8 @@ def _arrays(
     for name, rate in _judged_by(options).items():
         if rate is not None:
             yield name, np.array(rate)
+    if options.priors is not None:
+        yield "priors", np.array(options.priors)
     yield "num_samples", scores.num_draws
     for name, score in scores.by_name().items():
         if name != "epistemic_std" or predicted.num_samples > 1:

@@ -39,6 +39,11 @@ class Envelope(BaseModel):
     deadline_s: float | None = Field(
         default=None, gt=0, le=86_400, description="answer 504 if there is no answer in so many seconds"
     )
+    priors: dict[str, float] | None = Field(
+        default=None,
+        description="shares of all classes among the rows, which sum to 1, if they are not those of the training "
+        "data: probabilities and all that follows from them are turned by Bayes' rule. Not of a regression",
+    )
     seed: int | None = Field(
         default=None, ge=0, le=MAX_SEED, description="replays the draws of that seed; absent means fresh draws"
     )
@@ -65,6 +70,10 @@ class PredictRequest(Envelope):
                     "risk": 0.05,
                 },
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "fdr": 0.1},
+                {
+                    "inputs": [EXAMPLE_ROW],
+                    "priors": {str(digit): 0.55 if digit == 8 else 0.05 for digit in range(10)},
+                },
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "settle": 0.02},
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "coverage": 0.9, "confidence": 0.95},
             ]
@@ -207,6 +216,7 @@ class PredictAnswer(BaseModel):
     coverage: float
     confidence: float | None
     risk: float | None
+    priors: dict[str, float] | None
     predictions: list[PredictionAnswer] | list[RegressionAnswer]
 
 
@@ -228,6 +238,7 @@ class AcquireAnswer(BaseModel):
     num_samples: int
     seed: int
     pool_size: int
+    priors: dict[str, float] | None
     ranking: list[RankedRow]
 
 
@@ -250,7 +261,7 @@ def validate(kind: type[Request], content: dict[str, Any]) -> Request:
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
+        field = ".".join(str(part) for part in (first["loc"][:1] if "priors" in first["loc"] else first["loc"]))
         if first["type"] == "extra_forbidden":
             raise InvalidInput(_shortened(field), f"one of {sorted(kind.model_fields)}", "an unknown field") from None
         if first["type"] == "missing":

@@ -59,7 +59,9 @@ async def post_predict(request: Request) -> Response:
         del body, rows  # which may be many times as large
         lease.shrink(x.nbytes)
         keep = envelope.return_samples
-        job = Job(served, x, num_samples, envelope.seed, deadline, options.rule, keep, client=client)
+        job = Job(
+            served, x, num_samples, envelope.seed, deadline, options.rule, keep, client=client, priors=options.priors
+        )
         lease.reserve(kept_bytes(job) + answer_bytes(served, len(x), num_samples if keep else 0, as_arrays), "answer")
         predicted = await context.engine.predict(job, partial(hung_up, request))
         steps = _answer(context, job, predicted, options, as_arrays)

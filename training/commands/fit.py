@@ -16,6 +16,7 @@ from model_store.errors import InvalidInput, StoreError
 from training import recipe as recipes
 from training.commands import folders
 from training.data import Dataset, load, split, split_sizes, with_classes_of
+from training.data.class_weights import class_weights
 from training.data.targets import log_slope_of, transformed
 from training.facts import TrainingFacts
 from training.planning.files import keep_recipe
@@ -83,7 +84,10 @@ def run(options: argparse.Namespace) -> None:
     with _locked(folder):
         choice = target_choice(recipe, data, splits, folder, device, parent)
         own_units, splits = splits, transformed(splits, choice.transform)
-        run = Run(recipe, splits, data.shape, len(data.classes), folder, device, parent)
+        weights = None
+        if recipe.data.class_weights is not None:
+            weights = class_weights(recipe.data.class_weights, data.classes, splits.train.y)
+        run = Run(recipe, splits, data.shape, len(data.classes), folder, device, parent, weights)
         begun = (
             f"going on from step {run.progress.step}"
             if run.resumed

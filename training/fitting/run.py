@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Float64
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -37,6 +39,7 @@ from training.fitting.levelling import cooling_epochs, moving, patience_of
 from training.fitting.objectives import alpha_objective, geometric_weight
 from training.fitting.plots import plot_run
 from training.fitting.warm_start import carry_over
+from training.nn.likelihoods import Categorical
 from training.nn.model import BayesianModel, build, initialise
 from training.nn.posteriors import noise, step_noise
 from training.recipe import Recipe, TrainingSection
@@ -82,10 +85,11 @@ class Run:
         folder: Path,
         device: torch.device,
         parent: Parent | None = None,
+        class_weights: Float64[np.ndarray, "C"] | None = None,
     ) -> None:
         """Begin a run, from a published version's weights if there is a parent, or take it up at its checkpoint.
 
-        A regression has no classes (0).
+        A regression has no classes (0). Rows of a class count as `class_weights` say, of a recipe with such.
         """
         self.recipe = recipe
         self.parent = parent
@@ -124,6 +128,10 @@ class Run:
             else:
                 more_classes = num_classes - len(parent.classes)
                 carry_over(self.model, parent.model().to(device), more_classes)
+            if class_weights is not None:
+                assert isinstance(self.model.likelihood, Categorical)
+                assert self.model.likelihood.log_weights is not None
+                self.model.likelihood.log_weights.copy_(torch.from_numpy(np.log(class_weights)))
             if recipe.is_variational:
                 self.progress.start_log_std = log_std_by_layer(
                     self.model, hash_key(recipe.seed, Stream.VALIDATION_NOISE)
@@ -224,7 +232,7 @@ class Run:
         eps = step_noise(self.model.posterior, self.samples * groups, self.recipe.seed, Stream.STEP_NOISE, step)
         torch.manual_seed(hash_key(self.recipe.seed, Stream.LAYER_NOISE, step))
         served, kl = self.model.sample(x, eps.to(self.device), groups)
-        log_likelihood = self.model.likelihood.log_likelihood(served, y)
+        log_likelihood = self.model.likelihood.weighted_log_likelihood(served, y)
         loss, nll = alpha_objective(log_likelihood, kl, self._kl_weight(step), self.recipe.alpha)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()

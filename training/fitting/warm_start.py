@@ -80,6 +80,8 @@ def carry_over(model: BayesianModel, parent: BayesianModel, more_classes: int) -
     for name, tensor in model.state_dict().items():
         if starts_anew and name.startswith("posterior."):
             continue
+        if name == "likelihood.log_weights":  # of the new data
+            continue
         old = carried.get(name)
         if old is None:
             raise InvalidInput("network", "the network that was published", f"one with a {name}, which that has not")

@@ -114,7 +114,9 @@ def build(recipe: Recipe, shape: Sequence[int], classes: int) -> BayesianModel:
 
 def likelihood(recipe: Recipe, classes: int) -> Likelihood:
     """Return the likelihood that goes with a recipe's task."""
-    return Categorical(classes) if recipe.task == "classification" else Gaussian(recipe.noise)
+    if recipe.task == "regression":
+        return Gaussian(recipe.noise)
+    return Categorical(classes, is_weighted=recipe.data.class_weights is not None)
 
 
 def _built(

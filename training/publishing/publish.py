@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from safetensors.torch import save
 
 from model_store.artifacts.manifest import GRAPHS, ClassSpec, Manifest, NoiseSpec, TargetSpec
@@ -13,6 +14,7 @@ from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
 from training.calibration.temperature import Temperature, set_temperature
 from training.data import Dataset, Splits
+from training.data.class_weights import class_shares
 from training.export.graphs import export, parity, runtime_of
 from training.export.quantise import quantisation_error, quantise_network, quantise_sampler
 from training.export.served import fitted_detectors, fold
@@ -78,12 +80,17 @@ def assemble(
     if temperature is not None:
         made["temperature"] = TemperatureFacts(**asdict(temperature))
     exported = replace(exported_model(model, recipe, data, splits), transform=transform)
-    rows = HeldOut(splits.reference, splits.ranking, splits.test)
+    is_regression = recipe.task == "regression"
+    # Rows of later times or other groups may have other shares of the classes: then those of the calibration rows.
+    are_alike = recipe.data.time is None and recipe.data.group is None
+    labels = data.train.y if are_alike else np.concatenate([splits.reference.y, splits.ranking.y])
+    shares = None if is_regression else class_shares(labels, len(data.classes))
+    rows = HeldOut(splits.reference, splits.ranking, splits.test, shares)
     calibrated = calibrate_exported(exported, rows, recipe.seed, recipe.serving.risk)
     measured = measure_calibrated(calibrated, measured_rows(recipe, data, splits))
-    is_regression = recipe.task == "regression"
     target = TargetSpec(target=recipe.data.target or "y", transform=transform)
-    output = target if is_regression else ClassSpec(classes=data.classes)
+    priors = () if is_regression else tuple(class_shares(splits.train.y, len(data.classes)).tolist())
+    output = target if is_regression else ClassSpec(classes=data.classes, priors=priors)
     return measured.draft(recipe.method, data.input, output, facts.model_copy(update=made))
 
 

@@ -12,6 +12,7 @@ from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import Artifact, ModelStore
 from model_store.errors import InvalidInput
 from training.data import Dataset, Rows, load, numbered_as
+from training.data.class_weights import class_shares
 from training.facts import RecalibrationFacts, TrainingFacts
 from training.publishing.quality import MeasuredRows
 from training.publishing.stages import Exported, HeldOut, calibrate_exported, measure_calibrated
@@ -54,7 +55,9 @@ def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int)
         expected = f"less than the {len(rows)} rows of the source, so that some are left to measure"
         raise InvalidInput("--reference-rows + --ranking-rows", expected, f"{reference_rows + ranking_rows}")
     order = generator(seed, Stream.SPLIT).permutation(len(rows))
-    return HeldOut(*(rows.take(part) for part in np.split(order, np.cumsum([reference_rows, ranking_rows]))))
+    parts = np.split(order, np.cumsum([reference_rows, ranking_rows]))
+    reference, ranking, test = (rows.take(part) for part in parts)
+    return HeldOut(reference, ranking, test, class_shares(y, len(data.classes)) if data.classes else None)
 
 
 def recalibrate(

@@ -11,6 +11,8 @@ with published ones.
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+from jaxtyping import Float64
 from safetensors.numpy import save
 
 from model_store.artifacts.manifest import (
@@ -26,6 +28,7 @@ from model_store.artifacts.manifest import (
 from model_store.artifacts.store import Artifact
 from model_store.conformal.abstention import CONFIDENCE
 from model_store.conformal.calibration import DEFAULT_FPR, Calibration, default_not_kept
+from model_store.conformal.label_shift import LabelShift
 from model_store.inference.model import CALIBRATION_FILE, Model
 from model_store.inference.runtime import Runtime
 from model_store.scores.transforms import Transform
@@ -47,6 +50,7 @@ class HeldOut:
     reference: Rows  # fits the detectors
     ranking: Rows  # ranks the flag's statistic
     test: Rows  # measures
+    shares: Float64[np.ndarray, "C"] | None = None  # of classes, of those that the calibration rows are from
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +96,7 @@ class Calibrated:
     calibration: Calibration
     detectors: DetectorSpec
     abstention: AbstentionSpec | None
+    label_shift: LabelShift | None = None
 
     @property
     def num_draws(self) -> int:
@@ -122,7 +127,9 @@ class Measured:
             quality=values(self.figures),
             parity=exported.parity,
         )
-        calibration = save(self.calibrated.calibration.tensors())
+        label_shift = self.calibrated.label_shift
+        tensors = self.calibrated.calibration.tensors() | ({} if label_shift is None else label_shift.tensors())
+        calibration = save(tensors)
         return Draft(description, {**exported.files, CALIBRATION_FILE: calibration}, self.figures)
 
 
@@ -156,7 +163,8 @@ def calibrate_exported(exported: Exported, rows: HeldOut, seed: int, risk: float
         rows_per_draw_set=rows_per_draw_set(runtime, min(len(rows.reference), len(rows.ranking)), counts[-1]),
     )
     abstention = None if runtime.task == "regression" else _abstention_spec(calibration, risk)
-    return Calibrated(exported, calibration, spec, abstention)
+    label_shift = None if rows.shares is None else LabelShift(rows.ranking.y, rows.shares)
+    return Calibrated(exported, calibration, spec, abstention, label_shift)
 
 
 def measure_calibrated(calibrated: Calibrated, rows: MeasuredRows) -> Measured:

@@ -184,7 +184,8 @@ def test_the_answer_has_the_contract_s_fields(client, wavy):
     request = {"model": "wavy", "inputs": wavy["x_test"][:3].tolist(), "seed": 7}
     answer = client.post("/predict", json=request).json()
     assert set(answer) == {
-        *("model", "version", "num_samples", "seed", "fpr", "fdr", "coverage", "confidence", "risk", "predictions")
+        *("model", "version", "num_samples", "seed", "predictions"),
+        *("fpr", "fdr", "coverage", "confidence", "risk", "priors"),
     }
     fields = {
         *("mean", "median", "std", "aleatoric_std", "epistemic_std", "interval"),
