@@ -234,6 +234,14 @@ class TrainingSection(Section):
     checkpoint_interval_s: Positive = 20.0
 
 
+class AugmentationSection(Section):
+    """`[augmentation]`: how images are changed in training, each anew in every step."""
+
+    flip: list[Literal["horizontal", "vertical"]] = []
+    shift: Annotated[int, Field(ge=0)] = 0
+    crop: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
 class LikelihoodSection(Section):
     """`[likelihood]` of a regression: whether its noise is one number or differs by row."""
 
@@ -276,6 +284,7 @@ class Recipe(Section):
     posterior: SerializeAsAny[Section]
     training: TrainingSection
     likelihood: LikelihoodSection | None = None
+    augmentation: AugmentationSection | None = None
     serving: ServingSection = ServingSection()
     gate: GateSection | None = None
 

@@ -62,12 +62,14 @@ def run(options: argparse.Namespace) -> None:
         data = with_classes_of(data, parent.classes)
     splits = split(data, split_sizes(recipe))
 
+    from training.fitting.augmentation import check_augmentation
     from training.fitting.memory import keep_freed_memory  # wrong recipes and data are answered before torch is there
     from training.fitting.run import CHECKPOINT, Run, device_named, training_facts
     from training.fitting.target_choice import forget, target_choice
     from training.fitting.warm_start import check_compatible
     from training.publishing.publish import publish
 
+    check_augmentation(recipe.augmentation, data.shape)
     if parent is not None:
         check_compatible(recipe, data, parent)
     device = device_named(options.device)

@@ -24,6 +24,7 @@ from model_store.errors import DubitoError, InvalidInput
 from training.data import Rows, Splits
 from training.export.graphs import check_exports
 from training.facts import TrainingFacts
+from training.fitting.augmentation import augmented
 from training.fitting.checkpoint import (
     load_module,
     load_optimizer,
@@ -93,6 +94,7 @@ class Run:
         """
         self.recipe = recipe
         self.parent = parent
+        self.shape = tuple(shape)
         self.folder = folder
         self.device = device
         self.train = _tensors(splits.train, device)
@@ -228,6 +230,9 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = group["first_lr"] * (group["final_lr"] / group["first_lr"]) ** decay
         x, y = self.train[0][index].float(), self.train[1][index]
+        if self.recipe.augmentation is not None:
+            seed = hash_key(self.recipe.seed, Stream.AUGMENTATION, step)
+            x = augmented(x, self.shape, self.recipe.augmentation, seed)
         groups = min(self.recipe.row_groups, self.batch_rows)
         eps = step_noise(self.model.posterior, self.samples * groups, self.recipe.seed, Stream.STEP_NOISE, step)
         torch.manual_seed(hash_key(self.recipe.seed, Stream.LAYER_NOISE, step))
