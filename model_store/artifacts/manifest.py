@@ -15,6 +15,8 @@ FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
 NO_DIGEST = "0" * 64
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
+Decimal = Literal[".", ","]
+Thousands = Literal[".", ",", " ", "'"]
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
@@ -32,10 +34,18 @@ class ImageSpec(Record):
     resize: bool = False
 
 
+class NumberWriting(Record):
+    """How a column's numbers were written: their sign, if any, the decimal mark, and what groups thousands, if so."""
+
+    sign: Literal["", "$", "€", "£", "¥", "%"] = ""
+    decimal: Decimal = "."
+    thousands: Thousands | None = None
+
+
 class NumericColumn(Record):
     """A column of numbers, encoded as (value - mean) / std, a missing value as 0.
 
-    With an `indicator` a further number says whether the value was missing.
+    With an `indicator` a further number says whether the value was missing. With `written` a text is read as well.
     """
 
     name: str
@@ -43,6 +53,7 @@ class NumericColumn(Record):
     mean: FiniteFloat
     std: Annotated[FiniteFloat, Field(gt=0)]
     indicator: bool
+    written: NumberWriting | None = None
 
 
 class CategoricalColumn(Record):

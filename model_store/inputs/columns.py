@@ -8,13 +8,22 @@ training rows' (`training.data.tables` fits them); arithmetic is float64, rounde
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from model_store.artifacts.manifest import AnyColumn, CategoricalColumn, NumericColumn, TimeColumn, column_width
+from model_store.artifacts.manifest import (
+    AnyColumn,
+    CategoricalColumn,
+    NumberWriting,
+    NumericColumn,
+    TimeColumn,
+    column_width,
+)
 from model_store.errors import InvalidInput
+from model_store.inputs.numbers import example_of, number_of
 from model_store.inputs.times import EXAMPLE, phases, seconds_of
 
 Columns = Sequence[AnyColumn]
@@ -67,7 +76,7 @@ def from_objects(rows: Sequence[Any], columns: Columns, field: str, first_row: i
     for column in columns:
         cells = [row[column.name] for row in rows]
         if isinstance(column, NumericColumn | TimeColumn):
-            read = _number if isinstance(column, NumericColumn) else _time
+            read = partial(_number, column.written) if isinstance(column, NumericColumn) else _time
             values[column.name] = np.array(
                 [read(cell, f"{field}.{n}.{column.name}") for n, cell in enumerate(cells, start=first_row)]
             )
@@ -96,9 +105,15 @@ def _refuse_keys(row: dict[str, Any], names: set[str], ordered: list[str], field
     raise InvalidInput(f"{field}.{unknown[:80]}", f"no columns but {known[:500]}", "an unknown one")
 
 
-def _number(cell: Any, field: str) -> float:
+def _number(written: NumberWriting | None, cell: Any, field: str) -> float:
     if cell is None:
         return float("nan")
+    if written is not None and type(cell) is str:
+        try:
+            return number_of(cell, written)
+        except ValueError:
+            expected = f"a number, or text as the training data had it, such as {example_of(written)!r}, or null"
+            raise InvalidInput(field, expected, "another string") from None
     if type(cell) not in (int, float):
         raise InvalidInput(field, "a number, or null", _kind_of(cell))
     return float(cell)

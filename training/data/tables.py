@@ -3,9 +3,10 @@
 The encoding of columns is fitted here, on the training split alone; `model_store.inputs.columns` applies it.
 """
 
+import dataclasses
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -17,6 +18,7 @@ from model_store.artifacts.manifest import (
     AnyColumn,
     CategoricalColumn,
     Cycle,
+    NumberWriting,
     NumericColumn,
     TimeColumn,
     column_width,
@@ -24,10 +26,19 @@ from model_store.artifacts.manifest import (
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import Categories, Columns, Numbers, encode
 from model_store.inputs.times import CYCLES_S, DAY_S
-from training.data.cells import BOOLEANS, NumberFormat, index_column, typed, values_of, with_missing, with_times
+from training.data.cells import (
+    BOOLEANS,
+    NumberFormat,
+    index_column,
+    typed,
+    values_of,
+    with_missing,
+    with_times,
+    writing_in,
+)
 from training.data.rows import Dataset, Rows, class_numbers
 from training.data.splitting import Keys, SplitSizes, hold_out
-from training.data.text_files import decimal_of, read_text_table
+from training.data.text_files import decimal_of, has_points, read_text_table
 from training.messages import log
 
 if TYPE_CHECKING:
@@ -49,6 +60,7 @@ class Table:
     columns: dict[str, Numbers | Categories]
     rows: int
     times: frozenset[str] = frozenset()
+    written: Mapping[str, NumberWriting] = dataclasses.field(default_factory=dict)  # of numbers, if not plainly
 
     def take(self, index: Int64[np.ndarray, "M"]) -> "Table":
         """Return the rows of these numbers, in their order."""
@@ -56,7 +68,7 @@ class Table:
             name: values[index] if isinstance(values, np.ndarray) else [values[i] for i in index.tolist()]
             for name, values in self.columns.items()
         }
-        return Table(taken, len(index), self.times)
+        return Table(taken, len(index), self.times, self.written)
 
 
 def csv(path: Path, task: str, section: "DataSection", sizes: SplitSizes, columns: Columns = ()) -> Dataset:
@@ -84,7 +96,9 @@ def csv_table(path: Path, task: str | None, section: "DataSection", columns: Col
     booleans = {c.name for c in columns if isinstance(c, CategoricalColumn) and set(c.categories) <= BOOLEANS}
     table, _ = with_missing(table, section.missing_values)
     has_commas = any("," in name for name in table.column_names)
-    written = NumberFormat(decimal_of(table, section, is_comma_free=not has_commas), section.thousands)
+    decimal = decimal_of(table, section, is_comma_free=not has_commas)
+    is_known = section.decimal is not None or decimal == "," or has_points(table)
+    written = NumberFormat(decimal, section.thousands, is_known)
     return typed(table, set(table.column_names), kinds, booleans, written)
 
 
@@ -148,12 +162,16 @@ def fit_columns(table: Table) -> list[AnyColumn]:
         InvalidInput: naming the column that has no values, or too many categories.
     """
     return [
-        _fit_categories(name, values) if isinstance(values, list) else _fit_numbers(name, values, name in table.times)
+        _fit_categories(name, values)
+        if isinstance(values, list)
+        else _fit_numbers(name, values, name in table.times, table.written.get(name))
         for name, values in table.columns.items()
     ]
 
 
-def _fit_numbers(name: str, values: Numbers, is_time: bool) -> NumericColumn | TimeColumn:
+def _fit_numbers(
+    name: str, values: Numbers, is_time: bool, written: NumberWriting | None = None
+) -> NumericColumn | TimeColumn:
     present = values[~np.isnan(values)]
     if len(present) == 0:
         raise InvalidInput(f"column {name}", "a value in some training row (or `ignored` in data.columns)", "none")
@@ -163,7 +181,7 @@ def _fit_numbers(name: str, values: Numbers, is_time: bool) -> NumericColumn | T
         raise InvalidInput(f"column {name}", "numbers whose variance float64 can hold", "larger ones")
     indicator = len(present) < len(values)
     if not is_time:
-        return NumericColumn(name=name, mean=mean, std=std or 1.0, indicator=indicator)
+        return NumericColumn(name=name, mean=mean, std=std or 1.0, indicator=indicator, written=written)
     span = np.ptp(present)
     is_seen = {
         "year": span >= CYCLES_S["year"],
@@ -252,7 +270,8 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
         y, y_test, classes = class_numbers(
             [labels[i] for i in train.tolist()], [labels[i] for i in test.tolist()], "data.target"
         )
-    rows = Table(columns, table.num_rows, frozenset(times)).take(kept)
+    written = {name: writing for name in features if (writing := writing_in(table, name)) is not None}
+    rows = Table(columns, table.num_rows, frozenset(times), written).take(kept)
     data = _encoded(rows, y, y_test, classes, train, test, sizes, known, ties)
     of_train = ties.take(train)
     return replace(data, groups=of_train.groups, times=of_train.times)

@@ -118,7 +118,8 @@ def _of_text(name: str, values: list[str | None], told: str | None) -> ColumnFin
     notes = []
     if all(DRESSED.fullmatch(value.strip()) for value in counts):
         notes.append(
-            f"numbers with signs ({next(iter(counts))[:30]!r})? Written as plain numbers they would count as such"
+            f"numbers ({next(iter(counts))[:30]!r})? They can be read in several ways, or have several signs: "
+            "data.decimal and data.thousands say which"
         )
     frequent = sum(count >= FREQUENT for count in counts.values())
     if (len(counts) > MAX_CATEGORIES and frequent == 0) or (len(counts) == len(present) >= FEWEST_ROWS):

@@ -78,18 +78,17 @@ def test_every_column_is_taken_for_something_for_a_reason(tmp_path):
 @pytest.mark.parametrize(
     ("cells", "is_said"),
     [
-        ([f"${i + 1:,}.50" for i in range(800, 800 + ROWS)], True),
-        ([f"{i % 40} %" for i in range(ROWS)], True),
+        ([f"{'$€'[i % 2]}{i + 1:,}.50" for i in range(800, 800 + ROWS)], True),  # of two currencies
         ([f"{i % 9}.2.{i % 7}" for i in range(ROWS)], False),  # versions
         ([f"K{i % 9}" for i in range(ROWS)], False),
     ],
-    ids=["money", "percent", "versions", "codes"],
+    ids=["money", "versions", "codes"],
 )
 def test_numbers_with_signs_are_told_from_text(tmp_path, cells, is_said):
     write(tmp_path, price=cells)
     for told in (report, short_report):
         text = "\n".join(told(found(tmp_path)))
-        assert ("Written as plain numbers they would count as such" in text) == is_said
+        assert ("They can be read in several ways" in text) == is_said
 
 
 def test_values_that_stop_a_column_from_being_numeric_are_shown_with_their_rows(tmp_path):
