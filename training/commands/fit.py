@@ -17,6 +17,7 @@ from training import recipe as recipes
 from training.commands import folders
 from training.data import Dataset, load, split, split_sizes, with_classes_of
 from training.data.class_weights import class_weights
+from training.data.near_duplicates import told
 from training.data.targets import log_slope_of, transformed
 from training.facts import TrainingFacts
 from training.planning.files import keep_recipe
@@ -61,6 +62,8 @@ def run(options: argparse.Namespace) -> None:
     if parent is not None:
         data = with_classes_of(data, parent.classes)
     splits = split(data, split_sizes(recipe))
+    for line in told(splits):
+        print(f"! {line}")
 
     from training.fitting.augmentation import check_augmentation
     from training.fitting.memory import keep_freed_memory  # wrong recipes and data are answered before torch is there

@@ -79,7 +79,8 @@ def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
         kinds = {**recipe.data.columns, **{column.name: column.kind for column in columns}}
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": kinds})})
     data = digits() if source == "digits" else FROM_FILES[kind](root / rest, recipe, columns)
-    return leave_out(data, recipe.data.leave_out)
+    # A table leaves classes out before its columns are encoded.
+    return data if data.columns else leave_out(data, recipe.data.leave_out)
 
 
 def split_sizes(recipe: Recipe) -> SplitSizes:

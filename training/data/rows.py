@@ -111,20 +111,14 @@ def split(data: Dataset, sizes: SplitSizes) -> Splits:
 def leave_out(data: Dataset, names: Sequence[str]) -> Dataset:
     """Return a data set without some of its classes; their test rows are kept aside, as `left_out`.
 
+    Rows of columns stay encoded as they are; those of a fit leave classes out before (`training.data.tables`).
+
     Raises:
-        InvalidInput: if there is no such class, fewer than two are left, or rows have columns: they are encoded by
-            what all training rows say.
+        InvalidInput: if there is no such class, or fewer than two are left.
     """
     if not names:
         return data
-    if data.columns:
-        raise InvalidInput("data.leave_out", "none, since rows have columns", f"{list(names)[:MAX_SHOWN]}")
-    unknown = [name for name in names if name not in data.classes]
-    if unknown:
-        raise InvalidInput("data.leave_out", f"some of {list(data.classes)[:MAX_SHOWN]}", f"{unknown[:MAX_SHOWN]}")
-    kept = [name for name in data.classes if name not in names]
-    if len(kept) < 2:
-        raise InvalidInput("data.leave_out", "at least two classes that are left", f"{kept}")
+    kept = classes_without(data.classes, names)
     number = np.array([kept.index(name) if name in kept else -1 for name in data.classes], dtype=np.int64)
 
     def inside(rows: Rows) -> Rows:
@@ -133,6 +127,21 @@ def leave_out(data: Dataset, names: Sequence[str]) -> Dataset:
 
     left_out = data.test.x[number[data.test.y] < 0]
     return replace(data, train=inside(data.train), test=inside(data.test), classes=tuple(kept), left_out=left_out)
+
+
+def classes_without(classes: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the classes that are left.
+
+    Raises:
+        InvalidInput: if there is no such class, or fewer than two are left.
+    """
+    unknown = [name for name in names if name not in classes]
+    if unknown:
+        raise InvalidInput("data.leave_out", f"some of {list(classes)[:MAX_SHOWN]}", f"{unknown[:MAX_SHOWN]}")
+    kept = [name for name in classes if name not in names]
+    if len(kept) < 2:
+        raise InvalidInput("data.leave_out", "at least two classes that are left", f"{kept}")
+    return kept
 
 
 def with_classes_of(data: Dataset, classes: Sequence[str]) -> Dataset:

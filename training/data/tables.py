@@ -36,7 +36,7 @@ from training.data.cells import (
     with_times,
     writing_in,
 )
-from training.data.rows import Dataset, Rows, class_numbers
+from training.data.rows import Dataset, Rows, class_numbers, classes_without
 from training.data.splitting import Keys, SplitSizes, hold_out
 from training.data.text_files import decimal_of, has_points, read_text_table
 from training.messages import log
@@ -261,12 +261,21 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
     ties = _keys(whole, section, given, kept)
     train, test = hold_out(len(kept), section.test_fraction, ties)
     classes: tuple[str, ...] = ()
+    left_out = np.zeros(0, dtype=np.int64)
     targets: Any
     if isinstance(given, np.ndarray):
+        if section.leave_out:
+            raise InvalidInput(
+                "data.leave_out", "none, since a regression has no classes", str(section.leave_out)[:80]
+            )
         targets = _targets(given[kept])
         y, y_test = targets[train], targets[test]
     else:
         labels = [str(given[i]) for i in kept.tolist()]
+        if section.leave_out:
+            classes_without(sorted(set(labels)), section.leave_out)
+            is_out = np.array([label in section.leave_out for label in labels])
+            left_out, train, test = test[is_out[test]], train[~is_out[train]], test[~is_out[test]]
         y, y_test, classes = class_numbers(
             [labels[i] for i in train.tolist()], [labels[i] for i in test.tolist()], "data.target"
         )
@@ -274,6 +283,8 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
     rows = Table(columns, table.num_rows, frozenset(times), written).take(kept)
     data = _encoded(rows, y, y_test, classes, train, test, sizes, known, ties)
     of_train = ties.take(train)
+    if section.leave_out:
+        data = replace(data, left_out=encode(data.columns, rows.take(left_out).columns))
     return replace(data, groups=of_train.groups, times=of_train.times)
 
 
