@@ -21,7 +21,8 @@ from model_store.scores.tasks import DETECTED
 from model_store.types import Task
 
 COMBINED_DENSITIES = ("residual", "mahalanobis", "input_neighbours", "feature_neighbours")
-DENSITY_NAMES = (*COMBINED_DENSITIES, "feature_gaussian")
+IMAGE_DENSITIES = ("roughness",)  # combined too where the source is of images
+DENSITY_NAMES = (*COMBINED_DENSITIES, "feature_gaussian", *IMAGE_DENSITIES)
 DETECTOR_NAMES = dict.fromkeys([*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES])
 COMBINED: dict[Task, list[str]] = {
     "classification": ["entropy", *COMBINED_DENSITIES],
@@ -289,7 +290,8 @@ class Recipe(Section):
     @property
     def combined(self) -> list[str]:
         """Names of the detectors whose surprisals add up to the flag's statistic."""
-        return self.serving.combined or COMBINED[self.task]
+        is_of_images = self.data.source.startswith("images:")
+        return self.serving.combined or [*COMBINED[self.task], *(IMAGE_DENSITIES if is_of_images else ())]
 
     @property
     def noise(self) -> Literal["homoscedastic", "heteroscedastic"]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
 
-from model_store.types import DetectorNames, Task
+from model_store.types import DetectorNames, TailLaw, Task
 
 FORMAT_VERSION: Final = 1
 SCORES_VERSION: Final = 2  # of the scores' definition; 1 had other standard errors
@@ -142,12 +142,13 @@ class DetectorSpec(Record):
     ranking_rows: Annotated[int, Field(ge=1)]
     smallest_fpr: Annotated[float, Field(gt=0, lt=1)]
     rows_per_draw_set: Annotated[int, Field(ge=1)] = 1  # of the calibration splits
+    tail: TailLaw = "exponential"  # as written; what is calibrated today has "predictive"
     scores_version: Literal[1, 2] = 1  # as written; what is calibrated today has SCORES_VERSION
 
     @property
     def names(self) -> DetectorNames:
-        """Which are combined, densities and two-sided."""
-        return DetectorNames(self.combined, self.density, self.two_sided)
+        """Which are combined, densities and two-sided, and how they judge what is beyond the reference rows."""
+        return DetectorNames(self.combined, self.density, self.two_sided, self.tail)
 
     @model_validator(mode="after")
     def _two_sided_are_densities(self) -> "DetectorSpec":

@@ -30,9 +30,12 @@ from model_store.conformal.abstention import Answers
 from model_store.conformal.detectors import FittedDetector, Standard, Surprisal, flag_statistic
 from model_store.conformal.rank_tables import ConformalPValues, RankTables
 from model_store.conformal.stopping import EarlyStopping, Spread, StageScores, StoppingRule, stages_among
-from model_store.types import DetectorNames
+from model_store.scores.tasks import DETECTED
+from model_store.types import DetectorNames, TailLaw
 
 DEFAULT_FPR = 0.05  # at which flags fire where nothing else is asked for
+DEFAULT_COVERAGE = 0.95  # of sets and intervals; as many rows bear it as bear the default rate
+IN_TARGET_UNITS = frozenset(DETECTED["regression"])  # detectors whose scores have no unit of their own
 KEPT_TABLES = 64  # ways of taking draws whose sorted ranking rows are kept
 
 
@@ -49,7 +52,9 @@ def at_least(rate: float) -> str:
 
 
 def default_not_kept(ranking_rows: int) -> str | None:
-    """Say that there are too few ranking rows for requests that name no `fpr`; None where there are enough."""
+    """Say that there are too few ranking rows for requests that name no `fpr` and no `coverage`; None where there
+    are enough.
+    """
     smallest = 1.0 / (ranking_rows + 1)
     if smallest <= DEFAULT_FPR:
         return None
@@ -57,7 +62,8 @@ def default_not_kept(ranking_rows: int) -> str | None:
     enough = math.ceil(1.0 / DEFAULT_FPR) - 1
     return (
         f"with {rows} no rate below {at_least(smallest)} can be kept: a request that names no fpr is judged at "
-        f"{DEFAULT_FPR:g}, and refused; {enough} rows would bear it"
+        f"{DEFAULT_FPR:g}, and refused, and sets and intervals of coverage {DEFAULT_COVERAGE:g} hold everything; "
+        f"{enough} rows would bear both"
     )
 
 
@@ -97,6 +103,7 @@ class Calibration:
     nonconformity: Float64[np.ndarray, "J m"]
     answers: Answers | None = None  # of a classification
     early_stopping: EarlyStopping | None = None  # None: rows never stop early
+    tail: TailLaw = "predictive"
 
     @classmethod
     def fit(
@@ -137,7 +144,7 @@ class Calibration:
             for name, scores in reference.by_name.items()
         }
         counts = range(len(draw_counts))
-        fitted = [_fitted(sorted_reference, standards, detectors.two_sided, j) for j in counts]
+        fitted = [_fitted(sorted_reference, standards, detectors.two_sided, detectors.tail, j) for j in counts]
         surprisals = [_surprisals(fitted[j], ranking, j) for j in counts]
         return cls(
             np.array(draw_counts, dtype=np.int64),
@@ -150,13 +157,14 @@ class Calibration:
             nonconformity,
             answers,
             _early_stopping(draw_counts, fitted, detectors.combined, reference, ranking),
+            detectors.tail,
         )
 
     @cached_property
     def _detectors(self) -> list[dict[str, FittedDetector]]:
         """The detectors by number of draws."""
         counts = range(len(self.draw_counts))
-        return [_fitted(self.reference, self.standards, self.two_sided, j) for j in counts]
+        return [_fitted(self.reference, self.standards, self.two_sided, self.tail, j) for j in counts]
 
     @property
     def smallest_fpr(self) -> float:
@@ -330,6 +338,7 @@ class Calibration:
             nonconformity,
             Answers.from_tensors(tensors, statistic.shape),
             EarlyStopping.from_tensors(tensors, stages_among(draw_counts.tolist()), statistic.shape[1]),
+            detectors.tail,
         )
 
 
@@ -377,12 +386,15 @@ def _fitted(
     reference: dict[str, Float64[np.ndarray, "J n"]],
     standards: dict[str, list[Standard]],
     two_sided: tuple[str, ...],
+    tail: TailLaw,
     j: int,
 ) -> dict[str, FittedDetector]:
     """Return the detectors at one number of draws."""
     return {
         name: FittedDetector(
-            standards[name][j] if name in standards else None, Surprisal.fit(scores[j], name in two_sided)
+            standards[name][j] if name in standards else None,
+            # 1 is a standard deviation of a density's log scores, or a nat or probability of a classification's.
+            Surprisal.fit(scores[j], name in two_sided, tail, None if name in IN_TARGET_UNITS else 1.0),
         )
         for name, scores in reference.items()
     }

@@ -76,6 +76,11 @@ class Dataset:
         return digest.hexdigest()
 
 
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Return whether rows of a shape can be images: (height, width), or (channels, height, width)."""
+    return len(shape) in (2, 3)
+
+
 @dataclass(frozen=True, eq=False)
 class Splits:
     """What each row of a data set is used for. No row is in two."""

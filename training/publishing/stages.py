@@ -142,6 +142,7 @@ def calibrate_exported(exported: Exported, rows: HeldOut, seed: int, risk: float
         log.warning("%s", too_few)
     spec = DetectorSpec(
         scores_version=SCORES_VERSION,
+        tail=names.tail,
         density=names.density,
         two_sided=names.two_sided,
         combined=names.combined,
