@@ -71,6 +71,7 @@ class DataSection(Section):
     ranking: Share | None = None
     stratified: bool | None = None
     group: str | None = None
+    calibration_group: str | None = None
     time: str | None = None
     target: str | None = None
     columns: dict[str, Literal["numeric", "categorical", "time", "ignored"]] = {}
@@ -93,6 +94,11 @@ class DataSection(Section):
         if self.group is not None and self.time is not None:
             raise ValueError("one of group and time")
         return self
+
+    @property
+    def group_column(self) -> str | None:
+        """The column of the groups that rows belong to, where one is named."""
+        return self.calibration_group or self.group
 
     @property
     def is_stratified(self) -> bool:
@@ -247,6 +253,7 @@ class ServingSection(Section):
     combined: Annotated[list[Literal[*DETECTOR_NAMES]], Field(min_length=1)] | None = None
     temperature: bool = True
     risk: Annotated[float, Field(gt=0, lt=1)] | None = None
+    calibration: Literal["marginal", "class", "group"] = "marginal"
 
 
 class GateSection(Section):
@@ -393,6 +400,11 @@ def validated(content: dict[str, Any], origin: str) -> Recipe:
         raise InvalidInput(f"{origin}: likelihood", f"none for task {recipe.task}", "one")
     if recipe.serving.risk is not None and recipe.task == "regression":
         raise InvalidInput(f"{origin}: serving.risk", "none for task regression", f"{recipe.serving.risk}")
+    if recipe.serving.calibration == "class" and recipe.task == "regression":
+        raise InvalidInput(f"{origin}: serving.calibration", "marginal or group for task regression", "'class'")
+    if recipe.serving.calibration == "group" and not (recipe.data.group or recipe.data.calibration_group):
+        expected = "a column of groups in data.calibration_group or data.group beside it"
+        raise InvalidInput(f"{origin}: serving.calibration", expected, "neither")
     known = (*DETECTED[recipe.task], *DENSITY_NAMES)
     for i, name in enumerate(recipe.serving.combined or ()):
         if name not in known:

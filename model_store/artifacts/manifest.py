@@ -157,6 +157,28 @@ class DetectorSpec(Record):
         return self
 
 
+class CategorySpec(Record):
+    """That guarantees hold of each category by itself: `model_store.conformal.mondrian`.
+
+    Of each name `judged_rows` ranking rows are judged in it (by class: have it as their label at the default draws),
+    and `true_rows` truly belong to it. `column` is that of the groups in the data.
+    """
+
+    kind: Literal["class", "group"]
+    names: Annotated[tuple[str, ...], Field(min_length=1)]
+    column: str | None = None
+    judged_rows: tuple[Annotated[int, Field(ge=0)], ...]
+    true_rows: tuple[Annotated[int, Field(ge=0)], ...]
+
+    @model_validator(mode="after")
+    def _has_numbers_of_each(self) -> "CategorySpec":
+        if not len(self.names) == len(self.judged_rows) == len(self.true_rows):
+            raise ValueError(f"judged_rows, true_rows: expected a number for each of {len(self.names)} names")
+        if len(set(self.names)) < len(self.names):
+            raise ValueError("names: expected different ones, got one twice")
+        return self
+
+
 class AbstentionSpec(Record):
     """How a classification was calibrated to leave rows undecided: `model_store.conformal.abstention`."""
 
@@ -182,6 +204,8 @@ class Description(Record):
     noise: NoiseSpec
     detectors: DetectorSpec
     abstention: AbstentionSpec | None = None
+    categories: CategorySpec | None = None
+    too_few_rows: str | None = None  # what the calibration rows cannot bear, in words
     training: dict[str, Any]
     precision: Literal["float32", "int8"] = "float32"
     quality: dict[str, float]
@@ -193,6 +217,8 @@ class Description(Record):
             raise ValueError(f"output: expected what goes with task {self.task}, got that of another")
         if (self.abstention is not None) != (self.task == "classification"):
             raise ValueError(f"abstention: expected what goes with task {self.task}, got that of another")
+        if self.categories is not None and self.categories.kind == "class" and self.categories.names != self.classes:
+            raise ValueError(f"categories.names: expected the classes, got {list(self.categories.names)[:20]}")
         return self
 
     @property

@@ -19,7 +19,7 @@ in the choice of one and the same ranking split; they are not independent of eac
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
 from functools import cached_property, lru_cache
 
@@ -28,6 +28,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from model_store.conformal.abstention import Answers
 from model_store.conformal.detectors import FittedDetector, Standard, Surprisal, flag_statistic
+from model_store.conformal.mondrian import Categories, CategoryKind
 from model_store.conformal.rank_tables import ConformalPValues, RankTables
 from model_store.conformal.stopping import EarlyStopping, Spread, StageScores, StoppingRule, stages_among
 from model_store.scores.tasks import DETECTED
@@ -104,6 +105,7 @@ class Calibration:
     answers: Answers | None = None  # of a classification
     early_stopping: EarlyStopping | None = None  # None: rows never stop early
     tail: TailLaw = "predictive"
+    categories: Categories | None = None  # None: guarantees hold of all rows together
 
     @classmethod
     def fit(
@@ -115,6 +117,7 @@ class Calibration:
         detectors: DetectorNames,
         num_labels: int,
         answers: Answers | None = None,
+        categories: Categories | None = None,
     ) -> "Calibration":
         """Fit detectors on the reference split's scores, and keep what ranks rows of the ranking split's.
 
@@ -126,6 +129,7 @@ class Calibration:
             detectors: which detectors are combined, and which are densities.
             num_labels: C, 1 in a regression.
             answers: of a classification, the rows' uncertainty and which labels are wrong.
+            categories: of the ranking rows, where guarantees are to hold of each.
         """
         standards = {
             name: [
@@ -158,6 +162,7 @@ class Calibration:
             answers,
             _early_stopping(draw_counts, fitted, detectors.combined, reference, ranking),
             detectors.tail,
+            categories,
         )
 
     @cached_property
@@ -168,8 +173,20 @@ class Calibration:
 
     @property
     def smallest_fpr(self) -> float:
-        """The smallest false-positive rate that this calibration can tell apart from 0."""
-        return 1.0 / (self.statistic.shape[1] + 1)
+        """The smallest false-positive rate that this calibration can tell apart from 0, of the category with the most
+        rows where there are categories.
+        """
+        return 1.0 / (self.most_judged_rows + 1)
+
+    @property
+    def most_judged_rows(self) -> int:
+        """How many rows flags are ranked among, of the category with the most rows."""
+        return self.statistic.shape[1] if self.categories is None else int(self.categories.judged_rows.max())
+
+    @property
+    def most_true_rows(self) -> int:
+        """How many rows sets and intervals are calibrated on, of the category with the most rows."""
+        return self.statistic.shape[1] if self.categories is None else int(self.categories.true_rows.max())
 
     def draws_used(self, num_draws: int) -> int:
         """How many of a request's draws the detectors look at: the largest calibrated number it has.
@@ -216,27 +233,46 @@ class Calibration:
         if rule is not None and self.early_stopping is not None:
             stops = [self._index(stage) for stage in self.stages(num_draws)]
             at = np.array([*stops, last])[self.early_stopping.stages_of(rule, len(stops))]
-        statistic = self.statistic[at, rows]
-        order = np.argsort(statistic, kind="stable")
-        return RankTables(
-            num_draws,
-            rule,
-            statistic[order],
-            {name: np.sort(surprisals[at, rows]) for name, surprisals in self.surprisals.items()},
-            np.sort(self.nonconformity[at, rows]),
-            None if self.answers is None else self.answers.abstention(last, at, order),
-        )
+        statistic, nonconformity = self.statistic[at, rows], self.nonconformity[at, rows]
+        of_detectors = {name: surprisals[at, rows] for name, surprisals in self.surprisals.items()}
+
+        def tables(judged: np.ndarray, true: np.ndarray) -> RankTables:
+            """Return the tables of the rows that are judged, and those whose truth counts."""
+            order = judged[np.argsort(statistic[judged], kind="stable")]
+            return RankTables(
+                num_draws,
+                rule,
+                statistic[order],
+                {name: np.sort(surprisal[judged]) for name, surprisal in of_detectors.items()},
+                np.sort(nonconformity[true]),
+                None if self.answers is None else self.answers.abstention(last, at, order),
+            )
+
+        everything = tables(rows, rows)
+        if self.categories is None:
+            return everything
+        judged, true = self.categories.judged[at, rows], self.categories.true
+        numbers = range(len(self.categories.names))
+        parts = tuple(tables(np.flatnonzero(judged == c), np.flatnonzero(true == c)) for c in numbers)
+        return replace(everything, kind=self.categories.kind, by_category=parts)
 
     def p_values(
-        self, scores: dict[str, Float64[np.ndarray, "N"]], labels: Int64[np.ndarray, "N"], num_draws: int
+        self,
+        scores: dict[str, Float64[np.ndarray, "N"]],
+        labels: Int64[np.ndarray, "N"],
+        num_draws: int,
+        groups: Int64[np.ndarray, "N"] | None = None,
     ) -> ConformalPValues:
         """Return p-values of N rows whose scores and labels were made with `num_draws` draws, a calibrated number.
+
+        Where there are categories, rows are ranked within their own; `groups` are those of a calibration by group.
 
         Raises:
             ValueError: if that number of draws was not calibrated.
         """
         surprisals = self.surprisals_of(scores, labels, num_draws)
-        return self.rank_tables(num_draws).p_values(flag_statistic(surprisals, self.combined), surprisals)
+        categories = None if self.categories is None else self.categories.of_rows(labels, groups)
+        return self.rank_tables(num_draws).p_values(flag_statistic(surprisals, self.combined), surprisals, categories)
 
     def stages(self, num_draws: int) -> list[int]:
         """Return the numbers of draws below `num_draws` at which rows may stop."""
@@ -285,11 +321,22 @@ class Calibration:
             **{f"spread.{name}": np.stack([s.spread for s in by_count]) for name, by_count in self.standards.items()},
             **({} if self.answers is None else self.answers.tensors()),
             **({} if self.early_stopping is None else self.early_stopping.tensors()),
+            **({} if self.categories is None else self.categories.tensors()),
         }
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, np.ndarray], detectors: DetectorNames, num_labels: int) -> "Calibration":
-        """Read back what `tensors` gave; raises ValueError for anything inconsistent."""
+    def from_tensors(
+        cls,
+        tensors: dict[str, np.ndarray],
+        detectors: DetectorNames,
+        num_labels: int,
+        categories: tuple[CategoryKind, tuple[str, ...]] | None = None,
+    ) -> "Calibration":
+        """Read back what `tensors` gave, with the kind and names of its categories where it has such.
+
+        Raises:
+            ValueError: for anything inconsistent.
+        """
         reference, surprisals = (
             {key.removeprefix(part): value for key, value in tensors.items() if key.startswith(part)}
             for part in ("reference.", "surprise.")
@@ -339,6 +386,7 @@ class Calibration:
             Answers.from_tensors(tensors, statistic.shape),
             EarlyStopping.from_tensors(tensors, stages_among(draw_counts.tolist()), statistic.shape[1]),
             detectors.tail,
+            None if categories is None else Categories.from_tensors(tensors, *categories, statistic.shape),
         )
 
 

@@ -1,14 +1,38 @@
 """What a model says of rows: scores, conformal p-values, and what follows from ranks: sets, intervals, abstention."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 
 from model_store.conformal.rank_tables import ConformalPValues, RankTables
 from model_store.scores.classification import Scores, concatenated, taken
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
+
+
+@dataclass(frozen=True, eq=False)
+class RankedRows:
+    """What N rows are ranked by within categories, and which these are."""
+
+    categories: Int64[np.ndarray, "N"]
+    statistic: Float64[np.ndarray, "N"]
+    surprisals: dict[str, Float64[np.ndarray, "N"]]
+
+    def take(self, rows: slice | np.ndarray) -> "RankedRows":
+        """Return that of some rows."""
+        surprisals = {name: surprisal[rows] for name, surprisal in self.surprisals.items()}
+        return RankedRows(self.categories[rows], self.statistic[rows], surprisals)
+
+    @classmethod
+    def concatenate(cls, parts: list["RankedRows"]) -> "RankedRows":
+        """Return that of all parts' rows, in order."""
+        return cls(
+            np.concatenate([part.categories for part in parts]),
+            np.concatenate([part.statistic for part in parts]),
+            {name: np.concatenate([part.surprisals[name] for part in parts]) for name in parts[0].surprisals},
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +43,9 @@ class Prediction:
     largest calibrated number or those at which the row stopped (`calibrated_scores` are of these draws), so that
     p-values, prediction sets and intervals, which are ranks among `rank_tables`, are exact whatever
     number was asked for.
+
+    `p_values` are ranks among all ranking rows. Where a model is calibrated by category, rows are judged by
+    `judged_p_values`, and `ranked` is what these are made of.
     """
 
     scores: AnyScores
@@ -27,6 +54,7 @@ class Prediction:
     p_values: ConformalPValues
     mass_above: Float64[np.ndarray, "N C"] | None  # each class, of the calibrated draws; None in a regression
     rank_tables: RankTables
+    ranked: RankedRows | None = None  # None: there are no categories
 
     @classmethod
     def concatenate(cls, parts: list["Prediction"]) -> "Prediction":
@@ -41,6 +69,7 @@ class Prediction:
             ConformalPValues.concatenate([part.p_values for part in parts]),
             None if first.mass_above is None else np.concatenate([part.mass_above for part in parts]),
             first.rank_tables,
+            None if first.ranked is None else RankedRows.concatenate([p.ranked for p in parts if p.ranked]),
         )
 
     def take(self, rows: slice | np.ndarray) -> "Prediction":
@@ -53,7 +82,26 @@ class Prediction:
             self.p_values.take(rows),
             None if self.mass_above is None else self.mass_above[rows],
             self.rank_tables,
+            None if self.ranked is None else self.ranked.take(rows),
         )
+
+    def of_groups(self, groups: Int64[np.ndarray, "N"]) -> "Prediction":
+        """Return the prediction of rows of these groups, of a model that is calibrated by group."""
+        if self.ranked is None:
+            raise ValueError("expected a model with categories, got one without")
+        return replace(self, ranked=replace(self.ranked, categories=groups))
+
+    @property
+    def categories(self) -> Int64[np.ndarray, "N"] | None:
+        """The rows' categories; None where there are none."""
+        return None if self.ranked is None else self.ranked.categories
+
+    @cached_property
+    def judged_p_values(self) -> ConformalPValues:
+        """The p-values that rows are judged by: within their categories, where there are such."""
+        if self.ranked is None:
+            return self.p_values
+        return self.rank_tables.p_values(self.ranked.statistic, self.ranked.surprisals, self.ranked.categories)
 
     def prediction_sets(self, coverage: float, confidence: float | None = None) -> Bool[np.ndarray, "N C"] | None:
         """Return which classes belong to each row's prediction set, None in a regression; `confidence` as of `sets`.
@@ -62,7 +110,7 @@ class Prediction:
         """
         if not isinstance(self.scores, Scores) or self.mass_above is None:
             return None
-        inside = self.rank_tables.prediction_sets(self.mass_above, coverage, confidence)
+        inside = self.rank_tables.prediction_sets(self.mass_above, coverage, confidence, self.categories)
         if self.scores is not self.calibrated_scores:
             inside[np.arange(len(inside)), self.scores.label] = True
         return inside
@@ -72,7 +120,7 @@ class Prediction:
         scores = self.calibrated_scores
         if not isinstance(scores, MixtureScores):
             return None
-        return self.rank_tables.intervals(scores.mean, scores.std, coverage, confidence)
+        return self.rank_tables.intervals(scores.mean, scores.std, coverage, confidence, self.categories)
 
     def abstains(self, fpr: float, risk: float) -> Bool[np.ndarray, "N"]:
         """Return which rows of a classification are left undecided, where the flag fires at `fpr`.
@@ -80,7 +128,7 @@ class Prediction:
         Of a number of draws that was not calibrated so are rows whose label is not that of the calibrated draws.
         Raises ValueError in a regression, as `RankTables.largest_uncertainty` does.
         """
-        largest = self.rank_tables.largest_uncertainty(fpr, risk)
+        largest = self.rank_tables.thresholds(fpr, risk, self.categories)
         scores = self.calibrated_scores
-        answers = (scores.by_name()["variation_ratio"] <= largest) & (self.p_values.p_value > fpr)
+        answers = (scores.by_name()["variation_ratio"] <= largest) & (self.judged_p_values.p_value > fpr)
         return ~answers | (scores.labels != self.scores.labels)

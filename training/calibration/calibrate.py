@@ -16,6 +16,7 @@ from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
 from model_store.types import DetectorNames
+from training.calibration.categories import CategoriesWanted
 from training.data import Rows
 from training.scoring import rows_per_draw_set, scores_and_spreads
 from training.seeds import ServedRows, hash_key
@@ -29,8 +30,9 @@ def calibrate(
     detectors: DetectorNames,
     num_labels: int,
     seed: int,
+    wanted: CategoriesWanted | None = None,
 ) -> Calibration:
-    """Fit and rank the detectors on two splits that the model was not fitted on."""
+    """Fit and rank the detectors on two splits that the model was not fitted on, by category where that is wanted."""
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
     of_reference, of_ranking = hash_key(seed, ServedRows.REFERENCE), hash_key(seed, ServedRows.RANKING)
     reference_scores, reference_densities, reference_spreads = scores_and_spreads(
@@ -45,6 +47,7 @@ def calibrate(
         detectors,
         num_labels,
         answers(reference_scores, scores, ranking.y),
+        None if wanted is None else wanted.of_rows(scores, ranking),
     )
 
 

@@ -20,10 +20,11 @@ from training.data.idx import idx
 from training.data.images import images
 from training.data.rows import Dataset, Rows, Splits, is_image, leave_out, numbered_as, split, with_classes_of
 from training.data.splitting import SplitSizes
-from training.data.tables import csv, parquet, uci
+from training.data.tables import MAX_GROUPS, csv, parquet, uci
 from training.recipe import IMAGE_DENSITIES, Recipe
 
 __all__ = [
+    "MAX_GROUPS",
     "Dataset",
     "Rows",
     "SplitSizes",
@@ -71,7 +72,9 @@ def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
         raise InvalidInput("task", f"regression, since `{kind}` has real targets", "classification")
     if recipe.data.target is not None and kind not in ("csv", "parquet"):
         raise InvalidInput("data.target", f"none, since `{kind}` has no columns to choose from", "one")
-    for key, value in (("group", recipe.data.group), ("time", recipe.data.time)):
+    section = recipe.data
+    for key in ("group", "calibration_group", "time"):
+        value = getattr(section, key)
         if value is not None and kind not in ("csv", "parquet"):
             raise InvalidInput(f"data.{key}", f"none, since `{kind}` has no columns to choose from", "one")
     if columns and kind not in OF_COLUMNS:

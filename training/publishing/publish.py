@@ -10,6 +10,7 @@ from safetensors.torch import save
 from model_store.artifacts.manifest import GRAPHS, ClassSpec, Manifest, NoiseSpec, TargetSpec
 from model_store.artifacts.store import ModelStore
 from model_store.types import DetectorNames
+from training.calibration.categories import CategoriesWanted
 from training.calibration.temperature import Temperature, set_temperature
 from training.data import Dataset, Splits
 from training.export.graphs import export, parity, runtime_of
@@ -53,7 +54,7 @@ def publish(
 
 def measured_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
     """Return what the quality of a recipe's versions is measured on."""
-    return MeasuredRows(splits.test, (data.minimum, data.maximum), data.classes, recipe.seed)
+    return MeasuredRows(splits.test, (data.minimum, data.maximum), data.classes, recipe.seed, data.group_names)
 
 
 def assemble(model: BayesianModel, recipe: Recipe, data: Dataset, splits: Splits, facts: TrainingFacts) -> Draft:
@@ -68,7 +69,8 @@ def assemble(model: BayesianModel, recipe: Recipe, data: Dataset, splits: Splits
         made["temperature"] = TemperatureFacts(**asdict(temperature))
     exported = exported_model(model, recipe, data, splits)
     rows = HeldOut(splits.reference, splits.ranking, splits.test)
-    calibrated = calibrate_exported(exported, rows, recipe.seed, recipe.serving.risk)
+    wanted = CategoriesWanted.by(recipe.serving.calibration, data, recipe.data.group_column)
+    calibrated = calibrate_exported(exported, rows, recipe.seed, recipe.serving.risk, wanted)
     measured = measure_calibrated(calibrated, measured_rows(recipe, data, splits))
     is_regression = recipe.task == "regression"
     output = TargetSpec(target=recipe.data.target or "y") if is_regression else ClassSpec(classes=data.classes)

@@ -13,9 +13,11 @@ from typing import Literal
 
 from safetensors.numpy import save
 
+from model_store.artifacts.limits import too_few_rows
 from model_store.artifacts.manifest import (
     SCORES_VERSION,
     AbstentionSpec,
+    CategorySpec,
     ClassSpec,
     Description,
     DetectorSpec,
@@ -25,11 +27,12 @@ from model_store.artifacts.manifest import (
 )
 from model_store.artifacts.store import Artifact
 from model_store.conformal.abstention import CONFIDENCE
-from model_store.conformal.calibration import DEFAULT_FPR, Calibration, default_not_kept
+from model_store.conformal.calibration import DEFAULT_FPR, Calibration
 from model_store.inference.model import CALIBRATION_FILE, Model
 from model_store.inference.runtime import Runtime
 from model_store.types import DetectorNames
 from training.calibration.calibrate import calibrate
+from training.calibration.categories import CategoriesWanted
 from training.data import Rows
 from training.evaluation.figures import Figure
 from training.evaluation.metrics import values
@@ -89,6 +92,7 @@ class Calibrated:
     calibration: Calibration
     detectors: DetectorSpec
     abstention: AbstentionSpec | None
+    categories: CategorySpec | None = None
 
     @property
     def num_draws(self) -> int:
@@ -114,6 +118,8 @@ class Measured:
             noise=exported.noise,
             detectors=self.calibrated.detectors,
             abstention=self.calibrated.abstention,
+            categories=self.calibrated.categories,
+            too_few_rows=too_few_rows(self.calibrated.detectors, self.calibrated.categories),
             training=facts.content(),
             precision=exported.precision,
             quality=values(self.figures),
@@ -132,14 +138,13 @@ class Draft:
     figures: dict[str, Figure] = field(default_factory=dict)  # of its quality, row by row
 
 
-def calibrate_exported(exported: Exported, rows: HeldOut, seed: int, risk: float | None) -> Calibrated:
-    """Fit and rank the detectors; `risk` is the level of requests that name none."""
+def calibrate_exported(
+    exported: Exported, rows: HeldOut, seed: int, risk: float | None, wanted: CategoriesWanted | None = None
+) -> Calibrated:
+    """Fit and rank the detectors, by category where that is wanted; `risk` is that of requests that name none."""
     runtime, names, counts = exported.runtime, exported.detectors, list(exported.draw_counts)
     log.info("calibrating on %d + %d rows", len(rows.reference), len(rows.ranking))
-    calibration = calibrate(runtime, rows.reference, rows.ranking, counts, names, exported.num_labels, seed)
-    too_few = default_not_kept(len(rows.ranking))
-    if too_few is not None:
-        log.warning("%s", too_few)
+    calibration = calibrate(runtime, rows.reference, rows.ranking, counts, names, exported.num_labels, seed, wanted)
     spec = DetectorSpec(
         scores_version=SCORES_VERSION,
         tail=names.tail,
@@ -153,7 +158,11 @@ def calibrate_exported(exported: Exported, rows: HeldOut, seed: int, risk: float
         rows_per_draw_set=rows_per_draw_set(runtime, min(len(rows.reference), len(rows.ranking)), counts[-1]),
     )
     abstention = None if runtime.task == "regression" else _abstention_spec(calibration, risk)
-    return Calibrated(exported, calibration, spec, abstention)
+    categories = None if wanted is None else _category_spec(calibration, wanted.column)
+    too_few = too_few_rows(spec, categories)
+    if too_few is not None:
+        log.warning("%s", too_few)
+    return Calibrated(exported, calibration, spec, abstention, categories)
 
 
 def measure_calibrated(calibrated: Calibrated, rows: MeasuredRows) -> Measured:
@@ -162,6 +171,19 @@ def measure_calibrated(calibrated: Calibrated, rows: MeasuredRows) -> Measured:
     exported = calibrated.exported
     measurable = Measurable(exported.runtime, calibrated.calibration, calibrated.detectors.density, rows.classes)
     return Measured(calibrated, measurable.figures(rows))
+
+
+def _category_spec(calibration: Calibration, column: str | None) -> CategorySpec:
+    """Return what the manifest says of the categories that guarantees hold of."""
+    categories = calibration.categories
+    assert categories is not None
+    return CategorySpec(
+        kind=categories.kind,
+        names=categories.names,
+        column=column,
+        judged_rows=tuple(categories.judged_rows.tolist()),
+        true_rows=tuple(categories.true_rows.tolist()),
+    )
 
 
 def _abstention_spec(calibration: Calibration, risk: float | None) -> AbstentionSpec:
