@@ -21,7 +21,8 @@ from model_store.scores.tasks import DETECTED
 from model_store.types import Task
 
 COMBINED_DENSITIES = ("residual", "mahalanobis", "input_neighbours", "feature_neighbours")
-DENSITY_NAMES = (*COMBINED_DENSITIES, "feature_gaussian")
+IMAGE_DENSITIES = ("roughness",)  # combined too where the source is of images
+DENSITY_NAMES = (*COMBINED_DENSITIES, "feature_gaussian", *IMAGE_DENSITIES)
 DETECTOR_NAMES = dict.fromkeys([*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES])
 COMBINED: dict[Task, list[str]] = {
     "classification": ["entropy", *COMBINED_DENSITIES],
@@ -70,6 +71,7 @@ class DataSection(Section):
     ranking: Share | None = None
     stratified: bool | None = None
     group: str | None = None
+    calibration_group: str | None = None
     time: str | None = None
     target: str | None = None
     class_weights: Literal["balanced"] | dict[str, Positive] | None = None
@@ -94,6 +96,11 @@ class DataSection(Section):
         if self.group is not None and self.time is not None:
             raise ValueError("one of group and time")
         return self
+
+    @property
+    def group_column(self) -> str | None:
+        """The column of the groups that rows belong to, where one is named."""
+        return self.calibration_group or self.group
 
     @property
     def is_stratified(self) -> bool:
@@ -256,6 +263,7 @@ class ServingSection(Section):
     combined: Annotated[list[Literal[*DETECTOR_NAMES]], Field(min_length=1)] | None = None
     temperature: bool = True
     risk: Annotated[float, Field(gt=0, lt=1)] | None = None
+    calibration: Literal["marginal", "class", "group"] = "marginal"
 
 
 class GateSection(Section):
@@ -300,7 +308,8 @@ class Recipe(Section):
     @property
     def combined(self) -> list[str]:
         """Names of the detectors whose surprisals add up to the flag's statistic."""
-        return self.serving.combined or COMBINED[self.task]
+        is_of_images = self.data.source.startswith("images:")
+        return self.serving.combined or [*COMBINED[self.task], *(IMAGE_DENSITIES if is_of_images else ())]
 
     @property
     def noise(self) -> Literal["homoscedastic", "heteroscedastic"]:
@@ -407,6 +416,11 @@ def validated(content: dict[str, Any], origin: str) -> Recipe:
         raise InvalidInput(f"{origin}: data.class_weights", "none for task regression", "some")
     if recipe.serving.risk is not None and recipe.task == "regression":
         raise InvalidInput(f"{origin}: serving.risk", "none for task regression", f"{recipe.serving.risk}")
+    if recipe.serving.calibration == "class" and recipe.task == "regression":
+        raise InvalidInput(f"{origin}: serving.calibration", "marginal or group for task regression", "'class'")
+    if recipe.serving.calibration == "group" and not (recipe.data.group or recipe.data.calibration_group):
+        expected = "a column of groups in data.calibration_group or data.group beside it"
+        raise InvalidInput(f"{origin}: serving.calibration", expected, "neither")
     known = (*DETECTED[recipe.task], *DENSITY_NAMES)
     for i, name in enumerate(recipe.serving.combined or ()):
         if name not in known:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
 
 from model_store.scores.transforms import Transform
-from model_store.types import DetectorNames, Task
+from model_store.types import DetectorNames, TailLaw, Task
 
 FORMAT_VERSION: Final = 1
 SCORES_VERSION: Final = 2  # of the scores' definition; 1 had other standard errors
@@ -165,17 +165,40 @@ class DetectorSpec(Record):
     ranking_rows: Annotated[int, Field(ge=1)]
     smallest_fpr: Annotated[float, Field(gt=0, lt=1)]
     rows_per_draw_set: Annotated[int, Field(ge=1)] = 1  # of the calibration splits
+    tail: TailLaw = "exponential"  # as written; what is calibrated today has "predictive"
     scores_version: Literal[1, 2] = 1  # as written; what is calibrated today has SCORES_VERSION
 
     @property
     def names(self) -> DetectorNames:
-        """Which are combined, densities and two-sided."""
-        return DetectorNames(self.combined, self.density, self.two_sided)
+        """Which are combined, densities and two-sided, and how they judge what is beyond the reference rows."""
+        return DetectorNames(self.combined, self.density, self.two_sided, self.tail)
 
     @model_validator(mode="after")
     def _two_sided_are_densities(self) -> "DetectorSpec":
         if not set(self.two_sided) <= set(self.density):
             raise ValueError(f"two_sided: expected some of {list(self.density)}, got {list(self.two_sided)}")
+        return self
+
+
+class CategorySpec(Record):
+    """That guarantees hold of each category by itself: `model_store.conformal.mondrian`.
+
+    Of each name `judged_rows` ranking rows are judged in it (by class: have it as their label at the default draws),
+    and `true_rows` truly belong to it. `column` is that of the groups in the data.
+    """
+
+    kind: Literal["class", "group"]
+    names: Annotated[tuple[str, ...], Field(min_length=1)]
+    column: str | None = None
+    judged_rows: tuple[Annotated[int, Field(ge=0)], ...]
+    true_rows: tuple[Annotated[int, Field(ge=0)], ...]
+
+    @model_validator(mode="after")
+    def _has_numbers_of_each(self) -> "CategorySpec":
+        if not len(self.names) == len(self.judged_rows) == len(self.true_rows):
+            raise ValueError(f"judged_rows, true_rows: expected a number for each of {len(self.names)} names")
+        if len(set(self.names)) < len(self.names):
+            raise ValueError("names: expected different ones, got one twice")
         return self
 
 
@@ -204,6 +227,8 @@ class Description(Record):
     noise: NoiseSpec
     detectors: DetectorSpec
     abstention: AbstentionSpec | None = None
+    categories: CategorySpec | None = None
+    too_few_rows: str | None = None  # what the calibration rows cannot bear, in words
     training: dict[str, Any]
     precision: Literal["float32", "int8"] = "float32"
     quality: dict[str, float]
@@ -215,6 +240,8 @@ class Description(Record):
             raise ValueError(f"output: expected what goes with task {self.task}, got that of another")
         if (self.abstention is not None) != (self.task == "classification"):
             raise ValueError(f"abstention: expected what goes with task {self.task}, got that of another")
+        if self.categories is not None and self.categories.kind == "class" and self.categories.names != self.classes:
+            raise ValueError(f"categories.names: expected the classes, got {list(self.categories.names)[:20]}")
         return self
 
     @property

@@ -20,7 +20,7 @@ from model_store.conformal.stopping import Spread, StoppingRule, stages_among
 from model_store.errors import BrokenArtifact
 from model_store.inference.draws import RowsUnderDraws
 from model_store.inference.noise import ALGORITHMS
-from model_store.inference.prediction import Prediction
+from model_store.inference.prediction import Prediction, RankedRows
 from model_store.inference.runtime import GraphError, Runtime
 from model_store.scores.classification import Scores, taken
 from model_store.scores.tasks import AnyScores, Predictive, predictive_of
@@ -70,7 +70,12 @@ class Model:
             raise broken("network.onnx", f"expected outputs of task {manifest.task}")
         try:
             tensors = load(artifact.files[CALIBRATION_FILE])
-            calibration = Calibration.from_tensors(tensors, manifest.detectors.names, manifest.num_labels)
+            calibration = Calibration.from_tensors(
+                tensors,
+                manifest.detectors.names,
+                manifest.num_labels,
+                None if manifest.categories is None else (manifest.categories.kind, manifest.categories.names),
+            )
             label_shift = LabelShift.from_tensors(tensors, calibration.statistic.shape[1], manifest.num_labels)
         except (SafetensorError, ValueError) as error:
             raise broken(CALIBRATION_FILE, str(error)) from None
@@ -221,10 +226,17 @@ class Model:
         """Predict rows by the scores of a calibrated number of draws."""
         detected = detector_scores(calibrated_scores, density, self.manifest.detectors.density)
         surprisals = self.calibration.surprisals_of(detected, calibrated_scores.labels, draws)
-        p_values = rank_tables.p_values(flag_statistic(surprisals, self.calibration.combined), surprisals)
+        statistic = flag_statistic(surprisals, self.calibration.combined)
+        p_values = rank_tables.p_values(statistic, surprisals)
         mass = mass_above(calibrated_scores.probabilities) if isinstance(calibrated_scores, Scores) else None
+        categories = self.calibration.categories
+        ranked = (
+            None
+            if categories is None
+            else RankedRows(categories.of_rows(calibrated_scores.labels, None), statistic, surprisals)
+        )
         transform = self.manifest.transform
-        return Prediction(scores, detected, calibrated_scores, p_values, mass, rank_tables, transform)
+        return Prediction(scores, detected, calibrated_scores, p_values, mass, rank_tables, transform, ranked)
 
 
 def detector_scores(

@@ -3,9 +3,10 @@
 import math
 
 import numpy as np
+from jaxtyping import Int64
 
-from model_store.conformal.abstention import NOTHING
 from model_store.conformal.calibration import DEFAULT_FPR, at_least
+from model_store.conformal.mondrian import UNKNOWN
 from model_store.conformal.sets import confident_rank, largest_coverage
 from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput
@@ -79,6 +80,9 @@ def priors_of(envelope: Envelope, served: Served) -> tuple[float, ...] | None:
     priors, manifest = envelope.priors, served.model.manifest
     if priors is None:
         return None
+    if manifest.categories is not None:
+        kind = manifest.categories.kind
+        raise InvalidInput("priors", f"none, since {served.name} is calibrated by {kind}", "some")
     label_shift = served.model.label_shift
     if manifest.classes is None:
         raise InvalidInput("priors", f"none, since {served.name} is a regression", "some")
@@ -102,11 +106,32 @@ def priors_of(envelope: Envelope, served: Served) -> tuple[float, ...] | None:
     return shares
 
 
+def groups_of(envelope: PredictRequest, rows: int, served: Served) -> Int64[np.ndarray, "N"] | None:
+    """Return the number of each row's group, `UNKNOWN` of one that the model's calibration rows have not; None where
+    there are no groups.
+
+    Raises:
+        InvalidInput: if the model is not calibrated by group, or there is not one for each row.
+    """
+    spec = served.model.manifest.categories
+    is_by_group = spec is not None and spec.kind == "group"
+    if envelope.groups is not None and not is_by_group:
+        raise InvalidInput("groups", f"none, since {served.name} is not calibrated by group", "some")
+    if spec is None or not is_by_group:
+        return None
+    if envelope.groups is None:
+        return np.full(rows, UNKNOWN)
+    if len(envelope.groups) != rows:
+        raise InvalidInput("groups", f"one for each of the {rows} rows", f"{len(envelope.groups)}")
+    numbers = {name: number for number, name in enumerate(spec.names)}
+    return np.array([numbers.get(group, UNKNOWN) for group in envelope.groups], dtype=np.int64)
+
+
 def _refuse_uncertain_coverage(envelope: PredictRequest, served: Served) -> None:
     """Raise InvalidInput if there are too few calibration rows to keep the coverage with the confidence."""
     if envelope.confidence is None:
         return
-    rows = served.model.manifest.detectors.ranking_rows
+    rows = served.model.calibration.most_true_rows
     if confident_rank(rows, envelope.coverage, envelope.confidence) > rows:
         largest = math.floor(1e4 * largest_coverage(rows, envelope.confidence)) / 1e4
         known = f"at most {largest:g}" if largest > 0 else "none"
@@ -136,7 +161,7 @@ def _risk(
         )
     draws = calibration.draws_used(num_samples)
     rank_tables = calibration.rank_tables(draws, rule)
-    if rank_tables.largest_uncertainty(fpr, wanted) == NOTHING:
+    if not rank_tables.certifies(fpr, wanted):
         smallest = rank_tables.smallest_risk(fpr)
         known = f"at least {smallest:g}" if smallest < 1.0 else "none"
         raise InvalidInput("risk", f"{known}, which {served.name} can certify with {draws} draws", f"{wanted}")

@@ -10,6 +10,7 @@ from fastapi import Response
 from jaxtyping import Float32
 from starlette.types import Receive, Scope, Send
 
+from model_store.conformal.mondrian import UNKNOWN
 from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
@@ -135,7 +136,8 @@ def _json_columns(
         yield "num_samples", scores.num_draws.tolist()
     yield "standard_error", _standard_errors(scores, num_rows)
     yield "flag", decision.flag.tolist()
-    yield "p_value", prediction.p_values.p_value.tolist()
+    yield "p_value", decision.p_values.p_value.tolist()
+    yield "category", _categories(served, decision, num_rows)
     if decision.prediction_set is not None:
         sets = decision.prediction_set.tolist()
         yield "prediction_set", [[c for c, inside in zip(classes, row, strict=True) if inside] for row in sets]
@@ -148,6 +150,22 @@ def _json_columns(
 def reported(scores: AnyScores) -> AnyScores:
     """Return the scores as they are answered: of a regression, of the target in its own units."""
     return scores if isinstance(scores, Scores) else scores.in_units
+
+
+def category_names(served: Served) -> tuple[str, ...]:
+    """Return the names of the categories that a model is calibrated by."""
+    spec = served.model.manifest.categories
+    return () if spec is None else spec.names
+
+
+def _categories(served: Served, decision: Decision, num_rows: int) -> list[dict[str, Any] | None]:
+    """Return the category that each row was judged in, and the ranking rows of it; null where there are none."""
+    spec = served.model.manifest.categories
+    if spec is None or decision.categories is None:
+        return [None] * num_rows
+    known = [{"name": name, "rows": rows} for name, rows in zip(spec.names, spec.judged_rows, strict=True)]
+    unknown: dict[str, Any] = {"name": None, "rows": min(spec.judged_rows)}  # judged by the most cautious of all
+    return [unknown if c == UNKNOWN else known[c] for c in decision.categories.tolist()]
 
 
 def with_samples(
@@ -171,7 +189,7 @@ def _standard_errors(scores: AnyScores, num_rows: int) -> list[dict[str, float |
 def _detectors(prediction: Prediction, decision: Decision, num_rows: int) -> list[dict[str, dict[str, Any]]]:
     """Return what each detector says of each row."""
     rows: list[dict[str, dict[str, Any]]] = [{} for _ in range(num_rows)]
-    p_values = prediction.p_values.detector_p_values
+    p_values = decision.p_values.detector_p_values
     for name, detected in prediction.detected.items():
         values = zip(detected.tolist(), p_values[name].tolist(), decision.fired[name].tolist(), strict=True)
         for row, (score, p_value, fired) in zip(rows, values, strict=True):
@@ -209,11 +227,13 @@ def _arrays(
     for name, error in (scores.standard_error or {}).items():
         yield f"standard_error.{name}", error
     yield "flag", decision.flag
-    yield "p_value", prediction.p_values.p_value
+    yield "p_value", decision.p_values.p_value
+    if decision.categories is not None:
+        yield "category", np.array([*category_names(served), ""])[decision.categories]
     for name, detected in prediction.detected.items():
         yield f"detectors.{name}.score", detected
         yield f"detectors.{name}.fired", decision.fired[name]
-        yield f"detectors.{name}.p_value", prediction.p_values.detector_p_values[name]
+        yield f"detectors.{name}.p_value", decision.p_values.detector_p_values[name]
     if isinstance(scores, Scores):
         yield "label", np.array(served.model.manifest.classes)[scores.label]
         yield "probabilities", scores.probabilities

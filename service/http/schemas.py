@@ -111,6 +111,11 @@ class PredictRequest(Envelope):
         "this, in nats and probabilities, of a regression in multiples of `std`; `num_samples` is then the most. By "
         "default the service's own tolerance, if any; null: never",
     )
+    groups: list[str] | None = Field(
+        default=None,
+        description="of a model that is calibrated by group: the group of each row; a row of an unknown one, and all "
+        "rows where it is left out, are judged by the most cautious of all groups",
+    )
     return_samples: bool = Field(
         default=False, description="also each draw's probabilities, or its mean and standard deviation"
     )
@@ -147,13 +152,21 @@ class DetectorAnswer(BaseModel):
     fired: bool
 
 
+class CategoryAnswer(BaseModel):
+    """The category that a row was judged in, and how many rows rank its flag; no name: the most cautious of all."""
+
+    name: str | None
+    rows: int
+
+
 class RowAnswer(BaseModel):
-    """What a model of whatever task says of a row."""
+    """What a model of whatever task says of a row; `category` is null unless the model is calibrated by category."""
 
     num_samples: int
     standard_error: dict[str, float | None]
     flag: bool
     p_value: float
+    category: CategoryAnswer | None
     detectors: dict[str, DetectorAnswer]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
+from jaxtyping import Int64
 
 from model_store.inference.prediction import Prediction
 from service.context import Context, context_of
@@ -14,7 +15,7 @@ from service.engine.decision import Decision, DecisionOptions, check_computed, d
 from service.engine.jobs import Job, Predicted
 from service.engine.threads import Steps, at_once
 from service.http.openapi import ERRORS, request_body
-from service.http.options import decision_options, num_samples_of, refuse_too_many_samples
+from service.http.options import decision_options, groups_of, num_samples_of, refuse_too_many_samples
 from service.http.requests import JSON, NPZ, header, hung_up, read_body
 from service.http.responses import (
     NUMBERS_AT_ONCE,
@@ -51,6 +52,7 @@ async def post_predict(request: Request) -> Response:
     served = await context.served(envelope)
     num_samples = num_samples_of(envelope, served, settings)
     options = decision_options(envelope, served, num_samples, settings.settle)
+    groups = groups_of(envelope, len(rows), served)
     refuse_too_many_samples(envelope, len(rows), num_samples, served, settings.max_answer_numbers)
     as_arrays = NPZ in header(request, b"accept")
     with context.admission.admitted(len(rows), num_samples, BATCH_ROW_DRAWS, client):
@@ -64,7 +66,7 @@ async def post_predict(request: Request) -> Response:
         )
         lease.reserve(kept_bytes(job) + answer_bytes(served, len(x), num_samples if keep else 0, as_arrays), "answer")
         predicted = await context.engine.predict(job, partial(hung_up, request))
-        steps = _answer(context, job, predicted, options, as_arrays)
+        steps = _answer(context, job, predicted, options, groups, as_arrays)
         if job.has_short_answer:
             answer, flags = at_once(steps)
         else:
@@ -81,7 +83,12 @@ async def post_predict(request: Request) -> Response:
 
 
 def _answer(
-    context: Context, job: Job, predicted: Predicted, options: DecisionOptions, as_arrays: bool
+    context: Context,
+    job: Job,
+    predicted: Predicted,
+    options: DecisionOptions,
+    groups: Int64[np.ndarray, "N"] | None,
+    as_arrays: bool,
 ) -> Steps[tuple[list[bytes], int]]:
     """Return the answer in parts and how many rows are flagged, and note both where rows are watched and counted.
 
@@ -91,20 +98,23 @@ def _answer(
     served, batch, scores = job.served, predicted.batch, predicted.batch.prediction.scores
     overall = scores.by_name()[scores.overall][predicted.rows]
     check_computed(overall, "inputs")
+    prediction = predicted.prediction if groups is None else predicted.prediction.of_groups(groups)
     if as_arrays:
-        decision = decide(predicted.prediction, options)
+        decision = decide(prediction, options)
         flags, answer = decision.flag, [predict_npz(served, predicted, options, decision)]
         yield
     elif len(overall) * numbers_a_row(served, predicted.samples) > NUMBERS_AT_ONCE:
-        decision = decide(predicted.prediction, options)
+        decision = decide(prediction, options)
         flags, answer = decision.flag, (yield from predict_json_parts(served, predicted, options, decision))
     else:
-        # Each row is decided by itself, but for `fdr`: once for all requests of the micro-batch that ask alike.
-        shared = batch.shared(options, partial(_decided, job, options)) if options.fdr is None else None
+        # Each row is decided by itself, but for `fdr`: once for all requests of the micro-batch that ask alike and
+        # bring no groups.
+        is_shared = options.fdr is None and groups is None
+        shared = batch.shared(options, partial(_decided, job, options)) if is_shared else None
         if shared is not None:
             flags, rows = shared[0].flag[predicted.rows], shared[1][predicted.rows]
         else:
-            decision, rows = _decided(job, options, predicted.prediction)
+            decision, rows = _decided(job, options, prediction)
             flags = decision.flag
         if predicted.samples is not None:
             rows = with_samples(rows, predicted.samples, scores)

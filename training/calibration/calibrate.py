@@ -17,6 +17,7 @@ from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
 from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
+from training.calibration.categories import CategoriesWanted
 from training.data import Rows
 from training.data.targets import checked_fitted
 from training.scoring import rows_per_draw_set, scores_and_spreads
@@ -32,8 +33,9 @@ def calibrate(
     num_labels: int,
     seed: int,
     transform: Transform | None = None,
+    wanted: CategoriesWanted | None = None,
 ) -> Calibration:
-    """Fit and rank the detectors on two splits that the model was not fitted on.
+    """Fit and rank the detectors on two splits that the model was not fitted on, by category where that is wanted.
 
     Raises:
         InvalidInput: naming a target that the transform cannot take.
@@ -52,6 +54,7 @@ def calibrate(
         detectors,
         num_labels,
         answers(reference_scores, scores, ranking.y),
+        None if wanted is None else wanted.of_rows(scores, ranking),
     )
 
 

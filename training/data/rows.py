@@ -25,6 +25,7 @@ class Rows:
 
     x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]
     y: Int64[np.ndarray, "N"] | Float32[np.ndarray, "N"]
+    groups: Int64[np.ndarray, "N"] | None = None  # numbers of the groups that they belong to, where that is known
 
     def __len__(self) -> int:
         """Return N."""
@@ -32,7 +33,7 @@ class Rows:
 
     def take(self, index: Int64[np.ndarray, "M"]) -> "Rows":
         """Return the rows of these numbers, in their order."""
-        return Rows(self.x[index], self.y[index])
+        return Rows(self.x[index], self.y[index], None if self.groups is None else self.groups[index])
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,7 @@ class Dataset:
 
     With `columns`, x are the rows encoded; with `image`, a row is an image. `left_out` are test rows of classes that
     were left out: they belong to nothing of the above. `groups` and `times` are the training rows', by which
-    they are split.
+    they are split; `group_names` are those of the groups that rows belong to.
     """
 
     train: Rows
@@ -55,6 +56,7 @@ class Dataset:
     left_out: Float32[np.ndarray, "L I"] | UInt8[np.ndarray, "L I"] | None = None
     groups: Int64[np.ndarray, "R"] | None = None
     times: Float64[np.ndarray, "R"] | None = None
+    group_names: tuple[str, ...] = ()
 
     @property
     def input(self) -> InputSpec:
@@ -74,6 +76,11 @@ class Dataset:
             digest.update(np.ascontiguousarray(rows.x).data)
             digest.update(np.ascontiguousarray(rows.y).data)
         return digest.hexdigest()
+
+
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Return whether rows of a shape can be images: (height, width), or (channels, height, width)."""
+    return len(shape) in (2, 3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +182,7 @@ def _renumbered(data: Dataset, classes: Sequence[str]) -> Dataset:
     if not data.classes:
         return data
     number = np.array([classes.index(name) for name in data.classes], dtype=np.int64)
-    train, test = (Rows(rows.x, number[rows.y]) for rows in (data.train, data.test))
+    train, test = (replace(rows, y=number[rows.y]) for rows in (data.train, data.test))
     return replace(data, train=train, test=test, classes=tuple(classes))
 
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from training.recipe import DataSection
 
 MAX_CATEGORIES = 256
+MAX_GROUPS = 1000  # that are told apart in calibration and evaluation
 MANY_CATEGORIES = 64  # of a column with more than MAX_CATEGORIES, how many are told apart at most
 FREQUENT = 5  # training rows from which on one of these is
 TWO_WEEKS_S = 14 * DAY_S
@@ -216,7 +217,8 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
         InvalidInput: naming the column or row that is not as it should be.
     """
     names = list(table.column_names)
-    wanted = {section.target, section.group, section.time, *section.columns, *(column.name for column in known)}
+    named = {section.target, section.group, section.time, section.calibration_group}
+    wanted = {*named, *section.columns, *(column.name for column in known)}
     index = index_column(names, {name for name in wanted if name})
     if index is not None:
         log.info("left out: the column %r, which is pandas' unnamed index", index)
@@ -229,11 +231,17 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
             "data.source", "columns with different names", f"{repeated[0]!r} twice or without a name"[:100]
         )
     keys = [("data.group", section.group), ("data.time", section.time)]
-    asked = [("data.target", section.target), *(("data.columns", name) for name in section.columns), *keys]
+    of_calibration = ("data.calibration_group", section.calibration_group)
+    asked = [
+        ("data.target", section.target),
+        *(("data.columns", name) for name in section.columns),
+        *keys,
+        of_calibration,
+    ]
     for field, name in asked:
         if name is not None and name not in names:
             raise InvalidInput(field, f"one of the columns {names[:20]}", repr(name)[:100])
-    for field, name in keys:
+    for field, name in [*keys, of_calibration]:
         if name == section.target:
             raise InvalidInput(field, "another column than the target", repr(name)[:100])
     if section.columns.get(section.target) is not None:
@@ -285,7 +293,34 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
     of_train = ties.take(train)
     if section.leave_out:
         data = replace(data, left_out=encode(data.columns, rows.take(left_out).columns))
-    return replace(data, groups=of_train.groups, times=of_train.times)
+    data = replace(data, groups=of_train.groups, times=of_train.times)
+    group_names, numbers = _groups(whole, section, kept)
+    if numbers is None:
+        return data
+    parts = [replace(part, groups=numbers[index]) for part, index in ((data.train, train), (data.test, test))]
+    return replace(data, train=parts[0], test=parts[1], group_names=group_names)
+
+
+def _groups(
+    table: Any, section: "DataSection", kept: Int64[np.ndarray, "M"]
+) -> tuple[tuple[str, ...], Int64[np.ndarray, "M"] | None]:
+    """Return the groups that rows with a target belong to, by name, and the number of each row's, where they have
+    such.
+
+    Groups that rows are split by may be very many; then they are not told apart beyond the split.
+    """
+    column = section.group_column
+    if column is None:
+        return (), None
+    field = "data.group" if section.calibration_group is None else "data.calibration_group"
+    values = values_of(table.column(column), column, "categorical")
+    _refuse_missing([values[i] for i in kept.tolist()], field, column)
+    names, numbers = np.unique([str(values[i]) for i in kept.tolist()], return_inverse=True)
+    if len(names) > MAX_GROUPS:
+        if section.calibration_group is None:
+            return (), None
+        raise InvalidInput(field, f"a column of at most {MAX_GROUPS} groups", f"{column!r} of {len(names)}"[:200])
+    return tuple(names.tolist()), numbers.astype(np.int64)
 
 
 def _keys(table: Any, section: "DataSection", given: Numbers | Categories, kept: Int64[np.ndarray, "M"]) -> Keys:

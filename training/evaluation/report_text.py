@@ -4,7 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from training.evaluation.intervals import Ends
-from training.evaluation.records import AttackMeasures, ClassMeasures, RegressionMeasures, Report, SetMeasures
+from training.evaluation.records import (
+    AttackMeasures,
+    ClassMeasures,
+    PartMeasures,
+    RegressionMeasures,
+    Report,
+    SetMeasures,
+)
 
 MEASURES = {
     "auroc": "AUROC",
@@ -42,6 +49,8 @@ def markdown(report: Report, plots: list[str]) -> str:
         parts += ["## Intervals", *_intervals(test)]
     else:
         parts += ["## Classes", _classes(test)]
+    if report.parts:
+        parts += ["## Parts", _parts(report.parts)]
     parts += ["## Detection", "Of each set's rows against the test rows."]
     parts += [f"Base rate: the set's rows are {_base_rates(report.outliers)} % of all."]
     for key, title in MEASURES.items():
@@ -93,6 +102,18 @@ def _classes(test: ClassMeasures) -> str:
         for one in test.by_class
     ]
     return ("Last columns: rows of the class that were given each label.\n\n" if few else "") + _table(header, rows)
+
+
+def _parts(measured: list[PartMeasures]) -> str:
+    said = "Rows of each class, given each label, and of each group: one that is served worse than the others."
+    rows = []
+    for part in measured:
+        rmse = part.confidence_intervals.get("rmse")
+        error = _share_of(part, "accuracy") if part.rmse is None else _plain(part.rmse, rmse)
+        shares = [_share_of(part, "covered"), _share_of(part, "flagged")]
+        rows.append([f"{part.by} {part.name}", str(part.rows), error, *shares])
+    error = "accuracy" if measured[0].rmse is None else "RMSE"
+    return f"{said}\n\n{_table(['part', 'rows', error, 'covered at .95', 'flagged at .05'], rows)}"
 
 
 def _flag_rates(report: Report) -> str:

@@ -12,6 +12,7 @@ from model_store.artifacts.manifest import GRAPHS, ClassSpec, Manifest, NoiseSpe
 from model_store.artifacts.store import ModelStore
 from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
+from training.calibration.categories import CategoriesWanted
 from training.calibration.temperature import Temperature, set_temperature
 from training.data import Dataset, Splits
 from training.data.class_weights import class_shares
@@ -59,7 +60,7 @@ def publish(
 
 def measured_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
     """Return what the quality of a recipe's versions is measured on."""
-    return MeasuredRows(splits.test, (data.minimum, data.maximum), data.classes, recipe.seed)
+    return MeasuredRows(splits.test, (data.minimum, data.maximum), data.classes, recipe.seed, data.group_names)
 
 
 def assemble(
@@ -86,7 +87,8 @@ def assemble(
     labels = data.train.y if are_alike else np.concatenate([splits.reference.y, splits.ranking.y])
     shares = None if is_regression else class_shares(labels, len(data.classes))
     rows = HeldOut(splits.reference, splits.ranking, splits.test, shares)
-    calibrated = calibrate_exported(exported, rows, recipe.seed, recipe.serving.risk)
+    wanted = CategoriesWanted.by(recipe.serving.calibration, data, recipe.data.group_column)
+    calibrated = calibrate_exported(exported, rows, recipe.seed, recipe.serving.risk, wanted)
     measured = measure_calibrated(calibrated, measured_rows(recipe, data, splits))
     target = TargetSpec(target=recipe.data.target or "y", transform=transform)
     priors = () if is_regression else tuple(class_shares(splits.train.y, len(data.classes)).tolist())

@@ -10,6 +10,7 @@ from model_store.inference.model import Model, detector_scores
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
 from model_store.scores.transforms import Transform, to_target
+from training.calibration.categories import groups_known
 from training.data import Rows
 from training.evaluation.figures import Figure, Share
 from training.evaluation.metrics import class_figures, regression_figures
@@ -24,13 +25,15 @@ NOISE_ROWS = 1000
 class MeasuredRows:
     """What quality is measured on: test rows, uniform noise in the data's range (`extent`), and draws by a seed.
 
-    `classes` are those that the test rows' class numbers mean; a regression has none.
+    `classes` are those that the test rows' class numbers mean; a regression has none. `groups` are those that their
+    group numbers mean, where they have such.
     """
 
     test: Rows
     extent: tuple[float, float]
     classes: tuple[str, ...]
     seed: int
+    groups: tuple[str, ...] = ()
 
     @property
     def noise(self) -> Rows:
@@ -74,17 +77,19 @@ class Measurable:
             self.runtime, rows.noise, [draws], hash_key(rows.seed, ServedRows.NOISE), share, self.transform
         )
         flagged: dict[str, Figure] = {}
-        for key, scored, density in (
-            ("flag_rate_at_05", scores, densities),
-            ("uniform_noise_flagged_at_05", noise_scores, noise_densities),
+        groups = groups_known(self.calibration, rows.test, rows.groups)
+        for key, scored, density, of_rows in (
+            ("flag_rate_at_05", scores, densities, groups),
+            ("uniform_noise_flagged_at_05", noise_scores, noise_densities, None),
         ):
             detected = detector_scores(scored, density, self.density)
-            p_values = self.calibration.p_values(detected, scored.labels, draws)
+            p_values = self.calibration.p_values(detected, scored.labels, draws, of_rows)
             flagged[key] = Share(p_values.p_value <= 0.05)
         if isinstance(scores, Scores):
             measured = class_figures(self._probabilities_of(scores.probabilities, rows.classes), rows.test.y)
         else:
-            intervals = self.calibration.rank_tables(draws).intervals(scores.mean, scores.std, 0.95)
+            tables = self.calibration.rank_tables(draws)
+            intervals = tables.intervals(scores.mean, scores.std, 0.95, categories=groups)
             intervals = intervals if self.transform is None else to_target(self.transform, intervals)
             measured = regression_figures(scores.in_units, likelihoods, intervals, rows.test.y)
         return {**{f"test_{key}": figure for key, figure in measured.items()}, **flagged}

@@ -15,9 +15,11 @@ import numpy as np
 from jaxtyping import Float64
 from safetensors.numpy import save
 
+from model_store.artifacts.limits import too_few_rows
 from model_store.artifacts.manifest import (
     SCORES_VERSION,
     AbstentionSpec,
+    CategorySpec,
     ClassSpec,
     Description,
     DetectorSpec,
@@ -27,13 +29,14 @@ from model_store.artifacts.manifest import (
 )
 from model_store.artifacts.store import Artifact
 from model_store.conformal.abstention import CONFIDENCE
-from model_store.conformal.calibration import DEFAULT_FPR, Calibration, default_not_kept
+from model_store.conformal.calibration import DEFAULT_FPR, Calibration
 from model_store.conformal.label_shift import LabelShift
 from model_store.inference.model import CALIBRATION_FILE, Model
 from model_store.inference.runtime import Runtime
 from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
 from training.calibration.calibrate import calibrate
+from training.calibration.categories import CategoriesWanted
 from training.data import Rows
 from training.evaluation.figures import Figure
 from training.evaluation.metrics import values
@@ -97,6 +100,7 @@ class Calibrated:
     detectors: DetectorSpec
     abstention: AbstentionSpec | None
     label_shift: LabelShift | None = None
+    categories: CategorySpec | None = None
 
     @property
     def num_draws(self) -> int:
@@ -122,6 +126,8 @@ class Measured:
             noise=exported.noise,
             detectors=self.calibrated.detectors,
             abstention=self.calibrated.abstention,
+            categories=self.calibrated.categories,
+            too_few_rows=too_few_rows(self.calibrated.detectors, self.calibrated.categories),
             training=facts.content(),
             precision=exported.precision,
             quality=values(self.figures),
@@ -142,17 +148,17 @@ class Draft:
     figures: dict[str, Figure] = field(default_factory=dict)  # of its quality, row by row
 
 
-def calibrate_exported(exported: Exported, rows: HeldOut, seed: int, risk: float | None) -> Calibrated:
-    """Fit and rank the detectors; `risk` is the level of requests that name none."""
+def calibrate_exported(
+    exported: Exported, rows: HeldOut, seed: int, risk: float | None, wanted: CategoriesWanted | None = None
+) -> Calibrated:
+    """Fit and rank the detectors, by category where that is wanted; `risk` is that of requests that name none."""
     runtime, names, counts = exported.runtime, exported.detectors, list(exported.draw_counts)
     log.info("calibrating on %d + %d rows", len(rows.reference), len(rows.ranking))
     splits = rows.reference, rows.ranking
-    calibration = calibrate(runtime, *splits, counts, names, exported.num_labels, seed, exported.transform)
-    too_few = default_not_kept(len(rows.ranking))
-    if too_few is not None:
-        log.warning("%s", too_few)
+    calibration = calibrate(runtime, *splits, counts, names, exported.num_labels, seed, exported.transform, wanted)
     spec = DetectorSpec(
         scores_version=SCORES_VERSION,
+        tail=names.tail,
         density=names.density,
         two_sided=names.two_sided,
         combined=names.combined,
@@ -164,7 +170,11 @@ def calibrate_exported(exported: Exported, rows: HeldOut, seed: int, risk: float
     )
     abstention = None if runtime.task == "regression" else _abstention_spec(calibration, risk)
     label_shift = None if rows.shares is None else LabelShift(rows.ranking.y, rows.shares)
-    return Calibrated(exported, calibration, spec, abstention, label_shift)
+    categories = None if wanted is None else _category_spec(calibration, wanted.column)
+    too_few = too_few_rows(spec, categories)
+    if too_few is not None:
+        log.warning("%s", too_few)
+    return Calibrated(exported, calibration, spec, abstention, label_shift, categories)
 
 
 def measure_calibrated(calibrated: Calibrated, rows: MeasuredRows) -> Measured:
@@ -179,6 +189,19 @@ def measure_calibrated(calibrated: Calibrated, rows: MeasuredRows) -> Measured:
         exported.transform,
     )
     return Measured(calibrated, measurable.figures(rows))
+
+
+def _category_spec(calibration: Calibration, column: str | None) -> CategorySpec:
+    """Return what the manifest says of the categories that guarantees hold of."""
+    categories = calibration.categories
+    assert categories is not None
+    return CategorySpec(
+        kind=categories.kind,
+        names=categories.names,
+        column=column,
+        judged_rows=tuple(categories.judged_rows.tolist()),
+        true_rows=tuple(categories.true_rows.tolist()),
+    )
 
 
 def _abstention_spec(calibration: Calibration, risk: float | None) -> AbstentionSpec:
