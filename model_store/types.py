@@ -8,8 +8,11 @@ Task = Literal["classification", "regression"]
 
 @dataclass(frozen=True)
 class DetectorNames:
-    """Which detectors the flag combines, which are densities, and which of these are judged from both sides."""
+    """Which detectors the flag combines, which are densities, which of these are judged from both sides, and of which
+    the network says what each number of a row adds to the score.
+    """
 
     combined: tuple[str, ...]
     density: tuple[str, ...] = ()
     two_sided: tuple[str, ...] = ()
+    attributed: tuple[str, ...] = ()

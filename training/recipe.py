@@ -71,6 +71,7 @@ class DataSection(Section):
     stratified: bool | None = None
     group: str | None = None
     time: str | None = None
+    id: str | None = None
     target: str | None = None
     columns: dict[str, Literal["numeric", "categorical", "time", "ignored"]] = {}
     missing_values: list[str] = []
@@ -246,6 +247,7 @@ class ServingSection(Section):
     combined: Annotated[list[Literal[*DETECTOR_NAMES]], Field(min_length=1)] | None = None
     temperature: bool = True
     risk: Annotated[float, Field(gt=0, lt=1)] | None = None
+    nearest_rows: Annotated[int, Field(ge=0, le=10_000)] = 1000
 
 
 class GateSection(Section):

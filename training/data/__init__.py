@@ -10,7 +10,10 @@
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import Columns
@@ -70,7 +73,7 @@ def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
         raise InvalidInput("task", f"regression, since `{kind}` has real targets", "classification")
     if recipe.data.target is not None and kind not in ("csv", "parquet"):
         raise InvalidInput("data.target", f"none, since `{kind}` has no columns to choose from", "one")
-    for key, value in (("group", recipe.data.group), ("time", recipe.data.time)):
+    for key, value in (("group", recipe.data.group), ("time", recipe.data.time), ("id", recipe.data.id)):
         if value is not None and kind not in ("csv", "parquet"):
             raise InvalidInput(f"data.{key}", f"none, since `{kind}` has no columns to choose from", "one")
     if columns and kind not in OF_COLUMNS:
@@ -79,6 +82,8 @@ def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
         kinds = {**recipe.data.columns, **{column.name: column.kind for column in columns}}
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": kinds})})
     data = digits() if source == "digits" else FROM_FILES[kind](root / rest, recipe, columns)
+    if data.train.ids is None:
+        data = replace(data, train=replace(data.train, ids=np.arange(len(data.train))))
     return leave_out(data, recipe.data.leave_out)
 
 

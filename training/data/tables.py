@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Float64, Int64, Shaped
 
 from model_store.artifacts.manifest import (
     AnyColumn,
@@ -22,7 +22,7 @@ from model_store.artifacts.manifest import (
     column_width,
 )
 from model_store.errors import InvalidInput
-from model_store.inputs.columns import Categories, Columns, Numbers, encode
+from model_store.inputs.columns import Categories, Columns, Numbers, category_text, encode
 from model_store.inputs.times import CYCLES_S, DAY_S
 from training.data.cells import BOOLEANS, NumberFormat, index_column, typed, values_of, with_missing, with_times
 from training.data.rows import Dataset, Rows, class_numbers
@@ -79,6 +79,8 @@ def csv_table(path: Path, task: str | None, section: "DataSection", columns: Col
     """
     table = read_text_table(path, section)
     kinds: dict[str, str] = {**section.columns}
+    if section.id is not None:
+        kinds[section.id] = "categorical"  # as it is written
     if section.target is not None and task is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
     booleans = {c.name for c in columns if isinstance(c, CategoricalColumn) and set(c.categories) <= BOOLEANS}
@@ -162,8 +164,9 @@ def _fit_numbers(name: str, values: Numbers, is_time: bool) -> NumericColumn | T
     if not np.isfinite([mean, std]).all():
         raise InvalidInput(f"column {name}", "numbers whose variance float64 can hold", "larger ones")
     indicator = len(present) < len(values)
+    usual = float(np.median(present))
     if not is_time:
-        return NumericColumn(name=name, mean=mean, std=std or 1.0, indicator=indicator)
+        return NumericColumn(name=name, mean=mean, std=std or 1.0, usual=usual, indicator=indicator)
     span = np.ptp(present)
     is_seen = {
         "year": span >= CYCLES_S["year"],
@@ -171,7 +174,7 @@ def _fit_numbers(name: str, values: Numbers, is_time: bool) -> NumericColumn | T
         "day": (np.mod(present, DAY_S) != 0).any(),
     }
     cycles: tuple[Cycle, ...] = tuple(cycle for cycle in get_args(Cycle) if is_seen[cycle])
-    return TimeColumn(name=name, mean=mean, std=std or 1.0, cycles=cycles, indicator=indicator)
+    return TimeColumn(name=name, mean=mean, std=std or 1.0, usual=usual, cycles=cycles, indicator=indicator)
 
 
 def _fit_categories(name: str, values: Categories) -> CategoricalColumn:
@@ -188,7 +191,8 @@ def _fit_categories(name: str, values: Categories) -> CategoricalColumn:
         found = f"{len(counts)}" + (f", none in {FREQUENT} training rows or more" if counts else "")
         expected = f"1 to {MAX_CATEGORIES} categories (or `ignored` in data.columns)"
         raise InvalidInput(f"column {name}", expected, found)
-    return CategoricalColumn(name=name, categories=tuple(kept))
+    usual = min(kept, key=lambda value: (-counts[value], value))
+    return CategoricalColumn(name=name, categories=tuple(kept), usual=usual)
 
 
 def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes, known: Columns = ()) -> Dataset:
@@ -198,7 +202,8 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
         InvalidInput: naming the column or row that is not as it should be.
     """
     names = list(table.column_names)
-    wanted = {section.target, section.group, section.time, *section.columns, *(column.name for column in known)}
+    named = {section.target, section.group, section.time, section.id}
+    wanted = {*named, *section.columns, *(column.name for column in known)}
     index = index_column(names, {name for name in wanted if name})
     if index is not None:
         log.info("left out: the column %r, which is pandas' unnamed index", index)
@@ -210,7 +215,7 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
         raise InvalidInput(
             "data.source", "columns with different names", f"{repeated[0]!r} twice or without a name"[:100]
         )
-    keys = [("data.group", section.group), ("data.time", section.time)]
+    keys = [("data.group", section.group), ("data.time", section.time), ("data.id", section.id)]
     asked = [("data.target", section.target), *(("data.columns", name) for name in section.columns), *keys]
     for field, name in asked:
         if name is not None and name not in names:
@@ -255,7 +260,18 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
     rows = Table(columns, table.num_rows, frozenset(times)).take(kept)
     data = _encoded(rows, y, y_test, classes, train, test, sizes, known, ties)
     of_train = ties.take(train)
-    return replace(data, groups=of_train.groups, times=of_train.times)
+    ids = kept[train] if section.id is None else _ids(whole.column(section.id), kept[train])
+    return replace(data, train=replace(data.train, ids=ids), groups=of_train.groups, times=of_train.times)
+
+
+def _ids(column: Any, index: Int64[np.ndarray, "R"]) -> Shaped[np.ndarray, "R"]:
+    """Return what a column calls rows of these numbers; one without a value is called by its number."""
+    given = column.to_pylist()
+    return np.array([str(row) if given[row] is None else _id(given[row]) for row in index.tolist()])
+
+
+def _id(value: Any) -> str:
+    return category_text(value) if isinstance(value, str | int | float) else str(value)
 
 
 def _keys(table: Any, section: "DataSection", given: Numbers | Categories, kept: Int64[np.ndarray, "M"]) -> Keys:

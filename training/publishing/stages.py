@@ -144,6 +144,7 @@ def calibrate_exported(exported: Exported, rows: HeldOut, seed: int, risk: float
         scores_version=SCORES_VERSION,
         density=names.density,
         two_sided=names.two_sided,
+        attributed=names.attributed,
         combined=names.combined,
         draw_counts=exported.draw_counts,
         reference_rows=len(rows.reference),
