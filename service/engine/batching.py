@@ -100,18 +100,23 @@ class Engine:
                 self._something.notify()
 
     def _work(self) -> None:
-        while True:
-            with self._something:
-                self._await_work()
-                if self._closed and not self._queue:
-                    return
-                batch = self._next()
-            if batch:
-                self._run(batch)
-                # While half of those about are computed the others are read, and so on in turns.
-                about = len(batch) + len(self._queue)
-                self._gathered, self._at_once = about // 2, max(LEAST_AT_ONCE, -(-about // 2))
-                self._gathering_until = time.monotonic() + GATHER_S
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """Compute what is next, of which nothing is held afterwards; False once closed and empty."""
+        with self._something:
+            self._await_work()
+            if self._closed and not self._queue:
+                return False
+            batch = self._next()
+        if batch:
+            self._run(batch)
+            # While half of those about are computed the others are read, and so on in turns.
+            about = len(batch) + len(self._queue)
+            self._gathered, self._at_once = about // 2, max(LEAST_AT_ONCE, -(-about // 2))
+            self._gathering_until = time.monotonic() + GATHER_S
+        return True
 
     def _await_work(self) -> None:
         """Wait until something is in the queue; right after a micro-batch for a moment also for company."""
