@@ -38,14 +38,6 @@ class Kind:
     is_two_sided: bool
     has_classes: bool = False
 
-    @property
-    def is_of_inputs(self) -> bool:
-        """Whether a score is a sum over the numbers of a row.
-
-        Then the detector has a `deviation`: a vector along the axes of its space whose squared length is the score.
-        """
-        return self.space != "embedding"
-
 
 KINDS: dict[str, Kind] = {
     "residual": Kind(Residual.fit, "spectrum", True),

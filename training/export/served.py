@@ -20,6 +20,7 @@ from training.seeds import Stream, hash_key
 
 FITTED_ROWS = 10_000  # of the training rows, drawn at random: detectors are fitted on them
 CHUNK_ROWS = 1000
+OF_VECTORS = (Residual, Mahalanobis, Neighbours)  # whose scores are squared lengths of their `deviation`
 
 
 class ServedNetwork(nn.Module):
@@ -68,7 +69,11 @@ class ServedNetwork(nn.Module):
         place = math.prod(shape[-2:]) if len(shape) == 3 else math.prod(shape)
         if math.prod(shape) > LARGEST and LARGEST % place:
             return ()
-        return tuple(name for name in self.density if KINDS[name].is_of_inputs)
+        return tuple(
+            name
+            for name, detector in self.density.items()
+            if isinstance(detector, OF_VECTORS) and KINDS[name].space != "embedding"
+        )
 
     def terms(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N A I"]:
         """Return what each number of a row adds to each attributed detector's score: terms of 0 or more."""
@@ -76,7 +81,7 @@ class ServedNetwork(nn.Module):
         for name in self.attributed:
             space = KINDS[name].space
             detector = self.density[name]
-            assert isinstance(detector, Residual | Mahalanobis | Neighbours)
+            assert isinstance(detector, OF_VECTORS)
             deviation = detector.deviation(self.rows_in(space, x))
             of_inputs = self.spectrum.back(deviation) if space == "spectrum" else deviation
             parts.append(self.spectrum.fold.spread(of_inputs.square()))

@@ -54,7 +54,7 @@ def publish(
 
 def measured_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
     """Return what the quality of a recipe's versions is measured on."""
-    return MeasuredRows(splits.test, (data.minimum, data.maximum), data.classes, recipe.seed)
+    return MeasuredRows(splits.test, (data.minimum, data.maximum), data.classes, recipe.seed, data.input)
 
 
 def assemble(model: BayesianModel, recipe: Recipe, data: Dataset, splits: Splits, facts: TrainingFacts) -> Draft:

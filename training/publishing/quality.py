@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 
+from model_store.artifacts.manifest import InputSpec
 from model_store.conformal.calibration import Calibration
 from model_store.inference.model import Model, detector_scores
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
 from training.data import Rows
+from training.evaluation.even import even_rows, takes_even_rows
 from training.evaluation.figures import Figure, Share
 from training.evaluation.metrics import class_figures, regression_figures
 from training.scoring import rows_per_draw_set, scores_and_likelihoods, served_scores
@@ -23,18 +25,23 @@ NOISE_ROWS = 1000
 class MeasuredRows:
     """What quality is measured on: test rows, uniform noise in the data's range (`extent`), and draws by a seed.
 
-    `classes` are those that the test rows' class numbers mean; a regression has none.
+    `classes` are those that the test rows' class numbers mean; a regression has none. With `inputs`, rows for which
+    noise means nothing are even ones in its place (`training.evaluation.even`).
     """
 
     test: Rows
     extent: tuple[float, float]
     classes: tuple[str, ...]
     seed: int
+    inputs: InputSpec | None = None
 
     @property
     def noise(self) -> Rows:
         """Rows of uniform noise, the plainest input that is unlike the data; their labels are not used."""
         shape = (min(len(self.test), NOISE_ROWS), self.test.x.shape[1])
+        if self.inputs is not None and takes_even_rows(self.inputs, self.test.x):
+            even = even_rows(self.inputs, self.test.x, shape[0], self.seed, ServedRows.NOISE_VALUES)
+            return Rows(even, self.test.y[:NOISE_ROWS])
         x = generator(self.seed, ServedRows.NOISE_VALUES).uniform(*self.extent, shape)
         return Rows(x.astype(np.float32), self.test.y[:NOISE_ROWS])
 

@@ -78,7 +78,7 @@ def recalibrate(
     manifest = parent.manifest
     risk = None if manifest.abstention is None else manifest.abstention.risk
     calibrated = calibrate_exported(Exported.of_version(parent), rows, seed, risk)
-    measured_rows = MeasuredRows(rows.test, (data.minimum, data.maximum), manifest.classes or (), seed)
+    measured_rows = MeasuredRows(rows.test, (data.minimum, data.maximum), manifest.classes or (), seed, data.input)
     measured = measure_calibrated(calibrated, measured_rows)
     recalibrated = RecalibrationFacts(
         name=manifest.name,
