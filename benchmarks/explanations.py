@@ -127,9 +127,9 @@ def main() -> None:
     lines = [
         "# Explanations",
         "",
-        "`python -m benchmarks.explanations --write`: a synthetic table whose column b is nearly a weighted sum of a and",
-        f"c (and so of any two the third). One column of {BROKEN} test rows is changed; of those that are flagged (at",
-        ".05) the share (%) whose first column is the changed one. [Why so](../decisions/0018-explanations.md).",
+        "`python -m benchmarks.explanations --write`: a synthetic table whose column b is nearly a weighted sum of a",
+        f"and c (and so of any two the third). One column of {BROKEN} test rows is changed. Of those flagged",
+        "at .05, the share (%) whose first column is the changed one. [Why so](../decisions/0018-explanations.md).",
         "",
         "| change | column | flagged | as usual (served) | squares | Shapley |",
         "|---|---|---|---|---|---|",
@@ -165,10 +165,11 @@ def costs(model: Model, x: np.ndarray) -> list[str]:
         for name, taken in zip(times, (predicted - begun, usual - predicted, ended - usual), strict=True):
             times[name].append(1000 * taken)
     taken = {name: min(values) for name, values in times.items()}
+    usual, rows = 1 + len(columns), len(model.training_rows or ())
     return [
-        f"A row of {len(columns)} columns under {DRAWS} draws takes {taken['predicting']:.2f} ms to predict (the least of "
-        f"101 turns); its {1 + len(columns)} rows as usual {taken['as usual']:.2f} ms; shares, falls and the nearest of "
-        f"{len(model.training_rows or ())} training rows {taken['the rest']:.2f} ms.",
+        f"A row of {len(columns)} columns under {DRAWS} draws takes {taken['predicting']:.2f} ms to predict, its {usual}",
+        f"rows as usual {taken['as usual']:.2f} ms; shares, falls and the nearest of {rows} training rows",
+        f"{taken['the rest']:.2f} ms (each the least of 101 turns).",
     ]
 
 
