@@ -167,8 +167,8 @@ def costs(model: Model, x: np.ndarray) -> list[str]:
     taken = {name: min(values) for name, values in times.items()}
     usual, rows = 1 + len(columns), len(model.training_rows or ())
     return [
-        f"A row of {len(columns)} columns under {DRAWS} draws takes {taken['predicting']:.2f} ms to predict, its {usual}",
-        f"rows as usual {taken['as usual']:.2f} ms; shares, falls and the nearest of {rows} training rows",
+        f"A row of {len(columns)} columns under {DRAWS} draws takes {taken['predicting']:.2f} ms to predict, its",
+        f"{usual} rows as usual {taken['as usual']:.2f} ms; shares, falls and the nearest of {rows} training rows",
         f"{taken['the rest']:.2f} ms (each the least of 101 turns).",
     ]
 
