@@ -60,7 +60,7 @@ class Surprisal:
 
     def is_low(self, score: Float64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
         """Return which scores of a two-sided detector are surprising, if at all, for being small."""
-        return (score < np.median(self.reference)) & (self.below > 0.0)
+        return (score < np.median(self.reference)) & bool(self.below)
 
 
 def _slope(reference: Float64[np.ndarray, "n"]) -> float:

@@ -9,6 +9,7 @@ import pytest
 
 from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
+from service.http.explanations import explanation_bytes
 from tests.support.models import publish_unfitted
 from tests.support.once import once_a_run
 from tests.support.recipes import recipe_with
@@ -200,6 +201,19 @@ def test_of_encoded_rows_cells_are_not_known(ask):
     assert (explanation["unseen"], explanation["missing"]) == (None, None)
     assert "objects" in explanation["null_because"]["unseen"]
     assert explanation["columns"] is not None
+
+
+@pytest.mark.parametrize("model", ["people", "digits"])
+def test_an_explanation_takes_no_more_memory_than_it_reserves(ask, tables, digits_rows, model):
+    rows = [PERSON | {"city": "A" * 200}] * 8 if model == "people" else digits_rows[:8].tolist()
+    request, sizes = {"model": model, "inputs": rows, **SEED}, []
+    for kind in ("application/json", "application/x-npz"):
+        for explain in (False, True):
+            answer = ask.client.post("/predict", json={**request, "explain": explain}, headers={"Accept": kind})
+            sizes.append(len(answer.content))
+    manifest = ModelStore(tables).manifest(model, "1")
+    assert sizes[1] - sizes[0] < explanation_bytes(manifest, 8, as_arrays=False)
+    assert sizes[3] - sizes[2] < explanation_bytes(manifest, 8, as_arrays=True) + 10_000  # names of arrays
 
 
 def test_many_rows_are_not_explained(ask):
