@@ -9,7 +9,8 @@ TailLaw = Literal["predictive", "exponential"]  # of scores beyond those of the 
 
 @dataclass(frozen=True)
 class DetectorNames:
-    """Which detectors the flag combines, which are densities, and which of these are judged from both sides.
+    """Which detectors the flag combines, which are densities, which of these are judged from both sides, and of which
+    the network says what each number of a row adds to the score.
 
     `tail` says how all of them judge scores beyond those of the reference rows.
     """
@@ -18,3 +19,4 @@ class DetectorNames:
     density: tuple[str, ...] = ()
     two_sided: tuple[str, ...] = ()
     tail: TailLaw = "predictive"
+    attributed: tuple[str, ...] = ()

@@ -73,6 +73,7 @@ class DataSection(Section):
     group: str | None = None
     calibration_group: str | None = None
     time: str | None = None
+    id: str | None = None
     target: str | None = None
     class_weights: Literal["balanced"] | dict[str, Positive] | None = None
     target_transform: Literal["auto", "none", "log", "rank"] = "none"
@@ -264,6 +265,7 @@ class ServingSection(Section):
     temperature: bool = True
     risk: Annotated[float, Field(gt=0, lt=1)] | None = None
     calibration: Literal["marginal", "class", "group"] = "marginal"
+    nearest_rows: Annotated[int, Field(ge=0, le=10_000)] = 1000
 
 
 class GateSection(Section):

@@ -12,6 +12,9 @@ FORMAT_VERSION: Final = 1
 SCORES_VERSION: Final = 2  # of the scores' definition; 1 had other standard errors
 GRAPHS = ("sampler.onnx", "network.onnx")
 FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
+TRAINING_ROWS = "training-rows.safetensors"
+OPTIONAL_FILES = (TRAINING_ROWS,)
+ALL_FILES = (*FILES, *OPTIONAL_FILES)
 NO_DIGEST = "0" * 64
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
@@ -46,22 +49,28 @@ class NumericColumn(Record):
     """A column of numbers, encoded as (value - mean) / std, a missing value as 0.
 
     With an `indicator` a further number says whether the value was missing. With `written` a text is read as well.
+    `usual` is the median.
     """
 
     name: str
     kind: Literal["numeric"] = "numeric"
     mean: FiniteFloat
     std: Annotated[FiniteFloat, Field(gt=0)]
+    usual: FiniteFloat | None = None
     indicator: bool
     written: NumberWriting | None = None
 
 
 class CategoricalColumn(Record):
-    """A column of categories: a number for each, and a last one that says that the value is another or missing."""
+    """A column of categories: a number for each, and a last one that says that the value is another or missing.
+
+    `usual` is the most frequent one.
+    """
 
     name: str
     kind: Literal["categorical"] = "categorical"
     categories: Annotated[tuple[str, ...], Field(min_length=1)]
+    usual: str | None = None
 
 
 Cycle = Literal["year", "week", "day"]
@@ -71,13 +80,14 @@ class TimeColumn(Record):
     """A column of dates or times: (time - mean) / std, in seconds since 1970 in UTC, and for each of `cycles` the
     sine and cosine of where in it the time is; a missing value as 0.
 
-    With an `indicator` a further number says whether the value was missing.
+    With an `indicator` a further number says whether the value was missing. `usual` is the median.
     """
 
     name: str
     kind: Literal["time"] = "time"
     mean: FiniteFloat
     std: Annotated[FiniteFloat, Field(gt=0)]
+    usual: FiniteFloat | None = None
     cycles: tuple[Cycle, ...] = ()
     indicator: bool
 
@@ -159,6 +169,7 @@ class DetectorSpec(Record):
 
     density: tuple[str, ...]
     two_sided: tuple[str, ...] = ()
+    attributed: tuple[str, ...] = ()  # whose scores network.onnx divides among the numbers of a row, in its order
     combined: Annotated[tuple[str, ...], Field(min_length=1)]
     draw_counts: Annotated[tuple[int, ...], Field(min_length=1)]
     reference_rows: Annotated[int, Field(ge=1)]
@@ -170,13 +181,14 @@ class DetectorSpec(Record):
 
     @property
     def names(self) -> DetectorNames:
-        """Which are combined, densities and two-sided, and how they judge what is beyond the reference rows."""
-        return DetectorNames(self.combined, self.density, self.two_sided, self.tail)
+        """Which are combined, densities, two-sided and attributed, and how they judge beyond the reference."""
+        return DetectorNames(self.combined, self.density, self.two_sided, self.tail, self.attributed)
 
     @model_validator(mode="after")
-    def _two_sided_are_densities(self) -> "DetectorSpec":
-        if not set(self.two_sided) <= set(self.density):
-            raise ValueError(f"two_sided: expected some of {list(self.density)}, got {list(self.two_sided)}")
+    def _two_sided_and_attributed_are_densities(self) -> "DetectorSpec":
+        for field in ("two_sided", "attributed"):
+            if not set(getattr(self, field)) <= set(self.density):
+                raise ValueError(f"{field}: expected some of {list(self.density)}, got {list(getattr(self, field))}")
         return self
 
 
@@ -287,7 +299,7 @@ class Manifest(Description):
 
     @model_validator(mode="after")
     def _holds_the_required_files(self) -> "Manifest":
-        if set(self.files) != set(FILES):
+        if not set(FILES) <= set(self.files) <= set(ALL_FILES):
             raise ValueError(f"files: expected {sorted(FILES)}, got {sorted(self.files)}")
         return self
 

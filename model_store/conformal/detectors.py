@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from model_store.types import TailLaw
 
@@ -109,6 +109,10 @@ class Surprisal:
             surprisal += self.below(np.maximum(self.reference[0] - score, 0.0))
         return surprisal
 
+    def is_low(self, score: Float64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
+        """Return which scores of a two-sided detector are surprising, if at all, for being small."""
+        return (score < np.median(self.reference)) & (self.below is not None)
+
 
 @dataclass(frozen=True, eq=False)
 class Standard:
@@ -143,7 +147,16 @@ class FittedDetector:
 
     def __call__(self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
         """Return the surprisal of each score."""
-        return self.surprisal(score if self.standard is None else self.standard(score, label))
+        return self.surprisal(self._standardised(score, label))
+
+    def is_low(self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
+        """Return which scores are surprising, if at all, for being small."""
+        return self.surprisal.is_low(self._standardised(score, label))
+
+    def _standardised(
+        self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]
+    ) -> Float64[np.ndarray, "N"]:
+        return score if self.standard is None else self.standard(score, label)
 
 
 def combined_surprisal(surprisals: list[Float64[np.ndarray, "N"]]) -> Float64[np.ndarray, "N"]:
@@ -156,3 +169,11 @@ def flag_statistic(
 ) -> Float64[np.ndarray, "N"]:
     """Return the statistic of rows, given each detector's surprisals and the names of those to combine."""
     return combined_surprisal([surprisals[name] for name in combined])
+
+
+def harmonic_shares(surprisals: Mapping[str, Float64[np.ndarray, "N"]]) -> dict[str, Float64[np.ndarray, "N"]]:
+    """Return each combined detector's share of exp(statistic) = mean_j exp(surprisal_j); a row's shares sum to 1."""
+    largest = np.max([*surprisals.values()], axis=0)
+    parts = {name: np.exp(surprisal - largest) for name, surprisal in surprisals.items()}
+    total = np.sum([*parts.values()], axis=0)
+    return {name: part / total for name, part in parts.items()}

@@ -9,7 +9,7 @@ from jaxtyping import Float32, Float64
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from model_store.artifacts.manifest import GRAPHS, SCORES_VERSION, Manifest
+from model_store.artifacts.manifest import GRAPHS, SCORES_VERSION, TRAINING_ROWS, Manifest
 from model_store.artifacts.store import Artifact
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import flag_statistic
@@ -22,6 +22,7 @@ from model_store.inference.draws import RowsUnderDraws
 from model_store.inference.noise import ALGORITHMS
 from model_store.inference.prediction import Prediction, RankedRows
 from model_store.inference.runtime import GraphError, Runtime
+from model_store.inference.training_rows import TrainingRows
 from model_store.scores.classification import Scores, taken
 from model_store.scores.tasks import AnyScores, Predictive, predictive_of
 
@@ -29,7 +30,7 @@ logger = logging.getLogger("dubito")
 
 CALIBRATION_FILE = "calibration.safetensors"
 LARGEST = float(np.finfo(np.float32).max)
-NEEDED = (*GRAPHS, CALIBRATION_FILE)
+NEEDED = (*GRAPHS, CALIBRATION_FILE, TRAINING_ROWS)  # the last where a version has it
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,7 @@ class Model:
     runtime: Runtime
     calibration: Calibration
     label_shift: LabelShift | None = None
+    training_rows: TrainingRows | None = None
 
     @classmethod
     def load(cls, artifact: Artifact, threads: int = 0) -> "Model":
@@ -68,6 +70,9 @@ class Model:
             raise broken(error.file, error.reason) from None
         if runtime.task != manifest.task:
             raise broken("network.onnx", f"expected outputs of task {manifest.task}")
+        attributed, row_size = manifest.detectors.attributed, int(np.prod(manifest.input.shape))
+        if runtime.terms_shape != ((len(attributed), row_size) if attributed else None):
+            raise broken("network.onnx", "expected terms of each detector that the manifest names, and no others")
         try:
             tensors = load(artifact.files[CALIBRATION_FILE])
             calibration = Calibration.from_tensors(
@@ -98,7 +103,12 @@ class Model:
             raise broken(error.file, error.reason) from None
         except Exception:
             raise broken("network.onnx", "it does not run on rows of the manifest's shape") from None
-        return model
+        try:
+            rows = artifact.files.get(TRAINING_ROWS)
+            training_rows = None if rows is None else TrainingRows.from_tensors(load(rows), model.row_size)
+        except (SafetensorError, ValueError) as error:
+            raise broken(TRAINING_ROWS, str(error)) from None
+        return replace(model, training_rows=training_rows)
 
     @property
     def predictive(self) -> Predictive:

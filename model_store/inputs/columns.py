@@ -8,6 +8,7 @@ training rows' (`training.data.tables` fits them); arithmetic is float64, rounde
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -94,6 +95,39 @@ def from_objects(rows: Sequence[Any], columns: Columns, field: str, first_row: i
             f"{field}.{first_row + n}.{name}", "a number nearer to those of the training data", "one too far away"
         )
     return encoded
+
+
+def usual_row(columns: Columns) -> Float32[np.ndarray, "I"] | None:
+    """Return the row whose columns all have their usual values, None where one of them is not known."""
+    if any(column.usual is None for column in columns):
+        return None
+    values: dict[str, Numbers | Categories] = {}
+    for column in columns:
+        if isinstance(column, CategoricalColumn):
+            values[column.name] = [column.usual]
+        else:
+            values[column.name] = np.array([column.usual], dtype=np.float64)
+    return encode(columns, values)[0]
+
+
+@dataclass(frozen=True)
+class OddCells:
+    """Of a row: columns whose category was not seen in training, with the category's name, and columns that miss."""
+
+    unseen: dict[str, str]
+    missing: list[str]
+
+
+def odd_cells(row: Mapping[str, Any], columns: Columns) -> OddCells:
+    """Return the odd cells of an object that `from_objects` takes."""
+    unseen, missing = {}, []
+    for column in columns:
+        cell = row[column.name]
+        if cell is None:
+            missing.append(column.name)
+        elif isinstance(column, CategoricalColumn) and category_text(cell) not in column.categories:
+            unseen[column.name] = category_text(cell)
+    return OddCells(unseen, missing)
 
 
 def _refuse_keys(row: dict[str, Any], names: set[str], ordered: list[str], field: str) -> None:

@@ -223,11 +223,11 @@ def part_rows(served: Served, num_samples: int) -> int:
     return max(1, min((BATCH_ROW_DRAWS if is_held else REMADE_ROW_DRAWS) // num_samples, summed))
 
 
-def kept_bytes(job: Job) -> int:
+def kept_bytes(job: Job, rows: int | None = None) -> int:
     """Return about how many bytes are kept of a job until it is answered: what was computed, in parts and then whole,
-    and of a job in several parts the draws.
+    and of a job in several parts the draws. With `rows`, of a job like it of so many rows.
     """
-    model, rows = job.served.model, len(job.x)
+    model, rows = job.served.model, len(job.x) if rows is None else rows
     set_bytes = model.runtime.set_bytes(job.num_samples)
     draws = set_bytes if rows > part_rows(job.served, job.num_samples) and set_bytes <= HELD_BYTES else 0
     if job.acquisition is not None:

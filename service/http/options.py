@@ -43,6 +43,15 @@ def refuse_too_many_samples(envelope: PredictRequest, rows: int, num_samples: in
         raise TooLarge(f"return_samples: expected at most {most} numbers to return, got {numbers}")
 
 
+def refuse_too_many_explained(envelope: PredictRequest, rows: int, served: Served, settings: Settings) -> None:
+    """Raise TooLarge if a request wants more rows explained, or more numbers of their maps, than it may."""
+    if envelope.explain and rows > settings.max_explained_rows:
+        raise TooLarge(f"explain: expected at most {settings.max_explained_rows} rows to explain, got {rows}")
+    numbers = rows * served.model.row_size
+    if envelope.explain and numbers > settings.max_answer_numbers:
+        raise TooLarge(f"explain: expected at most {settings.max_answer_numbers} numbers of maps, got {numbers}")
+
+
 def decision_options(
     envelope: PredictRequest, served: Served, num_samples: int, settle: float | None
 ) -> DecisionOptions:

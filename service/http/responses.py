@@ -16,6 +16,7 @@ from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
 from service.engine.decision import Decision, DecisionOptions
 from service.engine.jobs import Predicted
+from service.http.explanations import Explained, explanation_arrays, json_explanations
 from service.registry.models import Served
 
 NUMBERS_AT_ONCE = 20_000  # of an answer that are written at once: some milliseconds
@@ -53,14 +54,19 @@ def predict_json(
 
 
 def predict_json_parts(
-    served: Served, predicted: Predicted, options: DecisionOptions, decision: Decision
+    served: Served,
+    predicted: Predicted,
+    options: DecisionOptions,
+    decision: Decision,
+    explained: Explained | None = None,
 ) -> Generator[None, None, list[bytes]]:
-    """Return the same in parts, of many rows or with what each draw says of them; yields after each of many steps.
+    """Return the same in parts, of many rows or with more of each than is decided; yields after each of many steps.
 
     As one list of objects it would keep every thread waiting while it is written, and looked through for garbage.
     """
     prediction, samples = predicted.prediction, predicted.samples
-    at_once = max(1, NUMBERS_AT_ONCE // numbers_a_row(served, samples))
+    numbers = numbers_a_row(served, samples) + (0 if explained is None else served.model.row_size)
+    at_once = max(1, NUMBERS_AT_ONCE // numbers)
     head = orjson.dumps({**_answer_head(served, predicted.num_samples, predicted.seed, options), "predictions": []})
     parts, between = [head.removesuffix(b"]}")], b""
     for first in range(0, len(decision.flag), at_once):
@@ -68,6 +74,9 @@ def predict_json_parts(
         rows = json_rows(served, predicted.num_samples, prediction.take(here), decision.take(here))
         if samples is not None:
             rows = with_samples(rows, samples[:, here], prediction.scores)
+        if explained is not None:
+            of_rows = json_explanations(served.model.manifest, explained, here)
+            rows = [{**row, "explanation": why} for row, why in zip(rows, of_rows, strict=True)]
         parts.append(between + orjson.dumps(rows)[1:-1])
         between = b","
         yield
@@ -197,13 +206,22 @@ def _detectors(prediction: Prediction, decision: Decision, num_rows: int) -> lis
     return rows
 
 
-def predict_npz(served: Served, predicted: Predicted, options: DecisionOptions, decision: Decision) -> bytes:
+def predict_npz(
+    served: Served,
+    predicted: Predicted,
+    options: DecisionOptions,
+    decision: Decision,
+    explained: Explained | None = None,
+) -> bytes:
     """Return the same as arrays, a row each: `probabilities`, `entropy`, `standard_error.bald`, ...
 
     What is null in JSON for all rows is left out; infinite bounds are infinite.
     """
     packed = io.BytesIO()
-    np.savez(packed, allow_pickle=False, **dict(_arrays(served, predicted, options, decision)))
+    arrays = dict(_arrays(served, predicted, options, decision))
+    if explained is not None:
+        arrays |= explanation_arrays(served.model.manifest, explained)
+    np.savez(packed, allow_pickle=False, **arrays)
     return packed.getvalue()
 
 

@@ -76,6 +76,7 @@ class PredictRequest(Envelope):
                 },
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "settle": 0.02},
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "coverage": 0.9, "confidence": 0.95},
+                {"inputs": [EXAMPLE_NOISE], "explain": True},
             ]
         }
     )
@@ -119,6 +120,11 @@ class PredictRequest(Envelope):
     return_samples: bool = Field(
         default=False, description="also each draw's probabilities, or its mean and standard deviation"
     )
+    explain: bool = Field(
+        default=False,
+        description="also what made each row strange: detectors, and columns or pixels, by what they add to the "
+        "flag's statistic, unseen categories, missing values, and the nearest training rows",
+    )
 
 
 class AcquireRequest(Envelope):
@@ -159,6 +165,51 @@ class CategoryAnswer(BaseModel):
     rows: int
 
 
+class DetectorShareAnswer(BaseModel):
+    """A combined detector's share of the flag's statistic, and whether its score is lower than usual."""
+
+    share: float
+    low: bool
+
+
+class ColumnFallAnswer(BaseModel):
+    """By how many nats the flag's statistic would fall, had a column its usual value."""
+
+    column: str
+    fall: float
+
+
+class UnseenAnswer(BaseModel):
+    """A category that was not seen in training, its name cut after 100 characters."""
+
+    column: str
+    value: str
+
+
+class NearestAnswer(BaseModel):
+    """A training row, by its id, and the root of its mean squared difference."""
+
+    id: str
+    distance: float
+
+
+class ExplanationAnswer(BaseModel):
+    """What made a row strange. Shares of detectors add up to 1, those of the map to `attributed`.
+
+    `statistic` is the flag's, in nats. What is null is named in `null_because`, with the reason.
+    """
+
+    statistic: float
+    detectors: dict[str, DetectorShareAnswer]
+    columns: list[ColumnFallAnswer] | None
+    attributed: float | None
+    map: list[Any] | None
+    unseen: list[UnseenAnswer] | None
+    missing: list[str] | None
+    nearest: list[NearestAnswer] | None
+    null_because: dict[str, str]
+
+
 class RowAnswer(BaseModel):
     """What a model of whatever task says of a row; `category` is null unless the model is calibrated by category."""
 
@@ -168,6 +219,7 @@ class RowAnswer(BaseModel):
     p_value: float
     category: CategoryAnswer | None
     detectors: dict[str, DetectorAnswer]
+    explanation: ExplanationAnswer | None = None
 
 
 class PredictionAnswer(RowAnswer):

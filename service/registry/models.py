@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import numpy as np
 from jaxtyping import Float32
 
-from model_store.artifacts.manifest import GRAPHS, Manifest
+from model_store.artifacts.manifest import GRAPHS, TRAINING_ROWS, Manifest
 from model_store.artifacts.signature import read_public_key
 from model_store.artifacts.store import LATEST, ModelStore
 from model_store.conformal.calibration import DEFAULT_FPR
@@ -341,9 +341,11 @@ class Models:
         docs/results/startup.md compares the estimate with what is measured.
         """
         sampler, network = (manifest.files[file].size for file in GRAPHS)
+        terms = network if manifest.detectors.attributed else 0  # the part of the network that gives them, at most
+        rows = manifest.files[TRAINING_ROWS].size if TRAINING_ROWS in manifest.files else 0
         draw_set = 4 * manifest.noise.default_draws * manifest.noise.theta_dimension
         ready = min(self.settings.ready_draw_sets * draw_set, READY_BYTES)
-        return 2 * (sampler + network) + manifest.files[CALIBRATION_FILE].size + ready
+        return 2 * (sampler + network) + terms + manifest.files[CALIBRATION_FILE].size + rows + ready
 
     def names(self) -> list[str]:
         """Return the names of models that are served or should be."""

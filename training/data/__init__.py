@@ -10,7 +10,10 @@
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import Columns
@@ -73,7 +76,7 @@ def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
     if recipe.data.target is not None and kind not in ("csv", "parquet"):
         raise InvalidInput("data.target", f"none, since `{kind}` has no columns to choose from", "one")
     section = recipe.data
-    for key in ("group", "calibration_group", "time"):
+    for key in ("group", "calibration_group", "time", "id"):
         value = getattr(section, key)
         if value is not None and kind not in ("csv", "parquet"):
             raise InvalidInput(f"data.{key}", f"none, since `{kind}` has no columns to choose from", "one")
@@ -86,6 +89,8 @@ def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
     of_images = [name for name in recipe.combined if name in IMAGE_DENSITIES]
     if of_images and not is_image(data.shape):
         raise InvalidInput("serving.combined", f"no {of_images[0]}: rows are no images", f"rows of {data.shape}")
+    if data.train.ids is None:
+        data = replace(data, train=replace(data.train, ids=np.arange(len(data.train))))
     # A table leaves classes out before its columns are encoded.
     return data if data.columns else leave_out(data, recipe.data.leave_out)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64, UInt8
+from jaxtyping import Float32, Float64, Int64, Shaped, UInt8
 
 from model_store.artifacts.manifest import ImageSpec, InputSpec
 from model_store.errors import InvalidInput
@@ -20,11 +20,13 @@ MAX_SHOWN = 20
 class Rows:
     """Inputs, one row each, in the units of the source, and their class numbers or targets.
 
-    Pixels are kept as bytes; whoever computes with a batch makes it float32.
+    Pixels are kept as bytes; whoever computes with a batch makes it float32. `ids` are what their source calls the
+    rows: values of a column, names of files, or numbers from 0.
     """
 
     x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]
     y: Int64[np.ndarray, "N"] | Float32[np.ndarray, "N"]
+    ids: Shaped[np.ndarray, "N"] | None = None
     groups: Int64[np.ndarray, "N"] | None = None  # numbers of the groups that they belong to, where that is known
 
     def __len__(self) -> int:
@@ -33,7 +35,8 @@ class Rows:
 
     def take(self, index: Int64[np.ndarray, "M"]) -> "Rows":
         """Return the rows of these numbers, in their order."""
-        return Rows(self.x[index], self.y[index], None if self.groups is None else self.groups[index])
+        ids, groups = (None if of is None else of[index] for of in (self.ids, self.groups))
+        return Rows(self.x[index], self.y[index], ids, groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +74,8 @@ class Dataset:
 
     def digest(self) -> str:
         """Return a SHA-256 over all rows, so that a run knows its data again."""
-        digest = sha256(repr((self.input.model_dump(), self.classes)).encode())
+        spec = self.input.model_dump(exclude={"columns": {"__all__": {"usual"}}})
+        digest = sha256(repr((spec, self.classes)).encode())
         for rows in (self.train, self.test):
             digest.update(np.ascontiguousarray(rows.x).data)
             digest.update(np.ascontiguousarray(rows.y).data)
@@ -130,7 +134,7 @@ def leave_out(data: Dataset, names: Sequence[str]) -> Dataset:
 
     def inside(rows: Rows) -> Rows:
         y = number[rows.y]
-        return Rows(rows.x[y >= 0], y[y >= 0])
+        return replace(rows, y=y).take(np.flatnonzero(y >= 0))
 
     left_out = data.test.x[number[data.test.y] < 0]
     return replace(data, train=inside(data.train), test=inside(data.test), classes=tuple(kept), left_out=left_out)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Float64, Int64, Shaped
 
 from model_store.artifacts.manifest import (
     AnyColumn,
@@ -24,7 +24,7 @@ from model_store.artifacts.manifest import (
     column_width,
 )
 from model_store.errors import InvalidInput
-from model_store.inputs.columns import Categories, Columns, Numbers, encode
+from model_store.inputs.columns import Categories, Columns, Numbers, category_text, encode
 from model_store.inputs.times import CYCLES_S, DAY_S
 from training.data.cells import (
     BOOLEANS,
@@ -92,6 +92,8 @@ def csv_table(path: Path, task: str | None, section: "DataSection", columns: Col
     """
     table = read_text_table(path, section)
     kinds: dict[str, str] = {**section.columns}
+    if section.id is not None:
+        kinds[section.id] = "categorical"  # as it is written
     if section.target is not None and task is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
     booleans = {c.name for c in columns if isinstance(c, CategoricalColumn) and set(c.categories) <= BOOLEANS}
@@ -181,8 +183,9 @@ def _fit_numbers(
     if not np.isfinite([mean, std]).all():
         raise InvalidInput(f"column {name}", "numbers whose variance float64 can hold", "larger ones")
     indicator = len(present) < len(values)
+    usual = float(np.median(present))
     if not is_time:
-        return NumericColumn(name=name, mean=mean, std=std or 1.0, indicator=indicator, written=written)
+        return NumericColumn(name=name, mean=mean, std=std or 1.0, usual=usual, indicator=indicator, written=written)
     span = np.ptp(present)
     is_seen = {
         "year": span >= CYCLES_S["year"],
@@ -190,7 +193,7 @@ def _fit_numbers(
         "day": (np.mod(present, DAY_S) != 0).any(),
     }
     cycles: tuple[Cycle, ...] = tuple(cycle for cycle in get_args(Cycle) if is_seen[cycle])
-    return TimeColumn(name=name, mean=mean, std=std or 1.0, cycles=cycles, indicator=indicator)
+    return TimeColumn(name=name, mean=mean, std=std or 1.0, usual=usual, cycles=cycles, indicator=indicator)
 
 
 def _fit_categories(name: str, values: Categories) -> CategoricalColumn:
@@ -207,7 +210,8 @@ def _fit_categories(name: str, values: Categories) -> CategoricalColumn:
         found = f"{len(counts)}" + (f", none in {FREQUENT} training rows or more" if counts else "")
         expected = f"1 to {MAX_CATEGORIES} categories (or `ignored` in data.columns)"
         raise InvalidInput(f"column {name}", expected, found)
-    return CategoricalColumn(name=name, categories=tuple(kept))
+    usual = min(kept, key=lambda value: (-counts[value], value))
+    return CategoricalColumn(name=name, categories=tuple(kept), usual=usual)
 
 
 def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes, known: Columns = ()) -> Dataset:
@@ -217,7 +221,7 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
         InvalidInput: naming the column or row that is not as it should be.
     """
     names = list(table.column_names)
-    named = {section.target, section.group, section.time, section.calibration_group}
+    named = {section.target, section.group, section.time, section.calibration_group, section.id}
     wanted = {*named, *section.columns, *(column.name for column in known)}
     index = index_column(names, {name for name in wanted if name})
     if index is not None:
@@ -230,7 +234,7 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
         raise InvalidInput(
             "data.source", "columns with different names", f"{repeated[0]!r} twice or without a name"[:100]
         )
-    keys = [("data.group", section.group), ("data.time", section.time)]
+    keys = [("data.group", section.group), ("data.time", section.time), ("data.id", section.id)]
     of_calibration = ("data.calibration_group", section.calibration_group)
     asked = [
         ("data.target", section.target),
@@ -293,7 +297,8 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
     of_train = ties.take(train)
     if section.leave_out:
         data = replace(data, left_out=encode(data.columns, rows.take(left_out).columns))
-    data = replace(data, groups=of_train.groups, times=of_train.times)
+    ids = kept[train] if section.id is None else _ids(whole.column(section.id), kept[train])
+    data = replace(data, train=replace(data.train, ids=ids), groups=of_train.groups, times=of_train.times)
     group_names, numbers = _groups(whole, section, kept)
     if numbers is None:
         return data
@@ -321,6 +326,16 @@ def _groups(
             return (), None
         raise InvalidInput(field, f"a column of at most {MAX_GROUPS} groups", f"{column!r} of {len(names)}"[:200])
     return tuple(names.tolist()), numbers.astype(np.int64)
+
+
+def _ids(column: Any, index: Int64[np.ndarray, "R"]) -> Shaped[np.ndarray, "R"]:
+    """Return what a column calls rows of these numbers; one without a value is called by its number."""
+    given = column.to_pylist()
+    return np.array([str(row) if given[row] is None else _id(given[row]) for row in index.tolist()])
+
+
+def _id(value: Any) -> str:
+    return category_text(value) if isinstance(value, str | int | float) else str(value)
 
 
 def _keys(table: Any, section: "DataSection", given: Numbers | Categories, kept: Int64[np.ndarray, "M"]) -> Keys:

@@ -77,7 +77,7 @@ def checked_fitted(transform: Transform, y: np.ndarray) -> Float64[np.ndarray, "
 
 
 def _transformed(rows: Rows, transform: Transform) -> Rows:
-    return Rows(rows.x, checked_fitted(transform, rows.y).astype(np.float32))
+    return replace(rows, y=checked_fitted(transform, rows.y).astype(np.float32))
 
 
 def _log(train: Float64[np.ndarray, "N"], every: Float64[np.ndarray, "M"], is_counted: bool) -> LogTransform:

@@ -19,6 +19,7 @@ from model_store.scores.classification import Scores
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
 from training.data import Rows
+from training.evaluation.class_probabilities import class_probabilities
 from training.evaluation.figures import Figure, Mean, RiskCoverage, RootMean, Share
 from training.evaluation.intervals import Ends, Resamples, share_interval
 from training.evaluation.metrics import (
@@ -123,6 +124,7 @@ def measure_test(
             **values(figures),
             "reliability": reliability(scores.probabilities.max(axis=1), loss == 0),
             "by_class": by_class(scores.label, test.y, classes),
+            "class_probabilities": class_probabilities(scores.probabilities, test.y, classes, resamples),
             "error_detection": error_detection(predicted, loss),
             "confidence_intervals": intervals_of(figures, resamples) | intervals,
         }

@@ -118,6 +118,46 @@ class PartMeasures(Measures):
     confidence_intervals: ByName = {}
 
 
+class ClassProbability(Measures):
+    """A class's probability, the class against all others: `training.evaluation.class_probabilities`.
+
+    `confidence` and `accuracy` of its reliability are the mean probability of a bin and the share that is the class.
+    """
+
+    name: str
+    rows: int
+    calibration_error: float
+    average_precision: float | None
+    reliability: list[Bin]
+    confidence_intervals: ByName = {}
+
+
+class Slice(Measures):
+    """A slice of a table's rows, measured on rows that had no part in its choice: `training.evaluation.slices`.
+
+    `loss` is the share of wrong labels, or the root mean squared error; `where_chosen` is that of the rows that it
+    was chosen on, which is too large as a rule.
+    """
+
+    column: str
+    rows_are: str
+    rows: int
+    loss: float
+    where_chosen: float
+    confidence_intervals: ByName = {}
+
+
+class Slices(Measures):
+    """The worst slices of so many candidates; `all_rows` is the loss of all rows of the half that measures."""
+
+    candidates: int
+    chosen_rows: int
+    rows: int
+    interval_level: float  # of each interval, so that all hold together with LEVEL
+    all_rows: float
+    slices: list[Slice]
+
+
 class ClassMeasures(Measures):
     """What was measured of the test rows of a classification."""
 
@@ -130,6 +170,7 @@ class ClassMeasures(Measures):
     classwise_calibration_error: float
     reliability: list[Bin]
     by_class: list[OfClass]
+    class_probabilities: list[ClassProbability] = []
     error_detection: ErrorDetection | None  # None where all rows are right, or none
     flagged: dict[str, float]  # by false-positive rate
     aurc: dict[str, float]  # by score
@@ -228,6 +269,7 @@ class Report(Measures):
     summary_intervals: ByName
     test: ClassMeasures | RegressionMeasures
     parts: list[PartMeasures]
+    worst_slices: Slices | None = None  # of a model of columns
     outliers: dict[str, SetMeasures]
     attacks: dict[str, Attack]
 

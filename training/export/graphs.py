@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from model_store.errors import DubitoError, InvalidInput, one_line, plain
 from model_store.inference.noise import noise
-from model_store.inference.runtime import OUTPUTS, WEIGHTS_PER_DRAW, GraphError, Runtime
+from model_store.inference.runtime import OUTPUTS, TERMS, WEIGHTS_PER_DRAW, GraphError, Runtime
 from training.data import Rows
 from training.export.served import ServedNetwork, served_network
 from training.nn.layers import WeightLayer
@@ -42,8 +42,11 @@ class ParityError(DubitoError):
     """The exported graphs do not compute what the fitted model computes."""
 
 
-def export(model: BayesianModel, network: ServedNetwork) -> dict[str, bytes]:
-    """Return `sampler.onnx` (eps -> theta) and `network.onnx` (x, theta -> outputs, features, density)."""
+def export(model: BayesianModel, network: ServedNetwork, with_terms: bool = False) -> dict[str, bytes]:
+    """Return `sampler.onnx` (eps -> theta) and `network.onnx` (x, theta -> outputs, features, density).
+
+    With terms, the network also gives those of detectors' scores, where they are divided among a row's numbers.
+    """
     rows, draws = 3, 2
     x = torch.zeros(rows, math.prod(model.network.shape))
     eps = torch.zeros(draws, model.posterior.noise_dimension)
@@ -54,7 +57,10 @@ def export(model: BayesianModel, network: ServedNetwork) -> dict[str, bytes]:
     # in it depends on whether theta has a row for each of x or one for all: let it broadcast.
     theta = torch.zeros(draws, 1, model.posterior.theta_dimension)
     outputs = [OUTPUTS[model.likelihood.task], "features", "density"]
-    served = _graph(network, (x, theta), {"x": {0: n}, "theta": {0: k}}, outputs)
+    module: nn.Module = network
+    if with_terms and network.attributed:
+        module, outputs = _WithTerms(network), [*outputs, TERMS]
+    served = _graph(module, (x, theta), {"x": {0: n}, "theta": {0: k}}, outputs)
     if model.network.is_paired:
         (theta_input,) = (i for i in served.graph.input if i.name == "theta")
         theta_input.type.tensor_type.shape.dim[1].dim_param = "pairs"
@@ -62,6 +68,18 @@ def export(model: BayesianModel, network: ServedNetwork) -> dict[str, bytes]:
     if pruned:  # theta is smaller than the matrices that the network makes of it
         onnx.helper.set_model_props(served, {WEIGHTS_PER_DRAW: str(sum(math.prod(layer.shape) for layer in pruned))})
     return {"sampler.onnx": sampler.SerializeToString(), "network.onnx": served.SerializeToString()}
+
+
+class _WithTerms(nn.Module):
+    """A served network that also gives the terms of its detectors' scores."""
+
+    def __init__(self, network: ServedNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
+        """Return outputs, features, densities and terms."""
+        return (*self.network(x, theta), self.network.terms(x))
 
 
 def runtime_of(model: BayesianModel, graphs: dict[str, bytes]) -> Runtime:
@@ -219,7 +237,8 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
     """Return the largest differences between torch and the runtime, same noise, with shared and paired draws.
 
     Of theta, probabilities and log variances the differences are absolute, of density scores relative to the score
-    or, where that is larger, to the detector's mean, and of a regression's means to the target's standard deviation.
+    or, where that is larger, to the detector's mean, of their terms relative to the row's sum of them, and of a
+    regression's means to the target's standard deviation.
 
     Raises:
         ParityError: if one is more than `PARITY_TOLERANCE`.
@@ -239,6 +258,8 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
         for name, differences in _differences(got, outputs.numpy(), model.likelihood).items():
             found.setdefault(name, []).append(differences)
         found["density"].append(_relative(got_density, density.numpy()))
+    if runtime.has_terms:
+        found["terms"] = [_relative_terms(runtime.terms(x), network.terms(torch.from_numpy(x)).numpy())]
     worst = {name: _largest(parts) for name, parts in found.items()}
     for name, difference in worst.items():
         if not difference <= PARITY_TOLERANCE:
@@ -246,6 +267,7 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
                 f"parity: expected {name} within {PARITY_TOLERANCE} of torch's, got a difference of {difference}"
             )
     together, together_density = runtime.run(x, paired[:, :1])
+    together_terms = runtime.terms(x) if runtime.has_terms else None
     for n in range(len(x)):
         alone, alone_density = runtime.run(x[n : n + 1], paired[:, :1])
         if not np.array_equal(alone[:, 0], together[:, n]):
@@ -254,6 +276,8 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
             raise ParityError(
                 "parity: expected a row's densities to be the same bits alone and in a batch, got others"
             )
+        if together_terms is not None and not np.array_equal(runtime.terms(x[n : n + 1])[0], together_terms[n]):
+            raise ParityError("parity: expected a row's terms to be the same bits alone and in a batch, got others")
     return worst
 
 
@@ -271,6 +295,12 @@ def _relative(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
     scale = np.maximum(expected, expected.mean(axis=0))
     difference = got - expected
     return np.divide(difference, scale, out=difference, where=scale > 0)
+
+
+def _relative_terms(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    total = expected.sum(axis=2, keepdims=True)
+    difference = got - expected
+    return np.divide(difference, np.maximum(total, total.mean(axis=0)), out=difference, where=total > 0)
 
 
 def _largest(differences: list[np.ndarray]) -> float:

@@ -32,6 +32,7 @@ class ColumnFinding:
     values: Numbers | list[str | None]
     notes: list[str] = field(default_factory=list)
     tail: float = 0.0  # interquartile ranges from the median to the furthest value
+    is_id: bool = False  # it tells the rows apart, by its name or since it numbers them
 
 
 def find(table: Any, name: str, date_format: str | None, told: str | None = None) -> ColumnFinding:
@@ -86,7 +87,8 @@ def _of_numbers(name: str, numbers: Numbers, told: str | None) -> ColumnFinding:
     if kind == "numeric" and tail > HEAVY:
         notes.append(f"a heavy tail: its furthest value is {tail:.0f} interquartile ranges from the median")
     taken: Kind = told if told in ("numeric", "categorical", "ignored") else kind  # type: ignore[assignment]
-    return ColumnFinding(name, taken, why if told is None else "as told", missing, numbers, notes, tail)
+    is_id = kind == "ignored" and len(present) == len(numbers)
+    return ColumnFinding(name, taken, why if told is None else "as told", missing, numbers, notes, tail, is_id)
 
 
 def tail_of(present: Numbers) -> float:
@@ -124,7 +126,8 @@ def _of_text(name: str, values: list[str | None], told: str | None) -> ColumnFin
     frequent = sum(count >= FREQUENT for count in counts.values())
     if (len(counts) > MAX_CATEGORIES and frequent == 0) or (len(counts) == len(present) >= FEWEST_ROWS):
         why = f"an id or free text: {len(counts)} different values in {len(present)} rows"
-        return ColumnFinding(name, "ignored", why, missing, values, notes)
+        is_id = ID_NAME.fullmatch(name) is not None and len(counts) == len(values)
+        return ColumnFinding(name, "ignored", why, missing, values, notes, is_id=is_id)
     if len(counts) > MAX_CATEGORIES:
         notes.append(f"{len(counts)} categories: only the most frequent are told apart")
     elif len(counts) > len(present) / 2:

@@ -62,6 +62,10 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
         reasons[f"data.{split}"] = f"{size} of {rows} rows"
     data["columns"] = {**section.columns, **{c.name: "ignored" for c in found.columns if c.kind == "ignored"}}
     reasons["data.columns"] = "; ".join(f"{c.name}: {c.why}" for c in found.columns if c.kind == "ignored")
+    ids = [c.name for c in found.columns if c.is_id]
+    if ids and section.id is None:
+        data["id"] = ids[0]
+        reasons["data.id"] = "explanations name training rows by it"
     if found.image_size is not None:
         data["image_size"] = list(found.image_size)
         reasons["data.image_size"] = "images are of several sizes, or large"

@@ -62,7 +62,9 @@ def check_gate(recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows:
         failed = _worse_as_recorded(gate, manifest, draft, label)
     else:
         model = Model.load(store.open(name, version, wanted=NEEDED))
-        others = Measurable.of(model).figures(MeasuredRows(test, rows.extent, rows.classes, rows.seed, rows.groups))
+        others = Measurable.of(model).figures(
+            MeasuredRows(test, rows.extent, rows.classes, rows.seed, rows.groups, manifest.input)
+        )
         failed = _worse_beyond_chance(gate, draft.figures, others, label, rows.seed)
     if failed:
         raise GateError("\n".join([f"gate: {name} is not published, since it is worse than {label} in", *failed]))

@@ -23,6 +23,7 @@ from training.facts import TemperatureFacts, TrainingFacts
 from training.messages import log
 from training.nn.model import BayesianModel
 from training.publishing.gate import check_gate
+from training.publishing.nearest import training_rows
 from training.publishing.quality import MeasuredRows
 from training.publishing.stages import Draft, Exported, HeldOut, calibrate_exported, measure_calibrated
 from training.publishing.trial import publish_draft
@@ -60,7 +61,8 @@ def publish(
 
 def measured_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
     """Return what the quality of a recipe's versions is measured on."""
-    return MeasuredRows(splits.test, (data.minimum, data.maximum), data.classes, recipe.seed, data.group_names)
+    extent = data.minimum, data.maximum
+    return MeasuredRows(splits.test, extent, data.classes, recipe.seed, data.group_names, data.input)
 
 
 def assemble(
@@ -117,7 +119,7 @@ def exported_model(model: BayesianModel, recipe: Recipe, data: Dataset, splits: 
     weights = {key: tensor.detach().clone().contiguous() for key, tensor in model.state_dict().items()}
     log.info("exporting")
     network = fitted_detectors(model, splits.train, recipe)
-    files = export(model, network)
+    files = export(model, network, with_terms=not data.columns)  # columns are explained by their usual values
     runtime = runtime_of(model, files)
     differences = parity(model, network, runtime, splits.validation)
     precision: Literal["float32", "int8"] = "float32"
@@ -133,7 +135,7 @@ def exported_model(model: BayesianModel, recipe: Recipe, data: Dataset, splits: 
     posterior = model.posterior
     draws = min(recipe.serving.draws, posterior.max_draws or recipe.serving.draws)
     return Exported(
-        files={**files, WEIGHTS: save(weights)},
+        files={**files, WEIGHTS: save(weights), **training_rows(splits.train, data, recipe)},
         runtime=runtime,
         noise=NoiseSpec(
             algorithm=posterior.algorithm,
@@ -143,7 +145,12 @@ def exported_model(model: BayesianModel, recipe: Recipe, data: Dataset, splits: 
             default_draws=draws,
             max_draws=posterior.max_draws,
         ),
-        detectors=DetectorNames(tuple(recipe.combined), tuple(network.density), network.two_sided),
+        detectors=DetectorNames(
+            tuple(recipe.combined),
+            tuple(network.density),
+            network.two_sided,
+            attributed=network.attributed if runtime.has_terms else (),
+        ),
         draw_counts=tuple(draw_counts(draws)),
         num_labels=max(len(data.classes), 1),
         precision=precision,

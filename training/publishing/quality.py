@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 
+from model_store.artifacts.manifest import InputSpec
 from model_store.conformal.calibration import Calibration
 from model_store.inference.model import Model, detector_scores
 from model_store.inference.runtime import Runtime
@@ -12,6 +13,7 @@ from model_store.scores.classification import Scores
 from model_store.scores.transforms import Transform, to_target
 from training.calibration.categories import groups_known
 from training.data import Rows
+from training.evaluation.even import even_rows, takes_even_rows
 from training.evaluation.figures import Figure, Share
 from training.evaluation.metrics import class_figures, regression_figures
 from training.scoring import rows_per_draw_set, scores_and_likelihoods, served_scores
@@ -26,7 +28,8 @@ class MeasuredRows:
     """What quality is measured on: test rows, uniform noise in the data's range (`extent`), and draws by a seed.
 
     `classes` are those that the test rows' class numbers mean; a regression has none. `groups` are those that their
-    group numbers mean, where they have such.
+    group numbers mean, where they have such. With `inputs`, rows for which noise means nothing are even ones in its
+    place (`training.evaluation.even`).
     """
 
     test: Rows
@@ -34,11 +37,15 @@ class MeasuredRows:
     classes: tuple[str, ...]
     seed: int
     groups: tuple[str, ...] = ()
+    inputs: InputSpec | None = None
 
     @property
     def noise(self) -> Rows:
         """Rows of uniform noise, the plainest input that is unlike the data; their labels are not used."""
         shape = (min(len(self.test), NOISE_ROWS), self.test.x.shape[1])
+        if self.inputs is not None and takes_even_rows(self.inputs, self.test.x):
+            even = even_rows(self.inputs, self.test.x, shape[0], self.seed, ServedRows.NOISE_VALUES)
+            return Rows(even, self.test.y[:NOISE_ROWS])
         x = generator(self.seed, ServedRows.NOISE_VALUES).uniform(*self.extent, shape)
         return Rows(x.astype(np.float32), self.test.y[:NOISE_ROWS])
 

@@ -49,7 +49,7 @@ def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int)
     """
     x, y = (np.concatenate([getattr(rows, part) for rows in (data.train, data.test)]) for part in ("x", "y"))
     groups = None if data.train.groups is None else np.concatenate([data.train.groups, data.test.groups])
-    rows = Rows(x, y, groups)
+    rows = Rows(x, y, groups=groups)
     for field, number in (("--reference-rows", reference_rows), ("--ranking-rows", ranking_rows)):
         if number < 1:
             raise InvalidInput(field, "at least 1", f"{number}")
@@ -87,7 +87,7 @@ def recalibrate(
     wanted = CategoriesWanted.by(kind, data, column)
     calibrated = calibrate_exported(Exported.of_version(parent), rows, seed, risk, wanted)
     extent, classes = (data.minimum, data.maximum), manifest.classes or ()
-    measured_rows = MeasuredRows(rows.test, extent, classes, seed, data.group_names)
+    measured_rows = MeasuredRows(rows.test, extent, classes, seed, data.group_names, data.input)
     measured = measure_calibrated(calibrated, measured_rows)
     recalibrated = RecalibrationFacts(
         name=manifest.name,

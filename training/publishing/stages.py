@@ -161,6 +161,7 @@ def calibrate_exported(
         tail=names.tail,
         density=names.density,
         two_sided=names.two_sided,
+        attributed=names.attributed,
         combined=names.combined,
         draw_counts=exported.draw_counts,
         reference_rows=len(rows.reference),

@@ -14,6 +14,8 @@ from model_store.conformal.detectors import (
     Surprisal,
     Tail,
     combined_surprisal,
+    flag_statistic,
+    harmonic_shares,
 )
 
 
@@ -134,3 +136,19 @@ def test_the_combined_statistic_is_minus_the_log_of_the_harmonic_mean_p_value():
     np.testing.assert_allclose(
         combined_surprisal(list(-np.log(p_values))), -np.log(harmonic_mean), rtol=1e-12, atol=1e-12
     )
+
+
+def test_detectors_share_the_mean_of_inverse_p_values():
+    surprisals = {name: np.array(values) for name, values in {"a": [0.0, 900.0], "b": [math.log(3), 0.0]}.items()}
+    shares = harmonic_shares(surprisals)
+    assert shares["a"] == pytest.approx([0.25, 1.0])
+    assert shares["a"] + shares["b"] == pytest.approx([1.0, 1.0])
+    means = np.exp(flag_statistic(surprisals, ("a", "b"))[0])
+    assert [shares[name][0] * 2 * means for name in surprisals] == pytest.approx([1.0, 3.0])  # 1 / p of each
+
+
+def test_only_a_two_sided_detector_finds_a_score_too_low():
+    reference = np.linspace(0.0, 1.0, 11)
+    scores = np.array([-3.0, 0.4, 0.6, 3.0])
+    assert Surprisal.fit(reference, is_two_sided=True).is_low(scores).tolist() == [True, True, False, False]
+    assert not Surprisal.fit(reference).is_low(scores).any()

@@ -25,6 +25,7 @@ def test_whole_arrays_are_split_by_a_share(tmp_path):
     assert (data.shape, len(data.train), len(data.test)) == ((3, 4), 15, 5)
     together = np.concatenate([data.train.x, data.test.x])
     assert sorted(together.tolist()) == sorted(X.reshape(20, 12).astype(np.float32).tolist())
+    assert np.array_equal(data.train.x, X[data.train.ids].reshape(15, 12).astype(np.float32))
     assert (data.minimum, data.maximum) == (data.train.x.min(), data.train.x.max())
 
 

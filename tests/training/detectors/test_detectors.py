@@ -221,5 +221,57 @@ def test_roughness_is_of_images_alone():
     assert "roughness" not in fitting((16,))
 
 
+@pytest.mark.parametrize("kind", [Residual, Mahalanobis])
+def test_a_deviation_s_squared_length_is_the_score(kind):
+    x, new = data(), torch.from_numpy(np.float32(data(seed=3)))
+    detector = fitted(kind, x)
+    spectrum = detector[0](new)
+    deviation = detector[1].deviation(spectrum)
+    assert torch.allclose(deviation.square().sum(1), detector(new), rtol=1e-4)
+    assert torch.allclose(detector[0].back(deviation).square().sum(1), detector(new), rtol=1e-4)
+
+
+def test_the_mahalanobis_deviation_is_the_symmetric_whitening():
+    x, new = data(), data(seed=3)
+    spectrum, detector = fitted(Mahalanobis, x)
+    covariance = np.cov(x.T, bias=True)
+    covariance += FLOOR * np.trace(covariance) / 8 * np.eye(8)
+    variances, directions = np.linalg.eigh(covariance)
+    expected = (new - x.mean(0)) @ (directions / np.sqrt(variances)) @ directions.T
+    found = spectrum.back(detector.deviation(spectrum(torch.from_numpy(np.float32(new))))).numpy()
+    assert np.allclose(found, expected, rtol=1e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("numbers", [8, DIRECTIONS + 6])
+def test_the_deviation_from_neighbours_is_that_from_the_kth(numbers):
+    x, new = (torch.randn(rows, numbers, generator=generator()) for rows in (100, 20))
+    detector = Neighbours.fit(x, generator())
+    deviation = detector.deviation(new)
+    assert deviation.shape == (20, numbers)
+    assert torch.allclose(deviation.square().sum(1), detector(new), rtol=1e-3, atol=1e-6)
+
+
+def test_terms_add_up_to_the_densities():
+    x = torch.from_numpy(np.float32(data()))
+    served = served_network(scale_model(realnvp, 8, 5, 3), x, seed=0)
+    assert served.attributed == ("residual", "mahalanobis", "input_neighbours")
+    terms = served.terms(x)
+    assert terms.shape == (300, 3, 8)
+    assert (terms >= 0).all()
+    assert torch.allclose(terms.sum(2), served(x, torch.ones(2, 1, 8))[2][:, :3], rtol=1e-3, atol=1e-5)
+
+
+def test_spread_terms_go_to_the_numbers_that_were_folded_together():
+    length = 2 * LARGEST + 7
+    fold, terms = Fold.fit(length, generator()), torch.rand(3, LARGEST, generator=generator())
+    spread = fold.spread(terms)
+    assert spread.shape == (3, length)
+    assert torch.allclose(spread.sum(1), terms.sum(1), rtol=1e-5)
+    together = fold(torch.eye(length)[LARGEST + 5 : LARGEST + 6])[0].abs().argmax()  # where that number is added
+    assert torch.allclose(spread[0][[5, LARGEST + 5, 2 * LARGEST + 5]], terms[0, together] / 3)
+    short = Fold.fit(8, generator())
+    assert torch.equal(short.spread(terms[:, :8]), terms[:, :8])
+
+
 def test_recipes_name_every_detector():
     assert set(KINDS) == set(DENSITY_NAMES)

@@ -147,6 +147,7 @@ def test_a_plan_is_a_recipe_that_is_read_as_it_was_written(tmp_path):
     write(tmp_path)
     plan = planned(tmp_path)
     assert plan.recipe.data.columns == {"id": "ignored", "name": "ignored", "unit": "ignored"}
+    assert plan.recipe.data.id == "id"
     assert (plan.recipe.task, plan.recipe.likelihood, plan.recipe.training.epochs) == ("classification", None, None)
     assert keep_recipe(plan, tmp_path / "things.toml") == plan.recipe == load(tmp_path / "things.toml")
     assert keep_recipe(plan, tmp_path / "things.toml") == plan.recipe  # the same again
