@@ -100,7 +100,7 @@ def test_a_missing_time_is_0_everywhere_but_in_its_indicator():
     [
         (
             {"seen": 5, "age": 1},
-            "inputs.3.seen: expected a date or time in ISO 8601, such as 2024-05-01 .* something",
+            "inputs.3.seen: expected a date or time in ISO 8601, such as 2024-.* got something",
         ),
         ({"seen": [], "age": 1}, "inputs.3.seen: expected a date or time in ISO 8601, .* or null, got an array"),
         ({"seen": "soon", "age": 1}, "inputs.3.seen: expected a date or time in ISO 8601, .* got another string"),
