@@ -75,7 +75,7 @@ def quantile(nonconformity: Rising, coverage: float, confidence: float | None = 
 
 def coverage_rank(rows: int, coverage: float) -> int:
     """Return which of `rows` sorted nonconformities q is, from 1; `rows` + 1 or more where they are too few."""
-    return math.ceil((rows + 1) * coverage)
+    return math.ceil((rows + 1) * coverage * (1.0 - ROUNDING))
 
 
 @lru_cache(maxsize=KEPT_RANKS)
