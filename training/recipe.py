@@ -115,18 +115,47 @@ class DataSection(Section):
         return getattr(self, split) if rows is None else rows
 
 
+Pixel = Annotated[float, Field(ge=-1e3, le=1e3)]
+Pattern = Annotated[str, StringConstraints(min_length=1)]
+
+
 class NetworkSection(Section):
-    """`[network]`: the primary network, by exactly one of its keys."""
+    """`[network]`: the primary network, by exactly one of hidden, kind and factory, and where it starts."""
 
     hidden: Annotated[list[Count], Field(min_length=1)] | None = None
     kind: Literal["papers-cnn", "gal-cnn"] | None = None
     factory: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
+    weights: Pattern | None = None
+    start: Literal["random", "trained"] | None = None
+    bayesian: Annotated[list[Pattern], Field(min_length=1)] | None = None
+    trained: list[Pattern] | None = None
+    standardise: bool | None = None
+    pixel_mean: Annotated[list[Pixel], Field(min_length=1)] | None = None
+    pixel_std: Annotated[list[Positive], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _is_named_once(self) -> "NetworkSection":
         if sum(value is not None for value in (self.hidden, self.kind, self.factory)) != 1:
             raise ValueError("exactly one of hidden, kind and factory")
+        if self.start == "random" and self.weights is not None:
+            raise ValueError("one of weights and start = 'random'")
+        if self.start == "trained" and self.weights is None and self.factory is None:
+            raise ValueError("weights, or a factory that returns a trained network, with start = 'trained'")
+        if (self.pixel_mean and len(self.pixel_mean)) != (self.pixel_std and len(self.pixel_std)):
+            raise ValueError("both of pixel_mean and pixel_std, a number for each channel, or neither")
+        if self.standardise and (self.is_trained or self.pixel_mean):
+            raise ValueError("standardise = true only for a network that starts at random and has no pixel_mean")
         return self
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the network starts at weights that were trained elsewhere."""
+        return self.start == "trained" or self.weights is not None
+
+    @property
+    def is_standardised(self) -> bool:
+        """Whether rows are brought to mean 0 and deviation 1 before the network, as of most that start at random."""
+        return not self.is_trained and self.pixel_mean is None and self.standardise is not False
 
 
 class FlowSection(Section):

@@ -7,7 +7,7 @@ import argparse
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 from model_store.artifacts.manifest import Manifest
@@ -78,6 +78,8 @@ def run(options: argparse.Namespace) -> None:
     device = device_named(options.device)
     keep_freed_memory()
     begins_at = "" if parent is None else f" {parent.label} {sha256(parent.weights).hexdigest()}"
+    if recipe.network.weights is not None:
+        begins_at += f" {_weights_digest(Path(recipe.network.weights))}"
     run_id = sha256(f"{recipe.digest()} {data.digest()} {device.type}{begins_at}".encode()).hexdigest()[:12]
     folder = folders.runs() / f"{recipe.name}-{run_id}"
     if not options.again and not (folder / CHECKPOINT).exists():
@@ -151,12 +153,25 @@ def _planned(options: argparse.Namespace) -> Recipe:
     return recipe
 
 
+def _weights_digest(path: Path) -> str:
+    """Return a file's SHA-256.
+
+    Raises:
+        InvalidInput: if it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InvalidInput("network.weights", f"a safetensors file at {path}", error.strerror or "an error") from None
+
+
 def _fitted(store: ModelStore, recipe: Recipe, data: Dataset, parent: Parent | None) -> Manifest | None:
     """Return the latest whole version that was fitted by a recipe on such data, if there is one.
 
-    None of a factory's network: what it makes does not stand in the recipe.
+    None of a factory's network, or one of a file of weights: what these hold does not stand in the recipe.
     """
-    if recipe.network.factory is not None:
+    if recipe.network.factory is not None or recipe.network.weights is not None:
         return None
     for version in reversed(store.versions(recipe.name)):
         with suppress(StoreError, InvalidInput):

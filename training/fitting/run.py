@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from model_store.errors import DubitoError, InvalidInput
 from training.data import Rows, Splits
-from training.export.graphs import check_exports
+from training.export.graphs import CHECKED_ROWS, check_exports
 from training.facts import TrainingFacts
 from training.fitting.augmentation import augmented
 from training.fitting.checkpoint import (
@@ -103,9 +103,12 @@ class Run:
         self.batch_rows = min(recipe.training.batch_rows, self.rows)
         self.epoch_steps = self.rows // self.batch_rows
         self.patience = patience_of(recipe.training.patience, self.epoch_steps)
-        self.model = build(recipe, shape, num_classes).to(device)
+        check_pixels(recipe, splits.train)
+        order = _order(self.rows, recipe.seed, Stream.INITIAL_ROWS)[:INITIALISATION_ROWS].to(device)
+        rows = self.train[0][order]
+        self.model = build(recipe, shape, num_classes, rows.cpu()).to(device)
         self.samples = recipe.samples if self.model.posterior.max_draws is None else self.model.posterior.max_draws
-        self.parameters = list(self.model.parameters())
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = adam(self.model, recipe.training)
         convolves = any(isinstance(layer, nn.Conv2d) for layer in self.model.modules())
         if not convolves and sum(p.numel() for p in self.parameters) * self.batch_rows * self.samples < SMALL_STEP:
@@ -124,8 +127,7 @@ class Run:
             self._restore()
         else:
             if parent is None:
-                order = _order(self.rows, recipe.seed, Stream.INITIAL_ROWS)[:INITIALISATION_ROWS]
-                initialise(self.model, self.train[0][order.to(device)].float())
+                initialise(self.model, rows.float(), recipe.network.is_standardised)
                 self.model.likelihood.start(self.train[1])
             else:
                 more_classes = num_classes - len(parent.classes)
@@ -139,7 +141,9 @@ class Run:
                     self.model, hash_key(recipe.seed, Stream.VALIDATION_NOISE)
                 )
             if recipe.network.factory is not None:
-                check_exports(self.model)
+                check_exports(
+                    self.model, None if recipe.network.is_standardised else rows[:CHECKED_ROWS].float().cpu()
+                )
 
     @property
     def checkpoint(self) -> Path:
@@ -354,10 +358,27 @@ class Run:
             raise InvalidInput(str(self.checkpoint), expected, "one of another") from None
 
 
+def check_pixels(recipe: Recipe, rows: Rows) -> None:
+    """Check that what a network is told of pixels fits the data, and that one trained on pixels is told it.
+
+    Raises:
+        InvalidInput: naming the key.
+    """
+    network, are_pixels = recipe.network, rows.x.dtype == np.uint8
+    if network.pixel_mean is not None and not are_pixels:
+        raise InvalidInput("network.pixel_mean", "none for rows that are no pixels", "some")
+    if are_pixels and network.is_trained and network.pixel_mean is None and network.standardise is None:
+        expected = (
+            "what the network was trained on: [0] beside pixel_std = [1] for pixels from 0 to 1, "
+            "or network.standardise = false for 0 to 255"
+        )
+        raise InvalidInput("network.pixel_mean", expected, "nothing")
+
+
 def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
     """Return the optimiser: log standard deviations take longer steps, since they have further to go than means."""
     spread = model.posterior.spread_parameters()
-    others = [p for p in model.parameters() if not any(p is q for q in spread)]
+    others = [p for p in model.parameters() if p.requires_grad and not any(p is q for q in spread)]
     final = settings.final_learning_rate
     rates = (
         (others, settings.learning_rate, final),
@@ -391,7 +412,7 @@ def training_facts(run: Run, splits: Splits, log_slope: float = 0.0) -> Training
         best_epoch=run.progress.best_epoch,
         steps=run.steps,
         seconds=round(run.progress.seconds, 1),
-        parameters=sum(p.numel() for p in run.parameters),
+        parameters=sum(p.numel() for p in run.model.parameters()),
         torch=torch.__version__,
         device=run.device.type,
         validation_log_likelihood=validated,
