@@ -97,7 +97,7 @@ def _answer(
         yield
     elif len(overall) * numbers_a_row(served, predicted.samples) > NUMBERS_AT_ONCE:
         decision = decide(predicted.prediction, options)
-        flags, answer = decision.flag, (yield from predict_json_parts(served, predicted, options, decision))
+        flags, answer = decision.flag, (yield from predict_json_parts(served, predicted, options, job.x, decision))
     else:
         # Each row is decided by itself, but for `fdr`: once for all requests of the micro-batch that ask alike.
         shared = batch.shared(options, partial(_decided, job, options)) if options.fdr is None else None
@@ -108,7 +108,7 @@ def _answer(
             flags = decision.flag
         if predicted.samples is not None:
             rows = with_samples(rows, predicted.samples, scores)
-        answer = [predict_json(served, predicted.num_samples, predicted.seed, options, rows)]
+        answer = [predict_json(served, predicted.num_samples, predicted.seed, options, job.x, rows)]
     if job.seed is None:  # else a replay
         served.watch(batch.prediction, predicted.rows, job.x, job.client)
     num_flags = int(np.count_nonzero(flags))
