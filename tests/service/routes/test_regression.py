@@ -186,6 +186,7 @@ def test_the_answer_has_the_contract_s_fields(client, wavy):
     assert set(answer) == {
         *("model", "version", "num_samples", "seed", "predictions"),
         *("fpr", "fdr", "coverage", "confidence", "risk", "priors"),
+        "unknown_categories",
     }
     fields = {
         *("mean", "median", "std", "aleatoric_std", "epistemic_std", "interval"),
