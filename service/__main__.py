@@ -19,6 +19,7 @@ from service.middleware import new_key
 from service.middleware.key_file import KeyRing
 from service.observability.logs import configure
 from service.observability.tracing import check_tracing
+from service.process.memory import keep_heaps_whole
 from service.process.supervisor import WorkerPlace, supervise
 from service.settings import VERIFY_KEY_VARIABLE, Settings, read_settings
 
@@ -96,6 +97,7 @@ def cannot_listen(host: str, port: int) -> str | None:
 
 def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     """Serve in this process, alone or as one of several workers."""
+    keep_heaps_whole()
     sys.setswitchinterval(SWITCH_S)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again when it has stopped in good order
     if place is not None:

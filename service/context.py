@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any
 
@@ -13,9 +13,10 @@ from jaxtyping import Float32
 from prometheus_client import generate_latest
 
 from model_store.inference.trials import TrialProcess
+from model_store.inputs.columns import Columns, OddCells, odd_cells
 from service.engine.admission import Admission
 from service.engine.batching import Engine
-from service.engine.threads import Threads, at_once
+from service.engine.threads import Steps, Threads, at_once
 from service.errors import PastDeadline
 from service.http.json_blocks import JsonRows
 from service.http.requests import (
@@ -135,9 +136,29 @@ class Context:
             return await self.threads.requests.run(steps, client, size, deadline, partial(hung_up, request))
         return at_once(steps)
 
+    async def odd_cells(
+        self, request: Request, client: Hashable, rows: Rows, served: Served, deadline: float
+    ) -> list[OddCells] | None:
+        """Return what is odd about the cells of rows that were objects, None of others; away from the event loop."""
+        columns = served.model.manifest.input.columns
+        blocks = rows.parsed() if isinstance(rows, JsonRows) else iter([rows])
+        steps = _odd_cells(blocks, columns)
+        return await self.threads.requests.run(steps, client, deadline=deadline, hung_up=partial(hung_up, request))
+
     def deadline(self, begun: float, envelope: Envelope) -> float:
         """Return when a request that came at `begun` must be answered, on the clock of time.monotonic."""
         return begun + (envelope.deadline_s or self.settings.deadline_s)
+
+
+def _odd_cells(blocks: Iterable[Any], columns: Columns) -> Steps[list[OddCells] | None]:
+    found = []
+    for block in blocks:
+        for row in block:
+            if not isinstance(row, dict):
+                return None
+            found.append(odd_cells(row, columns))
+            yield
+    return found
 
 
 def context_of(request: Request) -> Context:

@@ -100,7 +100,11 @@ class Settings(BaseSettings):
         "answer yet 504",
     )
     max_answer_numbers: Annotated[int, Field(ge=1)] = Field(
-        default=5_000_000, description="most numbers that return_samples may add to an answer"
+        default=5_000_000,
+        description="most numbers that return_samples, or the maps of explain, may add to an answer",
+    )
+    max_explained_rows: Annotated[int, Field(ge=1)] = Field(
+        default=100, description="most rows of a /predict request with `explain`"
     )
     drain_s: Annotated[int, Field(ge=1)] = Field(
         default=20, description="seconds that requests in flight get to end when the service has stopped listening"

@@ -26,6 +26,8 @@ class Stream(IntEnum):
     SPLIT = 9  # of rows, when a version is calibrated anew
     PULL = 10  # of rows and draws that say whether a posterior has converged
     IMPORTANCE = 11  # of draws that say how well it covers what it approximates
+    AUGMENTATION = 12
+    NEAREST_ROWS = 20  # training rows that are published, for explanations
 
 
 @unique
@@ -55,6 +57,8 @@ class EvaluationStream(IntEnum):
     TEST_ROWS = 30
     OUTLIER_ROWS = 31
     RESAMPLES = 32  # of rows, for intervals
+    SLICES = 33  # which half of the rows chooses them
+    EVEN = 34
 
 
 def generator(*key: int) -> np.random.Generator:

@@ -23,6 +23,7 @@ import orjson
 from pydantic import ValidationError
 
 from model_store.artifacts.manifest import (
+    ALL_FILES,
     FILES,
     FORMAT_VERSION,
     NAME_PATTERN,
@@ -161,7 +162,7 @@ class ModelStore:
         if not is_signature(content, manifest, trusted):
             raise BrokenArtifact(name, version, SIGNATURE, "it is no signature of this version by the trusted key")
 
-    def open(self, name: str, version: str, wanted: tuple[str, ...] = FILES) -> Artifact:
+    def open(self, name: str, version: str, wanted: tuple[str, ...] = ALL_FILES) -> Artifact:
         """Read a version (a number), verifying the digest of every file, and keep the bytes of `wanted`.
 
         Raises:
@@ -196,7 +197,7 @@ class ModelStore:
         Raises:
             InvalidInput: if the name is not fit for a model, or a file is missing or not known.
         """
-        if set(files) != set(FILES):
+        if not set(FILES) <= set(files) <= set(ALL_FILES):
             raise InvalidInput("files", f"{sorted(FILES)}", f"{sorted(files)}")
         with self.writing(name) as folder:
             version = str(max(_last_deleted(folder), *map(int, self.versions(name)), 0) + 1)

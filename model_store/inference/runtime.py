@@ -7,6 +7,7 @@ kernel when a session is made.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ U = TypeVar("U")
 
 OUTPUTS: dict[Task, str] = {task: predictive.output for task, predictive in PREDICTIVES.items()}  # of the network
 BEFORE_DRAWS = ("features", "density")  # the other outputs
+TERMS = "terms"  # an output that networks may have: what each number of a row adds to a density's score
 CHUNK_ROWS = 512  # rows x draws in one run of the network: intermediate results stay in a core's cache
 SMALL_ROWS = 128  # rows x draws below which waking other threads takes longer than they save
 SMALLEST_BLOCK = 8  # rows
@@ -82,7 +84,7 @@ class Runtime:
         self.algorithm = algorithm
         self.paired = paired
         self._sampler = _session("sampler.onnx", _checked("sampler.onnx", sampler, {"eps"}, {"theta"}))
-        outputs = [{output, *BEFORE_DRAWS} for output in OUTPUTS.values()]
+        outputs = [{output, *BEFORE_DRAWS, *terms} for output in OUTPUTS.values() for terms in ((), (TERMS,))]
         whole = _checked("network.onnx", network, {"x", "theta"}, *outputs)
         given = {output.name for output in whole.graph.output}
         (self.task,) = (task for task, output in OUTPUTS.items() if output in given)
@@ -102,6 +104,13 @@ class Runtime:
         if before is None or after is None:
             raise GraphError("network.onnx", "expected a density that does not depend on theta")
         self._before, self._after = _session("network.onnx", before), _session("network.onnx", after)
+        terms = _between(whole, ("x",), (TERMS,)) if TERMS in given else None
+        if TERMS in given and terms is None:
+            raise GraphError("network.onnx", "expected terms that do not depend on theta")
+        self.terms_shape = None if terms is None else _of_each_row(whole.graph.output, TERMS)
+        self._terms_graph = terms
+        self._terms_session: ort.InferenceSession | None = None
+        self._making_terms = threading.Lock()
         self.threads = 1 if providers()[0] == "CUDAExecutionProvider" else threads or available_processors()
         self._pool = ThreadPoolExecutor(self.threads, "network") if self.threads > 1 else None
 
@@ -162,6 +171,30 @@ class Runtime:
         if len(parts) == 1:
             return parts[0]
         return np.concatenate([known for known, _ in parts]), np.concatenate([density for _, density in parts])
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether the network says what each number of a row adds to density scores."""
+        return self.terms_shape is not None
+
+    def terms(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N A I"]:
+        """Return what each number of a row adds to the scores of those densities that are sums over them.
+
+        On the caller's thread alone: it is for few rows. The session is made when it is first asked for.
+
+        Raises:
+            ValueError: if the network does not say it.
+            GraphError: if that part of it cannot be loaded.
+        """
+        with self._making_terms:
+            if self._terms_session is None:
+                if self._terms_graph is None:
+                    raise ValueError("expected a network with terms, got one without")
+                self._terms_session = _session("network.onnx", self._terms_graph)
+                self._terms_graph = None  # the session has its weights
+            session = self._terms_session
+        terms: np.ndarray = session.run([TERMS], {"x": x})[0]
+        return terms
 
     def after_draws(
         self, known: Float32[np.ndarray, "N H"], theta: Float32[np.ndarray, "K P D"]
@@ -270,6 +303,12 @@ def _last_dimension(values: Iterable[onnx.ValueInfoProto], name: str) -> int:
     if len(dimensions) != 3 or dimensions[2].dim_value < 1:
         raise GraphError("network.onnx", f"expected {name} of 3 axes, the last of a fixed length")
     return int(dimensions[2].dim_value)
+
+
+def _of_each_row(values: Iterable[onnx.ValueInfoProto], name: str) -> tuple[int, ...]:
+    """Return the axes after the first; 0 for one whose length is not fixed."""
+    (named,) = (value for value in values if value.name == name)
+    return tuple(int(axis.dim_value) for axis in named.type.tensor_type.shape.dim[1:])
 
 
 def _session(file: str, model: onnx.ModelProto) -> ort.InferenceSession:

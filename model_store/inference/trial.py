@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from model_store.artifacts.manifest import GRAPHS
+from model_store.artifacts.manifest import GRAPHS, TRAINING_ROWS
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, StoreError, one_line
+from model_store.inference.explanation import explain
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, Model
 from model_store.inference.runtime import CHUNK_ROWS, UNPAIRED_CHUNK_ROWS
 
@@ -53,7 +54,7 @@ def tried(store: ModelStore, name: str, version: str, working_bytes: int) -> dic
     is_read = False
     try:
         files = store.manifest(name, version).files
-        made = COPIES * sum(files[file].size for file in (*GRAPHS, CALIBRATION_FILE))
+        made = COPIES * sum(files[file].size for file in (*GRAPHS, CALIBRATION_FILE, TRAINING_ROWS) if file in files)
         _limit_memory(working_bytes + made)
         artifact = store.open(name, version, wanted=NEEDED)
         is_read = True
@@ -77,7 +78,9 @@ def predict(model: Model) -> None:
     row = np.full((1, model.row_size), middle, dtype=np.float32)
     theta = model.runtime.draw(0, 0, manifest.noise.default_draws)
     try:
-        scores = model.predict(row, theta).scores
+        prediction = model.predict(row, theta)
+        list(explain(model, prediction, row))
+        scores = prediction.scores
         model.predict(row.repeat(CHUNK_ROWS if model.runtime.paired else UNPAIRED_CHUNK_ROWS, axis=0), theta[:1])
     except Exception as error:
         reason = f"it does not predict a row: {type(error).__name__}: {one_line(error)}"

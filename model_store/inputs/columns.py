@@ -8,13 +8,23 @@ training rows' (`training.data.tables` fits them); arithmetic is float64, rounde
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from model_store.artifacts.manifest import AnyColumn, CategoricalColumn, NumericColumn, TimeColumn, column_width
+from model_store.artifacts.manifest import (
+    AnyColumn,
+    CategoricalColumn,
+    NumberWriting,
+    NumericColumn,
+    TimeColumn,
+    column_width,
+)
 from model_store.errors import InvalidInput
+from model_store.inputs.numbers import example_of, number_of
 from model_store.inputs.times import EXAMPLE, phases, seconds_of
 
 Columns = Sequence[AnyColumn]
@@ -67,7 +77,7 @@ def from_objects(rows: Sequence[Any], columns: Columns, field: str, first_row: i
     for column in columns:
         cells = [row[column.name] for row in rows]
         if isinstance(column, NumericColumn | TimeColumn):
-            read = _number if isinstance(column, NumericColumn) else _time
+            read = partial(_number, column.written) if isinstance(column, NumericColumn) else _time
             values[column.name] = np.array(
                 [read(cell, f"{field}.{n}.{column.name}") for n, cell in enumerate(cells, start=first_row)]
             )
@@ -87,6 +97,39 @@ def from_objects(rows: Sequence[Any], columns: Columns, field: str, first_row: i
     return encoded
 
 
+def usual_row(columns: Columns) -> Float32[np.ndarray, "I"] | None:
+    """Return the row whose columns all have their usual values, None where one of them is not known."""
+    if any(column.usual is None for column in columns):
+        return None
+    values: dict[str, Numbers | Categories] = {}
+    for column in columns:
+        if isinstance(column, CategoricalColumn):
+            values[column.name] = [column.usual]
+        else:
+            values[column.name] = np.array([column.usual], dtype=np.float64)
+    return encode(columns, values)[0]
+
+
+@dataclass(frozen=True)
+class OddCells:
+    """Of a row: columns whose category was not seen in training, with the category's name, and columns that miss."""
+
+    unseen: dict[str, str]
+    missing: list[str]
+
+
+def odd_cells(row: Mapping[str, Any], columns: Columns) -> OddCells:
+    """Return the odd cells of an object that `from_objects` takes."""
+    unseen, missing = {}, []
+    for column in columns:
+        cell = row[column.name]
+        if cell is None:
+            missing.append(column.name)
+        elif isinstance(column, CategoricalColumn) and category_text(cell) not in column.categories:
+            unseen[column.name] = category_text(cell)
+    return OddCells(unseen, missing)
+
+
 def _refuse_keys(row: dict[str, Any], names: set[str], ordered: list[str], field: str) -> None:
     absent = [name for name in ordered if name not in row]
     if absent:
@@ -96,9 +139,15 @@ def _refuse_keys(row: dict[str, Any], names: set[str], ordered: list[str], field
     raise InvalidInput(f"{field}.{unknown[:80]}", f"no columns but {known[:500]}", "an unknown one")
 
 
-def _number(cell: Any, field: str) -> float:
+def _number(written: NumberWriting | None, cell: Any, field: str) -> float:
     if cell is None:
         return float("nan")
+    if written is not None and type(cell) is str:
+        try:
+            return number_of(cell, written)
+        except ValueError:
+            expected = f"a number, or text as the training data had it, such as {example_of(written)!r}, or null"
+            raise InvalidInput(field, expected, "another string") from None
     if type(cell) not in (int, float):
         raise InvalidInput(field, "a number, or null", _kind_of(cell))
     return float(cell)

@@ -100,18 +100,23 @@ class Engine:
                 self._something.notify()
 
     def _work(self) -> None:
-        while True:
-            with self._something:
-                self._await_work()
-                if self._closed and not self._queue:
-                    return
-                batch = self._next()
-            if batch:
-                self._run(batch)
-                # While half of those about are computed the others are read, and so on in turns.
-                about = len(batch) + len(self._queue)
-                self._gathered, self._at_once = about // 2, max(LEAST_AT_ONCE, -(-about // 2))
-                self._gathering_until = time.monotonic() + GATHER_S
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """Compute what is next, of which nothing is held afterwards; False once closed and empty."""
+        with self._something:
+            self._await_work()
+            if self._closed and not self._queue:
+                return False
+            batch = self._next()
+        if batch:
+            self._run(batch)
+            # While half of those about are computed the others are read, and so on in turns.
+            about = len(batch) + len(self._queue)
+            self._gathered, self._at_once = about // 2, max(LEAST_AT_ONCE, -(-about // 2))
+            self._gathering_until = time.monotonic() + GATHER_S
+        return True
 
     def _await_work(self) -> None:
         """Wait until something is in the queue; right after a micro-batch for a moment also for company."""
@@ -218,11 +223,11 @@ def part_rows(served: Served, num_samples: int) -> int:
     return max(1, min((BATCH_ROW_DRAWS if is_held else REMADE_ROW_DRAWS) // num_samples, summed))
 
 
-def kept_bytes(job: Job) -> int:
+def kept_bytes(job: Job, rows: int | None = None) -> int:
     """Return about how many bytes are kept of a job until it is answered: what was computed, in parts and then whole,
-    and of a job in several parts the draws.
+    and of a job in several parts the draws. With `rows`, of a job like it of so many rows.
     """
-    model, rows = job.served.model, len(job.x)
+    model, rows = job.served.model, len(job.x) if rows is None else rows
     set_bytes = model.runtime.set_bytes(job.num_samples)
     draws = set_bytes if rows > part_rows(job.served, job.num_samples) and set_bytes <= HELD_BYTES else 0
     if job.acquisition is not None:
@@ -270,7 +275,7 @@ def _predicted(
     outputs = None
     if job.rule is None:
         outputs = rows.outputs(slice(None), 0, job.num_samples)
-        prediction = model.prediction(outputs, density)
+        prediction = model.prediction(outputs, density, job.priors)
     else:
         prediction = model.prediction_with_stopping(rows, density, job.num_samples, job.rule)
     micro_batch, computed, start = MicroBatch(prediction), [], 0
@@ -278,7 +283,9 @@ def _predicted(
         here = slice(start, start + len(part))
         samples = None
         if progress.job.keep_samples and outputs is not None:
-            samples = model.predictive.samples(outputs[:, here])
+            said = outputs[:, here]
+            said = said if job.priors is None else model.shifted(said, job.priors).astype(np.float32)
+            samples = model.predictive.samples(said)
         computed.append(Part(micro_batch, here, samples))
         start = here.stop
     return computed
@@ -289,8 +296,9 @@ def _pool_part(job: Job, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> list[
     assert job.acquisition is not None
     model, predictive = job.served.model, job.served.model.predictive
     outputs, _ = model.runtime.run_set(x, draws)
+    said = outputs if job.priors is None else model.shifted(outputs, job.priors)
     is_jackknifed = job.acquisition in predictive.jackknifed
-    scores = predictive.scores(predictive.sums(outputs), standard_errors=is_jackknifed)
+    scores = predictive.scores(predictive.sums(said), standard_errors=is_jackknifed)
     return [Part(scores=predictive.acquisition(scores, job.acquisition))]
 
 

@@ -98,15 +98,20 @@ class SharedThreads:
             self._something.notify()
 
     def _work(self) -> None:
-        while True:
-            with self._something:
-                while not self._waiting and not self._closed:
-                    self._something.wait()
-                if self._closed:
-                    return
-                piece = self._waiting.turns()[0]
-                self._waiting.take([piece])
-            self._slice(piece.work)
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """Do a slice of what is next, of which nothing is held afterwards; False once closed."""
+        with self._something:
+            while not self._waiting and not self._closed:
+                self._something.wait()
+            if self._closed:
+                return False
+            piece = self._waiting.turns()[0]
+            self._waiting.take([piece])
+        self._slice(piece.work)
+        return True
 
     def _slice(self, work: _Work[Any]) -> None:
         """Do steps for a while, and put the rest back."""
@@ -124,7 +129,9 @@ class SharedThreads:
             finish(work.future, ended.value)
         except BaseException as error:
             work.steps.close()
-            finish(work.future, error=error)
+            traceback = error.__traceback__
+            assert traceback is not None
+            finish(work.future, error=error.with_traceback(traceback.tb_next))  # this frame holds the future
 
 
 class Threads:

@@ -3,6 +3,7 @@
 import re
 from functools import cache
 from http import HTTPStatus
+from traceback import clear_frames
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -46,6 +47,7 @@ def install(app: FastAPI) -> None:
 
 def domain_error(request: Request, error: Exception) -> Response:
     """Return the answer to a request that raised a DubitoError, and note why it failed."""
+    clear_frames(error.__traceback__)  # they hold the body, in cycles through the future that the error came by
     record_of(request.scope).reason = _reason(type(error).__name__)
     status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else None
@@ -58,6 +60,7 @@ async def _domain_error(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    clear_frames(error.__traceback__)
     record_of(request.scope).reason = _reason(HTTPStatus(error.status_code).phrase)
     if error.status_code == 404:
         detail = "path: expected one of those that GET /docs lists, got another"

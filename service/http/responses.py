@@ -10,11 +10,13 @@ from fastapi import Response
 from jaxtyping import Float32
 from starlette.types import Receive, Scope, Send
 
+from model_store.conformal.mondrian import UNKNOWN
 from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
 from service.engine.decision import Decision, DecisionOptions
 from service.engine.jobs import Predicted
+from service.http.explanations import Explained, explanation_arrays, json_explanations
 from service.registry.models import Served
 
 NUMBERS_AT_ONCE = 20_000  # of an answer that are written at once: some milliseconds
@@ -52,14 +54,19 @@ def predict_json(
 
 
 def predict_json_parts(
-    served: Served, predicted: Predicted, options: DecisionOptions, decision: Decision
+    served: Served,
+    predicted: Predicted,
+    options: DecisionOptions,
+    decision: Decision,
+    explained: Explained | None = None,
 ) -> Generator[None, None, list[bytes]]:
-    """Return the same in parts, of many rows or with what each draw says of them; yields after each of many steps.
+    """Return the same in parts, of many rows or with more of each than is decided; yields after each of many steps.
 
     As one list of objects it would keep every thread waiting while it is written, and looked through for garbage.
     """
     prediction, samples = predicted.prediction, predicted.samples
-    at_once = max(1, NUMBERS_AT_ONCE // numbers_a_row(served, samples))
+    numbers = numbers_a_row(served, samples) + (0 if explained is None else served.model.row_size)
+    at_once = max(1, NUMBERS_AT_ONCE // numbers)
     head = orjson.dumps({**_answer_head(served, predicted.num_samples, predicted.seed, options), "predictions": []})
     parts, between = [head.removesuffix(b"]}")], b""
     for first in range(0, len(decision.flag), at_once):
@@ -67,6 +74,9 @@ def predict_json_parts(
         rows = json_rows(served, predicted.num_samples, prediction.take(here), decision.take(here))
         if samples is not None:
             rows = with_samples(rows, samples[:, here], prediction.scores)
+        if explained is not None:
+            of_rows = json_explanations(served.model.manifest, explained, here)
+            rows = [{**row, "explanation": why} for row, why in zip(rows, of_rows, strict=True)]
         parts.append(between + orjson.dumps(rows)[1:-1])
         between = b","
         yield
@@ -93,7 +103,13 @@ def _answer_head(served: Served, num_samples: int, seed: int, options: DecisionO
         "num_samples": num_samples,
         "seed": seed,
         **_judged_by(options),
+        "priors": stated_priors(served, options.priors),
     }
+
+
+def stated_priors(served: Served, priors: tuple[float, ...] | None) -> dict[str, float] | None:
+    """Return the shares of the classes that an answer is for, by class, None if those of the training data."""
+    return None if priors is None else dict(zip(served.model.manifest.classes or (), priors, strict=True))
 
 
 def _judged_by(options: DecisionOptions) -> dict[str, float | None]:
@@ -112,7 +128,7 @@ def _json_columns(
     served: Served, num_samples: int, prediction: Prediction, decision: Decision
 ) -> Iterator[tuple[str, list[Any]]]:
     """Yield the fields of each row's answer, in their order."""
-    scores, num_rows = prediction.scores, len(decision.flag)
+    scores, num_rows = reported(prediction.scores), len(decision.flag)
     if isinstance(scores, Scores):
         classes = served.model.manifest.classes or ()
         yield "label", [classes[i] for i in scores.label.tolist()]
@@ -125,10 +141,12 @@ def _json_columns(
         for name in scores.error_names:
             is_known = name != "epistemic_std" or num_samples > 1
             yield name, getattr(scores, name).tolist() if is_known else [None] * num_rows
+        yield "median", [None] * num_rows if scores.median is None else scores.median.tolist()
         yield "num_samples", scores.num_draws.tolist()
     yield "standard_error", _standard_errors(scores, num_rows)
     yield "flag", decision.flag.tolist()
-    yield "p_value", prediction.p_values.p_value.tolist()
+    yield "p_value", decision.p_values.p_value.tolist()
+    yield "category", _categories(served, decision, num_rows)
     if decision.prediction_set is not None:
         sets = decision.prediction_set.tolist()
         yield "prediction_set", [[c for c, inside in zip(classes, row, strict=True) if inside] for row in sets]
@@ -136,6 +154,27 @@ def _json_columns(
     if decision.interval is not None:
         yield "interval", decision.interval.tolist()
     yield "detectors", _detectors(prediction, decision, num_rows)
+
+
+def reported(scores: AnyScores) -> AnyScores:
+    """Return the scores as they are answered: of a regression, of the target in its own units."""
+    return scores if isinstance(scores, Scores) else scores.in_units
+
+
+def category_names(served: Served) -> tuple[str, ...]:
+    """Return the names of the categories that a model is calibrated by."""
+    spec = served.model.manifest.categories
+    return () if spec is None else spec.names
+
+
+def _categories(served: Served, decision: Decision, num_rows: int) -> list[dict[str, Any] | None]:
+    """Return the category that each row was judged in, and the ranking rows of it; null where there are none."""
+    spec = served.model.manifest.categories
+    if spec is None or decision.categories is None:
+        return [None] * num_rows
+    known = [{"name": name, "rows": rows} for name, rows in zip(spec.names, spec.judged_rows, strict=True)]
+    unknown: dict[str, Any] = {"name": None, "rows": min(spec.judged_rows)}  # judged by the most cautious of all
+    return [unknown if c == UNKNOWN else known[c] for c in decision.categories.tolist()]
 
 
 def with_samples(
@@ -159,7 +198,7 @@ def _standard_errors(scores: AnyScores, num_rows: int) -> list[dict[str, float |
 def _detectors(prediction: Prediction, decision: Decision, num_rows: int) -> list[dict[str, dict[str, Any]]]:
     """Return what each detector says of each row."""
     rows: list[dict[str, dict[str, Any]]] = [{} for _ in range(num_rows)]
-    p_values = prediction.p_values.detector_p_values
+    p_values = decision.p_values.detector_p_values
     for name, detected in prediction.detected.items():
         values = zip(detected.tolist(), p_values[name].tolist(), decision.fired[name].tolist(), strict=True)
         for row, (score, p_value, fired) in zip(rows, values, strict=True):
@@ -167,20 +206,29 @@ def _detectors(prediction: Prediction, decision: Decision, num_rows: int) -> lis
     return rows
 
 
-def predict_npz(served: Served, predicted: Predicted, options: DecisionOptions, decision: Decision) -> bytes:
+def predict_npz(
+    served: Served,
+    predicted: Predicted,
+    options: DecisionOptions,
+    decision: Decision,
+    explained: Explained | None = None,
+) -> bytes:
     """Return the same as arrays, a row each: `probabilities`, `entropy`, `standard_error.bald`, ...
 
     What is null in JSON for all rows is left out; infinite bounds are infinite.
     """
     packed = io.BytesIO()
-    np.savez(packed, allow_pickle=False, **dict(_arrays(served, predicted, options, decision)))
+    arrays = dict(_arrays(served, predicted, options, decision))
+    if explained is not None:
+        arrays |= explanation_arrays(served.model.manifest, explained)
+    np.savez(packed, allow_pickle=False, **arrays)
     return packed.getvalue()
 
 
 def _arrays(
     served: Served, predicted: Predicted, options: DecisionOptions, decision: Decision
 ) -> Iterator[tuple[str, Any]]:
-    prediction, scores = predicted.prediction, predicted.prediction.scores
+    prediction, scores = predicted.prediction, reported(predicted.prediction.scores)
     samples = None if predicted.samples is None else predicted.samples.transpose(1, 0, 2)
     yield "model", np.array(served.name)
     yield "version", np.array(served.version)
@@ -188,6 +236,8 @@ def _arrays(
     for name, rate in _judged_by(options).items():
         if rate is not None:
             yield name, np.array(rate)
+    if options.priors is not None:
+        yield "priors", np.array(options.priors)
     yield "num_samples", scores.num_draws
     for name, score in scores.by_name().items():
         if name != "epistemic_std" or predicted.num_samples > 1:
@@ -195,11 +245,13 @@ def _arrays(
     for name, error in (scores.standard_error or {}).items():
         yield f"standard_error.{name}", error
     yield "flag", decision.flag
-    yield "p_value", prediction.p_values.p_value
+    yield "p_value", decision.p_values.p_value
+    if decision.categories is not None:
+        yield "category", np.array([*category_names(served), ""])[decision.categories]
     for name, detected in prediction.detected.items():
         yield f"detectors.{name}.score", detected
         yield f"detectors.{name}.fired", decision.fired[name]
-        yield f"detectors.{name}.p_value", prediction.p_values.detector_p_values[name]
+        yield f"detectors.{name}.p_value", decision.p_values.detector_p_values[name]
     if isinstance(scores, Scores):
         yield "label", np.array(served.model.manifest.classes)[scores.label]
         yield "probabilities", scores.probabilities
@@ -210,6 +262,8 @@ def _arrays(
             yield "samples", samples
     else:
         yield "mean", scores.mean
+        if scores.median is not None:
+            yield "median", scores.median
         if samples is not None:
             yield "samples.mean", samples[..., 0]
             yield "samples.std", samples[..., 1]

@@ -39,6 +39,11 @@ class Envelope(BaseModel):
     deadline_s: float | None = Field(
         default=None, gt=0, le=86_400, description="answer 504 if there is no answer in so many seconds"
     )
+    priors: dict[str, float] | None = Field(
+        default=None,
+        description="shares of all classes among the rows, which sum to 1, if they are not those of the training "
+        "data: probabilities and all that follows from them are turned by Bayes' rule. Not of a regression",
+    )
     seed: int | None = Field(
         default=None, ge=0, le=MAX_SEED, description="replays the draws of that seed; absent means fresh draws"
     )
@@ -65,8 +70,13 @@ class PredictRequest(Envelope):
                     "risk": 0.05,
                 },
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "fdr": 0.1},
+                {
+                    "inputs": [EXAMPLE_ROW],
+                    "priors": {str(digit): 0.55 if digit == 8 else 0.05 for digit in range(10)},
+                },
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "settle": 0.02},
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "coverage": 0.9, "confidence": 0.95},
+                {"inputs": [EXAMPLE_NOISE], "explain": True},
             ]
         }
     )
@@ -102,8 +112,18 @@ class PredictRequest(Envelope):
         "this, in nats and probabilities, of a regression in multiples of `std`; `num_samples` is then the most. By "
         "default the service's own tolerance, if any; null: never",
     )
+    groups: list[str] | None = Field(
+        default=None,
+        description="of a model that is calibrated by group: the group of each row; a row of an unknown one, and all "
+        "rows where it is left out, are judged by the most cautious of all groups",
+    )
     return_samples: bool = Field(
         default=False, description="also each draw's probabilities, or its mean and standard deviation"
+    )
+    explain: bool = Field(
+        default=False,
+        description="also what made each row strange: detectors, and columns or pixels, by what they add to the "
+        "flag's statistic, unseen categories, missing values, and the nearest training rows",
     )
 
 
@@ -138,14 +158,68 @@ class DetectorAnswer(BaseModel):
     fired: bool
 
 
+class CategoryAnswer(BaseModel):
+    """The category that a row was judged in, and how many rows rank its flag; no name: the most cautious of all."""
+
+    name: str | None
+    rows: int
+
+
+class DetectorShareAnswer(BaseModel):
+    """A combined detector's share of the flag's statistic, and whether its score is lower than usual."""
+
+    share: float
+    low: bool
+
+
+class ColumnFallAnswer(BaseModel):
+    """By how many nats the flag's statistic would fall, had a column its usual value."""
+
+    column: str
+    fall: float
+
+
+class UnseenAnswer(BaseModel):
+    """A category that was not seen in training, its name cut after 100 characters."""
+
+    column: str
+    value: str
+
+
+class NearestAnswer(BaseModel):
+    """A training row, by its id, and the root of its mean squared difference."""
+
+    id: str
+    distance: float
+
+
+class ExplanationAnswer(BaseModel):
+    """What made a row strange. Shares of detectors add up to 1, those of the map to `attributed`.
+
+    `statistic` is the flag's, in nats. What is null is named in `null_because`, with the reason.
+    """
+
+    statistic: float
+    detectors: dict[str, DetectorShareAnswer]
+    columns: list[ColumnFallAnswer] | None
+    attributed: float | None
+    map: list[Any] | None
+    unseen: list[UnseenAnswer] | None
+    missing: list[str] | None
+    nearest: list[NearestAnswer] | None
+    null_because: dict[str, str]
+
+
 class RowAnswer(BaseModel):
-    """What a model of whatever task says of a row."""
+    """What a model of whatever task says of a row; `category` is null unless the model is calibrated by category."""
 
     num_samples: int
     standard_error: dict[str, float | None]
     flag: bool
     p_value: float
+    category: CategoryAnswer | None
     detectors: dict[str, DetectorAnswer]
+    explanation: ExplanationAnswer | None = None
 
 
 class PredictionAnswer(RowAnswer):
@@ -178,10 +252,13 @@ class GaussianAnswer(BaseModel):
 class RegressionAnswer(RowAnswer):
     """What a model of regression says of a row, in the target's units; one draw says nothing of `epistemic_std`.
 
-    The bounds of `interval` are null where there are too few calibration rows for the coverage.
+    The bounds of `interval` are null where there are too few calibration rows for the coverage. A model whose target
+    was transformed also says the `median`, which is null of others; its detectors' scores are of the transformed
+    target.
     """
 
     mean: float
+    median: float | None
     std: float
     aleatoric_std: float
     epistemic_std: float | None
@@ -204,6 +281,7 @@ class PredictAnswer(BaseModel):
     coverage: float
     confidence: float | None
     risk: float | None
+    priors: dict[str, float] | None
     predictions: list[PredictionAnswer] | list[RegressionAnswer]
 
 
@@ -225,6 +303,7 @@ class AcquireAnswer(BaseModel):
     num_samples: int
     seed: int
     pool_size: int
+    priors: dict[str, float] | None
     ranking: list[RankedRow]
 
 
@@ -247,7 +326,7 @@ def validate(kind: type[Request], content: dict[str, Any]) -> Request:
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
+        field = ".".join(str(part) for part in (first["loc"][:1] if "priors" in first["loc"] else first["loc"]))
         if first["type"] == "extra_forbidden":
             raise InvalidInput(_shortened(field), f"one of {sorted(kind.model_fields)}", "an unknown field") from None
         if first["type"] == "missing":

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from traceback import clear_frames
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -42,8 +43,9 @@ class Observe:
 
         try:
             await self.app(scope, receive, sending)
-        except ClientDisconnect:  # nobody is left to answer
+        except ClientDisconnect as gone:  # nobody is left to answer
             record.reason = "client_gone"
+            clear_frames(gone.__traceback__)  # they hold the body
         except Exception as error:
             record.reason = "unexpected"
             logger.error("unexpected error in request %s: %s", record.request_id, where(error))

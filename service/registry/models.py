@@ -17,10 +17,11 @@ from contextlib import contextmanager
 import numpy as np
 from jaxtyping import Float32
 
-from model_store.artifacts.manifest import GRAPHS, Manifest
+from model_store.artifacts.manifest import GRAPHS, TRAINING_ROWS, Manifest
 from model_store.artifacts.signature import read_public_key
 from model_store.artifacts.store import LATEST, ModelStore
 from model_store.conformal.calibration import DEFAULT_FPR
+from model_store.conformal.rank_tables import RankTables
 from model_store.conformal.stopping import StoppingRule
 from model_store.errors import BrokenArtifact, InvalidInput, NotFound, StoreError, one_line
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, Model
@@ -60,6 +61,8 @@ class Served:
         `x` are the rows themselves, of which those that came of late are passed over, and `client` is who sent them.
         """
         rank_tables = prediction.rank_tables
+        if not isinstance(rank_tables, RankTables):  # rows that are known to be others
+            return
         if (rank_tables.num_draws, rank_tables.rule) == (self.model.manifest.noise.default_draws, self.rule):
             self.drift.watch(prediction.p_values.p_value[rows], row_hashes(x), client)
 
@@ -338,9 +341,11 @@ class Models:
         docs/results/startup.md compares the estimate with what is measured.
         """
         sampler, network = (manifest.files[file].size for file in GRAPHS)
+        terms = network if manifest.detectors.attributed else 0  # the part of the network that gives them, at most
+        rows = manifest.files[TRAINING_ROWS].size if TRAINING_ROWS in manifest.files else 0
         draw_set = 4 * manifest.noise.default_draws * manifest.noise.theta_dimension
         ready = min(self.settings.ready_draw_sets * draw_set, READY_BYTES)
-        return 2 * (sampler + network) + manifest.files[CALIBRATION_FILE].size + ready
+        return 2 * (sampler + network) + terms + manifest.files[CALIBRATION_FILE].size + rows + ready
 
     def names(self) -> list[str]:
         """Return the names of models that are served or should be."""

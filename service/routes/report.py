@@ -13,7 +13,17 @@ from service.context import context_of
 from service.http.openapi import ERRORS
 from service.registry.models import Models
 
-MEDIA_TYPES = {"json": "application/json", "md": "text/markdown; charset=utf-8", "png": "image/png"}
+MEDIA_TYPES = {
+    "json": "application/json",
+    "md": "text/markdown; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "png": "image/png",
+}
+# Whatever is in a page of the store, it runs nothing, loads nothing, and is of no origin.
+CONFINED = {
+    "Content-Security-Policy": "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'",
+    "X-Content-Type-Options": "nosniff",
+}
 OTHER = "application/octet-stream"
 ANY_FILE: dict[str, Any] = {media_type: {} for media_type in (*MEDIA_TYPES.values(), OTHER)}
 
@@ -30,14 +40,14 @@ async def get_evidence(request: Request, name: str, version: str) -> Response:
 
 @router.get(PATH + "/{file}", responses={200: {"content": ANY_FILE}, **CANNOT_BE_READ}, response_class=Response)
 async def get_evidence_file(request: Request, name: str, version: str, file: str) -> Response:
-    """Give a file of a version's evaluation report: Markdown, or a plot."""
+    """Give a file of a version's evaluation report: HTML, Markdown, or a plot."""
     return await _file(request, name, version, file)
 
 
 async def _file(request: Request, name: str, version: str, file: str) -> Response:
     context = context_of(request)
     content, media_type = await context.threads.files(partial(report_file, context.models, name, version, file))
-    return Response(content, media_type=media_type)
+    return Response(content, media_type=media_type, headers=CONFINED)
 
 
 def report_links(models: Models, name: str, version: str | None) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import torch
 
 from model_store.artifacts.manifest import ImageSpec
 from model_store.artifacts.store import ModelStore
-from training.data import Dataset, Rows, split, split_sizes
+from training.data import Dataset, Rows, load, split, split_sizes
 from training.facts import TrainingFacts
 from training.nn.architectures import mlp
 from training.nn.flows import Composition
@@ -37,6 +37,16 @@ def scale_model(
     dimension = network.theta_dimension
     made = flow(dimension, couplings, hidden, log_scale, torch.Generator().manual_seed(0))
     return BayesianModel(network, HypernetworkPosterior(made, dimension, 1.0), Categorical(sizes[-1]))
+
+
+def publish_unfitted(store: ModelStore, recipe: Recipe, root: Path) -> None:
+    """Publish a recipe's model as it starts, with its detectors fitted; relative data are under `root`."""
+    data = load(recipe, root)
+    splits = split(data, split_sizes(recipe))
+    model = build(recipe, data.shape, len(data.classes))
+    initialise(model, torch.from_numpy(splits.train.x))
+    facts = TrainingFacts(recipe=recipe.model_dump(mode="json"))
+    publish(store, recipe.name, model, recipe, data, splits, facts, root)
 
 
 def publish_wide(store: ModelStore, name: str = "wide", classes: int = 1000) -> None:

@@ -48,6 +48,10 @@ def test_a_recipe_is_read_with_its_defaults(recipe):
     assert recipe.combined == ["entropy", *COMBINED_DENSITIES]
 
 
+def test_images_have_a_detector_of_their_own(recipe):
+    assert override(recipe, source="images:pets").combined == ["entropy", *COMBINED_DENSITIES, "roughness"]
+
+
 def test_every_recipe_of_the_project_is_valid(request):
     paths = sorted((request.config.rootpath / "recipes").glob("*.toml"))
     assert [load(path).name for path in paths] == [path.stem for path in paths]

@@ -6,7 +6,7 @@ calibration itself is `training.calibration.calibrate`.
 
 import argparse
 
-from model_store.artifacts.manifest import FILES
+from model_store.artifacts.manifest import ALL_FILES
 from model_store.errors import InvalidInput
 from training.commands import folders
 from training.publishing.recalibrate import load_like, recalibrate, split_rows
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Calibrate, publish, and print the quality of what was published."""
     store = folders.store()
-    parent = open_version(store, options.model, FILES)
+    parent = open_version(store, options.model, ALL_FILES)
     if options.seed < 0:
         raise InvalidInput("--seed", "0 or more", f"{options.seed}")
     data = load_like(parent.manifest, folders.data_root(), options.data, options.target)

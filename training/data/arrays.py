@@ -36,11 +36,12 @@ def npz(path: Path, task: str, section: "DataSection") -> Dataset:
             else None
         )
         train, test = hold_out(len(arrays["y"]), section.test_fraction, keys)
+        ids = train
         parts = {
             f"{name}_{part}": arrays[name][i] for name in WHOLE for part, i in (("train", train), ("test", test))
         }
     elif set(arrays) == set(SPLIT):
-        parts = arrays
+        parts, ids = arrays, np.arange(len(arrays["y_train"]))
     else:
         raise InvalidInput(
             "data.source", f"arrays {' and '.join(WHOLE)}, or {', '.join(SPLIT)}", f"{sorted(arrays)}"[:200]
@@ -58,7 +59,7 @@ def npz(path: Path, task: str, section: "DataSection") -> Dataset:
     else:
         labels, test_labels = _labels(parts["y_train"], "y_train"), _labels(parts["y_test"], "y_test")
         y, y_test, classes = class_numbers(labels, test_labels, "y")
-    return Dataset(Rows(x, y), Rows(x_test, y_test), shape, classes, float(x.min()), float(x.max()))
+    return Dataset(Rows(x, y, ids), Rows(x_test, y_test), shape, classes, float(x.min()), float(x.max()))
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ def digits() -> Dataset:
     from sklearn.datasets import load_digits  # a slow import that other sources do not need
 
     bunch = load_digits()
-    rows = Rows(bunch.data.astype(np.float32), bunch.target.astype(np.int64))
+    rows = Rows(bunch.data.astype(np.float32), bunch.target.astype(np.int64), np.arange(len(bunch.data)))
     train, test = hold_out(len(rows), TEST_FRACTION)
     classes = tuple(str(label) for label in bunch.target_names)
     return Dataset(rows.take(train), rows.take(test), (8, 8), classes, 0.0, 16.0)

@@ -87,11 +87,11 @@ def images(path: Path, section: "DataSection") -> Dataset:
         y, y_test, classes = class_numbers(
             list(found["train"].values()), list(found["test"].values()), "data.source: folders"
         )
-        train, test = Rows(x["train"], y), Rows(x["test"], y_test)
+        train, test = Rows(x["train"], y, np.array([*found["train"]])), Rows(x["test"], y_test)
     else:
         y, _, classes = class_numbers(list(found["train"].values()), [], "data.source: folders")
         kept, held_out = hold_out(len(y), section.test_fraction, Keys(y) if section.is_stratified else None)
-        rows = Rows(x["train"], y)
+        rows = Rows(x["train"], y, np.array([*found["train"]]))
         train, test = rows.take(kept), rows.take(held_out)
     return Dataset(train, test, shape, classes, 0.0, 255.0, image=spec)
 

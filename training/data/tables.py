@@ -3,37 +3,49 @@
 The encoding of columns is fitted here, on the training split alone; `model_store.inputs.columns` applies it.
 """
 
+import dataclasses
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Float64, Int64, Shaped
 
 from model_store.artifacts.manifest import (
     AnyColumn,
     CategoricalColumn,
     Cycle,
+    NumberWriting,
     NumericColumn,
     TimeColumn,
     column_width,
 )
 from model_store.errors import InvalidInput
-from model_store.inputs.columns import Categories, Columns, Numbers, encode
+from model_store.inputs.columns import Categories, Columns, Numbers, category_text, encode
 from model_store.inputs.times import CYCLES_S, DAY_S
-from training.data.cells import BOOLEANS, NumberFormat, index_column, typed, values_of, with_missing, with_times
-from training.data.rows import Dataset, Rows, class_numbers
+from training.data.cells import (
+    BOOLEANS,
+    NumberFormat,
+    index_column,
+    typed,
+    values_of,
+    with_missing,
+    with_times,
+    writing_in,
+)
+from training.data.rows import Dataset, Rows, class_numbers, classes_without
 from training.data.splitting import Keys, SplitSizes, hold_out
-from training.data.text_files import decimal_of, read_text_table
+from training.data.text_files import decimal_of, has_points, read_text_table
 from training.messages import log
 
 if TYPE_CHECKING:
     from training.recipe import DataSection
 
 MAX_CATEGORIES = 256
+MAX_GROUPS = 1000  # that are told apart in calibration and evaluation
 MANY_CATEGORIES = 64  # of a column with more than MAX_CATEGORIES, how many are told apart at most
 FREQUENT = 5  # training rows from which on one of these is
 TWO_WEEKS_S = 14 * DAY_S
@@ -49,6 +61,7 @@ class Table:
     columns: dict[str, Numbers | Categories]
     rows: int
     times: frozenset[str] = frozenset()
+    written: Mapping[str, NumberWriting] = dataclasses.field(default_factory=dict)  # of numbers, if not plainly
 
     def take(self, index: Int64[np.ndarray, "M"]) -> "Table":
         """Return the rows of these numbers, in their order."""
@@ -56,7 +69,7 @@ class Table:
             name: values[index] if isinstance(values, np.ndarray) else [values[i] for i in index.tolist()]
             for name, values in self.columns.items()
         }
-        return Table(taken, len(index), self.times)
+        return Table(taken, len(index), self.times, self.written)
 
 
 def csv(path: Path, task: str, section: "DataSection", sizes: SplitSizes, columns: Columns = ()) -> Dataset:
@@ -79,12 +92,16 @@ def csv_table(path: Path, task: str | None, section: "DataSection", columns: Col
     """
     table = read_text_table(path, section)
     kinds: dict[str, str] = {**section.columns}
+    if section.id is not None:
+        kinds[section.id] = "categorical"  # as it is written
     if section.target is not None and task is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
     booleans = {c.name for c in columns if isinstance(c, CategoricalColumn) and set(c.categories) <= BOOLEANS}
     table, _ = with_missing(table, section.missing_values)
     has_commas = any("," in name for name in table.column_names)
-    written = NumberFormat(decimal_of(table, section, is_comma_free=not has_commas), section.thousands)
+    decimal = decimal_of(table, section, is_comma_free=not has_commas)
+    is_known = section.decimal is not None or decimal == "," or has_points(table)
+    written = NumberFormat(decimal, section.thousands, is_known)
     return typed(table, set(table.column_names), kinds, booleans, written)
 
 
@@ -148,12 +165,16 @@ def fit_columns(table: Table) -> list[AnyColumn]:
         InvalidInput: naming the column that has no values, or too many categories.
     """
     return [
-        _fit_categories(name, values) if isinstance(values, list) else _fit_numbers(name, values, name in table.times)
+        _fit_categories(name, values)
+        if isinstance(values, list)
+        else _fit_numbers(name, values, name in table.times, table.written.get(name))
         for name, values in table.columns.items()
     ]
 
 
-def _fit_numbers(name: str, values: Numbers, is_time: bool) -> NumericColumn | TimeColumn:
+def _fit_numbers(
+    name: str, values: Numbers, is_time: bool, written: NumberWriting | None = None
+) -> NumericColumn | TimeColumn:
     present = values[~np.isnan(values)]
     if len(present) == 0:
         raise InvalidInput(f"column {name}", "a value in some training row (or `ignored` in data.columns)", "none")
@@ -162,8 +183,9 @@ def _fit_numbers(name: str, values: Numbers, is_time: bool) -> NumericColumn | T
     if not np.isfinite([mean, std]).all():
         raise InvalidInput(f"column {name}", "numbers whose variance float64 can hold", "larger ones")
     indicator = len(present) < len(values)
+    usual = float(np.median(present))
     if not is_time:
-        return NumericColumn(name=name, mean=mean, std=std or 1.0, indicator=indicator)
+        return NumericColumn(name=name, mean=mean, std=std or 1.0, usual=usual, indicator=indicator, written=written)
     span = np.ptp(present)
     is_seen = {
         "year": span >= CYCLES_S["year"],
@@ -171,7 +193,7 @@ def _fit_numbers(name: str, values: Numbers, is_time: bool) -> NumericColumn | T
         "day": (np.mod(present, DAY_S) != 0).any(),
     }
     cycles: tuple[Cycle, ...] = tuple(cycle for cycle in get_args(Cycle) if is_seen[cycle])
-    return TimeColumn(name=name, mean=mean, std=std or 1.0, cycles=cycles, indicator=indicator)
+    return TimeColumn(name=name, mean=mean, std=std or 1.0, usual=usual, cycles=cycles, indicator=indicator)
 
 
 def _fit_categories(name: str, values: Categories) -> CategoricalColumn:
@@ -188,7 +210,8 @@ def _fit_categories(name: str, values: Categories) -> CategoricalColumn:
         found = f"{len(counts)}" + (f", none in {FREQUENT} training rows or more" if counts else "")
         expected = f"1 to {MAX_CATEGORIES} categories (or `ignored` in data.columns)"
         raise InvalidInput(f"column {name}", expected, found)
-    return CategoricalColumn(name=name, categories=tuple(kept))
+    usual = min(kept, key=lambda value: (-counts[value], value))
+    return CategoricalColumn(name=name, categories=tuple(kept), usual=usual)
 
 
 def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes, known: Columns = ()) -> Dataset:
@@ -198,7 +221,8 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
         InvalidInput: naming the column or row that is not as it should be.
     """
     names = list(table.column_names)
-    wanted = {section.target, section.group, section.time, *section.columns, *(column.name for column in known)}
+    named = {section.target, section.group, section.time, section.calibration_group, section.id}
+    wanted = {*named, *section.columns, *(column.name for column in known)}
     index = index_column(names, {name for name in wanted if name})
     if index is not None:
         log.info("left out: the column %r, which is pandas' unnamed index", index)
@@ -210,12 +234,18 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
         raise InvalidInput(
             "data.source", "columns with different names", f"{repeated[0]!r} twice or without a name"[:100]
         )
-    keys = [("data.group", section.group), ("data.time", section.time)]
-    asked = [("data.target", section.target), *(("data.columns", name) for name in section.columns), *keys]
+    keys = [("data.group", section.group), ("data.time", section.time), ("data.id", section.id)]
+    of_calibration = ("data.calibration_group", section.calibration_group)
+    asked = [
+        ("data.target", section.target),
+        *(("data.columns", name) for name in section.columns),
+        *keys,
+        of_calibration,
+    ]
     for field, name in asked:
         if name is not None and name not in names:
             raise InvalidInput(field, f"one of the columns {names[:20]}", repr(name)[:100])
-    for field, name in keys:
+    for field, name in [*keys, of_calibration]:
         if name == section.target:
             raise InvalidInput(field, "another column than the target", repr(name)[:100])
     if section.columns.get(section.target) is not None:
@@ -243,19 +273,69 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
     ties = _keys(whole, section, given, kept)
     train, test = hold_out(len(kept), section.test_fraction, ties)
     classes: tuple[str, ...] = ()
+    left_out = np.zeros(0, dtype=np.int64)
     targets: Any
     if isinstance(given, np.ndarray):
+        if section.leave_out:
+            raise InvalidInput(
+                "data.leave_out", "none, since a regression has no classes", str(section.leave_out)[:80]
+            )
         targets = _targets(given[kept])
         y, y_test = targets[train], targets[test]
     else:
         labels = [str(given[i]) for i in kept.tolist()]
+        if section.leave_out:
+            classes_without(sorted(set(labels)), section.leave_out)
+            is_out = np.array([label in section.leave_out for label in labels])
+            left_out, train, test = test[is_out[test]], train[~is_out[train]], test[~is_out[test]]
         y, y_test, classes = class_numbers(
             [labels[i] for i in train.tolist()], [labels[i] for i in test.tolist()], "data.target"
         )
-    rows = Table(columns, table.num_rows, frozenset(times)).take(kept)
+    written = {name: writing for name in features if (writing := writing_in(table, name)) is not None}
+    rows = Table(columns, table.num_rows, frozenset(times), written).take(kept)
     data = _encoded(rows, y, y_test, classes, train, test, sizes, known, ties)
     of_train = ties.take(train)
-    return replace(data, groups=of_train.groups, times=of_train.times)
+    if section.leave_out:
+        data = replace(data, left_out=encode(data.columns, rows.take(left_out).columns))
+    ids = kept[train] if section.id is None else _ids(whole.column(section.id), kept[train])
+    data = replace(data, train=replace(data.train, ids=ids), groups=of_train.groups, times=of_train.times)
+    group_names, numbers = _groups(whole, section, kept)
+    if numbers is None:
+        return data
+    parts = [replace(part, groups=numbers[index]) for part, index in ((data.train, train), (data.test, test))]
+    return replace(data, train=parts[0], test=parts[1], group_names=group_names)
+
+
+def _groups(
+    table: Any, section: "DataSection", kept: Int64[np.ndarray, "M"]
+) -> tuple[tuple[str, ...], Int64[np.ndarray, "M"] | None]:
+    """Return the groups that rows with a target belong to, by name, and the number of each row's, where they have
+    such.
+
+    Groups that rows are split by may be very many; then they are not told apart beyond the split.
+    """
+    column = section.group_column
+    if column is None:
+        return (), None
+    field = "data.group" if section.calibration_group is None else "data.calibration_group"
+    values = values_of(table.column(column), column, "categorical")
+    _refuse_missing([values[i] for i in kept.tolist()], field, column)
+    names, numbers = np.unique([str(values[i]) for i in kept.tolist()], return_inverse=True)
+    if len(names) > MAX_GROUPS:
+        if section.calibration_group is None:
+            return (), None
+        raise InvalidInput(field, f"a column of at most {MAX_GROUPS} groups", f"{column!r} of {len(names)}"[:200])
+    return tuple(names.tolist()), numbers.astype(np.int64)
+
+
+def _ids(column: Any, index: Int64[np.ndarray, "R"]) -> Shaped[np.ndarray, "R"]:
+    """Return what a column calls rows of these numbers; one without a value is called by its number."""
+    given = column.to_pylist()
+    return np.array([str(row) if given[row] is None else _id(given[row]) for row in index.tolist()])
+
+
+def _id(value: Any) -> str:
+    return category_text(value) if isinstance(value, str | int | float) else str(value)
 
 
 def _keys(table: Any, section: "DataSection", given: Numbers | Categories, kept: Int64[np.ndarray, "M"]) -> Keys:

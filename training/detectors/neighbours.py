@@ -62,9 +62,19 @@ class Neighbours(nn.Module):
 
     def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
         """Return the squared distance of each row."""
-        rows = self.fold(rows)
-        divided = rows / (square_norms(rows).sqrt() + self.softening)[:, None]
-        point = matmul(divided - self.mean, self.components)
+        point = self._point(rows)
         others = self.bank_squares - 2.0 * matmul(point, self.bank)
         nearest = others.topk(self.neighbour, dim=1, largest=False).values[:, -1]
         return (nearest + square_norms(point)).clamp(min=ROUNDING)
+
+    def deviation(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
+        """Return the vector from the k-th nearest row, both divided and projected, along the axes of the rows."""
+        point = self._point(rows)
+        others = self.bank_squares - 2.0 * matmul(point, self.bank)
+        nearest = others.topk(self.neighbour, dim=1, largest=False).indices[:, -1]
+        return matmul(point - self.bank[:, nearest].T, self.components.T)
+
+    def _point(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
+        rows = self.fold(rows)
+        divided = rows / (square_norms(rows).sqrt() + self.softening)[:, None]
+        return matmul(divided - self.mean, self.components)

@@ -37,6 +37,10 @@ class Spectrum(nn.Module):
         """Return the coordinates of each row, in units of the data."""
         return matmul(self.fold(x) - self.mean, self.components)
 
+    def back(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N F"]:
+        """Return vectors of the same lengths along the axes of the (folded) inputs."""
+        return matmul(spectrum, self.components.T)
+
 
 class Residual(nn.Module):
     """Squared distance of an input from the span of the training rows' leading principal components.
@@ -61,6 +65,10 @@ class Residual(nn.Module):
     def forward(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N"]:
         """Return the squared residual of each row."""
         return torch.maximum(square_norms(spectrum[:, self.kept :]), ROUNDING * square_norms(spectrum))
+
+    def deviation(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N F"]:
+        """Return the vector from the nearest point of the span."""
+        return nn.functional.pad(spectrum[:, self.kept :], (self.kept, 0))
 
 
 class Mahalanobis(nn.Module):
@@ -90,6 +98,14 @@ class Mahalanobis(nn.Module):
     def forward(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N"]:
         """Return the squared distance of each row."""
         return matmul(spectrum.square(), self.weights)[:, 0]
+
+    def deviation(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N F"]:
+        """Return the whitened vector from the mean.
+
+        Turned back to the axes of inputs it is S^(-1/2) (x - mean), whose squares divide the distance among inputs
+        (Garthwaite and Koch, "Evaluating the contributions of individual variables to a quadratic form", 2016).
+        """
+        return spectrum * self.weights[:, 0].sqrt()
 
 
 class Fold(nn.Module):
@@ -123,6 +139,13 @@ class Fold(nn.Module):
             folded = folded + part
         missing = LARGEST - parts[-1].shape[1]
         return folded + nn.functional.pad(parts[-1], (0, missing))
+
+    def spread(self, terms: Float[Tensor, "N F"]) -> Float[Tensor, "N I"]:
+        """Return terms of folded rows as terms of rows: the numbers that were added up have equal parts of theirs."""
+        if self.length <= LARGEST:
+            return terms
+        together = torch.bincount(torch.arange(self.length) % LARGEST, minlength=LARGEST)
+        return (terms / together).repeat(1, -(-self.length // LARGEST))[:, : self.length]
 
 
 def principal_components(

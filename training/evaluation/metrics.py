@@ -41,9 +41,9 @@ def class_figures(probs: Float64[np.ndarray, "N C"], y: Int64[np.ndarray, "N"]) 
         "accuracy": Share(correct),
         "log_likelihood": Mean(likelihood),
         "brier": Mean(np.square(probs - is_true).sum(axis=1)),
-        "expected_calibration_error": BinnedGap(gap, _bins_of(confidence, BINS)[:, None], BINS),
+        "expected_calibration_error": BinnedGap(gap, probability_bins(confidence, BINS)[:, None], BINS),
         "adaptive_calibration_error": BinnedGap(gap, _equal_bins_of(confidence, BINS)[:, None], BINS),
-        "classwise_calibration_error": BinnedGap(is_true - probs, _bins_of(probs, BINS), BINS),
+        "classwise_calibration_error": BinnedGap(is_true - probs, probability_bins(probs, BINS), BINS),
     }
 
 
@@ -191,7 +191,7 @@ def detection(positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, 
 
 def reliability(confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], bins: int = BINS) -> list[Bin]:
     """Return each bin that holds rows: how many, their mean confidence and accuracy."""
-    index = _bins_of(confidence, bins)
+    index = probability_bins(confidence, bins)
     return [
         Bin(
             rows=int(np.sum(index == b)),
@@ -205,6 +205,14 @@ def reliability(confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, 
     ]
 
 
+def precision_recall(
+    positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]
+) -> tuple[Float64[np.ndarray, "T"], Float64[np.ndarray, "T"]]:
+    """Return recall and precision at each threshold (score >= t), from the highest down."""
+    hits, alarms, _ = _counts(positive, negative)
+    return hits / len(positive), hits / (hits + alarms)
+
+
 def _counts(
     positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]
 ) -> tuple[Float64[np.ndarray, "T"], Float64[np.ndarray, "T"], Float64[np.ndarray, "T"]]:
@@ -216,7 +224,7 @@ def _counts(
     return np.cumsum(at), np.cumsum(other), at
 
 
-def _bins_of(probs: Float64[np.ndarray, "*shape"], bins: int) -> Int64[np.ndarray, "*shape"]:
+def probability_bins(probs: Float64[np.ndarray, "*shape"], bins: int) -> Int64[np.ndarray, "*shape"]:
     """Return which of the bins of equal width from 0 to 1 each probability is in."""
     return np.minimum((probs * bins).astype(np.int64), bins - 1)
 

@@ -23,9 +23,15 @@ Images = Float32[np.ndarray, "N C H W"]
 def near_manifold(
     x: Num[np.ndarray, "N I"], y: Num[np.ndarray, "N"], spec: InputSpec, is_classified: bool, seed: int
 ) -> dict[str, Float32[np.ndarray, "N I"]]:
-    """Return sets by name: two classes mixed; of images rotated and corrupted ones; of others shuffled columns."""
-    rows = x.astype(np.float32)
-    sets = {"mixed": mixed(rows, y.astype(np.int64), seed)} if is_classified else {}
+    """Return sets by name: two classes mixed, of columns crossed; of images rotated and corrupted ones; of others
+    shuffled columns.
+    """
+    rows, sets = x.astype(np.float32), {}
+    if is_classified:
+        labels = y.astype(np.int64)
+        sets = (
+            {"crossed": crossed(rows, labels, spec, seed)} if spec.columns else {"mixed": mixed(rows, labels, seed)}
+        )
     if len(spec.shape) == 2 or (len(spec.shape) == 3 and spec.shape[0] == 3):
         images = rows.reshape(len(rows), -1, *spec.shape[-2:])
         sets |= {name: change(images, spec, seed).reshape(len(rows), -1) for name, change in CORRUPTIONS.items()}
@@ -34,12 +40,30 @@ def near_manifold(
     return sets
 
 
-def mixed(x: Float32[np.ndarray, "N I"], y: Int64[np.ndarray, "N"], seed: int) -> Float32[np.ndarray, "N I"]:
+def mixed(x: Float32[np.ndarray, "N I"], y: Int64[np.ndarray, "N"], seed: int) -> Float32[np.ndarray, "M I"]:
     """Return the mean of each row and a random row of another class; of a lone class, none."""
-    rng = generator(seed, EvaluationStream.MIXED)
-    others = {c: np.flatnonzero(y != c) for c in np.unique(y).tolist()}
-    partners = [rng.choice(others[c]) for c in y.tolist() if len(others[c])]
+    partners = _of_another_class(y, generator(seed, EvaluationStream.MIXED))
     return 0.5 * (x[: len(partners)] + x[partners])
+
+
+def crossed(
+    x: Float32[np.ndarray, "N I"], y: Int64[np.ndarray, "N"], spec: InputSpec, seed: int
+) -> Float32[np.ndarray, "M I"]:
+    """Return rows that have each column of one of two rows of different classes, at random; of a lone class, none.
+
+    A mean would be no row of a table, which has no half categories.
+    """
+    rng = generator(seed, EvaluationStream.MIXED)
+    partners = _of_another_class(y, rng)
+    is_other = rng.random((len(partners), len(spec.columns))) < 0.5
+    widths = [column_width(column) for column in spec.columns]
+    return np.where(np.repeat(is_other, widths, axis=1), x[partners], x[: len(partners)])
+
+
+def _of_another_class(y: Int64[np.ndarray, "N"], rng: np.random.Generator) -> list[int]:
+    """Return for each row one of another class; nothing of a lone class."""
+    others = {c: np.flatnonzero(y != c) for c in np.unique(y).tolist()}
+    return [int(rng.choice(others[c])) for c in y.tolist() if len(others[c])]
 
 
 def shuffled(x: Float32[np.ndarray, "N I"], spec: InputSpec, seed: int) -> Float32[np.ndarray, "N I"]:

@@ -4,7 +4,7 @@ Where a record has `confidence_intervals`, they are those of its figures (`train
 figures in a table by path: `flagged.0.05`. Earlier reports have none.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -101,6 +101,63 @@ class ErrorDetection(Measures):
     confidence_intervals: ByName = {}
 
 
+class PartMeasures(Measures):
+    """Test rows of a part: of a true class, of those given a label, or of a group.
+
+    The share of right labels (of a regression the root of the mean squared error), how often sets or intervals of
+    coverage .95 hold the truth, and how often the flag fires at .05, None where the calibration cannot tell that.
+    """
+
+    by: Literal["class", "label", "group"]
+    name: str
+    rows: int
+    accuracy: float | None = None
+    rmse: float | None = None
+    covered: float
+    flagged: float | None
+    confidence_intervals: ByName = {}
+
+
+class ClassProbability(Measures):
+    """A class's probability, the class against all others: `training.evaluation.class_probabilities`.
+
+    `confidence` and `accuracy` of its reliability are the mean probability of a bin and the share that is the class.
+    """
+
+    name: str
+    rows: int
+    calibration_error: float
+    average_precision: float | None
+    reliability: list[Bin]
+    confidence_intervals: ByName = {}
+
+
+class Slice(Measures):
+    """A slice of a table's rows, measured on rows that had no part in its choice: `training.evaluation.slices`.
+
+    `loss` is the share of wrong labels, or the root mean squared error; `where_chosen` is that of the rows that it
+    was chosen on, which is too large as a rule.
+    """
+
+    column: str
+    rows_are: str
+    rows: int
+    loss: float
+    where_chosen: float
+    confidence_intervals: ByName = {}
+
+
+class Slices(Measures):
+    """The worst slices of so many candidates; `all_rows` is the loss of all rows of the half that measures."""
+
+    candidates: int
+    chosen_rows: int
+    rows: int
+    interval_level: float  # of each interval, so that all hold together with LEVEL
+    all_rows: float
+    slices: list[Slice]
+
+
 class ClassMeasures(Measures):
     """What was measured of the test rows of a classification."""
 
@@ -113,6 +170,7 @@ class ClassMeasures(Measures):
     classwise_calibration_error: float
     reliability: list[Bin]
     by_class: list[OfClass]
+    class_probabilities: list[ClassProbability] = []
     error_detection: ErrorDetection | None  # None where all rows are right, or none
     flagged: dict[str, float]  # by false-positive rate
     aurc: dict[str, float]  # by score
@@ -210,6 +268,8 @@ class Report(Measures):
     summary: dict[str, float]
     summary_intervals: ByName
     test: ClassMeasures | RegressionMeasures
+    parts: list[PartMeasures]
+    worst_slices: Slices | None = None  # of a model of columns
     outliers: dict[str, SetMeasures]
     attacks: dict[str, Attack]
 

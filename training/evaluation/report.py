@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -14,13 +15,16 @@ from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.noise import MAX_SEED
+from training.calibration.categories import groups_known
 from training.data import Dataset, Rows, leave_out, load, numbered_as, split, split_sizes
 from training.evaluation import attack_suite
 from training.evaluation.attacks import Attacked
 from training.evaluation.differentiable_flag import DifferentiableFlag
+from training.evaluation.even import noise_or_even
 from training.evaluation.intervals import LEVEL, RESAMPLES, Ends
 from training.evaluation.near_manifold import near_manifold
 from training.evaluation.outliers import OPTION, OutlierSource, gaussian, some, uniform
+from training.evaluation.parts import measure_parts
 from training.evaluation.quality import (
     REQUEST_ROWS,
     ServedPrediction,
@@ -32,16 +36,21 @@ from training.evaluation.quality import (
     measure_test,
 )
 from training.evaluation.records import Attack, ClassMeasures, Detectors, RegressionMeasures, Report, SetMeasures
+from training.evaluation.report_html import page
 from training.evaluation.report_plots import (
     attacks_plot,
     cdf_plot,
+    class_probabilities_plot,
     classes_plot,
     pit_plot,
+    precision_recall_plot,
+    predicted_plot,
     reliability_plot,
     risk_coverage_plot,
     roc_plot,
 )
-from training.evaluation.report_text import markdown
+from training.evaluation.report_text import blocks, markdown
+from training.evaluation.slices import worst_slices
 from training.export.served import fitted_detectors
 from training.facts import TrainingFacts
 from training.messages import log
@@ -87,15 +96,20 @@ def evaluate_version(
     names = [
         "uniform",
         "gaussian",
+        "even",
         LEFT_OUT,
         *near_manifold(test.x[:2], test.y[:2], manifest.input, bool(data.classes), 0),
     ]
     clash = [source.name for source in wanted.outliers if source.name in names]
     if clash:
         raise InvalidInput(OPTION, f"names other than {names}", repr(clash[0]))
-    sets = {
+    even = noise_or_even(manifest.input, test.x, wanted.seed)
+    noise = {
         "uniform": uniform(manifest.input, len(test), wanted.seed),
         "gaussian": gaussian(manifest.input, len(test), wanted.seed),
+    }
+    sets = {
+        **(noise if even is None else {"even": even}),
         **({} if data.left_out is None else {LEFT_OUT: some(data.left_out, wanted.rows, other_rows)}),
         **{source.name: source.rows(manifest.input, wanted.rows, other_rows) for source in wanted.outliers},
         **near_manifold(test.x, test.y, manifest.input, bool(data.classes), wanted.seed),
@@ -103,15 +117,19 @@ def evaluate_version(
     sets = {name: rows.astype(np.float32) for name, rows in sets.items() if len(rows)}
     predictor = ServedPredictor(model, draws, wanted.seed)
     with _bar(1 + len(sets) + wanted.attacks * attack_suite.COUNT, quiet) as done:
-        predicted = predictor("test", test.x.astype(np.float32))
+        groups = groups_known(model.calibration, test, data.group_names)
+        predicted = predictor("test", test.x.astype(np.float32), groups)
         done("test")
         measured = measure_test(predictor, predicted, test, data.classes)
         outliers, predicted_sets = measure_sets(predictor, predicted, sets, done)
         attacks = _attacks(version, data, is_fitted, predictor, predicted, test, done) if wanted.attacks else {}
     if wanted.attacks and not is_fitted:
         log.info("quiet PGD is left out: it needs the rows that the detectors were fitted on")
+    loss, columns = losses(predicted.prediction.scores, test.y), manifest.input.columns
+    slices = worst_slices(test.x, columns, loss, manifest.task == "regression", wanted.seed) if columns else None
     facts = TrainingFacts.of(manifest)
-    converged = {} if facts.convergence is None else {"convergence": facts.convergence}
+    given: dict[str, Any] = {} if facts.convergence is None else {"convergence": facts.convergence}
+    given |= {} if slices is None else {"worst_slices": slices}
     report = Report(
         model=manifest.name,
         version=manifest.version,
@@ -126,15 +144,18 @@ def evaluate_version(
         confidence_level=LEVEL,
         resamples=RESAMPLES,
         detectors=Detectors(all=list(predicted.prediction.detected), combined=list(manifest.detectors.combined)),
-        **converged,
+        **given,
         summary=_summary(measured, outliers),
         summary_intervals=_summary_intervals(measured, outliers),
         test=measured,
+        parts=measure_parts(predicted, test, data.classes, data.group_names, wanted.seed),
         outliers=outliers,
         attacks=attacks,
     )
     files = _plots(predicted, predicted_sets, test, report)
-    files["evidence.md"] = markdown(report, sorted(files)).encode()
+    text = blocks(report, sorted(files))
+    pages = {"evidence.md": markdown(text), "evidence.html": page(f"{manifest.name} {manifest.version}", text, files)}
+    files |= {name: content.encode() for name, content in pages.items()}
     return publish_report(store, manifest.name, manifest.version, report.content(), files)
 
 
@@ -222,17 +243,21 @@ def _summary_intervals(test: ClassMeasures | RegressionMeasures, outliers: dict[
 
 
 def _plots(test: ServedPrediction, sets: dict[str, ServedPrediction], rows: Rows, report: Report) -> dict[str, bytes]:
-    plots = {}
+    plots, names = {}, []
     if isinstance(report.test, ClassMeasures):
         main, label = "entropy", "error of the rows answered"
         plots["reliability.png"] = reliability_plot(report.test.reliability)
+        names = [one.name for one in report.test.by_class]
         plots["classes.png"] = classes_plot(report.test.by_class)
+        plots["class-probabilities.png"] = class_probabilities_plot(report.test.class_probabilities)
     else:
         main, label = "std", "mean squared error of the rows answered"
         plots["pit.png"] = pit_plot(report.test.pit, report.test.by_spread)
+        plots["predicted.png"] = predicted_plot(test.prediction, rows.y)
     plots["risk-coverage.png"] = risk_coverage_plot(test, losses(test.prediction.scores, rows.y), label)
     plots[f"{main}-cdf.png"] = cdf_plot(test, sets, main)
     plots["roc.png"] = roc_plot(test, sets, ["flag", main])
+    plots["precision-recall.png"] = precision_recall_plot(test, sets, rows.y, names)
     if report.attacks:
         assert isinstance(report.test, ClassMeasures)
         plots["fgsm.png"] = attacks_plot(report.test.accuracy, mean_scores(test), report.attacks)

@@ -8,16 +8,20 @@ from jaxtyping import Float64
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from model_store.inference.prediction import Prediction
+from model_store.scores.classification import Scores
+from model_store.scores.regression import MixtureScores
 from training.evaluation.comparison import Difference
-from training.evaluation.metrics import risk_coverage, roc_curve
+from training.evaluation.metrics import precision_recall, risk_coverage, roc_curve
 from training.evaluation.quality import ServedPrediction
-from training.evaluation.records import Attack, Bin, OfClass, Pit, SpreadBin
+from training.evaluation.records import Attack, Bin, ClassProbability, OfClass, Pit, SpreadBin
 
 SHADES = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
 COLOURS = [*SHADES[::2], *SHADES[1::2]]  # dark ones first
 LEAST_RATE = 1e-3
 DOTS = 100  # to an inch
 FEW_CLASSES = 20  # whose names and numbers of rows are written
+MOST_LINES = 6  # of classes in one panel
 
 
 def reliability_plot(bins: list[Bin]) -> bytes:
@@ -37,7 +41,7 @@ def reliability_plot(bins: list[Bin]) -> bytes:
 def classes_plot(classes: list[OfClass]) -> bytes:
     """Draw what labels each class' rows were given, and recall and precision of each class."""
     figure, (matrix, shares) = _panels(2)
-    names, count = [one.name for one in classes], len(classes)
+    names, count = [_plain_text(one.name) for one in classes], len(classes)
     labelled = np.array([one.labelled for one in classes], dtype=float)
     share = labelled / np.maximum(labelled.sum(axis=1, keepdims=True), 1.0)
     matrix.grid(visible=False)
@@ -59,6 +63,69 @@ def classes_plot(classes: list[OfClass]) -> bytes:
     shares.set(xlabel="class", ylabel="share (95 % interval)", ylim=(None, 1.02))
     _legend_beside(shares)
     return _png(figure, "Classes")
+
+
+def class_probabilities_plot(classes: list[ClassProbability]) -> bytes:
+    """Draw each class's calibration error, and how often a row is of a class by its probability of it."""
+    figure, (errors, reliable) = _panels(2)
+    at = np.arange(len(classes))
+    low, high = np.array([one.confidence_intervals["calibration_error"] for one in classes]).T
+    errors.vlines(at, low, high)
+    errors.plot(at, [one.calibration_error for one in classes], "o")
+    if len(classes) <= FEW_CLASSES:
+        names = [_plain_text(one.name) for one in classes]
+        errors.set_xticks(at, names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize="small")
+    errors.set(xlabel="class", ylabel="calibration error of its probability (95 % interval)", ylim=(0, None))
+    reliable.plot([0, 1], [0, 1], color="grey", linestyle=":")
+    worst = sorted(classes, key=lambda one: -one.calibration_error)[:MOST_LINES]
+    for colour, one in zip(COLOURS, worst, strict=False):
+        shares = np.array([(b.confidence, b.accuracy) for b in one.reliability])
+        reliable.plot(*shares.T, "o-", color=colour, markersize=3, label=_plain_text(one.name))
+    reliable.set(xlabel="probability of the class", ylabel="share of rows of the class", xlim=(0, 1.02))
+    reliable.set_title("the least calibrated" if len(worst) < len(classes) else "", fontsize="medium")
+    _legend_beside(reliable)
+    return _png(figure, "Calibration by class")
+
+
+def precision_recall_plot(
+    test: ServedPrediction, sets: dict[str, ServedPrediction], y: np.ndarray, names: list[str]
+) -> bytes:
+    """Draw precision against recall: of each set by the flag's statistic, and of classes with these names by their
+    probability.
+    """
+    scores = test.prediction.scores
+    figure, axes = _panels(1 + bool(names), width=6.5)
+    if isinstance(scores, Scores):
+        axis, probs = axes[0], scores.probabilities
+        shown = [c for c in range(len(names)) if 0 < np.sum(y == c) < len(y)]
+        for c in shown:
+            recall, precision = precision_recall(probs[y == c, c], probs[y != c, c])
+            colour = COLOURS[c % len(COLOURS)] if len(names) <= FEW_CLASSES else "grey"
+            axis.step(recall, precision, where="pre", color=colour, alpha=0.8, label=_plain_text(names[c]))
+        axis.set(xlabel="recall", ylabel="precision", title="classes, by their probability", ylim=(-0.02, 1.02))
+        if len(names) <= FEW_CLASSES:
+            _legend_beside(axis)
+    for colour, (name, predicted) in zip(COLOURS, sets.items(), strict=False):
+        recall, precision = precision_recall(predicted.scores["flag"], test.scores["flag"])
+        axes[-1].step(recall, precision, where="pre", color=colour, label=name)
+    axes[-1].set(xlabel="recall", ylabel="precision", title="sets, by the flag", ylim=(-0.02, 1.02))
+    _legend_beside(axes[-1])
+    return _png(figure, "Precision against recall")
+
+
+def predicted_plot(prediction: Prediction, y: np.ndarray) -> bytes:
+    """Draw targets against predictions, and errors in standard deviations against predictions."""
+    scores = prediction.scores
+    assert isinstance(scores, MixtureScores)
+    figure, (actual, error) = _panels(2)
+    ends = [float(min(scores.mean.min(), y.min())), float(max(scores.mean.max(), y.max()))]
+    actual.plot(ends, ends, color="grey", linestyle=":")
+    actual.plot(scores.mean, y, ".", alpha=0.5, markersize=4)
+    actual.set(xlabel="predicted mean", ylabel="target")
+    error.axhline(0.0, color="grey", linestyle=":")
+    error.plot(scores.mean, (y - scores.mean) / scores.std, ".", alpha=0.5, markersize=4)
+    error.set(xlabel="predicted mean", ylabel="(target - mean) / predicted standard deviation")
+    return _png(figure, "Targets against predictions")
 
 
 def pit_plot(pit: Pit, by_spread: list[SpreadBin]) -> bytes:
@@ -190,6 +257,11 @@ def differences_plot(differences: dict[str, Difference], first: str, second: str
 def _whole(predicted: ServedPrediction) -> list[str]:
     """Return the scores but for the flag with detectors left out."""
     return [name for name in predicted.scores if " without " not in name]
+
+
+def _plain_text(name: str) -> str:
+    """Return a name that matplotlib shows as it is: dollars begin formulas."""
+    return name.replace("$", r"\$")
 
 
 def _panels(count: int, width: float = 6.0) -> tuple[Figure, list[Axes]]:

@@ -1,10 +1,21 @@
-"""An evaluation report as Markdown."""
+"""The text of an evaluation report, block by block, and as Markdown."""
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from training.evaluation.even import SAYS
 from training.evaluation.intervals import Ends
-from training.evaluation.records import AttackMeasures, ClassMeasures, RegressionMeasures, Report, SetMeasures
+from training.evaluation.records import (
+    AttackMeasures,
+    ClassMeasures,
+    PartMeasures,
+    RegressionMeasures,
+    Report,
+    SetMeasures,
+    Slices,
+)
 
 MEASURES = {
     "auroc": "AUROC",
@@ -15,11 +26,48 @@ MEASURES = {
 FEW_CLASSES = 20  # whose confusion matrix is shown
 
 
-def markdown(report: Report, plots: list[str]) -> str:
-    """Return a report's tables, and its plots by name. Shares are given times 100, intervals in brackets."""
+@dataclass(frozen=True)
+class Table:
+    """A table, whose cells are plain text."""
+
+    header: list[str]
+    rows: list[list[str]]
+
+    def __str__(self) -> str:
+        """Return it as Markdown."""
+        lines = [self.header, ["---"] * len(self.header), *self.rows]
+        return "\n".join(f"| {' | '.join(map(_escaped, cells))} |" for cells in lines)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot, by its file."""
+
+    file: str
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.file.removesuffix(".png")
+
+    def __str__(self) -> str:
+        """Return it as Markdown."""
+        return f"![{self.name}]({self.file})"
+
+
+Block = str | Table | Plot  # a heading (# and more) or a paragraph, a table, a plot
+
+
+def markdown(parts: list[Block]) -> str:
+    """Return a report as Markdown."""
+    return "\n\n".join(str(part) for part in parts) + "\n"
+
+
+def blocks(report: Report, plots: list[str]) -> list[Block]:
+    """Return a report's text, tables, and plots by name. Shares are given times 100, intervals in brackets."""
     test = report.test
     own = test.confidence_intervals
-    parts = [
+    parts: list[Block] = [
         f"# Evidence: {report.model} version {report.version}",
         f"Made {report.created} by `python -m training evaluate`, seed {report.seed}: `{report.method}`, "
         f"{test.rows} test rows of `{report.data}`, {report.draws} draws, requests of "
@@ -41,27 +89,35 @@ def markdown(report: Report, plots: list[str]) -> str:
     if isinstance(test, RegressionMeasures):
         parts += ["## Intervals", *_intervals(test)]
     else:
-        parts += ["## Classes", _classes(test)]
+        parts += ["## Classes", *_classes(test)]
+        if test.class_probabilities:
+            parts += ["### Probabilities by class", *_class_probabilities(test)]
+    if report.parts:
+        parts += ["## Parts", *_parts(report.parts)]
+    if report.worst_slices is not None:
+        is_squared = isinstance(test, RegressionMeasures)
+        parts += ["## Where it is worst", *_worst_slices(report.worst_slices, is_squared)]
     parts += ["## Detection", "Of each set's rows against the test rows."]
+    if "even" in report.outliers:
+        parts += [SAYS]
     parts += [f"Base rate: the set's rows are {_base_rates(report.outliers)} % of all."]
     for key, title in MEASURES.items():
         parts += [f"### {title}", _detection(report.outliers, key)]
-    parts += ["## Errors", _errors(test)]
+    parts += ["## Errors", *_errors(test)]
     if report.attacks:
         attacked = {name: attack.measures for name, attack in report.attacks.items()}
         parts += ["## Attacks", _attacks(attacked)]
         parts += ["### AUROC of attacked against test rows", _detection(attacked, "auroc")]
-    parts += [f"![{name.removesuffix('.png')}]({name})" for name in plots]
-    return "\n\n".join(parts) + "\n"
+    return parts + [Plot(name) for name in plots]
 
 
-def _detection(sets: Mapping[str, SetMeasures], measure: str) -> str:
+def _detection(sets: Mapping[str, SetMeasures], measure: str) -> Table:
     names = list(next(iter(sets.values())).scores)
     rows = [[name, *(_share_of(entry.scores[score], measure) for score in names)] for name, entry in sets.items()]
     return _table(["set", *names], rows)
 
 
-def _intervals(test: RegressionMeasures) -> list[str]:
+def _intervals(test: RegressionMeasures) -> list[Block]:
     """Return tables of intervals, quantiles and spread."""
     held = [
         [_percent(e.nominal), _share_of(e, "covered"), _plain(e.width, e.confidence_intervals.get("width"))]
@@ -83,7 +139,7 @@ def _intervals(test: RegressionMeasures) -> list[str]:
     ]
 
 
-def _classes(test: ClassMeasures) -> str:
+def _classes(test: ClassMeasures) -> list[Block]:
     """Return recall and precision of each class, and of few classes the confusion matrix."""
     few = len(test.by_class) <= FEW_CLASSES
     header = ["class", "rows", "recall", "precision", *((one.name for one in test.by_class) if few else ())]
@@ -92,10 +148,57 @@ def _classes(test: ClassMeasures) -> str:
         + ([str(count) for count in one.labelled] if few else [])
         for one in test.by_class
     ]
-    return ("Last columns: rows of the class that were given each label.\n\n" if few else "") + _table(header, rows)
+    said: list[Block] = ["Last columns: rows of the class that were given each label."] if few else []
+    return [*said, _table(header, rows)]
 
 
-def _flag_rates(report: Report) -> str:
+def _parts(measured: list[PartMeasures]) -> list[Block]:
+    said = "Rows of each class, given each label, and of each group: one that is served worse than the others."
+    rows = []
+    for part in measured:
+        rmse = part.confidence_intervals.get("rmse")
+        error = _share_of(part, "accuracy") if part.rmse is None else _plain(part.rmse, rmse)
+        shares = [_share_of(part, "covered"), _share_of(part, "flagged")]
+        rows.append([f"{part.by} {part.name}", str(part.rows), error, *shares])
+    error = "accuracy" if measured[0].rmse is None else "RMSE"
+    return [said, _table(["part", "rows", error, "covered at .95", "flagged at .05"], rows)]
+
+
+def _class_probabilities(test: ClassMeasures) -> list[Block]:
+    rows = [
+        [one.name, str(one.rows), _share_of(one, "calibration_error"), _share_of(one, "average_precision")]
+        for one in test.class_probabilities
+    ]
+    return [
+        "Each class against all others, by its probability.",
+        _table(["class", "rows", "calibration error", "average precision"], rows),
+    ]
+
+
+def _worst_slices(found: Slices, is_squared: bool) -> list[Block]:
+    """Return the slices' table, and how they were found."""
+    loss = "RMSE" if is_squared else "wrong labels"
+    shown = _plain if is_squared else _percent
+    rows = [
+        [
+            one.column,
+            one.rows_are,
+            str(one.rows),
+            shown(one.loss, one.confidence_intervals["loss"]),
+            shown(one.where_chosen),
+        ]
+        for one in found.slices
+    ]
+    return [
+        f"Of {found.candidates} slices by one column (categories, quarters, missing values), the worst on a random "
+        f"half of the test rows ({found.chosen_rows}), at most one of a column, measured on the other half "
+        f"({found.rows}), which had no part in the choice. The intervals hold together: each is of "
+        f"{100 * found.interval_level:.4g} %. All rows of that half: {shown(found.all_rows)}.",
+        _table(["column", "rows", "how many", loss, "where chosen (too high as a rule)"], rows),
+    ]
+
+
+def _flag_rates(report: Report) -> Table:
     attacked = {name: attack.measures for name, attack in report.attacks.items()}
     measured = {"test rows": report.test, **report.outliers, **attacked}
     fprs = list(report.test.flagged)
@@ -103,10 +206,10 @@ def _flag_rates(report: Report) -> str:
         [name, *(_percent(entry.flagged[fpr], entry.confidence_intervals[f"flagged.{fpr}"]) for fpr in fprs)]
         for name, entry in measured.items()
     ]
-    return _table(["rows flagged (%) at `fpr`", *fprs], rows)
+    return _table(["rows flagged (%) at fpr", *fprs], rows)
 
 
-def _errors(test: ClassMeasures | RegressionMeasures) -> str:
+def _errors(test: ClassMeasures | RegressionMeasures) -> list[Block]:
     detected = test.error_detection if isinstance(test, ClassMeasures) else None
     header = ["score", "AURC"] + (["AUROC", "PR+", "PR-", "FPR at 95 %"] if detected else [])
     own = test.confidence_intervals
@@ -115,14 +218,14 @@ def _errors(test: ClassMeasures | RegressionMeasures) -> str:
         + ([_share_of(detected.scores[name], key) for key in MEASURES] if detected else [])
         for name, area in test.aurc.items()
     ]
-    found = ""
+    found: list[Block] = []
     if detected:
         share = _share_of(detected, "base_rate")
-        found = f"{detected.rows} of {test.rows} test rows are misclassified, {share} %.\n\n"
-    return f"{found}AURC is the area under risk against coverage, lower is better.\n\n{_table(header, rows)}"
+        found = [f"{detected.rows} of {test.rows} test rows are misclassified, {share} %."]
+    return [*found, "AURC is the area under risk against coverage, lower is better.", _table(header, rows)]
 
 
-def _attacks(attacks: dict[str, AttackMeasures]) -> str:
+def _attacks(attacks: dict[str, AttackMeasures]) -> Table:
     rows = [
         [
             name,
@@ -140,9 +243,13 @@ def _base_rates(sets: dict[str, SetMeasures]) -> str:
     return ", ".join(rates)
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+def _table(header: list[str], rows: list[list[str]]) -> Table:
+    return Table(header, rows)
+
+
+def _escaped(cell: str) -> str:
+    """Return a cell that Markdown shows as it is, on one line."""
+    return re.sub(r"([\\`|<>\[\]*])", r"\\\1", " ".join(cell.split()))
 
 
 def _share_of(record: Any, name: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from jaxtyping import Float
 from onnx import numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from model_store.errors import DubitoError, InvalidInput, one_line, plain
 from model_store.inference.noise import noise
-from model_store.inference.runtime import OUTPUTS, WEIGHTS_PER_DRAW, GraphError, Runtime
+from model_store.inference.runtime import OUTPUTS, TERMS, WEIGHTS_PER_DRAW, GraphError, Runtime
 from training.data import Rows
 from training.export.served import ServedNetwork, served_network
 from training.nn.layers import WeightLayer
@@ -42,8 +43,11 @@ class ParityError(DubitoError):
     """The exported graphs do not compute what the fitted model computes."""
 
 
-def export(model: BayesianModel, network: ServedNetwork) -> dict[str, bytes]:
-    """Return `sampler.onnx` (eps -> theta) and `network.onnx` (x, theta -> outputs, features, density)."""
+def export(model: BayesianModel, network: ServedNetwork, with_terms: bool = False) -> dict[str, bytes]:
+    """Return `sampler.onnx` (eps -> theta) and `network.onnx` (x, theta -> outputs, features, density).
+
+    With terms, the network also gives those of detectors' scores, where they are divided among a row's numbers.
+    """
     rows, draws = 3, 2
     x = torch.zeros(rows, math.prod(model.network.shape))
     eps = torch.zeros(draws, model.posterior.noise_dimension)
@@ -54,7 +58,10 @@ def export(model: BayesianModel, network: ServedNetwork) -> dict[str, bytes]:
     # in it depends on whether theta has a row for each of x or one for all: let it broadcast.
     theta = torch.zeros(draws, 1, model.posterior.theta_dimension)
     outputs = [OUTPUTS[model.likelihood.task], "features", "density"]
-    served = _graph(network, (x, theta), {"x": {0: n}, "theta": {0: k}}, outputs)
+    module: nn.Module = network
+    if with_terms and network.attributed:
+        module, outputs = _WithTerms(network), [*outputs, TERMS]
+    served = _graph(module, (x, theta), {"x": {0: n}, "theta": {0: k}}, outputs)
     if model.network.is_paired:
         (theta_input,) = (i for i in served.graph.input if i.name == "theta")
         theta_input.type.tensor_type.shape.dim[1].dim_param = "pairs"
@@ -62,6 +69,18 @@ def export(model: BayesianModel, network: ServedNetwork) -> dict[str, bytes]:
     if pruned:  # theta is smaller than the matrices that the network makes of it
         onnx.helper.set_model_props(served, {WEIGHTS_PER_DRAW: str(sum(math.prod(layer.shape) for layer in pruned))})
     return {"sampler.onnx": sampler.SerializeToString(), "network.onnx": served.SerializeToString()}
+
+
+class _WithTerms(nn.Module):
+    """A served network that also gives the terms of its detectors' scores."""
+
+    def __init__(self, network: ServedNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
+        """Return outputs, features, densities and terms."""
+        return (*self.network(x, theta), self.network.terms(x))
 
 
 def runtime_of(model: BayesianModel, graphs: dict[str, bytes]) -> Runtime:
@@ -75,14 +94,17 @@ def runtime_of(model: BayesianModel, graphs: dict[str, bytes]) -> Runtime:
     )
 
 
-def check_exports(model: BayesianModel) -> None:
+def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -> None:
     """Export a fresh model's network and compare, so that a module that cannot be served is refused before its fit.
+
+    `x` are rows that it takes, by default noise.
 
     Raises:
         InvalidInput: if it cannot be exported, or its graph computes something else.
     """
     trial = copy.deepcopy(model).cpu().eval()
-    x = torch.randn(CHECKED_ROWS, math.prod(trial.network.shape), generator=torch.Generator().manual_seed(0))
+    if x is None:
+        x = torch.randn(CHECKED_ROWS, math.prod(trial.network.shape), generator=torch.Generator().manual_seed(0))
     try:
         network = served_network(trial, x, 0)
         runtime = runtime_of(trial, export(trial, network))
@@ -123,14 +145,39 @@ def _why_not_exported(error: Exception, network: Network, x: Tensor) -> tuple[st
     return "a module that can be exported and served", f"{type(causes[-1]).__name__}: {reason}"
 
 
-class AttentionWrittenOut(TorchFunctionMode):
-    """Computes `scaled_dot_product_attention` by products and a softmax; the exporter knows it for four axes only."""
+class WrittenOut(TorchFunctionMode):
+    """Computes some functions by others that are served as they should be.
+
+    The exporter knows `scaled_dot_product_attention` for four axes only. onnxruntime sums over an axis that is not
+    the last in an order that depends on how many rows there are.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return what a function of torch gives."""
         if func is functional.scaled_dot_product_attention:
             return _attention(*args, **(kwargs or {}))
+        if func in (torch.mean, torch.Tensor.mean, torch.sum, torch.Tensor.sum):
+            return _over_last_axes(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _over_last_axes(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return a mean or sum, over the last axes of a tensor whose axes are put in that order."""
+    names = ("input", "dim", "keepdim")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    axes = given.get("dim", given.get("axis"))
+    if len(args) > len(names) or axes is None or not isinstance(given.get("input"), Tensor):
+        return func(*args, **kwargs)
+    x = given["input"]
+    found = sorted(axis % x.ndim for axis in ((axes,) if isinstance(axes, int) else axes))
+    last = list(range(x.ndim - len(found), x.ndim))
+    if not found or found == last:
+        return func(*args, **kwargs)
+    value = func(x.movedim(found, last), last, dtype=given.get("dtype"))
+    if given.get("keepdim"):
+        for axis in found:
+            value = value.unsqueeze(axis)
+    return value
 
 
 def _attention(
@@ -165,7 +212,7 @@ def _graph(
     chatter = io.StringIO()
     for chattering in ("torch.onnx", "torch.fx.experimental.symbolic_shapes"):
         logging.getLogger(chattering).setLevel(logging.ERROR)
-    with warnings.catch_warnings(), redirect_stdout(chatter), redirect_stderr(chatter), AttentionWrittenOut():
+    with warnings.catch_warnings(), redirect_stdout(chatter), redirect_stderr(chatter), WrittenOut():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             module,
@@ -219,7 +266,8 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
     """Return the largest differences between torch and the runtime, same noise, with shared and paired draws.
 
     Of theta, probabilities and log variances the differences are absolute, of density scores relative to the score
-    or, where that is larger, to the detector's mean, and of a regression's means to the target's standard deviation.
+    or, where that is larger, to the detector's mean, of their terms relative to the row's sum of them, and of a
+    regression's means to the target's standard deviation.
 
     Raises:
         ParityError: if one is more than `PARITY_TOLERANCE`.
@@ -239,6 +287,8 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
         for name, differences in _differences(got, outputs.numpy(), model.likelihood).items():
             found.setdefault(name, []).append(differences)
         found["density"].append(_relative(got_density, density.numpy()))
+    if runtime.has_terms:
+        found["terms"] = [_relative_terms(runtime.terms(x), network.terms(torch.from_numpy(x)).numpy())]
     worst = {name: _largest(parts) for name, parts in found.items()}
     for name, difference in worst.items():
         if not difference <= PARITY_TOLERANCE:
@@ -246,6 +296,7 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
                 f"parity: expected {name} within {PARITY_TOLERANCE} of torch's, got a difference of {difference}"
             )
     together, together_density = runtime.run(x, paired[:, :1])
+    together_terms = runtime.terms(x) if runtime.has_terms else None
     for n in range(len(x)):
         alone, alone_density = runtime.run(x[n : n + 1], paired[:, :1])
         if not np.array_equal(alone[:, 0], together[:, n]):
@@ -254,6 +305,8 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
             raise ParityError(
                 "parity: expected a row's densities to be the same bits alone and in a batch, got others"
             )
+        if together_terms is not None and not np.array_equal(runtime.terms(x[n : n + 1])[0], together_terms[n]):
+            raise ParityError("parity: expected a row's terms to be the same bits alone and in a batch, got others")
     return worst
 
 
@@ -273,6 +326,12 @@ def _relative(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
     return np.divide(difference, scale, out=difference, where=scale > 0)
 
 
+def _relative_terms(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    total = expected.sum(axis=2, keepdims=True)
+    difference = got - expected
+    return np.divide(difference, np.maximum(total, total.mean(axis=0)), out=difference, where=total > 0)
+
+
 def _largest(differences: list[np.ndarray]) -> float:
-    """Return the largest absolute value; NaN, which no tolerance admits, if there is one."""
-    return float(np.max([np.max(np.abs(difference)) for difference in differences]))
+    """Return the largest absolute value; NaN, which no tolerance admits, if there is one; of nothing 0."""
+    return float(np.max([np.max(np.abs(difference), initial=0.0) for difference in differences]))

@@ -1,5 +1,6 @@
 """What `network.onnx` computes: the network with its detectors, fitted."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -7,8 +8,9 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
 from training.data import Rows
-from training.detectors import KINDS, Space
-from training.detectors.spectrum import Spectrum
+from training.detectors import KINDS, Space, fitting
+from training.detectors.neighbours import Neighbours
+from training.detectors.spectrum import LARGEST, Mahalanobis, Residual, Spectrum
 from training.nn.flows import WeightNormLinear
 from training.nn.likelihoods import Likelihood
 from training.nn.model import BayesianModel
@@ -18,6 +20,7 @@ from training.seeds import Stream, hash_key
 
 FITTED_ROWS = 10_000  # of the training rows, drawn at random: detectors are fitted on them
 CHUNK_ROWS = 1000
+OF_VECTORS = (Residual, Mahalanobis, Neighbours)  # whose scores are squared lengths of their `deviation`
 
 
 class ServedNetwork(nn.Module):
@@ -55,6 +58,35 @@ class ServedNetwork(nn.Module):
         """Names of the detectors of which small scores too mean unlike the data."""
         return tuple(name for name in self.density if KINDS[name].is_two_sided)
 
+    @property
+    def attributed(self) -> tuple[str, ...]:
+        """Names of the detectors whose scores `terms` divides among the numbers of a row.
+
+        None of long rows, but for images whose fold adds up the channels of one place: else their numbers are not
+        told apart.
+        """
+        shape = self.network.shape
+        place = math.prod(shape[-2:]) if len(shape) == 3 else math.prod(shape)
+        if math.prod(shape) > LARGEST and LARGEST % place:
+            return ()
+        return tuple(
+            name
+            for name, detector in self.density.items()
+            if isinstance(detector, OF_VECTORS) and KINDS[name].space != "embedding"
+        )
+
+    def terms(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N A I"]:
+        """Return what each number of a row adds to each attributed detector's score: terms of 0 or more."""
+        parts = []
+        for name in self.attributed:
+            space = KINDS[name].space
+            detector = self.density[name]
+            assert isinstance(detector, OF_VECTORS)
+            deviation = detector.deviation(self.rows_in(space, x))
+            of_inputs = self.spectrum.back(deviation) if space == "spectrum" else deviation
+            parts.append(self.spectrum.fold.spread(of_inputs.square()))
+        return torch.stack(parts, dim=1)
+
     def forward(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Float[Tensor, "N M"]]:
@@ -72,9 +104,12 @@ def served_network(
     x: Num[Tensor, "N I"],
     seed: int,
     labels: Int[Tensor, "N"] | None = None,
-    names: Sequence[str] = tuple(KINDS),
+    names: Sequence[str] | None = None,
 ) -> ServedNetwork:
-    """Return a model's network beside named detectors, fitted on training rows and on their classes if there are."""
+    """Return a model's network beside named detectors (by default all that its rows can have), fitted on training
+    rows and on their classes if there are.
+    """
+    shape = model.network.shape
     few = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:FITTED_ROWS]
     parts = x[few].split(CHUNK_ROWS)
     known = None if labels is None else labels[few]
@@ -82,12 +117,12 @@ def served_network(
     spectrum = Spectrum.fit(x, generator)
     served = ServedNetwork(model.network, model.likelihood, {}, spectrum, model.posterior.centre())
     rows: dict[Space, Tensor] = {}
-    for name in names:
+    for name in fitting(shape) if names is None else names:
         kind = KINDS[name]
         if kind.space not in rows:
             rows[kind.space] = torch.cat([served.rows_in(kind.space, part.float()) for part in parts])
-        of_classes = (known,) if kind.has_classes else ()
-        served.density[name] = kind.fit(rows[kind.space], generator, *of_classes)
+        also = (known,) if kind.has_classes else (shape,) if kind.is_of_images else ()
+        served.density[name] = kind.fit(rows[kind.space], generator, *also)
     return served.eval()
 
 

@@ -204,6 +204,8 @@ def test_an_artifact_with_a_file_that_cannot_be_used_is_refused_by_its_name(digi
         ("output", {"classes": ("only", "two")}, "calibration.safetensors"),
         ("detectors", {"density": ()}, "network.onnx"),
         ("detectors", {"combined": ("unheard-of",)}, "calibration.safetensors"),
+        ("detectors", {"attributed": ()}, "network.onnx"),
+        ("detectors", {"attributed": ("residual",)}, "network.onnx"),
     ],
 )
 def test_an_artifact_whose_manifest_describes_another_model_is_refused(digits_store, part, changes, file):

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from model_store.artifacts.manifest import CategoricalColumn, InputSpec, NumericColumn, TimeColumn
 from model_store.errors import InvalidInput
-from model_store.inputs.columns import category_text, encode, from_objects
+from model_store.inference.explanation import rows_as_usual
+from model_store.inputs.columns import OddCells, category_text, encode, from_objects, odd_cells, usual_row
+from service.engine.threads import at_once
 
 COLUMNS = (
     NumericColumn(name="age", mean=40.0, std=10.0, indicator=False),
@@ -168,3 +170,31 @@ def test_a_manifest_s_columns_go_with_its_shape():
     for shape, mode in (((8, 8), "RGB"), ((3, 8, 8), "L"), ((64,), "L"), ((1, 8, 8), "L")):
         with pytest.raises(ValueError, match="image"):
             InputSpec(shape=shape, minimum=0, maximum=255, image={"mode": mode})
+
+
+def test_unseen_categories_and_missing_values_are_named():
+    row = GOOD | {"income": None, "city": "Atlantis", "vip": 7}
+    assert odd_cells(row, COLUMNS) == OddCells({"city": "Atlantis", "vip": "7"}, ["income"])
+    assert odd_cells(GOOD, COLUMNS) == OddCells({}, [])
+
+
+def test_the_usual_row_is_encoded_as_others_and_unknown_without_a_value():
+    usual = {"age": 30.0, "income": 0.0, "city": "Rome", "vip": "true"}
+    known = [column.model_copy(update={"usual": usual[column.name]}) for column in COLUMNS]
+    row = usual_row(known)
+    assert row is not None
+    assert row.tolist() == ENCODED
+    assert usual_row([*known[:-1], COLUMNS[-1]]) is None
+
+
+def test_each_column_in_turn_is_as_usual():
+    usual = {"age": 0.0, "income": 0.0, "city": "Oslo", "vip": "false"}
+    known = [column.model_copy(update={"usual": usual[column.name]}) for column in COLUMNS]
+    x = from_objects([GOOD, GOOD | {"age": 50, "city": None}], COLUMNS, "inputs")
+    expected = []
+    for row in ({**GOOD}, GOOD | {"age": 50, "city": None}):
+        changes = [{}, *({name: value} for name, value in usual.items())]
+        expected.append(from_objects([row | change for change in changes], COLUMNS, "inputs"))
+    assert np.array_equal(at_once(rows_as_usual(known, x)), np.concatenate(expected))
+    with pytest.raises(ValueError, match="usual"):
+        at_once(rows_as_usual(COLUMNS, x))

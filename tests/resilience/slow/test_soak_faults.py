@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 
 LARGEST_GROWTH = 1.05
 ATTACK_S = 10.0
+WARM_UP_ROUNDS = 3  # so that each kind of connection came to the worker that is never hit
 AT_ONCE = {"DUBITO_WORKERS": "2", "DUBITO_POLL_INTERVAL_S": "0.2", "DUBITO_ADMIN_KEY": ADMIN_KEY}
 
 
@@ -64,7 +65,7 @@ class Faults:
 
     def attack(self):
         """Attack for some seconds."""
-        with attacking(self.port, {pipeline_unread: 4, unfinished_body: 4, empty_parts: 1, large_pool: 1}):
+        with attacking(self.port, {pipeline_unread: 4, unfinished_body: 4, empty_parts: 2, large_pool: 4}):
             time.sleep(ATTACK_S)
 
     def _hit(self, how):
@@ -99,7 +100,7 @@ def test_an_hour_with_a_fault_every_minute_changes_no_answer(serve, digits_store
         faults = Faults(url, process, ModelStore(tmp_path / "models"), source)
         kinds = (faults.kill, faults.publish, faults.attack, faults.stop, faults.damage)
         with Crowd(faults.port, made, clients=4, hang_up=0.05) as crowd:  # what takes memory once takes it now
-            for fault in kinds:
+            for fault in kinds * WARM_UP_ROUNDS:
                 fault()
             time.sleep(pause)
         warm_up = crowd.whole()

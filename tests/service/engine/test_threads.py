@@ -1,14 +1,19 @@
 """Threads beside the event loop: work is done in slices, by clients' shares, and ends with its deadline or client."""
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
+from contextlib import suppress
+from traceback import clear_frames
 
 import pytest
 from starlette.requests import ClientDisconnect
 
 from service.engine.threads import SharedThreads
 from service.errors import PastDeadline
+from tests.support.serving import wait_until
 
 
 @pytest.fixture
@@ -89,3 +94,35 @@ def test_an_error_is_the_works_own_and_what_waits_is_dropped_at_the_end(threads)
             await waiting
 
     asyncio.run(ask())
+
+
+class Body:
+    """What a request holds."""
+
+
+@pytest.mark.parametrize("error", [None, ValueError()])
+def test_nothing_is_held_of_work_that_is_done(threads, error):
+    def reading(body):
+        yield
+        if error is not None:
+            raise error
+        return body
+
+    async def ask():
+        body = Body()
+        held = weakref.ref(body)
+        work = reading(body)
+        del body
+        with suppress(ValueError):
+            await threads.run(work)
+        del work
+        return held
+
+    gc.disable()
+    try:
+        held = asyncio.run(ask())
+        if error is not None:
+            clear_frames(error.__traceback__)  # as is done where it is answered
+        wait_until(lambda: held() is None, 5)
+    finally:
+        gc.enable()

@@ -54,10 +54,11 @@ def test_answers_to_rows_of_any_size_are_as_the_document_says(client):
 
 def test_answers_have_the_fields_that_the_document_gives(client, digits_rows):
     schemas = client.get("/openapi.json").json()["components"]["schemas"]
-    request = {"inputs": digits_rows[:1].tolist(), "return_samples": True}
+    request = {"inputs": digits_rows[:1].tolist(), "return_samples": True, "explain": True}
     answer = client.post("/predict", json=request).json()
     assert set(answer) == set(schemas["PredictAnswer"]["properties"])
     assert set(answer["predictions"][0]) == set(schemas["PredictionAnswer"]["properties"])
+    assert set(answer["predictions"][0]["explanation"]) == set(schemas["ExplanationAnswer"]["properties"])
     answer = client.post("/acquire", json={"pool": digits_rows[:1].tolist()}).json()
     assert set(answer) == set(schemas["AcquireAnswer"]["properties"])
     assert set(answer["ranking"][0]) == set(schemas["RankedRow"]["properties"])

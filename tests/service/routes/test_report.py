@@ -21,12 +21,15 @@ def test_a_model_links_its_card_and_every_link_works(evaluated):
     assert linked["summary"] == report["summary"]
     assert set(linked["files"]) == {"evidence.json", *report["files"]}
     kinds = {"json": "application/json", "md": "text/markdown; charset=utf-8", "png": "image/png"}
-    starts = {"json": b"{", "md": b"# Evidence: digits version 1", "png": b"\x89PNG"}
+    kinds["html"] = "text/html; charset=utf-8"
+    starts = {"json": b"{", "md": b"# Evidence: digits version 1", "png": b"\x89PNG", "html": b"<!DOCTYPE html>"}
     for file, href in linked["files"].items():
         answer = evaluated.get(href)
         kind = file.rpartition(".")[2]
         assert answer.headers["content-type"] == kinds[kind]
         assert answer.content.startswith(starts[kind])
+        assert answer.headers["content-security-policy"].startswith("sandbox; default-src 'none';")
+        assert answer.headers["x-content-type-options"] == "nosniff"
 
 
 def test_a_version_may_be_named_by_an_alias(evaluated):

@@ -52,6 +52,7 @@ def test_colour_images_are_bytes_with_channels_first_and_folders_are_labels(tmp_
     )()
     assert (data.shape, data.classes, data.image.mode) == ((3, 4, 5), ("cat", "dog"), "RGB")
     assert data.train.x.dtype == np.uint8
+    assert data.train.ids.tolist() == sorted(name for name in arrays if name.startswith("train"))
     for rows, part in ((data.train, "train"), (data.test, "test")):
         names = sorted(name for name in arrays if name.startswith(part))
         assert np.array_equal(rows.x, [arrays[name].transpose(2, 0, 1).reshape(-1) for name in names])

@@ -254,3 +254,34 @@ def test_a_uci_split_that_is_not_there_and_classification_are_refused(tmp_path):
     write_uci(tmp_path)
     refused(lambda: load(recipe_of("uci:.", "regression", split=5), tmp_path), "index_train_5.txt", "readable")
     refused(lambda: load(recipe_of("uci:."), tmp_path), "task: expected regression, since `uci` has real targets")
+
+
+def test_rows_are_called_by_a_column_as_it_is_written_or_by_their_numbers(tmp_path):
+    names = [f"00{i}" for i in range(ROWS)]
+    write_csv(tmp_path, {**COLUMNS, "id": [None, *names[1:]]})
+    by_id, by_number = read(tmp_path, id="id"), read(tmp_path, columns={"id": "ignored"})
+    assert [column.name for column in by_id.columns] == ["age", "city", "vip", "income"]
+    numbers = by_number.train.ids.tolist()
+    assert by_id.train.ids.tolist() == [names[i] if i else "0" for i in numbers]
+    ages = by_id.train.x[:, 0] * by_id.columns[0].std + by_id.columns[0].mean
+    assert np.round(ages).tolist() == AGE[numbers].tolist()
+    kept = split(by_id, split_sizes(recipe_of("csv:a.csv", target="label"))).train
+    assert len(kept.ids) == len(kept)
+    assert {*kept.ids.tolist()} < {*by_id.train.ids.tolist()}
+    refused(lambda: read(tmp_path, id="nothing"), "data.id", "one of the columns")
+    refused(lambda: read(tmp_path, id="label"), "data.id", "another column than the target")
+
+
+def test_columns_have_usual_values_of_which_the_data_s_digest_knows_nothing(tmp_path):
+    write_csv(tmp_path)
+    data = read(tmp_path)
+    train = split(data, split_sizes(recipe_of("csv:a.csv", target="label"))).train
+    age, city, vip, income = data.columns
+    assert age.usual == pytest.approx(np.median(train.x[:, 0].astype(float) * age.std + age.mean), abs=1e-4)
+    there = train.x[train.x[:, -1] == 0, -2].astype(float)
+    assert income.usual == pytest.approx(np.median(there * income.std + income.mean), abs=1e-4)
+    of_city = train.x[:, 1:3].sum(axis=0)
+    assert of_city[city.categories.index(city.usual)] == of_city.max()
+    assert vip.usual == "false"
+    older = [column.model_copy(update={"usual": None}) for column in data.columns]
+    assert load(recipe_of("csv:a.csv", target="label"), tmp_path, older).digest() == data.digest()

@@ -13,8 +13,9 @@ from model_store.artifacts.store import ModelStore
 from model_store.conformal.detectors import combined_surprisal
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import SCORE_NAMES
+from tests.support.models import publish_unfitted
 from tests.support.pictures import look_at_legends
-from tests.support.recipes import write_recipe
+from tests.support.recipes import recipe_with, write_recipe
 from training.__main__ import main
 from training.data import digits
 from training.evaluation.differentiable_flag import DifferentiableFlag
@@ -186,6 +187,33 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch, 
     capsys.readouterr()
     assert main(["evaluate", "line", "--attacks"]) == 2
     assert "--attacks" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("fits")
+def test_a_table_s_card_has_slices_and_even_rows_in_place_of_noise(tmp_path, monkeypatch, capsys):
+    random = np.random.default_rng(0)
+    lines = ["a,bit,city,y"]
+    for a in random.normal(size=400):
+        city = random.choice(["<b>Rome|</b>", "Oslo"])
+        lines.append(f"{a:.3f},{random.integers(0, 2)},{city},{'$yes$' if a > 0 else 'no'}")
+    (tmp_path / "people.csv").write_text("\n".join(lines) + "\n")
+    rows = {"validation_rows": 30, "reference_rows": 30, "ranking_rows": 30}
+    data = {"source": "csv:people.csv", "target": "y", "test_fraction": 0.4, **rows}
+    publish_unfitted(ModelStore(tmp_path / "models"), recipe_with(name="people", data=data), tmp_path)
+    for name, folder in (("STORE", "models"), ("DATA", "")):
+        monkeypatch.setenv(f"DUBITO_{name}", str(tmp_path / folder))
+    assert main(["evaluate", "people", "--quiet"]) == 0
+    assert "even_flag_auroc" in capsys.readouterr().out
+    found = evaluation_report(ModelStore(tmp_path / "models"), "people", "1")
+    assert set(found.report["outliers"]) == {"even", "crossed", "shuffled"}
+    slices = found.report["worst_slices"]
+    assert {one["column"] for one in slices["slices"]} == {"a", "bit", "city"}
+    assert slices["chosen_rows"] + slices["rows"] == found.report["test"]["rows"] == 160
+    page = found.read("evidence.html").decode()
+    assert "Where it is worst" in page
+    assert "<b>" not in page
+    assert "&lt;b&gt;Rome|&lt;/b&gt;" in page or "Oslo" in page
+    assert "`even`" in found.read("evidence.md").decode()
 
 
 @pytest.mark.usefixtures("fits")

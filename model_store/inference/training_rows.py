@@ -1,0 +1,79 @@
+"""Some of the rows that a model was fitted on, with their ids: `training-rows.safetensors`, which a version may have.
+
+`explain` names those that are nearest to a row. Nothing else is done with them, and no prediction depends on them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int64, UInt8
+
+BLOCK_NUMBERS = 1 << 16  # that are compared at a time, so that differences stay in the processor's cache
+MAX_ID_BYTES = 1 << 20  # of all ids together
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRows:
+    """R rows of I numbers as the model takes them, their ids, and the unit in which each number is compared."""
+
+    x: Float32[np.ndarray, "R I"] | UInt8[np.ndarray, "R I"]
+    scale: Float32[np.ndarray, "I"]
+    ids: tuple[str, ...]
+
+    def __len__(self) -> int:
+        """Return R."""
+        return len(self.x)
+
+    def nearest(self, row: Float32[np.ndarray, "I"], count: int) -> tuple[list[str], Float64[np.ndarray, "k"]]:
+        """Return the ids of the `count` rows (or all) that are nearest to a row, and how far they are.
+
+        A distance is the root of the mean square of the differences, each in its number's unit.
+        """
+        far = np.empty(len(self.x), dtype=np.float64)
+        at_once = max(1, BLOCK_NUMBERS // len(row))
+        for first in range(0, len(far), at_once):
+            here = slice(first, first + at_once)
+            differences = (self.x[here].astype(np.float64) - row) / self.scale
+            far[here] = np.einsum("ri,ri->r", differences, differences)
+        order = np.argsort(far, kind="stable")[:count]
+        return [self.ids[i] for i in order.tolist()], np.sqrt(far[order] / len(row))
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Return the arrays of the file."""
+        ids = [name.encode() for name in self.ids]
+        return {
+            "x": self.x,
+            "scale": self.scale,
+            "ids": np.frombuffer(b"".join(ids), dtype=np.uint8),
+            "id_ends": np.cumsum([len(name) for name in ids], dtype=np.int64),
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, np.ndarray], row_size: int) -> "TrainingRows":
+        """Read back what `tensors` gave; raises ValueError for anything inconsistent."""
+        expected = {"x", "scale", "ids", "id_ends"}
+        if set(tensors) != expected:
+            raise ValueError(f"expected tensors {sorted(expected)}, got others")
+        x, scale, ids, ends = (tensors[name] for name in ("x", "scale", "ids", "id_ends"))
+        if x.dtype not in (np.uint8, np.float32) or x.ndim != 2 or x.shape[1] != row_size or len(x) == 0:
+            raise ValueError(f"x: expected rows of {row_size} float32 numbers or bytes")
+        if scale.dtype != np.float32 or scale.shape != (row_size,) or not np.all(np.isfinite(scale) & (scale > 0)):
+            raise ValueError(f"scale: expected {row_size} finite float32 numbers above 0")
+        if not np.isfinite(x).all():
+            raise ValueError("x: expected finite numbers")
+        if ids.dtype != np.uint8 or ids.ndim != 1 or len(ids) > MAX_ID_BYTES:
+            raise ValueError(f"ids: expected at most {MAX_ID_BYTES} bytes")
+        return cls(x, scale, _texts(ids, ends, len(x)))
+
+
+def _texts(content: UInt8[np.ndarray, "B"], ends: Int64[np.ndarray, "R"], count: int) -> tuple[str, ...]:
+    """Return texts that stand one after the other, given where each ends."""
+    good = ends.dtype == np.int64 and ends.shape == (count,)
+    if not good or np.any(np.diff(ends, prepend=0) < 0) or ends[-1] != len(content):
+        raise ValueError(f"id_ends: expected {count} rising int64 numbers, the last the number of bytes of ids")
+    text = content.tobytes()
+    starts = [0, *ends[:-1].tolist()]
+    try:
+        return tuple(text[start:end].decode() for start, end in zip(starts, ends.tolist(), strict=True))
+    except UnicodeDecodeError:
+        raise ValueError("ids: expected UTF-8") from None

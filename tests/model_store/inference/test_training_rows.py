@@ -1,0 +1,65 @@
+"""Training rows that explanations name: the nearest by brute force, and what a damaged file is refused for."""
+
+import numpy as np
+import pytest
+
+from model_store.inference.training_rows import BLOCK_NUMBERS, TrainingRows
+
+
+def some(dtype=np.float32, count=40, numbers=5):
+    x = np.random.default_rng(0).integers(0, 256, (count, numbers)).astype(dtype)
+    scale = np.linspace(1, 3, numbers, dtype=np.float32)
+    return TrainingRows(x, scale, tuple(f"ü{i}" if i else "" for i in range(count)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+@pytest.mark.parametrize("numbers", [5, BLOCK_NUMBERS // 7])
+def test_the_nearest_are_those_of_brute_force(dtype, numbers):
+    rows = some(dtype, numbers=numbers)
+    row = rows.x[7].astype(np.float32) + np.float32(0.25)
+    far = np.sqrt(np.mean(np.square((rows.x.astype(float) - row) / rows.scale), axis=1))
+    ids, distances = rows.nearest(row, 3)
+    assert ids == [rows.ids[i] for i in np.argsort(far)[:3]]
+    assert ids[0] == "ü7"
+    assert distances == pytest.approx(np.sort(far)[:3])
+
+
+def test_a_row_itself_is_at_no_distance_and_there_are_no_more_than_all():
+    rows = some(count=2)
+    ids, distances = rows.nearest(rows.x[1], 5)
+    assert ids == ["ü1", ""]
+    assert distances[0] == 0.0
+
+
+def test_rows_come_back_as_they_were_written():
+    rows = some()
+    again = TrainingRows.from_tensors(rows.tensors(), 5)
+    assert again.ids == rows.ids
+    assert np.array_equal(again.x, rows.x)
+    assert np.array_equal(again.scale, rows.scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("x", np.zeros((40, 4), dtype=np.float32)),
+        ("x", np.zeros((0, 5), dtype=np.float32)),
+        ("x", np.full((40, 5), np.nan, dtype=np.float32)),
+        ("x", np.zeros((40, 5), dtype=np.float64)),
+        ("scale", np.zeros(5, dtype=np.float32)),
+        ("scale", np.ones(4, dtype=np.float32)),
+        ("ids", np.full(40, 255, dtype=np.uint8)),
+        ("ids", np.zeros(2 << 20, dtype=np.uint8)),
+        ("id_ends", np.arange(40)[::-1].copy()),
+        ("id_ends", np.arange(40)),
+        ("id_ends", np.arange(39)),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_name(name, wrong):
+    with pytest.raises(ValueError, match=r"^(x|scale|ids|id_ends): expected"):
+        TrainingRows.from_tensors({**some().tensors(), name: wrong}, 5)
+
+
+def test_other_tensors_are_refused():
+    with pytest.raises(ValueError, match="expected tensors"):
+        TrainingRows.from_tensors({}, 5)

@@ -1,0 +1,46 @@
+"""Each class's probability against scikit-learn, and against what is measured of all classes together."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import average_precision_score, precision_recall_curve
+
+from training.evaluation.class_probabilities import class_probabilities
+from training.evaluation.intervals import Resamples
+from training.evaluation.metrics import class_figures, precision_recall, values
+
+
+def rows(count=300, classes=4):
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(count, classes))
+    y = (logits + random.gumbel(size=logits.shape)).argmax(axis=1)
+    probs = np.exp(2 * logits)
+    return probs / probs.sum(axis=1, keepdims=True), y
+
+
+def test_classes_are_measured_each_against_all_others():
+    probs, y = rows()
+    measured = class_probabilities(probs, y, ("a", "b", "c", "d"), Resamples.of(300, 0, 200))
+    for c, one in enumerate(measured):
+        assert one.rows == np.sum(y == c)
+        assert one.average_precision == pytest.approx(average_precision_score(y == c, probs[:, c]))
+        assert sum(b.rows for b in one.reliability) == 300
+        for name in ("calibration_error", "average_precision"):
+            low, high = one.confidence_intervals[name]
+            assert low <= getattr(one, name) <= high
+    classwise = values(class_figures(probs, y))["classwise_calibration_error"]
+    assert np.mean([one.calibration_error for one in measured]) == pytest.approx(classwise)
+
+
+def test_a_class_without_rows_has_no_average_precision():
+    probs, y = rows()
+    y[y == 2] = 0
+    assert class_probabilities(probs, y, ("a", "b", "c", "d"), Resamples.of(300, 0, 50))[2].average_precision is None
+
+
+def test_precision_and_recall_are_scikit_learn_s():
+    probs, y = rows()
+    score = np.round(probs[:, 0], 1)  # with ties
+    recall, precision = precision_recall(score[y == 0], score[y != 0])
+    expected_precision, expected_recall, _ = precision_recall_curve(y == 0, score)
+    assert np.allclose(recall, expected_recall[:-1][::-1])
+    assert np.allclose(precision, expected_precision[:-1][::-1])

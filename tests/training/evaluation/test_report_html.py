@@ -1,0 +1,97 @@
+"""The evidence as a page: whole by itself, with nothing in it that runs, whatever names are."""
+
+import base64
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from model_store.artifacts.report import evaluation_report
+from model_store.artifacts.store import ModelStore
+from training.evaluation.records import Report
+from training.evaluation.report_html import page
+from training.evaluation.report_text import Plot, Table, blocks, markdown
+
+HOSTILE = """<script>alert(1)</script> "a"|b`c`</td>&amp;<img src=x onerror='y'>"""
+VOID = {"meta", "img", "br"}
+
+
+class Reader(HTMLParser):
+    """What a browser would see: elements with their attributes, and the text of each."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements, self.texts = [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+
+@pytest.fixture(scope="module")
+def found(evaluated_store):
+    return evaluation_report(ModelStore(evaluated_store), "digits", "1")
+
+
+def test_the_page_holds_all_tables_and_plots_and_needs_nothing_else(found):
+    text = found.read("evidence.html").decode()
+    read = Reader(text)
+    images = [attributes["src"] for tag, attributes in read.elements if tag == "img"]
+    plots = [name for name in found.files if name.endswith(".png")]
+    assert [base64.b64decode(src.removeprefix("data:image/png;base64,")) for src in images] == [
+        found.read(name) for name in sorted(plots)
+    ]
+    assert {tag for tag, _ in read.elements} <= {
+        *("html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "code", "div", "table", "thead"),
+        *("tbody", "tr", "th", "td", "figure", "figcaption", "img"),
+    }
+    for _, attributes in read.elements:
+        assert set(attributes) <= {"lang", "charset", "http-equiv", "content", "name", "class", "alt", "src"}
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "url(" not in text
+    cells = {data for tag, data in read.texts if tag == "td"}
+    assert {*found.report["outliers"], *found.report["attacks"]} <= cells
+
+
+def test_the_page_and_the_text_have_the_same_rows(found):
+    tables = Reader(found.read("evidence.html").decode()).elements
+    lines = [line for line in found.read("evidence.md").decode().splitlines() if line.startswith("| ")]
+    assert sum(tag == "tr" for tag, _ in tables) == sum("---" not in line for line in lines)
+
+
+def test_names_are_text_whatever_is_in_them():
+    parts = [f"# {HOSTILE}", f"of {HOSTILE}", Table([HOSTILE, "b"], [[HOSTILE, "1"]]), Plot(f"{HOSTILE}.png")]
+    read = Reader(page(HOSTILE, parts, {f"{HOSTILE}.png": b"x"}))
+    tags = [tag for tag, _ in read.elements]
+    assert "script" not in tags
+    assert tags.count("img") == 1
+    assert not any("onerror" in attributes for _, attributes in read.elements)
+    assert ("td", HOSTILE) in read.texts
+    assert ("th", HOSTILE) in read.texts
+    assert ("title", f"Evidence: {HOSTILE}") in read.texts
+    line = markdown([Table(["a", "b"], [[HOSTILE + "\n", "1"]])]).splitlines()[2]
+    assert len(re.findall(r"(?<!\\)\|", line)) == 3  # of two cells
+    assert "<script>" not in line
+
+
+def test_a_report_with_hostile_classes_is_written(found):
+    content = {name: value for name, value in found.report.items() if name not in ("files", "attacks")}
+    content["test"] = {
+        **content["test"],
+        "by_class": [{**one, "name": HOSTILE} for one in content["test"]["by_class"]],
+    }
+    report = Report.model_validate({**content, "attacks": {}})
+    read = Reader(page("digits 1", blocks(report, []), {}))
+    assert ("td", HOSTILE) in read.texts
+    assert "script" not in {tag for tag, _ in read.elements}
