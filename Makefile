@@ -7,7 +7,7 @@ SCHEMATHESIS := 4.32.5
 SBOM_TOOL := cyclonedx-bom==7.5.0
 STORE := $(or $(DUBITO_STORE),models)
 
-.PHONY: install serve test test-quick test-slow test-real check mutants bench compose-check constraints sbom base-image
+.PHONY: install serve test test-quick test-slow test-real check mutants audit bench compose-check constraints sbom base-image
 
 install: .venv/installed-$(RUNTIME)
 
@@ -47,6 +47,15 @@ mutants: install .venv-mutants/installed
 .venv-mutants/installed:
 	$(PYTHON) -m venv .venv-mutants
 	.venv-mutants/bin/python -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
+	touch $@
+
+audit: install .venv-audit/installed
+	nice -n 15 .venv-audit/bin/python -W ignore -m benchmarks.audit $(AUDIT)
+
+.venv-audit/installed: benchmarks/audit/requirements.txt # others' packages, beside what .venv has
+	$(PYTHON) -m venv .venv-audit
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(.venv-audit/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
+	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check --only-binary=:all: --no-deps -r $<
 	touch $@
 
 bench: install

@@ -1,62 +1,105 @@
 """Do posteriors depend on where their spread starts, or on how long they are fitted?
 
-    python -m benchmarks.convergence [RECIPE ...] [--starts -7 -5 -3 -2] [--longer 2] [--write]
+    python -m benchmarks.convergence [RECIPE ...] [--starts -7 -2] [--longer 2 10] [--seeds N] [--set KEY NUMBER]
 
-fits each recipe from each start,
-and from the first of them with the epochs multiplied, and tabulates the bound, the spread, the test rows and the mean
-BALD on uniform noise over the data's range. Nothing is published.
+fits each recipe from each start, and from its own start with the epochs multiplied, and tabulates the bound, the
+test rows, and the mean BALD of uniform noise over the data's range and of notMNIST's letters (DUBITO_DATA/notmnist).
+The bound is the one that is minimised, with the recipe's `kl_weight`: it is the negative ELBO where that is 1 / rows.
+Then it says how far each bound lies above that of the longest fit, and by how much BALD moves. Nothing is published.
 """
 
 import argparse
-import os
 import tempfile
+import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
 from benchmarks.model import ROOT
+from benchmarks.options import data_root
 from training import recipe as recipes
 from training.data import Dataset, load, split, split_sizes
+from training.evaluation.outliers import OutlierSource, uniform
 from training.fitting.run import Run, training_facts
 from training.nn.model import BayesianModel
 from training.nn.posteriors.normal import standard_noise
 from training.recipe import Recipe
 
-DRAWS, NOISE_ROWS = 100, 300
+DRAWS, OUTLIERS = 100, 300
+HEAD = (
+    "recipe",
+    "seed",
+    "start",
+    "epochs",
+    "bound",
+    "KL",
+    "validation log-likelihood",
+    "test accuracy",
+    "test log-likelihood",
+    "BALD, noise",
+    "BALD, letters",
+    "s",
+    "said",
+)
 
 
-def restarted(recipe: Recipe, start: float, longer: int) -> Recipe:
+@dataclass(frozen=True)
+class Measured:
+    """What is tabulated of a fit; of a bound, in nats a row, less is better."""
+
+    start: float | None  # None of a method whose spread has none
+    epochs: int
+    bound: float
+    kl: float
+    validation: float  # log-likelihood, of which a temper may be chosen
+    accuracy: float
+    log_likelihood: float
+    bald: dict[str, float]  # by what the rows are
+    seconds: float
+    says: str
+
+
+def changed(recipe: Recipe, start: float | None, longer: float, seed: int, training: dict[str, float]) -> Recipe:
     """Return a recipe whose spread starts elsewhere, and which takes longer."""
-    posterior = recipe.posterior.model_copy(update={"initial_log_std": start})
-    training = recipe.training.model_copy(
-        update={"epochs": longer * (recipe.training.epochs or recipe.training.max_epochs)}
-    )
-    return recipe.model_copy(update={"posterior": posterior, "training": training})
+    posterior = recipe.posterior if start is None else recipe.posterior.model_copy(update={"initial_log_std": start})
+    section = recipe.training.model_copy(update=training)
+    epochs = round(longer * (section.epochs or section.max_epochs))
+    section = section.model_copy(update={"epochs": epochs})
+    return recipe.model_copy(update={"posterior": posterior, "training": section, "seed": seed})
 
 
-def measure(recipe: Recipe, data: Dataset) -> dict[str, Any]:
+def measure(recipe: Recipe, data: Dataset) -> Measured:
     """Fit, and return what is tabulated."""
     splits = split(data, split_sizes(recipe))
+    begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         run = Run(recipe, splits, data.shape, len(data.classes), Path(folder), torch.device("cpu"))
         model = run.fit(quiet=True)
+        seconds = time.perf_counter() - begun
         facts = training_facts(run, splits)
-    x, y = torch.from_numpy(splits.test.x), torch.from_numpy(splits.test.y)
+    found = facts.convergence or {}
+    x, y = torch.from_numpy(splits.test.x).float(), torch.from_numpy(splits.test.y)
     model.eval()
     eps = standard_noise(DRAWS, model.posterior.noise_dimension, 5)
     log_probs = model.predict(x, eps)
-    noise = np.random.default_rng(0).uniform(data.minimum, data.maximum, (NOISE_ROWS, x.shape[1]))
-    return {
-        **(facts.convergence or {}),
-        "epoch": facts.best_epoch,
-        "epochs": facts.epochs,
-        "accuracy": (log_probs.exp().mean(0).argmax(1) == y).double().mean().item(),
-        "log_likelihood": model.likelihood.mixture_log_likelihood(log_probs, y).mean().item(),
-        "bald": mean_bald(model, torch.from_numpy(noise.astype(np.float32)), eps),
-    }
+    others = {"noise": uniform(data.input, OUTLIERS, 0)}
+    if (data_root() / "notmnist").is_dir():
+        others["letters"] = OutlierSource("letters", "idx", data_root() / "notmnist").rows(data.input, OUTLIERS, 0)
+    return Measured(
+        start=getattr(recipe.posterior, "initial_log_std", None),
+        epochs=facts.epochs,
+        bound=found["nll"] + run.full_kl_weight * found["kl"],
+        kl=found["kl"],
+        validation=facts.validation_log_likelihood or 0.0,
+        accuracy=(log_probs.exp().mean(0).argmax(1) == y).double().mean().item(),
+        log_likelihood=model.likelihood.mixture_log_likelihood(log_probs, y).mean().item(),
+        bald={name: mean_bald(model, torch.from_numpy(rows), eps) for name, rows in others.items()},
+        seconds=seconds,
+        says=found["says"],
+    )
 
 
 def mean_bald(model: BayesianModel, x: torch.Tensor, eps: torch.Tensor) -> float:
@@ -68,41 +111,82 @@ def mean_bald(model: BayesianModel, x: torch.Tensor, eps: torch.Tensor) -> float
     return (entropy + (probs * log_probs).sum(2).mean(0)).mean().item()
 
 
+def row(name: str, seed: int, got: Measured) -> str:
+    """Return a row of the table."""
+    bald = [f"{got.bald[kind]:.3f}" if kind in got.bald else "" for kind in ("noise", "letters")]
+    cells = [name, str(seed), "" if got.start is None else f"{got.start:g}", str(got.epochs), f"{got.bound:.4g}"]
+    cells += [
+        f"{got.kl:.4g}",
+        f"{got.validation:.4f}",
+        f"{got.accuracy:.4f}",
+        f"{got.log_likelihood:.4f}",
+        *bald,
+        f"{got.seconds:.0f}",
+    ]
+    return f"| {' | '.join([*cells, got.says])} |"
+
+
+def summary(name: str, of_starts: list[Measured], of_epochs: list[Measured]) -> str:
+    """Return how far bounds are above the longest fit's, and by how much BALD moves with the start and the epochs."""
+    longest = max(of_epochs, key=lambda got: got.epochs)
+    parts = [f"bound after {got.epochs} epochs {got.bound / longest.bound - 1.0:+.1%}" for got in of_epochs[:-1]]
+    for kind in longest.bald:
+        by_start = [got.bald[kind] for got in of_starts]
+        parts.append(f"BALD on {kind}: {max(by_start) / min(by_start) - 1.0:.1%} between starts")
+        own = of_epochs[0].bald[kind]
+        parts += [f"{got.bald[kind] / own - 1.0:+.1%} with {got.epochs} epochs" for got in of_epochs[1:]]
+    return f"{name}: {'; '.join(parts)}"
+
+
 def main() -> None:
     """Fit, print the table, and with `--write` draw it beside docs/results/convergence.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", type=Path, default=[ROOT / "recipes" / "digits-bhn-realnvp.toml"])
-    parser.add_argument("--starts", nargs="+", type=float, default=[-7.0, -5.0, -3.0, -2.0])
-    parser.add_argument("--longer", type=int, default=2)
+    parser.add_argument("--starts", nargs="*", type=float, default=[-7.0, -5.0, -3.0, -2.0])
+    parser.add_argument("--longer", nargs="*", type=float, default=[2.0])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument(
+        "--set", nargs=2, action="append", default=[], metavar=("KEY", "NUMBER"), help="of [training]"
+    )
     parser.add_argument("--write", action="store_true", help="write docs/results/convergence.png")
     options = parser.parse_args()
-    print("| recipe | start | epochs | kept | -ELBO | KL | test accuracy | log-likelihood | BALD on noise | |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    found: dict[str, list[tuple[float, float]]] = {}
+    print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
+    found: dict[str, list[Measured]] = {}
+    said = []
     for path in options.recipes:
         recipe = recipes.load(path)
-        data = load(recipe, Path(os.environ.get("DUBITO_DATA", "data")), ())
-        for start, longer in [*((start, 1) for start in options.starts), (options.starts[0], options.longer)]:
-            got = measure(restarted(recipe, start, longer), data)
-            found.setdefault(recipe.name, []).append((start, got["bald"]))
-            print(
-                f"| {recipe.name} | {start:g} | {got['epochs']} | {got['epoch']} | {got['negative_elbo']:.4g} "
-                f"| {got['kl']:.4g} | {got['accuracy']:.4f} | {got['log_likelihood']:.4f} | {got['bald']:.4g} "
-                f"| {got['says']} |",
-                flush=True,
-            )
+        data = load(recipe, data_root(), ())
+        training = {key: int(value) if key == "epochs" else float(value) for key, value in options.set}
+        for seed in range(options.seeds):
+
+            def fitted(start: float | None, longer: float, seed: int = seed) -> Measured:
+                got = measure(changed(recipe, start, longer, seed, training), data)  # noqa: B023
+                print(row(recipe.name, seed, got), flush=True)  # noqa: B023
+                return got
+
+            of_epochs = [fitted(None, longer) for longer in (1.0, *options.longer)]
+            of_starts = [of_epochs[0], *(fitted(start, 1.0) for start in options.starts)]
+            found.setdefault(recipe.name, []).extend([*of_starts, *of_epochs[1:]])
+            said.append(summary(f"{recipe.name}, seed {seed}", of_starts, of_epochs))
+    print("\n" + "\n".join(f"* {line}" for line in said))
     if options.write:
         plot(found, ROOT / "docs" / "results" / "convergence.png")
 
 
-def plot(found: dict[str, list[tuple[float, float]]], path: Path) -> None:
-    """Draw mean BALD on noise against the start; the last point of each, the longer fit, as a cross."""
+def plot(found: dict[str, list[Measured]], path: Path) -> None:
+    """Draw mean BALD on noise against the start; longer fits as crosses."""
     plt.switch_backend("Agg")
     figure, axis = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    for i, (name, points) in enumerate(found.items()):
-        starts, balds = zip(*sorted(points[:-1]), strict=True)
-        axis.plot(starts, balds, "o-", color=f"C{i}", label=name)
-        axis.plot(*points[-1], "x", color=f"C{i}", markersize=9)
+    for i, (name, fits) in enumerate(found.items()):
+        shortest = min(got.epochs for got in fits)
+        for mark, longer in (("o", False), ("x", True)):
+            points = [
+                (got.start, got.bald["noise"])
+                for got in fits
+                if got.start is not None and (got.epochs > shortest) == longer
+            ]
+            if points:
+                axis.plot(*np.array(points).T, mark, color=f"C{i}", label=None if longer else name)
     axis.set(xlabel="log standard deviation at the start", ylabel="mean BALD on noise, nats", ylim=(0, None))
     axis.grid(alpha=0.3)
     axis.legend(title="x: fitted for longer")

@@ -25,7 +25,14 @@ from benchmarks.options import RESULTS, add_splits, opened, parser_of, unseen_ro
 from model_store.artifacts.manifest import Manifest
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
-from model_store.conformal.sets import class_nonconformity, intervals, mass_above, prediction_sets, quantile
+from model_store.conformal.sets import (
+    class_nonconformity,
+    coverage_rank,
+    intervals,
+    mass_above,
+    prediction_sets,
+    quantile,
+)
 from model_store.inference.model import Model
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
@@ -174,7 +181,7 @@ def coverage_table(held: HeldOut, draws: int, axes: np.ndarray, splits: int, see
     right = np.mean(nonconformity(held.scores, held.y) == 0) if isinstance(held.scores, Scores) else 0.0
     lines = []
     for axis, coverage in zip(axes, COVERAGES, strict=True):
-        k = math.ceil((n + 1) * coverage)
+        k = coverage_rank(n, coverage)
         if k > n:  # too few rows for any bounds
             continue
         found = covered_counts(held, coverage, splits, seed)

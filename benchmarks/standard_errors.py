@@ -84,11 +84,14 @@ def main() -> None:
     ]
     ratios: dict[str, dict[int, np.ndarray]] = {}
     for num_draws in DRAWS:
-        for name, (values, errors) in scored(model, x, options.seeds, num_draws, options.seed).items():
+        found = scored(model, x, options.seeds, num_draws, options.seed)
+        names = list(found)
+        for name, (values, errors) in found.items():
             deviation = values.std(axis=0, ddof=1)
             varies = deviation > LEAST
-            if errors is None:
-                lines.append(f"| {name} | {num_draws} | {varies.sum()} | none is given | | |")
+            if errors is None or not varies.any():
+                why = "none is given" if errors is None else "it hardly deviates"
+                lines.append(f"| {name} | {num_draws} | {varies.sum()} | {why} | | |")
                 continue
             ratio = np.sqrt(np.square(errors).mean(axis=0))[varies] / deviation[varies]
             mean = errors.mean(axis=0)[varies] / deviation[varies]
@@ -98,7 +101,7 @@ def main() -> None:
                 f"| {name} | {num_draws} | {varies.sum()} | {median:.2f} | {low:.2f} - {high:.2f} "
                 f"| {np.median(mean):.2f} |"
             )
-    head, rows = lines[:HEAD], sorted(lines[HEAD:], key=lambda line: list(ratios).index(line.split(" | ")[0][2:]))
+    head, rows = lines[:HEAD], sorted(lines[HEAD:], key=lambda line: names.index(line.split(" | ")[0][2:]))
     lines = [*head, *rows, "", "## Time", ""]
     lines += [
         "| rows | draws | request in process, ms | scores, ms | with standard errors, ms | share of the request |",

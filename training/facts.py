@@ -59,6 +59,13 @@ class TemperatureFacts(Facts):
     standard_error: float
 
 
+class TargetFacts(Facts):
+    """What transforms of a target were tried: `training.fitting.target_choice`."""
+
+    chosen: str
+    log_likelihood: dict[str, float]  # of validation rows, nats a row, of a density in the target's units
+
+
 class TrainingFacts(Facts):
     """How a version was fitted, and what was made of it since."""
 
@@ -78,6 +85,7 @@ class TrainingFacts(Facts):
     validation_log_likelihood: float | None = None
     convergence: dict[str, Any] | None = None  # of a variational fit: `training.fitting.convergence`
     temperature: TemperatureFacts | None = None
+    target_transform: TargetFacts | None = None
     data_digest: str | None = None
     python: str | None = None
     pruned: PruningFacts | None = None

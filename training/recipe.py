@@ -21,7 +21,8 @@ from model_store.scores.tasks import DETECTED
 from model_store.types import Task
 
 COMBINED_DENSITIES = ("residual", "mahalanobis", "input_neighbours", "feature_neighbours")
-DENSITY_NAMES = (*COMBINED_DENSITIES, "feature_gaussian")
+IMAGE_DENSITIES = ("roughness",)  # combined too where the source is of images
+DENSITY_NAMES = (*COMBINED_DENSITIES, "feature_gaussian", *IMAGE_DENSITIES)
 DETECTOR_NAMES = dict.fromkeys([*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES])
 COMBINED: dict[Task, list[str]] = {
     "classification": ["entropy", *COMBINED_DENSITIES],
@@ -70,9 +71,12 @@ class DataSection(Section):
     ranking: Share | None = None
     stratified: bool | None = None
     group: str | None = None
+    calibration_group: str | None = None
     time: str | None = None
     id: str | None = None
     target: str | None = None
+    class_weights: Literal["balanced"] | dict[str, Positive] | None = None
+    target_transform: Literal["auto", "none", "log", "rank"] = "none"
     columns: dict[str, Literal["numeric", "categorical", "time", "ignored"]] = {}
     missing_values: list[str] = []
     date_format: str | None = None
@@ -95,6 +99,11 @@ class DataSection(Section):
         return self
 
     @property
+    def group_column(self) -> str | None:
+        """The column of the groups that rows belong to, where one is named."""
+        return self.calibration_group or self.group
+
+    @property
     def is_stratified(self) -> bool:
         """Whether splits of classes have each by its share: unless said, where no split is given as rows."""
         given = (self.validation_rows, self.reference_rows, self.ranking_rows)
@@ -106,18 +115,47 @@ class DataSection(Section):
         return getattr(self, split) if rows is None else rows
 
 
+Pixel = Annotated[float, Field(ge=-1e3, le=1e3)]
+Pattern = Annotated[str, StringConstraints(min_length=1)]
+
+
 class NetworkSection(Section):
-    """`[network]`: the primary network, by exactly one of its keys."""
+    """`[network]`: the primary network, by exactly one of hidden, kind and factory, and where it starts."""
 
     hidden: Annotated[list[Count], Field(min_length=1)] | None = None
     kind: Literal["papers-cnn", "gal-cnn"] | None = None
     factory: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
+    weights: Pattern | None = None
+    start: Literal["random", "trained"] | None = None
+    bayesian: Annotated[list[Pattern], Field(min_length=1)] | None = None
+    trained: list[Pattern] | None = None
+    standardise: bool | None = None
+    pixel_mean: Annotated[list[Pixel], Field(min_length=1)] | None = None
+    pixel_std: Annotated[list[Positive], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _is_named_once(self) -> "NetworkSection":
         if sum(value is not None for value in (self.hidden, self.kind, self.factory)) != 1:
             raise ValueError("exactly one of hidden, kind and factory")
+        if self.start == "random" and self.weights is not None:
+            raise ValueError("one of weights and start = 'random'")
+        if self.start == "trained" and self.weights is None and self.factory is None:
+            raise ValueError("weights, or a factory that returns a trained network, with start = 'trained'")
+        if (self.pixel_mean and len(self.pixel_mean)) != (self.pixel_std and len(self.pixel_std)):
+            raise ValueError("both of pixel_mean and pixel_std, a number for each channel, or neither")
+        if self.standardise and (self.is_trained or self.pixel_mean):
+            raise ValueError("standardise = true only for a network that starts at random and has no pixel_mean")
         return self
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the network starts at weights that were trained elsewhere."""
+        return self.start == "trained" or self.weights is not None
+
+    @property
+    def is_standardised(self) -> bool:
+        """Whether rows are brought to mean 0 and deviation 1 before the network, as of most that start at random."""
+        return not self.is_trained and self.pixel_mean is None and self.standardise is not False
 
 
 class FlowSection(Section):
@@ -233,6 +271,14 @@ class TrainingSection(Section):
     checkpoint_interval_s: Positive = 20.0
 
 
+class AugmentationSection(Section):
+    """`[augmentation]`: how images are changed in training, each anew in every step."""
+
+    flip: list[Literal["horizontal", "vertical"]] = []
+    shift: Annotated[int, Field(ge=0)] = 0
+    crop: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
 class LikelihoodSection(Section):
     """`[likelihood]` of a regression: whether its noise is one number or differs by row."""
 
@@ -247,6 +293,7 @@ class ServingSection(Section):
     combined: Annotated[list[Literal[*DETECTOR_NAMES]], Field(min_length=1)] | None = None
     temperature: bool = True
     risk: Annotated[float, Field(gt=0, lt=1)] | None = None
+    calibration: Literal["marginal", "class", "group"] = "marginal"
     nearest_rows: Annotated[int, Field(ge=0, le=10_000)] = 1000
 
 
@@ -276,6 +323,7 @@ class Recipe(Section):
     posterior: SerializeAsAny[Section]
     training: TrainingSection
     likelihood: LikelihoodSection | None = None
+    augmentation: AugmentationSection | None = None
     serving: ServingSection = ServingSection()
     gate: GateSection | None = None
 
@@ -291,7 +339,8 @@ class Recipe(Section):
     @property
     def combined(self) -> list[str]:
         """Names of the detectors whose surprisals add up to the flag's statistic."""
-        return self.serving.combined or COMBINED[self.task]
+        is_of_images = self.data.source.startswith("images:")
+        return self.serving.combined or [*COMBINED[self.task], *(IMAGE_DENSITIES if is_of_images else ())]
 
     @property
     def noise(self) -> Literal["homoscedastic", "heteroscedastic"]:
@@ -391,8 +440,18 @@ def validated(content: dict[str, Any], origin: str) -> Recipe:
         raise InvalidInput(f"{origin}: serving.precision", "float32 for task regression", "'int8'")
     if recipe.likelihood is not None and recipe.task != "regression":
         raise InvalidInput(f"{origin}: likelihood", f"none for task {recipe.task}", "one")
+    if recipe.data.target_transform != "none" and recipe.task != "regression":
+        field = f"{origin}: data.target_transform"
+        raise InvalidInput(field, f"none for task {recipe.task}", repr(recipe.data.target_transform))
+    if recipe.data.class_weights is not None and recipe.task == "regression":
+        raise InvalidInput(f"{origin}: data.class_weights", "none for task regression", "some")
     if recipe.serving.risk is not None and recipe.task == "regression":
         raise InvalidInput(f"{origin}: serving.risk", "none for task regression", f"{recipe.serving.risk}")
+    if recipe.serving.calibration == "class" and recipe.task == "regression":
+        raise InvalidInput(f"{origin}: serving.calibration", "marginal or group for task regression", "'class'")
+    if recipe.serving.calibration == "group" and not (recipe.data.group or recipe.data.calibration_group):
+        expected = "a column of groups in data.calibration_group or data.group beside it"
+        raise InvalidInput(f"{origin}: serving.calibration", expected, "neither")
     known = (*DETECTED[recipe.task], *DENSITY_NAMES)
     for i, name in enumerate(recipe.serving.combined or ()):
         if name not in known:

@@ -16,8 +16,8 @@ from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores, concatenated
 from model_store.scores.regression import log_density
 from model_store.scores.sums import DrawSums
-from model_store.scores.tasks import PREDICTIVES, AnyScores
-from model_store.types import Task
+from model_store.scores.tasks import AnyScores, Predictive, predictive_of
+from model_store.scores.transforms import Transform
 from training.data import Rows
 from training.seeds import Stream, hash_key
 
@@ -71,34 +71,45 @@ def served_outputs(
 
 
 def served_scores(
-    runtime: Runtime, rows: Rows, counts: list[int], seed: int, share: int = 1
+    runtime: Runtime,
+    rows: Rows,
+    counts: list[int],
+    seed: int,
+    share: int = 1,
+    transform: Transform | None = None,
 ) -> tuple[list[AnyScores], Float32[np.ndarray, "N M"]]:
     """Score rows as `served_outputs` gives them, once for each number of draws.
 
     All numbers of draws are prefixes of the same draws. Returns the scores for each number of draws, and the density
     detectors' scores.
     """
+    predictive = predictive_of(runtime.task, transform)
     parts: list[list[AnyScores]] = []
     densities = []
     for outputs, density in served_outputs(runtime, rows, counts[-1], seed, share):
         densities.append(density)
-        sums = _sums_by_count(runtime.task, outputs, counts)
-        parts.append([PREDICTIVES[runtime.task].scores(of_count, standard_errors=False) for of_count in sums])
+        sums = _sums_by_count(predictive, outputs, counts)
+        parts.append([predictive.scores(of_count, standard_errors=False) for of_count in sums])
     return [concatenated(list(chunks)) for chunks in zip(*parts, strict=True)], np.concatenate(densities)
 
 
 def scores_and_spreads(
-    runtime: Runtime, rows: Rows, counts: list[int], seed: int, share: int
+    runtime: Runtime,
+    rows: Rows,
+    counts: list[int],
+    seed: int,
+    share: int,
+    transform: Transform | None = None,
 ) -> tuple[list[AnyScores], Float32[np.ndarray, "N M"], list[Spread]]:
     """Return what `served_scores` does, and the spread of the scores at each of `settling.stages_among(counts)`."""
-    stages = stages_among(counts)
+    stages, predictive = stages_among(counts), predictive_of(runtime.task, transform)
     parts: list[list[AnyScores]] = []
     spreads: list[list[Spread]] = []
     densities = []
     for outputs, density in served_outputs(runtime, rows, counts[-1], seed, share):
         densities.append(density)
-        sums = dict(zip(counts, _sums_by_count(runtime.task, outputs, counts), strict=True))
-        scores = {count: PREDICTIVES[runtime.task].scores(sums[count], count in stages) for count in counts}
+        sums = dict(zip(counts, _sums_by_count(predictive, outputs, counts), strict=True))
+        scores = {count: predictive.scores(sums[count], count in stages) for count in counts}
         parts.append(list(scores.values()))
         spreads.append([Spread.of(scores[stage], sums[stage]) for stage in stages])
     return (
@@ -109,28 +120,39 @@ def scores_and_spreads(
 
 
 def scores_and_likelihoods(
-    runtime: Runtime, rows: Rows, num_draws: int, seed: int, share: int
+    runtime: Runtime,
+    rows: Rows,
+    num_draws: int,
+    seed: int,
+    share: int,
+    transform: Transform | None = None,
 ) -> tuple[AnyScores, Float32[np.ndarray, "N M"], Float64[np.ndarray, "N"]]:
     """Score rows as `served_outputs` gives them.
 
     Returns their scores, the density detectors' scores, and the log of the probability of each row's label or of the
     density of its target, under the mixture of its draws.
     """
+    predictive = predictive_of(runtime.task, transform)
     scores, densities, likelihoods = [], [], []
     first = 0
     for outputs, density in served_outputs(runtime, rows, num_draws, seed, share):
         y = rows.y[first : first + len(density)]
         first += len(density)
-        scored = PREDICTIVES[runtime.task].scores(PREDICTIVES[runtime.task].sums(outputs), standard_errors=False)
-        likelihoods.append(log_probability(scored, y) if isinstance(scored, Scores) else log_density(outputs, y))
+        scored = predictive.scores(predictive.sums(outputs), standard_errors=False)
+        if isinstance(scored, Scores):
+            likelihoods.append(log_probability(scored, y))
+        else:
+            likelihoods.append(log_density(outputs, y, transform))
         scores.append(scored)
         densities.append(density)
     return concatenated(scores), np.concatenate(densities), np.concatenate(likelihoods)
 
 
-def _sums_by_count(task: Task, outputs: Float32[np.ndarray, "K N C"], counts: list[int]) -> list[DrawSums]:
+def _sums_by_count(
+    predictive: Predictive, outputs: Float32[np.ndarray, "K N C"], counts: list[int]
+) -> list[DrawSums]:
     """Return the sums over the first draws, for each number of draws."""
-    parts = [PREDICTIVES[task].sums(outputs[first:last], first) for first, last in pairwise([0, *counts])]
+    parts = [predictive.sums(outputs[first:last], first) for first, last in pairwise([0, *counts])]
     return list(accumulate(parts, DrawSums.merge))
 
 

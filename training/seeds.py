@@ -26,6 +26,7 @@ class Stream(IntEnum):
     SPLIT = 9  # of rows, when a version is calibrated anew
     PULL = 10  # of rows and draws that say whether a posterior has converged
     IMPORTANCE = 11  # of draws that say how well it covers what it approximates
+    AUGMENTATION = 12
     NEAREST_ROWS = 20  # training rows that are published, for explanations
 
 

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
 
-from model_store.types import DetectorNames, Task
+from model_store.scores.transforms import Transform
+from model_store.types import DetectorNames, TailLaw, Task
 
 FORMAT_VERSION: Final = 1
 SCORES_VERSION: Final = 2  # of the scores' definition; 1 had other standard errors
@@ -17,6 +18,8 @@ ALL_FILES = (*FILES, *OPTIONAL_FILES)
 NO_DIGEST = "0" * 64
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
+Decimal = Literal[".", ","]
+Thousands = Literal[".", ",", " ", "'"]
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
@@ -34,10 +37,19 @@ class ImageSpec(Record):
     resize: bool = False
 
 
+class NumberWriting(Record):
+    """How a column's numbers were written: their sign, if any, the decimal mark, and what groups thousands, if so."""
+
+    sign: Literal["", "$", "€", "£", "¥", "%"] = ""
+    decimal: Decimal = "."
+    thousands: Thousands | None = None
+
+
 class NumericColumn(Record):
     """A column of numbers, encoded as (value - mean) / std, a missing value as 0.
 
-    With an `indicator` a further number says whether the value was missing. `usual` is the median.
+    With an `indicator` a further number says whether the value was missing. With `written` a text is read as well.
+    `usual` is the median.
     """
 
     name: str
@@ -46,6 +58,7 @@ class NumericColumn(Record):
     std: Annotated[FiniteFloat, Field(gt=0)]
     usual: FiniteFloat | None = None
     indicator: bool
+    written: NumberWriting | None = None
 
 
 class CategoricalColumn(Record):
@@ -121,12 +134,23 @@ class ClassSpec(Record):
     """What the network gives for each draw and row: log class probabilities."""
 
     classes: Annotated[tuple[str, ...], Field(min_length=2)]
+    priors: tuple[Annotated[FiniteFloat, Field(gt=0, lt=1)], ...] | None = None  # that probabilities are of
+
+    @model_validator(mode="after")
+    def _has_a_prior_for_each(self) -> "ClassSpec":
+        if self.priors is not None and (len(self.priors) != len(self.classes) or abs(sum(self.priors) - 1.0) > 1e-6):
+            raise ValueError("priors: expected a share for each class, that sum to 1, got others")
+        return self
 
 
 class TargetSpec(Record):
-    """What the network gives for each draw and row of a regression: mean and log variance, in the target's units."""
+    """What the network gives for each draw and row of a regression: mean and log variance, in the target's units.
+
+    With a `transform` they are of the transformed target.
+    """
 
     target: str
+    transform: Annotated[Transform, Field(discriminator="kind")] | None = None
 
 
 class NoiseSpec(Record):
@@ -152,18 +176,41 @@ class DetectorSpec(Record):
     ranking_rows: Annotated[int, Field(ge=1)]
     smallest_fpr: Annotated[float, Field(gt=0, lt=1)]
     rows_per_draw_set: Annotated[int, Field(ge=1)] = 1  # of the calibration splits
+    tail: TailLaw = "exponential"  # as written; what is calibrated today has "predictive"
     scores_version: Literal[1, 2] = 1  # as written; what is calibrated today has SCORES_VERSION
 
     @property
     def names(self) -> DetectorNames:
-        """Which are combined, densities, two-sided and attributed."""
-        return DetectorNames(self.combined, self.density, self.two_sided, self.attributed)
+        """Which are combined, densities, two-sided and attributed, and how they judge beyond the reference."""
+        return DetectorNames(self.combined, self.density, self.two_sided, self.tail, self.attributed)
 
     @model_validator(mode="after")
     def _two_sided_and_attributed_are_densities(self) -> "DetectorSpec":
         for field in ("two_sided", "attributed"):
             if not set(getattr(self, field)) <= set(self.density):
                 raise ValueError(f"{field}: expected some of {list(self.density)}, got {list(getattr(self, field))}")
+        return self
+
+
+class CategorySpec(Record):
+    """That guarantees hold of each category by itself: `model_store.conformal.mondrian`.
+
+    Of each name `judged_rows` ranking rows are judged in it (by class: have it as their label at the default draws),
+    and `true_rows` truly belong to it. `column` is that of the groups in the data.
+    """
+
+    kind: Literal["class", "group"]
+    names: Annotated[tuple[str, ...], Field(min_length=1)]
+    column: str | None = None
+    judged_rows: tuple[Annotated[int, Field(ge=0)], ...]
+    true_rows: tuple[Annotated[int, Field(ge=0)], ...]
+
+    @model_validator(mode="after")
+    def _has_numbers_of_each(self) -> "CategorySpec":
+        if not len(self.names) == len(self.judged_rows) == len(self.true_rows):
+            raise ValueError(f"judged_rows, true_rows: expected a number for each of {len(self.names)} names")
+        if len(set(self.names)) < len(self.names):
+            raise ValueError("names: expected different ones, got one twice")
         return self
 
 
@@ -192,6 +239,8 @@ class Description(Record):
     noise: NoiseSpec
     detectors: DetectorSpec
     abstention: AbstentionSpec | None = None
+    categories: CategorySpec | None = None
+    too_few_rows: str | None = None  # what the calibration rows cannot bear, in words
     training: dict[str, Any]
     precision: Literal["float32", "int8"] = "float32"
     quality: dict[str, float]
@@ -203,6 +252,8 @@ class Description(Record):
             raise ValueError(f"output: expected what goes with task {self.task}, got that of another")
         if (self.abstention is not None) != (self.task == "classification"):
             raise ValueError(f"abstention: expected what goes with task {self.task}, got that of another")
+        if self.categories is not None and self.categories.kind == "class" and self.categories.names != self.classes:
+            raise ValueError(f"categories.names: expected the classes, got {list(self.categories.names)[:20]}")
         return self
 
     @property
@@ -211,9 +262,19 @@ class Description(Record):
         return self.output.classes if isinstance(self.output, ClassSpec) else None
 
     @property
+    def priors(self) -> tuple[float, ...] | None:
+        """The shares of the classes that probabilities are of; None of a regression, and where they are not known."""
+        return self.output.priors if isinstance(self.output, ClassSpec) else None
+
+    @property
     def target(self) -> str | None:
         """What a regression predicts; None of a classification."""
         return self.output.target if isinstance(self.output, TargetSpec) else None
+
+    @property
+    def transform(self) -> Transform | None:
+        """By what a regression's target was transformed, if it was."""
+        return self.output.transform if isinstance(self.output, TargetSpec) else None
 
     @property
     def num_labels(self) -> int:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from model_store.artifacts.limits import too_few_rows
 from model_store.artifacts.manifest import AnyColumn, CategoricalColumn, InputSpec, Manifest
 from model_store.artifacts.report import evaluation_report
 from model_store.artifacts.signature import SIGNATURE
 from model_store.artifacts.store import ModelStore
-from model_store.conformal.calibration import default_not_kept
 
 SHOWN = 12  # of categories and classes
 LEFT_OUT = ("recipe", "convergence")  # of the facts of training: records of their own, whose words are shown
@@ -66,7 +66,9 @@ def _few(names: tuple[str, ...]) -> str:
 def _calibration(manifest: Manifest) -> str:
     detectors = manifest.detectors
     rows = f"{detectors.reference_rows} reference rows, {detectors.ranking_rows} ranking rows"
-    too_few = default_not_kept(detectors.ranking_rows)
+    too_few = too_few_rows(detectors, manifest.categories)
+    if manifest.categories is not None:
+        rows += f", by {manifest.categories.kind}"
     return f"{rows}, smallest fpr {detectors.smallest_fpr:.4g}{'' if too_few is None else f'; {too_few}'}"
 
 

@@ -92,10 +92,10 @@ class Answers:
         candidates[:, -1] = 1.0  # uncertainty is less
         return cls(candidates, ranking_uncertainty, is_wrong)
 
-    def abstention(self, last: int, at: Int64[np.ndarray, "m"], order: Int64[np.ndarray, "m"]) -> Abstention:
+    def abstention(self, last: int, at: Int64[np.ndarray, "m"], order: Int64[np.ndarray, "k"]) -> Abstention:
         """Return what thresholds are chosen from, of ranking row i at its `at[i]`-th number of draws.
 
-        `last` is the largest such index that the draws allow, and `order` sorts the rows by their statistic.
+        `last` is the largest such index that the draws allow. `order` has the rows that count, by their statistic.
         """
         rows = np.arange(len(at))
         return Abstention(self.candidates[last], self.uncertainty[at, rows][order], self.is_wrong[at, rows][order])

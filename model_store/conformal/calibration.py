@@ -19,7 +19,7 @@ in the choice of one and the same ranking split; they are not independent of eac
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
 from functools import cached_property, lru_cache
 
@@ -28,11 +28,15 @@ from jaxtyping import Bool, Float64, Int64
 
 from model_store.conformal.abstention import Answers
 from model_store.conformal.detectors import FittedDetector, Standard, Surprisal, flag_statistic
+from model_store.conformal.mondrian import Categories, CategoryKind
 from model_store.conformal.rank_tables import ConformalPValues, RankTables
 from model_store.conformal.stopping import EarlyStopping, Spread, StageScores, StoppingRule, stages_among
-from model_store.types import DetectorNames
+from model_store.scores.tasks import DETECTED
+from model_store.types import DetectorNames, TailLaw
 
 DEFAULT_FPR = 0.05  # at which flags fire where nothing else is asked for
+DEFAULT_COVERAGE = 0.95  # of sets and intervals; as many rows bear it as bear the default rate
+IN_TARGET_UNITS = frozenset(DETECTED["regression"])  # detectors whose scores have no unit of their own
 KEPT_TABLES = 64  # ways of taking draws whose sorted ranking rows are kept
 
 
@@ -49,7 +53,9 @@ def at_least(rate: float) -> str:
 
 
 def default_not_kept(ranking_rows: int) -> str | None:
-    """Say that there are too few ranking rows for requests that name no `fpr`; None where there are enough."""
+    """Say that there are too few ranking rows for requests that name no `fpr` and no `coverage`; None where there
+    are enough.
+    """
     smallest = 1.0 / (ranking_rows + 1)
     if smallest <= DEFAULT_FPR:
         return None
@@ -57,7 +63,8 @@ def default_not_kept(ranking_rows: int) -> str | None:
     enough = math.ceil(1.0 / DEFAULT_FPR) - 1
     return (
         f"with {rows} no rate below {at_least(smallest)} can be kept: a request that names no fpr is judged at "
-        f"{DEFAULT_FPR:g}, and refused; {enough} rows would bear it"
+        f"{DEFAULT_FPR:g}, and refused, and sets and intervals of coverage {DEFAULT_COVERAGE:g} hold everything; "
+        f"{enough} rows would bear both"
     )
 
 
@@ -97,6 +104,8 @@ class Calibration:
     nonconformity: Float64[np.ndarray, "J m"]
     answers: Answers | None = None  # of a classification
     early_stopping: EarlyStopping | None = None  # None: rows never stop early
+    tail: TailLaw = "predictive"
+    categories: Categories | None = None  # None: guarantees hold of all rows together
 
     @classmethod
     def fit(
@@ -108,6 +117,7 @@ class Calibration:
         detectors: DetectorNames,
         num_labels: int,
         answers: Answers | None = None,
+        categories: Categories | None = None,
     ) -> "Calibration":
         """Fit detectors on the reference split's scores, and keep what ranks rows of the ranking split's.
 
@@ -119,6 +129,7 @@ class Calibration:
             detectors: which detectors are combined, and which are densities.
             num_labels: C, 1 in a regression.
             answers: of a classification, the rows' uncertainty and which labels are wrong.
+            categories: of the ranking rows, where guarantees are to hold of each.
         """
         standards = {
             name: [
@@ -137,7 +148,7 @@ class Calibration:
             for name, scores in reference.by_name.items()
         }
         counts = range(len(draw_counts))
-        fitted = [_fitted(sorted_reference, standards, detectors.two_sided, j) for j in counts]
+        fitted = [_fitted(sorted_reference, standards, detectors.two_sided, detectors.tail, j) for j in counts]
         surprisals = [_surprisals(fitted[j], ranking, j) for j in counts]
         return cls(
             np.array(draw_counts, dtype=np.int64),
@@ -150,18 +161,32 @@ class Calibration:
             nonconformity,
             answers,
             _early_stopping(draw_counts, fitted, detectors.combined, reference, ranking),
+            detectors.tail,
+            categories,
         )
 
     @cached_property
     def _detectors(self) -> list[dict[str, FittedDetector]]:
         """The detectors by number of draws."""
         counts = range(len(self.draw_counts))
-        return [_fitted(self.reference, self.standards, self.two_sided, j) for j in counts]
+        return [_fitted(self.reference, self.standards, self.two_sided, self.tail, j) for j in counts]
 
     @property
     def smallest_fpr(self) -> float:
-        """The smallest false-positive rate that this calibration can tell apart from 0."""
-        return 1.0 / (self.statistic.shape[1] + 1)
+        """The smallest false-positive rate that this calibration can tell apart from 0, of the category with the most
+        rows where there are categories.
+        """
+        return 1.0 / (self.most_judged_rows + 1)
+
+    @property
+    def most_judged_rows(self) -> int:
+        """How many rows flags are ranked among, of the category with the most rows."""
+        return self.statistic.shape[1] if self.categories is None else int(self.categories.judged_rows.max())
+
+    @property
+    def most_true_rows(self) -> int:
+        """How many rows sets and intervals are calibrated on, of the category with the most rows."""
+        return self.statistic.shape[1] if self.categories is None else int(self.categories.true_rows.max())
 
     def draws_used(self, num_draws: int) -> int:
         """How many of a request's draws the detectors look at: the largest calibrated number it has.
@@ -208,27 +233,46 @@ class Calibration:
         if rule is not None and self.early_stopping is not None:
             stops = [self._index(stage) for stage in self.stages(num_draws)]
             at = np.array([*stops, last])[self.early_stopping.stages_of(rule, len(stops))]
-        statistic = self.statistic[at, rows]
-        order = np.argsort(statistic, kind="stable")
-        return RankTables(
-            num_draws,
-            rule,
-            statistic[order],
-            {name: np.sort(surprisals[at, rows]) for name, surprisals in self.surprisals.items()},
-            np.sort(self.nonconformity[at, rows]),
-            None if self.answers is None else self.answers.abstention(last, at, order),
-        )
+        statistic, nonconformity = self.statistic[at, rows], self.nonconformity[at, rows]
+        of_detectors = {name: surprisals[at, rows] for name, surprisals in self.surprisals.items()}
+
+        def tables(judged: np.ndarray, true: np.ndarray) -> RankTables:
+            """Return the tables of the rows that are judged, and those whose truth counts."""
+            order = judged[np.argsort(statistic[judged], kind="stable")]
+            return RankTables(
+                num_draws,
+                rule,
+                statistic[order],
+                {name: np.sort(surprisal[judged]) for name, surprisal in of_detectors.items()},
+                np.sort(nonconformity[true]),
+                None if self.answers is None else self.answers.abstention(last, at, order),
+            )
+
+        everything = tables(rows, rows)
+        if self.categories is None:
+            return everything
+        judged, true = self.categories.judged[at, rows], self.categories.true
+        numbers = range(len(self.categories.names))
+        parts = tuple(tables(np.flatnonzero(judged == c), np.flatnonzero(true == c)) for c in numbers)
+        return replace(everything, kind=self.categories.kind, by_category=parts)
 
     def p_values(
-        self, scores: dict[str, Float64[np.ndarray, "N"]], labels: Int64[np.ndarray, "N"], num_draws: int
+        self,
+        scores: dict[str, Float64[np.ndarray, "N"]],
+        labels: Int64[np.ndarray, "N"],
+        num_draws: int,
+        groups: Int64[np.ndarray, "N"] | None = None,
     ) -> ConformalPValues:
         """Return p-values of N rows whose scores and labels were made with `num_draws` draws, a calibrated number.
+
+        Where there are categories, rows are ranked within their own; `groups` are those of a calibration by group.
 
         Raises:
             ValueError: if that number of draws was not calibrated.
         """
         surprisals = self.surprisals_of(scores, labels, num_draws)
-        return self.rank_tables(num_draws).p_values(flag_statistic(surprisals, self.combined), surprisals)
+        categories = None if self.categories is None else self.categories.of_rows(labels, groups)
+        return self.rank_tables(num_draws).p_values(flag_statistic(surprisals, self.combined), surprisals, categories)
 
     def stages(self, num_draws: int) -> list[int]:
         """Return the numbers of draws below `num_draws` at which rows may stop."""
@@ -277,11 +321,22 @@ class Calibration:
             **{f"spread.{name}": np.stack([s.spread for s in by_count]) for name, by_count in self.standards.items()},
             **({} if self.answers is None else self.answers.tensors()),
             **({} if self.early_stopping is None else self.early_stopping.tensors()),
+            **({} if self.categories is None else self.categories.tensors()),
         }
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, np.ndarray], detectors: DetectorNames, num_labels: int) -> "Calibration":
-        """Read back what `tensors` gave; raises ValueError for anything inconsistent."""
+    def from_tensors(
+        cls,
+        tensors: dict[str, np.ndarray],
+        detectors: DetectorNames,
+        num_labels: int,
+        categories: tuple[CategoryKind, tuple[str, ...]] | None = None,
+    ) -> "Calibration":
+        """Read back what `tensors` gave, with the kind and names of its categories where it has such.
+
+        Raises:
+            ValueError: for anything inconsistent.
+        """
         reference, surprisals = (
             {key.removeprefix(part): value for key, value in tensors.items() if key.startswith(part)}
             for part in ("reference.", "surprise.")
@@ -330,6 +385,8 @@ class Calibration:
             nonconformity,
             Answers.from_tensors(tensors, statistic.shape),
             EarlyStopping.from_tensors(tensors, stages_among(draw_counts.tolist()), statistic.shape[1]),
+            detectors.tail,
+            None if categories is None else Categories.from_tensors(tensors, *categories, statistic.shape),
         )
 
 
@@ -377,12 +434,15 @@ def _fitted(
     reference: dict[str, Float64[np.ndarray, "J n"]],
     standards: dict[str, list[Standard]],
     two_sided: tuple[str, ...],
+    tail: TailLaw,
     j: int,
 ) -> dict[str, FittedDetector]:
     """Return the detectors at one number of draws."""
     return {
         name: FittedDetector(
-            standards[name][j] if name in standards else None, Surprisal.fit(scores[j], name in two_sided)
+            standards[name][j] if name in standards else None,
+            # 1 is a standard deviation of a density's log scores, or a nat or probability of a classification's.
+            Surprisal.fit(scores[j], name in two_sided, tail, None if name in IN_TARGET_UNITS else 1.0),
         )
         for name, scores in reference.items()
     }

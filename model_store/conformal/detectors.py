@@ -2,7 +2,9 @@
 
 A *detector* is a score of which more means more unlike the calibration data; of a two-sided one less does too. Its
 *surprisal* is -log of the tail probability of a score among those of the reference split, interpolated so that it is
-continuous, and strictly increasing beyond them.
+continuous, and strictly increasing beyond them. How fast it increases there is estimated, of a small split from few
+rows; `Tail` takes that into account, so that no row a little beyond the reference rows is more surprising than noise
+because two reference scores happened to be nearly equal.
 
 Scores of density detectors are first made comparable: z = (log score - centre) / spread, with centre and spread those
 of the reference rows of the same predicted label, since a score that is common among eights may be rare among ones.
@@ -16,60 +18,100 @@ that see nothing dilute it little, and dependent ones do not count twice. It is 
 its distribution is needed.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
+from model_store.types import TailLaw
+
 TAIL_FRACTION = 0.1  # of the reference scores, from which the tail beyond the last is extrapolated
+PRIOR_EXCESSES = 5  # how many excesses the unit of a score weighs as much as
 LEAST_SCORE = 1e-300
 SHRINKAGE_ROWS = 20  # how many rows of a label weigh as much as all labels' rows together
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Nats beyond the last reference score, as a function of how far beyond.
+
+    Excesses beyond a high score are taken for exponential. With a known mean s the surprisal of an excess e is e / s.
+    Here the rate 1 / s has the law Gamma(P, P unit) beforehand, P = `PRIOR_EXCESSES`, and k excesses of the reference
+    rows of mean m are known. The predictive probability that a new excess is more than e is then
+
+        (1 + e / (n s))^-n        n = P + k,  s = (P unit + k m) / n
+
+    With few rows it is that of the unit, and it tends to exp(-e / m) as k grows. So a scale that came out small by
+    chance, or because nearly all scores are 0, does little harm.
+    """
+
+    scale: float  # s, in units of score
+    excesses: float  # n; infinite where the scale is taken as known
+
+    @classmethod
+    def fit(cls, reference: Float64[np.ndarray, "n"], law: TailLaw, unit: float) -> "Tail":
+        """Fit on sorted reference scores; `unit` is the mean excess that is expected beforehand."""
+        rows = len(reference)
+        if law == "exponential":  # of versions that were calibrated so
+            top = reference[-max(1, int(TAIL_FRACTION * rows)) :]
+            scale = float(np.mean(top) - top[0])
+            return cls(scale if scale > 0.0 else max(abs(float(reference[-1])), 1.0), math.inf)
+        count = int(TAIL_FRACTION * rows)
+        beyond = float(np.sum(reference[rows - count :] - reference[rows - count - 1])) if count else 0.0
+        excesses = float(PRIOR_EXCESSES + count)
+        return cls((PRIOR_EXCESSES * unit + beyond) / excesses, excesses)
+
+    def __call__(self, excess: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+        """Return the nats of each excess, 0 or more."""
+        if math.isinf(self.excesses):
+            return excess / self.scale
+        return self.excesses * np.log1p(excess / (self.excesses * self.scale))
 
 
 @dataclass(frozen=True, eq=False)
 class Surprisal:
     """-log of the smoothed tail probability of a detector's reference scores, in nats, 0 or more.
 
-    Linear between the sorted reference scores; beyond the largest an exponential tail whose mean excess is that of
-    the largest tenth, so that scores never seen are still told apart. A two-sided surprisal has the same tail below
-    the smallest, and is that of the smaller of the two tail probabilities, doubled.
+    Linear between the sorted reference scores; beyond the largest a `Tail` fitted to the largest tenth, so that
+    scores never seen are still told apart. A two-sided surprisal has such a tail below the smallest too, and is that
+    of the smaller of the two tail probabilities, doubled.
     """
 
     reference: Float64[np.ndarray, "n"]
     tail: Float64[np.ndarray, "n"]
-    above: float  # nats a unit of score beyond the largest
-    below: float  # nats a unit of score beyond the smallest; 0 of a one-sided surprisal
+    above: Tail
+    below: Tail | None  # None of a one-sided surprisal
 
     @classmethod
-    def fit(cls, reference: Float64[np.ndarray, "n"], is_two_sided: bool = False) -> "Surprisal":
-        """Fit on sorted reference scores."""
+    def fit(
+        cls,
+        reference: Float64[np.ndarray, "n"],
+        is_two_sided: bool = False,
+        law: TailLaw = "predictive",
+        unit: float | None = None,
+    ) -> "Surprisal":
+        """Fit on sorted reference scores; `unit` is the size of their excesses, without one that of the largest."""
+        size = unit or abs(float(reference[-1])) or 1.0
         n = len(reference)
         upper = -np.log((n - np.arange(n)) / (n + 1.0))
         if not is_two_sided:
-            return cls(reference, upper, _slope(reference), 0.0)
+            return cls(reference, upper, Tail.fit(reference, law, size), None)
         tail = np.maximum(np.maximum(upper, upper[::-1]) - np.log(2.0), 0.0)
-        return cls(reference, tail, _slope(reference), _slope(-reference[::-1]))
+        return cls(reference, tail, Tail.fit(reference, law, size), Tail.fit(-reference[::-1], law, size))
 
     def __call__(self, score: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
         """Return the surprisal of each score."""
-        surprisal = np.interp(score, self.reference, self.tail) + self.above * np.maximum(
-            score - self.reference[-1], 0.0
-        )
-        return surprisal + self.below * np.maximum(self.reference[0] - score, 0.0) if self.below else surprisal
+        surprisal = np.interp(score, self.reference, self.tail)
+        surprisal += self.above(np.maximum(score - self.reference[-1], 0.0))
+        if self.below is not None:
+            surprisal += self.below(np.maximum(self.reference[0] - score, 0.0))
+        return surprisal
 
     def is_low(self, score: Float64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
         """Return which scores of a two-sided detector are surprising, if at all, for being small."""
-        return (score < np.median(self.reference)) & bool(self.below)
-
-
-def _slope(reference: Float64[np.ndarray, "n"]) -> float:
-    """Return nats a unit of score beyond the largest of the sorted reference scores."""
-    top = reference[-max(1, int(TAIL_FRACTION * len(reference))) :]
-    scale = float(np.mean(top) - top[0])
-    if scale <= 0.0:  # equal scores say nothing of the tail: take their size as its unit
-        scale = max(abs(float(reference[-1])), 1.0)
-    return 1.0 / scale
+        return (score < np.median(self.reference)) & (self.below is not None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,8 @@ whose label is right all have nonconformity 0: of a `coverage` below the model's
 and holds the truth as often as the label is right.
 
 **Numbers.** A target's nonconformity is |y - mean| / std, and the interval mean -/+ q std (Lei et al. 2018, section
-5.2).
+5.2). Where a target was fitted as z = g(y), increasing, y, mean and std here are those of z, and the interval's ends
+are turned back: y lies between them exactly where z lies in the interval.
 """
 
 import math
@@ -74,7 +75,7 @@ def quantile(nonconformity: Rising, coverage: float, confidence: float | None = 
 
 def coverage_rank(rows: int, coverage: float) -> int:
     """Return which of `rows` sorted nonconformities q is, from 1; `rows` + 1 or more where they are too few."""
-    return math.ceil((rows + 1) * coverage)
+    return math.ceil((rows + 1) * coverage * (1.0 - ROUNDING))
 
 
 @lru_cache(maxsize=KEPT_RANKS)

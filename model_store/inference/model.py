@@ -13,17 +13,18 @@ from model_store.artifacts.manifest import GRAPHS, SCORES_VERSION, TRAINING_ROWS
 from model_store.artifacts.store import Artifact
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import flag_statistic
+from model_store.conformal.label_shift import LabelShift, WeightedRows, shifted_log_probs
 from model_store.conformal.rank_tables import RankTables
 from model_store.conformal.sets import mass_above
 from model_store.conformal.stopping import Spread, StoppingRule, stages_among
 from model_store.errors import BrokenArtifact
 from model_store.inference.draws import RowsUnderDraws
 from model_store.inference.noise import ALGORITHMS
-from model_store.inference.prediction import Prediction
+from model_store.inference.prediction import Prediction, RankedRows
 from model_store.inference.runtime import GraphError, Runtime
 from model_store.inference.training_rows import TrainingRows
 from model_store.scores.classification import Scores, taken
-from model_store.scores.tasks import PREDICTIVES, AnyScores, Predictive
+from model_store.scores.tasks import AnyScores, Predictive, predictive_of
 
 logger = logging.getLogger("dubito")
 
@@ -39,6 +40,7 @@ class Model:
     manifest: Manifest
     runtime: Runtime
     calibration: Calibration
+    label_shift: LabelShift | None = None
     training_rows: TrainingRows | None = None
 
     @classmethod
@@ -72,9 +74,14 @@ class Model:
         if runtime.terms_shape != ((len(attributed), row_size) if attributed else None):
             raise broken("network.onnx", "expected terms of each detector that the manifest names, and no others")
         try:
+            tensors = load(artifact.files[CALIBRATION_FILE])
             calibration = Calibration.from_tensors(
-                load(artifact.files[CALIBRATION_FILE]), manifest.detectors.names, manifest.num_labels
+                tensors,
+                manifest.detectors.names,
+                manifest.num_labels,
+                None if manifest.categories is None else (manifest.categories.kind, manifest.categories.names),
             )
+            label_shift = LabelShift.from_tensors(tensors, calibration.statistic.shape[1], manifest.num_labels)
         except (SafetensorError, ValueError) as error:
             raise broken(CALIBRATION_FILE, str(error)) from None
         if (calibration.answers is None) != (manifest.abstention is None):
@@ -89,7 +96,7 @@ class Model:
                 manifest.version,
             )
             calibration = replace(calibration, early_stopping=None)
-        model = cls(manifest, runtime, calibration)
+        model = cls(manifest, runtime, calibration, label_shift)
         try:
             model.warm_up()
         except GraphError as error:
@@ -106,7 +113,7 @@ class Model:
     @property
     def predictive(self) -> Predictive:
         """What depends on the model's task."""
-        return PREDICTIVES[self.manifest.task]
+        return predictive_of(self.manifest.task, self.manifest.transform)
 
     @property
     def row_size(self) -> int:
@@ -131,10 +138,29 @@ class Model:
         """Return scores and p-values of rows under the K draws in `theta`, all rows the same."""
         return self.prediction(*self.runtime.run(x, theta[:, None]))
 
-    def prediction(self, outputs: Float32[np.ndarray, "K N C"], density: Float32[np.ndarray, "N M"]) -> Prediction:
-        """Return scores and p-values of rows, given what the network says of them under each draw."""
+    def prediction(
+        self,
+        outputs: Float32[np.ndarray, "K N C"],
+        density: Float32[np.ndarray, "N M"],
+        priors: tuple[float, ...] | None = None,
+    ) -> Prediction:
+        """Return scores and p-values of rows, given what the network says of them under each draw.
+
+        With `priors`, the rows' classes have these shares: `model_store.conformal.label_shift`. Detectors look at
+        what the network says anyway.
+
+        Raises:
+            ValueError: if the version does not bear priors.
+        """
         num_draws, predictive = len(outputs), self.predictive
         used = self.calibration.draws_used(num_draws)
+        if priors is not None:
+            if self.label_shift is None:
+                raise ValueError("expected a version with the shares of its classes, got one without")
+            scores = predictive.scores(predictive.sums(self.shifted(outputs, priors)))
+            calibrated_scores = predictive.scores(predictive.sums(outputs[:used]), standard_errors=False)
+            weighted = self.label_shift.weighted(self.calibration, used, np.array(priors))
+            return self._prediction(scores, calibrated_scores, density, used, weighted)
         sums = predictive.sums(outputs[:used])
         if used == num_draws:
             scores = calibrated_scores = predictive.scores(sums)
@@ -142,6 +168,20 @@ class Model:
             calibrated_scores = predictive.scores(sums, standard_errors=False)
             scores = predictive.scores(sums.merge(predictive.sums(outputs[used:], used)))
         return self._prediction(scores, calibrated_scores, density, used, self.calibration.rank_tables(used))
+
+    def shifted(
+        self, outputs: Float32[np.ndarray, "K N C"], priors: tuple[float, ...]
+    ) -> Float64[np.ndarray, "K N C"]:
+        """Return each draw's log class probabilities where the classes have these shares.
+
+        Raises:
+            ValueError: if it is not known which shares the network's are of.
+        """
+        if self.manifest.priors is None:
+            raise ValueError("expected a version with the shares of its classes, got one without")
+        with np.errstate(divide="ignore"):
+            log_ratio = np.log(np.array(priors)) - np.log(np.array(self.manifest.priors))
+        return shifted_log_probs(outputs.astype(np.float64), log_ratio)
 
     def prediction_with_stopping(
         self, rows: RowsUnderDraws, density: Float32[np.ndarray, "N M"], num_draws: int, rule: StoppingRule
@@ -191,14 +231,22 @@ class Model:
         calibrated_scores: AnyScores,
         density: Float32[np.ndarray, "N M"],
         draws: int,
-        rank_tables: RankTables,
+        rank_tables: RankTables | WeightedRows,
     ) -> Prediction:
         """Predict rows by the scores of a calibrated number of draws."""
         detected = detector_scores(calibrated_scores, density, self.manifest.detectors.density)
         surprisals = self.calibration.surprisals_of(detected, calibrated_scores.labels, draws)
-        p_values = rank_tables.p_values(flag_statistic(surprisals, self.calibration.combined), surprisals)
+        statistic = flag_statistic(surprisals, self.calibration.combined)
+        p_values = rank_tables.p_values(statistic, surprisals)
         mass = mass_above(calibrated_scores.probabilities) if isinstance(calibrated_scores, Scores) else None
-        return Prediction(scores, detected, calibrated_scores, p_values, mass, rank_tables)
+        categories = self.calibration.categories
+        ranked = (
+            None
+            if categories is None
+            else RankedRows(categories.of_rows(calibrated_scores.labels, None), statistic, surprisals)
+        )
+        transform = self.manifest.transform
+        return Prediction(scores, detected, calibrated_scores, p_values, mass, rank_tables, transform, ranked)
 
 
 def detector_scores(

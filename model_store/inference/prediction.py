@@ -1,14 +1,40 @@
 """What a model says of rows: scores, conformal p-values, and what follows from ranks: sets, intervals, abstention."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 
+from model_store.conformal.label_shift import WeightedRows
 from model_store.conformal.rank_tables import ConformalPValues, RankTables
 from model_store.scores.classification import Scores, concatenated, taken
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
+from model_store.scores.transforms import Transform, to_target
+
+
+@dataclass(frozen=True, eq=False)
+class RankedRows:
+    """What N rows are ranked by within categories, and which these are."""
+
+    categories: Int64[np.ndarray, "N"]
+    statistic: Float64[np.ndarray, "N"]
+    surprisals: dict[str, Float64[np.ndarray, "N"]]
+
+    def take(self, rows: slice | np.ndarray) -> "RankedRows":
+        """Return that of some rows."""
+        surprisals = {name: surprisal[rows] for name, surprisal in self.surprisals.items()}
+        return RankedRows(self.categories[rows], self.statistic[rows], surprisals)
+
+    @classmethod
+    def concatenate(cls, parts: list["RankedRows"]) -> "RankedRows":
+        """Return that of all parts' rows, in order."""
+        return cls(
+            np.concatenate([part.categories for part in parts]),
+            np.concatenate([part.statistic for part in parts]),
+            {name: np.concatenate([part.surprisals[name] for part in parts]) for name in parts[0].surprisals},
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +45,9 @@ class Prediction:
     largest calibrated number or those at which the row stopped (`calibrated_scores` are of these draws), so that
     p-values, prediction sets and intervals, which are ranks among `rank_tables`, are exact whatever
     number was asked for.
+
+    `p_values` are ranks among all ranking rows. Where a model is calibrated by category, rows are judged by
+    `judged_p_values`, and `ranked` is what these are made of.
     """
 
     scores: AnyScores
@@ -26,7 +55,9 @@ class Prediction:
     calibrated_scores: AnyScores
     p_values: ConformalPValues
     mass_above: Float64[np.ndarray, "N C"] | None  # each class, of the calibrated draws; None in a regression
-    rank_tables: RankTables
+    rank_tables: RankTables | WeightedRows  # the latter under priors
+    transform: Transform | None = None  # of a regression's target
+    ranked: RankedRows | None = None  # None: there are no categories
 
     @classmethod
     def concatenate(cls, parts: list["Prediction"]) -> "Prediction":
@@ -41,6 +72,8 @@ class Prediction:
             ConformalPValues.concatenate([part.p_values for part in parts]),
             None if first.mass_above is None else np.concatenate([part.mass_above for part in parts]),
             first.rank_tables,
+            first.transform,
+            None if first.ranked is None else RankedRows.concatenate([p.ranked for p in parts if p.ranked]),
         )
 
     def take(self, rows: slice | np.ndarray) -> "Prediction":
@@ -53,7 +86,28 @@ class Prediction:
             self.p_values.take(rows),
             None if self.mass_above is None else self.mass_above[rows],
             self.rank_tables,
+            self.transform,
+            None if self.ranked is None else self.ranked.take(rows),
         )
+
+    def of_groups(self, groups: Int64[np.ndarray, "N"]) -> "Prediction":
+        """Return the prediction of rows of these groups, of a model that is calibrated by group."""
+        if self.ranked is None:
+            raise ValueError("expected a model with categories, got one without")
+        return replace(self, ranked=replace(self.ranked, categories=groups))
+
+    @property
+    def categories(self) -> Int64[np.ndarray, "N"] | None:
+        """The rows' categories; None where there are none."""
+        return None if self.ranked is None else self.ranked.categories
+
+    @cached_property
+    def judged_p_values(self) -> ConformalPValues:
+        """The p-values that rows are judged by: within their categories, where there are such."""
+        if self.ranked is None:
+            return self.p_values
+        assert isinstance(self.rank_tables, RankTables)  # priors go with no categories
+        return self.rank_tables.p_values(self.ranked.statistic, self.ranked.surprisals, self.ranked.categories)
 
     def prediction_sets(self, coverage: float, confidence: float | None = None) -> Bool[np.ndarray, "N C"] | None:
         """Return which classes belong to each row's prediction set, None in a regression; `confidence` as of `sets`.
@@ -62,7 +116,12 @@ class Prediction:
         """
         if not isinstance(self.scores, Scores) or self.mass_above is None:
             return None
-        inside = self.rank_tables.prediction_sets(self.mass_above, coverage, confidence)
+        if isinstance(self.rank_tables, WeightedRows):
+            if confidence is not None:
+                raise ValueError("expected no confidence under priors, got one")
+            inside = self.rank_tables.prediction_sets(self.mass_above, coverage)
+        else:
+            inside = self.rank_tables.prediction_sets(self.mass_above, coverage, confidence, self.categories)
         if self.scores is not self.calibrated_scores:
             inside[np.arange(len(inside)), self.scores.label] = True
         return inside
@@ -70,17 +129,20 @@ class Prediction:
     def intervals(self, coverage: float, confidence: float | None = None) -> Float64[np.ndarray, "N 2"] | None:
         """Return the lower and upper end of each row's interval, in the target's units, None in a classification."""
         scores = self.calibrated_scores
-        if not isinstance(scores, MixtureScores):
+        if not isinstance(scores, MixtureScores) or isinstance(self.rank_tables, WeightedRows):
             return None
-        return self.rank_tables.intervals(scores.mean, scores.std, coverage, confidence)
+        ends = self.rank_tables.intervals(scores.mean, scores.std, coverage, confidence, self.categories)
+        return ends if self.transform is None else to_target(self.transform, ends)
 
     def abstains(self, fpr: float, risk: float) -> Bool[np.ndarray, "N"]:
         """Return which rows of a classification are left undecided, where the flag fires at `fpr`.
 
         Of a number of draws that was not calibrated so are rows whose label is not that of the calibrated draws.
-        Raises ValueError in a regression, as `RankTables.largest_uncertainty` does.
+        Raises ValueError in a regression, as `RankTables.largest_uncertainty` does, and under priors.
         """
-        largest = self.rank_tables.largest_uncertainty(fpr, risk)
+        if isinstance(self.rank_tables, WeightedRows):
+            raise ValueError("expected no risk under priors, got one")
+        largest = self.rank_tables.thresholds(fpr, risk, self.categories)
         scores = self.calibrated_scores
-        answers = (scores.by_name()["variation_ratio"] <= largest) & (self.p_values.p_value > fpr)
+        answers = (scores.by_name()["variation_ratio"] <= largest) & (self.judged_p_values.p_value > fpr)
         return ~answers | (scores.labels != self.scores.labels)

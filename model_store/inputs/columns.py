@@ -9,13 +9,22 @@ training rows' (`training.data.tables` fits them); arithmetic is float64, rounde
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from model_store.artifacts.manifest import AnyColumn, CategoricalColumn, NumericColumn, TimeColumn, column_width
+from model_store.artifacts.manifest import (
+    AnyColumn,
+    CategoricalColumn,
+    NumberWriting,
+    NumericColumn,
+    TimeColumn,
+    column_width,
+)
 from model_store.errors import InvalidInput
+from model_store.inputs.numbers import example_of, number_of
 from model_store.inputs.times import EXAMPLE, phases, seconds_of
 
 Columns = Sequence[AnyColumn]
@@ -68,7 +77,7 @@ def from_objects(rows: Sequence[Any], columns: Columns, field: str, first_row: i
     for column in columns:
         cells = [row[column.name] for row in rows]
         if isinstance(column, NumericColumn | TimeColumn):
-            read = _number if isinstance(column, NumericColumn) else _time
+            read = partial(_number, column.written) if isinstance(column, NumericColumn) else _time
             values[column.name] = np.array(
                 [read(cell, f"{field}.{n}.{column.name}") for n, cell in enumerate(cells, start=first_row)]
             )
@@ -121,6 +130,21 @@ def odd_cells(row: Mapping[str, Any], columns: Columns) -> OddCells:
     return OddCells(unseen, missing)
 
 
+def unknown_categories(x: Float32[np.ndarray, "N I"], columns: Columns) -> dict[str, int]:
+    """Return by column how many encoded rows have none of its categories: one that was not told apart in training,
+    or a missing value. Columns without such rows are left out.
+    """
+    if not columns:
+        return {}
+    last = np.cumsum([column_width(column) for column in columns]) - 1
+    counts = {
+        column.name: int(np.count_nonzero(x[:, i]))
+        for column, i in zip(columns, last.tolist(), strict=True)
+        if isinstance(column, CategoricalColumn)
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
 def _refuse_keys(row: dict[str, Any], names: set[str], ordered: list[str], field: str) -> None:
     absent = [name for name in ordered if name not in row]
     if absent:
@@ -130,9 +154,15 @@ def _refuse_keys(row: dict[str, Any], names: set[str], ordered: list[str], field
     raise InvalidInput(f"{field}.{unknown[:80]}", f"no columns but {known[:500]}", "an unknown one")
 
 
-def _number(cell: Any, field: str) -> float:
+def _number(written: NumberWriting | None, cell: Any, field: str) -> float:
     if cell is None:
         return float("nan")
+    if written is not None and type(cell) is str:
+        try:
+            return number_of(cell, written)
+        except ValueError:
+            expected = f"a number, or text as the training data had it, such as {example_of(written)!r}, or null"
+            raise InvalidInput(field, expected, "another string") from None
     if type(cell) not in (int, float):
         raise InvalidInput(field, "a number, or null", _kind_of(cell))
     return float(cell)

@@ -25,7 +25,7 @@ Draws are summed by group (`sums`): `prediction` is p and `uncertainty` H(p). St
 score is made anew without each group.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -171,6 +171,7 @@ def _divergence(
 def taken(scores: S, rows: slice | np.ndarray) -> S:
     """Return the scores of some rows."""
     kept = {name: value[rows] for name, value in vars(scores).items() if isinstance(value, np.ndarray)}
+    kept |= {name: taken(value, rows) for name, value in vars(scores).items() if is_dataclass(value)}
     errors = scores.standard_error
     if errors is not None:
         errors = {name: error[rows] for name, error in errors.items()}
@@ -186,6 +187,11 @@ def concatenated(parts: list[S]) -> S:
         field.name: np.concatenate([getattr(part, field.name) for part in parts])
         for field in fields(first)
         if isinstance(getattr(first, field.name), np.ndarray)
+    }
+    kept |= {
+        name: concatenated([getattr(part, name) for part in parts])
+        for name, value in vars(first).items()
+        if is_dataclass(value)
     }
     errors = None
     if first.standard_error is not None:

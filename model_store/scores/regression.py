@@ -13,16 +13,21 @@ More is more uncertain. All are 0 or more, but for the mean. The plug-in epistem
 
 Draws are summed by group (`sums`): `prediction` is m and `uncertainty` s^2. Standard errors are a jackknife's: each
 score is made anew without each group.
+
+**Transformed targets** (`transforms`). The m_k and s_k are then of the target as it was fitted, and so are the scores
+that detectors, early stopping and intervals go by. What is reported, `in_units`, is of the target itself: the same
+scores of each draw's mean and variance in its units, and the median. Sums then hold both, along an axis of two.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
 
 from model_store.scores.sums import FEWEST_FOR_SPREAD, GROUPS, Average, DrawSums
+from model_store.scores.transforms import Transform, log_slope, mixture_median, target_moments, to_fitted, to_target
 
 MIXTURE_SCORE_NAMES = ("std", "aleatoric_std", "epistemic_std")
 MIXTURE_ERROR_NAMES = ("mean", *MIXTURE_SCORE_NAMES)
@@ -42,6 +47,8 @@ class MixtureScores:
     aleatoric_std: Float64[np.ndarray, "N"]
     epistemic_std: Float64[np.ndarray, "N"]
     standard_error: dict[str, Float64[np.ndarray, "N"]] | None
+    median: Float64[np.ndarray, "N"] | None = None  # in the target's units, made with standard errors
+    reported: "MixtureScores | None" = None  # in the target's units, of one that was transformed
 
     error_names: ClassVar = MIXTURE_ERROR_NAMES  # of which there are standard errors
     overall: ClassVar = "std"  # the score of all uncertainty
@@ -56,6 +63,11 @@ class MixtureScores:
         """What a tolerance of 1 means of each row: its predicted standard deviation."""
         return self.std
 
+    @property
+    def in_units(self) -> "MixtureScores":
+        """The scores of the target in its own units: these, if it was not transformed."""
+        return self if self.reported is None else self.reported
+
     def label_margin(self, sums: DrawSums) -> Float64[np.ndarray, "N"]:  # noqa: ARG002
         """Return how sure the label is: no draw could change it."""
         return np.full(len(self.std), np.inf)
@@ -65,16 +77,45 @@ class MixtureScores:
         return {name: getattr(self, name) for name in MIXTURE_SCORE_NAMES}
 
 
-def mixture_sums(outputs: Float[np.ndarray, "K N 2"], first_draw: int = 0, groups: int = GROUPS) -> DrawSums:
+def mixture_sums(
+    outputs: Float[np.ndarray, "K N 2"],
+    first_draw: int = 0,
+    groups: int = GROUPS,
+    transform: Transform | None = None,
+) -> DrawSums:
     """Sum draws `first_draw`, `first_draw + 1`, ... given by mean and log variance of each draw and row.
 
     Args:
         outputs: the mean in the target's units, and the natural logarithm of the variance in their square.
         first_draw: index of the first draw within its seed, which decides the groups.
         groups: G, into how many groups draws are sorted; sums merge only with sums of the same G.
+        transform: of the target, if it was transformed: `outputs` are then of the transformed one, and the sums have
+            an axis of two, the target as it was fitted and in its units.
     """
     mean_N_K, log_variance_N_K = outputs.transpose(2, 1, 0).astype(np.float64, order="C")
-    return DrawSums.of(mean_N_K, np.exp(log_variance_N_K), first_draw, groups)
+    variance_N_K = np.exp(log_variance_N_K)
+    if transform is None:
+        return DrawSums.of(mean_N_K, variance_N_K, first_draw, groups)
+    target_mean_N_K, target_variance_N_K = target_moments(transform, mean_N_K, variance_N_K)
+    means = np.stack([mean_N_K, target_mean_N_K], axis=1)
+    return DrawSums.of(means, np.stack([variance_N_K, target_variance_N_K], axis=1), first_draw, groups)
+
+
+def transformed_scores(sums: DrawSums, transform: Transform, standard_errors: bool = True) -> MixtureScores:
+    """Return the scores of a transformed target, given sums of both; raises ValueError where they hold no draw.
+
+    Beyond `GROUPS` draws the median is that of as many Gaussians, one for the draws of each group.
+    """
+    fitted, in_units = sums.along(0).drawn(), sums.along(1)
+    scores = mixture_scores(fitted, standard_errors)
+    with np.errstate(invalid="ignore"):
+        reported = mixture_scores(in_units, standard_errors)
+    if standard_errors:
+        variance = fitted.uncertainty + fitted.squared_deviations / fitted.num_draws
+        share = fitted.num_draws / fitted.num_draws.sum()
+        median = to_target(transform, mixture_median(fitted.prediction, variance, share))
+        reported = replace(reported, median=median)
+    return replace(scores, reported=reported)
 
 
 def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScores:
@@ -112,11 +153,16 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScore
     return MixtureScores(num_draws_N, mean_N, std_N, aleatoric_std_N, epistemic_std_N, errors)
 
 
-def log_density(outputs: Float[np.ndarray, "K N 2"], y: Float[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-    """Return the log density of targets under the mixture, log mean_k N(y; m_k, s_k^2), in nats.
+def log_density(
+    outputs: Float[np.ndarray, "K N 2"], y: Float[np.ndarray, "N"], transform: Transform | None = None
+) -> Float64[np.ndarray, "N"]:
+    """Return the log density of targets under the mixture, log mean_k N(y; m_k, s_k^2), in nats; of a transformed
+    target log mean_k N(g(y); m_k, s_k^2) + log g'(y).
 
     It is of a density in the target's units: in other units it is another number.
     """
+    if transform is not None:
+        return log_density(outputs, to_fitted(transform, y)) + log_slope(transform, y)
     mean, log_variance = np.moveaxis(outputs.astype(np.float64), -1, 0)
     terms = -0.5 * (math.log(2.0 * math.pi) + log_variance + np.square(y - mean) * np.exp(-log_variance))
     largest = terms.max(axis=0)

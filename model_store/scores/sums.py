@@ -1,6 +1,7 @@
 """Sums over Monte Carlo draws that merge, and the standard errors that they give.
 
-Axes: K draws, N rows, G groups of draws; *C is an axis of classes, or none. Draw k belongs to group k mod G, and of
+Axes: K draws, N rows, G groups of draws; *C is an axis of classes, of two scales of a target, or none, and *U the
+latter or none. Draw k belongs to group k mod G, and of
 each group the means are kept. Sums over disjoint draws merge exactly, so draws may be split over time, threads or
 machines. Up to G draws a group is one draw; beyond, it is its draws' mean.
 
@@ -26,13 +27,13 @@ class DrawSums:
     num_draws: Int64[np.ndarray, "G"]
     prediction: Float64[np.ndarray, "N *C G"]  # the group's mean
     squared_deviations: Float64[np.ndarray, "N *C G"]  # sum over its draws of (prediction - the group's mean)^2
-    uncertainty: Float64[np.ndarray, "N G"]  # the group's mean
+    uncertainty: Float64[np.ndarray, "N *U G"]  # the group's mean
 
     @classmethod
     def of(
         cls,
         prediction: Float64[np.ndarray, "N *C K"],
-        uncertainty: Float64[np.ndarray, "N K"],
+        uncertainty: Float64[np.ndarray, "N *U K"],
         first_draw: int = 0,
         groups: int = GROUPS,
     ) -> "DrawSums":
@@ -40,8 +41,8 @@ class DrawSums:
         num_draws = uncertainty.shape[-1]
         if num_draws > groups:
             half = groups * (-(-num_draws // groups) // 2)
-            return cls.of(prediction[..., :half], uncertainty[:, :half], first_draw, groups).merge(
-                cls.of(prediction[..., half:], uncertainty[:, half:], first_draw + half, groups)
+            return cls.of(prediction[..., :half], uncertainty[..., :half], first_draw, groups).merge(
+                cls.of(prediction[..., half:], uncertainty[..., half:], first_draw + half, groups)
             )
         num_draws_G = np.ones(num_draws, dtype=np.int64)
         if num_draws < groups or first_draw % groups > 0:  # each group holds one draw at most
@@ -67,6 +68,11 @@ class DrawSums:
     def take(self, rows: np.ndarray) -> "DrawSums":
         """Return the sums of some rows."""
         return DrawSums(self.num_draws, self.prediction[rows], self.squared_deviations[rows], self.uncertainty[rows])
+
+    def along(self, i: int) -> "DrawSums":
+        """Return the sums at i of the axis that prediction and uncertainty both have."""
+        parts = (values[:, i] for values in (self.prediction, self.squared_deviations, self.uncertainty))
+        return DrawSums(self.num_draws, *parts)
 
     def drawn(self) -> "DrawSums":
         """Return the groups that hold a draw; raises ValueError where there is none."""

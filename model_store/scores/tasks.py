@@ -7,8 +7,15 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64
 
 from model_store.scores.classification import SCORE_NAMES, Scores, predictive_scores, predictive_sums
-from model_store.scores.regression import MIXTURE_SCORE_NAMES, MixtureScores, mixture_scores, mixture_sums
+from model_store.scores.regression import (
+    MIXTURE_SCORE_NAMES,
+    MixtureScores,
+    mixture_scores,
+    mixture_sums,
+    transformed_scores,
+)
 from model_store.scores.sums import DrawSums
+from model_store.scores.transforms import Transform, target_moments
 from model_store.types import Task
 
 AnyScores = Scores | MixtureScores
@@ -40,7 +47,7 @@ class Predictive(ABC):
         """Return the scores of the draws summed; raises ValueError where there is none."""
 
     @abstractmethod
-    def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float32[np.ndarray, "K N C"]:
+    def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float[np.ndarray, "K N C"]:
         """Return what each draw says of each row: class probabilities, or mean and standard deviation."""
 
     @abstractmethod
@@ -76,29 +83,44 @@ class Classes(Predictive):
 
 
 class Target(Predictive):
-    """A regression's predictive distribution."""
+    """A regression's predictive distribution; of a `transform`, where its target was fitted by one."""
 
     output = "mean_log_variance"
     score_names = MIXTURE_SCORE_NAMES
     acquisition_scores: ClassVar = {"variance": "std", "epistemic_variance": "epistemic_std"}
     default_acquisition = "epistemic_variance"
 
+    def __init__(self, transform: Transform | None = None) -> None:
+        self.transform = transform
+
     def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
         """Sum means and variances."""
-        return mixture_sums(outputs, first_draw)
+        return mixture_sums(outputs, first_draw, transform=self.transform)
 
     def scores(self, sums: DrawSums, standard_errors: bool = True) -> MixtureScores:
         """Return mean and standard deviations."""
+        if self.transform is not None:
+            return transformed_scores(sums, self.transform, standard_errors)
         return mixture_scores(sums, standard_errors)
 
-    def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float32[np.ndarray, "K N C"]:
-        """Return mean and standard deviation."""
+    def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float[np.ndarray, "K N C"]:
+        """Return mean and standard deviation, in the target's units."""
+        if self.transform is not None:
+            mean, log_variance = np.moveaxis(outputs.astype(np.float64), -1, 0)
+            mean, variance = target_moments(self.transform, mean, np.exp(log_variance))
+            return np.stack([mean, np.sqrt(variance)], axis=-1)
         return np.stack([outputs[..., 0], np.exp(0.5 * outputs[..., 1])], axis=-1)
 
     def acquisition(self, scores: AnyScores, name: str) -> Float64[np.ndarray, "N"]:
         """Return a variance, in squared target units."""
-        return np.square(scores.by_name()[self.acquisition_scores[name]])
+        assert isinstance(scores, MixtureScores)
+        return np.square(scores.in_units.by_name()[self.acquisition_scores[name]])
 
 
 PREDICTIVES: dict[Task, Predictive] = {"classification": Classes(), "regression": Target()}
 DETECTED = {task: predictive.score_names for task, predictive in PREDICTIVES.items()}
+
+
+def predictive_of(task: Task, transform: Transform | None = None) -> Predictive:
+    """Return what depends on a task; of a regression also on the transform of its target."""
+    return PREDICTIVES[task] if transform is None else Target(transform)

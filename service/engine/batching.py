@@ -275,7 +275,7 @@ def _predicted(
     outputs = None
     if job.rule is None:
         outputs = rows.outputs(slice(None), 0, job.num_samples)
-        prediction = model.prediction(outputs, density)
+        prediction = model.prediction(outputs, density, job.priors)
     else:
         prediction = model.prediction_with_stopping(rows, density, job.num_samples, job.rule)
     micro_batch, computed, start = MicroBatch(prediction), [], 0
@@ -283,7 +283,9 @@ def _predicted(
         here = slice(start, start + len(part))
         samples = None
         if progress.job.keep_samples and outputs is not None:
-            samples = model.predictive.samples(outputs[:, here])
+            said = outputs[:, here]
+            said = said if job.priors is None else model.shifted(said, job.priors).astype(np.float32)
+            samples = model.predictive.samples(said)
         computed.append(Part(micro_batch, here, samples))
         start = here.stop
     return computed
@@ -294,8 +296,9 @@ def _pool_part(job: Job, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> list[
     assert job.acquisition is not None
     model, predictive = job.served.model, job.served.model.predictive
     outputs, _ = model.runtime.run_set(x, draws)
+    said = outputs if job.priors is None else model.shifted(outputs, job.priors)
     is_jackknifed = job.acquisition in predictive.jackknifed
-    scores = predictive.scores(predictive.sums(outputs), standard_errors=is_jackknifed)
+    scores = predictive.scores(predictive.sums(said), standard_errors=is_jackknifed)
     return [Part(scores=predictive.acquisition(scores, job.acquisition))]
 
 

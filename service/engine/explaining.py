@@ -28,5 +28,5 @@ async def predicted_as_usual(
         return None
     steps = rows_as_usual(spec.columns, job.x)
     x = await threads.requests.run(steps, job.client, job.x.nbytes, job.deadline, hung_up)
-    again = Job(job.served, x, job.num_samples, predicted.seed, job.deadline, client=job.client)
+    again = Job(job.served, x, job.num_samples, predicted.seed, job.deadline, client=job.client, priors=job.priors)
     return (await engine.predict(again, hung_up)).prediction

@@ -36,6 +36,7 @@ class Job:
     keep_samples: bool = False
     acquisition: str | None = None
     client: Hashable = None  # whose share it is part of
+    priors: tuple[float, ...] | None = None  # shares of the rows' classes, if not those of the training data
 
     @property
     def has_short_answer(self) -> bool:
@@ -43,9 +44,11 @@ class Job:
         return len(self.x) <= FEW_ROWS and not self.keep_samples
 
     def goes_with(self, other: "Job") -> bool:
-        """Whether both may be in one micro-batch: of the same model, number of draws and rule, and no pool."""
+        """Whether both may be in one micro-batch: of the same model, number of draws, rule and priors, and no
+        pool."""
         same_model = self.served is other.served and self.acquisition is None and other.acquisition is None
-        return same_model and (self.num_samples, self.rule) == (other.num_samples, other.rule)
+        mine, its = ((job.num_samples, job.rule, job.priors) for job in (self, other))
+        return same_model and mine == its
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,8 +2,11 @@
 
 import math
 
-from model_store.conformal.abstention import NOTHING
+import numpy as np
+from jaxtyping import Int64
+
 from model_store.conformal.calibration import DEFAULT_FPR, at_least
+from model_store.conformal.mondrian import UNKNOWN
 from model_store.conformal.sets import confident_rank, largest_coverage
 from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput
@@ -12,6 +15,9 @@ from service.errors import TooLarge
 from service.http.schemas import Envelope, PredictRequest
 from service.registry.models import Served
 from service.settings import Settings
+
+SUMS_TO_1 = 1e-6  # how near shares of classes must come
+NOT_UNDER_PRIORS = ("fdr", "risk", "confidence", "settle")
 
 
 def num_samples_of(envelope: Envelope, served: Served, settings: Settings) -> int:
@@ -63,16 +69,78 @@ def decision_options(
         expected = f"at least {at_least(smallest)}, the smallest that {served.name} can tell"
         raise InvalidInput(field, expected, f"{rate}")
     _refuse_uncertain_coverage(envelope, served)
+    priors = priors_of(envelope, served)
+    if priors is not None:
+        for name in NOT_UNDER_PRIORS:
+            if getattr(envelope, name) is not None:
+                raise InvalidInput(name, "none beside priors, under which it is not kept", "both")
+        return DecisionOptions(fpr, None, envelope.coverage, None, None, None, priors)
     rule = _rule(envelope, fpr, settle)
     risk = _risk(envelope.risk, served, num_samples, fpr, rule)
     return DecisionOptions(fpr, envelope.fdr, envelope.coverage, risk, rule, envelope.confidence)
+
+
+def priors_of(envelope: Envelope, served: Served) -> tuple[float, ...] | None:
+    """Return the shares of the classes that a request states, in the model's order, None where it states none.
+
+    Raises:
+        InvalidInput: if the model has no classes, they are not all classes, are no shares, or do not sum to 1.
+    """
+    priors, manifest = envelope.priors, served.model.manifest
+    if priors is None:
+        return None
+    if manifest.categories is not None:
+        kind = manifest.categories.kind
+        raise InvalidInput("priors", f"none, since {served.name} is calibrated by {kind}", "some")
+    label_shift = served.model.label_shift
+    if manifest.classes is None:
+        raise InvalidInput("priors", f"none, since {served.name} is a regression", "some")
+    if manifest.priors is None or label_shift is None:
+        expected = f"none, since {served.name} version {served.version} does not say which shares it was fitted with"
+        raise InvalidInput("priors", expected, "some (a version that is fitted today says it)")
+    missing = [name for name in manifest.classes if name not in priors]
+    if missing or len(priors) > len(manifest.classes):
+        got = f"none of {missing[0]!r}"[:100] if missing else "others too"
+        raise InvalidInput("priors", f"a share of each of the {len(manifest.classes)} classes and of no other", got)
+    shares = tuple(priors[name] for name in manifest.classes)
+    for name, share in zip(manifest.classes, shares, strict=True):
+        if not 0.0 <= share <= 1.0:
+            raise InvalidInput(f"priors.{name}"[:100], "a share from 0 to 1", f"{share:g}")
+    if abs(sum(shares) - 1.0) > SUMS_TO_1:
+        raise InvalidInput("priors", "shares that sum to 1", f"a sum of {sum(shares):.9g}")
+    unknown = label_shift.unknown(np.array(shares))
+    if len(unknown):
+        name = manifest.classes[int(unknown[0])]
+        raise InvalidInput(f"priors.{name}"[:100], "0, since no row of this class calibrated", f"{priors[name]:g}")
+    return shares
+
+
+def groups_of(envelope: PredictRequest, rows: int, served: Served) -> Int64[np.ndarray, "N"] | None:
+    """Return the number of each row's group, `UNKNOWN` of one that the model's calibration rows have not; None where
+    there are no groups.
+
+    Raises:
+        InvalidInput: if the model is not calibrated by group, or there is not one for each row.
+    """
+    spec = served.model.manifest.categories
+    is_by_group = spec is not None and spec.kind == "group"
+    if envelope.groups is not None and not is_by_group:
+        raise InvalidInput("groups", f"none, since {served.name} is not calibrated by group", "some")
+    if spec is None or not is_by_group:
+        return None
+    if envelope.groups is None:
+        return np.full(rows, UNKNOWN)
+    if len(envelope.groups) != rows:
+        raise InvalidInput("groups", f"one for each of the {rows} rows", f"{len(envelope.groups)}")
+    numbers = {name: number for number, name in enumerate(spec.names)}
+    return np.array([numbers.get(group, UNKNOWN) for group in envelope.groups], dtype=np.int64)
 
 
 def _refuse_uncertain_coverage(envelope: PredictRequest, served: Served) -> None:
     """Raise InvalidInput if there are too few calibration rows to keep the coverage with the confidence."""
     if envelope.confidence is None:
         return
-    rows = served.model.manifest.detectors.ranking_rows
+    rows = served.model.calibration.most_true_rows
     if confident_rank(rows, envelope.coverage, envelope.confidence) > rows:
         largest = math.floor(1e4 * largest_coverage(rows, envelope.confidence)) / 1e4
         known = f"at most {largest:g}" if largest > 0 else "none"
@@ -102,7 +170,7 @@ def _risk(
         )
     draws = calibration.draws_used(num_samples)
     rank_tables = calibration.rank_tables(draws, rule)
-    if rank_tables.largest_uncertainty(fpr, wanted) == NOTHING:
+    if not rank_tables.certifies(fpr, wanted):
         smallest = rank_tables.smallest_risk(fpr)
         known = f"at least {smallest:g}" if smallest < 1.0 else "none"
         raise InvalidInput("risk", f"{known}, which {served.name} can certify with {draws} draws", f"{wanted}")

@@ -10,7 +10,9 @@ from fastapi import Response
 from jaxtyping import Float32
 from starlette.types import Receive, Scope, Send
 
+from model_store.conformal.mondrian import UNKNOWN
 from model_store.inference.prediction import Prediction
+from model_store.inputs.columns import unknown_categories
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
 from service.engine.decision import Decision, DecisionOptions
@@ -46,16 +48,22 @@ def response(parts: Sequence[bytes], media_type: str) -> Response:
 
 
 def predict_json(
-    served: Served, num_samples: int, seed: int, options: DecisionOptions, rows: list[dict[str, Any]]
+    served: Served,
+    num_samples: int,
+    seed: int,
+    options: DecisionOptions,
+    x: Float32[np.ndarray, "N I"],
+    rows: list[dict[str, Any]],
 ) -> bytes:
-    """Return the JSON answer of /predict, given what it says of each row."""
-    return orjson.dumps({**_answer_head(served, num_samples, seed, options), "predictions": rows})
+    """Return the JSON answer of /predict, given the rows and what it says of each."""
+    return orjson.dumps({**_answer_head(served, num_samples, seed, options, x), "predictions": rows})
 
 
 def predict_json_parts(
     served: Served,
     predicted: Predicted,
     options: DecisionOptions,
+    x: Float32[np.ndarray, "N I"],
     decision: Decision,
     explained: Explained | None = None,
 ) -> Generator[None, None, list[bytes]]:
@@ -66,7 +74,8 @@ def predict_json_parts(
     prediction, samples = predicted.prediction, predicted.samples
     numbers = numbers_a_row(served, samples) + (0 if explained is None else served.model.row_size)
     at_once = max(1, NUMBERS_AT_ONCE // numbers)
-    head = orjson.dumps({**_answer_head(served, predicted.num_samples, predicted.seed, options), "predictions": []})
+    about = _answer_head(served, predicted.num_samples, predicted.seed, options, x)
+    head = orjson.dumps({**about, "predictions": []})
     parts, between = [head.removesuffix(b"]}")], b""
     for first in range(0, len(decision.flag), at_once):
         here = slice(first, first + at_once)
@@ -95,14 +104,23 @@ def answer_bytes(served: Served, rows: int, kept_draws: int, as_arrays: bool) ->
     return rows * (1500 + outputs * (48 + 24 * kept_draws))
 
 
-def _answer_head(served: Served, num_samples: int, seed: int, options: DecisionOptions) -> dict[str, Any]:
+def _answer_head(
+    served: Served, num_samples: int, seed: int, options: DecisionOptions, x: Float32[np.ndarray, "N I"]
+) -> dict[str, Any]:
     return {
         "model": served.name,
         "version": served.version,
         "num_samples": num_samples,
         "seed": seed,
         **_judged_by(options),
+        "priors": stated_priors(served, options.priors),
+        "unknown_categories": unknown_categories(x, served.model.manifest.input.columns),
     }
+
+
+def stated_priors(served: Served, priors: tuple[float, ...] | None) -> dict[str, float] | None:
+    """Return the shares of the classes that an answer is for, by class, None if those of the training data."""
+    return None if priors is None else dict(zip(served.model.manifest.classes or (), priors, strict=True))
 
 
 def _judged_by(options: DecisionOptions) -> dict[str, float | None]:
@@ -121,7 +139,7 @@ def _json_columns(
     served: Served, num_samples: int, prediction: Prediction, decision: Decision
 ) -> Iterator[tuple[str, list[Any]]]:
     """Yield the fields of each row's answer, in their order."""
-    scores, num_rows = prediction.scores, len(decision.flag)
+    scores, num_rows = reported(prediction.scores), len(decision.flag)
     if isinstance(scores, Scores):
         classes = served.model.manifest.classes or ()
         yield "label", [classes[i] for i in scores.label.tolist()]
@@ -134,10 +152,12 @@ def _json_columns(
         for name in scores.error_names:
             is_known = name != "epistemic_std" or num_samples > 1
             yield name, getattr(scores, name).tolist() if is_known else [None] * num_rows
+        yield "median", [None] * num_rows if scores.median is None else scores.median.tolist()
         yield "num_samples", scores.num_draws.tolist()
     yield "standard_error", _standard_errors(scores, num_rows)
     yield "flag", decision.flag.tolist()
-    yield "p_value", prediction.p_values.p_value.tolist()
+    yield "p_value", decision.p_values.p_value.tolist()
+    yield "category", _categories(served, decision, num_rows)
     if decision.prediction_set is not None:
         sets = decision.prediction_set.tolist()
         yield "prediction_set", [[c for c, inside in zip(classes, row, strict=True) if inside] for row in sets]
@@ -145,6 +165,27 @@ def _json_columns(
     if decision.interval is not None:
         yield "interval", decision.interval.tolist()
     yield "detectors", _detectors(prediction, decision, num_rows)
+
+
+def reported(scores: AnyScores) -> AnyScores:
+    """Return the scores as they are answered: of a regression, of the target in its own units."""
+    return scores if isinstance(scores, Scores) else scores.in_units
+
+
+def category_names(served: Served) -> tuple[str, ...]:
+    """Return the names of the categories that a model is calibrated by."""
+    spec = served.model.manifest.categories
+    return () if spec is None else spec.names
+
+
+def _categories(served: Served, decision: Decision, num_rows: int) -> list[dict[str, Any] | None]:
+    """Return the category that each row was judged in, and the ranking rows of it; null where there are none."""
+    spec = served.model.manifest.categories
+    if spec is None or decision.categories is None:
+        return [None] * num_rows
+    known = [{"name": name, "rows": rows} for name, rows in zip(spec.names, spec.judged_rows, strict=True)]
+    unknown: dict[str, Any] = {"name": None, "rows": min(spec.judged_rows)}  # judged by the most cautious of all
+    return [unknown if c == UNKNOWN else known[c] for c in decision.categories.tolist()]
 
 
 def with_samples(
@@ -168,7 +209,7 @@ def _standard_errors(scores: AnyScores, num_rows: int) -> list[dict[str, float |
 def _detectors(prediction: Prediction, decision: Decision, num_rows: int) -> list[dict[str, dict[str, Any]]]:
     """Return what each detector says of each row."""
     rows: list[dict[str, dict[str, Any]]] = [{} for _ in range(num_rows)]
-    p_values = prediction.p_values.detector_p_values
+    p_values = decision.p_values.detector_p_values
     for name, detected in prediction.detected.items():
         values = zip(detected.tolist(), p_values[name].tolist(), decision.fired[name].tolist(), strict=True)
         for row, (score, p_value, fired) in zip(rows, values, strict=True):
@@ -198,7 +239,7 @@ def predict_npz(
 def _arrays(
     served: Served, predicted: Predicted, options: DecisionOptions, decision: Decision
 ) -> Iterator[tuple[str, Any]]:
-    prediction, scores = predicted.prediction, predicted.prediction.scores
+    prediction, scores = predicted.prediction, reported(predicted.prediction.scores)
     samples = None if predicted.samples is None else predicted.samples.transpose(1, 0, 2)
     yield "model", np.array(served.name)
     yield "version", np.array(served.version)
@@ -206,6 +247,8 @@ def _arrays(
     for name, rate in _judged_by(options).items():
         if rate is not None:
             yield name, np.array(rate)
+    if options.priors is not None:
+        yield "priors", np.array(options.priors)
     yield "num_samples", scores.num_draws
     for name, score in scores.by_name().items():
         if name != "epistemic_std" or predicted.num_samples > 1:
@@ -213,11 +256,13 @@ def _arrays(
     for name, error in (scores.standard_error or {}).items():
         yield f"standard_error.{name}", error
     yield "flag", decision.flag
-    yield "p_value", prediction.p_values.p_value
+    yield "p_value", decision.p_values.p_value
+    if decision.categories is not None:
+        yield "category", np.array([*category_names(served), ""])[decision.categories]
     for name, detected in prediction.detected.items():
         yield f"detectors.{name}.score", detected
         yield f"detectors.{name}.fired", decision.fired[name]
-        yield f"detectors.{name}.p_value", prediction.p_values.detector_p_values[name]
+        yield f"detectors.{name}.p_value", decision.p_values.detector_p_values[name]
     if isinstance(scores, Scores):
         yield "label", np.array(served.model.manifest.classes)[scores.label]
         yield "probabilities", scores.probabilities
@@ -228,6 +273,8 @@ def _arrays(
             yield "samples", samples
     else:
         yield "mean", scores.mean
+        if scores.median is not None:
+            yield "median", scores.median
         if samples is not None:
             yield "samples.mean", samples[..., 0]
             yield "samples.std", samples[..., 1]

@@ -39,6 +39,11 @@ class Envelope(BaseModel):
     deadline_s: float | None = Field(
         default=None, gt=0, le=86_400, description="answer 504 if there is no answer in so many seconds"
     )
+    priors: dict[str, float] | None = Field(
+        default=None,
+        description="shares of all classes among the rows, which sum to 1, if they are not those of the training "
+        "data: probabilities and all that follows from them are turned by Bayes' rule. Not of a regression",
+    )
     seed: int | None = Field(
         default=None, ge=0, le=MAX_SEED, description="replays the draws of that seed; absent means fresh draws"
     )
@@ -65,6 +70,10 @@ class PredictRequest(Envelope):
                     "risk": 0.05,
                 },
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "fdr": 0.1},
+                {
+                    "inputs": [EXAMPLE_ROW],
+                    "priors": {str(digit): 0.55 if digit == 8 else 0.05 for digit in range(10)},
+                },
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "settle": 0.02},
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "coverage": 0.9, "confidence": 0.95},
                 {"inputs": [EXAMPLE_NOISE], "explain": True},
@@ -102,6 +111,11 @@ class PredictRequest(Envelope):
         description="stop drawing for a row once its label and flag are settled and its standard errors are at most "
         "this, in nats and probabilities, of a regression in multiples of `std`; `num_samples` is then the most. By "
         "default the service's own tolerance, if any; null: never",
+    )
+    groups: list[str] | None = Field(
+        default=None,
+        description="of a model that is calibrated by group: the group of each row; a row of an unknown one, and all "
+        "rows where it is left out, are judged by the most cautious of all groups",
     )
     return_samples: bool = Field(
         default=False, description="also each draw's probabilities, or its mean and standard deviation"
@@ -142,6 +156,13 @@ class DetectorAnswer(BaseModel):
     score: float
     p_value: float
     fired: bool
+
+
+class CategoryAnswer(BaseModel):
+    """The category that a row was judged in, and how many rows rank its flag; no name: the most cautious of all."""
+
+    name: str | None
+    rows: int
 
 
 class DetectorShareAnswer(BaseModel):
@@ -190,12 +211,13 @@ class ExplanationAnswer(BaseModel):
 
 
 class RowAnswer(BaseModel):
-    """What a model of whatever task says of a row."""
+    """What a model of whatever task says of a row; `category` is null unless the model is calibrated by category."""
 
     num_samples: int
     standard_error: dict[str, float | None]
     flag: bool
     p_value: float
+    category: CategoryAnswer | None
     detectors: dict[str, DetectorAnswer]
     explanation: ExplanationAnswer | None = None
 
@@ -230,10 +252,13 @@ class GaussianAnswer(BaseModel):
 class RegressionAnswer(RowAnswer):
     """What a model of regression says of a row, in the target's units; one draw says nothing of `epistemic_std`.
 
-    The bounds of `interval` are null where there are too few calibration rows for the coverage.
+    The bounds of `interval` are null where there are too few calibration rows for the coverage. A model whose target
+    was transformed also says the `median`, which is null of others; its detectors' scores are of the transformed
+    target.
     """
 
     mean: float
+    median: float | None
     std: float
     aleatoric_std: float
     epistemic_std: float | None
@@ -256,6 +281,8 @@ class PredictAnswer(BaseModel):
     coverage: float
     confidence: float | None
     risk: float | None
+    priors: dict[str, float] | None
+    unknown_categories: dict[str, int]
     predictions: list[PredictionAnswer] | list[RegressionAnswer]
 
 
@@ -277,6 +304,7 @@ class AcquireAnswer(BaseModel):
     num_samples: int
     seed: int
     pool_size: int
+    priors: dict[str, float] | None
     ranking: list[RankedRow]
 
 
@@ -299,7 +327,7 @@ def validate(kind: type[Request], content: dict[str, Any]) -> Request:
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
+        field = ".".join(str(part) for part in (first["loc"][:1] if "priors" in first["loc"] else first["loc"]))
         if first["type"] == "extra_forbidden":
             raise InvalidInput(_shortened(field), f"one of {sorted(kind.model_fields)}", "an unknown field") from None
         if first["type"] == "missing":

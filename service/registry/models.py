@@ -21,6 +21,7 @@ from model_store.artifacts.manifest import GRAPHS, TRAINING_ROWS, Manifest
 from model_store.artifacts.signature import read_public_key
 from model_store.artifacts.store import LATEST, ModelStore
 from model_store.conformal.calibration import DEFAULT_FPR
+from model_store.conformal.rank_tables import RankTables
 from model_store.conformal.stopping import StoppingRule
 from model_store.errors import BrokenArtifact, InvalidInput, NotFound, StoreError, one_line
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, Model
@@ -60,6 +61,8 @@ class Served:
         `x` are the rows themselves, of which those that came of late are passed over, and `client` is who sent them.
         """
         rank_tables = prediction.rank_tables
+        if not isinstance(rank_tables, RankTables):  # rows that are known to be others
+            return
         if (rank_tables.num_draws, rank_tables.rule) == (self.model.manifest.noise.default_draws, self.rule):
             self.drift.watch(prediction.p_values.p_value[rows], row_hashes(x), client)
 

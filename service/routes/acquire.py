@@ -16,8 +16,9 @@ from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job
 from service.engine.threads import Steps
 from service.http.openapi import ERRORS, request_body
-from service.http.options import num_samples_of
+from service.http.options import num_samples_of, priors_of
 from service.http.requests import JSON, hung_up, read_body
+from service.http.responses import stated_priors
 from service.http.schemas import AcquireAnswer, AcquireRequest
 from service.observability.records import record_of
 from service.process.budget import lease_of
@@ -50,6 +51,7 @@ async def post_acquire(request: Request) -> Response:
     asked = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
     acquisition = checked_acquisition(asked, served.model.manifest.task)
     num_samples = num_samples_of(envelope, served, settings)
+    priors = priors_of(envelope, served)
     record = record_of(request.scope)
     with context.admission.admitted(len(rows), num_samples, BATCH_ROW_DRAWS, client):
         lease, deadline = lease_of(request.scope), context.deadline(begun, envelope)
@@ -60,7 +62,16 @@ async def post_acquire(request: Request) -> Response:
         if acquisition == RANDOM:  # needs a seed and no draws
             scores, seed = None, fresh_seed() if envelope.seed is None else envelope.seed
         else:
-            job = Job(served, x, num_samples, envelope.seed, deadline, acquisition=acquisition, client=client)
+            job = Job(
+                served,
+                x,
+                num_samples,
+                envelope.seed,
+                deadline,
+                acquisition=acquisition,
+                client=client,
+                priors=priors,
+            )
             lease.reserve(kept_bytes(job), "pool")
             scored = await context.engine.score(job, partial(hung_up, request))
             scores, seed = scored.scores, scored.seed
@@ -78,6 +89,7 @@ async def post_acquire(request: Request) -> Response:
         "num_samples": num_samples,
         "seed": seed,
         "pool_size": len(x),
+        "priors": stated_priors(served, priors),
         "ranking": ranked,
     }
     return Response(orjson.dumps(answer), media_type=JSON)

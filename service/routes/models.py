@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from model_store.artifacts.limits import too_few_rows
 from model_store.artifacts.manifest import AnyColumn, CategoricalColumn
-from model_store.conformal.calibration import default_not_kept
 from service.context import context_of
 from service.http.openapi import ERRORS
 from service.http.requests import JSON
@@ -64,7 +64,8 @@ def _overview(models: Models, name: str) -> dict[str, Any]:
         "target": None if latest is None else latest.target,
         "quality": None if latest is None else latest.quality,
         "smallest_fpr": None if latest is None else latest.detectors.smallest_fpr,
-        "too_few_rows": None if latest is None else default_not_kept(latest.detectors.ranking_rows),
+        "too_few_rows": None if latest is None else too_few_rows(latest.detectors, latest.categories),
+        "categories": None if latest is None or latest.categories is None else latest.categories.model_dump(),
         "smallest_risk": None if latest is None or latest.abstention is None else latest.abstention.smallest_risk,
     }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 
 from model_store.inference.explanation import explain
 from model_store.inference.prediction import Prediction
@@ -21,6 +21,7 @@ from service.http.explanations import Explained, explanation_bytes
 from service.http.openapi import ERRORS, request_body
 from service.http.options import (
     decision_options,
+    groups_of,
     num_samples_of,
     refuse_too_many_explained,
     refuse_too_many_samples,
@@ -61,6 +62,7 @@ async def post_predict(request: Request) -> Response:
     served = await context.served(envelope)
     num_samples = num_samples_of(envelope, served, settings)
     options = decision_options(envelope, served, num_samples, settings.settle)
+    groups = groups_of(envelope, len(rows), served)
     refuse_too_many_samples(envelope, len(rows), num_samples, served, settings.max_answer_numbers)
     refuse_too_many_explained(envelope, len(rows), served, settings)
     as_arrays = NPZ in header(request, b"accept")
@@ -74,7 +76,9 @@ async def post_predict(request: Request) -> Response:
         del body, rows  # which may be many times as large
         lease.shrink(x.nbytes)
         keep = envelope.return_samples
-        job = Job(served, x, num_samples, envelope.seed, deadline, options.rule, keep, client=client)
+        job = Job(
+            served, x, num_samples, envelope.seed, deadline, options.rule, keep, client=client, priors=options.priors
+        )
         lease.reserve(kept_bytes(job) + answer_bytes(served, len(x), num_samples if keep else 0, as_arrays), "answer")
         if envelope.explain:
             explained = explanation_bytes(served.model.manifest, len(x), as_arrays)
@@ -83,9 +87,9 @@ async def post_predict(request: Request) -> Response:
         if envelope.explain:
             parts = context.engine, context.threads
             as_usual = await predicted_as_usual(*parts, job, predicted, partial(hung_up, request))
-            steps = _explained_answer(context, job, predicted, options, as_arrays, cells, as_usual)
+            steps = _explained_answer(context, job, predicted, options, groups, as_arrays, cells, as_usual)
         else:
-            steps = _answer(context, job, predicted, options, as_arrays)
+            steps = _answer(context, job, predicted, options, groups, as_arrays)
         if job.has_short_answer and not envelope.explain:
             answer, flags = at_once(steps)
         else:
@@ -102,7 +106,12 @@ async def post_predict(request: Request) -> Response:
 
 
 def _answer(
-    context: Context, job: Job, predicted: Predicted, options: DecisionOptions, as_arrays: bool
+    context: Context,
+    job: Job,
+    predicted: Predicted,
+    options: DecisionOptions,
+    groups: Int64[np.ndarray, "N"] | None,
+    as_arrays: bool,
 ) -> Steps[tuple[list[bytes], int]]:
     """Return the answer in parts and how many rows are flagged, and note both where rows are watched and counted.
 
@@ -111,24 +120,27 @@ def _answer(
     """
     served, batch, scores = job.served, predicted.batch, predicted.batch.prediction.scores
     overall = _computed(predicted)
+    prediction = predicted.prediction if groups is None else predicted.prediction.of_groups(groups)
     if as_arrays:
-        decision = decide(predicted.prediction, options)
+        decision = decide(prediction, options)
         flags, answer = decision.flag, [predict_npz(served, predicted, options, decision)]
         yield
     elif len(overall) * numbers_a_row(served, predicted.samples) > NUMBERS_AT_ONCE:
-        decision = decide(predicted.prediction, options)
-        flags, answer = decision.flag, (yield from predict_json_parts(served, predicted, options, decision))
+        decision = decide(prediction, options)
+        flags, answer = decision.flag, (yield from predict_json_parts(served, predicted, options, job.x, decision))
     else:
-        # Each row is decided by itself, but for `fdr`: once for all requests of the micro-batch that ask alike.
-        shared = batch.shared(options, partial(_decided, job, options)) if options.fdr is None else None
+        # Each row is decided by itself, but for `fdr`: once for all requests of the micro-batch that ask alike and
+        # bring no groups.
+        is_shared = options.fdr is None and groups is None
+        shared = batch.shared(options, partial(_decided, job, options)) if is_shared else None
         if shared is not None:
             flags, rows = shared[0].flag[predicted.rows], shared[1][predicted.rows]
         else:
-            decision, rows = _decided(job, options, predicted.prediction)
+            decision, rows = _decided(job, options, prediction)
             flags = decision.flag
         if predicted.samples is not None:
             rows = with_samples(rows, predicted.samples, scores)
-        answer = [predict_json(served, predicted.num_samples, predicted.seed, options, rows)]
+        answer = [predict_json(served, predicted.num_samples, predicted.seed, options, job.x, rows)]
     return answer, _noted(context, job, predicted, overall, flags)
 
 
@@ -137,19 +149,21 @@ def _explained_answer(
     job: Job,
     predicted: Predicted,
     options: DecisionOptions,
+    groups: Int64[np.ndarray, "N"] | None,
     as_arrays: bool,
     cells: list[OddCells] | None,
     as_usual: Prediction | None,
 ) -> Steps[tuple[list[bytes], int]]:
     """Do as `_answer` does, and say why each row is strange."""
-    served, prediction = job.served, predicted.prediction
+    served = job.served
+    prediction = predicted.prediction if groups is None else predicted.prediction.of_groups(groups)
     overall = _computed(predicted)
     decision = decide(prediction, options)
     explained = Explained((yield from explain(served.model, prediction, job.x, as_usual)), cells)
     if as_arrays:
         answer = [predict_npz(served, predicted, options, decision, explained)]
     else:
-        answer = yield from predict_json_parts(served, predicted, options, decision, explained)
+        answer = yield from predict_json_parts(served, predicted, options, job.x, decision, explained)
     return answer, _noted(context, job, predicted, overall, decision.flag)
 
 

@@ -12,10 +12,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save
 
-from model_store.artifacts.manifest import SCORES_VERSION, Description
+from model_store.artifacts.manifest import SCORES_VERSION, CategorySpec, Description
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
+from model_store.conformal.mondrian import Categories
 from model_store.conformal.sets import class_nonconformity
 from model_store.conformal.stopping import Spread, stages_among
 from model_store.inference.model import NEEDED, Model, detector_scores
@@ -28,6 +29,7 @@ INPUTS, HIDDEN, CLASSES, NOISE = 3, 6, 4, 5
 COUNTS = [1, 2, 5, 10, 20]
 DRAWS = COUNTS[-1]
 REFERENCE, RANKING = 60, 99
+GROUPS = ("red", "green", "blue")
 NAMES = DetectorNames(combined=("entropy", "distance"), density=("distance",))
 
 
@@ -44,9 +46,23 @@ def published(folder: Path, paired: bool = True, versions: int = 1) -> ModelStor
     return store
 
 
-def publish(store: ModelStore, name: str = "tiny", paired: bool = True) -> str:
-    """Publish a version, and return its number."""
-    return store.publish(name, description(paired), files(paired)).version
+def publish(store: ModelStore, name: str = "tiny", paired: bool = True, kind: str | None = None) -> str:
+    """Publish a version, calibrated by a kind of categories if one is given, and return its number."""
+    described = description(paired)
+    if kind is not None:
+        categories = _calibration(_runtime(paired), kind).categories
+        described = described.model_copy(
+            update={
+                "categories": CategorySpec(
+                    kind=kind,
+                    names=categories.names,
+                    column="colour" if kind == "group" else None,
+                    judged_rows=tuple(categories.judged_rows.tolist()),
+                    true_rows=tuple(categories.true_rows.tolist()),
+                )
+            }
+        )
+    return store.publish(name, described, files(paired, kind)).version
 
 
 def loaded(folder: Path, paired: bool = True) -> Model:
@@ -55,12 +71,15 @@ def loaded(folder: Path, paired: bool = True) -> Model:
 
 
 @cache
-def files(paired: bool = True) -> dict[str, bytes]:
+def files(paired: bool = True, kind: str | None = None) -> dict[str, bytes]:
     """The files of a version."""
     graphs = {"sampler.onnx": sampler(paired), "network.onnx": network(paired)}
-    runtime = Runtime(graphs["sampler.onnx"], graphs["network.onnx"], NOISE, threads=1, paired=paired)
-    calibration = save(_calibration(runtime).tensors())
+    calibration = save(_calibration(_runtime(paired), kind).tensors())
     return {**graphs, "weights.safetensors": save({}), "calibration.safetensors": calibration}
+
+
+def _runtime(paired: bool) -> Runtime:
+    return Runtime(sampler(paired), network(paired), NOISE, threads=1, paired=paired)
 
 
 def description(paired: bool = True) -> Description:
@@ -81,6 +100,7 @@ def description(paired: bool = True) -> Description:
             "detectors": {
                 "density": NAMES.density,
                 "combined": NAMES.combined,
+                "tail": NAMES.tail,
                 "draw_counts": COUNTS,
                 "reference_rows": REFERENCE,
                 "ranking_rows": RANKING,
@@ -133,7 +153,7 @@ def _theta_dimension(paired: bool) -> int:
     return CLASSES if paired else HIDDEN * CLASSES
 
 
-def _calibration(runtime: Runtime) -> Calibration:
+def _calibration(runtime: Runtime, kind: str | None = None) -> Calibration:
     generator = np.random.default_rng(2)
     reference, ranking = (_Split(runtime, rows(generator, n), seed) for seed, n in enumerate((REFERENCE, RANKING)))
     y = generator.integers(CLASSES, size=RANKING)
@@ -149,6 +169,11 @@ def _calibration(runtime: Runtime) -> Calibration:
             np.stack([s.variation_ratio for s in ranking.scores]),
             np.stack([s.label != y for s in ranking.scores]),
         ),
+        {
+            None: None,
+            "class": Categories.by_class(description().classes, np.stack([s.label for s in ranking.scores]), y),
+            "group": Categories.by_group(GROUPS, np.arange(RANKING) % 3, len(COUNTS)),
+        }[kind],
     )
 
 

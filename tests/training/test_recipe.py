@@ -48,6 +48,10 @@ def test_a_recipe_is_read_with_its_defaults(recipe):
     assert recipe.combined == ["entropy", *COMBINED_DENSITIES]
 
 
+def test_images_have_a_detector_of_their_own(recipe):
+    assert override(recipe, source="images:pets").combined == ["entropy", *COMBINED_DENSITIES, "roughness"]
+
+
 def test_every_recipe_of_the_project_is_valid(request):
     paths = sorted((request.config.rootpath / "recipes").glob("*.toml"))
     assert [load(path).name for path in paths] == [path.stem for path in paths]
@@ -85,6 +89,8 @@ def test_every_recipe_of_the_project_is_valid(request):
         ("draws = 50", "draws = 1001", "serving.draws"),
         ("draws = 50", 'combined = ["entropy", "energy"]', "serving.combined.1"),
         ("draws = 50", "combined = []", "serving.combined"),
+        ("draws = 50", 'calibration = "colour"', "serving.calibration"),
+        ("draws = 50", 'calibration = "group"', "serving.calibration"),
         ("bhn-realnvp", "bhn", "method"),
         ('"a"', '"../a"', "name"),
         ('"a"', '"a\\n"', "name"),
@@ -160,6 +166,7 @@ REGRESSION = [("bhn-realnvp", 'bhn-realnvp"\ntask = "regression')]
         ([*REGRESSION, ("draws = 50", 'draws = 50\n[likelihood]\nnoise = "none"')], "likelihood.noise"),
         ([("draws = 50", 'combined = ["residual", "std"]')], "serving.combined.1"),
         ([*REGRESSION, ("draws = 50", 'combined = ["bald"]')], "serving.combined.0"),
+        ([*REGRESSION, ("draws = 50", 'calibration = "class"')], "serving.calibration"),
         ([*REGRESSION, ("draws = 50", 'precision = "int8"')], "serving.precision"),
         ([*REGRESSION, ("draws = 50", "risk = 0.01")], "serving.risk"),
     ],

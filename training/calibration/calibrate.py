@@ -15,8 +15,11 @@ from model_store.inference.model import detector_scores
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
+from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
+from training.calibration.categories import CategoriesWanted
 from training.data import Rows
+from training.data.targets import checked_fitted
 from training.scoring import rows_per_draw_set, scores_and_spreads
 from training.seeds import ServedRows, hash_key
 
@@ -29,22 +32,29 @@ def calibrate(
     detectors: DetectorNames,
     num_labels: int,
     seed: int,
+    transform: Transform | None = None,
+    wanted: CategoriesWanted | None = None,
 ) -> Calibration:
-    """Fit and rank the detectors on two splits that the model was not fitted on."""
+    """Fit and rank the detectors on two splits that the model was not fitted on, by category where that is wanted.
+
+    Raises:
+        InvalidInput: naming a target that the transform cannot take.
+    """
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
     of_reference, of_ranking = hash_key(seed, ServedRows.REFERENCE), hash_key(seed, ServedRows.RANKING)
     reference_scores, reference_densities, reference_spreads = scores_and_spreads(
-        runtime, reference, counts, of_reference, share
+        runtime, reference, counts, of_reference, share, transform
     )
-    scores, densities, spreads = scores_and_spreads(runtime, ranking, counts, of_ranking, share)
+    scores, densities, spreads = scores_and_spreads(runtime, ranking, counts, of_ranking, share, transform)
     return Calibration.fit(
         counts,
         by_detector(reference_scores, reference_densities, detectors.density, reference_spreads),
         by_detector(scores, densities, detectors.density, spreads),
-        np.stack([nonconformity(s, ranking.y) for s in scores]),
+        np.stack([nonconformity(s, ranking.y, transform) for s in scores]),
         detectors,
         num_labels,
         answers(reference_scores, scores, ranking.y),
+        None if wanted is None else wanted.of_rows(scores, ranking),
     )
 
 
@@ -60,10 +70,16 @@ def by_detector(
     return DetectorScores({name: np.stack([d[name] for d in detected]) for name in detected[0]}, labels, spreads)
 
 
-def nonconformity(scores: AnyScores, y: np.ndarray) -> Float64[np.ndarray, "n"]:
-    """Return how far labels or targets are from predictions: `model_store.conformal.sets` says in what measure."""
+def nonconformity(scores: AnyScores, y: np.ndarray, transform: Transform | None = None) -> Float64[np.ndarray, "n"]:
+    """Return how far labels or targets are from predictions: `model_store.conformal.sets` says in what measure.
+
+    Raises:
+        InvalidInput: naming a target that the transform cannot take.
+    """
     if isinstance(scores, Scores):
         return class_nonconformity(scores.probabilities, y)
+    if transform is not None:
+        y = checked_fitted(transform, y)
     return target_nonconformity(scores.mean, scores.std, y)
 
 

@@ -7,7 +7,7 @@ import argparse
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 from model_store.artifacts.manifest import Manifest
@@ -16,6 +16,9 @@ from model_store.errors import InvalidInput, StoreError
 from training import recipe as recipes
 from training.commands import folders
 from training.data import Dataset, load, split, split_sizes, with_classes_of
+from training.data.class_weights import class_weights
+from training.data.near_duplicates import told
+from training.data.targets import log_slope_of, transformed
 from training.facts import TrainingFacts
 from training.planning.files import keep_recipe
 from training.planning.findings import findings_of
@@ -59,17 +62,24 @@ def run(options: argparse.Namespace) -> None:
     if parent is not None:
         data = with_classes_of(data, parent.classes)
     splits = split(data, split_sizes(recipe))
+    for line in told(splits):
+        print(f"! {line}")
 
+    from training.fitting.augmentation import check_augmentation
     from training.fitting.memory import keep_freed_memory  # wrong recipes and data are answered before torch is there
     from training.fitting.run import CHECKPOINT, Run, device_named, training_facts
+    from training.fitting.target_choice import forget, target_choice
     from training.fitting.warm_start import check_compatible
     from training.publishing.publish import publish
 
+    check_augmentation(recipe.augmentation, data.shape)
     if parent is not None:
         check_compatible(recipe, data, parent)
     device = device_named(options.device)
     keep_freed_memory()
     begins_at = "" if parent is None else f" {parent.label} {sha256(parent.weights).hexdigest()}"
+    if recipe.network.weights is not None:
+        begins_at += f" {_weights_digest(Path(recipe.network.weights))}"
     run_id = sha256(f"{recipe.digest()} {data.digest()} {device.type}{begins_at}".encode()).hexdigest()[:12]
     folder = folders.runs() / f"{recipe.name}-{run_id}"
     if not options.again and not (folder / CHECKPOINT).exists():
@@ -79,7 +89,12 @@ def run(options: argparse.Namespace) -> None:
             print(f"{what}, so there is nothing to do; --again fits it again")
             return
     with _locked(folder):
-        run = Run(recipe, splits, data.shape, len(data.classes), folder, device, parent)
+        choice = target_choice(recipe, data, splits, folder, device, parent)
+        own_units, splits = splits, transformed(splits, choice.transform)
+        weights = None
+        if recipe.data.class_weights is not None:
+            weights = class_weights(recipe.data.class_weights, data.classes, splits.train.y)
+        run = Run(recipe, splits, data.shape, len(data.classes), folder, device, parent, weights)
         begun = (
             f"going on from step {run.progress.step}"
             if run.resumed
@@ -91,12 +106,16 @@ def run(options: argparse.Namespace) -> None:
         manifest = _published(store, recipe.name, run.progress.token)
         if manifest is None:  # else the run was killed between its publication and its end
             model = run.fit(quiet=options.quiet)
-            facts = training_facts(run, splits)
+            facts = training_facts(run, splits, log_slope_of(choice.transform, own_units.validation.y))
+            if choice.facts is not None:
+                facts = facts.model_copy(update={"target_transform": choice.facts})
             print(f"stopped {facts.stopped}")
             if facts.convergence is not None:
                 print(facts.convergence["says"])
-            manifest = publish(store, recipe.name, model, recipe, data, splits, facts, folders.data_root())
+            root = folders.data_root()
+            manifest = publish(store, recipe.name, model, recipe, data, splits, facts, root, choice.transform)
         run.checkpoint.unlink()
+        forget(folder)
     for key, value in manifest.quality.items():
         print(f"  {key:32} {value:.4f}")
     print(f"published {manifest.name} version {manifest.version}; plot: {folder / 'progress.png'}")
@@ -134,12 +153,25 @@ def _planned(options: argparse.Namespace) -> Recipe:
     return recipe
 
 
+def _weights_digest(path: Path) -> str:
+    """Return a file's SHA-256.
+
+    Raises:
+        InvalidInput: if it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InvalidInput("network.weights", f"a safetensors file at {path}", error.strerror or "an error") from None
+
+
 def _fitted(store: ModelStore, recipe: Recipe, data: Dataset, parent: Parent | None) -> Manifest | None:
     """Return the latest whole version that was fitted by a recipe on such data, if there is one.
 
-    None of a factory's network: what it makes does not stand in the recipe.
+    None of a factory's network, or one of a file of weights: what these hold does not stand in the recipe.
     """
-    if recipe.network.factory is not None:
+    if recipe.network.factory is not None or recipe.network.weights is not None:
         return None
     for version in reversed(store.versions(recipe.name)):
         with suppress(StoreError, InvalidInput):

@@ -6,11 +6,15 @@ What is found is in `training.planning`.
 import argparse
 from pathlib import Path
 
+from model_store.errors import InvalidInput
 from training.commands import folders
-from training.planning.findings import findings_of
+from training.data import load, split, split_sizes
+from training.data.near_duplicates import told
+from training.planning.findings import Findings, findings_of
 from training.planning.picture import draw
-from training.planning.plan import name_of
+from training.planning.plan import name_of, plan_of
 from training.planning.text import report
+from training.recipe import DataSection
 
 HELP = "say what data are taken for, before anything is fitted"
 
@@ -26,10 +30,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print what was found, and draw it."""
-    found = findings_of(folders.data_section(options), folders.data_root(), options.task)
-    print("\n".join(report(found)))
+    section = folders.data_section(options)
+    found = findings_of(section, folders.data_root(), options.task)
+    print("\n".join([*report(found), *(f"! {line}" for line in _across_splits(found, section))]))
     if found.columns or found.classes or found.targets is not None:
         path = options.picture or folders.runs() / f"{name_of(found.source)}-inspect.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         draw(found, path)
         print(f"picture: {path}")
+
+
+def _across_splits(found: Findings, section: DataSection) -> list[str]:
+    """Return what to say of rows that a fit by default has seen nearly the same; nothing of what bears no fit."""
+    if found.task is None:
+        return []
+    try:
+        recipe = plan_of(found, section, None, None).recipe
+        return told(split(load(recipe, folders.data_root()), split_sizes(recipe)))
+    except InvalidInput:
+        return []

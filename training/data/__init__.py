@@ -21,16 +21,18 @@ from training.data.arrays import npz
 from training.data.bundled import digits
 from training.data.idx import idx
 from training.data.images import images
-from training.data.rows import Dataset, Rows, Splits, leave_out, numbered_as, split, with_classes_of
+from training.data.rows import Dataset, Rows, Splits, is_image, leave_out, numbered_as, split, with_classes_of
 from training.data.splitting import SplitSizes
-from training.data.tables import csv, parquet, uci
-from training.recipe import Recipe
+from training.data.tables import MAX_GROUPS, csv, parquet, uci
+from training.recipe import IMAGE_DENSITIES, Recipe
 
 __all__ = [
+    "MAX_GROUPS",
     "Dataset",
     "Rows",
     "SplitSizes",
     "Splits",
+    "is_image",
     "leave_out",
     "load",
     "numbered_as",
@@ -60,8 +62,8 @@ def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
     in the encoding: split by `split_sizes` of the same recipe. With `columns`, they are encoded by these.
 
     Raises:
-        InvalidInput: if there is no such source, its files are not as they should be, or it is not of the recipe's
-            task.
+        InvalidInput: if there is no such source, its files are not as they should be, it is not of the recipe's
+            task, or its rows are not what a detector of the flag looks at.
     """
     source = recipe.data.source
     kind, _, rest = source.partition(":")
@@ -73,7 +75,9 @@ def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
         raise InvalidInput("task", f"regression, since `{kind}` has real targets", "classification")
     if recipe.data.target is not None and kind not in ("csv", "parquet"):
         raise InvalidInput("data.target", f"none, since `{kind}` has no columns to choose from", "one")
-    for key, value in (("group", recipe.data.group), ("time", recipe.data.time), ("id", recipe.data.id)):
+    section = recipe.data
+    for key in ("group", "calibration_group", "time", "id"):
+        value = getattr(section, key)
         if value is not None and kind not in ("csv", "parquet"):
             raise InvalidInput(f"data.{key}", f"none, since `{kind}` has no columns to choose from", "one")
     if columns and kind not in OF_COLUMNS:
@@ -82,9 +86,13 @@ def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
         kinds = {**recipe.data.columns, **{column.name: column.kind for column in columns}}
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": kinds})})
     data = digits() if source == "digits" else FROM_FILES[kind](root / rest, recipe, columns)
+    of_images = [name for name in recipe.combined if name in IMAGE_DENSITIES]
+    if of_images and not is_image(data.shape):
+        raise InvalidInput("serving.combined", f"no {of_images[0]}: rows are no images", f"rows of {data.shape}")
     if data.train.ids is None:
         data = replace(data, train=replace(data.train, ids=np.arange(len(data.train))))
-    return leave_out(data, recipe.data.leave_out)
+    # A table leaves classes out before its columns are encoded.
+    return data if data.columns else leave_out(data, recipe.data.leave_out)
 
 
 def split_sizes(recipe: Recipe) -> SplitSizes:

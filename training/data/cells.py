@@ -12,9 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from model_store.artifacts.manifest import NumberWriting
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import Categories, Numbers, category_text
+from model_store.inputs.numbers import number_of
 from training.data.dates import times_of
+from training.data.writing import writing_of
+from training.messages import log
 
 BOOLEANS = {"true", "false"}
 MOSTLY = 0.9  # share of a column's values that are numbers from which on the others are taken for mistakes
@@ -63,6 +67,12 @@ class NumberFormat:
 
     decimal: str = "."
     thousands: str | None = None
+    is_known: bool = False  # that decimal is such: as told, or as other numbers show
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether numbers are written as Python writes them."""
+        return self.decimal == "." and self.thousands is None
 
     def plain(self, text: str) -> str:
         """Return a number as Python reads it; of other texts, something that is no number either."""
@@ -79,6 +89,7 @@ class NumberFormat:
 
 
 PLAIN = NumberFormat()
+WRITTEN = b"written"  # in a field's metadata: how its numbers were
 
 
 def typed(
@@ -107,9 +118,37 @@ def typed(
             table = table.set_column(i, name, compute.utf8_lower(column).cast(pa.bool_()))
         elif all(value is None or _is_float(written.plain(value)) for value in distinct):
             table = table.set_column(i, name, _floats(column, written))
-        elif written != PLAIN and kinds.get(name) != "ignored":
+        elif kinds.get(name) != "ignored" and (writing := _writing(distinct, written)) is not None:
+            table = table.set_column(i, *_written(name, column, writing))
+        elif not written.is_plain and kinds.get(name) != "ignored":
             table = table.set_column(i, name, _with_points(column, written))
     return table
+
+
+def _writing(distinct: list[str | None], written: NumberFormat) -> NumberWriting | None:
+    texts = [text for text in distinct if text is not None]
+    known = (written.decimal if written.is_known else None), written.thousands
+    return writing_of(texts, *known) if texts else None
+
+
+def _written(name: str, column: Any, writing: NumberWriting) -> tuple[Any, Any]:
+    """Return a column of text that are all numbers so written as numbers, and its field, which keeps how."""
+    import pyarrow as pa
+
+    cells = column.to_pylist()
+    first = next(text for text in cells if text is not None)
+    log.info(
+        "column %s: %r is read as %g, and the others alike (`categorical` in data.columns keeps text)",
+        *(name, first[:40], number_of(first, writing)),
+    )
+    field = pa.field(name, pa.float64(), metadata={WRITTEN: writing.model_dump_json()})
+    return field, pa.array([None if text is None else number_of(text, writing) for text in cells], pa.float64())
+
+
+def writing_in(table: Any, name: str) -> NumberWriting | None:
+    """Return how the numbers of a table's column were written, None of plain ones."""
+    metadata = table.schema.field(name).metadata or {}
+    return NumberWriting.model_validate_json(metadata[WRITTEN]) if WRITTEN in metadata else None
 
 
 def with_times(
@@ -161,7 +200,7 @@ def _floats(column: Any, written: NumberFormat) -> Any:
     import pyarrow as pa
 
     try:
-        if written == PLAIN:
+        if written.is_plain:
             return column.cast(pa.float64())
     except pa.ArrowInvalid:  # such as +1, which is none to Arrow
         pass

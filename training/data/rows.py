@@ -27,6 +27,7 @@ class Rows:
     x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]
     y: Int64[np.ndarray, "N"] | Float32[np.ndarray, "N"]
     ids: Shaped[np.ndarray, "N"] | None = None
+    groups: Int64[np.ndarray, "N"] | None = None  # numbers of the groups that they belong to, where that is known
 
     def __len__(self) -> int:
         """Return N."""
@@ -34,7 +35,8 @@ class Rows:
 
     def take(self, index: Int64[np.ndarray, "M"]) -> "Rows":
         """Return the rows of these numbers, in their order."""
-        return Rows(self.x[index], self.y[index], None if self.ids is None else self.ids[index])
+        ids, groups = (None if of is None else of[index] for of in (self.ids, self.groups))
+        return Rows(self.x[index], self.y[index], ids, groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +45,7 @@ class Dataset:
 
     With `columns`, x are the rows encoded; with `image`, a row is an image. `left_out` are test rows of classes that
     were left out: they belong to nothing of the above. `groups` and `times` are the training rows', by which
-    they are split.
+    they are split; `group_names` are those of the groups that rows belong to.
     """
 
     train: Rows
@@ -57,6 +59,7 @@ class Dataset:
     left_out: Float32[np.ndarray, "L I"] | UInt8[np.ndarray, "L I"] | None = None
     groups: Int64[np.ndarray, "R"] | None = None
     times: Float64[np.ndarray, "R"] | None = None
+    group_names: tuple[str, ...] = ()
 
     @property
     def input(self) -> InputSpec:
@@ -77,6 +80,11 @@ class Dataset:
             digest.update(np.ascontiguousarray(rows.x).data)
             digest.update(np.ascontiguousarray(rows.y).data)
         return digest.hexdigest()
+
+
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Return whether rows of a shape can be images: (height, width), or (channels, height, width)."""
+    return len(shape) in (2, 3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,20 +122,14 @@ def split(data: Dataset, sizes: SplitSizes) -> Splits:
 def leave_out(data: Dataset, names: Sequence[str]) -> Dataset:
     """Return a data set without some of its classes; their test rows are kept aside, as `left_out`.
 
+    Rows of columns stay encoded as they are; those of a fit leave classes out before (`training.data.tables`).
+
     Raises:
-        InvalidInput: if there is no such class, fewer than two are left, or rows have columns: they are encoded by
-            what all training rows say.
+        InvalidInput: if there is no such class, or fewer than two are left.
     """
     if not names:
         return data
-    if data.columns:
-        raise InvalidInput("data.leave_out", "none, since rows have columns", f"{list(names)[:MAX_SHOWN]}")
-    unknown = [name for name in names if name not in data.classes]
-    if unknown:
-        raise InvalidInput("data.leave_out", f"some of {list(data.classes)[:MAX_SHOWN]}", f"{unknown[:MAX_SHOWN]}")
-    kept = [name for name in data.classes if name not in names]
-    if len(kept) < 2:
-        raise InvalidInput("data.leave_out", "at least two classes that are left", f"{kept}")
+    kept = classes_without(data.classes, names)
     number = np.array([kept.index(name) if name in kept else -1 for name in data.classes], dtype=np.int64)
 
     def inside(rows: Rows) -> Rows:
@@ -136,6 +138,21 @@ def leave_out(data: Dataset, names: Sequence[str]) -> Dataset:
 
     left_out = data.test.x[number[data.test.y] < 0]
     return replace(data, train=inside(data.train), test=inside(data.test), classes=tuple(kept), left_out=left_out)
+
+
+def classes_without(classes: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the classes that are left.
+
+    Raises:
+        InvalidInput: if there is no such class, or fewer than two are left.
+    """
+    unknown = [name for name in names if name not in classes]
+    if unknown:
+        raise InvalidInput("data.leave_out", f"some of {list(classes)[:MAX_SHOWN]}", f"{unknown[:MAX_SHOWN]}")
+    kept = [name for name in classes if name not in names]
+    if len(kept) < 2:
+        raise InvalidInput("data.leave_out", "at least two classes that are left", f"{kept}")
+    return kept
 
 
 def with_classes_of(data: Dataset, classes: Sequence[str]) -> Dataset:

@@ -3,9 +3,10 @@
 The encoding of columns is fitted here, on the training split alone; `model_store.inputs.columns` applies it.
 """
 
+import dataclasses
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -17,6 +18,7 @@ from model_store.artifacts.manifest import (
     AnyColumn,
     CategoricalColumn,
     Cycle,
+    NumberWriting,
     NumericColumn,
     TimeColumn,
     column_width,
@@ -24,16 +26,26 @@ from model_store.artifacts.manifest import (
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import Categories, Columns, Numbers, category_text, encode
 from model_store.inputs.times import CYCLES_S, DAY_S
-from training.data.cells import BOOLEANS, NumberFormat, index_column, typed, values_of, with_missing, with_times
-from training.data.rows import Dataset, Rows, class_numbers
+from training.data.cells import (
+    BOOLEANS,
+    NumberFormat,
+    index_column,
+    typed,
+    values_of,
+    with_missing,
+    with_times,
+    writing_in,
+)
+from training.data.rows import Dataset, Rows, class_numbers, classes_without
 from training.data.splitting import Keys, SplitSizes, hold_out
-from training.data.text_files import decimal_of, read_text_table
+from training.data.text_files import decimal_of, has_points, read_text_table
 from training.messages import log
 
 if TYPE_CHECKING:
     from training.recipe import DataSection
 
 MAX_CATEGORIES = 256
+MAX_GROUPS = 1000  # that are told apart in calibration and evaluation
 MANY_CATEGORIES = 64  # of a column with more than MAX_CATEGORIES, how many are told apart at most
 FREQUENT = 5  # training rows from which on one of these is
 TWO_WEEKS_S = 14 * DAY_S
@@ -49,6 +61,7 @@ class Table:
     columns: dict[str, Numbers | Categories]
     rows: int
     times: frozenset[str] = frozenset()
+    written: Mapping[str, NumberWriting] = dataclasses.field(default_factory=dict)  # of numbers, if not plainly
 
     def take(self, index: Int64[np.ndarray, "M"]) -> "Table":
         """Return the rows of these numbers, in their order."""
@@ -56,7 +69,7 @@ class Table:
             name: values[index] if isinstance(values, np.ndarray) else [values[i] for i in index.tolist()]
             for name, values in self.columns.items()
         }
-        return Table(taken, len(index), self.times)
+        return Table(taken, len(index), self.times, self.written)
 
 
 def csv(path: Path, task: str, section: "DataSection", sizes: SplitSizes, columns: Columns = ()) -> Dataset:
@@ -86,7 +99,9 @@ def csv_table(path: Path, task: str | None, section: "DataSection", columns: Col
     booleans = {c.name for c in columns if isinstance(c, CategoricalColumn) and set(c.categories) <= BOOLEANS}
     table, _ = with_missing(table, section.missing_values)
     has_commas = any("," in name for name in table.column_names)
-    written = NumberFormat(decimal_of(table, section, is_comma_free=not has_commas), section.thousands)
+    decimal = decimal_of(table, section, is_comma_free=not has_commas)
+    is_known = section.decimal is not None or decimal == "," or has_points(table)
+    written = NumberFormat(decimal, section.thousands, is_known)
     return typed(table, set(table.column_names), kinds, booleans, written)
 
 
@@ -150,12 +165,16 @@ def fit_columns(table: Table) -> list[AnyColumn]:
         InvalidInput: naming the column that has no values, or too many categories.
     """
     return [
-        _fit_categories(name, values) if isinstance(values, list) else _fit_numbers(name, values, name in table.times)
+        _fit_categories(name, values)
+        if isinstance(values, list)
+        else _fit_numbers(name, values, name in table.times, table.written.get(name))
         for name, values in table.columns.items()
     ]
 
 
-def _fit_numbers(name: str, values: Numbers, is_time: bool) -> NumericColumn | TimeColumn:
+def _fit_numbers(
+    name: str, values: Numbers, is_time: bool, written: NumberWriting | None = None
+) -> NumericColumn | TimeColumn:
     present = values[~np.isnan(values)]
     if len(present) == 0:
         raise InvalidInput(f"column {name}", "a value in some training row (or `ignored` in data.columns)", "none")
@@ -166,7 +185,7 @@ def _fit_numbers(name: str, values: Numbers, is_time: bool) -> NumericColumn | T
     indicator = len(present) < len(values)
     usual = float(np.median(present))
     if not is_time:
-        return NumericColumn(name=name, mean=mean, std=std or 1.0, usual=usual, indicator=indicator)
+        return NumericColumn(name=name, mean=mean, std=std or 1.0, usual=usual, indicator=indicator, written=written)
     span = np.ptp(present)
     is_seen = {
         "year": span >= CYCLES_S["year"],
@@ -202,7 +221,7 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
         InvalidInput: naming the column or row that is not as it should be.
     """
     names = list(table.column_names)
-    named = {section.target, section.group, section.time, section.id}
+    named = {section.target, section.group, section.time, section.calibration_group, section.id}
     wanted = {*named, *section.columns, *(column.name for column in known)}
     index = index_column(names, {name for name in wanted if name})
     if index is not None:
@@ -216,11 +235,17 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
             "data.source", "columns with different names", f"{repeated[0]!r} twice or without a name"[:100]
         )
     keys = [("data.group", section.group), ("data.time", section.time), ("data.id", section.id)]
-    asked = [("data.target", section.target), *(("data.columns", name) for name in section.columns), *keys]
+    of_calibration = ("data.calibration_group", section.calibration_group)
+    asked = [
+        ("data.target", section.target),
+        *(("data.columns", name) for name in section.columns),
+        *keys,
+        of_calibration,
+    ]
     for field, name in asked:
         if name is not None and name not in names:
             raise InvalidInput(field, f"one of the columns {names[:20]}", repr(name)[:100])
-    for field, name in keys:
+    for field, name in [*keys, of_calibration]:
         if name == section.target:
             raise InvalidInput(field, "another column than the target", repr(name)[:100])
     if section.columns.get(section.target) is not None:
@@ -248,20 +273,59 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
     ties = _keys(whole, section, given, kept)
     train, test = hold_out(len(kept), section.test_fraction, ties)
     classes: tuple[str, ...] = ()
+    left_out = np.zeros(0, dtype=np.int64)
     targets: Any
     if isinstance(given, np.ndarray):
+        if section.leave_out:
+            raise InvalidInput(
+                "data.leave_out", "none, since a regression has no classes", str(section.leave_out)[:80]
+            )
         targets = _targets(given[kept])
         y, y_test = targets[train], targets[test]
     else:
         labels = [str(given[i]) for i in kept.tolist()]
+        if section.leave_out:
+            classes_without(sorted(set(labels)), section.leave_out)
+            is_out = np.array([label in section.leave_out for label in labels])
+            left_out, train, test = test[is_out[test]], train[~is_out[train]], test[~is_out[test]]
         y, y_test, classes = class_numbers(
             [labels[i] for i in train.tolist()], [labels[i] for i in test.tolist()], "data.target"
         )
-    rows = Table(columns, table.num_rows, frozenset(times)).take(kept)
+    written = {name: writing for name in features if (writing := writing_in(table, name)) is not None}
+    rows = Table(columns, table.num_rows, frozenset(times), written).take(kept)
     data = _encoded(rows, y, y_test, classes, train, test, sizes, known, ties)
     of_train = ties.take(train)
+    if section.leave_out:
+        data = replace(data, left_out=encode(data.columns, rows.take(left_out).columns))
     ids = kept[train] if section.id is None else _ids(whole.column(section.id), kept[train])
-    return replace(data, train=replace(data.train, ids=ids), groups=of_train.groups, times=of_train.times)
+    data = replace(data, train=replace(data.train, ids=ids), groups=of_train.groups, times=of_train.times)
+    group_names, numbers = _groups(whole, section, kept)
+    if numbers is None:
+        return data
+    parts = [replace(part, groups=numbers[index]) for part, index in ((data.train, train), (data.test, test))]
+    return replace(data, train=parts[0], test=parts[1], group_names=group_names)
+
+
+def _groups(
+    table: Any, section: "DataSection", kept: Int64[np.ndarray, "M"]
+) -> tuple[tuple[str, ...], Int64[np.ndarray, "M"] | None]:
+    """Return the groups that rows with a target belong to, by name, and the number of each row's, where they have
+    such.
+
+    Groups that rows are split by may be very many; then they are not told apart beyond the split.
+    """
+    column = section.group_column
+    if column is None:
+        return (), None
+    field = "data.group" if section.calibration_group is None else "data.calibration_group"
+    values = values_of(table.column(column), column, "categorical")
+    _refuse_missing([values[i] for i in kept.tolist()], field, column)
+    names, numbers = np.unique([str(values[i]) for i in kept.tolist()], return_inverse=True)
+    if len(names) > MAX_GROUPS:
+        if section.calibration_group is None:
+            return (), None
+        raise InvalidInput(field, f"a column of at most {MAX_GROUPS} groups", f"{column!r} of {len(names)}"[:200])
+    return tuple(names.tolist()), numbers.astype(np.int64)
 
 
 def _ids(column: Any, index: Int64[np.ndarray, "R"]) -> Shaped[np.ndarray, "R"]:

@@ -75,6 +75,12 @@ def decimal_of(table: Any, section: "DataSection", is_comma_free: bool) -> str:
     return "," if commas else "."
 
 
+def has_points(table: Any) -> bool:
+    """Whether some number is written with a decimal point, and nothing else."""
+    texts = (text for column in table.columns for text in column[:10_000].unique().to_pylist() if text is not None)
+    return any(POINT_NUMBER.fullmatch(text.strip()) for text in texts)
+
+
 def delimiter_of(sample: str) -> str:
     """Return the delimiter by which all lines of a sample have as many cells, most of all delimiters; or a comma."""
     best, cells = ",", 1

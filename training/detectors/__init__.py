@@ -15,8 +15,10 @@ from typing import Literal, Protocol
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from training.data import is_image
 from training.detectors.gaussian import ClassGaussian
 from training.detectors.neighbours import FEW_NEIGHBOUR, FEW_ROWS, Neighbours
+from training.detectors.roughness import Roughness
 from training.detectors.spectrum import Mahalanobis, Residual
 
 Space = Literal["input", "spectrum", "embedding"]
@@ -33,10 +35,11 @@ class Detector(Protocol):
 class Kind:
     """A detector by name: how it is fitted, where it looks, and whether small scores too mean unlike the data."""
 
-    fit: Callable[..., nn.Module]  # of rows and a generator, and of labels where it has classes
+    fit: Callable[..., nn.Module]  # of rows and a generator; of labels where it has classes; of an image's shape
     space: Space
     is_two_sided: bool
     has_classes: bool = False
+    is_of_images: bool = False
 
 
 KINDS: dict[str, Kind] = {
@@ -47,4 +50,10 @@ KINDS: dict[str, Kind] = {
         partial(Neighbours.fit, bank_rows=FEW_ROWS, neighbour=FEW_NEIGHBOUR), "embedding", False
     ),
     "feature_gaussian": Kind(ClassGaussian.fit, "embedding", False, has_classes=True),
+    "roughness": Kind(Roughness.fit, "input", False, is_of_images=True),
 }
+
+
+def fitting(shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the names of the detectors that rows of a shape can have."""
+    return tuple(name for name, kind in KINDS.items() if is_image(shape) or not kind.is_of_images)

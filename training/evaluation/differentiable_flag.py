@@ -1,11 +1,13 @@
 """The flag's statistic in torch, differentiable, for an attacker who knows it."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from model_store.conformal.calibration import Calibration
-from model_store.conformal.detectors import FittedDetector
+from model_store.conformal.detectors import FittedDetector, Tail
 from training.evaluation.attacks import log_mean_probs
 
 LEAST_GAP = 1e-30  # between reference scores that are the same
@@ -56,5 +58,14 @@ def _surprisal(detector: FittedDetector, score: Tensor, labels: Tensor) -> Tenso
     gap = (reference[right] - reference[right - 1]).clamp(min=LEAST_GAP)
     share = ((score - reference[right - 1]) / gap).clamp(0.0, 1.0)
     within = tail[right - 1] + share * (tail[right] - tail[right - 1])
-    beyond = surprisal.above * (score - reference[-1]).clamp(min=0.0)
-    return within + beyond + surprisal.below * (reference[0] - score).clamp(min=0.0)
+    beyond = _beyond(surprisal.above, (score - reference[-1]).clamp(min=0.0))
+    if surprisal.below is not None:
+        beyond = beyond + _beyond(surprisal.below, (reference[0] - score).clamp(min=0.0))
+    return within + beyond
+
+
+def _beyond(tail: Tail, excess: Tensor) -> Tensor:
+    """Return the nats of each excess."""
+    if math.isinf(tail.excesses):
+        return excess / tail.scale
+    return tail.excesses * torch.log1p(excess / (tail.excesses * tail.scale))

@@ -1,6 +1,7 @@
 """What a regression's predictive distribution, the mixture of its draws' Gaussians, says of its targets.
 
-K draws, N rows; outputs are mean and log variance of each draw and row, in the target's units.
+K draws, N rows; outputs are mean and log variance of each draw and row, in the target's units, or of a transformed
+target of that.
 """
 
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from scipy import stats
 from scipy.special import ndtr
 
 from model_store.scores.regression import log_density
+from model_store.scores.transforms import Transform, to_fitted, to_target
 from training.evaluation.intervals import share_interval
 from training.evaluation.records import Pit, PitBin
 from training.nn.likelihoods import crps
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 PIT_BINS = 10
+LEVELS = 200
 HALVINGS = 60  # of the range that a quantile is looked for in
 BEYOND = 10.0  # standard deviations of a Gaussian in which all of it is
 
@@ -36,10 +39,26 @@ class TargetMeasures:
     pinball: dict[float, Float64[np.ndarray, "N"]]
 
     @classmethod
-    def of(cls, outputs: Float[np.ndarray, "K N 2"], y: Float[np.ndarray, "N"]) -> "TargetMeasures":
-        """Measure targets."""
+    def of(
+        cls, outputs: Float[np.ndarray, "K N 2"], y: Float[np.ndarray, "N"], transform: Transform | None = None
+    ) -> "TargetMeasures":
+        """Measure targets.
+
+        The CRPS of a transformed target is twice the mean of the pinball losses at `LEVELS` quantiles that are as far
+        apart (Laio and Tamea, "Verification tools for probabilistic forecasts of continuous hydrological variables",
+        2007, equation 17): quantiles are exact, and a mean of h has no closed form.
+        """
         moments = outputs.astype(np.float64)
         target = y.astype(np.float64)
+        if transform is not None:
+            levels = (np.arange(LEVELS) + 0.5) / LEVELS
+            losses = [pinball_loss(to_target(transform, quantile(moments, q)), target, q) for q in levels.tolist()]
+            return cls(
+                log_density(moments, target, transform),
+                2.0 * np.mean(losses, axis=0),
+                distribution_function(moments, to_fitted(transform, target)),
+                {q: pinball_loss(to_target(transform, quantile(moments, q)), target, q) for q in QUANTILES},
+            )
         return cls(
             log_density(moments, target),
             crps(torch.from_numpy(moments), torch.from_numpy(target)).numpy(),

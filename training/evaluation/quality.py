@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64
+from jaxtyping import Bool, Float32, Float64, Int64
 
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import combined_surprisal
@@ -65,7 +65,7 @@ class ServedPrediction:
     @classmethod
     def of(cls, prediction: Prediction, calibration: Calibration) -> "ServedPrediction":
         """Score a prediction."""
-        p_value = prediction.p_values.p_value
+        p_value = prediction.judged_p_values.p_value
         usable = [fpr for fpr in FPRS if fpr >= calibration.smallest_fpr]
         flagged = {f"{fpr:g}": float(np.mean(p_value <= fpr)) for fpr in usable}
         return cls(prediction, _scores(prediction, calibration), flagged)
@@ -95,12 +95,15 @@ class ServedPredictor:
         """Return what a set's draws are seeded by."""
         return hash_key(self.seed, *name.encode())
 
-    def __call__(self, name: str, x: np.ndarray) -> ServedPrediction:
-        """Predict a named set of rows."""
+    def __call__(self, name: str, x: np.ndarray, groups: Int64[np.ndarray, "N"] | None = None) -> ServedPrediction:
+        """Predict a named set of rows; of a version that is calibrated by group, of these groups or unknown ones."""
         rows = Rows(x, np.zeros(len(x), dtype=np.int64))
         parts = served_outputs(self.model.runtime, rows, self.draws, self.request_seed(name), REQUEST_ROWS)
         predictions = [self.model.prediction(outputs, density) for outputs, density in parts]
-        return ServedPrediction.of(Prediction.concatenate(predictions), self.model.calibration)
+        prediction = Prediction.concatenate(predictions)
+        if groups is not None:
+            prediction = prediction.of_groups(groups)
+        return ServedPrediction.of(prediction, self.model.calibration)
 
 
 def measure_test(
@@ -127,9 +130,9 @@ def measure_test(
         }
         return ClassMeasures.model_validate({**common, **measured})
     measures = target_measures(predictor, test)
-    calibrated, tables = predicted.prediction.calibrated_scores, predicted.prediction.rank_tables
-    assert isinstance(calibrated, MixtureScores)
-    held = {coverage: tables.intervals(calibrated.mean, calibrated.std, coverage) for coverage in COVERAGES}
+    found = {coverage: predicted.prediction.intervals(coverage) for coverage in COVERAGES}
+    held = {coverage: ends for coverage, ends in found.items() if ends is not None}
+    scores = scores.in_units
     figures = {
         **regression_figures(scores, measures.log_likelihood, held[0.95], test.y),
         "crps": Mean(measures.crps),
@@ -156,7 +159,7 @@ def target_measures(predictor: ServedPredictor, test: Rows) -> TargetMeasures:
     parts, first = [], 0
     for of_request, _ in outputs:
         last = first + of_request.shape[1]
-        parts.append(TargetMeasures.of(of_request, test.y[first:last]))
+        parts.append(TargetMeasures.of(of_request, test.y[first:last], predictor.model.manifest.transform))
         first = last
     return TargetMeasures.concatenate(parts)
 
@@ -175,7 +178,7 @@ def losses(scores: AnyScores, y: np.ndarray) -> Float64[np.ndarray, "N"]:
     """Return whether each row is misclassified (1), or its squared error."""
     if isinstance(scores, Scores):
         return (scores.label != y).astype(np.float64)
-    return np.square(scores.mean - y).astype(np.float64)
+    return np.square(scores.in_units.mean - y).astype(np.float64)
 
 
 def error_detection(predicted: ServedPrediction, loss: Float64[np.ndarray, "N"]) -> ErrorDetection | None:
@@ -211,7 +214,7 @@ def measure_attack(test: ServedPrediction, attacked: ServedPrediction, y: np.nda
     scores = attacked.prediction.scores
     assert isinstance(scores, Scores)
     wrong = scores.label != y
-    quiet = attacked.prediction.p_values.p_value > 0.05
+    quiet = attacked.prediction.judged_p_values.p_value > 0.05
     of_set = measure_set(test, attacked)
     shares = {"accuracy": Share(~wrong), "hits": Share(wrong & quiet)}
     means = {name: Mean(score) for name, score in attacked.prediction.detected.items()}

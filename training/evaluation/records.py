@@ -4,7 +4,7 @@ Where a record has `confidence_intervals`, they are those of its figures (`train
 figures in a table by path: `flagged.0.05`. Earlier reports have none.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -98,6 +98,23 @@ class ErrorDetection(Measures):
     rows: int
     base_rate: float
     scores: dict[str, Detection]
+    confidence_intervals: ByName = {}
+
+
+class PartMeasures(Measures):
+    """Test rows of a part: of a true class, of those given a label, or of a group.
+
+    The share of right labels (of a regression the root of the mean squared error), how often sets or intervals of
+    coverage .95 hold the truth, and how often the flag fires at .05, None where the calibration cannot tell that.
+    """
+
+    by: Literal["class", "label", "group"]
+    name: str
+    rows: int
+    accuracy: float | None = None
+    rmse: float | None = None
+    covered: float
+    flagged: float | None
     confidence_intervals: ByName = {}
 
 
@@ -251,6 +268,7 @@ class Report(Measures):
     summary: dict[str, float]
     summary_intervals: ByName
     test: ClassMeasures | RegressionMeasures
+    parts: list[PartMeasures]
     worst_slices: Slices | None = None  # of a model of columns
     outliers: dict[str, SetMeasures]
     attacks: dict[str, Attack]

@@ -15,6 +15,7 @@ from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.noise import MAX_SEED
+from training.calibration.categories import groups_known
 from training.data import Dataset, Rows, leave_out, load, numbered_as, split, split_sizes
 from training.evaluation import attack_suite
 from training.evaluation.attacks import Attacked
@@ -23,6 +24,7 @@ from training.evaluation.even import noise_or_even
 from training.evaluation.intervals import LEVEL, RESAMPLES, Ends
 from training.evaluation.near_manifold import near_manifold
 from training.evaluation.outliers import OPTION, OutlierSource, gaussian, some, uniform
+from training.evaluation.parts import measure_parts
 from training.evaluation.quality import (
     REQUEST_ROWS,
     ServedPrediction,
@@ -115,7 +117,8 @@ def evaluate_version(
     sets = {name: rows.astype(np.float32) for name, rows in sets.items() if len(rows)}
     predictor = ServedPredictor(model, draws, wanted.seed)
     with _bar(1 + len(sets) + wanted.attacks * attack_suite.COUNT, quiet) as done:
-        predicted = predictor("test", test.x.astype(np.float32))
+        groups = groups_known(model.calibration, test, data.group_names)
+        predicted = predictor("test", test.x.astype(np.float32), groups)
         done("test")
         measured = measure_test(predictor, predicted, test, data.classes)
         outliers, predicted_sets = measure_sets(predictor, predicted, sets, done)
@@ -145,6 +148,7 @@ def evaluate_version(
         summary=_summary(measured, outliers),
         summary_intervals=_summary_intervals(measured, outliers),
         test=measured,
+        parts=measure_parts(predicted, test, data.classes, data.group_names, wanted.seed),
         outliers=outliers,
         attacks=attacks,
     )

@@ -7,7 +7,15 @@ from typing import Any
 
 from training.evaluation.even import SAYS
 from training.evaluation.intervals import Ends
-from training.evaluation.records import AttackMeasures, ClassMeasures, RegressionMeasures, Report, SetMeasures, Slices
+from training.evaluation.records import (
+    AttackMeasures,
+    ClassMeasures,
+    PartMeasures,
+    RegressionMeasures,
+    Report,
+    SetMeasures,
+    Slices,
+)
 
 MEASURES = {
     "auroc": "AUROC",
@@ -84,6 +92,8 @@ def blocks(report: Report, plots: list[str]) -> list[Block]:
         parts += ["## Classes", *_classes(test)]
         if test.class_probabilities:
             parts += ["### Probabilities by class", *_class_probabilities(test)]
+    if report.parts:
+        parts += ["## Parts", *_parts(report.parts)]
     if report.worst_slices is not None:
         is_squared = isinstance(test, RegressionMeasures)
         parts += ["## Where it is worst", *_worst_slices(report.worst_slices, is_squared)]
@@ -140,6 +150,18 @@ def _classes(test: ClassMeasures) -> list[Block]:
     ]
     said: list[Block] = ["Last columns: rows of the class that were given each label."] if few else []
     return [*said, _table(header, rows)]
+
+
+def _parts(measured: list[PartMeasures]) -> list[Block]:
+    said = "Rows of each class, given each label, and of each group: one that is served worse than the others."
+    rows = []
+    for part in measured:
+        rmse = part.confidence_intervals.get("rmse")
+        error = _share_of(part, "accuracy") if part.rmse is None else _plain(part.rmse, rmse)
+        shares = [_share_of(part, "covered"), _share_of(part, "flagged")]
+        rows.append([f"{part.by} {part.name}", str(part.rows), error, *shares])
+    error = "accuracy" if measured[0].rmse is None else "RMSE"
+    return [said, _table(["part", "rows", error, "covered at .95", "flagged at .05"], rows)]
 
 
 def _class_probabilities(test: ClassMeasures) -> list[Block]:

@@ -10,6 +10,7 @@ import numpy as np
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.scores.classification import Scores
+from training.calibration.categories import groups_known
 from training.data import Rows
 from training.evaluation.comparison import Difference, Pairs, difference
 from training.evaluation.figures import Figure, Mean, RiskCoverage, Share
@@ -83,18 +84,20 @@ def compare_versions(versions: list[Parent], models: list[Model], root: Path, wa
     if first.manifest.task != second.manifest.task or first.classes != second.classes:
         field = "the second version"
         raise InvalidInput(field, f"the task and classes of {first.label}", f"others, of {second.label}")
-    sets = []
+    sets, group_names = [], []
     for version in versions:
         source = wanted.source or first.recipe.data.source
         own = wanted if version is first else Wanted(rows=wanted.rows, seed=wanted.seed, source=source)
-        sets.append(test_rows(data_of(version, root, own.source)[0], wanted))
+        data = data_of(version, root, own.source)[0]
+        sets.append(test_rows(data, wanted))
+        group_names.append(data.group_names)
     if not np.array_equal(sets[0].y, sets[1].y):
         raise InvalidInput("the second version", f"one that takes the rows of {first.label}", second.label)
     if TrainingFacts.of(first.manifest).data_digest != TrainingFacts.of(second.manifest).data_digest:
         log.info("%s was fitted on other data, which may have had some of these test rows", second.label)
     figures = [
-        _figures(ServedPredictor(model, checked_draws(version, wanted), wanted.seed), rows)
-        for version, model, rows in zip(versions, models, sets, strict=True)
+        _figures(ServedPredictor(model, checked_draws(version, wanted), wanted.seed), rows, names)
+        for version, model, rows, names in zip(versions, models, sets, group_names, strict=True)
     ]
     resamples = Resamples.of(len(sets[0]), wanted.seed)
     both = [name for name in figures[0] if name in figures[1]]
@@ -111,9 +114,10 @@ def compare_versions(versions: list[Parent], models: list[Model], root: Path, wa
     )
 
 
-def _figures(predictor: ServedPredictor, test: Rows) -> dict[str, Figure]:
+def _figures(predictor: ServedPredictor, test: Rows, group_names: tuple[str, ...]) -> dict[str, Figure]:
     """Return what is compared of a version."""
-    predicted = predictor("test", test.x.astype(np.float32))
+    groups = groups_known(predictor.model.calibration, test, group_names)
+    predicted = predictor("test", test.x.astype(np.float32), groups)
     prediction, scores = predicted.prediction, predicted.prediction.scores
     figures: dict[str, Figure]
     if isinstance(scores, Scores):
@@ -121,10 +125,10 @@ def _figures(predictor: ServedPredictor, test: Rows) -> dict[str, Figure]:
     else:
         measures, ends = target_measures(predictor, test), prediction.intervals(0.95)
         assert ends is not None
-        figures = regression_figures(scores, measures.log_likelihood, ends, test.y)
+        figures = regression_figures(scores.in_units, measures.log_likelihood, ends, test.y)
         figures["crps"] = Mean(measures.crps)
     smallest = predictor.model.calibration.smallest_fpr
-    p_value = prediction.p_values.p_value
+    p_value = prediction.judged_p_values.p_value
     flagged: dict[str, Figure] = {f"flagged.{fpr:g}": Share(p_value <= fpr) for fpr in FPRS if fpr >= smallest}
     areas = {f"aurc.{scores.overall}": RiskCoverage(predicted.scores[scores.overall], losses(scores, test.y))}
     return {**figures, **flagged, **areas}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from jaxtyping import Float
 from onnx import numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional
@@ -93,14 +94,17 @@ def runtime_of(model: BayesianModel, graphs: dict[str, bytes]) -> Runtime:
     )
 
 
-def check_exports(model: BayesianModel) -> None:
+def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -> None:
     """Export a fresh model's network and compare, so that a module that cannot be served is refused before its fit.
+
+    `x` are rows that it takes, by default noise.
 
     Raises:
         InvalidInput: if it cannot be exported, or its graph computes something else.
     """
     trial = copy.deepcopy(model).cpu().eval()
-    x = torch.randn(CHECKED_ROWS, math.prod(trial.network.shape), generator=torch.Generator().manual_seed(0))
+    if x is None:
+        x = torch.randn(CHECKED_ROWS, math.prod(trial.network.shape), generator=torch.Generator().manual_seed(0))
     try:
         network = served_network(trial, x, 0)
         runtime = runtime_of(trial, export(trial, network))
@@ -141,14 +145,39 @@ def _why_not_exported(error: Exception, network: Network, x: Tensor) -> tuple[st
     return "a module that can be exported and served", f"{type(causes[-1]).__name__}: {reason}"
 
 
-class AttentionWrittenOut(TorchFunctionMode):
-    """Computes `scaled_dot_product_attention` by products and a softmax; the exporter knows it for four axes only."""
+class WrittenOut(TorchFunctionMode):
+    """Computes some functions by others that are served as they should be.
+
+    The exporter knows `scaled_dot_product_attention` for four axes only. onnxruntime sums over an axis that is not
+    the last in an order that depends on how many rows there are.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return what a function of torch gives."""
         if func is functional.scaled_dot_product_attention:
             return _attention(*args, **(kwargs or {}))
+        if func in (torch.mean, torch.Tensor.mean, torch.sum, torch.Tensor.sum):
+            return _over_last_axes(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _over_last_axes(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return a mean or sum, over the last axes of a tensor whose axes are put in that order."""
+    names = ("input", "dim", "keepdim")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    axes = given.get("dim", given.get("axis"))
+    if len(args) > len(names) or axes is None or not isinstance(given.get("input"), Tensor):
+        return func(*args, **kwargs)
+    x = given["input"]
+    found = sorted(axis % x.ndim for axis in ((axes,) if isinstance(axes, int) else axes))
+    last = list(range(x.ndim - len(found), x.ndim))
+    if not found or found == last:
+        return func(*args, **kwargs)
+    value = func(x.movedim(found, last), last, dtype=given.get("dtype"))
+    if given.get("keepdim"):
+        for axis in found:
+            value = value.unsqueeze(axis)
+    return value
 
 
 def _attention(
@@ -183,7 +212,7 @@ def _graph(
     chatter = io.StringIO()
     for chattering in ("torch.onnx", "torch.fx.experimental.symbolic_shapes"):
         logging.getLogger(chattering).setLevel(logging.ERROR)
-    with warnings.catch_warnings(), redirect_stdout(chatter), redirect_stderr(chatter), AttentionWrittenOut():
+    with warnings.catch_warnings(), redirect_stdout(chatter), redirect_stderr(chatter), WrittenOut():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             module,
@@ -304,5 +333,5 @@ def _relative_terms(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 
 def _largest(differences: list[np.ndarray]) -> float:
-    """Return the largest absolute value; NaN, which no tolerance admits, if there is one."""
-    return float(np.max([np.max(np.abs(difference)) for difference in differences]))
+    """Return the largest absolute value; NaN, which no tolerance admits, if there is one; of nothing 0."""
+    return float(np.max([np.max(np.abs(difference), initial=0.0) for difference in differences]))

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
 from training.data import Rows
-from training.detectors import KINDS, Space
+from training.detectors import KINDS, Space, fitting
 from training.detectors.neighbours import Neighbours
 from training.detectors.spectrum import LARGEST, Mahalanobis, Residual, Spectrum
 from training.nn.flows import WeightNormLinear
@@ -104,9 +104,12 @@ def served_network(
     x: Num[Tensor, "N I"],
     seed: int,
     labels: Int[Tensor, "N"] | None = None,
-    names: Sequence[str] = tuple(KINDS),
+    names: Sequence[str] | None = None,
 ) -> ServedNetwork:
-    """Return a model's network beside named detectors, fitted on training rows and on their classes if there are."""
+    """Return a model's network beside named detectors (by default all that its rows can have), fitted on training
+    rows and on their classes if there are.
+    """
+    shape = model.network.shape
     few = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:FITTED_ROWS]
     parts = x[few].split(CHUNK_ROWS)
     known = None if labels is None else labels[few]
@@ -114,12 +117,12 @@ def served_network(
     spectrum = Spectrum.fit(x, generator)
     served = ServedNetwork(model.network, model.likelihood, {}, spectrum, model.posterior.centre())
     rows: dict[Space, Tensor] = {}
-    for name in names:
+    for name in fitting(shape) if names is None else names:
         kind = KINDS[name]
         if kind.space not in rows:
             rows[kind.space] = torch.cat([served.rows_in(kind.space, part.float()) for part in parts])
-        of_classes = (known,) if kind.has_classes else ()
-        served.density[name] = kind.fit(rows[kind.space], generator, *of_classes)
+        also = (known,) if kind.has_classes else (shape,) if kind.is_of_images else ()
+        served.density[name] = kind.fit(rows[kind.space], generator, *also)
     return served.eval()
 
 

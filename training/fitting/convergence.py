@@ -62,7 +62,7 @@ def bound(model: BayesianModel, x: Tensor, y: Tensor, rows: int, seed: int) -> d
     nll, kl = torch.zeros(DRAWS, dtype=torch.float64), torch.zeros(DRAWS, dtype=torch.float64)
     for chunk in taken.split(CHUNK_ROWS):
         served, divergence = model.sample(x[chunk].float(), eps)
-        nll -= model.likelihood.log_likelihood(served, y[chunk]).double().sum(1).cpu()
+        nll -= model.likelihood.weighted_log_likelihood(served, y[chunk]).double().sum(1).cpu()
         kl += len(chunk) * divergence.double().cpu()
     nll, kl = nll / len(taken), kl / len(taken)
     total = nll + kl / rows
@@ -89,7 +89,7 @@ def pulls(model: BayesianModel, x: Tensor, y: Tensor, kl_weight: float, seed: in
         eps = torch.randn(1, model.posterior.noise_dimension, generator=generator).to(x.device)
         theta = model.posterior(eps).detach().requires_grad_()
         served = model.likelihood(model.network(x[chunk].float(), theta[:, None])[0])
-        log_joint = model.likelihood.log_likelihood(served, y[chunk]).mean() / kl_weight
+        log_joint = model.likelihood.weighted_log_likelihood(served, y[chunk]).mean() / kl_weight
         log_joint = log_joint + posterior.log_prior(theta).sum()
         (slope,) = torch.autograd.grad(-log_joint, theta)
         pull = ((theta.detach() - location.detach()) * slope)[0] - 1.0

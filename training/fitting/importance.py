@@ -72,7 +72,12 @@ def log_ratios(
     eps = standard_noise(draws, posterior.noise_dimension, seed).to(x.device)
     total = torch.zeros(draws, dtype=torch.float64)
     for part, target in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
-        total += model.likelihood.log_likelihood(model.predict(part, eps, CHUNK_ROWS), target).double().sum(1).cpu()
+        total += (
+            model.likelihood.weighted_log_likelihood(model.predict(part, eps, CHUNK_ROWS), target)
+            .double()
+            .sum(1)
+            .cpu()
+        )
     return (total / len(x) / kl_weight - _divergence(model, eps).double().cpu()).numpy()
 
 

@@ -14,14 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Float64
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from model_store.errors import DubitoError, InvalidInput
 from training.data import Rows, Splits
-from training.export.graphs import check_exports
+from training.export.graphs import CHECKED_ROWS, check_exports
 from training.facts import TrainingFacts
+from training.fitting.augmentation import augmented
 from training.fitting.checkpoint import (
     load_module,
     load_optimizer,
@@ -37,6 +40,7 @@ from training.fitting.levelling import cooling_epochs, moving, patience_of
 from training.fitting.objectives import alpha_objective, geometric_weight
 from training.fitting.plots import plot_run
 from training.fitting.warm_start import carry_over
+from training.nn.likelihoods import Categorical
 from training.nn.model import BayesianModel, build, initialise
 from training.nn.posteriors import noise, step_noise
 from training.recipe import Recipe, TrainingSection
@@ -82,13 +86,15 @@ class Run:
         folder: Path,
         device: torch.device,
         parent: Parent | None = None,
+        class_weights: Float64[np.ndarray, "C"] | None = None,
     ) -> None:
         """Begin a run, from a published version's weights if there is a parent, or take it up at its checkpoint.
 
-        A regression has no classes (0).
+        A regression has no classes (0). Rows of a class count as `class_weights` say, of a recipe with such.
         """
         self.recipe = recipe
         self.parent = parent
+        self.shape = tuple(shape)
         self.folder = folder
         self.device = device
         self.train = _tensors(splits.train, device)
@@ -97,9 +103,12 @@ class Run:
         self.batch_rows = min(recipe.training.batch_rows, self.rows)
         self.epoch_steps = self.rows // self.batch_rows
         self.patience = patience_of(recipe.training.patience, self.epoch_steps)
-        self.model = build(recipe, shape, num_classes).to(device)
+        check_pixels(recipe, splits.train)
+        order = _order(self.rows, recipe.seed, Stream.INITIAL_ROWS)[:INITIALISATION_ROWS].to(device)
+        rows = self.train[0][order]
+        self.model = build(recipe, shape, num_classes, rows.cpu()).to(device)
         self.samples = recipe.samples if self.model.posterior.max_draws is None else self.model.posterior.max_draws
-        self.parameters = list(self.model.parameters())
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = adam(self.model, recipe.training)
         convolves = any(isinstance(layer, nn.Conv2d) for layer in self.model.modules())
         if not convolves and sum(p.numel() for p in self.parameters) * self.batch_rows * self.samples < SMALL_STEP:
@@ -118,18 +127,23 @@ class Run:
             self._restore()
         else:
             if parent is None:
-                order = _order(self.rows, recipe.seed, Stream.INITIAL_ROWS)[:INITIALISATION_ROWS]
-                initialise(self.model, self.train[0][order.to(device)].float())
+                initialise(self.model, rows.float(), recipe.network.is_standardised)
                 self.model.likelihood.start(self.train[1])
             else:
                 more_classes = num_classes - len(parent.classes)
                 carry_over(self.model, parent.model().to(device), more_classes)
+            if class_weights is not None:
+                assert isinstance(self.model.likelihood, Categorical)
+                assert self.model.likelihood.log_weights is not None
+                self.model.likelihood.log_weights.copy_(torch.from_numpy(np.log(class_weights)))
             if recipe.is_variational:
                 self.progress.start_log_std = log_std_by_layer(
                     self.model, hash_key(recipe.seed, Stream.VALIDATION_NOISE)
                 )
             if recipe.network.factory is not None:
-                check_exports(self.model)
+                check_exports(
+                    self.model, None if recipe.network.is_standardised else rows[:CHECKED_ROWS].float().cpu()
+                )
 
     @property
     def checkpoint(self) -> Path:
@@ -220,11 +234,14 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = group["first_lr"] * (group["final_lr"] / group["first_lr"]) ** decay
         x, y = self.train[0][index].float(), self.train[1][index]
+        if self.recipe.augmentation is not None:
+            seed = hash_key(self.recipe.seed, Stream.AUGMENTATION, step)
+            x = augmented(x, self.shape, self.recipe.augmentation, seed)
         groups = min(self.recipe.row_groups, self.batch_rows)
         eps = step_noise(self.model.posterior, self.samples * groups, self.recipe.seed, Stream.STEP_NOISE, step)
         torch.manual_seed(hash_key(self.recipe.seed, Stream.LAYER_NOISE, step))
         served, kl = self.model.sample(x, eps.to(self.device), groups)
-        log_likelihood = self.model.likelihood.log_likelihood(served, y)
+        log_likelihood = self.model.likelihood.weighted_log_likelihood(served, y)
         loss, nll = alpha_objective(log_likelihood, kl, self._kl_weight(step), self.recipe.alpha)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -341,10 +358,27 @@ class Run:
             raise InvalidInput(str(self.checkpoint), expected, "one of another") from None
 
 
+def check_pixels(recipe: Recipe, rows: Rows) -> None:
+    """Check that what a network is told of pixels fits the data, and that one trained on pixels is told it.
+
+    Raises:
+        InvalidInput: naming the key.
+    """
+    network, are_pixels = recipe.network, rows.x.dtype == np.uint8
+    if network.pixel_mean is not None and not are_pixels:
+        raise InvalidInput("network.pixel_mean", "none for rows that are no pixels", "some")
+    if are_pixels and network.is_trained and network.pixel_mean is None and network.standardise is None:
+        expected = (
+            "what the network was trained on: [0] beside pixel_std = [1] for pixels from 0 to 1, "
+            "or network.standardise = false for 0 to 255"
+        )
+        raise InvalidInput("network.pixel_mean", expected, "nothing")
+
+
 def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
     """Return the optimiser: log standard deviations take longer steps, since they have further to go than means."""
     spread = model.posterior.spread_parameters()
-    others = [p for p in model.parameters() if not any(p is q for q in spread)]
+    others = [p for p in model.parameters() if p.requires_grad and not any(p is q for q in spread)]
     final = settings.final_learning_rate
     rates = (
         (others, settings.learning_rate, final),
@@ -361,8 +395,13 @@ def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
         torch.nn.utils.clip_grads_with_norm_(parameters, norm, found)
 
 
-def training_facts(run: Run, splits: Splits) -> TrainingFacts:
-    """Return what the manifest says of a finished run."""
+def training_facts(run: Run, splits: Splits, log_slope: float = 0.0) -> TrainingFacts:
+    """Return what the manifest says of a finished run.
+
+    With `log_slope`, the mean over validation rows of log g'(y), their log-likelihood is of a density of y where
+    the run saw g(y).
+    """
+    validated = run.progress.history[run.progress.best_epoch - 1]["validation_log_likelihood"] + log_slope
     facts = TrainingFacts(
         run=run.progress.token,
         recipe=run.recipe.model_dump(mode="json"),
@@ -373,10 +412,10 @@ def training_facts(run: Run, splits: Splits) -> TrainingFacts:
         best_epoch=run.progress.best_epoch,
         steps=run.steps,
         seconds=round(run.progress.seconds, 1),
-        parameters=sum(p.numel() for p in run.parameters),
+        parameters=sum(p.numel() for p in run.model.parameters()),
         torch=torch.__version__,
         device=run.device.type,
-        validation_log_likelihood=run.progress.history[run.progress.best_epoch - 1]["validation_log_likelihood"],
+        validation_log_likelihood=validated,
     )
     more: dict[str, Any] = {} if run.parent is None else {"warm_start": run.parent.facts}
     if run.recipe.is_variational:

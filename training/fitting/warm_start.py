@@ -38,7 +38,10 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
     """
     old = parent.recipe
     of_parent = f"as of {parent.label}"
+    had_transform, wanted = parent.manifest.transform, recipe.data.target_transform
+    kind = "none" if had_transform is None else had_transform.kind
     for field, had, has in (
+        ("data.target_transform", kind, kind if wanted == "auto" else wanted),
         ("method", old.method, recipe.method),
         ("likelihood.noise", old.noise, recipe.noise),
         ("network", old.network.model_dump(exclude_none=True), recipe.network.model_dump(exclude_none=True)),
@@ -76,6 +79,8 @@ def carry_over(model: BayesianModel, parent: BayesianModel, more_classes: int) -
     carried = parent.state_dict()
     for name, tensor in model.state_dict().items():
         if starts_anew and name.startswith("posterior."):
+            continue
+        if name == "likelihood.log_weights":  # of the new data
             continue
         old = carried.get(name)
         if old is None:

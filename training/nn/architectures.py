@@ -3,7 +3,10 @@
 import importlib
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from model_store.errors import InvalidInput, one_line
@@ -64,6 +67,30 @@ def from_factory(path: str, shape: Sequence[int], outputs: int) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise InvalidInput("network.factory", f"{path} to return a torch.nn.Module", f"a {type(made).__name__}")
     return made
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Load a state_dict into a module.
+
+    Raises:
+        InvalidInput: if the file is no safetensors file, or a tensor is missing, left over or of another shape.
+    """
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InvalidInput("network.weights", f"a safetensors file at {path}", one_line(error)) from None
+    wanted = module.state_dict()
+    expected = "the tensors of the network's state_dict"
+    for name, tensor in wanted.items():
+        if name not in tensors:
+            raise InvalidInput("network.weights", expected, f"none named {name}")
+        if tensors[name].shape != tensor.shape:
+            shapes = tuple(tensor.shape), tuple(tensors[name].shape)
+            raise InvalidInput("network.weights", f"{name} of shape {shapes[0]}", f"{shapes[1]}")
+    left_over = [name for name in tensors if name not in wanted]
+    if left_over:
+        raise InvalidInput("network.weights", expected, f"also {left_over[0]}, which it does not have")
+    module.load_state_dict(tensors)
 
 
 def channels_first(shape: Sequence[int]) -> tuple[int, ...]:

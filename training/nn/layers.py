@@ -1,4 +1,4 @@
-"""Layers that read their part of theta: what takes the place of a module's Linear and Conv2d layers.
+"""Layers that read their part of theta: what takes the place of a module's Linear, Conv1d and Conv2d layers.
 
 Axes: K draws, N rows, P is 1 where all rows share a draw and N where each row has its own (a paired theta). Draws are
 folded into the batch: behind the first layer that reads theta, a module sees K N rows, those of the first draw first,
@@ -6,13 +6,19 @@ so that its own forward needs to know nothing of draws. A layer whose input does
 sees N rows, and computes what it can once for all draws.
 """
 
+import itertools
+import math
 from dataclasses import dataclass, field
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from training.nn.selection import Drawable
 from training.nn.weight_norm import product_and_norm
+
+Convolution = nn.Conv1d | nn.Conv2d
 
 
 @dataclass(frozen=True)
@@ -98,12 +104,15 @@ class ScaledLayer(nn.Module):
     product that does not depend on it, so rows with different draws share one matrix product.
     """
 
-    def __init__(self, layer: nn.Linear | nn.Conv2d, place: Position) -> None:
+    def __init__(self, layer: Drawable, place: Position, is_trained: bool = False) -> None:
+        """Take a layer's place, with its directions and biases if it is trained, or others."""
         super().__init__()
         fan_in = layer.weight[0].numel()
-        self.direction = nn.Parameter(torch.randn(layer.weight.shape) / fan_in**0.5)
-        self.bias = nn.Parameter(torch.zeros(len(layer.weight)))
-        self.convolution = _without_weights(layer) if isinstance(layer, nn.Conv2d) else None
+        direction = layer.weight.detach().clone() if is_trained else torch.randn(layer.weight.shape) / fan_in**0.5
+        bias = layer.bias.detach().clone() if is_trained and layer.bias is not None else None
+        self.direction = nn.Parameter(direction)
+        self.bias = nn.Parameter(torch.zeros(len(layer.weight)) if bias is None else bias)
+        self.convolution = None if isinstance(layer, nn.Linear) else _without_weights(layer)
         self.place = place
 
     def forward(self, h: Tensor) -> Tensor:
@@ -113,7 +122,7 @@ class ScaledLayer(nn.Module):
             product, norm = product_and_norm(h, self.direction)
         else:
             product = self.convolution._conv_forward(h, self.direction, None)
-            norm = torch.linalg.vector_norm(self.direction.flatten(1), dim=1)
+            norm = self.lengths()
         if self.place.current.start is not None:
             return self._started(product, norm)
         self.place.note(product)
@@ -123,7 +132,7 @@ class ScaledLayer(nn.Module):
     def _along(self, units: Tensor, h: Tensor) -> Tensor:
         """Lay numbers a unit out along the axis of units of the layer's product."""
         if self.convolution is not None:
-            return units[..., None, None]
+            return units[(..., *[None] * len(self.convolution.kernel_size))]
         return units[(..., *[None] * (h.ndim - 2), slice(None))] if self.place.folded else units
 
     def _started(self, product: Tensor, norm: Tensor) -> Tensor:
@@ -137,17 +146,21 @@ class ScaledLayer(nn.Module):
         self.place.current.start[self.place.slot.name] = 1.0 / std
         return (product / std + self.bias).movedim(-1, axis)
 
+    def lengths(self) -> Float[Tensor, "U"]:
+        """Return the directions' lengths: scales under which the layer computes what its directions do as weights."""
+        return torch.linalg.vector_norm(self.direction.flatten(1), dim=1)
+
     @torch.no_grad()
     def normalise(self) -> None:
         """Divide every direction by its length: the same function, with directions of one size to store."""
-        length = torch.linalg.vector_norm(self.direction.flatten(1), dim=1)
-        self.direction.div_(length.view(-1, *[1] * (self.direction.ndim - 1)))
+        self.direction.div_(self.lengths().view(-1, *[1] * (self.direction.ndim - 1)))
 
 
 class WeightLayer(nn.Module):
     """A layer whose weights and biases are drawn: a matrix (inputs, outputs) a draw, the biases its last row.
 
-    A convolution is a product of patches with that matrix: ONNX has no convolution with as many groups as draws.
+    A convolution is a product of patches with that matrix, or of each of its groups' patches and their part of it:
+    ONNX has no convolution with as many groups as draws.
     Pruned, a draw holds the weights that are left, then the biases; the others are 0.
 
     In training of a factorial Gaussian the value itself is drawn, from N(h M, h^2 S^2), rather than the weights from
@@ -158,9 +171,9 @@ class WeightLayer(nn.Module):
 
     index: Tensor | None
 
-    def __init__(self, layer: nn.Linear | nn.Conv2d, place: Position) -> None:
+    def __init__(self, layer: Drawable, place: Position) -> None:
         super().__init__()
-        self.convolution = _without_weights(layer) if isinstance(layer, nn.Conv2d) else None
+        self.convolution = None if isinstance(layer, nn.Linear) else _without_weights(layer)
         self.has_bias = layer.bias is not None
         self.place = place
         self.shape = (place.slot.shape[0] - self.has_bias, place.slot.shape[1])  # of the matrix without biases
@@ -203,14 +216,16 @@ class WeightLayer(nn.Module):
         if self.convolution is not None and not torch.compiler.is_exporting() and len(matrix) == 1:
             return self._convolved(h, matrix[0], None if bias is None else bias[0, 0])
         shape: tuple[int, ...] = ()
+        groups = offsets = 1
         if self.convolution is not None:
             h, shape = patches(h, self.convolution)
+            groups, offsets = self.convolution.groups, math.prod(self.convolution.kernel_size)
         elif self.place.folded and h.ndim > 2:
             h, shape = h.flatten(1, -2), tuple(h.shape[1:-1])
         # (N M, inputs) or (K, N M, inputs), where a row has M patches or vectors
         h = self.place.by_draw(h)
         rows = h.flatten(-3, -2) if shape else h
-        value = matmul(rows, matrix)
+        value = matmul(rows, matrix) if groups == 1 else grouped_matmul(rows, matrix, groups, offsets)
         value = value if bias is None else value + bias
         value = self.place.batch(value.unflatten(1, (-1, *shape)) if shape else value)
         return value if self.convolution is None else value.movedim(-1, 1)
@@ -219,7 +234,7 @@ class WeightLayer(nn.Module):
         """Return the same of a single draw by a convolution."""
         assert self.convolution is not None
         size = self.convolution.kernel_size
-        kernel = matrix.unflatten(0, (*size, -1)).permute(3, 2, 0, 1)
+        kernel = matrix.unflatten(0, (*size, -1)).movedim((-1, -2), (0, 1))
         value: Tensor = self.convolution._conv_forward(h, kernel, bias)
         return value
 
@@ -234,29 +249,40 @@ def matmul(rows: Tensor, matrix: Tensor) -> Tensor:
     return torch.matmul(rows, torch.cat([matrix, matrix], dim=-1))[..., :1]
 
 
-def initial_weights(layer: nn.Linear | nn.Conv2d) -> Tensor:
+def grouped_matmul(rows: Tensor, matrix: Tensor, groups: int, offsets: int) -> Tensor:
+    """Return rows (..., N, offsets x channels) times a matrix (K, offsets x channels of a group, outputs).
+
+    The channels of a group go into its outputs alone; rows, and each group of the matrix, are offset by offset.
+    """
+    by_group = rows.unflatten(-1, (offsets, groups, -1)).movedim(-2, -4).flatten(-2)  # (..., G, N, inputs)
+    parts = matrix.unflatten(-1, (groups, -1)).movedim(-2, -3)  # (K, G, inputs, outputs of a group)
+    return matmul(by_group, parts).movedim(-3, -2).flatten(-2)
+
+
+def initial_weights(layer: Drawable) -> Tensor:
     """Return a layer's own weights as the matrix that `WeightLayer` reads, (inputs [+ 1], outputs)."""
     weight = layer.weight.detach()
     # offset by offset, channels last: the order of `patches`
-    matrix = weight.T if isinstance(layer, nn.Linear) else weight.permute(2, 3, 1, 0).flatten(0, 2)
+    matrix = weight.T if isinstance(layer, nn.Linear) else weight.movedim((0, 1), (-1, -2)).flatten(0, -2)
     return matrix if layer.bias is None else torch.cat([matrix, layer.bias.detach()[None]])
 
 
-def patches(h: Tensor, convolution: nn.Conv2d) -> tuple[Tensor, tuple[int, int]]:
-    """Return a convolution's patches, (B, height x width, offsets x channels), and its output's (height, width)."""
-    padding = convolution._reversed_padding_repeated_twice
-    h = functional.pad(h, padding) if any(padding) else h
-    shape = []
-    for axis in (0, 1):
-        reach = convolution.dilation[axis] * (convolution.kernel_size[axis] - 1)
-        shape.append((h.shape[2 + axis] - reach - 1) // convolution.stride[axis] + 1)
+def patches(h: Tensor, convolution: Convolution) -> tuple[Tensor, tuple[int, ...]]:
+    """Return a convolution's patches, (B, places, offsets x channels), and the size of its output along each axis."""
+    padding, mode = convolution._reversed_padding_repeated_twice, convolution.padding_mode
+    if any(padding):
+        h = functional.pad(h, padding, "constant" if mode == "zeros" else mode)
+    axes = range(len(convolution.kernel_size))
+    reaches = [convolution.dilation[axis] * (convolution.kernel_size[axis] - 1) for axis in axes]
+    shape = tuple((h.shape[2 + axis] - reaches[axis] - 1) // convolution.stride[axis] + 1 for axis in axes)
     parts = []
-    for y in range(convolution.kernel_size[0]):
-        for x in range(convolution.kernel_size[1]):
-            top, left = y * convolution.dilation[0], x * convolution.dilation[1]
-            part = h[:, :, top : top + (shape[0] - 1) * convolution.stride[0] + 1 : convolution.stride[0]]
-            parts.append(part[..., left : left + (shape[1] - 1) * convolution.stride[1] + 1 : convolution.stride[1]])
-    return torch.cat(parts, dim=1).flatten(2).transpose(1, 2), (shape[0], shape[1])
+    for offset in itertools.product(*(range(size) for size in convolution.kernel_size)):
+        taken = [slice(None), slice(None)]
+        for axis in axes:
+            start, stride = offset[axis] * convolution.dilation[axis], convolution.stride[axis]
+            taken.append(slice(start, start + (shape[axis] - 1) * stride + 1, stride))
+        parts.append(h[tuple(taken)])
+    return torch.cat(parts, dim=1).flatten(2).transpose(1, 2), shape
 
 
 class MaskLayer(nn.Module):
@@ -322,6 +348,11 @@ class HyperLayer(nn.Module):
             row.fill_(initial_log_std)  # of a, a variance: with b's the same, a weight has this log std
             column.fill_(initial_log_std)
 
+    @torch.no_grad()
+    def start_as_layer(self) -> None:
+        """Have the mean of the weights be the layer's own for every row."""
+        self.head.weight[: self.sizes[0]] = 0.0
+
     def forward(self, h: Tensor) -> Tensor:
         """Return the layer's value of a batch; in training, also add the rows' mean KL to the pass."""
         self.place.arrive(h)
@@ -348,10 +379,11 @@ class HyperLayer(nn.Module):
         return self.place.batch(self.place.by_draw(product) + noise * self.place.by_draw(b.sqrt()))
 
 
-def _without_weights(layer: nn.Conv2d) -> nn.Conv2d:
+def _without_weights(layer: Convolution) -> Convolution:
     """Return a convolution's geometry, without parameters."""
+    kind: type[Convolution] = nn.Conv1d if isinstance(layer, nn.Conv1d) else nn.Conv2d
     with torch.device("meta"):
-        made = nn.Conv2d(
+        made = kind(
             layer.in_channels,
             layer.out_channels,
             layer.kernel_size,  # type: ignore[arg-type]

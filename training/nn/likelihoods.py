@@ -35,6 +35,9 @@ class Likelihood(Protocol):
     def log_likelihood(self, served: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "K N"]:
         """Return log p(y | x, theta) of each draw and row, in nats."""
 
+    def weighted_log_likelihood(self, served: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "K N"]:
+        """Return what training maximises of each draw and row: the same, or where rows are weighted w log p_w(y)."""
+
     def tempered(self, served: Float[Tensor, "K N C"], temperature: float) -> Float[Tensor, "K N C"]:
         """Return what would be served at T = `temperature`, given what is at T = 1."""
 
@@ -55,22 +58,38 @@ class Likelihood(Protocol):
 
 
 class Categorical(nn.Module):
-    """Classes by softmax: outputs are logits, one a class."""
+    """Classes by softmax: outputs are logits, one a class.
+
+    Where rows of class c count as w_c rows in training, the outputs fit p_w(y | x), which is proportional to
+    w_y p(y | x). What is served is p(y | x), of classes with the shares that they have in the data.
+    """
 
     task: Task = "classification"
     metric = "accuracy"
     score = "brier"
     temperature: Tensor
+    log_weights: Tensor | None
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, is_weighted: bool = False) -> None:
         super().__init__()
         self.outputs = classes
         self.meaning = "one for each class"
         self.register_buffer("temperature", torch.ones(()))
+        self.register_buffer("log_weights", torch.zeros(classes) if is_weighted else None)
 
     def forward(self, outputs: Float[Tensor, "K N C"]) -> Float[Tensor, "K N C"]:
         """Return log class probabilities, in nats."""
-        return functional.log_softmax(outputs / self.temperature, dim=-1)
+        logits = outputs if self.log_weights is None else outputs - self.log_weights
+        return functional.log_softmax(logits / self.temperature, dim=-1)
+
+    def weighted_log_likelihood(
+        self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"]
+    ) -> Float[Tensor, "K N"]:
+        """Return w_y log p_w(y | x, theta); it is log p(y | x, theta) where rows are not weighted."""
+        if self.log_weights is None:
+            return self.log_likelihood(log_probs, y)
+        weighted = functional.log_softmax(log_probs + self.log_weights, dim=-1)
+        return self.log_weights.exp()[y] * self.log_likelihood(weighted, y)
 
     def tempered(self, log_probs: Float[Tensor, "K N C"], temperature: float) -> Float[Tensor, "K N C"]:
         """Return log(p^(1/T) / sum_c p_c^(1/T)) (Guo et al., "On calibration of modern neural networks", 2017)."""
@@ -149,6 +168,10 @@ class Gaussian(nn.Module):
         """Return log N(y; mean, variance) of each draw and row, in nats, of a density in the target's units."""
         mean, log_variance = moments.unbind(-1)
         return -0.5 * (math.log(2.0 * math.pi) + log_variance + (y - mean).square() * (-log_variance).exp())
+
+    def weighted_log_likelihood(self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]) -> Float[Tensor, "K N"]:
+        """Return the log-likelihood: rows of a regression are not weighted."""
+        return self.log_likelihood(moments, y)
 
     def errors(self, moments: Float[Tensor, "N 2"], y: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
         """Return squared errors."""

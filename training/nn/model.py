@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from training.nn.architectures import channels_first, from_factory, gal_cnn, mlp, papers_cnn
+from model_store.errors import InvalidInput
+from training.nn.architectures import channels_first, from_factory, gal_cnn, load_weights, mlp, papers_cnn
 from training.nn.flows import Composition, iaf, realnvp
 from training.nn.likelihoods import Categorical, Gaussian, Likelihood
-from training.nn.networks import DrawnNetwork, MemberNetwork, Stochastic
+from training.nn.networks import DrawnNetwork, MemberNetwork, Stochastic, noise_rows
 from training.nn.posteriors import FactorialGaussian, Posterior
 from training.nn.posteriors.dropout import MaskPosterior
 from training.nn.posteriors.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior
@@ -18,7 +20,7 @@ from training.nn.posteriors.hypernet_noise import NoisePosterior
 from training.nn.posteriors.hypernetwork import HypernetworkPosterior, Subspace
 from training.nn.posteriors.matrix_normal import MatrixNormalPosterior
 from training.nn.posteriors.members import MemberPosterior
-from training.nn.probes import check_width
+from training.nn.probes import ROWS, check_width
 from training.recipe import (
     DropoutSection,
     EnsembleSection,
@@ -98,10 +100,16 @@ class BayesianModel(nn.Module):
         return torch.cat([self.likelihood(self.network(part.float(), theta)[0]) for part in x.split(rows)], dim=1)
 
 
-def build(recipe: Recipe, shape: Sequence[int], classes: int) -> BayesianModel:
+def build(
+    recipe: Recipe, shape: Sequence[int], classes: int, rows: Num[Tensor, "R I"] | None = None
+) -> BayesianModel:
     """Return a model as a recipe says for rows of a shape, its parameters a function of the recipe's seed.
 
-    A regression has no classes (0).
+    Args:
+        recipe: what to build.
+        shape: of a row.
+        classes: how many there are; a regression has none (0).
+        rows: some training rows, where a fit begins; without them, parameters are about to be loaded.
 
     Raises:
         InvalidInput: if the network cannot be made Bayesian; it names the layer.
@@ -109,37 +117,56 @@ def build(recipe: Recipe, shape: Sequence[int], classes: int) -> BayesianModel:
     generator = torch.Generator().manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
-        return _built(recipe, tuple(shape), likelihood(recipe, classes), generator)
+        return _built(recipe, tuple(shape), likelihood(recipe, classes), rows, generator)
 
 
 def likelihood(recipe: Recipe, classes: int) -> Likelihood:
     """Return the likelihood that goes with a recipe's task."""
-    return Categorical(classes) if recipe.task == "classification" else Gaussian(recipe.noise)
+    if recipe.task == "regression":
+        return Gaussian(recipe.noise)
+    return Categorical(classes, is_weighted=recipe.data.class_weights is not None)
 
 
 def _built(
-    recipe: Recipe, shape: tuple[int, ...], likelihood: Likelihood, generator: torch.Generator
+    recipe: Recipe,
+    shape: tuple[int, ...],
+    likelihood: Likelihood,
+    rows: Num[Tensor, "R I"] | None,
+    generator: torch.Generator,
 ) -> BayesianModel:
-    section = recipe.posterior
-    row_shape = (math.prod(shape),) if recipe.network.hidden is not None else channels_first(shape)
+    section, wanted = recipe.posterior, recipe.network
+    row_shape = (math.prod(shape),) if wanted.hidden is not None else channels_first(shape)
+    inputs = standardisation(wanted, row_shape)
+    examples = _examples(wanted, row_shape, inputs, rows)
 
     def make() -> nn.Module:
-        made = module(recipe.network, row_shape, likelihood.outputs)
-        if recipe.network.factory is not None:
-            check_width(made, recipe.network.factory, row_shape, likelihood.outputs, likelihood.meaning)
+        made = module(wanted, row_shape, likelihood.outputs)
+        if wanted.weights is not None and rows is not None:
+            load_weights(made, Path(wanted.weights))
+        if wanted.factory is not None:
+            check_width(made, wanted.factory, examples, likelihood.outputs, likelihood.meaning)
         return made
 
+    def drawing(stochastic: Stochastic) -> DrawnNetwork:
+        network = DrawnNetwork(make(), stochastic, row_shape, wanted.trained, examples, wanted.is_trained)
+        network.mean, network.std = inputs
+        return network
+
+    layers = wanted.bayesian
     if isinstance(section, PointSection):
+        if layers is not None:
+            raise InvalidInput("network.bayesian", f"none for method {recipe.method}, which draws no layer", "some")
         members = section.members if isinstance(section, EnsembleSection) else 1
-        network = MemberNetwork([make() for _ in range(members)], row_shape)
+        network = MemberNetwork([make() for _ in range(members)], row_shape, wanted.trained, examples)
+        network.mean, network.std = inputs
         return BayesianModel(network, MemberPosterior(members), likelihood, section.prior_std)
     posterior: Posterior
     decay = None
     if isinstance(section, FlowSection):
-        drawn = DrawnNetwork(make(), Stochastic("weights" if recipe.method == "bhn-weights" else "scales"), row_shape)
+        drawn = drawing(Stochastic("weights" if recipe.method == "bhn-weights" else "scales", layers))
         posterior = _hypernetwork(recipe.method, section, drawn.theta_dimension, generator)
     elif isinstance(section, GaussianSection | MixtureSection):
-        drawn = DrawnNetwork(make(), Stochastic("weights"), row_shape)
+        drawn = drawing(Stochastic("weights", layers))
         if isinstance(section, MixtureSection):
             prior = ScaleMixturePrior(section.pi, section.std_1, section.std_2)
             posterior = GaussianPosterior(drawn.theta_dimension, section.initial_log_std, prior)
@@ -149,18 +176,19 @@ def _built(
             gaussian = GaussianPrior(section.prior_std)
             posterior = GaussianPosterior(drawn.theta_dimension, section.initial_log_std, gaussian)
     elif isinstance(section, DropoutSection):
-        drawn = DrawnNetwork(make(), Stochastic("masks", section.rate, section.input_rate), row_shape)
+        drawn = drawing(Stochastic("masks", layers, section.rate, section.input_rate))
         posterior = MaskPosterior(drawn.slots, is_served=recipe.method != "mle-dropout")
         decay = section.prior_std
     else:
         assert isinstance(section, HypernetSection)
         stochastic = Stochastic(
             "hypernet",
+            layers,
             hidden=section.hidden,
             vector_scaling=section.mean == "vector-scaling",
             initial_log_std=section.initial_log_std,
         )
-        drawn = DrawnNetwork(make(), stochastic, row_shape)
+        drawn = drawing(stochastic)
         posterior = NoisePosterior(drawn.theta_dimension)
     return BayesianModel(drawn, posterior, likelihood, decay)
 
@@ -184,8 +212,43 @@ def _hypernetwork(
     return HypernetworkPosterior(made, inner or dimension, section.prior_std, lift)
 
 
-def initialise(model: BayesianModel, x: Float[Tensor, "N I"]) -> None:
+def standardisation(section: NetworkSection, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return what is taken from a row's numbers and what they are divided by, before any data are seen.
+
+    Raises:
+        InvalidInput: if there are more or fewer numbers than channels.
+    """
+    if section.pixel_mean is None or section.pixel_std is None:
+        return torch.zeros(()), torch.ones(())
+    channels = shape[0] if len(shape) == 3 else 1
+    if len(section.pixel_mean) != channels:
+        raise InvalidInput("network.pixel_mean", f"{channels} numbers, one a channel", str(len(section.pixel_mean)))
+    mean, std = (
+        255.0 * torch.tensor(numbers, dtype=torch.float32).view(-1, *[1] * (len(shape) - 1))
+        for numbers in (section.pixel_mean, section.pixel_std)
+    )
+    return mean, std
+
+
+def _examples(
+    section: NetworkSection,
+    shape: tuple[int, ...],
+    inputs: tuple[Tensor, Tensor],
+    rows: Num[Tensor, "R I"] | None,
+) -> Float[Tensor, "S ..."]:
+    """Return rows as the network takes them: noise if they are standardised, since it then takes any numbers."""
+    if section.is_standardised:
+        return noise_rows(shape)
+    if rows is None:
+        return torch.zeros(ROWS, *shape)
+    mean, std = inputs
+    return (rows[:ROWS].float().unflatten(1, shape) - mean) / std
+
+
+def initialise(model: BayesianModel, x: Float[Tensor, "N I"], standardise: bool = True) -> None:
     """Start from a batch: standardised rows and, of scales, unit variance before every nonlinearity."""
-    start = model.network.initialise(x)
+    start = model.network.initialise(x, standardise)
     if start is not None:
         model.posterior.start_at(start)
+        if isinstance(model.network, DrawnNetwork) and model.network.is_trained:  # which the mean is, not the shift
+            model.posterior.start_at(2 * start - model.posterior.centre())

@@ -1,10 +1,10 @@
 """Primary networks as functions of an input and theta: outputs[k, n] = f(x[n], theta[k]).
 
-Any module of Linear and Conv2d layers becomes one: those layers are replaced in a copy by layers that read their part
-of theta (`training.nn.layers`), and everything else, the module's own forward included, stays as it is.
+Any module becomes one: its Linear and convolution layers, or those of them that are named, are replaced in a copy by
+layers that read their part of theta (`training.nn.layers`), and everything else, the module's own forward included,
+stays as it is.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +18,7 @@ from training.nn.layers import FeatureLayer, HyperLayer, MaskLayer, Pass, Positi
 from training.nn.layers import initial_weights as weights_of
 from training.nn.probes import (
     DROPOUTS,
+    ROWS,
     check_calls,
     check_repeatable,
     copied,
@@ -25,22 +26,26 @@ from training.nn.probes import (
     kept_inputs,
     run_on_rows,
 )
+from training.nn.selection import DRAWABLE, NOT_DRAWN, Drawable, drawn_layers, freeze, is_named
 
 Drawn = Literal["scales", "weights", "masks", "hypernet"]
-# Layers with parameters or statistics of their own, which stay point estimates.
-POINT_ESTIMATES = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-    nn.PReLU,
-    nn.GRU,
-    nn.LSTM,
-    nn.RNN,
-)
 ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity)
+WEIGHTED = (
+    *DRAWABLE,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Bilinear,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+    ScaledLayer,
+    WeightLayer,
+    HyperLayer,
+)
 TRIAL_ROWS, TRIAL_DRAWS = 3, 2
+
+torch.backends.mha.set_fastpath_enabled(False)  # one operator, unknown to ONNX
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Stochastic:
     """What of a module is drawn: which layers take the place of its own."""
 
     drawn: Drawn
+    layers: Sequence[str] | None = None  # patterns of the layers' names; None of all that can be
     rate: float = 0.5  # of masks before every layer but the first, where a module has no Dropout of its own
     input_rate: float = 0.0  # of masks before the first
     hidden: int = 50  # units of a hypernet's inference network
@@ -56,20 +62,38 @@ class Stochastic:
 
 
 class DrawnNetwork(nn.Module):
-    """A module whose Linear and Conv2d layers read theta; `slots` says which part is whose."""
+    """A module whose drawn layers read theta; `slots` says which part is whose."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, module: nn.Module, stochastic: Stochastic, shape: Sequence[int]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        stochastic: Stochastic,
+        shape: Sequence[int],
+        trained: Sequence[str] | None = None,
+        examples: Float[Tensor, "R ..."] | None = None,
+        is_trained: bool = False,
+    ) -> None:
         """Convert a copy of a module that takes rows of `shape`.
+
+        Args:
+            module: any module whose outputs are a row for each input row.
+            stochastic: which of its layers are drawn, and how.
+            shape: of a row.
+            trained: patterns of the layers that are not drawn whose parameters a fit may change; None of all.
+            examples: rows that the module takes, to find out what it does; by default normal noise.
+            is_trained: whether theta starts where the network computes what the module does.
 
         Raises:
             InvalidInput: naming the layer that is not supported, or what fails when the module runs on several draws.
         """
         super().__init__()
-        module = nn.Sequential(module) if isinstance(module, nn.Linear | nn.Conv2d) else module
+        module = nn.Sequential(module) if isinstance(module, DRAWABLE) else module
         self.shape = tuple(shape)
+        self.is_trained = is_trained
+        examples = noise_rows(self.shape) if examples is None else examples
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("std", torch.ones(()))
         self.current = Pass()
@@ -81,11 +105,13 @@ class DrawnNetwork(nn.Module):
         self.initial: dict[str, Tensor] = {}  # the module's own weights, by slot, where weights are drawn
         # weights that are not drawn, and with what probability masks keep each of their inputs
         self.masked_weights: list[tuple[str, Tensor]] = []
-        layers = [(name, layer) for name, layer in module.named_modules(remove_duplicate=False) if name]
-        _check_supported(module, layers)
-        check_repeatable(module, self.shape)
-        check_calls(module, self.shape)
-        self.module = self._converted(copied(module), stochastic)
+        drawn = drawn_layers(module, stochastic.layers)
+        _check_supported(module, drawn)
+        check_repeatable(module, examples)
+        check_calls(module, drawn, examples)
+        module = copied(module)
+        self.frozen = freeze(module, trained, list(drawn))
+        self.module = self._converted(module, stochastic, list(drawn), examples)
         self.slots = [place.slot for place in self.places if place.slot.size]
         self.theta_dimension = sum(slot.size for slot in self.slots)
         if not self.theta_dimension:
@@ -93,8 +119,8 @@ class DrawnNetwork(nn.Module):
                 raise InvalidInput(
                     "network", "a place for a mask: a second layer, or posterior.input_rate", "neither"
                 )
-            raise InvalidInput("network", "a Linear or Conv2d layer to draw", "none")
-        self._try()
+            raise InvalidInput("network", "a Linear, Conv1d or Conv2d layer to draw", "none")
+        self._try(examples)
 
     def forward(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
@@ -145,21 +171,33 @@ class DrawnNetwork(nn.Module):
         return (h[: x.shape[0]] if self.folded or h.ndim == 2 else h[0]).flatten(1)
 
     def _standardised(self, x: Tensor) -> Tensor:
-        return ((x - self.mean) / self.std).unflatten(1, self.shape)
+        return (x.unflatten(1, self.shape) - self.mean) / self.std
+
+    def train(self, mode: bool = True) -> "DrawnNetwork":
+        """Set the mode, in which frozen layers stay as they are served."""
+        super().train(mode)
+        for layer in self.frozen:
+            layer.training = False
+        return self
 
     @torch.no_grad()
-    def initialise(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "D"] | None:
+    def initialise(self, x: Float[Tensor, "N I"], standardise: bool = True) -> Float[Tensor, "D"] | None:
         """Set standardisation from a batch, and return where theta starts: None where it has no such place.
 
         Scales, and biases with them, are set so that each unit's value before its nonlinearity has mean 0 and
-        variance 1 over the batch (Salimans and Kingma 2016, section 3); weights start as the module's own.
+        variance 1 over the batch (Salimans and Kingma 2016, section 3); weights start as the module's own. Those of
+        a trained network start where it computes the same.
         """
-        self.mean.copy_(x.mean())
-        self.std.copy_(x.std().clamp(min=1e-12))
+        if standardise:
+            self.mean.copy_(x.mean())
+            self.std.copy_(x.std().clamp(min=1e-12))
         if self.initial:
             return torch.cat([self.initial[slot.name].flatten() for slot in self.slots])
-        if not any(isinstance(layer, ScaledLayer) for layer in self.modules()):
+        scaled = {layer.place.slot.name: layer for layer in self.modules() if isinstance(layer, ScaledLayer)}
+        if not scaled:
             return None
+        if self.is_trained:
+            return torch.cat([scaled[slot.name].lengths() for slot in self.slots])
         was_training = self.training
         statistics = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         start: dict[str, Tensor] = {}
@@ -188,43 +226,47 @@ class DrawnNetwork(nn.Module):
         squares = [_kept_square(self.module.get_parameter(name), kept) for name, kept in self.masked_weights]
         return torch.stack(squares).sum() / (2.0 * prior_std**2)
 
-    def _converted(self, module: nn.Module, stochastic: Stochastic) -> nn.Module:
+    def _converted(
+        self, module: nn.Module, stochastic: Stochastic, drawn: Sequence[str], examples: Tensor
+    ) -> nn.Module:
         layers = [(name, layer) for name, layer in module.named_modules(remove_duplicate=False) if name]
-        rates = [layer.p for _, layer in layers if isinstance(layer, DROPOUTS)]
-        has_dropout = stochastic.drawn == "masks" and bool(rates)
-        units = dropped_units(module, self.shape) if has_dropout else {}
-        kept = kept_inputs(module, self.shape) if has_dropout else {}
+        dropouts = {name: layer for name, layer in layers if isinstance(layer, DROPOUTS)}
+        own = [name for name in dropouts if stochastic.drawn == "masks" and is_named(name, stochastic.layers)]
+        units = dropped_units(module, own, examples) if own else {}
+        kept = kept_inputs(module, drawn, own, examples) if own else {}
         first = True
         for name, layer in layers:
-            if isinstance(layer, DROPOUTS):
-                keep = 1.0 - layer.p
-                if has_dropout and len(units[name]) != 1:
+            if name in dropouts:
+                keep = 1.0 - dropouts[name].p
+                if name in own and len(units[name]) != 1:
                     times = len(units[name])
                     raise unsupported(name, layer, f"it runs {times} times; each place needs a Dropout of its own")
-                replaced = self._mask(name, units[name][0], keep) if has_dropout and keep < 1 else nn.Identity()
+                replaced = self._mask(name, units[name][0], keep) if name in own and keep < 1 else nn.Identity()
                 module = _with(module, name, replaced)
-            elif isinstance(layer, nn.Linear | nn.Conv2d):
+            elif name in drawn:
+                assert isinstance(layer, DRAWABLE)
                 module = _with(module, name, self._layer(name, layer, stochastic, first, kept.get(name)))
                 first = False
         return module
 
     def _layer(
-        self, name: str, layer: nn.Linear | nn.Conv2d, stochastic: Stochastic, first: bool, kept: Tensor | None
+        self, name: str, layer: Drawable, stochastic: Stochastic, first: bool, kept: Tensor | None
     ) -> nn.Module:
         """Return what takes a layer's place; `kept` says how the module's own Dropouts keep its inputs, if any do."""
         units = len(layer.weight)
         if stochastic.drawn == "scales":
-            return ScaledLayer(layer, self._place(Slot(name, (units,)), first))
+            return ScaledLayer(layer, self._place(Slot(name, (units,)), first), self.is_trained)
         if stochastic.drawn == "weights":
-            if isinstance(layer, nn.Conv2d) and (layer.groups != 1 or layer.padding_mode != "zeros"):
-                raise unsupported(name, layer, "weights are drawn for convolutions of one group, padded with zeros")
             self.initial[name] = weights_of(layer)
             return WeightLayer(layer, self._place(Slot(name, tuple(self.initial[name].shape)), first))
         if stochastic.drawn == "hypernet":
             if not isinstance(layer, nn.Linear):
                 raise unsupported(name, layer, "a variational hypernetwork has Linear layers")
             place = self._place(Slot(name, (layer.in_features, layer.out_features)), first)
-            return HyperLayer(layer, place, stochastic.hidden, stochastic.vector_scaling, stochastic.initial_log_std)
+            hyper = HyperLayer(layer, place, stochastic.hidden, stochastic.vector_scaling, stochastic.initial_log_std)
+            if self.is_trained:
+                hyper.start_as_layer()
+            return hyper
         rate = 0.0 if kept is not None else stochastic.input_rate if first else stochastic.rate
         inputs = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
         inner: nn.Module = layer
@@ -248,10 +290,11 @@ class DrawnNetwork(nn.Module):
         return self.places[-1]
 
     @torch.no_grad()
-    def _try(self) -> None:
+    def _try(self, examples: Float[Tensor, "R ..."]) -> None:
         """Find out which layers see rows that all draws share, and check that draws and rows stay apart."""
         generator = torch.Generator().manual_seed(0)
-        x = torch.randn(TRIAL_ROWS, math.prod(self.shape), generator=generator)
+        x = examples[:TRIAL_ROWS].flatten(1)
+        x = x.repeat(TRIAL_ROWS, 1)[:TRIAL_ROWS]
         theta = torch.rand(TRIAL_DRAWS, 1, self.theta_dimension, generator=generator)
         was_training = self.training
         self.eval()
@@ -295,15 +338,23 @@ class MemberNetwork(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, members: Sequence[nn.Module], shape: Sequence[int]) -> None:
+    def __init__(
+        self,
+        members: Sequence[nn.Module],
+        shape: Sequence[int],
+        trained: Sequence[str] | None = None,
+        examples: Float[Tensor, "R ..."] | None = None,
+    ) -> None:
+        """Take modules of rows of `shape`; `trained` and `examples` are as of a drawn network."""
         super().__init__()
         self.members = nn.ModuleList(members)
+        self.frozen = [layer for member in members for layer in freeze(member, trained, [])]
         self.shape = tuple(shape)
         self.theta_dimension = 1
         self.is_paired = False
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("std", torch.ones(()))
-        check_repeatable(members[0], shape)
+        check_repeatable(members[0], noise_rows(self.shape) if examples is None else examples)
         copied(members[0])  # as what is served is tried in a copy
 
     def forward(
@@ -317,20 +368,31 @@ class MemberNetwork(nn.Module):
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], None]:
         """Return outputs and features; there is no KL."""
-        standard = ((x - self.mean) / self.std).unflatten(1, self.shape)
+        standard = self._standardised(x)
         outputs = torch.stack([member(standard) for member in self.members])
         return outputs.index_select(0, theta[:, 0, 0].long()), standard.flatten(1), None
 
     def embed(self, x: Float[Tensor, "N I"], _: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
         """Return what the first member's last layer takes in; members share no space to take a mean in."""
-        standard = ((x - self.mean) / self.std).unflatten(1, self.shape)
+        standard = self._standardised(x)
         return last_input(self.members[0], lambda: self.members[0](standard)).flatten(1)
 
+    def _standardised(self, x: Tensor) -> Tensor:
+        return (x.unflatten(1, self.shape) - self.mean) / self.std
+
+    def train(self, mode: bool = True) -> "MemberNetwork":
+        """Set the mode, in which frozen layers stay as they are served."""
+        super().train(mode)
+        for layer in self.frozen:
+            layer.training = False
+        return self
+
     @torch.no_grad()
-    def initialise(self, x: Float[Tensor, "N I"]) -> None:
-        """Set standardisation from a batch."""
-        self.mean.copy_(x.mean())
-        self.std.copy_(x.std().clamp(min=1e-12))
+    def initialise(self, x: Float[Tensor, "N I"], standardise: bool = True) -> None:
+        """Set standardisation from a batch, if there is to be any."""
+        if standardise:
+            self.mean.copy_(x.mean())
+            self.std.copy_(x.std().clamp(min=1e-12))
 
     def fold(self) -> None:
         """Do nothing: there is nothing to fold."""
@@ -339,6 +401,11 @@ class MemberNetwork(nn.Module):
         """Return sum |W|^2 / (2 prior_std^2) over the weight matrices of all members."""
         squares = [p.square().sum() for p in self.parameters() if p.ndim > 1]
         return torch.stack(squares).sum() / (2.0 * prior_std**2)
+
+
+def noise_rows(shape: Sequence[int]) -> Tensor:
+    """Return rows of normal noise, to find out what a module does."""
+    return torch.randn(ROWS, *shape, generator=torch.Generator().manual_seed(0))
 
 
 def last_input(module: nn.Module, run: Callable[[], object]) -> Tensor:
@@ -357,7 +424,7 @@ def last_input(module: nn.Module, run: Callable[[], object]) -> Tensor:
 
 def _outermost(module: nn.Module) -> list[nn.Module]:
     """Return a module's layers with weights, not looking inside those that are made of others."""
-    if isinstance(module, nn.Linear | nn.Conv2d | ScaledLayer | WeightLayer | HyperLayer):
+    if isinstance(module, WEIGHTED):
         return [module]
     return [layer for child in module.children() for layer in _outermost(child)]
 
@@ -376,25 +443,26 @@ def _kept_square(weight: Tensor, kept: Float[Tensor, "I"]) -> Float[Tensor, ""]:
     return torch.dot(squares.unflatten(0, (groups, -1)).sum(1).flatten(), kept.to(weight))
 
 
-def _check_supported(module: nn.Module, layers: list[tuple[str, nn.Module]]) -> None:
-    seen: dict[int, str] = {}
+def _check_supported(module: nn.Module, drawn: dict[str, Drawable]) -> None:
+    """Check that nothing else has a drawn layer's weights: what is not drawn may be any layer.
+
+    Raises:
+        InvalidInput: naming the layer, and what to do.
+    """
+    names: dict[int, str] = {}
     owners: dict[int, str] = {}  # of parameters
-    for name, layer in [("(the module itself)", module), *layers]:
-        if id(layer) in seen and any(True for _ in layer.parameters()):
-            raise unsupported(name, layer, f"it is also layer {seen[id(layer)]}; layers that share weights are not")
-        seen[id(layer)] = name
+    for name, layer in drawn.items():
+        names.setdefault(id(layer), name)
+        for parameter in layer.parameters(recurse=False):
+            owners.setdefault(id(parameter), name)
+    for name, layer in module.named_modules(remove_duplicate=False):
+        if names.get(id(layer), name) != name:
+            other = names[id(layer)]
+            raise unsupported(name, layer, f"it is also layer {other}; layers that share weights are not{NOT_DRAWN}")
         for part, parameter in layer.named_parameters(recurse=False):
-            owner = owners.setdefault(id(parameter), name)
+            owner = owners.get(id(parameter), name)
             if owner != name:
-                raise unsupported(name, layer, f"its {part} is also layer {owner}'s; each layer needs its own")
-        if isinstance(layer, nn.MultiheadAttention):
-            raise unsupported(name, layer, "use Linear layers and scaled_dot_product_attention in its place")
-        if isinstance(layer, nn.RNNCellBase):
-            raise unsupported(name, layer, "use the layer of all steps (GRU, LSTM, RNN) in its place")
-        own = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
-        known = type(layer) in (nn.Linear, nn.Conv2d) or isinstance(layer, POINT_ESTIMATES)
-        if own and not known:
-            raise unsupported(name, layer, "it has parameters of its own, and is not one of them")
+                raise unsupported(name, layer, f"its {part} is also layer {owner}'s; each needs its own{NOT_DRAWN}")
 
 
 def _is_chain(module: nn.Module) -> bool:

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_store.errors import InvalidInput, one_line
+from training.nn.selection import DRAWABLE, NOT_DRAWN
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 REPEATED_ROWS = 3
@@ -40,7 +41,7 @@ def run_on_rows(run: Callable[..., Any], *rows: Tensor) -> Any:
             run.train(training)
 
 
-def check_width(module: nn.Module, factory: str, shape: Sequence[int], width: int, meaning: str) -> None:
+def check_width(module: nn.Module, factory: str, examples: Float[Tensor, "R ..."], width: int, meaning: str) -> None:
     """Check that the module of a user's factory gives `width` numbers for each row; `meaning` says what they are.
 
     Raises:
@@ -49,27 +50,28 @@ def check_width(module: nn.Module, factory: str, shape: Sequence[int], width: in
     layers = {name: layer for name, layer in module.named_modules() if name and not any(layer.children())}
     ran: list[str] = []
     with _noted(layers, lambda name, _: ran.append(name)):
-        outputs: object = run_on_rows(module, torch.zeros(ROWS, *shape))
-    if isinstance(outputs, Tensor) and outputs.shape == (ROWS, width):
+        outputs: object = run_on_rows(module, examples)
+    rows = len(examples)
+    if isinstance(outputs, Tensor) and outputs.shape == (rows, width):
         return
     if not isinstance(outputs, Tensor):
         given = f"a {type(outputs).__name__}"
-    elif outputs.ndim == 2 and len(outputs) == ROWS:
+    elif outputs.ndim == 2 and len(outputs) == rows:
         given = str(outputs.shape[1])
     else:
-        given = f"shape {tuple(outputs.shape)} for {ROWS} rows"
+        given = f"shape {tuple(outputs.shape)} for {rows} rows"
     after = f" after layer {ran[-1]}: {type(layers[ran[-1]]).__name__}" if ran else ""
     expected = f"{factory} to make a module of {width} outputs for each row ({meaning})"
     raise InvalidInput("network.factory", expected, f"{given}{after}")
 
 
-def check_repeatable(module: nn.Module, shape: Sequence[int]) -> None:
+def check_repeatable(module: nn.Module, examples: Float[Tensor, "R ..."]) -> None:
     """Check that a module says the same of the same rows again, whatever stands beside each.
 
     Raises:
         InvalidInput: if it does not; of what is random, it names the first layer that gives something else.
     """
-    rows = torch.randn(REPEATED_ROWS, *shape, generator=torch.Generator().manual_seed(0))
+    rows = examples[:REPEATED_ROWS]
     layers = {name: layer for name, layer in module.named_modules() if name}  # inner ones end first
     first, ran = _seeded_run(module, layers, rows, 1)
     if not isinstance(first, Tensor):
@@ -127,15 +129,15 @@ def copied(module: nn.Module) -> nn.Module:
         raise InvalidInput("network", "a module that copy.deepcopy can copy", reason) from error
 
 
-def check_calls(module: nn.Module, shape: Sequence[int]) -> None:
-    """Check that each Linear and Conv2d layer runs once, and that nothing but its own run reads its weights.
+def check_calls(module: nn.Module, drawn: Mapping[str, nn.Module], examples: Float[Tensor, "R ..."]) -> None:
+    """Check that each drawn layer runs once, and that nothing but its own run reads its weights.
 
     Such a layer is replaced by one that reads theta, and has no weights of its own any more.
 
     Raises:
         InvalidInput: naming the layer, and what to do.
     """
-    layers = _of(module, (nn.Linear, nn.Conv2d))
+    layers = dict(drawn)
     calls: Counter[str] = Counter()
     running: list[str] = []  # layers that run at the moment
     reads: Counter[str] = Counter()  # of weights, from outside
@@ -150,14 +152,22 @@ def check_calls(module: nn.Module, shape: Sequence[int]) -> None:
         _noted(layers, lambda name, _: running.remove(name), of_outputs=True),
         _Reads(owners, lambda name: reads.update([name] if name not in running else [])),
     ):
-        run_on_rows(module, torch.zeros(ROWS, *shape))
+        run_on_rows(module, examples)
     for name, layer in layers.items():
         if reads[name]:
-            raise _refused(name, layer, "forward reads its weights itself; call the layer instead")
+            raise _refused(
+                name,
+                layer,
+                f"forward reads its weights itself; call the layer instead{NOT_DRAWN}",
+            )
         if not calls[name]:
-            raise _refused(name, layer, "it never runs; leave it out of the module, or call it in forward")
+            raise _refused(name, layer, f"it never runs; call it in forward, leave it out of the module{NOT_DRAWN}")
         if calls[name] > 1:
-            raise _refused(name, layer, f"it runs {calls[name]} times; each place needs a layer of its own")
+            raise _refused(
+                name,
+                layer,
+                f"it runs {calls[name]} times; each place needs a layer of its own{NOT_DRAWN}",
+            )
 
 
 def layer_of_operator(module: nn.Module, run: Callable[[], object], operator: str) -> str | None:
@@ -229,25 +239,27 @@ def _refused(name: str, layer: nn.Module, why: str) -> InvalidInput:
     )
 
 
-def dropped_units(module: nn.Module, shape: Sequence[int]) -> dict[str, list[int]]:
-    """Return how many units, or channels, each Dropout of a module sees, by name, whenever it runs."""
-    dropouts = _of(module, DROPOUTS)
+def dropped_units(module: nn.Module, names: Sequence[str], examples: Float[Tensor, "R ..."]) -> dict[str, list[int]]:
+    """Return how many units, or channels, some Dropouts of a module see, by name, whenever they run."""
+    dropouts = {name: module.get_submodule(name) for name in names}
     units: dict[str, list[int]] = {name: [] for name in dropouts}
     with _noted(dropouts, lambda name, inputs: units[name].append(inputs.shape[1])):
-        run_on_rows(module, torch.zeros(ROWS, *shape))
+        run_on_rows(module, examples)
     return units
 
 
-def kept_inputs(module: nn.Module, shape: Sequence[int]) -> dict[str, Float[Tensor, "I"]]:
-    """Return with what probability each Linear or Conv2d layer's inputs, or channels, pass the module's Dropouts.
+def kept_inputs(
+    module: nn.Module, drawn: Sequence[str], dropouts: Sequence[str], examples: Float[Tensor, "R ..."]
+) -> dict[str, Float[Tensor, "I"]]:
+    """Return with what probability each drawn layer's inputs, or channels, pass some of the module's Dropouts.
 
     An input counts as dropped with a unit that it is 0 without. What weighted layers give is noise here, so that only
     Dropouts between one and the next are seen.
     """
-    layers = _of(module, (nn.Linear, nn.Conv2d))
+    layers = {name: module.get_submodule(name) for name in drawn}
+    weighted = [layer for layer in module.modules() if isinstance(layer, DRAWABLE)]
     kept = {name: torch.ones(_inputs(layer)) for name, layer in layers.items()}
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(ROWS, *shape, generator=generator)
     live: dict[str, Tensor] = {}
 
     def note(name: str, inputs: Tensor) -> None:
@@ -257,29 +269,26 @@ def kept_inputs(module: nn.Module, shape: Sequence[int]) -> dict[str, Float[Tens
     def noise(_: nn.Module, __: tuple[Tensor], outputs: Tensor) -> Tensor:
         return torch.randn(outputs.shape, generator=generator)
 
-    noises = [layer.register_forward_hook(noise) for layer in layers.values()]
+    noises = [layer.register_forward_hook(noise) for layer in weighted]
     try:
         with _noted(layers, note):
-            run_on_rows(module, rows)
+            run_on_rows(module, examples)
             alive = dict(live)
-            for dropout in _of(module, DROPOUTS).values():
+            for name in dropouts:
+                dropout = module.get_submodule(name)
                 assert isinstance(dropout, DROPOUTS)
                 with _zeroed(dropout):
-                    run_on_rows(module, rows)
-                for name, units in live.items():
-                    kept[name][alive[name] & ~units] *= 1.0 - dropout.p
+                    run_on_rows(module, examples)
+                for layer, units in live.items():
+                    kept[layer][alive[layer] & ~units] *= 1.0 - dropout.p
     finally:
         for hook in noises:
             hook.remove()
     return kept
 
 
-def _of(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Layers:
-    return {name: layer for name, layer in module.named_modules(remove_duplicate=False) if isinstance(layer, kinds)}
-
-
 def _inputs(layer: nn.Module) -> int:
-    assert isinstance(layer, nn.Linear | nn.Conv2d)
+    assert isinstance(layer, DRAWABLE)
     return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
 
 

@@ -83,14 +83,19 @@ def _of_numbers(name: str, numbers: Numbers, told: str | None) -> ColumnFinding:
             notes.append("whole numbers, different in every row: an id? (`ignored` leaves it out)")
     elif is_whole and ID_NAME.fullmatch(name) and len(distinct) > MAX_CATEGORIES:
         notes.append("an id by its name: numbers of things have no order (`categorical` or `ignored`)")
-    quartiles = np.percentile(present, [25, 50, 75]) if len(present) else np.zeros(3)
-    spread = quartiles[2] - quartiles[0]
-    tail = float(np.abs(present - quartiles[1]).max() / spread) if spread > 0 else 0.0
+    tail = tail_of(present)
     if kind == "numeric" and tail > HEAVY:
         notes.append(f"a heavy tail: its furthest value is {tail:.0f} interquartile ranges from the median")
     taken: Kind = told if told in ("numeric", "categorical", "ignored") else kind  # type: ignore[assignment]
     is_id = kind == "ignored" and len(present) == len(numbers)
     return ColumnFinding(name, taken, why if told is None else "as told", missing, numbers, notes, tail, is_id)
+
+
+def tail_of(present: Numbers) -> float:
+    """Return how many interquartile ranges the furthest value is away from the median; 0 where these are 0."""
+    quartiles = np.percentile(present, [25, 50, 75]) if len(present) else np.zeros(3)
+    spread = quartiles[2] - quartiles[0]
+    return float(np.abs(present - quartiles[1]).max() / spread) if spread > 0 else 0.0
 
 
 def _of_text(name: str, values: list[str | None], told: str | None) -> ColumnFinding:
@@ -115,7 +120,8 @@ def _of_text(name: str, values: list[str | None], told: str | None) -> ColumnFin
     notes = []
     if all(DRESSED.fullmatch(value.strip()) for value in counts):
         notes.append(
-            f"numbers with signs ({next(iter(counts))[:30]!r})? Written as plain numbers they would count as such"
+            f"numbers ({next(iter(counts))[:30]!r})? They can be read in several ways, or have several signs: "
+            "data.decimal and data.thousands say which"
         )
     frequent = sum(count >= FREQUENT for count in counts.values())
     if (len(counts) > MAX_CATEGORIES and frequent == 0) or (len(counts) == len(present) >= FEWEST_ROWS):

@@ -19,6 +19,7 @@ from training.recipe import DataSection
 MOST_CLASSES_OF_NUMBERS = 10  # whole numbers with more different values are a target of regression
 FEW = 10  # rows of a class below which it is named
 DUPLICATE_ROWS = 200_000  # rows that are compared
+CLOSE_STEPS = 1000.0  # of float32 that a target's standard deviation should have
 DIGITS = 3  # of numbers that are compared, in standard deviations
 KINDS = ("csv", "parquet", "npz", "images")
 
@@ -104,6 +105,7 @@ def _of_table(section: DataSection, table: Any, task: Task | None) -> Findings:
         values = values_of(table.column(section.target), section.target, "numeric")
         assert isinstance(values, np.ndarray)
         found = replace(found, targets=values[is_there])
+        warnings += _close_targets(values[is_there])
     else:
         labels = values_of(table.column(section.target), section.target, "categorical")
         kept = [str(labels[i]) for i in np.flatnonzero(is_there).tolist()]
@@ -195,6 +197,20 @@ def _duplicates(columns: list[Any], y: np.ndarray) -> list[str]:
         ": where that is one thing seen twice, name what tells things apart by --group COLUMN" if share > 0.05 else ""
     )
     return [told + more]
+
+
+def _close_targets(y: np.ndarray) -> list[str]:
+    """Say that targets differ by little more than float32, in which they are fitted, can tell apart."""
+    finite = y[np.abs(y) <= np.finfo(np.float32).max]  # others are refused when they are read
+    if not len(finite):
+        return []
+    step, spread = float(np.spacing(np.float32(np.abs(finite).max()))), float(finite.std())
+    if not 0 < spread < CLOSE_STEPS * step:
+        return []
+    return [
+        f"targets are fitted in float32, in steps of {step:.2g} so far from 0, and their standard deviation is "
+        f"{spread:.2g}: subtract what all have in common"
+    ]
 
 
 def _present(values: Any) -> np.ndarray:

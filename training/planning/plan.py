@@ -7,10 +7,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from model_store.artifacts.manifest import NAME_PATTERN
 from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.errors import InvalidInput
 from training.data.splitting import default_rows, default_test_fraction
+from training.data.targets import is_count
+from training.planning.columns import tail_of
 from training.planning.findings import Findings
 from training.recipe import DataSection, Recipe, validated
 
@@ -18,6 +22,7 @@ FEWEST_ROWS = 20  # of a set that a recipe is made for
 STEP_S, MULTIPLICATIONS_A_SECOND = 0.004, 3e9  # what a step takes beside its products, and these, on one core
 LONGEST_S = 75.0  # of a fit's steps
 FEWEST_STEPS, MOST_STEPS = 600, 20_000
+HEAVY_TARGET = 10.0  # interquartile ranges from a target's median to its furthest value; of 10,000 Gaussian ones 3
 CONVOLVED_SIDE = 14  # pixels a side from which on images are convolved
 
 
@@ -94,6 +99,10 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
     if found.task == "regression":
         content["likelihood"] = {"noise": "heteroscedastic"}
         reasons["likelihood.noise"] = "a row's noise is learned beside its mean"
+        why = _why_transform(found.targets)
+        if why is not None:
+            content["data"]["target_transform"] = "auto"
+            reasons["data.target_transform"] = why
     steps = max(1, train // min(batch, max(1, train)))
     step_s = STEP_S + 3 * multiplications * batch * samples / MULTIPLICATIONS_A_SECOND
     most = min(max(FEWEST_STEPS, round(LONGEST_S / step_s)), MOST_STEPS)
@@ -126,6 +135,19 @@ def _width(found: Findings) -> int:
             width *= side
         return width
     return sum(min(65, len(set(c.values))) if isinstance(c.values, list) else 3 for c in found.used)
+
+
+def _why_transform(targets: np.ndarray | None) -> str | None:
+    """Return why transforms of a regression's target are tried, None where they are not."""
+    if targets is None or not len(targets):
+        return None
+    y = targets[np.isfinite(targets)].astype(np.float64)
+    if is_count(y) and y.min() <= y.std():
+        return "counts: held-out rows choose between the target as it is, its logarithm and its ranks"
+    tail = tail_of(y)
+    if tail <= HEAVY_TARGET:
+        return None
+    return f"a heavy tail ({tail:.0f} interquartile ranges): held-out rows choose the target's scale"
 
 
 def _too_few(ranking: int) -> list[str]:

@@ -57,6 +57,8 @@ def plan_lines(plan: Plan) -> list[str]:
             plan.reasons.get("training.max_epochs"),
         ),
     }
+    if recipe.data.target_transform == "auto":
+        parts["target"] = ("as it is or transformed", plan.reasons.get("data.target_transform"))
     lines = [f"  {name:<9} {text}" + (f" ({why})" if why else "") for name, (text, why) in parts.items()]
     return [*lines, *(f"! {warning}" for warning in plan.warnings)]
 

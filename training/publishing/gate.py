@@ -4,6 +4,7 @@ Both versions are scored as served on the same test rows and compared in pairs (
 version is kept out if on some metric it is worse by more than is allowed, beyond chance.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from model_store.artifacts.manifest import Manifest
@@ -62,7 +63,7 @@ def check_gate(recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows:
     else:
         model = Model.load(store.open(name, version, wanted=NEEDED))
         others = Measurable.of(model).figures(
-            MeasuredRows(test, rows.extent, rows.classes, rows.seed, manifest.input)
+            MeasuredRows(test, rows.extent, rows.classes, rows.seed, rows.groups, manifest.input)
         )
         failed = _worse_beyond_chance(gate, draft.figures, others, label, rows.seed)
     if failed:
@@ -127,7 +128,7 @@ def rows_as_taken_by(manifest: Manifest, recipe: Recipe, draft: Draft, test: Row
         encoded = load(recipe, root, manifest.input.columns).test
     except InvalidInput:
         return None
-    return Rows(encoded.x, test.y) if len(encoded) == len(test) else None
+    return replace(test, x=encoded.x) if len(encoded) == len(test) else None
 
 
 def _shown(value: float | None) -> str:

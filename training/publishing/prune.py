@@ -12,6 +12,7 @@ from model_store.artifacts.manifest import GRAPHS, Manifest
 from model_store.artifacts.store import ModelStore
 from model_store.inference.runtime import Runtime
 from training.data import Dataset, split, split_sizes
+from training.data.targets import transformed
 from training.export.graphs import runtime_of
 from training.facts import PruningFacts, TrainingFacts
 from training.fitting.plots import plot_signal_to_noise
@@ -65,8 +66,10 @@ def prune_version(
     left = int(weights[smaller.state_dict()["network.kept"].long()].sum())
     log.info("%s of %s weights are left", f"{left:,}", f"{int(weights.sum()):,}")
 
-    splits = split(data, split_sizes(parent.recipe))
-    draft = assemble(smaller, parent.recipe, data, splits, TrainingFacts.of(parent.manifest).derived())
+    transform = parent.manifest.transform
+    splits = transformed(split(data, split_sizes(parent.recipe)), transform)
+    facts = TrainingFacts.of(parent.manifest).derived()
+    draft = assemble(smaller, parent.recipe, data, splits, facts, transform)
     graphs = store.open(parent.manifest.name, parent.manifest.version, wanted=GRAPHS).files
     pair = [runtime_of(model, graphs), runtime_of(smaller, draft.files)]
     row = splits.test.x[:1].astype(np.float32)

@@ -1,17 +1,21 @@
 """From a fitted model to a published version: export, check, calibrate, measure, publish."""
 
 import platform
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from safetensors.torch import save
 
 from model_store.artifacts.manifest import GRAPHS, ClassSpec, Manifest, NoiseSpec, TargetSpec
 from model_store.artifacts.store import ModelStore
+from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
+from training.calibration.categories import CategoriesWanted
 from training.calibration.temperature import Temperature, set_temperature
 from training.data import Dataset, Splits
+from training.data.class_weights import class_shares
 from training.export.graphs import export, parity, runtime_of
 from training.export.quantise import quantisation_error, quantise_network, quantise_sampler
 from training.export.served import fitted_detectors, fold
@@ -37,8 +41,11 @@ def publish(
     splits: Splits,
     facts: TrainingFacts,
     root: Path,
+    transform: Transform | None = None,
 ) -> Manifest:
     """Publish a fitted model as a new version of `name`; `root` is where relative data are.
+
+    With a `transform` the targets of training and validation rows are transformed, as the model was fitted to them.
 
     Raises:
         ParityError: if the exported graphs do not compute what the model computes; nothing is published.
@@ -46,7 +53,7 @@ def publish(
         TrialError: if the service could not load it; nothing is published.
         InvalidInput: if the name is not fit for a model.
     """
-    draft = assemble(model, recipe, data, splits, facts)
+    draft = assemble(model, recipe, data, splits, facts, transform)
     if recipe.gate is not None:
         check_gate(recipe, store, name, draft, measured_rows(recipe, data, splits), root)
     return publish_draft(store, name, draft)
@@ -54,11 +61,19 @@ def publish(
 
 def measured_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
     """Return what the quality of a recipe's versions is measured on."""
-    return MeasuredRows(splits.test, (data.minimum, data.maximum), data.classes, recipe.seed, data.input)
+    extent = data.minimum, data.maximum
+    return MeasuredRows(splits.test, extent, data.classes, recipe.seed, data.group_names, data.input)
 
 
-def assemble(model: BayesianModel, recipe: Recipe, data: Dataset, splits: Splits, facts: TrainingFacts) -> Draft:
-    """Temper, export, check, calibrate and measure a fitted model.
+def assemble(
+    model: BayesianModel,
+    recipe: Recipe,
+    data: Dataset,
+    splits: Splits,
+    facts: TrainingFacts,
+    transform: Transform | None = None,
+) -> Draft:
+    """Temper, export, check, calibrate and measure a fitted model; `transform` as of `publish`.
 
     Raises:
         ParityError: if the exported graphs do not compute what the model computes.
@@ -67,12 +82,19 @@ def assemble(model: BayesianModel, recipe: Recipe, data: Dataset, splits: Splits
     temperature = tempered(model, recipe, splits)
     if temperature is not None:
         made["temperature"] = TemperatureFacts(**asdict(temperature))
-    exported = exported_model(model, recipe, data, splits)
-    rows = HeldOut(splits.reference, splits.ranking, splits.test)
-    calibrated = calibrate_exported(exported, rows, recipe.seed, recipe.serving.risk)
-    measured = measure_calibrated(calibrated, measured_rows(recipe, data, splits))
+    exported = replace(exported_model(model, recipe, data, splits), transform=transform)
     is_regression = recipe.task == "regression"
-    output = TargetSpec(target=recipe.data.target or "y") if is_regression else ClassSpec(classes=data.classes)
+    # Rows of later times or other groups may have other shares of the classes: then those of the calibration rows.
+    are_alike = recipe.data.time is None and recipe.data.group is None
+    labels = data.train.y if are_alike else np.concatenate([splits.reference.y, splits.ranking.y])
+    shares = None if is_regression else class_shares(labels, len(data.classes))
+    rows = HeldOut(splits.reference, splits.ranking, splits.test, shares)
+    wanted = CategoriesWanted.by(recipe.serving.calibration, data, recipe.data.group_column)
+    calibrated = calibrate_exported(exported, rows, recipe.seed, recipe.serving.risk, wanted)
+    measured = measure_calibrated(calibrated, measured_rows(recipe, data, splits))
+    target = TargetSpec(target=recipe.data.target or "y", transform=transform)
+    priors = () if is_regression else tuple(class_shares(splits.train.y, len(data.classes)).tolist())
+    output = target if is_regression else ClassSpec(classes=data.classes, priors=priors)
     return measured.draft(recipe.method, data.input, output, facts.model_copy(update=made))
 
 
@@ -127,7 +149,7 @@ def exported_model(model: BayesianModel, recipe: Recipe, data: Dataset, splits: 
             tuple(recipe.combined),
             tuple(network.density),
             network.two_sided,
-            network.attributed if runtime.has_terms else (),
+            attributed=network.attributed if runtime.has_terms else (),
         ),
         draw_counts=tuple(draw_counts(draws)),
         num_labels=max(len(data.classes), 1),

@@ -10,6 +10,8 @@ from model_store.conformal.calibration import Calibration
 from model_store.inference.model import Model, detector_scores
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
+from model_store.scores.transforms import Transform, to_target
+from training.calibration.categories import groups_known
 from training.data import Rows
 from training.evaluation.even import even_rows, takes_even_rows
 from training.evaluation.figures import Figure, Share
@@ -25,14 +27,16 @@ NOISE_ROWS = 1000
 class MeasuredRows:
     """What quality is measured on: test rows, uniform noise in the data's range (`extent`), and draws by a seed.
 
-    `classes` are those that the test rows' class numbers mean; a regression has none. With `inputs`, rows for which
-    noise means nothing are even ones in its place (`training.evaluation.even`).
+    `classes` are those that the test rows' class numbers mean; a regression has none. `groups` are those that their
+    group numbers mean, where they have such. With `inputs`, rows for which noise means nothing are even ones in its
+    place (`training.evaluation.even`).
     """
 
     test: Rows
     extent: tuple[float, float]
     classes: tuple[str, ...]
     seed: int
+    groups: tuple[str, ...] = ()
     inputs: InputSpec | None = None
 
     @property
@@ -48,18 +52,21 @@ class MeasuredRows:
 
 @dataclass(frozen=True, eq=False)
 class Measurable:
-    """What of a version is measured: its graphs, its calibration, its densities' names, and its classes."""
+    """What of a version is measured: its graphs, its calibration, its densities' names, its classes, and by what a
+    regression's target was transformed."""
 
     runtime: Runtime
     calibration: Calibration
     density: tuple[str, ...]
     classes: tuple[str, ...]
+    transform: Transform | None = None
 
     @classmethod
     def of(cls, model: Model) -> "Measurable":
         """Take it from a published version."""
         manifest = model.manifest
-        return cls(model.runtime, model.calibration, manifest.detectors.density, manifest.classes or ())
+        density, classes = manifest.detectors.density, manifest.classes or ()
+        return cls(model.runtime, model.calibration, density, classes, manifest.transform)
 
     def figures(self, rows: MeasuredRows) -> dict[str, Figure]:
         """Measure quality, all of it as served in requests of `MEASURED_ROWS` rows (or as many as must share a draw
@@ -71,24 +78,27 @@ class Measurable:
         draws = int(self.calibration.draw_counts[-1])
         share = max(MEASURED_ROWS, rows_per_draw_set(self.runtime, len(rows.test), draws))
         scores, densities, likelihoods = scores_and_likelihoods(
-            self.runtime, rows.test, draws, hash_key(rows.seed, ServedRows.TEST), share
+            self.runtime, rows.test, draws, hash_key(rows.seed, ServedRows.TEST), share, self.transform
         )
         (noise_scores,), noise_densities = served_scores(
-            self.runtime, rows.noise, [draws], hash_key(rows.seed, ServedRows.NOISE), share
+            self.runtime, rows.noise, [draws], hash_key(rows.seed, ServedRows.NOISE), share, self.transform
         )
         flagged: dict[str, Figure] = {}
-        for key, scored, density in (
-            ("flag_rate_at_05", scores, densities),
-            ("uniform_noise_flagged_at_05", noise_scores, noise_densities),
+        groups = groups_known(self.calibration, rows.test, rows.groups)
+        for key, scored, density, of_rows in (
+            ("flag_rate_at_05", scores, densities, groups),
+            ("uniform_noise_flagged_at_05", noise_scores, noise_densities, None),
         ):
             detected = detector_scores(scored, density, self.density)
-            p_values = self.calibration.p_values(detected, scored.labels, draws)
+            p_values = self.calibration.p_values(detected, scored.labels, draws, of_rows)
             flagged[key] = Share(p_values.p_value <= 0.05)
         if isinstance(scores, Scores):
             measured = class_figures(self._probabilities_of(scores.probabilities, rows.classes), rows.test.y)
         else:
-            intervals = self.calibration.rank_tables(draws).intervals(scores.mean, scores.std, 0.95)
-            measured = regression_figures(scores, likelihoods, intervals, rows.test.y)
+            tables = self.calibration.rank_tables(draws)
+            intervals = tables.intervals(scores.mean, scores.std, 0.95, categories=groups)
+            intervals = intervals if self.transform is None else to_target(self.transform, intervals)
+            measured = regression_figures(scores.in_units, likelihoods, intervals, rows.test.y)
         return {**{f"test_{key}": figure for key, figure in measured.items()}, **flagged}
 
     def _probabilities_of(

@@ -11,7 +11,9 @@ import numpy as np
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import Artifact, ModelStore
 from model_store.errors import InvalidInput
+from training.calibration.categories import CategoriesWanted
 from training.data import Dataset, Rows, load, numbered_as
+from training.data.class_weights import class_shares
 from training.facts import RecalibrationFacts, TrainingFacts
 from training.publishing.quality import MeasuredRows
 from training.publishing.stages import Exported, HeldOut, calibrate_exported, measure_calibrated
@@ -46,7 +48,8 @@ def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int)
         InvalidInput: if a split would have no row.
     """
     x, y = (np.concatenate([getattr(rows, part) for rows in (data.train, data.test)]) for part in ("x", "y"))
-    rows = Rows(x, y)
+    groups = None if data.train.groups is None else np.concatenate([data.train.groups, data.test.groups])
+    rows = Rows(x, y, groups=groups)
     for field, number in (("--reference-rows", reference_rows), ("--ranking-rows", ranking_rows)):
         if number < 1:
             raise InvalidInput(field, "at least 1", f"{number}")
@@ -54,7 +57,9 @@ def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int)
         expected = f"less than the {len(rows)} rows of the source, so that some are left to measure"
         raise InvalidInput("--reference-rows + --ranking-rows", expected, f"{reference_rows + ranking_rows}")
     order = generator(seed, Stream.SPLIT).permutation(len(rows))
-    return HeldOut(*(rows.take(part) for part in np.split(order, np.cumsum([reference_rows, ranking_rows]))))
+    parts = np.split(order, np.cumsum([reference_rows, ranking_rows]))
+    reference, ranking, test = (rows.take(part) for part in parts)
+    return HeldOut(reference, ranking, test, class_shares(y, len(data.classes)) if data.classes else None)
 
 
 def recalibrate(
@@ -77,8 +82,12 @@ def recalibrate(
     """
     manifest = parent.manifest
     risk = None if manifest.abstention is None else manifest.abstention.risk
-    calibrated = calibrate_exported(Exported.of_version(parent), rows, seed, risk)
-    measured_rows = MeasuredRows(rows.test, (data.minimum, data.maximum), manifest.classes or (), seed, data.input)
+    kind = "marginal" if manifest.categories is None else manifest.categories.kind
+    column = None if manifest.categories is None else manifest.categories.column
+    wanted = CategoriesWanted.by(kind, data, column)
+    calibrated = calibrate_exported(Exported.of_version(parent), rows, seed, risk, wanted)
+    extent, classes = (data.minimum, data.maximum), manifest.classes or ()
+    measured_rows = MeasuredRows(rows.test, extent, classes, seed, data.group_names, data.input)
     measured = measure_calibrated(calibrated, measured_rows)
     recalibrated = RecalibrationFacts(
         name=manifest.name,

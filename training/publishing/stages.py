@@ -11,11 +11,15 @@ with published ones.
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+from jaxtyping import Float64
 from safetensors.numpy import save
 
+from model_store.artifacts.limits import too_few_rows
 from model_store.artifacts.manifest import (
     SCORES_VERSION,
     AbstentionSpec,
+    CategorySpec,
     ClassSpec,
     Description,
     DetectorSpec,
@@ -25,11 +29,14 @@ from model_store.artifacts.manifest import (
 )
 from model_store.artifacts.store import Artifact
 from model_store.conformal.abstention import CONFIDENCE
-from model_store.conformal.calibration import DEFAULT_FPR, Calibration, default_not_kept
+from model_store.conformal.calibration import DEFAULT_FPR, Calibration
+from model_store.conformal.label_shift import LabelShift
 from model_store.inference.model import CALIBRATION_FILE, Model
 from model_store.inference.runtime import Runtime
+from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
 from training.calibration.calibrate import calibrate
+from training.calibration.categories import CategoriesWanted
 from training.data import Rows
 from training.evaluation.figures import Figure
 from training.evaluation.metrics import values
@@ -46,6 +53,7 @@ class HeldOut:
     reference: Rows  # fits the detectors
     ranking: Rows  # ranks the flag's statistic
     test: Rows  # measures
+    shares: Float64[np.ndarray, "C"] | None = None  # of classes, of those that the calibration rows are from
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +68,7 @@ class Exported:
     num_labels: int
     precision: Literal["float32", "int8"]
     parity: dict[str, float]
+    transform: Transform | None = None  # of a regression's target
 
     @classmethod
     def of_version(cls, artifact: Artifact) -> "Exported":
@@ -78,6 +87,7 @@ class Exported:
             manifest.num_labels,
             manifest.precision,
             manifest.parity,
+            manifest.transform,
         )
 
 
@@ -89,6 +99,8 @@ class Calibrated:
     calibration: Calibration
     detectors: DetectorSpec
     abstention: AbstentionSpec | None
+    label_shift: LabelShift | None = None
+    categories: CategorySpec | None = None
 
     @property
     def num_draws(self) -> int:
@@ -114,12 +126,16 @@ class Measured:
             noise=exported.noise,
             detectors=self.calibrated.detectors,
             abstention=self.calibrated.abstention,
+            categories=self.calibrated.categories,
+            too_few_rows=too_few_rows(self.calibrated.detectors, self.calibrated.categories),
             training=facts.content(),
             precision=exported.precision,
             quality=values(self.figures),
             parity=exported.parity,
         )
-        calibration = save(self.calibrated.calibration.tensors())
+        label_shift = self.calibrated.label_shift
+        tensors = self.calibrated.calibration.tensors() | ({} if label_shift is None else label_shift.tensors())
+        calibration = save(tensors)
         return Draft(description, {**exported.files, CALIBRATION_FILE: calibration}, self.figures)
 
 
@@ -132,16 +148,17 @@ class Draft:
     figures: dict[str, Figure] = field(default_factory=dict)  # of its quality, row by row
 
 
-def calibrate_exported(exported: Exported, rows: HeldOut, seed: int, risk: float | None) -> Calibrated:
-    """Fit and rank the detectors; `risk` is the level of requests that name none."""
+def calibrate_exported(
+    exported: Exported, rows: HeldOut, seed: int, risk: float | None, wanted: CategoriesWanted | None = None
+) -> Calibrated:
+    """Fit and rank the detectors, by category where that is wanted; `risk` is that of requests that name none."""
     runtime, names, counts = exported.runtime, exported.detectors, list(exported.draw_counts)
     log.info("calibrating on %d + %d rows", len(rows.reference), len(rows.ranking))
-    calibration = calibrate(runtime, rows.reference, rows.ranking, counts, names, exported.num_labels, seed)
-    too_few = default_not_kept(len(rows.ranking))
-    if too_few is not None:
-        log.warning("%s", too_few)
+    splits = rows.reference, rows.ranking
+    calibration = calibrate(runtime, *splits, counts, names, exported.num_labels, seed, exported.transform, wanted)
     spec = DetectorSpec(
         scores_version=SCORES_VERSION,
+        tail=names.tail,
         density=names.density,
         two_sided=names.two_sided,
         attributed=names.attributed,
@@ -153,15 +170,39 @@ def calibrate_exported(exported: Exported, rows: HeldOut, seed: int, risk: float
         rows_per_draw_set=rows_per_draw_set(runtime, min(len(rows.reference), len(rows.ranking)), counts[-1]),
     )
     abstention = None if runtime.task == "regression" else _abstention_spec(calibration, risk)
-    return Calibrated(exported, calibration, spec, abstention)
+    label_shift = None if rows.shares is None else LabelShift(rows.ranking.y, rows.shares)
+    categories = None if wanted is None else _category_spec(calibration, wanted.column)
+    too_few = too_few_rows(spec, categories)
+    if too_few is not None:
+        log.warning("%s", too_few)
+    return Calibrated(exported, calibration, spec, abstention, label_shift, categories)
 
 
 def measure_calibrated(calibrated: Calibrated, rows: MeasuredRows) -> Measured:
     """Measure the quality of what is served: `training.publishing.quality` says of what."""
     log.info("measuring on %d test rows", len(rows.test))
     exported = calibrated.exported
-    measurable = Measurable(exported.runtime, calibrated.calibration, calibrated.detectors.density, rows.classes)
+    measurable = Measurable(
+        exported.runtime,
+        calibrated.calibration,
+        calibrated.detectors.density,
+        rows.classes,
+        exported.transform,
+    )
     return Measured(calibrated, measurable.figures(rows))
+
+
+def _category_spec(calibration: Calibration, column: str | None) -> CategorySpec:
+    """Return what the manifest says of the categories that guarantees hold of."""
+    categories = calibration.categories
+    assert categories is not None
+    return CategorySpec(
+        kind=categories.kind,
+        names=categories.names,
+        column=column,
+        judged_rows=tuple(categories.judged_rows.tolist()),
+        true_rows=tuple(categories.true_rows.tolist()),
+    )
 
 
 def _abstention_spec(calibration: Calibration, risk: float | None) -> AbstentionSpec:

@@ -11,9 +11,15 @@ from safetensors.numpy import load, save
 from scipy import stats
 
 from model_store.conformal.abstention import Answers
-from model_store.conformal.calibration import Calibration, DetectorScores, at_least, default_not_kept
+from model_store.conformal.calibration import (
+    DEFAULT_COVERAGE,
+    Calibration,
+    DetectorScores,
+    at_least,
+    default_not_kept,
+)
 from model_store.conformal.rank_tables import conformal_p_value
-from model_store.conformal.sets import mass_above
+from model_store.conformal.sets import mass_above, quantile
 from model_store.types import DetectorNames
 
 DETECTORS = ("a", "b", "c")
@@ -78,6 +84,41 @@ def test_rounded_scores_are_flagged_no_more_often_than_asked():
     generator = np.random.default_rng(5)
     rates = np.array([flags(generator, 99, 150, 0.05, decimals=0) / 150 for _ in range(SPLITS)])
     assert rates.mean() <= 0.05 + 5.5 * rates.std() / math.sqrt(SPLITS)
+
+
+@pytest.mark.parametrize(("reference", "ranking"), [(10, 19), (20, 30), (40, 60)])
+def test_noise_is_flagged_where_few_rows_calibrate(reference, ranking):
+    """A posterior score that is nearly always 0, two densities that see the noise, one that does not.
+
+    With so few ranking rows a flagged row must beat nearly all of them: one whose surprisal is large by chance of the
+    reference rows hides all noise (with an exponential tail in a fifth to a third of the splits).
+    """
+    generator = np.random.default_rng(reference)
+    names = DetectorNames(("a", "b", "c", "d"), density=("b", "c", "d"), two_sided=("c",))
+
+    def drawn(rows, shift=0.0):
+        doubt = generator.random(rows)
+        log_density = generator.normal(size=(3, rows)) + np.array([[shift], [shift], [0.0]])
+        return {
+            "a": np.where(doubt < 0.9, 1e-4 * doubt, doubt * 0.6),
+            **dict(zip("bcd", np.exp(log_density), strict=True)),
+        }
+
+    def as_scores(by_name):
+        rows = len(by_name["a"])
+        return DetectorScores({n: s[None] for n, s in by_name.items()}, np.zeros((1, rows), dtype=int))
+
+    found: dict[str, list[float]] = {"noise": [], "ordinary": []}
+    for _ in range(SPLITS // 2):
+        parts = as_scores(drawn(reference)), as_scores(drawn(ranking))
+        calibration = Calibration.fit([1], *parts, np.full((1, ranking), 0.5), names, 1)
+        for kind, shift in (("noise", 6.0), ("ordinary", 0.0)):
+            p_value = calibration.p_values(drawn(100, shift), np.zeros(100, dtype=int), 1).p_value
+            found[kind].append(float(np.mean(p_value <= 0.05)))
+    assert np.mean(found["noise"]) > 0.97
+    k = math.floor(0.05 * (ranking + 1))
+    law = stats.betabinom(100, k, ranking + 1 - k)
+    assert abs(np.mean(found["ordinary"]) - k / (ranking + 1)) < 5.5 * law.std() / 100 / math.sqrt(SPLITS // 2)
 
 
 # Numbers of draws
@@ -294,4 +335,7 @@ def test_a_model_of_nineteen_ranking_rows_keeps_the_default_rate_and_one_of_eigh
     assert default_not_kept(19) is None
     assert default_not_kept(18).startswith("with 18 ranking rows no rate below 0.0526316 can be kept")
     assert default_not_kept(1).startswith("with 1 ranking row no rate below 0.5 can be kept")
-    assert default_not_kept(18).endswith("judged at 0.05, and refused; 19 rows would bear it")
+    assert "judged at 0.05, and refused, and sets" in default_not_kept(18)
+    assert default_not_kept(18).endswith("of coverage 0.95 hold everything; 19 rows would bear both")
+    assert math.isinf(quantile(np.zeros(18), DEFAULT_COVERAGE))
+    assert quantile(np.zeros(19), DEFAULT_COVERAGE) == 0.0

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_store.conformal.detectors import (
+    PRIOR_EXCESSES,
     SHRINKAGE_ROWS,
     Standard,
     Surprisal,
+    Tail,
     combined_surprisal,
     flag_statistic,
     harmonic_shares,
@@ -59,7 +61,38 @@ def test_a_two_sided_surprise_at_reference_scores_is_that_of_twice_the_smaller_t
 def test_an_exponential_tail_goes_on_with_the_slope_of_an_exponential():
     reference = np.sort(np.random.default_rng(1).exponential(2.0, 20_000))
     surprisal = Surprisal.fit(reference)
-    assert surprisal.above == pytest.approx(1 / 2.0, rel=0.15)  # six standard errors of the mean of 2,000 excesses
+    assert surprisal.above.scale == pytest.approx(2.0, rel=0.15)  # six standard errors of the mean of 2,000 excesses
+    assert surprisal.above(np.array([10.0])) == pytest.approx(10 / surprisal.above.scale, rel=0.01)
+
+
+@pytest.mark.parametrize("rows", [2, 9, 20, 300])
+def test_the_predictive_tail_is_a_p_value_where_scales_are_as_expected(rows):
+    """P(nats beyond the last >= t) = e^-t over scales, reference rows and new ones, at every number of rows."""
+    rng, unit = np.random.default_rng(rows), 2.0
+    rate = rng.gamma(PRIOR_EXCESSES, 1 / (PRIOR_EXCESSES * unit), (4000, 1))
+    reference = np.sort(rng.exponential(1.0, (4000, rows)), axis=1) / rate
+    excess = rng.exponential(1.0, (4000, 1)) / rate  # beyond the last: exponential scores have no memory
+    nats = np.array([Tail.fit(r, "predictive", unit)(e)[0] for r, e in zip(reference, excess, strict=True)])
+    for t in (0.5, 1.0, 2.0, 4.0):
+        share = np.exp(-t)
+        assert abs((nats >= t).mean() - share) < 6 * np.sqrt(share / 4000)
+
+
+def test_two_scores_that_happen_to_be_near_make_no_row_more_surprising_than_noise():
+    reference = np.array([*np.linspace(0, 1, 18), 1.9, 1.9 + 1e-9])
+    near, far = np.array([1.95]), np.array([20.0])
+    usual = np.linspace(0, 2, 20)
+    assert Surprisal.fit(reference, unit=1.0)(near) < 4.0 < Surprisal.fit(usual, unit=1.0)(far)
+    assert Surprisal.fit(reference, law="exponential")(near) > 1e6
+
+
+def test_versions_of_before_keep_their_exponential_tails():
+    reference = np.sort(np.random.default_rng(3).normal(size=40))
+    surprisal = Surprisal.fit(reference, True, "exponential")
+    top, bottom = reference[-4:], reference[:4]
+    beyond = surprisal(np.array([reference[-1] + 7.0, reference[0] - 7.0]))
+    steps = [7.0 / (top.mean() - top[0]), 7.0 / (bottom[-1] - bottom.mean())]
+    np.testing.assert_allclose(beyond, np.log(41 / 2) + np.array(steps), rtol=1e-12)
 
 
 def test_scores_are_standardised_within_their_label():

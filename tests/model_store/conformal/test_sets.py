@@ -1,6 +1,7 @@
 """Prediction sets and intervals: nonconformity by hand, and coverage over many splits as the beta-binomial says."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -73,6 +74,12 @@ def test_a_confident_rank_is_the_smallest_whose_beta_law_keeps_the_coverage(rows
     enough = ranks[kept >= confidence * (1 - 1e-9)]
     expected = max(int(enough[0]), coverage_rank(rows, coverage)) if len(enough) else rows + 1
     assert confident_rank(rows, coverage, confidence) == expected
+
+
+@pytest.mark.parametrize("rows", [9, 19, 99, 100, 999, 1234])
+def test_a_coverage_is_the_decimal_number_that_was_asked_for_whatever_its_binary_digits(rows):
+    for percent in range(1, 100):
+        assert coverage_rank(rows, percent / 100) == math.ceil((rows + 1) * Fraction(percent, 100))
 
 
 def test_ranks_of_many_rows_are_as_exact():

@@ -1,11 +1,13 @@
 """Rows of named columns as numbers: what stands where, what is missing, and what is refused by its place."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.artifacts.manifest import CategoricalColumn, InputSpec, NumericColumn
+from model_store.artifacts.manifest import CategoricalColumn, InputSpec, NumericColumn, TimeColumn
 from model_store.errors import InvalidInput
 from model_store.inference.explanation import rows_as_usual
 from model_store.inputs.columns import OddCells, category_text, encode, from_objects, odd_cells, usual_row
@@ -76,6 +78,53 @@ def test_an_absent_column_is_refused_and_is_no_missing_value():
         from_objects([absent], COLUMNS, "inputs")
     with pytest.raises(InvalidInput, match=r"^inputs\.1: expected an object keyed by column"):
         from_objects([GOOD, [0.0] * 9], COLUMNS, "inputs")
+
+
+DAY = 24 * 60 * 60.0
+TIMES = (
+    TimeColumn(name="seen", mean=DAY, std=2 * DAY, indicator=True, cycles=("week", "day")),
+    NumericColumn(name="age", mean=0.0, std=1.0, indicator=False),
+)
+
+
+def test_a_time_is_standardised_with_where_it_is_in_each_cycle_beside_it():
+    encoded = from_objects([{"seen": "1970-01-08T06:00", "age": 1}], TIMES, "inputs")
+    quarter = 2 * np.pi * 0.25 / 7  # of a day, of a week that begins on the first of 1970
+    assert encoded[0] == pytest.approx([6.25 / 2, np.sin(quarter), np.cos(quarter), 1.0, 0.0, 0.0, 1.0], abs=1e-6)
+
+
+def test_a_missing_time_is_0_everywhere_but_in_its_indicator():
+    assert from_objects([{"seen": None, "age": 1}], TIMES, "inputs").tolist() == [[0, 0, 0, 0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (
+            {"seen": 5, "age": 1},
+            "inputs.3.seen: expected a date or time in ISO 8601, such as 2024-.* got something",
+        ),
+        ({"seen": [], "age": 1}, "inputs.3.seen: expected a date or time in ISO 8601, .* or null, got an array"),
+        ({"seen": "soon", "age": 1}, "inputs.3.seen: expected a date or time in ISO 8601, .* got another string"),
+        ({"seen": None, "age": 1e39}, "inputs.3.age: expected a number nearer to those of the training data"),
+    ],
+)
+def test_a_wrong_cell_beside_or_among_times_is_refused_by_its_place(row, says):
+    with pytest.raises(InvalidInput) as refused:
+        from_objects([row], TIMES, "inputs", first_row=3)
+    assert re.match(says, str(refused.value))
+
+
+def test_of_many_unknown_or_absent_columns_the_first_is_named_with_at_most_ten_that_are_known():
+    many = tuple(NumericColumn(name=f"c{i}", mean=0.0, std=1.0, indicator=False) for i in range(12))
+    row = {f"c{i}": 0.0 for i in range(12)}
+    with pytest.raises(InvalidInput) as refused:
+        from_objects([row | {"y": 1, "x": 1}], many, "inputs")
+    known = "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, ..."
+    assert str(refused.value) == f"inputs.0.x: expected no columns but {known}, got an unknown one"
+    del row["c5"], row["c3"]
+    with pytest.raises(InvalidInput, match=r"^inputs\.0\.c3: expected a value"):
+        from_objects([row], many, "inputs")
 
 
 cells = st.none() | st.floats(-1e6, 1e6)

@@ -34,6 +34,7 @@ def test_the_answer_has_the_contract_s_fields(client, digits_rows):
         "num_samples": 100,
         "seed": 7,
         "pool_size": 30,
+        "priors": None,
     }
     assert [row["rank"] for row in ranking] == [1, 2, 3, 4, 5]
     for row in ranking:

@@ -51,7 +51,9 @@ def model(digits_store):
 def test_the_answer_has_the_contract_s_fields(client, digits_rows):
     answer = predict(client, digits_rows[:3].tolist(), seed=7)
     assert set(answer) == {
-        *("model", "version", "num_samples", "seed", "fpr", "fdr", "coverage", "confidence", "risk", "predictions")
+        *("model", "version", "num_samples", "seed", "fpr", "fdr", "coverage", "confidence", "risk", "priors"),
+        "unknown_categories",
+        "predictions",
     }
     assert (answer["model"], answer["version"], answer["num_samples"], answer["seed"]) == ("digits", "1", 100, 7)
     assert len(answer["predictions"]) == 3

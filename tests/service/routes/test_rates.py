@@ -84,3 +84,21 @@ def test_an_answer_states_what_it_was_judged_by(client, asked, stated):
     assert {name: arrays[name].item() for name in stated if name in arrays} == {
         name: rate for name, rate in stated.items() if rate is not None
     }
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "advice"),
+    [
+        ({"coverage": 0.9999, "confidence": 0.95}, "coverage", r"at most ([\d.]+),"),
+        ({"coverage": 0.9999, "confidence": 0.123}, "coverage", r"at most ([\d.]+),"),
+        ({"risk": 0.0001}, "risk", r"at least ([\d.]+),"),
+        ({"risk": 0.0001, "fpr": 0.2, "num_samples": 7}, "risk", r"at least ([\d.]+),"),
+    ],
+)
+def test_the_coverage_and_the_risk_that_an_error_advises_are_accepted(client, asked, field, advice):
+    refused = predict(client, **asked)
+    assert refused.status_code == 422
+    advised = float(re.search(advice, refused.json()["detail"])[1])
+    accepted = predict(client, **{**asked, field: advised})
+    assert accepted.status_code == 200, accepted.text
+    assert accepted.json()[field] == advised

@@ -184,14 +184,17 @@ def test_the_answer_has_the_contract_s_fields(client, wavy):
     request = {"model": "wavy", "inputs": wavy["x_test"][:3].tolist(), "seed": 7}
     answer = client.post("/predict", json=request).json()
     assert set(answer) == {
-        *("model", "version", "num_samples", "seed", "fpr", "fdr", "coverage", "confidence", "risk", "predictions")
+        *("model", "version", "num_samples", "seed", "predictions"),
+        *("fpr", "fdr", "coverage", "confidence", "risk", "priors"),
+        "unknown_categories",
     }
     fields = {
-        *("mean", "std", "aleatoric_std", "epistemic_std", "interval"),
+        *("mean", "median", "std", "aleatoric_std", "epistemic_std", "interval"),
         *("num_samples", "standard_error", "flag", "p_value", "detectors"),
     }
     for prediction in answer["predictions"]:
         assert set(prediction) == fields
+        assert prediction["median"] is None  # of a target that was not transformed
         assert prediction["num_samples"] == answer["num_samples"] == 100
         assert set(prediction["standard_error"]) == set(MIXTURE_ERROR_NAMES)
         assert all(error > 0 for error in prediction["standard_error"].values())
@@ -309,7 +312,7 @@ def test_a_risk_is_refused(client, wavy):
 def test_a_model_says_its_task_and_target(client):
     described = client.get("/models/wavy").json()
     assert (described["task"], described["target"], described["classes"]) == ("regression", "y", None)
-    assert described["manifest"]["output"] == {"target": "y"}
+    assert described["manifest"]["output"] == {"target": "y", "transform": None}
     assert {"test_rmse", "test_log_likelihood", "test_interval_coverage_at_95"} <= set(described["quality"])
 
 

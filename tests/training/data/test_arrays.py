@@ -29,6 +29,14 @@ def test_whole_arrays_are_split_by_a_share(tmp_path):
     assert (data.minimum, data.maximum) == (data.train.x.min(), data.train.x.max())
 
 
+def test_a_detector_of_images_is_refused_for_rows_that_are_none(tmp_path):
+    np.savez(tmp_path / "a.npz", x=X.reshape(20, 12), y=Y)
+    recipe = recipe_of("npz:a.npz")
+    serving = recipe.serving.model_copy(update={"combined": ["entropy", "roughness"]})
+    wanted = recipe.model_copy(update={"serving": serving})
+    refused(lambda: load(wanted, tmp_path), "serving.combined", "no roughness: rows are no images")
+
+
 def test_arrays_that_are_split_stay_so(tmp_path):
     data = made(tmp_path, x_train=X, y_train=Y, x_test=X[:4], y_test=Y[:4])()
     assert np.array_equal(data.train.x, X.reshape(20, 12).astype(np.float32))

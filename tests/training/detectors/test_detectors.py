@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.support.models import scale_model
-from training.detectors import KINDS
+from training.detectors import KINDS, fitting
 from training.detectors.gaussian import SHRINKAGE, ClassGaussian
 from training.detectors.neighbours import (
     BANK_ROWS,
@@ -16,6 +16,7 @@ from training.detectors.neighbours import (
     SOFTENING,
     Neighbours,
 )
+from training.detectors.roughness import Roughness
 from training.detectors.spectrum import EXPLAINED, FLOOR, LARGEST, Fold, Mahalanobis, Residual, Spectrum
 from training.export.served import served_network
 from training.nn.flows import realnvp
@@ -162,11 +163,11 @@ def test_the_served_network_gives_the_detectors_beside_the_network():
     log_probs, features, density = served(x, theta)
     assert torch.equal(log_probs, torch.log_softmax(model.network(x, theta)[0], -1))
     assert torch.equal(features, model.network(x, theta)[1])
-    assert tuple(served.density) == tuple(KINDS)
+    assert tuple(served.density) == fitting((8,))
     assert served.two_sided == ("residual", "mahalanobis")
     spaces = {"input": x, "spectrum": served.spectrum(x), "embedding": model.network.embed(x, served.centre)}
-    for m, (name, kind) in enumerate(KINDS.items()):
-        assert torch.equal(density[:, m], served.density[name](spaces[kind.space])), name
+    for m, name in enumerate(fitting((8,))):
+        assert torch.equal(density[:, m], served.density[name](spaces[KINDS[name].space])), name
 
 
 def test_only_named_detectors_are_served_in_their_order():
@@ -174,7 +175,7 @@ def test_only_named_detectors_are_served_in_their_order():
     model = scale_model(realnvp, 8, 5, 3)
     everything = served_network(model, x, seed=0)
     theta = torch.ones(2, 1, 8)
-    density = dict(zip(KINDS, everything(x, theta)[2].T, strict=True))
+    density = dict(zip(fitting((8,)), everything(x, theta)[2].T, strict=True))
     some = served_network(model, x, seed=0, names=["mahalanobis", "residual"])
     assert torch.equal(some(x, theta)[2], torch.stack([density["mahalanobis"], density["residual"]], dim=1))
     assert served_network(model, x, seed=0, names=[])(x, theta)[2].shape == (len(x), 0)
@@ -189,6 +190,35 @@ def test_the_embedding_is_what_the_last_layer_takes_in():
     assert h.shape == (300, 5)
     values = (h @ last.direction.T) * theta[0, 0, 5:] / last.direction.norm(dim=1) + last.bias
     assert torch.allclose(values, network(x, theta)[0][0], atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (1, 7), (3, 5, 4), (3, 1, 1)])
+def test_roughness_is_von_neumanns_ratio_along_both_sides(shape):
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(40, *shape)).cumsum(-1) * 50
+    detector = Roughness.fit(torch.from_numpy(np.float32(x.reshape(40, -1))), generator(), shape)
+    images = x.reshape(40, -1, *shape[-2:])
+    floor = 1e-4 * images.var(axis=(2, 3)).mean() or 1.0
+    means = [np.square(np.diff(images, axis=a)).mean(axis=(1, 2, 3)) for a in (2, 3) if images.shape[a] > 1]
+    expected = sum(means, np.zeros(40)) / max(len(means), 1) / (2 * images.var(axis=(2, 3)).mean(axis=1) + floor)
+    assert np.allclose(score(detector, x.reshape(40, -1)), np.maximum(expected, 1e-6), rtol=1e-3)
+
+
+def test_white_noise_has_a_roughness_of_1_whatever_its_law_and_a_plain_image_none():
+    rng = np.random.default_rng(6)
+    x = rng.uniform(0, 255, (20, 3 * 64 * 64))
+    detector = Roughness.fit(torch.from_numpy(np.float32(x)), generator(), (3, 64, 64))
+    pixels = 3 * 64 * 64
+    for noise in (x, rng.normal(120, 3, x.shape), 255 * (rng.random(x.shape) < 0.1)):
+        assert np.allclose(score(detector, noise), 1.0, atol=6 * 2 / np.sqrt(pixels) * 2)
+    ramp = np.broadcast_to(np.linspace(0, 255, 64), (1, 3, 64, 64)).reshape(1, -1)
+    assert score(detector, ramp)[0] < 0.01
+    assert score(detector, np.full((1, pixels), 200.0))[0] < 1e-3
+
+
+def test_roughness_is_of_images_alone():
+    assert "roughness" in fitting((4, 4))
+    assert "roughness" not in fitting((16,))
 
 
 @pytest.mark.parametrize("kind", [Residual, Mahalanobis])

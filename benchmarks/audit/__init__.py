@@ -1,0 +1,1 @@
+"""What is computed here, computed again by other people's implementations."""

@@ -1,0 +1,113 @@
+"""Label shift: Bayes' rule, and coverage of weighted sets and rates of weighted flags where the shares are others."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from model_store.conformal.label_shift import LabelShift, WeightedRows, shifted_log_probs, weighted_p_value
+from model_store.conformal.rank_tables import conformal_p_value
+from model_store.conformal.sets import class_nonconformity, mass_above, prediction_sets
+
+MEANS = np.array([0.0, 1.0, 2.5])
+PRIORS, SHIFTED = np.array([0.7, 0.25, 0.05]), np.array([0.1, 0.3, 0.6])
+
+
+def posterior(x, priors):
+    """p(y | x) of three Gaussians."""
+    joint = priors * stats.norm.pdf(x[:, None], MEANS, 1.0)
+    return joint / joint.sum(axis=1, keepdims=True)
+
+
+def drawn(generator, rows, priors):
+    y = generator.choice(3, size=rows, p=priors)
+    return MEANS[y] + generator.normal(size=rows), y
+
+
+def weighted(generator, rows):
+    """Ranking rows at the training data's shares, weighted for `SHIFTED`."""
+    x, y = drawn(generator, rows, PRIORS)
+    weights = SHIFTED / PRIORS
+    nonconformity = class_nonconformity(posterior(x, PRIORS), y)
+    return WeightedRows(1, x, {}, nonconformity, weights[y], weights), nonconformity
+
+
+def test_probabilities_under_other_shares_are_those_of_bayes_rule():
+    x = np.linspace(-2, 4, 7)
+    found = shifted_log_probs(np.log(posterior(x, PRIORS))[None], np.log(SHIFTED / PRIORS))
+    np.testing.assert_allclose(np.exp(found[0]), posterior(x, SHIFTED), rtol=1e-12)
+    with np.errstate(divide="ignore"):
+        never = shifted_log_probs(np.log(posterior(x, PRIORS))[None], np.log(np.array([0.0, 0.5, 0.5]) / PRIORS))
+    assert (np.exp(never[0, :, 0]) == 0).all()
+    np.testing.assert_allclose(np.exp(never).sum(-1), 1.0, rtol=1e-12)
+
+
+def test_with_equal_weights_ranks_and_sets_are_the_plain_ones():
+    generator = np.random.default_rng(0)
+    scores, new = np.round(generator.normal(size=50), 1), np.round(generator.normal(size=40), 1)  # with ties
+    np.testing.assert_allclose(
+        weighted_p_value(new, scores, np.ones(50), 1.0), conformal_p_value(new, np.sort(scores))
+    )
+    probs = posterior(generator.normal(size=60) + 1, PRIORS)
+    plain = WeightedRows(1, scores, {}, np.abs(scores) / 4, np.full(50, 2.0), np.full(3, 2.0))
+    for coverage in (0.03, 0.31, 0.9, 0.977, 0.99):
+        expected = prediction_sets(mass_above(probs), np.sort(np.abs(scores) / 4), coverage)
+        np.testing.assert_array_equal(plain.prediction_sets(mass_above(probs), coverage), expected)
+
+
+def test_weighted_sets_hold_the_truth_under_other_shares_and_plain_ones_do_not():
+    generator = np.random.default_rng(1)
+    covered, plain = [], []
+    for _ in range(300):
+        rows, nonconformity = weighted(generator, 150)
+        x, y = drawn(generator, 100, SHIFTED)
+        mass = mass_above(posterior(x, PRIORS))
+        inside = rows.prediction_sets(mass, 0.9)
+        covered.append(inside[np.arange(100), y].mean())
+        plain.append(prediction_sets(mass, np.sort(nonconformity), 0.9)[np.arange(100), y].mean())
+    error = np.std(covered) / np.sqrt(300)
+    assert np.mean(covered) > 0.9 - 5 * error
+    assert np.mean(plain) < 0.8
+
+
+def test_the_flag_s_rate_is_kept_under_other_shares_though_no_row_says_its_class():
+    generator = np.random.default_rng(2)
+    flagged, plain = [], []
+    for _ in range(300):
+        rows, _ = weighted(generator, 300)
+        x, _ = drawn(generator, 100, SHIFTED)
+        flagged.append((rows.p_values(x, {}).p_value <= 0.1).mean())
+        plain.append((conformal_p_value(x, np.sort(rows.statistic)) <= 0.1).mean())
+    assert np.mean(flagged) < 0.1 + 5 * np.std(flagged) / np.sqrt(300)
+    assert np.mean(plain) > 0.3
+
+
+def test_a_class_that_is_never_seen_is_in_no_set_and_one_that_did_not_calibrate_is_unknown():
+    rows = WeightedRows(1, np.zeros(4), {}, np.zeros(4), np.ones(4), np.array([1.0, 0.0]))
+    assert rows.prediction_sets(np.zeros((2, 2)), 0.9).tolist() == [[True, False], [True, False]]
+    shift = LabelShift(np.array([0, 0]), np.array([1.0, 0.0]))
+    assert shift.unknown(np.array([0.5, 0.5])).tolist() == [1]
+    assert shift.unknown(np.array([1.0, 0.0])).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"labels": np.array([0.0, 1.0])}, "label_shift.labels: expected an int64 number"),
+        ({"labels": np.array([0, 2])}, "label_shift.labels: expected numbers of the 2 classes"),
+        ({"shares": np.array([0.5])}, "label_shift.shares: expected a float64 number for each of 2 classes"),
+        ({"shares": np.array([0.5, 0.6])}, "label_shift.shares: expected shares that sum to 1"),
+        ({"shares": np.array([1.0, 0.0])}, "above 0 of the ranking rows' classes"),
+        ({"shares": None}, "label_shift.shares"),
+    ],
+)
+def test_tensors_come_back_and_wrong_ones_are_refused(changes, says):
+    shift = LabelShift(np.array([0, 1]), np.array([0.25, 0.75]))
+    back = LabelShift.from_tensors(shift.tensors(), 2, 2)
+    assert back.labels.tolist() == [0, 1]
+    assert back.shares.tolist() == [0.25, 0.75]
+    assert LabelShift.from_tensors({}, 2, 2) is None
+    tensors = {
+        f"label_shift.{name}": array for name, array in {**vars(shift), **changes}.items() if array is not None
+    }
+    with pytest.raises(ValueError, match=says):
+        LabelShift.from_tensors(tensors, 2, 2)

@@ -1,0 +1,69 @@
+"""Rows nearly the same in two splits, and classes that a table leaves out."""
+
+import numpy as np
+import pytest
+
+from tests.support.environment import working_in
+from tests.support.recipes import recipe_of
+from tests.support.refusals import refused
+from training.__main__ import main
+from training.data import Rows, Splits, load
+from training.data.near_duplicates import near_duplicates, told
+
+RNG = np.random.default_rng(0)
+CLASSES = ["a", "b", "c", "d"]
+
+
+def splits(dtype=np.float32):
+    """Fifty training rows, and 20 of each other split, of which 5, 0, 1 and 20 are copies but for the last digit."""
+    train = (RNG.normal(size=(50, 4)) * 100).astype(dtype)
+    parts = [(RNG.normal(size=(20, 4)) * 100).astype(dtype) for _ in range(4)]
+    for part, copies in zip(parts, (5, 0, 1, 20), strict=True):
+        part[:copies] = train[:copies] if dtype == np.uint8 else train[:copies] * np.float32(1 + 1e-7)
+    return Splits(*(Rows(x, np.zeros(len(x), dtype=np.int64)) for x in (train, *parts)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_copies_of_training_rows_are_counted_by_split(dtype):
+    made = splits(dtype)
+    assert near_duplicates(made) == {"validation": 5, "reference": 0, "ranking": 1, "test": 20}
+    (line,) = told(made)
+    assert "5 of 20 validation, 20 of 20 test" in line
+    assert told(Splits(made.train, *[made.reference] * 4)) == []
+
+
+def write(folder, copies):
+    rows = [f"{RNG.normal():.4f},{RNG.normal():.4f},{CLASSES[i % 4]},{CLASSES[i % 4]}" for i in range(120)] * copies
+    (folder / "a.csv").write_text("size,weight,code,kind\n" + "\n".join(rows) + "\n")
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_inspect_tells_copies_across_splits(tmp_path, capsys, copies):
+    write(tmp_path, copies)
+    with working_in(tmp_path):
+        assert main(["inspect", "--data", "csv:a.csv", "--target", "kind"]) == 0
+    assert ("rows nearly the same as a training row" in capsys.readouterr().out) == (copies == 2)
+
+
+def test_a_table_leaves_classes_out_before_its_columns_are_encoded(tmp_path):
+    write(tmp_path, 1)
+    whole = load(recipe_of("csv:a.csv", target="kind"), tmp_path)
+    rest = load(recipe_of("csv:a.csv", target="kind", leave_out=["b"]), tmp_path)
+    assert rest.classes == ("a", "c", "d")
+    assert rest.columns[2].categories == ("a", "c", "d")  # of `code`, which says the class
+    assert len(rest.left_out) == int((whole.test.y == 1).sum()) > 0
+    assert len(rest.test) + len(rest.left_out) == len(whole.test)
+    assert (rest.left_out[:, -1] == 1).all()  # an unknown code
+    assert rest.left_out.shape[1] == rest.train.x.shape[1]
+    refused(
+        lambda: load(recipe_of("csv:a.csv", target="kind", leave_out=["z"]), tmp_path),
+        "data.leave_out: expected some of ['a', 'b', 'c', 'd']",
+    )
+    refused(
+        lambda: load(recipe_of("csv:a.csv", target="kind", leave_out=["a", "b", "c"]), tmp_path),
+        "data.leave_out: expected at least two classes that are left",
+    )
+    refused(
+        lambda: load(recipe_of("csv:a.csv", "regression", target="size", leave_out=["a"]), tmp_path),
+        "data.leave_out: expected none, since a regression has no classes",
+    )

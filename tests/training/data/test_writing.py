@@ -1,0 +1,115 @@
+"""Numbers as people write them: read where there is one way to, in training and in requests alike."""
+
+import json
+
+import numpy as np
+import pytest
+
+from model_store.artifacts.manifest import NumberWriting
+from model_store.inputs.columns import from_objects
+from model_store.inputs.numbers import example_of, number_of, sign_of
+from tests.support.recipes import recipe_of
+from tests.support.refusals import refused
+from training.data import load
+from training.data.writing import writing_of
+from training.planning.findings import findings_of
+from training.recipe import DataSection
+
+DOLLARS = NumberWriting(sign="$", thousands=",")
+
+
+@pytest.mark.parametrize(
+    ("text", "writing", "number"),
+    [
+        ("$1,200.50", DOLLARS, 1200.5),
+        ("-$1,200", DOLLARS, -1200.0),
+        ("1200.5", DOLLARS, 1200.5),
+        ("1,234,567 $", DOLLARS, 1234567.0),
+        ("12 %", NumberWriting(sign="%"), 12.0),
+        ("7.5%", NumberWriting(sign="%"), 7.5),
+        ("1.234,50 €", NumberWriting(sign="€", decimal=",", thousands="."), 1234.5),
+        ("1 234 567", NumberWriting(thousands=" "), 1234567.0),
+        ("1\u00a0234,5", NumberWriting(decimal=",", thousands=" "), 1234.5),
+        ("1'234.5", NumberWriting(thousands="'"), 1234.5),
+    ],
+)
+def test_numbers_are_read(text, writing, number):
+    assert number_of(text, writing) == number
+    assert number_of(example_of(writing), writing) == 1200.5
+
+
+@pytest.mark.parametrize(
+    "text", ["", "$", "1,23", "12,34,567", "1,2345", "$ $1", "1e5", "abc", "1.2.3", "١٢", "9" * 101]
+)
+def test_what_is_not_so_written_is_no_number(text):
+    with pytest.raises(ValueError):
+        number_of(text, DOLLARS)
+
+
+@pytest.mark.parametrize(
+    ("texts", "known", "expected"),
+    [
+        (["$5", "$1,234.50"], (None, None), DOLLARS),
+        (["12 %", "7.5 %"], (None, None), NumberWriting(sign="%")),
+        (["12 %", "7 %"], (None, None), NumberWriting(sign="%")),
+        (["1,234,567", "12"], (None, None), NumberWriting(thousands=",")),
+        (["$1,234", "$5,678"], (None, None), None),  # 1234, or 1.234
+        (["$1,234", "$5,678"], (".", None), DOLLARS),
+        (["$1,234", "$5,678"], (None, ","), DOLLARS),
+        (["1.234 %", "2.500 %"], (None, None), None),
+        (["1.234 %", "2.500 %"], (".", None), NumberWriting(sign="%")),
+        (["1.234,5 €", "2 €"], (None, None), NumberWriting(sign="€", decimal=",", thousands=".")),
+        (["$5", "€5"], (None, None), None),
+        (["$5", "5"], (None, None), None),
+        (["$5", "free"], (None, None), None),
+        (["$5%"], (None, None), None),
+    ],
+)
+def test_a_column_s_writing_is_told_where_there_is_one(texts, known, expected):
+    assert writing_of(texts, *known) == expected
+
+
+def test_a_sign_stands_once():
+    assert [sign_of(text) for text in ("12", "12 %", "$1%")] == ["", "%", None]
+
+
+PRICES = [f"${1000 + 7 * i:,}.50" for i in range(40)]
+
+
+def written(folder, **columns):
+    cells = {"price": PRICES, "share": [f"{i} %" for i in range(40)], "label": ["a", "b"] * 20, **columns}
+    lines = [",".join(cells), *(",".join(f'"{c}"' for c in row) for row in zip(*cells.values(), strict=True))]
+    (folder / "a.csv").write_text("\n".join(lines) + "\n")
+
+
+def test_a_table_is_read_so_and_requests_may_be_too(tmp_path):
+    written(tmp_path)
+    data = load(recipe_of("csv:a.csv", target="label"), tmp_path)
+    price, share = data.columns
+    assert (price.kind, price.written) == ("numeric", DOLLARS)
+    assert (share.kind, share.written) == ("numeric", NumberWriting(sign="%"))
+    rows = [
+        {"price": text, "share": cell} for text, cell in (("$1,203.50", "12 %"), (1203.5, 12), ("1203.50", "12%"))
+    ]
+    encoded = from_objects(json.loads(json.dumps(rows)), data.columns, "inputs")
+    assert (encoded == encoded[0]).all()
+    assert encoded[0, 0] == np.float32((1203.5 - price.mean) / price.std)
+    refused(
+        lambda: from_objects([{"price": "1.203,50 EUR", "share": 1}], data.columns, "inputs"),
+        "inputs.0.price: expected a number, or text as the training data had it, such as '$1,200.5', or null",
+    )
+    assert "EUR" not in str(price.written)
+
+
+def test_a_target_may_be_so_written_too_and_text_that_can_be_read_in_several_ways_is_told(tmp_path):
+    written(tmp_path, odd=[f"{1 + i},{100 + i} %" for i in range(40)])
+    data = load(recipe_of("csv:a.csv", "regression", target="price", columns={"odd": "ignored"}), tmp_path)
+    assert sorted(np.concatenate([data.train.y, data.test.y]).tolist())[0] == 1000.5
+    found = findings_of(DataSection(source="csv:a.csv", target="label"), tmp_path)
+    notes = {column.name: (column.kind, column.notes) for column in found.columns}
+    assert notes["price"][0] == "numeric"
+    assert any("can be read in several ways" in note for note in notes["odd"][1])
+    told = findings_of(DataSection(source="csv:a.csv", target="label", decimal=","), tmp_path)
+    assert next(column for column in told.columns if column.name == "odd").kind == "numeric"
+    kept = load(recipe_of("csv:a.csv", target="label", columns={"price": "categorical"}), tmp_path)
+    assert kept.columns[0].kind == "categorical"

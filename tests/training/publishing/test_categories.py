@@ -1,0 +1,111 @@
+"""A fit that is calibrated by group: the manifest, what is said of few rows, evidence, calibration anew."""
+
+import json
+
+import numpy as np
+import pytest
+
+from model_store.artifacts.store import ModelStore
+from model_store.inference.model import NEEDED, Model
+from tests.support.environment import working_in
+from tests.support.recipes import write_recipe
+from training.__main__ import main
+
+SITES = ("north", "south", "tiny")
+ROWS = 400
+
+
+def table(path, seed):
+    """Rows of three sites, of which the second measures with ten times the noise, and the third is small."""
+    rng = np.random.default_rng(seed)
+    site = rng.choice(3, ROWS, p=[0.5, 0.45, 0.05])
+    x = rng.normal(size=ROWS)
+    y = x + rng.normal(size=ROWS) * np.array([0.1, 1.0, 0.1])[site]
+    lines = [f"{a},{b},{SITES[s]}" for a, b, s in zip(x, y, site.tolist(), strict=True)]
+    path.write_text("\n".join(["x,y,site", *lines]) + "\n")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a regression that is calibrated by group, evaluated, and calibrated anew on other rows."""
+    folder = tmp_path_factory.mktemp("sites")
+    table(folder / "rows.csv", 0)
+    table(folder / "others.csv", 1)
+    recipe = write_recipe(
+        folder,
+        name="sites",
+        method="mle",
+        task="regression",
+        data={
+            "source": "csv:rows.csv",
+            "target": "y",
+            "calibration_group": "site",
+            "columns": {"site": "ignored"},
+            "test_fraction": 0.3,
+            "validation_rows": 10,
+            "reference_rows": 30,
+            "ranking_rows": 100,
+        },
+        posterior={},
+        training={"epochs": 100, "learning_rate": 1e-2},
+        serving={"calibration": "group"},
+    )
+    with working_in(folder):
+        assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
+        assert main(["evaluate", "sites", "--quiet"]) == 0
+        assert main(["calibrate", "sites:1", "--data", "csv:others.csv"]) == 0
+    return folder
+
+
+def opened(folder, name, version="1"):
+    return Model.load(ModelStore(folder / "models").open(name, version, NEEDED))
+
+
+def parts_of(folder):
+    (file,) = (folder / "models").rglob("evidence.json")
+    assert "## Parts" in file.with_name("evidence.md").read_text()
+    return {part["name"]: part for part in json.loads(file.read_text())["parts"]}
+
+
+def test_the_manifest_says_by_what_it_is_calibrated_and_where_rows_are_few(folder):
+    manifest = opened(folder, "sites").manifest
+    categories = manifest.categories
+    assert (categories.kind, categories.column, categories.names) == ("group", "site", SITES)
+    assert sum(categories.judged_rows) == manifest.detectors.ranking_rows == 100
+    assert categories.judged_rows == categories.true_rows
+    assert (
+        f"calibrated by group, and of tiny {categories.true_rows[2]} there are fewer than 19" in manifest.too_few_rows
+    )
+    assert manifest.detectors.smallest_fpr == 1 / (max(categories.judged_rows) + 1)
+    assert [column.name for column in manifest.input.columns] == ["x"]
+
+
+def test_intervals_are_as_wide_as_each_group_needs(folder):
+    tables = opened(folder, "sites").calibration.rank_tables(1)
+    ends = tables.intervals(np.zeros(3), np.ones(3), 0.9, categories=np.array([0, 1, -1]))
+    assert ends[1, 1] > 2 * ends[0, 1]
+    assert ends[2, 1] == ends[1, 1]
+
+
+def test_evidence_shows_every_group_with_its_intervals(folder):
+    parts = parts_of(folder)
+    assert set(parts) == set(SITES)
+    assert sum(part["rows"] for part in parts.values()) == 120
+    for part in parts.values():
+        assert part["by"] == "group"
+        assert set(part["confidence_intervals"]) == {"rmse", "covered", "flagged"}
+        low, high = part["confidence_intervals"]["covered"]
+        assert low <= part["covered"] <= high
+    assert parts["south"]["rmse"] > 2 * parts["north"]["rmse"]
+
+
+def test_a_group_of_few_rows_is_covered_in_any_case(folder):
+    tiny = parts_of(folder)["tiny"]
+    assert (tiny["covered"], tiny["flagged"]) == (1.0, 0.0)
+
+
+def test_a_version_is_calibrated_anew_by_its_own_kind_of_categories(folder):
+    manifest = opened(folder, "sites", "2").manifest
+    assert (manifest.categories.kind, manifest.categories.column) == ("group", "site")
+    assert sum(manifest.categories.judged_rows) == manifest.detectors.ranking_rows
+    assert manifest.categories.judged_rows != opened(folder, "sites").manifest.categories.judged_rows
