@@ -190,7 +190,7 @@ def test_the_answer_has_the_contract_s_fields(client, wavy):
     }
     fields = {
         *("mean", "median", "std", "aleatoric_std", "epistemic_std", "interval"),
-        *("num_samples", "standard_error", "flag", "p_value", "detectors"),
+        *("num_samples", "standard_error", "flag", "p_value", "category", "detectors"),
     }
     for prediction in answer["predictions"]:
         assert set(prediction) == fields
@@ -296,7 +296,7 @@ def test_an_npz_answer_holds_what_the_json_answer_does(client, wavy, num_samples
             assert arrays.pop(name).tolist() == values, name
     for name, values in arrays.items():
         assert values.tolist() == [p[name] for p in predictions], name
-    missing = {"standard_error", "detectors", "samples", "interval"} | (
+    missing = {"standard_error", "detectors", "samples", "interval", "category"} | (
         {"epistemic_std"} if num_samples == 1 else set()
     )
     assert set(arrays) == set(predictions[0]) - missing
