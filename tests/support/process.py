@@ -12,6 +12,14 @@ def pss_bytes(pid):
     raise AssertionError("no Pss in smaps_rollup")
 
 
+def own_bytes(pid):
+    """Memory of a process in bytes that no file backs: what it holds itself, whoever else maps the same libraries."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Anonymous:"):
+            return 1024 * int(line.split()[1])
+    raise AssertionError("no Anonymous in smaps_rollup")
+
+
 def threads(pid):
     """How many threads a process has."""
     return len([*Path(f"/proc/{pid}/task").iterdir()])

@@ -17,7 +17,7 @@ from tests.resilience.test_hang_ups import reference_answers
 from tests.support.attacks import attacking, empty_parts, large_pool, pipeline_unread, unfinished_body
 from tests.support.crowd import Crowd
 from tests.support.faults import ADMIN_KEY, assert_right, corrupted, reading_log, starts
-from tests.support.process import children, open_files, pss_bytes, settled, threads
+from tests.support.process import children, open_files, own_bytes, settled, threads
 from tests.support.record import parameter, record
 from tests.support.serving import wait_until
 from tests.support.stores import publish_again
@@ -83,7 +83,7 @@ def held(pid):
     """Memory, threads and open files of a process at rest."""
     files = settled(lambda: open_files(pid), 60)
     time.sleep(3.0)
-    return pss_bytes(pid), threads(pid), files
+    return own_bytes(pid), threads(pid), files
 
 
 def test_an_hour_with_a_fault_every_minute_changes_no_answer(serve, digits_store, digits_rows, tmp_path):
