@@ -130,6 +130,21 @@ def odd_cells(row: Mapping[str, Any], columns: Columns) -> OddCells:
     return OddCells(unseen, missing)
 
 
+def unknown_categories(x: Float32[np.ndarray, "N I"], columns: Columns) -> dict[str, int]:
+    """Return by column how many encoded rows have none of its categories: one that was not told apart in training,
+    or a missing value. Columns without such rows are left out.
+    """
+    if not columns:
+        return {}
+    last = np.cumsum([column_width(column) for column in columns]) - 1
+    counts = {
+        column.name: int(np.count_nonzero(x[:, i]))
+        for column, i in zip(columns, last.tolist(), strict=True)
+        if isinstance(column, CategoricalColumn)
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
 def _refuse_keys(row: dict[str, Any], names: set[str], ordered: list[str], field: str) -> None:
     absent = [name for name in ordered if name not in row]
     if absent:

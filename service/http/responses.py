@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.inference.prediction import Prediction
+from model_store.inputs.columns import unknown_categories
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
 from service.engine.decision import Decision, DecisionOptions
@@ -47,16 +48,22 @@ def response(parts: Sequence[bytes], media_type: str) -> Response:
 
 
 def predict_json(
-    served: Served, num_samples: int, seed: int, options: DecisionOptions, rows: list[dict[str, Any]]
+    served: Served,
+    num_samples: int,
+    seed: int,
+    options: DecisionOptions,
+    x: Float32[np.ndarray, "N I"],
+    rows: list[dict[str, Any]],
 ) -> bytes:
-    """Return the JSON answer of /predict, given what it says of each row."""
-    return orjson.dumps({**_answer_head(served, num_samples, seed, options), "predictions": rows})
+    """Return the JSON answer of /predict, given the rows and what it says of each."""
+    return orjson.dumps({**_answer_head(served, num_samples, seed, options, x), "predictions": rows})
 
 
 def predict_json_parts(
     served: Served,
     predicted: Predicted,
     options: DecisionOptions,
+    x: Float32[np.ndarray, "N I"],
     decision: Decision,
     explained: Explained | None = None,
 ) -> Generator[None, None, list[bytes]]:
@@ -67,7 +74,8 @@ def predict_json_parts(
     prediction, samples = predicted.prediction, predicted.samples
     numbers = numbers_a_row(served, samples) + (0 if explained is None else served.model.row_size)
     at_once = max(1, NUMBERS_AT_ONCE // numbers)
-    head = orjson.dumps({**_answer_head(served, predicted.num_samples, predicted.seed, options), "predictions": []})
+    about = _answer_head(served, predicted.num_samples, predicted.seed, options, x)
+    head = orjson.dumps({**about, "predictions": []})
     parts, between = [head.removesuffix(b"]}")], b""
     for first in range(0, len(decision.flag), at_once):
         here = slice(first, first + at_once)
@@ -96,7 +104,9 @@ def answer_bytes(served: Served, rows: int, kept_draws: int, as_arrays: bool) ->
     return rows * (1500 + outputs * (48 + 24 * kept_draws))
 
 
-def _answer_head(served: Served, num_samples: int, seed: int, options: DecisionOptions) -> dict[str, Any]:
+def _answer_head(
+    served: Served, num_samples: int, seed: int, options: DecisionOptions, x: Float32[np.ndarray, "N I"]
+) -> dict[str, Any]:
     return {
         "model": served.name,
         "version": served.version,
@@ -104,6 +114,7 @@ def _answer_head(served: Served, num_samples: int, seed: int, options: DecisionO
         "seed": seed,
         **_judged_by(options),
         "priors": stated_priors(served, options.priors),
+        "unknown_categories": unknown_categories(x, served.model.manifest.input.columns),
     }
 
 

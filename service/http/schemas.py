@@ -282,6 +282,7 @@ class PredictAnswer(BaseModel):
     confidence: float | None
     risk: float | None
     priors: dict[str, float] | None
+    unknown_categories: dict[str, int]
     predictions: list[PredictionAnswer] | list[RegressionAnswer]
 
 

@@ -127,7 +127,7 @@ def _answer(
         yield
     elif len(overall) * numbers_a_row(served, predicted.samples) > NUMBERS_AT_ONCE:
         decision = decide(prediction, options)
-        flags, answer = decision.flag, (yield from predict_json_parts(served, predicted, options, decision))
+        flags, answer = decision.flag, (yield from predict_json_parts(served, predicted, options, job.x, decision))
     else:
         # Each row is decided by itself, but for `fdr`: once for all requests of the micro-batch that ask alike and
         # bring no groups.
@@ -140,7 +140,7 @@ def _answer(
             flags = decision.flag
         if predicted.samples is not None:
             rows = with_samples(rows, predicted.samples, scores)
-        answer = [predict_json(served, predicted.num_samples, predicted.seed, options, rows)]
+        answer = [predict_json(served, predicted.num_samples, predicted.seed, options, job.x, rows)]
     return answer, _noted(context, job, predicted, overall, flags)
 
 
@@ -163,7 +163,7 @@ def _explained_answer(
     if as_arrays:
         answer = [predict_npz(served, predicted, options, decision, explained)]
     else:
-        answer = yield from predict_json_parts(served, predicted, options, decision, explained)
+        answer = yield from predict_json_parts(served, predicted, options, job.x, decision, explained)
     return answer, _noted(context, job, predicted, overall, decision.flag)
 
 

@@ -100,6 +100,7 @@ def description(paired: bool = True) -> Description:
             "detectors": {
                 "density": NAMES.density,
                 "combined": NAMES.combined,
+                "tail": NAMES.tail,
                 "draw_counts": COUNTS,
                 "reference_rows": REFERENCE,
                 "ranking_rows": RANKING,

@@ -103,6 +103,8 @@ def run(options: argparse.Namespace) -> None:
         print(f"{recipe.name}: {len(splits.train)} training rows, {begun} on {device.type}; run in {folder}")
         if parent is not None and not run.resumed:
             print(f"warm start from {parent.label}")
+        if recipe.network.is_trained and parent is None and not run.resumed:
+            print(f"the trained network, before the first step: {run.at_start()}")
         manifest = _published(store, recipe.name, run.progress.token)
         if manifest is None:  # else the run was killed between its publication and its end
             model = run.fit(quiet=options.quiet)

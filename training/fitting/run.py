@@ -41,7 +41,7 @@ from training.fitting.objectives import alpha_objective, geometric_weight
 from training.fitting.plots import plot_run
 from training.fitting.warm_start import carry_over
 from training.nn.likelihoods import Categorical
-from training.nn.model import BayesianModel, build, initialise
+from training.nn.model import CHUNK_ROWS, BayesianModel, build, initialise
 from training.nn.posteriors import noise, step_noise
 from training.recipe import Recipe, TrainingSection
 from training.seeds import Stream, hash_key
@@ -144,6 +144,26 @@ class Run:
                 check_exports(
                     self.model, None if recipe.network.is_standardised else rows[:CHECKED_ROWS].float().cpu()
                 )
+
+    @torch.no_grad()
+    def at_start(self) -> str:
+        """Return how good the network is on the validation rows before the first step, at the posterior's centre.
+
+        Of a network that was trained elsewhere it tells whether it sees what it was trained on.
+        """
+        likelihood, (x, y) = self.model.likelihood, self.validation
+        centre = self.model.posterior.centre().to(self.device)[None, None]
+        self.model.eval()
+        parts = [likelihood(self.model.network(part.float(), centre)[0]) for part in x.split(CHUNK_ROWS)]
+        _, log_likelihood, errors = likelihood.validation(torch.cat(parts, dim=1), y).unbind(1)
+        self.model.train()
+        metric = likelihood.to_metric(errors.mean().item())
+        told = f"validation {likelihood.metric} {metric:.4g}, log-likelihood {log_likelihood.mean().item():.4g}"
+        guess = likelihood.guess(self.train[1], y)
+        is_a_guess = metric <= guess if likelihood.metric == "accuracy" else metric >= guess
+        if is_a_guess:
+            told += f": no better than a guess ({guess:.4g}), so these rows may not be what it was trained on"
+        return told
 
     @property
     def checkpoint(self) -> Path:

@@ -56,6 +56,9 @@ class Likelihood(Protocol):
     def start(self, y: Tensor) -> None:
         """Start from the training targets."""
 
+    def guess(self, train: Tensor, y: Tensor) -> float:
+        """Return the metric of the best answer to `y` that is the same for all rows, given the training targets."""
+
 
 class Categorical(nn.Module):
     """Classes by softmax: outputs are logits, one a class.
@@ -121,12 +124,17 @@ class Categorical(nn.Module):
     def start(self, y: Tensor) -> None:
         """Do nothing: classes start alike."""
 
+    def guess(self, train: Int64[Tensor, "M"], y: Int64[Tensor, "N"]) -> float:
+        """Return the accuracy of the most frequent class."""
+        return (y == torch.mode(train).values).double().mean().item()
+
 
 class Gaussian(nn.Module):
     """A real target with Gaussian noise that is learned.
 
-    Outputs are of the target standardised by mean and standard deviation of the training rows: its mean and, where
-    the noise is heteroscedastic (differs by row), its log variance. Homoscedastic noise is one parameter.
+    Outputs are of the target standardised by mean and standard deviation of the training rows, or of the target
+    itself (`is_in_units`): its mean and, where the noise is heteroscedastic (differs by row), its log variance.
+    Homoscedastic noise is one parameter.
     """
 
     task: Task = "regression"
@@ -136,8 +144,10 @@ class Gaussian(nn.Module):
     target_std: Tensor
     temperature: Tensor  # T: the variance is T times what was learned
 
-    def __init__(self, noise: Noise) -> None:
+    def __init__(self, noise: Noise, is_in_units: bool = False) -> None:
+        """Make one; `is_in_units` of a network that was trained elsewhere, whose outputs are of the target itself."""
         super().__init__()
+        self.is_in_units = is_in_units
         self.outputs = 2 if noise == "heteroscedastic" else 1
         self.meaning = "mean and log variance" if noise == "heteroscedastic" else "the mean"
         self.register_buffer("target_mean", torch.zeros(()))
@@ -147,9 +157,9 @@ class Gaussian(nn.Module):
 
     def forward(self, outputs: Float[Tensor, "K N O"]) -> Float[Tensor, "K N 2"]:
         """Return mean and log variance of the target, in its units."""
-        mean = outputs[..., :1] * self.target_std + self.target_mean
+        mean = outputs[..., :1] if self.is_in_units else outputs[..., :1] * self.target_std + self.target_mean
         if self.log_variance is None:
-            log_variance = outputs[..., 1:]
+            log_variance = outputs[..., 1:] - 2.0 * self.target_std.log() if self.is_in_units else outputs[..., 1:]
         else:
             log_variance = (SPEED * self.log_variance).expand(mean.shape)
         log_variance = log_variance.clamp(-LOG_VARIANCE_LIMIT, LOG_VARIANCE_LIMIT) + 2.0 * self.target_std.log()
@@ -193,6 +203,10 @@ class Gaussian(nn.Module):
         """Standardise by the training targets."""
         self.target_mean.copy_(y.double().mean())
         self.target_std.copy_(y.double().std(correction=0))
+
+    def guess(self, train: Float[Tensor, "M"], y: Float[Tensor, "N"]) -> float:
+        """Return the root mean squared error of the mean."""
+        return math.sqrt((y.double() - train.double().mean()).square().mean().item())
 
 
 def crps(moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]) -> Float[Tensor, "N"]:

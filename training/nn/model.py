@@ -123,7 +123,7 @@ def build(
 def likelihood(recipe: Recipe, classes: int) -> Likelihood:
     """Return the likelihood that goes with a recipe's task."""
     if recipe.task == "regression":
-        return Gaussian(recipe.noise)
+        return Gaussian(recipe.noise, recipe.network.is_trained)
     return Categorical(classes, is_weighted=recipe.data.class_weights is not None)
 
 

@@ -201,7 +201,7 @@ def _duplicates(columns: list[Any], y: np.ndarray) -> list[str]:
 
 def _close_targets(y: np.ndarray) -> list[str]:
     """Say that targets differ by little more than float32, in which they are fitted, can tell apart."""
-    finite = y[np.isfinite(y)]
+    finite = y[np.abs(y) <= np.finfo(np.float32).max]  # others are refused when they are read
     if not len(finite):
         return []
     step, spread = float(np.spacing(np.float32(np.abs(finite).max()))), float(finite.std())

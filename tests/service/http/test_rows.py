@@ -118,6 +118,8 @@ def test_objects_are_answered_as_their_encoded_rows_are(client):
     answer = predict(client, PEOPLE)
     assert answer.status_code == 200, answer.text
     assert answer.content == predict(client, rows).content
+    assert answer.json()["unknown_categories"] == {"city": 1, "vip": 1}  # of the third
+    assert predict(client, PEOPLE[:2]).json()["unknown_categories"] == {}
     assert [p["label"] for p in answer.json()["predictions"][:2]] == ["young", "old"]
 
 

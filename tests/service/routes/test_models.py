@@ -199,6 +199,7 @@ def test_models_are_described(client, digits_store):
         "quality": manifest.quality,
         "smallest_fpr": manifest.detectors.smallest_fpr,
         "too_few_rows": None,
+        "categories": None,
         "smallest_risk": manifest.abstention.smallest_risk,
     }
     (listed,) = client.get("/models").json()["models"]

@@ -52,6 +52,7 @@ def test_the_answer_has_the_contract_s_fields(client, digits_rows):
     answer = predict(client, digits_rows[:3].tolist(), seed=7)
     assert set(answer) == {
         *("model", "version", "num_samples", "seed", "fpr", "fdr", "coverage", "confidence", "risk", "priors"),
+        "unknown_categories",
         "predictions",
     }
     assert (answer["model"], answer["version"], answer["num_samples"], answer["seed"]) == ("digits", "1", 100, 7)
@@ -59,7 +60,7 @@ def test_the_answer_has_the_contract_s_fields(client, digits_rows):
     fields = {
         *("label", "probabilities", "num_samples", "entropy", "expected_entropy", "bald", "mean_std"),
         *("variation_ratio", "standard_error", "flag", "p_value", "detectors", "prediction_set", "abstain"),
-        "bald_corrected",
+        *("bald_corrected", "category"),
     }
     for prediction in answer["predictions"]:
         assert set(prediction) == fields
@@ -316,7 +317,7 @@ def test_an_npz_answer_holds_what_the_json_answer_does(client, digits_rows, num_
     for name, column in arrays.items():
         assert column.tolist() == [p[name] for p in predictions], name
     nested = {"standard_error", "detectors", "prediction_set", "samples"}
-    null = {"abstain", *(("bald_corrected",) if num_samples == 1 else ())}  # no risk is in force
+    null = {"abstain", "category", *(("bald_corrected",) if num_samples == 1 else ())}  # no risk is in force
     assert set(arrays) == set(predictions[0]) - nested - null
 
 

@@ -186,10 +186,11 @@ def test_the_answer_has_the_contract_s_fields(client, wavy):
     assert set(answer) == {
         *("model", "version", "num_samples", "seed", "predictions"),
         *("fpr", "fdr", "coverage", "confidence", "risk", "priors"),
+        "unknown_categories",
     }
     fields = {
         *("mean", "median", "std", "aleatoric_std", "epistemic_std", "interval"),
-        *("num_samples", "standard_error", "flag", "p_value", "detectors"),
+        *("num_samples", "standard_error", "flag", "p_value", "category", "detectors"),
     }
     for prediction in answer["predictions"]:
         assert set(prediction) == fields
@@ -295,7 +296,7 @@ def test_an_npz_answer_holds_what_the_json_answer_does(client, wavy, num_samples
             assert arrays.pop(name).tolist() == values, name
     for name, values in arrays.items():
         assert values.tolist() == [p[name] for p in predictions], name
-    missing = {"standard_error", "detectors", "samples", "interval"} | (
+    missing = {"standard_error", "detectors", "samples", "interval", "category"} | (
         {"epistemic_std"} if num_samples == 1 else set()
     )
     assert set(arrays) == set(predictions[0]) - missing
@@ -317,7 +318,7 @@ def test_a_model_says_its_task_and_target(client):
 
 def test_answers_have_the_fields_that_the_document_gives(client, wavy):
     schemas = client.get("/openapi.json").json()["components"]["schemas"]
-    (answer,) = predict(client, wavy["x_test"][:1], return_samples=True)
+    (answer,) = predict(client, wavy["x_test"][:1], return_samples=True, explain=True)
     assert set(answer) == set(schemas["RegressionAnswer"]["properties"])
     assert set(answer["samples"][0]) == set(schemas["GaussianAnswer"]["properties"])
 

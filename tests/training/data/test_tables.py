@@ -285,3 +285,45 @@ def test_columns_have_usual_values_of_which_the_data_s_digest_knows_nothing(tmp_
     assert vip.usual == "false"
     older = [column.model_copy(update={"usual": None}) for column in data.columns]
     assert load(recipe_of("csv:a.csv", target="label"), tmp_path, older).digest() == data.digest()
+
+
+def test_rows_know_their_groups_through_splits_whether_or_not_the_model_looks_at_them(tmp_path):
+    sites = [["north", "south", "east"][i % 3] for i in range(ROWS)]
+    write_csv(tmp_path, {**COLUMNS, "site": sites, "number": list(range(ROWS))})
+    seen = read(tmp_path, calibration_group="site")
+    unseen = read(tmp_path, calibration_group="site", columns={"site": "ignored"})
+    assert "site" in [column.name for column in seen.columns]
+    assert "site" not in [column.name for column in unseen.columns]
+    number = [column.name for column in unseen.columns].index("number")
+    for data in (seen, unseen):
+        assert data.group_names == ("east", "north", "south")
+    column, parts = unseen.columns[number], split(unseen, split_sizes(recipe_of("csv:a.csv", target="label")))
+    place = unseen.shape[0] - 1  # of the last column, without an indicator
+    for rows in (parts.train, parts.reference, parts.ranking, parts.validation, parts.test):
+        numbers = np.round(rows.x[:, place] * column.std + column.mean).astype(int)
+        assert [unseen.group_names[g] for g in rows.groups] == [sites[i] for i in numbers]
+
+
+def test_rows_that_are_split_by_group_know_it_too(tmp_path):
+    write_csv(tmp_path, {**COLUMNS, "site": [f"s{i // 2:02}" for i in range(ROWS)]})
+    data = read(tmp_path, group="site", reference_rows=4, ranking_rows=4, validation_rows=4)
+    assert len(data.group_names) == ROWS // 2
+    assert data.train.groups.tolist() == data.groups.tolist()
+    assert not set(data.train.groups.tolist()) & set(data.test.groups.tolist())
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({}, "data.calibration_group: expected one of the columns"),
+        ({"site": [None, *["a"] * (ROWS - 1)]}, "data.calibration_group: expected a value of site in every row"),
+    ],
+)
+def test_groups_that_are_not_there_are_refused(tmp_path, columns, says):
+    write_csv(tmp_path, {**COLUMNS, **columns})
+    refused(lambda: read(tmp_path, calibration_group="site"), says)
+
+
+def test_the_target_is_no_group(tmp_path):
+    write_csv(tmp_path)
+    refused(lambda: read(tmp_path, calibration_group="label"), "data.calibration_group: expected another column")

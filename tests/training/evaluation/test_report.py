@@ -88,6 +88,22 @@ def test_every_figure_has_an_interval(report):
     assert np.sum([one["labelled"] for one in content["test"]["by_class"]]) == content["test"]["rows"]
 
 
+def test_classes_and_labels_are_measured_by_themselves(report):
+    content = report.report
+    for by, share in (("class", "recall"), ("label", "precision")):
+        parts = {part["name"]: part for part in content["parts"] if part["by"] == by}
+        assert sum(part["rows"] for part in parts.values()) == content["test"]["rows"]
+        for one in content["test"]["by_class"]:
+            if one[share] is not None:
+                part = parts[one["name"]]
+                assert part["accuracy"] == pytest.approx(one[share])
+                assert part["confidence_intervals"]["accuracy"] == pytest.approx(one["confidence_intervals"][share])
+                assert {"accuracy", "covered", "flagged"} == set(part["confidence_intervals"])
+        flagged = sum(part["rows"] * part["flagged"] for part in parts.values())
+        assert flagged == pytest.approx(content["test"]["flagged"]["0.05"] * content["test"]["rows"])
+    assert {part["by"] for part in content["parts"]} == {"class", "label"}
+
+
 def test_what_is_far_from_the_data_is_found_and_attacks_lower_the_accuracy(report):
     for name in ("uniform", "gaussian", "odd"):
         assert report.report["outliers"][name]["scores"]["flag"]["auroc"] > 0.99

@@ -8,6 +8,7 @@ from torch import nn
 from model_store.errors import InvalidInput
 from tests.support.recipes import content_with, recipe_with
 from training.nn.layers import ScaledLayer
+from training.nn.likelihoods import Categorical, Gaussian
 from training.nn.model import build, initialise
 from training.nn.networks import DrawnNetwork, MemberNetwork, Stochastic
 from training.nn.posteriors import noise
@@ -294,3 +295,27 @@ def test_shared_weights_of_layers_that_are_not_drawn_are_no_matter():
     with pytest.raises(InvalidInput, match=r"layer two: Linear: its weight is also layer one's; .*network\.bayesian"):
         DrawnNetwork(Tied(), Stochastic("scales"), (4,))
     MemberNetwork([Tied()], (4,))
+
+
+@pytest.mark.parametrize("noise", ["homoscedastic", "heteroscedastic"])
+def test_a_trained_network_of_a_regression_answers_in_the_targets_units(noise):
+    network = {"factory": f"{__name__}:dense", "start": "trained"}
+    recipe = recipe_with(method="bbb-gaussian", task="regression", network=network, likelihood={"noise": noise})
+    model = build(recipe, SHAPE, 0, rows())
+    initialise(model, rows(), recipe.network.is_standardised)
+    model.likelihood.start(500.0 + 30.0 * torch.randn(20))
+    x = rows() / 100  # so that the log variance is a usual one
+    outputs, _ = model.eval().network(x, model.posterior.centre()[None, None])
+    moments = model.likelihood(outputs)[0]
+    expected = dense(SHAPE, 2 if noise == "heteroscedastic" else 1)(x.unflatten(1, SHAPE))
+    torch.testing.assert_close(moments[:, 0], expected[:, 0])
+    if noise == "heteroscedastic":
+        torch.testing.assert_close(moments[:, 1], expected[:, 1])
+
+
+def test_a_guess_is_the_most_frequent_class_or_the_mean():
+    classes = torch.tensor([1, 1, 2, 0])
+    assert Categorical(3).guess(classes, torch.tensor([1, 0, 0, 2])) == 0.25
+    assert Gaussian("homoscedastic").guess(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 6.0])) == pytest.approx(
+        8**0.5
+    )
