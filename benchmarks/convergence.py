@@ -132,9 +132,12 @@ def summary(name: str, of_starts: list[Measured], of_epochs: list[Measured]) -> 
     parts = [f"bound after {got.epochs} epochs {got.bound / longest.bound - 1.0:+.1%}" for got in of_epochs[:-1]]
     for kind in longest.bald:
         by_start = [got.bald[kind] for got in of_starts]
-        parts.append(f"BALD on {kind}: {max(by_start) / min(by_start) - 1.0:.1%} between starts")
+        if len(by_start) > 1:
+            parts.append(f"BALD on {kind}: {max(by_start) / min(by_start) - 1.0:.1%} between starts")
         own = of_epochs[0].bald[kind]
-        parts += [f"{got.bald[kind] / own - 1.0:+.1%} with {got.epochs} epochs" for got in of_epochs[1:]]
+        parts += [
+            f"BALD on {kind}: {got.bald[kind] / own - 1.0:+.1%} with {got.epochs} epochs" for got in of_epochs[1:]
+        ]
     return f"{name}: {'; '.join(parts)}"
 
 

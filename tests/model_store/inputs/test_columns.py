@@ -127,6 +127,15 @@ def test_of_many_unknown_or_absent_columns_the_first_is_named_with_at_most_ten_t
         from_objects([row], many, "inputs")
 
 
+def test_long_names_are_cut_where_they_are_refused():
+    names = [letter * 300 for letter in "ab"]
+    long = tuple(NumericColumn(name=name, mean=0.0, std=1.0, indicator=False) for name in names)
+    with pytest.raises(InvalidInput) as refused:
+        from_objects([dict.fromkeys([*names, "z" * 100], 0.0)], long, "inputs")
+    known = f"{names[0]}, {names[1]}"[:500]
+    assert str(refused.value) == f"inputs.0.{'z' * 80}: expected no columns but {known}, got an unknown one"
+
+
 cells = st.none() | st.floats(-1e6, 1e6)
 rows = st.fixed_dictionaries(
     {
