@@ -118,7 +118,7 @@ def main() -> None:
         splits = split(data, split_sizes(recipe))
         network = build(recipe, data.shape, len(data.classes))
         initialise(network, torch.from_numpy(splits.train.x))
-        served = fitted_detectors(network, splits.train, recipe)
+        served = fitted_detectors(network, splits.train, recipe, data.shape)
         store = ModelStore(folder / "models")
         facts = TrainingFacts(recipe=recipe.model_dump(mode="json"))
         publish(store, "table", network, recipe, data, splits, facts, folder)

@@ -35,7 +35,7 @@ def graphs(generator: np.random.Generator) -> Pairs:
         model = build(recipe, data.shape, len(data.classes))
         initialise(model, torch.from_numpy(splits.train.x))
         fold(model.eval())
-        files = export(model, fitted_detectors(model, splits.train, recipe))
+        files = export(model, fitted_detectors(model, splits.train, recipe, data.shape))
         runtime = runtime_of(model, files)
         draws = min(DRAWS, model.posterior.max_draws or DRAWS)
         eps = noise(runtime.algorithm, int(generator.integers(2**31)), 0, draws, runtime.noise_dimension)

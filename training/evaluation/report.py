@@ -210,7 +210,7 @@ def _attacks(
     model = version.model().eval()
     train = split(data, split_sizes(version.recipe)).train
     spec = version.manifest.input
-    network = fitted_detectors(model, train, version.recipe)
+    network = fitted_detectors(model, train, version.recipe, version.manifest.input.shape)
     attacked = Attacked(network, model.posterior, spec.minimum, spec.maximum)
     statistic = (
         DifferentiableFlag(predictor.model.calibration, version.manifest.detectors.density) if is_fitted else None

@@ -105,11 +105,12 @@ def served_network(
     seed: int,
     labels: Int[Tensor, "N"] | None = None,
     names: Sequence[str] | None = None,
+    shape: tuple[int, ...] | None = None,
 ) -> ServedNetwork:
     """Return a model's network beside named detectors (by default all that its rows can have), fitted on training
-    rows and on their classes if there are.
+    rows and on their classes if there are. `shape` is a row's, where the network takes it flat.
     """
-    shape = model.network.shape
+    shape = model.network.shape if shape is None else shape
     few = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:FITTED_ROWS]
     parts = x[few].split(CHUNK_ROWS)
     known = None if labels is None else labels[few]
@@ -126,15 +127,16 @@ def served_network(
     return served.eval()
 
 
-def fitted_detectors(model: BayesianModel, train: Rows, recipe: Recipe) -> ServedNetwork:
-    """Return a model's network beside its recipe's detectors, fitted on training rows, the same for the same recipe.
+def fitted_detectors(model: BayesianModel, train: Rows, recipe: Recipe, shape: tuple[int, ...]) -> ServedNetwork:
+    """Return a model's network beside its recipe's detectors, fitted on training rows of a shape, the same for the
+    same recipe.
 
     A density that the flag does not combine is left out: it would take its time of every request.
     """
     labels = None if recipe.task == "regression" else torch.from_numpy(train.y)
     densities = [name for name in recipe.combined if name in DENSITY_NAMES]
     seed = hash_key(recipe.seed, Stream.DETECTORS)
-    return served_network(model, torch.from_numpy(train.x), seed, labels, densities)
+    return served_network(model, torch.from_numpy(train.x), seed, labels, densities, shape)
 
 
 def fold(model: BayesianModel) -> None:

@@ -87,7 +87,15 @@ def check_repeatable(module: nn.Module, examples: Float[Tensor, "R ..."]) -> Non
     alone = torch.cat([run_on_rows(module, rows[n : n + 1]) for n in range(len(rows))])
     if alone.shape != first.shape or not torch.allclose(alone, first, atol=1e-3, equal_nan=True):
         expected = "one output row for each input row, whatever stands beside it"
-        raise InvalidInput("network", expected, "a module that mixes rows")
+        raise InvalidInput("network", expected, f"a module that mixes rows{_not_batch_first(layers)}")
+
+
+def _not_batch_first(layers: Layers) -> str:
+    """Name the first layer that takes steps along its first axis, where rows are."""
+    for name, layer in layers.items():
+        if getattr(layer, "batch_first", True) is False:
+            return f" (layer {name}: {type(layer).__name__} has batch_first=False)"
+    return ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -118,7 +118,7 @@ def exported_model(model: BayesianModel, recipe: Recipe, data: Dataset, splits: 
     fold(model)
     weights = {key: tensor.detach().clone().contiguous() for key, tensor in model.state_dict().items()}
     log.info("exporting")
-    network = fitted_detectors(model, splits.train, recipe)
+    network = fitted_detectors(model, splits.train, recipe, data.shape)
     files = export(model, network, with_terms=not data.columns)  # columns are explained by their usual values
     runtime = runtime_of(model, files)
     differences = parity(model, network, runtime, splits.validation)
