@@ -296,9 +296,9 @@ def test_an_npz_answer_holds_what_the_json_answer_does(client, wavy, num_samples
             assert arrays.pop(name).tolist() == values, name
     for name, values in arrays.items():
         assert values.tolist() == [p[name] for p in predictions], name
-    missing = {"standard_error", "detectors", "samples", "interval", "category"} | (
-        {"epistemic_std"} if num_samples == 1 else set()
-    )
+    null = {name for name, value in predictions[0].items() if value is None}
+    assert null == {"median", "category", *(["epistemic_std"] if num_samples == 1 else [])}
+    missing = {"standard_error", "detectors", "samples", "interval"} | null
     assert set(arrays) == set(predictions[0]) - missing
 
 

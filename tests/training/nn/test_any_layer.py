@@ -76,36 +76,30 @@ NETWORKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory, fits):
-    folder = tmp_path_factory.mktemp("any-layer")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DUBITO_STORE", str(folder / "models"))
-        patch.setenv("DUBITO_RUNS", str(folder / "runs"))
-        for name, (module, keys, method) in NETWORKS.items():
-            network = {"factory": f"{__name__}:{module.__name__}", **keys}
-            changes = {"training": {"epochs": 2}, "serving": {"temperature": False}}
-            recipe = write_recipe(folder, name=name, method=method, network=network, **changes)
-            assert main(["fit", str(recipe), "--quiet"]) == 0
-    return folder / "models"
-
-
-def test_they_are_served_as_torch_computes_them_and_replayed(store, serve, digits_rows):
+@pytest.mark.usefixtures("fits")
+@pytest.mark.parametrize(
+    "name", ["embedded", *(pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS if name != "embedded")]
+)
+def test_it_is_served_as_torch_computes_it_and_replayed(name, serve, digits_rows, tmp_path, monkeypatch):
+    module, keys, method = NETWORKS[name]
+    monkeypatch.setenv("DUBITO_STORE", str(tmp_path / "models"))
+    monkeypatch.setenv("DUBITO_RUNS", str(tmp_path / "runs"))
+    network = {"factory": f"{__name__}:{module.__name__}", **keys}
+    changes = {"training": {"epochs": 2}, "serving": {"temperature": False}}
+    recipe = write_recipe(tmp_path, name=name, method=method, network=network, **changes)
+    assert main(["fit", str(recipe), "--quiet"]) == 0
     rows = digits_rows[:3]
-    with serve(store) as (url, _), httpx.Client(base_url=url, timeout=30) as client:
-        for name in NETWORKS:
-            asked = {"model": name, "inputs": rows.tolist(), "num_samples": 4, "seed": 3, "return_samples": True}
-            answer = client.post("/predict", json=asked)
-            assert answer.status_code == 200
-            assert client.post("/predict", json=asked).content == answer.content
-            samples = np.array([row["samples"] for row in answer.json()["predictions"]]).swapaxes(0, 1)
-            parent = open_parent(ModelStore(store), name, "model")
-            model = parent.model().eval()
-            spec = parent.manifest.noise
-            eps = torch.from_numpy(noise(spec.algorithm, 3, 0, 4, spec.dimension))
-            with torch.no_grad():
-                expected = model.predict(torch.from_numpy(rows).float(), eps).exp()
-            np.testing.assert_allclose(samples, expected.numpy(), atol=2e-3)
+    with serve(tmp_path / "models") as (url, _), httpx.Client(base_url=url, timeout=30) as client:
+        asked = {"inputs": rows.tolist(), "num_samples": 4, "seed": 3, "return_samples": True}
+        answer = client.post("/predict", json=asked)
+        assert answer.status_code == 200
+        assert client.post("/predict", json=asked).content == answer.content
+    samples = np.array([row["samples"] for row in answer.json()["predictions"]]).swapaxes(0, 1)
+    parent = open_parent(ModelStore(tmp_path / "models"), name, "model")
+    spec = parent.manifest.noise
+    eps = torch.from_numpy(noise(spec.algorithm, 3, 0, 4, spec.dimension))
+    expected = parent.model().eval().predict(torch.from_numpy(rows).float(), eps).exp()
+    np.testing.assert_allclose(samples, expected.numpy(), atol=2e-3)
 
 
 @pytest.mark.parametrize("reduced", [torch.mean, torch.sum, torch.Tensor.mean])

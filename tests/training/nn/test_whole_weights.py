@@ -9,10 +9,11 @@ from model_store.inference.noise import DRAW_INDEX
 from model_store.inference.runtime import HELD_BYTES
 from model_store.scores.classification import predictive_scores, predictive_sums
 from training.data import Rows
+from training.detectors import fitting
 from training.export.graphs import export, runtime_of
 from training.export.served import served_network
 from training.nn.model import build, initialise
-from training.recipe import DENSITY_NAMES, Recipe
+from training.recipe import Recipe
 from training.scoring import FEWEST_SHARING, draw_seed, rows_per_draw_set, served_scores
 
 INPUTS, HIDDEN = 30, 700
@@ -72,13 +73,14 @@ def test_rows_run_in_parts_get_the_bits_of_rows_alone(runtime):
 
 def test_calibration_rows_that_share_draws_are_scored_as_a_request_of_them_is_served(runtime):
     some, counts, share = rows().take(np.arange(10)), [1, 3], 4
+    names = fitting((INPUTS,))
     scores, densities = served_scores(runtime, some, counts, 3, share)
     for i, start in enumerate(range(0, 10, share)):
         log_probs, density = runtime.run_set(some.x[start : start + share], runtime.draw_set(draw_seed(3, i), 3))
         for j, count in enumerate(counts):
             expected = predictive_scores(predictive_sums(log_probs[:count]), standard_errors=False)
-            for name, values in detector_scores(expected, density, DENSITY_NAMES).items():
-                got = detector_scores(scores[j], densities, DENSITY_NAMES)[name]
+            for name, values in detector_scores(expected, density, names).items():
+                got = detector_scores(scores[j], densities, names)[name]
                 np.testing.assert_allclose(got[start : start + share], values, rtol=1e-9, atol=1e-12)
 
 
