@@ -129,7 +129,7 @@ def main() -> None:
         "",
         "`python -m benchmarks.explanations --write`: a synthetic table whose column b is nearly a weighted sum of a",
         f"and c (and so of any two the third). One column of {BROKEN} test rows is changed. Of those flagged",
-        "at .05, the share (%) whose first column is the changed one. [Why so](../decisions/0018-explanations.md).",
+        "at .05, the share (%) whose first column is the changed one. [Why so](../decisions/0017-explanations.md).",
         "",
         "| change | column | flagged | as usual (served) | squares | Shapley |",
         "|---|---|---|---|---|---|",
