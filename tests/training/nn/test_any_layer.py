@@ -78,7 +78,7 @@ NETWORKS = {
 
 @pytest.mark.usefixtures("fits")
 @pytest.mark.parametrize(
-    "name", ["embedded", *(pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS if name != "embedded")]
+    "name", ["u-shaped", *(pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS if name != "u-shaped")]
 )
 def test_it_is_served_as_torch_computes_it_and_replayed(name, serve, digits_rows, tmp_path, monkeypatch):
     module, keys, method = NETWORKS[name]
