@@ -13,7 +13,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-
   padding: 0 1rem; }
 h1, h2, h3 { line-height: 1.2; margin: 2rem 0 .6rem; }
 h2 { border-bottom: 1px solid #ccc; padding-bottom: .2rem; }
-.table { overflow-x: auto; }
+.table { overflow-x: auto; margin-bottom: 1em; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid #ddd; padding: .25rem .7rem; text-align: left; white-space: nowrap; }
 th { background: #f4f4f4; }

@@ -160,8 +160,8 @@ def _parts(measured: list[PartMeasures]) -> list[Block]:
         error = _share_of(part, "accuracy") if part.rmse is None else _plain(part.rmse, rmse)
         shares = [_share_of(part, "covered"), _share_of(part, "flagged")]
         rows.append([f"{part.by} {part.name}", str(part.rows), error, *shares])
-    error = "accuracy" if measured[0].rmse is None else "RMSE"
-    return [said, _table(["part", "rows", error, "covered at .95", "flagged at .05"], rows)]
+    error = "accuracy (%)" if measured[0].rmse is None else "RMSE"
+    return [said, _table(["part", "rows", error, "covered at .95 (%)", "flagged at .05 (%)"], rows)]
 
 
 def _class_probabilities(test: ClassMeasures) -> list[Block]:
