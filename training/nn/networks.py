@@ -27,6 +27,7 @@ from training.nn.probes import (
     run_on_rows,
 )
 from training.nn.selection import DRAWABLE, NOT_DRAWN, Drawable, drawn_layers, freeze, is_named
+from training.nn.standardised import Standardised
 
 Drawn = Literal["scales", "weights", "masks", "hypernet"]
 ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity)
@@ -61,11 +62,8 @@ class Stochastic:
     initial_log_std: float = -4.0  # of a hypernet's weights
 
 
-class DrawnNetwork(nn.Module):
+class DrawnNetwork(Standardised):
     """A module whose drawn layers read theta; `slots` says which part is whose."""
-
-    mean: Tensor
-    std: Tensor
 
     def __init__(
         self,
@@ -89,13 +87,10 @@ class DrawnNetwork(nn.Module):
         Raises:
             InvalidInput: naming the layer that is not supported, or what fails when the module runs on several draws.
         """
-        super().__init__()
+        super().__init__(shape)
         module = nn.Sequential(module) if isinstance(module, DRAWABLE) else module
-        self.shape = tuple(shape)
         self.is_trained = is_trained
         examples = noise_rows(self.shape) if examples is None else examples
-        self.register_buffer("mean", torch.zeros(()))
-        self.register_buffer("std", torch.ones(()))
         self.current = Pass()
         self.is_paired = stochastic.drawn in ("scales", "masks")  # rows may have draws of their own
         folded = stochastic.drawn == "hypernet" or not _is_chain(module)
@@ -143,7 +138,7 @@ class DrawnNetwork(nn.Module):
         current = self.current
         current.theta = self._by_layer(theta)
         try:
-            standard = self._standardised(x)
+            standard = self.standardised(x)
             h = standard if self.shares_input else standard.expand(current.num_draws, *standard.shape).flatten(0, 1)
             outputs = self.module(h)
             features = standard.flatten(1) if current.features is None else current.features
@@ -170,16 +165,6 @@ class DrawnNetwork(nn.Module):
         h = last_input(self.module, lambda: self.run(x, draws))
         return (h[: x.shape[0]] if self.folded or h.ndim == 2 else h[0]).flatten(1)
 
-    def _standardised(self, x: Tensor) -> Tensor:
-        return (x.unflatten(1, self.shape) - self.mean) / self.std
-
-    def train(self, mode: bool = True) -> "DrawnNetwork":
-        """Set the mode, in which frozen layers stay as they are served."""
-        super().train(mode)
-        for layer in self.frozen:
-            layer.training = False
-        return self
-
     @torch.no_grad()
     def initialise(self, x: Float[Tensor, "N I"], standardise: bool = True) -> Float[Tensor, "D"] | None:
         """Set standardisation from a batch, and return where theta starts: None where it has no such place.
@@ -189,8 +174,7 @@ class DrawnNetwork(nn.Module):
         a trained network start where it computes the same.
         """
         if standardise:
-            self.mean.copy_(x.mean())
-            self.std.copy_(x.std().clamp(min=1e-12))
+            self.standardise(x)
         if self.initial:
             return torch.cat([self.initial[slot.name].flatten() for slot in self.slots])
         scaled = {layer.place.slot.name: layer for layer in self.modules() if isinstance(layer, ScaledLayer)}
@@ -203,7 +187,7 @@ class DrawnNetwork(nn.Module):
         start: dict[str, Tensor] = {}
         self.current.start = start
         try:
-            self.module.train()(self._standardised(x))
+            self.module.train()(self.standardised(x))
         finally:
             self.current.clear()
             self.module.train(was_training)
@@ -332,11 +316,8 @@ class DrawnNetwork(nn.Module):
         return outputs if outputs.shape[:2] == (TRIAL_DRAWS, TRIAL_ROWS) else None
 
 
-class MemberNetwork(nn.Module):
+class MemberNetwork(Standardised):
     """Several fitted modules; theta is the number of one. With one member it is a plain network."""
-
-    mean: Tensor
-    std: Tensor
 
     def __init__(
         self,
@@ -346,14 +327,11 @@ class MemberNetwork(nn.Module):
         examples: Float[Tensor, "R ..."] | None = None,
     ) -> None:
         """Take modules of rows of `shape`; `trained` and `examples` are as of a drawn network."""
-        super().__init__()
+        super().__init__(shape)
         self.members = nn.ModuleList(members)
         self.frozen = [layer for member in members for layer in freeze(member, trained, [])]
-        self.shape = tuple(shape)
         self.theta_dimension = 1
         self.is_paired = False
-        self.register_buffer("mean", torch.zeros(()))
-        self.register_buffer("std", torch.ones(()))
         check_repeatable(members[0], noise_rows(self.shape) if examples is None else examples)
         copied(members[0])  # as what is served is tried in a copy
 
@@ -368,31 +346,20 @@ class MemberNetwork(nn.Module):
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], None]:
         """Return outputs and features; there is no KL."""
-        standard = self._standardised(x)
+        standard = self.standardised(x)
         outputs = torch.stack([member(standard) for member in self.members])
         return outputs.index_select(0, theta[:, 0, 0].long()), standard.flatten(1), None
 
     def embed(self, x: Float[Tensor, "N I"], _: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
         """Return what the first member's last layer takes in; members share no space to take a mean in."""
-        standard = self._standardised(x)
+        standard = self.standardised(x)
         return last_input(self.members[0], lambda: self.members[0](standard)).flatten(1)
-
-    def _standardised(self, x: Tensor) -> Tensor:
-        return (x.unflatten(1, self.shape) - self.mean) / self.std
-
-    def train(self, mode: bool = True) -> "MemberNetwork":
-        """Set the mode, in which frozen layers stay as they are served."""
-        super().train(mode)
-        for layer in self.frozen:
-            layer.training = False
-        return self
 
     @torch.no_grad()
     def initialise(self, x: Float[Tensor, "N I"], standardise: bool = True) -> None:
         """Set standardisation from a batch, if there is to be any."""
         if standardise:
-            self.mean.copy_(x.mean())
-            self.std.copy_(x.std().clamp(min=1e-12))
+            self.standardise(x)
 
     def fold(self) -> None:
         """Do nothing: there is nothing to fold."""
