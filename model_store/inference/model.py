@@ -175,12 +175,17 @@ class Model:
         """Return each draw's log class probabilities where the classes have these shares.
 
         Raises:
-            ValueError: if it is not known which shares the network's are of.
+            ValueError: if it is not known which shares the network's are of, or no training row was of a class that
+                has one.
         """
         if self.manifest.priors is None:
             raise ValueError("expected a version with the shares of its classes, got one without")
+        if any(share > 0 and known == 0 for share, known in zip(priors, self.manifest.priors, strict=True)):
+            raise ValueError("expected shares of classes with training rows, got others")
+        ratio = np.zeros(len(priors))  # also of a class that neither have
+        np.divide(priors, self.manifest.priors, out=ratio, where=np.array(priors) > 0)
         with np.errstate(divide="ignore"):
-            log_ratio = np.log(np.array(priors)) - np.log(np.array(self.manifest.priors))
+            log_ratio = np.log(ratio)
         return shifted_log_probs(outputs.astype(np.float64), log_ratio)
 
     def prediction_with_stopping(

@@ -106,6 +106,9 @@ def priors_of(envelope: Envelope, served: Served) -> tuple[float, ...] | None:
     for name, share in zip(manifest.classes, shares, strict=True):
         if not 0.0 <= share <= 1.0:
             raise InvalidInput(f"priors.{name}"[:100], "a share from 0 to 1", f"{share:g}")
+    for name, share, known in zip(manifest.classes, shares, manifest.priors, strict=True):
+        if share > 0 and known == 0:
+            raise InvalidInput(f"priors.{name}"[:100], "0, since no training row is of this class", f"{share:g}")
     if abs(sum(shares) - 1.0) > SUMS_TO_1:
         raise InvalidInput("priors", "shares that sum to 1", f"a sum of {sum(shares):.9g}")
     unknown = label_shift.unknown(np.array(shares))

@@ -1,11 +1,14 @@
 """`priors`: shares of the classes that a request states, over HTTP."""
 
 import io
+from dataclasses import replace
 
 import httpx
 import numpy as np
 import pytest
 
+from model_store.artifacts.store import ModelStore
+from model_store.inference.model import NEEDED, Model
 from tests.support.serving import serving
 from tests.support.tiny import publish
 from training.data import digits
@@ -135,3 +138,15 @@ def test_a_version_that_does_not_say_its_shares_is_served_and_refuses_priors(sto
         refused = httpx.post(f"{url}/predict", json={**request, "priors": priors})
         assert refused.status_code == 422
         assert "does not say which shares it was fitted with" in refused.json()["detail"]
+
+
+def test_a_class_without_training_rows_has_no_share_and_no_probability(digits_store):
+    model = Model.load(ModelStore(digits_store).open("digits", "1", wanted=NEEDED))
+    known = (*[1 / 9] * 9, 0.0)  # as of a fit that went on from one of more classes
+    output = model.manifest.output.model_copy(update={"priors": known})
+    model = replace(model, manifest=model.manifest.model_copy(update={"output": output}))
+    outputs = np.log(np.full((2, 3, 10), 0.1, dtype=np.float32))
+    shifted = np.exp(model.shifted(outputs, (0.2, *[0.1] * 8, 0.0)))
+    np.testing.assert_allclose(shifted[0, 0], [0.2, *[0.1] * 8, 0.0], rtol=1e-6)
+    with pytest.raises(ValueError, match="shares of classes with training rows"):
+        model.shifted(outputs, (0.1,) * 10)
