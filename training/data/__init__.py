@@ -36,6 +36,7 @@ __all__ = [
     "leave_out",
     "load",
     "numbered_as",
+    "path_below",
     "split",
     "split_sizes",
     "with_classes_of",
@@ -85,7 +86,7 @@ def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
     if columns and kind != "uci":
         kinds = {**recipe.data.columns, **{column.name: column.kind for column in columns}}
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": kinds})})
-    data = digits() if source == "digits" else FROM_FILES[kind](root / rest, recipe, columns)
+    data = digits() if source == "digits" else FROM_FILES[kind](path_below(root, rest), recipe, columns)
     of_images = [name for name in recipe.combined if name in IMAGE_DENSITIES]
     if of_images and not is_image(data.shape):
         raise InvalidInput("serving.combined", f"no {of_images[0]}: rows are no images", f"rows of {data.shape}")
@@ -93,6 +94,19 @@ def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
         data = replace(data, train=replace(data.train, ids=np.arange(len(data.train))))
     # A table leaves classes out before its columns are encoded.
     return data if data.columns else leave_out(data, recipe.data.leave_out)
+
+
+def path_below(root: Path, rest: str) -> Path:
+    """Return the path of a source, which is below the data folder if it is relative.
+
+    Raises:
+        InvalidInput: if it is in the current folder instead.
+    """
+    path = root / rest
+    if not path.exists() and Path(rest).exists():
+        expected = f"a path below {str(root)!r}, which DUBITO_DATA says"
+        raise InvalidInput("data.source", expected, f"{rest!r} of the current folder (DUBITO_DATA=. looks there)")
+    return path
 
 
 def split_sizes(recipe: Recipe) -> SplitSizes:

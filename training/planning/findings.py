@@ -9,6 +9,7 @@ import numpy as np
 
 from model_store.errors import InvalidInput
 from model_store.types import Task
+from training.data import path_below
 from training.data.arrays import SPLIT, read_npz
 from training.data.cells import index_column, values_of
 from training.data.images import looked_at
@@ -58,7 +59,7 @@ def findings_of(section: DataSection, root: Path, task: Task | None = None) -> F
     kind, _, rest = section.source.partition(":")
     if kind not in KINDS or not rest:
         raise InvalidInput("--data", "csv:FILE, parquet:FILE, npz:FILE or images:FOLDER", repr(section.source))
-    path = root / rest
+    path = path_below(root, rest)
     if kind == "images":
         return _of_images(section, path)
     if kind == "npz":

@@ -1,6 +1,7 @@
 """`csv:`, `parquet:` and `uci:`: columns, what is missing, and that nothing but the training split is looked at."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -327,3 +328,13 @@ def test_groups_that_are_not_there_are_refused(tmp_path, columns, says):
 def test_the_target_is_no_group(tmp_path):
     write_csv(tmp_path)
     refused(lambda: read(tmp_path, calibration_group="label"), "data.calibration_group: expected another column")
+
+
+def test_a_file_of_the_current_folder_is_told_from_one_that_is_nowhere(tmp_path, monkeypatch):
+    write_csv(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    asked = recipe_of("csv:a.csv", target="label")
+    refused(
+        lambda: load(asked, Path("data")), "data.source: expected a path below 'data'", "(DUBITO_DATA=. looks there)"
+    )
+    assert load(asked, Path()).classes
