@@ -76,12 +76,13 @@ def predict(model: Model) -> None:
     manifest = model.manifest
     middle = manifest.input.minimum / 2 + manifest.input.maximum / 2
     row = np.full((1, model.row_size), middle, dtype=np.float32)
-    theta = model.runtime.draw(0, 0, manifest.noise.default_draws)
     try:
-        prediction = model.predict(row, theta)
+        draws = model.runtime.draw_set(0, manifest.noise.default_draws)
+        prediction = model.prediction(*model.runtime.run_set(row, draws))
         list(explain(model, prediction, row))
         scores = prediction.scores
-        model.predict(row.repeat(CHUNK_ROWS if model.runtime.paired else UNPAIRED_CHUNK_ROWS, axis=0), theta[:1])
+        rows = row.repeat(CHUNK_ROWS if model.runtime.paired else UNPAIRED_CHUNK_ROWS, axis=0)
+        model.predict(rows, model.runtime.draw(0, 0, 1))
     except Exception as error:
         reason = f"it does not predict a row: {type(error).__name__}: {one_line(error)}"
         raise BrokenArtifact(manifest.name, manifest.version, "network.onnx", reason) from error
