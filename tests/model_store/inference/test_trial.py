@@ -1,4 +1,4 @@
-"""What a trial predicts, in this process: how processes are limited and ended is in tests/resilience/test_trials.py."""
+"""What a trial predicts, in this process; how processes are limited and ended is in tests/resilience."""
 
 import pytest
 
