@@ -115,8 +115,9 @@ def _is_of_memory(error: BaseException | None) -> bool:
 
 def _end_with_parent() -> None:
     """Have the system kill this process when the thread that started it is gone; elsewhere it ends with its input."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _be_killed_first() -> None:
