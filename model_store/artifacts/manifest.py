@@ -13,7 +13,8 @@ SCORES_VERSION: Final = 2  # of the scores' definition; 1 had other standard err
 GRAPHS = ("sampler.onnx", "network.onnx")
 FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
 TRAINING_ROWS = "training-rows.safetensors"
-OPTIONAL_FILES = (TRAINING_ROWS,)
+ENCODER = "encoder.onnx"
+OPTIONAL_FILES = (TRAINING_ROWS, ENCODER)
 ALL_FILES = (*FILES, *OPTIONAL_FILES)
 NO_DIGEST = "0" * 64
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -164,6 +165,18 @@ class NoiseSpec(Record):
     max_draws: Annotated[int, Field(ge=1)] | None = None  # how many different draws there are; None: without end
 
 
+class EncoderSpec(Record):
+    """What comes before the network, in a file of its own: `encoder.onnx`, from a row to what the network takes.
+
+    `rows_at_once` rows are encoded together. Where there are several, the numbers of a row may differ by
+    `difference` from those that it gets alone, as a part of the largest of them; 0 where they are the same bits.
+    """
+
+    outputs: Annotated[int, Field(ge=1)]
+    rows_at_once: Annotated[int, Field(ge=1)]
+    difference: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+
+
 class DetectorSpec(Record):
     """How the flag was calibrated."""
 
@@ -237,6 +250,7 @@ class Description(Record):
     input: InputSpec
     output: ClassSpec | TargetSpec
     noise: NoiseSpec
+    encoder: EncoderSpec | None = None
     detectors: DetectorSpec
     abstention: AbstentionSpec | None = None
     categories: CategorySpec | None = None
@@ -301,6 +315,8 @@ class Manifest(Description):
     def _holds_the_required_files(self) -> "Manifest":
         if not set(FILES) <= set(self.files) <= set(ALL_FILES):
             raise ValueError(f"files: expected {sorted(FILES)}, got {sorted(self.files)}")
+        if (ENCODER in self.files) != (self.encoder is not None):
+            raise ValueError(f"encoder: expected it if and only if there is a file {ENCODER}")
         return self
 
 
