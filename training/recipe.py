@@ -12,11 +12,13 @@ from pydantic import (
     SerializeAsAny,
     StringConstraints,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
 from model_store.artifacts.manifest import Name
 from model_store.errors import InvalidInput
+from model_store.inputs.times import is_date_format
 from model_store.scores.tasks import DETECTED
 from model_store.types import Task
 
@@ -88,6 +90,13 @@ class DataSection(Section):
     split: Annotated[int, Field(ge=0, le=999)] = 0
     image_size: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=2, max_length=2)] | None = None
     leave_out: list[str] = []
+
+    @field_validator("date_format")
+    @classmethod
+    def _reads_what_it_writes(cls, date_format: str | None) -> str | None:
+        if date_format is not None and not is_date_format(date_format):
+            raise ValueError("a format of whole dates as Python's strptime takes it, such as %d/%m/%Y")
+        return date_format
 
     @model_validator(mode="after")
     def _is_split_one_way(self) -> "DataSection":

@@ -81,7 +81,8 @@ class TimeColumn(Record):
     """A column of dates or times: (time - mean) / std, in seconds since 1970 in UTC, and for each of `cycles` the
     sine and cosine of where in it the time is; a missing value as 0.
 
-    With an `indicator` a further number says whether the value was missing. `usual` is the median.
+    With an `indicator` a further number says whether the value was missing. `usual` is the median. With `written`,
+    the format of a date as Python's strptime takes it, a text so written is read beside ISO 8601.
     """
 
     name: str
@@ -91,6 +92,7 @@ class TimeColumn(Record):
     usual: FiniteFloat | None = None
     cycles: tuple[Cycle, ...] = ()
     indicator: bool
+    written: Annotated[str, StringConstraints(min_length=1, max_length=100)] | None = None
 
 
 AnyColumn = NumericColumn | CategoricalColumn | TimeColumn

@@ -78,13 +78,14 @@ def predict(model: Model) -> None:
     manifest = model.manifest
     middle = manifest.input.minimum / 2 + manifest.input.maximum / 2
     row = np.full((1, model.row_size), middle, dtype=np.float32)
-    theta = model.runtime.draw(0, 0, manifest.noise.default_draws)
     try:
-        prediction = model.predict(row, theta)
+        draws = model.runtime.draw_set(0, manifest.noise.default_draws)
+        prediction = model.prediction(*model.runtime.run_set(row, draws))
         list(explain(model, prediction, row))
         scores = prediction.scores
         full_run = CHUNK_ROWS if model.runtime.paired else UNPAIRED_CHUNK_ROWS
-        model.predict(row.repeat(full_run if model.encoder is None else ENCODED_ROWS, axis=0), theta[:1])
+        rows = row.repeat(full_run if model.encoder is None else ENCODED_ROWS, axis=0)
+        model.predict(rows, model.runtime.draw(0, 0, 1))
     except Exception as error:
         reason = f"it does not predict a row: {type(error).__name__}: {one_line(error)}"
         raise BrokenArtifact(manifest.name, manifest.version, "network.onnx", reason) from error
@@ -117,8 +118,9 @@ def _is_of_memory(error: BaseException | None) -> bool:
 
 def _end_with_parent() -> None:
     """Have the system kill this process when the thread that started it is gone; elsewhere it ends with its input."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _be_killed_first() -> None:

@@ -124,7 +124,7 @@ def _answer(
     prediction = predicted.prediction if groups is None else predicted.prediction.of_groups(groups)
     if as_arrays:
         decision = decide(prediction, options)
-        flags, answer = decision.flag, [predict_npz(served, predicted, options, decision)]
+        flags, answer = decision.flag, [predict_npz(served, predicted, options, job.x, decision)]
         yield
     elif len(overall) * numbers_a_row(served, predicted.samples) > NUMBERS_AT_ONCE:
         decision = decide(prediction, options)
@@ -162,7 +162,7 @@ def _explained_answer(
     decision = decide(prediction, options)
     explained = Explained((yield from explain(served.model, prediction, job.x, as_usual)), cells)
     if as_arrays:
-        answer = [predict_npz(served, predicted, options, decision, explained)]
+        answer = [predict_npz(served, predicted, options, job.x, decision, explained)]
     else:
         answer = yield from predict_json_parts(served, predicted, options, job.x, decision, explained)
     return answer, _noted(context, job, predicted, overall, decision.flag)
