@@ -48,6 +48,7 @@ BETTER: dict[str, Literal["more", "less"] | float] = {
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=0.5)]
+Side = Annotated[int, Field(ge=1, le=4096)]  # of an image, in pixels
 LogStd = Annotated[float, Field(ge=-20, le=2)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -88,7 +89,10 @@ class DataSection(Section):
     thousands: Literal[".", ",", " ", "'"] | None = None
     test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     split: Annotated[int, Field(ge=0, le=999)] = 0
-    image_size: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=2, max_length=2)] | None = None
+    image_size: Annotated[list[Side], Field(min_length=2, max_length=2)] | None = None
+    image_fit: Literal["stretch", "crop"] = "stretch"
+    image_resize: Side | None = None
+    image_interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     leave_out: list[str] = []
 
     @field_validator("date_format")
@@ -105,7 +109,16 @@ class DataSection(Section):
                 raise ValueError(f"one of {split} and {split}_rows")
         if self.group is not None and self.time is not None:
             raise ValueError("one of group and time")
+        if self.image_size is None and (self.image_fit != "stretch" or self.image_interpolation != "bilinear"):
+            raise ValueError("image_size beside image_fit and image_interpolation")
+        if self.image_resize is not None and (self.image_fit != "crop" or self.image_resize < self.longer_side):
+            raise ValueError("image_resize beside image_fit = 'crop', and at least the longer side of image_size")
         return self
+
+    @property
+    def longer_side(self) -> int:
+        """The longer side of the images that rows are, in pixels; 0 where that is not said."""
+        return max(self.image_size or [0])
 
     @property
     def group_column(self) -> str | None:

@@ -32,10 +32,24 @@ class Record(BaseModel):
 
 
 class ImageSpec(Record):
-    """That a row is an image: how many channels its pixels have, and whether one of another size is resized."""
+    """That a row is an image: how many channels its pixels have, and what is done with one of another size.
+
+    Without `resize` it is refused. `fit` says how it is brought to the model's shape: "stretch" resizes it, whatever
+    its sides; "crop" resizes it so that its shorter side has `shorter` pixels, its sides in proportion, and cuts out
+    the centre.
+    """
 
     mode: Literal["L", "RGB"]
     resize: bool = False
+    fit: Literal["stretch", "crop"] = "stretch"
+    shorter: Annotated[int, Field(ge=1)] | None = None
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+
+    @model_validator(mode="after")
+    def _is_resized_one_way(self) -> "ImageSpec":
+        if (self.fit == "crop") != (self.shorter is not None) or (self.fit == "crop" and not self.resize):
+            raise ValueError("shorter: expected a number of pixels beside resize and fit = crop, or neither")
+        return self
 
 
 class NumberWriting(Record):
@@ -120,6 +134,8 @@ class InputSpec(Record):
                 raise ValueError(f"image: expected a shape of (H, W) or (3, H, W), got {self.shape}")
             if (len(self.shape) == 2) != (self.image.mode == "L"):
                 raise ValueError(f"image.mode: expected L for (H, W) and RGB for (3, H, W), got {self.image.mode}")
+            if self.image.shorter is not None and self.image.shorter < max(self.shape[-2:]):
+                raise ValueError(f"image.shorter: expected at least the longer side of {self.shape}")
         if self.columns and self.shape != (sum(column_width(column) for column in self.columns),):
             raise ValueError(f"columns: expected as many numbers as in shape {self.shape}, got another number")
         return self
