@@ -67,7 +67,8 @@ async def post_predict(request: Request) -> Response:
     refuse_too_many_explained(envelope, len(rows), served, settings)
     as_arrays = NPZ in header(request, b"accept")
     more = more_rows(served.model.manifest.input) if envelope.explain else 0
-    with context.admission.admitted(len(rows) * (1 + more), num_samples, BATCH_ROW_DRAWS, client):
+    encoding = served.model.encoding_draws
+    with context.admission.admitted(len(rows) * (1 + more), num_samples, BATCH_ROW_DRAWS, client, encoding):
         lease, deadline = lease_of(request.scope), context.deadline(begun, envelope)
         x = await context.rows(request, client, rows, served, "inputs", deadline)
         cells = None
