@@ -363,7 +363,7 @@ class Recipe(Section):
     data: DataSection
     network: NetworkSection
     posterior: SerializeAsAny[Section]
-    training: TrainingSection
+    training: TrainingSection = TrainingSection()
     likelihood: LikelihoodSection | None = None
     augmentation: AugmentationSection | None = None
     serving: ServingSection = ServingSection()
