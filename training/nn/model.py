@@ -1,7 +1,7 @@
 """A Bayesian model: a primary network, the posterior over its theta, and the likelihood of its outputs."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from model_store.errors import InvalidInput
 from training.nn.architectures import channels_first, from_factory, gal_cnn, load_weights, mlp, papers_cnn
 from training.nn.flows import Composition, iaf, realnvp
+from training.nn.layers import WeightLayer
 from training.nn.likelihoods import Categorical, Gaussian, Likelihood
 from training.nn.networks import DrawnNetwork, MemberNetwork, Stochastic, noise_rows
 from training.nn.posteriors import FactorialGaussian, Posterior
@@ -18,9 +19,10 @@ from training.nn.posteriors.dropout import MaskPosterior
 from training.nn.posteriors.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior
 from training.nn.posteriors.hypernet_noise import NoisePosterior
 from training.nn.posteriors.hypernetwork import HypernetworkPosterior, Subspace
+from training.nn.posteriors.laplace import LaplacePosterior
 from training.nn.posteriors.matrix_normal import MatrixNormalPosterior
 from training.nn.posteriors.members import MemberPosterior
-from training.nn.probes import ROWS, check_width
+from training.nn.probes import ROWS, check_width, last_layer
 from training.recipe import (
     DropoutSection,
     EnsembleSection,
@@ -28,6 +30,7 @@ from training.recipe import (
     GaussianSection,
     HypernetSection,
     IAFSection,
+    LaplaceSection,
     MixtureSection,
     NetworkSection,
     PointSection,
@@ -101,7 +104,11 @@ class BayesianModel(nn.Module):
 
 
 def build(
-    recipe: Recipe, shape: Sequence[int], classes: int, rows: Num[Tensor, "R I"] | None = None
+    recipe: Recipe,
+    shape: Sequence[int],
+    classes: int,
+    rows: Num[Tensor, "R I"] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> BayesianModel:
     """Return a model as a recipe says for rows of a shape, its parameters a function of the recipe's seed.
 
@@ -110,6 +117,7 @@ def build(
         shape: of a row.
         classes: how many there are; a regression has none (0).
         rows: some training rows, where a fit begins; without them, parameters are about to be loaded.
+        weights: the network's `state_dict`, if it was trained already, in place of what the recipe says of its start.
 
     Raises:
         InvalidInput: if the network cannot be made Bayesian; it names the layer.
@@ -117,7 +125,7 @@ def build(
     generator = torch.Generator().manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
-        return _built(recipe, tuple(shape), likelihood(recipe, classes), rows, generator)
+        return _built(recipe, tuple(shape), likelihood(recipe, classes), rows, weights, generator)
 
 
 def likelihood(recipe: Recipe, classes: int) -> Likelihood:
@@ -132,6 +140,7 @@ def _built(
     shape: tuple[int, ...],
     likelihood: Likelihood,
     rows: Num[Tensor, "R I"] | None,
+    weights: Mapping[str, Tensor] | None,
     generator: torch.Generator,
 ) -> BayesianModel:
     section, wanted = recipe.posterior, recipe.network
@@ -141,14 +150,18 @@ def _built(
 
     def make() -> nn.Module:
         made = module(wanted, row_shape, likelihood.outputs)
-        if wanted.weights is not None and rows is not None:
+        if weights is not None:
+            made.load_state_dict(weights)
+        elif wanted.weights is not None and rows is not None:
             load_weights(made, Path(wanted.weights))
         if wanted.factory is not None:
             check_width(made, wanted.factory, examples, likelihood.outputs, likelihood.meaning)
         return made
 
-    def drawing(stochastic: Stochastic) -> DrawnNetwork:
-        network = DrawnNetwork(make(), stochastic, row_shape, wanted.trained, examples, wanted.is_trained)
+    def drawing(stochastic: Stochastic, made: nn.Module | None = None) -> DrawnNetwork:
+        is_trained = wanted.is_trained or weights is not None
+        module = make() if made is None else made
+        network = DrawnNetwork(module, stochastic, row_shape, wanted.trained, examples, is_trained)
         network.mean, network.std = inputs
         return network
 
@@ -175,6 +188,11 @@ def _built(
         else:
             gaussian = GaussianPrior(section.prior_std)
             posterior = GaussianPosterior(drawn.theta_dimension, section.initial_log_std, gaussian)
+    elif isinstance(section, LaplaceSection):
+        made = make()
+        last, gives_outputs = last_layer(made, examples)
+        drawn = drawing(Stochastic("weights", layers or (last and [last])), made)
+        posterior = _laplace(section, drawn, last if gives_outputs else None)
     elif isinstance(section, DropoutSection):
         drawn = drawing(Stochastic("masks", layers, section.rate, section.input_rate))
         posterior = MaskPosterior(drawn.slots, is_served=recipe.method != "mle-dropout")
@@ -200,6 +218,21 @@ def module(section: NetworkSection, shape: Sequence[int], outputs: int) -> nn.Mo
     if section.factory is not None:
         return from_factory(section.factory, shape, outputs)
     return (papers_cnn if section.kind == "papers-cnn" else gal_cnn)(shape, outputs)
+
+
+def _laplace(section: LaplaceSection, drawn: DrawnNetwork, output_layer: str | None) -> LaplacePosterior:
+    """Return the posterior of a network's drawn layers; `output_layer` is one whose values are the outputs.
+
+    Raises:
+        InvalidInput: if a full covariance is wanted of other layers than that, or of one that is too large.
+    """
+    names = [slot.name for slot in drawn.slots]
+    if section.structure == "full" and names != [output_layer]:
+        expected = "kronecker or diagonal, or a last layer alone whose values are the outputs"
+        raise InvalidInput("posterior.structure", expected, f"'full' of {', '.join(names)}")
+    of_layers = {layer.place.slot.name: layer.groups for layer in drawn.modules() if isinstance(layer, WeightLayer)}
+    prior_std = section.prior_std if isinstance(section.prior_std, float | int) else None
+    return LaplacePosterior(drawn.slots, [of_layers[name] for name in names], section.structure, prior_std)
 
 
 def _hypernetwork(
