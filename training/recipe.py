@@ -19,6 +19,7 @@ from pydantic import (
 
 from model_store.artifacts.manifest import Name
 from model_store.errors import InvalidInput
+from model_store.inputs.times import is_date_format
 from model_store.scores.tasks import DETECTED
 from model_store.types import Task
 
@@ -48,6 +49,7 @@ BETTER: dict[str, Literal["more", "less"] | float] = {
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=0.5)]
+Side = Annotated[int, Field(ge=1, le=4096)]  # of an image, in pixels
 LogStd = Annotated[float, Field(ge=-20, le=2)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -88,8 +90,18 @@ class DataSection(Section):
     thousands: Literal[".", ",", " ", "'"] | None = None
     test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     split: Annotated[int, Field(ge=0, le=999)] = 0
-    image_size: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=2, max_length=2)] | None = None
+    image_size: Annotated[list[Side], Field(min_length=2, max_length=2)] | None = None
+    image_fit: Literal["stretch", "crop"] = "stretch"
+    image_resize: Side | None = None
+    image_interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     leave_out: list[str] = []
+
+    @field_validator("date_format")
+    @classmethod
+    def _reads_what_it_writes(cls, date_format: str | None) -> str | None:
+        if date_format is not None and not is_date_format(date_format):
+            raise ValueError("a format of whole dates as Python's strptime takes it, such as %d/%m/%Y")
+        return date_format
 
     @model_validator(mode="after")
     def _is_split_one_way(self) -> "DataSection":
@@ -98,7 +110,16 @@ class DataSection(Section):
                 raise ValueError(f"one of {split} and {split}_rows")
         if self.group is not None and self.time is not None:
             raise ValueError("one of group and time")
+        if self.image_size is None and (self.image_fit != "stretch" or self.image_interpolation != "bilinear"):
+            raise ValueError("image_size beside image_fit and image_interpolation")
+        if self.image_resize is not None and (self.image_fit != "crop" or self.image_resize < self.longer_side):
+            raise ValueError("image_resize beside image_fit = 'crop', and at least the longer side of image_size")
         return self
+
+    @property
+    def longer_side(self) -> int:
+        """The longer side of the images that rows are, in pixels; 0 where that is not said."""
+        return max(self.image_size or [0])
 
     @property
     def group_column(self) -> str | None:
@@ -134,6 +155,9 @@ class NetworkSection(Section):
     standardise: bool | None = None
     pixel_mean: Annotated[list[Pixel], Field(min_length=1)] | None = None
     pixel_std: Annotated[list[Positive], Field(min_length=1)] | None = None
+    encoder: Annotated[str, StringConstraints(pattern=r"^(frozen|none|onnx:.+)$")] | None = None
+    output: Pattern | None = None
+    rows_at_once: Annotated[int, Field(ge=1, le=256)] | None = None
 
     @model_validator(mode="after")
     def _is_named_once(self) -> "NetworkSection":
@@ -147,7 +171,23 @@ class NetworkSection(Section):
             raise ValueError("both of pixel_mean and pixel_std, a number for each channel, or neither")
         if self.standardise and (self.is_trained or self.pixel_mean):
             raise ValueError("standardise = true only for a network that starts at random and has no pixel_mean")
+        if self.output is not None and self.encoder_file is None:
+            raise ValueError("output only beside encoder = 'onnx:FILE', one of whose values it names")
+        if self.encoder_file is not None and self.kind is not None:
+            raise ValueError("hidden or factory beside encoder = 'onnx:FILE', whose rows are no images")
+        if self.encoder == "frozen" and (self.factory is None or self.trained is None):
+            raise ValueError("factory and trained, the layers that are not frozen, beside encoder = 'frozen'")
         return self
+
+    @property
+    def encoder_file(self) -> str | None:
+        """The ONNX file that is the encoder, if one is."""
+        return self.encoder.removeprefix("onnx:") if self.encoder and self.encoder.startswith("onnx:") else None
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the network takes what an encoder says of rows."""
+        return self.encoder not in (None, "none")
 
     @property
     def is_trained(self) -> bool:
@@ -157,7 +197,8 @@ class NetworkSection(Section):
     @property
     def is_standardised(self) -> bool:
         """Whether rows are brought to mean 0 and deviation 1 before the network, as of most that start at random."""
-        return not self.is_trained and self.pixel_mean is None and self.standardise is not False
+        are_raw = self.pixel_mean is None or self.encoder_file is not None
+        return not self.is_trained and are_raw and self.standardise is not False
 
 
 class FlowSection(Section):
@@ -339,7 +380,7 @@ class Recipe(Section):
     data: DataSection
     network: NetworkSection
     posterior: SerializeAsAny[Section]
-    training: TrainingSection
+    training: TrainingSection = TrainingSection()
     likelihood: LikelihoodSection | None = None
     augmentation: AugmentationSection | None = None
     serving: ServingSection = ServingSection()
@@ -357,7 +398,7 @@ class Recipe(Section):
     @property
     def combined(self) -> list[str]:
         """Names of the detectors whose surprisals add up to the flag's statistic."""
-        is_of_images = self.data.source.startswith("images:")
+        is_of_images = self.data.source.startswith("images:") and not self.network.is_encoded
         return self.serving.combined or [*COMBINED[self.task], *(IMAGE_DENSITIES if is_of_images else ())]
 
     @property

@@ -13,7 +13,8 @@ SCORES_VERSION: Final = 2  # of the scores' definition; 1 had other standard err
 GRAPHS = ("sampler.onnx", "network.onnx")
 FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
 TRAINING_ROWS = "training-rows.safetensors"
-OPTIONAL_FILES = (TRAINING_ROWS,)
+ENCODER = "encoder.onnx"
+OPTIONAL_FILES = (TRAINING_ROWS, ENCODER)
 ALL_FILES = (*FILES, *OPTIONAL_FILES)
 NO_DIGEST = "0" * 64
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -31,10 +32,24 @@ class Record(BaseModel):
 
 
 class ImageSpec(Record):
-    """That a row is an image: how many channels its pixels have, and whether one of another size is resized."""
+    """That a row is an image: how many channels its pixels have, and what is done with one of another size.
+
+    Without `resize` it is refused. `fit` says how it is brought to the model's shape: "stretch" resizes it, whatever
+    its sides; "crop" resizes it so that its shorter side has `shorter` pixels, its sides in proportion, and cuts out
+    the centre.
+    """
 
     mode: Literal["L", "RGB"]
     resize: bool = False
+    fit: Literal["stretch", "crop"] = "stretch"
+    shorter: Annotated[int, Field(ge=1)] | None = None
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+
+    @model_validator(mode="after")
+    def _is_resized_one_way(self) -> "ImageSpec":
+        if (self.fit == "crop") != (self.shorter is not None) or (self.fit == "crop" and not self.resize):
+            raise ValueError("shorter: expected a number of pixels beside resize and fit = crop, or neither")
+        return self
 
 
 class NumberWriting(Record):
@@ -80,7 +95,8 @@ class TimeColumn(Record):
     """A column of dates or times: (time - mean) / std, in seconds since 1970 in UTC, and for each of `cycles` the
     sine and cosine of where in it the time is; a missing value as 0.
 
-    With an `indicator` a further number says whether the value was missing. `usual` is the median.
+    With an `indicator` a further number says whether the value was missing. `usual` is the median. With `written`,
+    the format of a date as Python's strptime takes it, a text so written is read beside ISO 8601.
     """
 
     name: str
@@ -90,6 +106,7 @@ class TimeColumn(Record):
     usual: FiniteFloat | None = None
     cycles: tuple[Cycle, ...] = ()
     indicator: bool
+    written: Annotated[str, StringConstraints(min_length=1, max_length=100)] | None = None
 
 
 AnyColumn = NumericColumn | CategoricalColumn | TimeColumn
@@ -117,6 +134,8 @@ class InputSpec(Record):
                 raise ValueError(f"image: expected a shape of (H, W) or (3, H, W), got {self.shape}")
             if (len(self.shape) == 2) != (self.image.mode == "L"):
                 raise ValueError(f"image.mode: expected L for (H, W) and RGB for (3, H, W), got {self.image.mode}")
+            if self.image.shorter is not None and self.image.shorter < max(self.shape[-2:]):
+                raise ValueError(f"image.shorter: expected at least the longer side of {self.shape}")
         if self.columns and self.shape != (sum(column_width(column) for column in self.columns),):
             raise ValueError(f"columns: expected as many numbers as in shape {self.shape}, got another number")
         return self
@@ -162,6 +181,18 @@ class NoiseSpec(Record):
     paired: bool
     default_draws: Annotated[int, Field(ge=1)]
     max_draws: Annotated[int, Field(ge=1)] | None = None  # how many different draws there are; None: without end
+
+
+class EncoderSpec(Record):
+    """What comes before the network, in a file of its own: `encoder.onnx`, from a row to what the network takes.
+
+    `rows_at_once` rows are encoded together. Where there are several, the numbers of a row may differ by
+    `difference` from those that it gets alone, as a part of the largest of them; 0 where they are the same bits.
+    """
+
+    outputs: Annotated[int, Field(ge=1)]
+    rows_at_once: Annotated[int, Field(ge=1)]
+    difference: Annotated[FiniteFloat, Field(ge=0)] = 0.0
 
 
 class DetectorSpec(Record):
@@ -237,6 +268,7 @@ class Description(Record):
     input: InputSpec
     output: ClassSpec | TargetSpec
     noise: NoiseSpec
+    encoder: EncoderSpec | None = None
     detectors: DetectorSpec
     abstention: AbstentionSpec | None = None
     categories: CategorySpec | None = None
@@ -301,6 +333,8 @@ class Manifest(Description):
     def _holds_the_required_files(self) -> "Manifest":
         if not set(FILES) <= set(self.files) <= set(ALL_FILES):
             raise ValueError(f"files: expected {sorted(FILES)}, got {sorted(self.files)}")
+        if (ENCODER in self.files) != (self.encoder is not None):
+            raise ValueError(f"encoder: expected it if and only if there is a file {ENCODER}")
         return self
 
 

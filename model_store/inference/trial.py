@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from model_store.artifacts.manifest import GRAPHS, TRAINING_ROWS
+from model_store.artifacts.manifest import ENCODER, GRAPHS, TRAINING_ROWS
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, StoreError, one_line
 from model_store.inference.explanation import explain
@@ -25,6 +25,7 @@ from model_store.inference.model import CALIBRATION_FILE, NEEDED, Model
 from model_store.inference.runtime import CHUNK_ROWS, UNPAIRED_CHUNK_ROWS
 
 READY = "ready"
+ENCODED_ROWS = 4  # that are tried together, where each may take long
 COPIES = 6  # of the files that are needed, while they become sessions
 PR_SET_PDEATHSIG = 1
 STATUS = Path("/proc/self/status")  # of Linux
@@ -54,7 +55,8 @@ def tried(store: ModelStore, name: str, version: str, working_bytes: int) -> dic
     is_read = False
     try:
         files = store.manifest(name, version).files
-        made = COPIES * sum(files[file].size for file in (*GRAPHS, CALIBRATION_FILE, TRAINING_ROWS) if file in files)
+        needed = (*GRAPHS, CALIBRATION_FILE, TRAINING_ROWS, ENCODER)
+        made = COPIES * sum(files[file].size for file in needed if file in files)
         _limit_memory(working_bytes + made)
         artifact = store.open(name, version, wanted=NEEDED)
         is_read = True
@@ -76,12 +78,14 @@ def predict(model: Model) -> None:
     manifest = model.manifest
     middle = manifest.input.minimum / 2 + manifest.input.maximum / 2
     row = np.full((1, model.row_size), middle, dtype=np.float32)
-    theta = model.runtime.draw(0, 0, manifest.noise.default_draws)
     try:
-        prediction = model.predict(row, theta)
+        draws = model.runtime.draw_set(0, manifest.noise.default_draws)
+        prediction = model.prediction(*model.runtime.run_set(row, draws))
         list(explain(model, prediction, row))
         scores = prediction.scores
-        model.predict(row.repeat(CHUNK_ROWS if model.runtime.paired else UNPAIRED_CHUNK_ROWS, axis=0), theta[:1])
+        full_run = CHUNK_ROWS if model.runtime.paired else UNPAIRED_CHUNK_ROWS
+        rows = row.repeat(full_run if model.encoder is None else ENCODED_ROWS, axis=0)
+        model.predict(rows, model.runtime.draw(0, 0, 1))
     except Exception as error:
         reason = f"it does not predict a row: {type(error).__name__}: {one_line(error)}"
         raise BrokenArtifact(manifest.name, manifest.version, "network.onnx", reason) from error
@@ -114,8 +118,9 @@ def _is_of_memory(error: BaseException | None) -> bool:
 
 def _end_with_parent() -> None:
     """Have the system kill this process when the thread that started it is gone; elsewhere it ends with its input."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _be_killed_first() -> None:

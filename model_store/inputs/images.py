@@ -2,12 +2,14 @@
 
 PNG, JPEG, WebP and BMP files of 8 bits a channel become rows of pixels from 0 to 255. Grey rows have shape (H, W),
 colour rows (3, H, W). An image is converted to the model's mode (colour to grey by ITU-R 601 luma); transparency is
-dropped, and notes on orientation are not followed. A PNG file with too few pixels is refused; the end of a JPEG file
+dropped, and notes on orientation are not followed. One of another size is stretched, or resized in proportion and cut
+as torchvision's `Resize` and `CenterCrop` do with Pillow's images. A PNG file with too few pixels is refused; the end of a JPEG file
 that misses pixels, but is marked as an end, is not known to be wrong unless it is far too short: its decoder fills
 the rest.
 """
 
 import io
+import math
 
 import numpy as np
 from jaxtyping import UInt8
@@ -23,6 +25,7 @@ GREY_MODES = ("1", "L", "LA")
 MAX_PIXELS = 1 << 25  # of one image: 33 million, more than cameras' 24
 MAX_SCANS = 100  # of a JPEG file: encoders write up to a dozen
 BMP_RUN_LENGTHS = (1, 2)  # kinds of compression that are decoded a run at a time, in Python
+RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 SCANS_AT_ONCE = 10  # that count once: what a progressive image usually has
 
 
@@ -65,16 +68,40 @@ def decoded_pixels(image: ImageFile.ImageFile) -> int:
     return image.width * image.height * max(1, -(-(scans or 1) // SCANS_AT_ONCE))
 
 
+def resized_pixels(image: Image.Image, spec: ImageSpec, field: str) -> int:
+    """Return how many pixels an image has once it is resized in proportion; 0 where it is not.
+
+    Raises:
+        InvalidInput: if it is so long and narrow that these are more than `MAX_PIXELS`.
+    """
+    if spec.shorter is None:
+        return 0
+    found = math.prod(in_proportion(image.size, spec.shorter))
+    if found > MAX_PIXELS:
+        expected = f"an image of at most {MAX_PIXELS} pixels once its shorter side has {spec.shorter}"
+        raise InvalidInput(field, expected, f"one of {image.width} x {image.height}")
+    return found
+
+
+def in_proportion(size: tuple[int, int], shorter: int) -> tuple[int, int]:
+    """Return the size (width, height) of an image whose shorter side has so many pixels, as torchvision rounds it."""
+    width, height = size
+    longer = int(shorter * max(size) / min(size))
+    return (shorter, longer) if width <= height else (longer, shorter)
+
+
 def pixels(image: ImageFile.ImageFile, shape: tuple[int, ...], spec: ImageSpec, field: str) -> UInt8[np.ndarray, "I"]:
     """Decode an image into a flat row of a model's mode and shape, (H, W) or (3, H, W).
 
     Raises:
-        InvalidInput: if the image is broken, has too few pixels, or is of another size and the spec does not resize.
+        InvalidInput: if the image is broken, has too few pixels, is of another size and the spec does not resize, or
+            is so long and narrow that it would have more than `MAX_PIXELS` once resized.
     """
     size = (shape[-1], shape[-2])
     if image.size != size and not spec.resize:
         expected = f"an image of {size[0]} x {size[1]} pixels (width x height)"
         raise InvalidInput(field, expected, f"{image.width} x {image.height}")
+    resized_pixels(image, spec, field)
     if image.format == "PNG":
         assert isinstance(image.fp, io.BytesIO)
         if not png.has_all_pixels(image.fp.getvalue()):
@@ -90,10 +117,14 @@ def _broken(image: ImageFile.ImageFile, field: str) -> InvalidInput:
 
 
 def as_row(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec) -> UInt8[np.ndarray, "I"]:
-    """Return an image as a flat row of a model's mode and shape, resized where it is of another size."""
-    size = (shape[-1], shape[-2])
+    """Return an image as a flat row of a model's mode and shape, stretched or cut where it is of another size."""
+    width, height = shape[-1], shape[-2]
     converted = image.convert(spec.mode)
+    size = (width, height) if spec.shorter is None else in_proportion(converted.size, spec.shorter)
     if converted.size != size:
-        converted = converted.resize(size, Image.Resampling.BILINEAR)
+        converted = converted.resize(size, RESAMPLING[spec.interpolation])
+    if size != (width, height):
+        left, top = (round((has - wanted) / 2.0) for has, wanted in zip(size, (width, height), strict=True))
+        converted = converted.crop((left, top, left + width, top + height))
     decoded = np.asarray(converted, dtype=np.uint8)
     return (decoded if spec.mode == "L" else decoded.transpose(2, 0, 1)).reshape(-1)

@@ -17,7 +17,7 @@ NOT_OBJECTS = "rows did not come as objects keyed by column"
 BY_COLUMN = "the model takes rows of columns, which have `columns` in its place"
 NO_TERMS = (
     "no detector of this version's flag is divided among the numbers of a row: it was published before that was "
-    "possible, its flag combines no detector of the input, or its rows are too long"
+    "possible, its flag combines no detector of the input, its rows are too long, or an encoder comes before it"
 )
 NO_ROWS = (
     "this version was published without training rows (serving.nearest_rows of its recipe), or before there were"

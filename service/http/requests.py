@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import from_objects
-from model_store.inputs.images import decoded_pixels, open_image, pixels
+from model_store.inputs.images import decoded_pixels, open_image, pixels, resized_pixels
 from service.errors import TooLarge, Unsupported
 from service.http.json_blocks import JsonRows, parse, take_apart
 from service.http.multipart import parse_form
@@ -300,12 +300,14 @@ class _Reader:
         """
         assert self.spec.image is not None
         image = open_image(_content(row, field), field)
-        self.pixels += decoded_pixels(image)
+        spec = self.spec.image
+        resized = resized_pixels(image, spec, field)
+        self.pixels += decoded_pixels(image) + resized
         if self.pixels > self.max_pixels:
             expected = f"expected images of at most {self.max_pixels} pixels together"
             raise TooLarge(f"{self.field}: {expected}, got more")
-        with self.lease.beside(DECODED_BYTES * image.width * image.height, field):
-            return pixels(image, self.spec.shape, self.spec.image, field).astype(np.float32)
+        with self.lease.beside(DECODED_BYTES * (image.width * image.height + resized), field):
+            return pixels(image, self.spec.shape, spec, field).astype(np.float32)
 
 
 def _content(row: Any, field: str) -> bytes:

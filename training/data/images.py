@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import UInt8
@@ -68,7 +68,8 @@ class Zip:
 
 
 def images(path: Path, section: "DataSection") -> Dataset:
-    """Read images and their classes; `image_size` (height, width) resizes them, else all must be of one size.
+    """Read images and their classes; `image_size` (height, width) is what they are stretched or cut to, else all must
+    be of one size.
 
     They are grey, of shape (H, W), if all files are, and else colour, of shape (3, H, W).
 
@@ -81,7 +82,7 @@ def images(path: Path, section: "DataSection") -> Dataset:
             expected = f"images train/CLASS/* or CLASS/*, {'|'.join(SUFFIXES)}, in {str(path)!r}"
             raise InvalidInput("data.source", expected, "none")
         first = next(iter(found["train"]))
-        shape, spec = _shape(files, [*found["train"], *found["test"]], first, section.image_size)
+        shape, spec = _shape(files, [*found["train"], *found["test"]], first, section)
         x = {part: _pixels(files, list(names), shape, spec) for part, names in found.items()}
     if found["test"]:
         y, y_test, classes = class_numbers(
@@ -96,10 +97,10 @@ def images(path: Path, section: "DataSection") -> Dataset:
     return Dataset(train, test, shape, classes, 0.0, 255.0, image=spec)
 
 
-def some_images(path: Path, shape: tuple[int, ...], mode: Literal["L", "RGB"], most: int, seed: int) -> Pixels:
+def some_images(path: Path, shape: tuple[int, ...], spec: ImageSpec, most: int, seed: int) -> Pixels:
     """Read at most so many images, a random choice by seed of `test/CLASS/*`, or else of `train/CLASS/*`.
 
-    They are decoded as `mode` and resized to `shape`, (H, W) or (3, H, W).
+    They are brought to `shape`, (H, W) or (3, H, W), as `spec` says.
 
     Raises:
         InvalidInput: naming the file that is broken, or what is missing.
@@ -110,7 +111,7 @@ def some_images(path: Path, shape: tuple[int, ...], mode: Literal["L", "RGB"], m
         if not names:
             raise InvalidInput("data.source", f"images test/CLASS/*{'|'.join(SUFFIXES)} in {str(path)!r}", "none")
         order = np.random.default_rng(seed).permutation(len(names))[:most]
-        return _pixels(files, [names[i] for i in order], shape, ImageSpec(mode=mode, resize=True))
+        return _pixels(files, [names[i] for i in order], shape, spec)
 
 
 def looked_at(path: Path) -> tuple[dict[str, int], Counter[tuple[int, int]], bool, bool]:
@@ -191,10 +192,11 @@ def _outer(files: Iterable[PurePosixPath]) -> int:
 
 
 def _shape(
-    files: Folder | Zip, names: list[str], first: str, image_size: list[int] | None
+    files: Folder | Zip, names: list[str], first: str, section: "DataSection"
 ) -> tuple[tuple[int, ...], ImageSpec]:
     """Return the shape of all images and how they are decoded, from their headers."""
     size: tuple[int, int] | None = None
+    image_size = section.image_size
     grey = True
     for name in names:
         image = open_image(_content(files, name), _field(name), TRAINING_FORMATS)
@@ -212,7 +214,14 @@ def _shape(
     numbers = len(names) * int(np.prod(shape))
     if numbers > MAX_DATA_BYTES:
         raise InvalidInput("data.source", f"at most {MAX_DATA_BYTES} bytes of pixels", f"{numbers}")
-    return shape, ImageSpec(mode="L" if grey else "RGB", resize=image_size is not None)
+    is_cut = section.image_fit == "crop"
+    return shape, ImageSpec(
+        mode="L" if grey else "RGB",
+        resize=image_size is not None,
+        fit=section.image_fit,
+        shorter=(section.image_resize or section.longer_side) if is_cut else None,
+        interpolation=section.image_interpolation,
+    )
 
 
 def _pixels(

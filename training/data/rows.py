@@ -75,6 +75,10 @@ class Dataset:
     def digest(self) -> str:
         """Return a SHA-256 over all rows, so that a run knows its data again."""
         spec = self.input.model_dump(exclude={"columns": {"__all__": {"usual"}}})
+        if self.image is not None:  # what was added later counts where it says something
+            spec["image"] = {"mode": self.image.mode, "resize": self.image.resize} | self.image.model_dump(
+                exclude_defaults=True
+            )
         digest = sha256(repr((spec, self.classes)).encode())
         for rows in (self.train, self.test):
             digest.update(np.ascontiguousarray(rows.x).data)

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from training.detectors.spectrum import Fold, principal_components, square_norms
+from training.detectors.spectrum import Fold, chunks, principal_components, square_norms
 from training.nn.layers import matmul
 
 BANK_ROWS = 5000  # of training rows, drawn at random
@@ -52,7 +52,8 @@ class Neighbours(nn.Module):
     ) -> "Neighbours":
         """Fit on training rows, of any space; `bank_rows` of them, drawn at random, are the bank."""
         fold = Fold.fit(rows.shape[1], generator)
-        rows = fold(rows[torch.randperm(len(rows), generator=generator)[: 2 * BANK_ROWS]].float())
+        rows = rows[torch.randperm(len(rows), generator=generator)[: 2 * BANK_ROWS]]
+        rows = torch.cat([fold(part.float()) for part in chunks(rows)])
         softening = SOFTENING * square_norms(rows).sqrt().mean().clamp(min=1e-12)
         divided = rows / (square_norms(rows).sqrt() + softening)[:, None]
         mean, _, directions = principal_components(divided, Fold(torch.ones(divided.shape[1])))

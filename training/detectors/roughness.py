@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from training.detectors.spectrum import CHUNK_ROWS, square_norms
+from training.detectors.spectrum import chunks, square_norms
 from training.nn.layers import matmul
 
 FLOOR = 1e-4  # of the training rows' mean variance, added to a row's: a plain image is not rough
@@ -33,7 +33,7 @@ class Roughness(nn.Module):
         """Fit on training rows of a shape (height, width) or (channels, height, width)."""
         channels, height, width = shape if len(shape) == 3 else (1, *shape)
         detector = cls((channels, height, width), 0.0)
-        variances = [detector.variance(part.float()) for part in rows.split(CHUNK_ROWS)]
+        variances = [detector.variance(part.float()) for part in chunks(rows)]
         floor = FLOOR * float(torch.cat(variances).double().mean())
         return cls(detector.shape, floor or 1.0)  # of plain images any unit will do
 

@@ -9,7 +9,7 @@ from training.nn.layers import matmul
 EXPLAINED = 0.9  # share of the training rows' variance inside the leading components
 FLOOR = 1e-4  # of the mean variance, added to each component's
 LARGEST = 4096  # numbers of a row; longer ones are folded
-CHUNK_ROWS = 4096
+CHUNK_ROWS, CHUNK_NUMBERS = 4096, 1 << 24  # that are computed with at a time: of images of 224 pixels a side 111
 ROUNDING = 1e-9  # of an input's square: a smaller residual would be float32's rounding
 
 
@@ -152,7 +152,7 @@ def principal_components(
     x: Num[Tensor, "N I"], fold: Fold
 ) -> tuple[Float[Tensor, "F"], Float[Tensor, "F"], Float[Tensor, "F F"]]:
     """Return mean, variances along principal components, largest first, and the components as columns, in float64."""
-    parts = torch.split(x, CHUNK_ROWS)  # rows may be bytes, and eight times as large in float64
+    parts = chunks(x)  # rows may be bytes, and eight times as large in float64
     size = min(x.shape[1], LARGEST)
     mean = sum((fold(part.double()).sum(0) for part in parts), torch.zeros(size, dtype=torch.float64)) / len(x)
     scatter = torch.zeros(size, size, dtype=torch.float64)
@@ -163,9 +163,14 @@ def principal_components(
     return mean, variances.flip(0).clamp(min=0), directions.flip(1)
 
 
+def chunks(rows: Num[Tensor, "N I"]) -> tuple[Num[Tensor, "M I"], ...]:
+    """Return rows in parts that are small also as numbers of 8 bytes."""
+    return rows.split(max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // rows.shape[1])))
+
+
 def _mean_squares(rows: Float[Tensor, "N F"]) -> Float[Tensor, "F"]:
     """Return the mean square of each column, in float64."""
-    total = sum((part.double().square().sum(0) for part in rows.split(CHUNK_ROWS)), torch.zeros(1))
+    total = sum((part.double().square().sum(0) for part in chunks(rows)), torch.zeros(1))
     return total / len(rows)
 
 

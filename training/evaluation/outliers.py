@@ -66,7 +66,7 @@ class OutlierSource:
         if self.kind == "npz":
             return _of_npz(self.path, spec, most, seed)
         read = some_images if self.kind == "images" else _of_idx
-        shown = read(self.path, spec.shape, _mode(spec), most, seed).astype(np.float32)
+        shown = read(self.path, spec.shape, _decoding(spec), most, seed).astype(np.float32)
         return np.float32(spec.minimum) + shown * np.float32((spec.maximum - spec.minimum) / 255.0)
 
 
@@ -87,20 +87,22 @@ def some(x: np.ndarray, most: int, seed: int) -> np.ndarray:
     return x[np.random.default_rng(seed).permutation(len(x))[:most]]
 
 
-def _mode(spec: InputSpec) -> Literal["L", "RGB"]:
+def _decoding(spec: InputSpec) -> ImageSpec:
+    """Return how images become rows: as those that the model takes do, of whatever size."""
+    if spec.image is not None and spec.image.resize:
+        return spec.image
     if len(spec.shape) == 2:
-        return "L"
+        return ImageSpec(mode="L", resize=True)
     if len(spec.shape) == 3 and spec.shape[0] == 3:
-        return "RGB"
+        return ImageSpec(mode="RGB", resize=True)
     raise InvalidInput(OPTION, f"`npz:`, since rows of shape {spec.shape} are not images", "images")
 
 
 def _of_idx(
-    folder: Path, shape: tuple[int, ...], mode: Literal["L", "RGB"], most: int, seed: int
+    folder: Path, shape: tuple[int, ...], decoding: ImageSpec, most: int, seed: int
 ) -> UInt8[np.ndarray, "N I"]:
     there = [stem for stem in IDX_STEMS if (folder / stem).is_file() or (folder / f"{stem}.gz").is_file()]
     images = some(read_idx(find_idx(folder, (there or [*IDX_STEMS])[0]), 3), most, seed)
-    decoding = ImageSpec(mode=mode, resize=True)
     return np.stack([as_row(Image.fromarray(image), shape, decoding) for image in images])
 
 

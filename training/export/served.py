@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from training.data import Rows
 from training.detectors import KINDS, Space, fitting
 from training.detectors.neighbours import Neighbours
-from training.detectors.spectrum import LARGEST, Mahalanobis, Residual, Spectrum
+from training.detectors.spectrum import CHUNK_NUMBERS, LARGEST, Mahalanobis, Residual, Spectrum
 from training.nn.flows import WeightNormLinear
 from training.nn.likelihoods import Likelihood
 from training.nn.model import BayesianModel
@@ -112,7 +112,8 @@ def served_network(
     """
     shape = model.network.shape if shape is None else shape
     few = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:FITTED_ROWS]
-    parts = x[few].split(CHUNK_ROWS)
+    chosen = x[few]
+    parts = chosen.split(max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // x.shape[1])))
     known = None if labels is None else labels[few]
     generator = torch.Generator().manual_seed(seed)
     spectrum = Spectrum.fit(x, generator)
@@ -120,7 +121,9 @@ def served_network(
     rows: dict[Space, Tensor] = {}
     for name in fitting(shape) if names is None else names:
         kind = KINDS[name]
-        if kind.space not in rows:
+        if kind.space == "input":
+            rows["input"] = chosen  # bytes stay bytes
+        elif kind.space not in rows:
             rows[kind.space] = torch.cat([served.rows_in(kind.space, part.float()) for part in parts])
         also = (known,) if kind.has_classes else (shape,) if kind.is_of_images else ()
         served.density[name] = kind.fit(rows[kind.space], generator, *also)

@@ -88,10 +88,13 @@ class Run:
         device: torch.device,
         parent: Parent | None = None,
         class_weights: Float64[np.ndarray, "C"] | None = None,
+        encoded: int | None = None,
     ) -> None:
         """Begin a run, from a published version's weights if there is a parent, or take it up at its checkpoint.
 
-        A regression has no classes (0). Rows of a class count as `class_weights` say, of a recipe with such.
+        `shape` is that of the data's rows; of a network with an encoder, training and validation rows are `encoded`
+        numbers of it. A regression has no classes (0). Rows of a class count as `class_weights` say, of a recipe with
+        such.
         """
         self.recipe = recipe
         self.parent = parent
@@ -104,13 +107,14 @@ class Run:
         self.batch_rows = min(recipe.training.batch_rows, self.rows)
         self.epoch_steps = self.rows // self.batch_rows
         self.patience = patience_of(recipe.training.patience, self.epoch_steps)
-        check_pixels(recipe, splits.train)
+        if encoded is None:
+            check_pixels(recipe, splits.train)
         order = _order(self.rows, recipe.seed, Stream.INITIAL_ROWS)[:INITIALISATION_ROWS].to(device)
         rows = self.train[0][order]
         self.told_epochs = told_epochs(recipe, parent)
         changes_method = parent is not None and parent.recipe.method != recipe.method
         weights = parent.network_weights() if parent is not None and changes_method else None
-        self.model = build(recipe, shape, num_classes, rows.cpu(), weights).to(device)
+        self.model = build(recipe, shape, num_classes, rows.cpu(), encoded, weights).to(device)
         self.laplace: dict[str, Any] | None = None  # what the manifest says of its posterior, once it is found
         self.samples = recipe.samples if self.model.posterior.max_draws is None else self.model.posterior.max_draws
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]

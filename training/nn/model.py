@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, one_line
 from training.nn.architectures import channels_first, from_factory, gal_cnn, load_weights, mlp, papers_cnn
 from training.nn.flows import Composition, iaf, realnvp
 from training.nn.layers import WeightLayer
@@ -22,7 +22,9 @@ from training.nn.posteriors.hypernetwork import HypernetworkPosterior, Subspace
 from training.nn.posteriors.laplace import LaplacePosterior
 from training.nn.posteriors.matrix_normal import MatrixNormalPosterior
 from training.nn.posteriors.members import MemberPosterior
-from training.nn.probes import ROWS, check_width, last_layer
+from training.nn.probes import DROPOUTS, ROWS, check_width, last_layer
+from training.nn.selection import DRAWABLE, drawn_layers, freeze, is_named
+from training.nn.split import NotSplit, SplitNetwork, split
 from training.recipe import (
     DropoutSection,
     EnsembleSection,
@@ -108,15 +110,17 @@ def build(
     shape: Sequence[int],
     classes: int,
     rows: Num[Tensor, "R I"] | None = None,
+    encoded: int | None = None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> BayesianModel:
     """Return a model as a recipe says for rows of a shape, its parameters a function of the recipe's seed.
 
     Args:
         recipe: what to build.
-        shape: of a row.
+        shape: of a row of the data.
         classes: how many there are; a regression has none (0).
         rows: some training rows, where a fit begins; without them, parameters are about to be loaded.
+        encoded: how many numbers the network takes of a row, and how long `rows` are, where it has an encoder.
         weights: the network's `state_dict`, if it was trained already, in place of what the recipe says of its start.
 
     Raises:
@@ -125,7 +129,7 @@ def build(
     generator = torch.Generator().manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
-        return _built(recipe, tuple(shape), likelihood(recipe, classes), rows, weights, generator)
+        return _built(recipe, tuple(shape), likelihood(recipe, classes), rows, generator, encoded, weights)
 
 
 def likelihood(recipe: Recipe, classes: int) -> Likelihood:
@@ -140,18 +144,25 @@ def _built(
     shape: tuple[int, ...],
     likelihood: Likelihood,
     rows: Num[Tensor, "R I"] | None,
-    weights: Mapping[str, Tensor] | None,
     generator: torch.Generator,
+    encoded: int | None,
+    weights: Mapping[str, Tensor] | None,
 ) -> BayesianModel:
     section, wanted = recipe.posterior, recipe.network
+    data_shape = shape
+    if encoded is not None:
+        shape = (encoded,)
     row_shape = (math.prod(shape),) if wanted.hidden is not None else channels_first(shape)
-    inputs = standardisation(wanted, row_shape)
+    inputs = standardisation(wanted, row_shape) if encoded is None else (torch.zeros(()), torch.ones(()))
     examples = _examples(wanted, row_shape, inputs, rows)
 
     def make() -> nn.Module:
+        if wanted.encoder == "frozen":
+            head = _head(recipe, data_shape, likelihood, rows is not None and weights is None)
+            return head if weights is None else _with_weights(head, weights)
         made = module(wanted, row_shape, likelihood.outputs)
         if weights is not None:
-            made.load_state_dict(weights)
+            _with_weights(made, weights)
         elif wanted.weights is not None and rows is not None:
             load_weights(made, Path(wanted.weights))
         if wanted.factory is not None:
@@ -191,7 +202,7 @@ def _built(
     elif isinstance(section, LaplaceSection):
         made = make()
         last, gives_outputs = last_layer(made, examples)
-        drawn = drawing(Stochastic("weights", layers or (last and [last])), made)
+        drawn = drawing(Stochastic("weights", _patterns(recipe, made, examples)), made)
         posterior = _laplace(section, drawn, last if gives_outputs else None)
     elif isinstance(section, DropoutSection):
         drawn = drawing(Stochastic("masks", layers, section.rate, section.input_rate))
@@ -209,6 +220,81 @@ def _built(
         drawn = drawing(stochastic)
         posterior = NoisePosterior(drawn.theta_dimension)
     return BayesianModel(drawn, posterior, likelihood, decay)
+
+
+def _with_weights(made: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Load the weights of a version's network.
+
+    Raises:
+        InvalidInput: if they are another's, as of a factory that has changed.
+    """
+    try:
+        made.load_state_dict(weights)
+    except RuntimeError as error:
+        raise InvalidInput("network", "the network of the version to go on from", one_line(error)[:300]) from None
+    return made
+
+
+def split_network(recipe: Recipe, shape: Sequence[int], classes: int, with_weights: bool) -> SplitNetwork | None:
+    """Return a recipe's network for rows of a shape, cut before its first layer that is drawn or trained; None where
+    nothing with weights comes before.
+
+    Raises:
+        NotSplit: if it cannot be cut.
+        InvalidInput: if the network is not one that can be fitted.
+    """
+    wanted, of = recipe.network, likelihood(recipe, classes)
+    row_shape = channels_first(shape)
+    made = module(wanted, row_shape, of.outputs)
+    if wanted.weights is not None and with_weights:
+        load_weights(made, Path(wanted.weights))
+    examples = torch.zeros(ROWS, *row_shape)  # ids, where the network takes such
+    assert wanted.factory is not None
+    check_width(made, wanted.factory, examples, of.outputs, of.meaning)
+    return split(made, _staying(recipe, made, examples), examples)
+
+
+def _patterns(recipe: Recipe, made: nn.Module, examples: Float[Tensor, "R ..."]) -> Sequence[str] | None:
+    """Return the patterns of the layers that are drawn: those that are named, of laplace else the last that runs."""
+    layers = recipe.network.bayesian
+    if layers is not None or not isinstance(recipe.posterior, LaplaceSection) or isinstance(made, DRAWABLE):
+        return layers
+    name, _ = last_layer(made, examples)
+    return None if name is None else [name]
+
+
+def _staying(recipe: Recipe, made: nn.Module, examples: Float[Tensor, "R ..."]) -> list[str]:
+    """Return the names of the layers that are drawn, masked or trained."""
+    section, layers = recipe.posterior, _patterns(recipe, made, examples)
+    names = [] if isinstance(section, PointSection) else list(drawn_layers(made, layers))
+    drops = isinstance(section, DropoutSection)
+    own = (
+        [n for n, layer in made.named_modules() if isinstance(layer, DROPOUTS) and is_named(n, layers)]
+        if drops
+        else []
+    )
+    freeze(made, recipe.network.trained, names)
+    trained = [
+        n for n, layer in made.named_modules() if any(p.requires_grad for p in layer.parameters(recurse=False))
+    ]
+    return [*dict.fromkeys([*names, *own, *trained])]
+
+
+def _head(recipe: Recipe, shape: tuple[int, ...], likelihood: Likelihood, with_weights: bool) -> nn.Module:
+    """Return what of a network comes after its encoder.
+
+    Raises:
+        InvalidInput: if the network is not cut any more where it was.
+    """
+    try:
+        classes = likelihood.outputs if recipe.task == "classification" else 0
+        parts = split_network(recipe, shape, classes, with_weights)
+    except NotSplit as error:
+        raise InvalidInput("network.encoder", "a network that can be cut in two", str(error)) from None
+    if parts is None:
+        expected = "frozen layers with weights before those that are drawn or trained"
+        raise InvalidInput("network.encoder", expected, "none")
+    return parts.head
 
 
 def module(section: NetworkSection, shape: Sequence[int], outputs: int) -> nn.Module:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
-from model_store.inputs.images import MAX_SCANS, decoded_pixels, open_image, pixels
+from model_store.inputs.images import MAX_SCANS, decoded_pixels, in_proportion, open_image, pixels
 from tests.support.images import bmp_of_runs, jpeg_of_scans, jpeg_of_segments, png_file, png_of_chunks
 
 GREY = ImageSpec(mode="L")
@@ -153,6 +153,61 @@ def test_a_file_that_is_no_such_image_is_refused(content, says):
         decoded(content, (4, 5), GREY)
     assert str(refused.value).startswith(f"inputs.2: expected {says}")
     assert "\n" not in str(refused.value)
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("size", "shorter", "expected"),
+    [((640, 480), 256, (341, 256)), ((480, 640), 256, (256, 341)), ((100, 37), 50, (135, 50)), ((9, 9), 4, (4, 4))],
+)
+def test_the_longer_side_is_in_proportion_rounded_down(size, shorter, expected):
+    assert in_proportion(size, shorter) == expected
+
+
+def cut(shorter, interpolation="bilinear"):
+    return ImageSpec(mode="L", resize=True, fit="crop", shorter=shorter, interpolation=interpolation)
+
+
+@pytest.mark.parametrize(("size", "top", "left"), [((5, 8), 0, 2), ((8, 5), 2, 0), ((5, 6), 0, 0), ((9, 5), 2, 0)])
+def test_the_centre_is_cut_out_and_halves_are_rounded_to_even_numbers(size, top, left):
+    array = np.random.default_rng(0).integers(0, 256, size).astype(np.uint8)
+    got = decoded(file_of(array), (5, 5), cut(5)).reshape(5, 5)
+    assert np.array_equal(got, array[top : top + 5, left : left + 5])
+
+
+def bilinear(x):
+    return np.maximum(1.0 - np.abs(x), 0.0)
+
+
+def bicubic(x):
+    x, a = np.abs(x), -0.5
+    near = (a + 2) * x**3 - (a + 3) * x**2 + 1
+    far = a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
+    return np.where(x < 1, near, np.where(x < 2, far, 0.0))
+
+
+@pytest.mark.parametrize("filter_", [bilinear, bicubic])
+def test_a_smaller_image_is_a_mean_by_the_filter_stretched_by_the_scale(filter_):
+    array = np.random.default_rng(0).integers(0, 256, (24, 40)).astype(np.uint8)
+    got = decoded(file_of(array), (12, 12), cut(12, filter_.__name__)).reshape(12, 12)
+
+    def weights(inputs):
+        centres, places = 2.0 * (np.arange(inputs // 2) + 0.5), np.arange(inputs) + 0.5
+        found = filter_((places - centres[:, None]) / 2.0)
+        return found / found.sum(axis=1, keepdims=True)
+
+    expected = np.clip(weights(24) @ array @ weights(40).T, 0, 255)[:, 4:16]
+    assert np.abs(got - expected).max() <= 1.01  # both passes round
+
+
+def test_an_image_that_is_too_long_and_narrow_to_be_resized_is_refused():
+    content = png_that_says(1, 600)
+    with pytest.raises(
+        InvalidInput, match=r"^inputs\.2: expected an image of at most 33554432 pixels once its shorter"
+    ):
+        decoded(content, (256, 256), cut(256))
 
 
 # Files that take long

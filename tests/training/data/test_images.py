@@ -85,6 +85,24 @@ def test_images_of_any_size_are_resized_where_the_recipe_says_so(tmp_path):
     refused(read, "'train/cat/90.png'", "an image of 5 x 4 pixels as train/cat/0.png", "`image_size`", "got 7 x 9")
     data = read(image_size=[6, 8])
     assert (data.shape, data.image.resize) == ((3, 6, 8), True)
+    cut = read(image_size=[4, 4], image_fit="crop", image_interpolation="bicubic")
+    assert (cut.shape, cut.image.shorter, cut.image.interpolation) == ((3, 4, 4), 4, "bicubic")
+    of_rest = [array for name, array in files()[1].items() if name.startswith("train/dog")]  # one pixel wider
+    assert np.array_equal(cut.train.x[-len(of_rest) :], [a[:, :4].transpose(2, 0, 1).reshape(-1) for a in of_rest])
+    assert read(image_size=[4, 4]).digest() != cut.digest()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"image_fit": "crop"},
+        {"image_size": [4, 8], "image_fit": "crop", "image_resize": 7},
+        {"image_size": [4, 4], "image_resize": 9},
+    ],
+)
+def test_keys_of_images_that_do_not_go_together_are_refused(keys):
+    with pytest.raises(ValueError, match="image_size beside image_fit|image_resize beside image_fit"):
+        recipe_of("images:pictures", **keys)
 
 
 @pytest.mark.parametrize("zipped", [False, True])
