@@ -33,7 +33,7 @@ def problem():
 def linear(structure, prior_std=1.0, epochs=40):
     content = linear_recipe("mvn", 0.0, epochs).model_dump(exclude_none=True)
     posterior = {"structure": structure, "prior_std": prior_std}
-    training = {"epochs": epochs, "batch_rows": 50, "learning_rate": 0.1}
+    training = {"epochs": epochs, "batch_rows": 50, "learning_rate": 0.1, "choose": "elbo"}
     return Recipe.model_validate({**content, "method": "laplace", "posterior": posterior, "training": training})
 
 
