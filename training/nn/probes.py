@@ -65,6 +65,23 @@ def check_width(module: nn.Module, factory: str, examples: Float[Tensor, "R ..."
     raise InvalidInput("network.factory", expected, f"{given}{after}")
 
 
+def last_layer(module: nn.Module, examples: Float[Tensor, "R ..."]) -> tuple[str | None, bool]:
+    """Return the name of the last Linear or convolution layer that runs, and whether its values are the outputs.
+
+    None where there is none. A module that is itself such a layer is named as if it were in a `Sequential`.
+    """
+    if isinstance(module, DRAWABLE):
+        return "0", isinstance(module, nn.Linear)
+    ran: list[tuple[str, object]] = []
+    layers = {name: layer for name, layer in module.named_modules() if type(layer) in DRAWABLE}
+    with _noted(layers, lambda name, gave: ran.append((name, gave)), of_outputs=True):
+        outputs: object = run_on_rows(module, examples)
+    if not ran:
+        return None, False
+    name, gave = ran[-1]
+    return name, gave is outputs and isinstance(layers[name], nn.Linear)
+
+
 def check_repeatable(module: nn.Module, examples: Float[Tensor, "R ..."]) -> None:
     """Check that a module says the same of the same rows again, whatever stands beside each.
 
