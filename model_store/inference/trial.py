@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from model_store.artifacts.manifest import GRAPHS, TRAINING_ROWS
+from model_store.artifacts.manifest import TOKENIZER
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, StoreError, one_line
 from model_store.inference.explanation import explain
-from model_store.inference.model import CALIBRATION_FILE, NEEDED, Model
+from model_store.inference.model import NEEDED, TOKENIZER_COPIES, Model
 from model_store.inference.runtime import CHUNK_ROWS, UNPAIRED_CHUNK_ROWS
 
 READY = "ready"
@@ -54,7 +54,8 @@ def tried(store: ModelStore, name: str, version: str, working_bytes: int) -> dic
     is_read = False
     try:
         files = store.manifest(name, version).files
-        made = COPIES * sum(files[file].size for file in (*GRAPHS, CALIBRATION_FILE, TRAINING_ROWS) if file in files)
+        copies = {file: TOKENIZER_COPIES if file == TOKENIZER else COPIES for file in NEEDED}
+        made = sum(copies[file] * files[file].size for file in NEEDED if file in files)
         _limit_memory(working_bytes + made)
         artifact = store.open(name, version, wanted=NEEDED)
         is_read = True
@@ -70,17 +71,25 @@ def tried(store: ModelStore, name: str, version: str, working_bytes: int) -> dic
 def predict(model: Model) -> None:
     """Predict the row in the middle of the data's range, of the default number of draws, then a full run's rows.
 
+    Of ids also the largest, which no part of the network may lack, and a text of a model of text.
+
     Raises:
         BrokenArtifact: if they cannot be predicted, or the row's scores are not numbers.
     """
     manifest = model.manifest
     middle = manifest.input.minimum / 2 + manifest.input.maximum / 2
+    if manifest.input.takes_ids:
+        middle = float(int(middle))
     row = np.full((1, model.row_size), middle, dtype=np.float32)
     theta = model.runtime.draw(0, 0, manifest.noise.default_draws)
     try:
         prediction = model.predict(row, theta)
         list(explain(model, prediction, row))
         scores = prediction.scores
+        if manifest.input.takes_ids:
+            model.predict(np.full_like(row, manifest.input.maximum), theta[:1])
+        if model.text_encoder is not None:
+            model.predict(model.text_encoder.row("a text")[None], theta[:1])
         model.predict(row.repeat(CHUNK_ROWS if model.runtime.paired else UNPAIRED_CHUNK_ROWS, axis=0), theta[:1])
     except Exception as error:
         reason = f"it does not predict a row: {type(error).__name__}: {one_line(error)}"

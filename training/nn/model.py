@@ -20,7 +20,7 @@ from training.nn.posteriors.hypernet_noise import NoisePosterior
 from training.nn.posteriors.hypernetwork import HypernetworkPosterior, Subspace
 from training.nn.posteriors.matrix_normal import MatrixNormalPosterior
 from training.nn.posteriors.members import MemberPosterior
-from training.nn.probes import ROWS, check_width
+from training.nn.probes import ROWS, check_ids, check_width
 from training.recipe import (
     DropoutSection,
     EnsembleSection,
@@ -101,7 +101,11 @@ class BayesianModel(nn.Module):
 
 
 def build(
-    recipe: Recipe, shape: Sequence[int], classes: int, rows: Num[Tensor, "R I"] | None = None
+    recipe: Recipe,
+    shape: Sequence[int],
+    classes: int,
+    rows: Num[Tensor, "R I"] | None = None,
+    largest_id: int | None = None,
 ) -> BayesianModel:
     """Return a model as a recipe says for rows of a shape, its parameters a function of the recipe's seed.
 
@@ -110,6 +114,7 @@ def build(
         shape: of a row.
         classes: how many there are; a regression has none (0).
         rows: some training rows, where a fit begins; without them, parameters are about to be loaded.
+        largest_id: of rows of ids; a module that does not take it is refused.
 
     Raises:
         InvalidInput: if the network cannot be made Bayesian; it names the layer.
@@ -117,7 +122,7 @@ def build(
     generator = torch.Generator().manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
-        return _built(recipe, tuple(shape), likelihood(recipe, classes), rows, generator)
+        return _built(recipe, tuple(shape), likelihood(recipe, classes), rows, generator, largest_id)
 
 
 def likelihood(recipe: Recipe, classes: int) -> Likelihood:
@@ -133,16 +138,20 @@ def _built(
     likelihood: Likelihood,
     rows: Num[Tensor, "R I"] | None,
     generator: torch.Generator,
+    largest_id: int | None = None,
 ) -> BayesianModel:
-    section, wanted = recipe.posterior, recipe.network
-    row_shape = (math.prod(shape),) if wanted.hidden is not None else channels_first(shape)
+    section, wanted, takes_ids = recipe.posterior, recipe.network, recipe.data.takes_ids
+    row_shape = (math.prod(shape),) if wanted.hidden is not None else shape if takes_ids else channels_first(shape)
     inputs = standardisation(wanted, row_shape)
     examples = _examples(wanted, row_shape, inputs, rows)
+    examples = examples.long() if takes_ids else examples
 
     def make() -> nn.Module:
         made = module(wanted, row_shape, likelihood.outputs)
         if wanted.weights is not None and rows is not None:
             load_weights(made, Path(wanted.weights))
+        if largest_id is not None:
+            check_ids(made, row_shape, largest_id)
         if wanted.factory is not None:
             check_width(made, wanted.factory, examples, likelihood.outputs, likelihood.meaning)
         return made

@@ -15,8 +15,11 @@ MOST_NUMBERS = 1 << 21  # of all rows together: 8 MB, of pixels 2 MB
 def training_rows(train: Rows, data: Dataset, recipe: Recipe) -> dict[str, bytes]:
     """Return the file of as many training rows as the recipe wants, a random choice; nothing where it wants none.
 
-    Columns are compared as they are encoded, pixels by their values, other numbers in their standard deviations.
+    Columns are compared as they are encoded, pixels by their values, other numbers in their standard deviations. Ids
+    are not near to each other: of such rows there is no file.
     """
+    if data.takes_ids:
+        return {}
     count = min(recipe.serving.nearest_rows, max(1, MOST_NUMBERS // train.x.shape[1]))
     if count == 0:
         return {}

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from safetensors.torch import save
 
-from model_store.artifacts.manifest import GRAPHS, ClassSpec, Manifest, NoiseSpec, TargetSpec
+from model_store.artifacts.manifest import GRAPHS, TOKENIZER, ClassSpec, Manifest, NoiseSpec, TargetSpec
 from model_store.artifacts.store import ModelStore
 from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
@@ -119,7 +119,8 @@ def exported_model(model: BayesianModel, recipe: Recipe, data: Dataset, splits: 
     weights = {key: tensor.detach().clone().contiguous() for key, tensor in model.state_dict().items()}
     log.info("exporting")
     network = fitted_detectors(model, splits.train, recipe, data.shape)
-    files = export(model, network, with_terms=not data.columns)  # columns are explained by their usual values
+    with_terms = not data.columns and not data.takes_ids  # columns are explained by their usual values
+    files = export(model, network, with_terms)
     runtime = runtime_of(model, files)
     differences = parity(model, network, runtime, splits.validation)
     precision: Literal["float32", "int8"] = "float32"
@@ -135,7 +136,12 @@ def exported_model(model: BayesianModel, recipe: Recipe, data: Dataset, splits: 
     posterior = model.posterior
     draws = min(recipe.serving.draws, posterior.max_draws or recipe.serving.draws)
     return Exported(
-        files={**files, WEIGHTS: save(weights), **training_rows(splits.train, data, recipe)},
+        files={
+            **files,
+            WEIGHTS: save(weights),
+            **training_rows(splits.train, data, recipe),
+            **({} if data.tokenizer is None else {TOKENIZER: data.tokenizer}),
+        },
         runtime=runtime,
         noise=NoiseSpec(
             algorithm=posterior.algorithm,

@@ -204,7 +204,9 @@ def test_a_smaller_image_is_a_mean_by_the_filter_stretched_by_the_scale(filter_)
 
 def test_an_image_that_is_too_long_and_narrow_to_be_resized_is_refused():
     content = png_that_says(1, 600)
-    with pytest.raises(InvalidInput, match=r"^inputs\.2: expected an image of at most 33554432 pixels once its shorter"):
+    with pytest.raises(
+        InvalidInput, match=r"^inputs\.2: expected an image of at most 33554432 pixels once its shorter"
+    ):
         decoded(content, (256, 256), cut(256))
 
 
