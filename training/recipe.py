@@ -12,11 +12,13 @@ from pydantic import (
     SerializeAsAny,
     StringConstraints,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
 from model_store.artifacts.manifest import LARGEST_ID, Name
 from model_store.errors import InvalidInput
+from model_store.inputs.times import is_date_format
 from model_store.scores.tasks import DETECTED
 from model_store.types import Task
 
@@ -100,6 +102,13 @@ class DataSection(Section):
     max_tokens: Annotated[int, Field(ge=1, le=65_536)] = 128
     pad_token: str | None = None
 
+    @field_validator("date_format")
+    @classmethod
+    def _reads_what_it_writes(cls, date_format: str | None) -> str | None:
+        if date_format is not None and not is_date_format(date_format):
+            raise ValueError("a format of whole dates as Python's strptime takes it, such as %d/%m/%Y")
+        return date_format
+
     @model_validator(mode="after")
     def _is_split_one_way(self) -> "DataSection":
         for split in ("validation", "reference", "ranking"):
@@ -165,6 +174,9 @@ class NetworkSection(Section):
     standardise: bool | None = None
     pixel_mean: Annotated[list[Pixel], Field(min_length=1)] | None = None
     pixel_std: Annotated[list[Positive], Field(min_length=1)] | None = None
+    encoder: Annotated[str, StringConstraints(pattern=r"^(frozen|none|onnx:.+)$")] | None = None
+    output: Pattern | None = None
+    rows_at_once: Annotated[int, Field(ge=1, le=256)] | None = None
 
     @model_validator(mode="after")
     def _is_named_once(self) -> "NetworkSection":
@@ -178,7 +190,23 @@ class NetworkSection(Section):
             raise ValueError("both of pixel_mean and pixel_std, a number for each channel, or neither")
         if self.standardise and (self.is_trained or self.pixel_mean):
             raise ValueError("standardise = true only for a network that starts at random and has no pixel_mean")
+        if self.output is not None and self.encoder_file is None:
+            raise ValueError("output only beside encoder = 'onnx:FILE', one of whose values it names")
+        if self.encoder_file is not None and self.kind is not None:
+            raise ValueError("hidden or factory beside encoder = 'onnx:FILE', whose rows are no images")
+        if self.encoder == "frozen" and (self.factory is None or self.trained is None):
+            raise ValueError("factory and trained, the layers that are not frozen, beside encoder = 'frozen'")
         return self
+
+    @property
+    def encoder_file(self) -> str | None:
+        """The ONNX file that is the encoder, if one is."""
+        return self.encoder.removeprefix("onnx:") if self.encoder and self.encoder.startswith("onnx:") else None
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the network takes what an encoder says of rows."""
+        return self.encoder not in (None, "none")
 
     @property
     def is_trained(self) -> bool:
@@ -188,7 +216,8 @@ class NetworkSection(Section):
     @property
     def is_standardised(self) -> bool:
         """Whether rows are brought to mean 0 and deviation 1 before the network, as of most that start at random."""
-        return not self.is_trained and self.pixel_mean is None and self.standardise is not False
+        are_raw = self.pixel_mean is None or self.encoder_file is not None
+        return not self.is_trained and are_raw and self.standardise is not False
 
 
 class FlowSection(Section):
@@ -358,7 +387,7 @@ class Recipe(Section):
     data: DataSection
     network: NetworkSection
     posterior: SerializeAsAny[Section]
-    training: TrainingSection
+    training: TrainingSection = TrainingSection()
     likelihood: LikelihoodSection | None = None
     augmentation: AugmentationSection | None = None
     serving: ServingSection = ServingSection()
@@ -376,19 +405,21 @@ class Recipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _leaves_ids_as_they_are(cls, content: Any) -> Any:
-        parts = (content.get("data"), content.get("network")) if isinstance(content, dict) else (None, None)
-        if isinstance(parts[0], dict) and isinstance(parts[1], dict) and _takes_ids(parts[0]):
-            return {**content, "network": {"standardise": False, **parts[1]}}
-        return content
+        data, network = (content.get("data"), content.get("network")) if isinstance(content, dict) else (None, None)
+        if not (isinstance(data, dict) and isinstance(network, dict) and _takes_ids(data)):
+            return content
+        if str(network.get("encoder")).startswith("onnx:"):  # of whose numbers the network is
+            return content
+        return {**content, "network": {"standardise": False, **network}}
 
     @property
     def combined(self) -> list[str]:
         """Names of the detectors whose surprisals add up to the flag's statistic."""
         if self.serving.combined:
             return list(self.serving.combined)
-        if self.data.takes_ids:
+        if self.data.takes_ids and not self.network.is_encoded:
             return [name for name in COMBINED[self.task] if name in FEATURE_DENSITIES or name not in DENSITY_NAMES]
-        is_of_images = self.data.source.startswith("images:")
+        is_of_images = self.data.source.startswith("images:") and not self.network.is_encoded
         return [*COMBINED[self.task], *(IMAGE_DENSITIES if is_of_images else ())]
 
     @property
@@ -519,14 +550,16 @@ def _check_ids(recipe: Recipe, origin: str) -> None:
         InvalidInput: naming the key.
     """
     network, why = recipe.network, "since rows are ids, which have no size"
-    if network.factory is None:
+    is_of_ids = network.encoder_file is None
+    if network.factory is None and is_of_ids:
         raise InvalidInput(f"{origin}: network", f"a factory, {why}", "another network")
-    for key, value in (("standardise", network.standardise or None), ("pixel_mean", network.pixel_mean)):
+    standardise = network.standardise or None if is_of_ids else None
+    for key, value in (("standardise", standardise), ("pixel_mean", network.pixel_mean)):
         if value is not None:
             raise InvalidInput(f"{origin}: network.{key}", f"none, {why}", "one")
     if recipe.augmentation is not None:
         raise InvalidInput(f"{origin}: augmentation", f"none, {why}", "one")
-    for i, name in enumerate(recipe.serving.combined or ()):
+    for i, name in enumerate(() if network.is_encoded else recipe.serving.combined or ()):
         if name in DENSITY_NAMES and name not in FEATURE_DENSITIES:
             raise InvalidInput(f"{origin}: serving.combined.{i}", f"no density of the input, {why}", repr(name))
 

@@ -54,7 +54,9 @@ class Parent:
 
         from training.nn.model import build
 
-        model = build(self.recipe, self.manifest.input.shape, len(self.classes))
+        encoder = self.manifest.encoder
+        encoded = None if encoder is None else encoder.outputs
+        model = build(self.recipe, self.manifest.input.shape, len(self.classes), encoded=encoded)
         try:
             model.load_state_dict(load(self.weights))
         except RuntimeError as error:

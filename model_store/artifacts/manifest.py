@@ -14,7 +14,8 @@ GRAPHS = ("sampler.onnx", "network.onnx")
 FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
 TRAINING_ROWS = "training-rows.safetensors"
 TOKENIZER = "tokenizer.json"
-OPTIONAL_FILES = (TRAINING_ROWS, TOKENIZER)
+ENCODER = "encoder.onnx"
+OPTIONAL_FILES = (TRAINING_ROWS, TOKENIZER, ENCODER)
 ALL_FILES = (*FILES, *OPTIONAL_FILES)
 NO_DIGEST = "0" * 64
 LARGEST_ID = (1 << 24) - 1  # of rows of ids: every whole number up to it is one of float32
@@ -110,7 +111,8 @@ class TimeColumn(Record):
     """A column of dates or times: (time - mean) / std, in seconds since 1970 in UTC, and for each of `cycles` the
     sine and cosine of where in it the time is; a missing value as 0.
 
-    With an `indicator` a further number says whether the value was missing. `usual` is the median.
+    With an `indicator` a further number says whether the value was missing. `usual` is the median. With `written`,
+    the format of a date as Python's strptime takes it, a text so written is read beside ISO 8601.
     """
 
     name: str
@@ -120,6 +122,7 @@ class TimeColumn(Record):
     usual: FiniteFloat | None = None
     cycles: tuple[Cycle, ...] = ()
     indicator: bool
+    written: Annotated[str, StringConstraints(min_length=1, max_length=100)] | None = None
 
 
 AnyColumn = NumericColumn | CategoricalColumn | TimeColumn
@@ -218,6 +221,18 @@ class NoiseSpec(Record):
     max_draws: Annotated[int, Field(ge=1)] | None = None  # how many different draws there are; None: without end
 
 
+class EncoderSpec(Record):
+    """What comes before the network, in a file of its own: `encoder.onnx`, from a row to what the network takes.
+
+    `rows_at_once` rows are encoded together. Where there are several, the numbers of a row may differ by
+    `difference` from those that it gets alone, as a part of the largest of them; 0 where they are the same bits.
+    """
+
+    outputs: Annotated[int, Field(ge=1)]
+    rows_at_once: Annotated[int, Field(ge=1)]
+    difference: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+
+
 class DetectorSpec(Record):
     """How the flag was calibrated."""
 
@@ -291,6 +306,7 @@ class Description(Record):
     input: InputSpec
     output: ClassSpec | TargetSpec
     noise: NoiseSpec
+    encoder: EncoderSpec | None = None
     detectors: DetectorSpec
     abstention: AbstentionSpec | None = None
     categories: CategorySpec | None = None
@@ -357,6 +373,8 @@ class Manifest(Description):
             raise ValueError(f"files: expected {sorted(FILES)}, got {sorted(self.files)}")
         if (TOKENIZER in self.files) != (self.input.text is not None):
             raise ValueError(f"files: expected {TOKENIZER} if and only if there is input.text")
+        if (ENCODER in self.files) != (self.encoder is not None):
+            raise ValueError(f"encoder: expected it if and only if there is a file {ENCODER}")
         return self
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,19 +28,22 @@ from model_store.artifacts.manifest import (
     FORMAT_VERSION,
     NAME_PATTERN,
     NO_DIGEST,
+    TOKENIZER,
+    TRAINING_ROWS,
     Description,
     FileSpec,
     Manifest,
     manifest_digest,
 )
 from model_store.artifacts.signature import SIGNATURE, SIGNATURE_BYTES, is_signature, signature
-from model_store.errors import BrokenArtifact, InvalidInput, NotFound, UnsupportedFormat
+from model_store.errors import BrokenArtifact, InvalidInput, NotFound, StoreError, UnsupportedFormat
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 MAX_MANIFEST_BYTES = 1 << 20
 PIECE_BYTES = 1 << 20  # of a file that is verified and not kept
+KEPT = (*FILES, TRAINING_ROWS, TOKENIZER)  # not the encoder, which may be large: it is loaded from its file
 LATEST = "latest"
 LAST_DELETED = ".last-deleted"  # beside the aliases: the highest number of a version that was the newest and is gone
 EVIDENCE = "evidence"  # the folder of evaluation reports: `model_store.artifacts.report`
@@ -52,6 +55,7 @@ class Artifact:
 
     manifest: Manifest
     files: dict[str, bytes]
+    folder: Path  # of what was verified and not kept
 
 
 class ModelStore:
@@ -162,7 +166,7 @@ class ModelStore:
         if not is_signature(content, manifest, trusted):
             raise BrokenArtifact(name, version, SIGNATURE, "it is no signature of this version by the trusted key")
 
-    def open(self, name: str, version: str, wanted: tuple[str, ...] = ALL_FILES) -> Artifact:
+    def open(self, name: str, version: str, wanted: tuple[str, ...] = KEPT) -> Artifact:
         """Read a version (a number), verifying the digest of every file, and keep the bytes of `wanted`.
 
         Raises:
@@ -187,12 +191,15 @@ class ModelStore:
                 )
             if sha256 != spec.sha256:
                 raise BrokenArtifact(name, version, file, "its SHA-256 is not the manifest's")
-        return Artifact(manifest, kept)
+        return Artifact(manifest, kept, folder)
 
     # Writing
 
-    def publish(self, name: str, description: Description, files: dict[str, bytes]) -> Manifest:
+    def publish(self, name: str, description: Description, files: Mapping[str, bytes | Path]) -> Manifest:
         """Publish a new version and move `latest` to it: it is there whole, or not at all.
+
+        A file that is given by its path is copied; if a version of any model has one of the same content, both share
+        one place on the disk.
 
         Raises:
             InvalidInput: if the name is not fit for a model, or a file is missing or not known.
@@ -201,23 +208,24 @@ class ModelStore:
             raise InvalidInput("files", f"{sorted(FILES)}", f"{sorted(files)}")
         with self.writing(name) as folder:
             version = str(max(_last_deleted(folder), *map(int, self.versions(name)), 0) + 1)
+            specs = {file: _spec(content) for file, content in files.items()}
             unsigned = Manifest(
                 format_version=FORMAT_VERSION,
                 **description.model_dump(),
                 name=name,
                 version=version,
                 created=datetime.now(UTC),
-                files={
-                    file: FileSpec(sha256=hashlib.sha256(content).hexdigest(), size=len(content))
-                    for file, content in files.items()
-                },
+                files=specs,
                 digest=NO_DIGEST,
             )
             digest = manifest_digest(unsigned.model_dump_json(indent=2).encode(), NO_DIGEST)
             manifest = unsigned.model_copy(update={"digest": digest})
             draft = Path(mkdtemp(prefix=".draft-", dir=folder))
             for file, content in files.items():
-                write_synced(draft / file, content)
+                if isinstance(content, bytes):
+                    write_synced(draft / file, content)
+                else:
+                    self._share_or_copy(content, file, specs[file], draft / file)
             write_synced(draft / "manifest.json", manifest.model_dump_json(indent=2).encode())
             draft.chmod(0o755)
             sync_folder(draft)
@@ -225,6 +233,23 @@ class ModelStore:
             sync_folder(folder)
             self._point(folder, LATEST, version)
         return manifest
+
+    def _share_or_copy(self, source: Path, file: str, spec: FileSpec, target: Path) -> None:
+        """Make `target` a link to a published file of this content, or a synced copy of `source`."""
+        for name in self.names():
+            for version in self.versions(name):
+                with suppress(StoreError, OSError):  # broken, or deleted meanwhile; a file system may have no links
+                    if self.manifest(name, version).files.get(file) == spec:
+                        os.link(self.folder(name) / version / file, target, follow_symlinks=False)
+                        if _digest(target, spec.size) == (spec.size, spec.sha256):
+                            return
+                        target.unlink()
+        with _open_regular(source) as original, target.open("wb") as copy:
+            shutil.copyfileobj(original, copy, PIECE_BYTES)
+            copy.flush()
+            os.fsync(copy.fileno())
+        if _digest(target, spec.size) != (spec.size, spec.sha256):
+            raise InvalidInput("files", f"a {file} that stays as it is", "one that changed meanwhile")
 
     def sign(self, name: str, version: str, key: "Ed25519PrivateKey") -> None:
         """Sign a version (a number) that is whole, in place of an earlier signature.
@@ -407,6 +432,14 @@ def read_regular(path: Path, limit: int) -> bytes:
     """Read a regular file of at most `limit` bytes (and one more, to see that it is longer)."""
     with _open_regular(path) as file:
         return file.read(limit + 1)
+
+
+def _spec(content: bytes | Path) -> FileSpec:
+    """Return the size and digest of a file's content, given whole or by its path."""
+    if isinstance(content, bytes):
+        return FileSpec(sha256=hashlib.sha256(content).hexdigest(), size=len(content))
+    size, sha256 = _digest(content, content.stat().st_size)
+    return FileSpec(sha256=sha256, size=size)
 
 
 def _digest(path: Path, limit: int) -> tuple[int, str]:

@@ -112,7 +112,8 @@ def explain(
     flag = DividedFlag.of(model, prediction)
     shares = np.zeros(x.shape) if model.runtime.has_terms else None
     nearest: list[tuple[list[str], np.ndarray]] = []
-    for n, row in enumerate(x):
+    for n, raw in enumerate(x):
+        row = raw if model.training_rows is None else model.runtime.encoded(raw[None])[0]
         if shares is not None:
             shares[n] = _shares(model, flag, n, row)
         if model.training_rows is not None:

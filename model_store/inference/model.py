@@ -1,6 +1,7 @@
 """A published model, loaded and ready to predict: manifest, runtime and calibration."""
 
 import logging
+import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from jaxtyping import Float32, Float64
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from model_store.artifacts.manifest import GRAPHS, SCORES_VERSION, TOKENIZER, TRAINING_ROWS, Manifest
+from model_store.artifacts.manifest import ENCODER, GRAPHS, SCORES_VERSION, TOKENIZER, TRAINING_ROWS, Manifest
 from model_store.artifacts.store import Artifact
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import flag_statistic
@@ -20,6 +21,7 @@ from model_store.conformal.sets import mass_above
 from model_store.conformal.stopping import Spread, StoppingRule, stages_among
 from model_store.errors import BrokenArtifact
 from model_store.inference.draws import RowsUnderDraws
+from model_store.inference.encoder import Encoder, shared_encoder
 from model_store.inference.noise import ALGORITHMS
 from model_store.inference.prediction import Prediction, RankedRows
 from model_store.inference.runtime import GraphError, Runtime
@@ -34,6 +36,7 @@ logger = logging.getLogger("dubito")
 
 CALIBRATION_FILE = "calibration.safetensors"
 TOKENIZER_COPIES = 25  # of a tokenizer's file, in memory, while it is read and after
+DRAW_S = 1e-5  # about, of a row, where encoders are compared with draws
 LARGEST = float(np.finfo(np.float32).max)
 NEEDED = (*GRAPHS, CALIBRATION_FILE, TRAINING_ROWS, TOKENIZER)  # the last two where a version has them
 
@@ -64,6 +67,11 @@ class Model:
         if manifest.noise.algorithm not in ALGORITHMS:
             raise broken("manifest.json", f"noise.algorithm: expected one of {ALGORITHMS}, those known here")
         try:
+            row_size = int(np.prod(manifest.input.shape))
+            encoder = None
+            if manifest.encoder is not None:
+                path, file = artifact.folder / ENCODER, manifest.files[ENCODER]
+                encoder = shared_encoder(path, file, manifest.encoder, row_size, threads)
             runtime = Runtime(
                 artifact.files["sampler.onnx"],
                 artifact.files["network.onnx"],
@@ -71,12 +79,13 @@ class Model:
                 threads,
                 manifest.noise.algorithm,
                 manifest.noise.paired,
+                encoder,
             )
         except GraphError as error:
             raise broken(error.file, error.reason) from None
         if runtime.task != manifest.task:
             raise broken("network.onnx", f"expected outputs of task {manifest.task}")
-        attributed, row_size = manifest.detectors.attributed, int(np.prod(manifest.input.shape))
+        attributed = manifest.detectors.attributed
         if runtime.terms_shape != ((len(attributed), row_size) if attributed else None):
             raise broken("network.onnx", "expected terms of each detector that the manifest names, and no others")
         try:
@@ -111,20 +120,20 @@ class Model:
             raise broken("network.onnx", "it does not run on rows of the manifest's shape") from None
         try:
             rows = artifact.files.get(TRAINING_ROWS)
-            training_rows = None if rows is None else TrainingRows.from_tensors(load(rows), model.row_size)
+            training_rows = None if rows is None else TrainingRows.from_tensors(load(rows), model.network_row_size)
         except (SafetensorError, ValueError) as error:
             raise broken(TRAINING_ROWS, str(error)) from None
-        encoder = None
+        text_encoder = None
         if manifest.input.text is not None:
             from model_store.inputs.text import TextEncoder  # a library that other models do not need
 
             try:
-                encoder = TextEncoder(artifact.files[TOKENIZER], manifest.input.text)
+                text_encoder = TextEncoder(artifact.files[TOKENIZER], manifest.input.text)
             except ValueError as error:
                 raise broken(TOKENIZER, str(error)) from None
-            if encoder.vocabulary > manifest.input.maximum + 1:
+            if text_encoder.vocabulary > manifest.input.maximum + 1:
                 raise broken(TOKENIZER, f"expected ids up to {manifest.input.maximum:.0f}, got larger ones")
-        return replace(model, training_rows=training_rows, text_encoder=encoder)
+        return replace(model, training_rows=training_rows, text_encoder=text_encoder)
 
     @property
     def predictive(self) -> Predictive:
@@ -135,6 +144,23 @@ class Model:
     def row_size(self) -> int:
         """How many numbers a flat row has."""
         return int(np.prod(self.manifest.input.shape))
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """What comes before the network, if anything does."""
+        encoder = self.runtime.encoder
+        assert encoder is None or isinstance(encoder, Encoder)
+        return encoder
+
+    @property
+    def encoding_draws(self) -> int:
+        """How many draws take as long as encoding a row; 0 without an encoder."""
+        return 0 if self.encoder is None else math.ceil(self.encoder.row_s / DRAW_S)
+
+    @property
+    def network_row_size(self) -> int:
+        """How many numbers the network takes of a row: those of the encoder, if there is one."""
+        return self.row_size if self.manifest.encoder is None else self.manifest.encoder.outputs
 
     def warm_up(self) -> None:
         """Predict once, so that the first caller does not pay for it and a wrong graph is found out.

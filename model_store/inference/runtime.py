@@ -28,6 +28,7 @@ logger = logging.getLogger("dubito")
 
 T = TypeVar("T")
 U = TypeVar("U")
+Rewriting = Callable[[Float32[np.ndarray, "N I"]], Float32[np.ndarray, "N F"]]  # of rows
 
 OUTPUTS: dict[Task, str] = {task: predictive.output for task, predictive in PREDICTIVES.items()}  # of the network
 BEFORE_DRAWS = ("features", "density")  # the other outputs
@@ -71,11 +72,13 @@ class Runtime:
         threads: int = 0,
         algorithm: str = NOISE_ALGORITHM,
         paired: bool = True,
+        encoder: Rewriting | None = None,
     ) -> None:
         """Make sessions of serialised graphs; `threads` 0 means one for each processor this process may use.
 
         They are the network's: draws are made ahead, on one thread, beside what the network does.
-        Noise is made by `algorithm`; `paired` says whether rows may have draws of their own.
+        Noise is made by `algorithm`; `paired` says whether rows may have draws of their own. With an `encoder`
+        (`model_store.inference.encoder`), rows are what it takes, and the network's are what it gives.
 
         Raises:
             GraphError: if a graph is not one that a sampler or network can be.
@@ -83,6 +86,7 @@ class Runtime:
         self.noise_dimension = noise_dimension
         self.algorithm = algorithm
         self.paired = paired
+        self.encoder = encoder
         self._sampler = _session("sampler.onnx", _checked("sampler.onnx", sampler, {"eps"}, {"theta"}))
         outputs = [{output, *BEFORE_DRAWS, *terms} for output in OUTPUTS.values() for terms in ((), (TERMS,))]
         whole = _checked("network.onnx", network, {"x", "theta"}, *outputs)
@@ -167,10 +171,15 @@ class Runtime:
         self, x: Float32[np.ndarray, "N I"]
     ) -> tuple[Float32[np.ndarray, "N H"], Float32[np.ndarray, "N M"]]:
         """Return what `after_draws` takes in of rows, and the density detectors' scores: what no draw changes."""
+        x = self.encoded(x)
         parts = self._each(lambda block: self._before_draws(x[block]), self._row_blocks(len(x)), len(x))
         if len(parts) == 1:
             return parts[0]
         return np.concatenate([known for known, _ in parts]), np.concatenate([density for _, density in parts])
+
+    def encoded(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
+        """Return rows as the network takes them: those of the encoder, if there is one."""
+        return x if self.encoder is None else self.encoder(x)
 
     @property
     def has_terms(self) -> bool:
@@ -311,14 +320,18 @@ def _of_each_row(values: Iterable[onnx.ValueInfoProto], name: str) -> tuple[int,
     return tuple(int(axis.dim_value) for axis in named.type.tensor_type.shape.dim[1:])
 
 
-def _session(file: str, model: onnx.ModelProto) -> ort.InferenceSession:
+def session_options(threads: int) -> ort.SessionOptions:
+    """Return options of a session whose operators take so many threads."""
     options = ort.SessionOptions()
-    options.intra_op_num_threads = (
-        1  # threads share work by draws and rows, which takes no meeting after each operator
-    )
+    options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # spinning burns an idle core
+    return options
+
+
+def _session(file: str, model: onnx.ModelProto) -> ort.InferenceSession:
+    options = session_options(1)  # threads share work by draws and rows, which takes no meeting after each operator
     try:
         session = ort.InferenceSession(model.SerializeToString(), options, providers=providers())
     except Exception:

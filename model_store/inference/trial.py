@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from model_store.artifacts.manifest import TOKENIZER
+from model_store.artifacts.manifest import ENCODER, TOKENIZER
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, StoreError, one_line
 from model_store.inference.explanation import explain
@@ -25,6 +25,7 @@ from model_store.inference.model import NEEDED, TOKENIZER_COPIES, Model
 from model_store.inference.runtime import CHUNK_ROWS, UNPAIRED_CHUNK_ROWS
 
 READY = "ready"
+ENCODED_ROWS = 4  # that are tried together, where each may take long
 COPIES = 6  # of the files that are needed, while they become sessions
 PR_SET_PDEATHSIG = 1
 STATUS = Path("/proc/self/status")  # of Linux
@@ -54,8 +55,8 @@ def tried(store: ModelStore, name: str, version: str, working_bytes: int) -> dic
     is_read = False
     try:
         files = store.manifest(name, version).files
-        copies = {file: TOKENIZER_COPIES if file == TOKENIZER else COPIES for file in NEEDED}
-        made = sum(copies[file] * files[file].size for file in NEEDED if file in files)
+        copies = {**dict.fromkeys((*NEEDED, ENCODER), COPIES), TOKENIZER: TOKENIZER_COPIES}
+        made = sum(times * files[file].size for file, times in copies.items() if file in files)
         _limit_memory(working_bytes + made)
         artifact = store.open(name, version, wanted=NEEDED)
         is_read = True
@@ -81,16 +82,19 @@ def predict(model: Model) -> None:
     if manifest.input.takes_ids:
         middle = float(int(middle))
     row = np.full((1, model.row_size), middle, dtype=np.float32)
-    theta = model.runtime.draw(0, 0, manifest.noise.default_draws)
     try:
-        prediction = model.predict(row, theta)
+        draws = model.runtime.draw_set(0, manifest.noise.default_draws)
+        prediction = model.prediction(*model.runtime.run_set(row, draws))
         list(explain(model, prediction, row))
         scores = prediction.scores
+        one = model.runtime.draw(0, 0, 1)
         if manifest.input.takes_ids:
-            model.predict(np.full_like(row, manifest.input.maximum), theta[:1])
+            model.predict(np.full_like(row, manifest.input.maximum), one)
         if model.text_encoder is not None:
-            model.predict(model.text_encoder.row("a text")[None], theta[:1])
-        model.predict(row.repeat(CHUNK_ROWS if model.runtime.paired else UNPAIRED_CHUNK_ROWS, axis=0), theta[:1])
+            model.predict(model.text_encoder.row("a text")[None], one)
+        full_run = CHUNK_ROWS if model.runtime.paired else UNPAIRED_CHUNK_ROWS
+        rows = row.repeat(full_run if model.encoder is None else ENCODED_ROWS, axis=0)
+        model.predict(rows, one)
     except Exception as error:
         reason = f"it does not predict a row: {type(error).__name__}: {one_line(error)}"
         raise BrokenArtifact(manifest.name, manifest.version, "network.onnx", reason) from error
@@ -123,8 +127,9 @@ def _is_of_memory(error: BaseException | None) -> bool:
 
 def _end_with_parent() -> None:
     """Have the system kill this process when the thread that started it is gone; elsewhere it ends with its input."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _be_killed_first() -> None:

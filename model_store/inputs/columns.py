@@ -25,7 +25,16 @@ from model_store.artifacts.manifest import (
 )
 from model_store.errors import InvalidInput
 from model_store.inputs.numbers import example_of, number_of
-from model_store.inputs.times import EXAMPLE, phases, seconds_of
+from model_store.inputs.times import (
+    EXAMPLE,
+    ISO,
+    phases,
+    seconds_as_written,
+    seconds_of,
+)
+from model_store.inputs.times import (
+    example_of as date_example_of,
+)
 
 Columns = Sequence[AnyColumn]
 Numbers = Float64[np.ndarray, "N"]  # NaN where a value is missing; times are numbers
@@ -77,7 +86,8 @@ def from_objects(rows: Sequence[Any], columns: Columns, field: str, first_row: i
     for column in columns:
         cells = [row[column.name] for row in rows]
         if isinstance(column, NumericColumn | TimeColumn):
-            read = partial(_number, column.written) if isinstance(column, NumericColumn) else _time
+            is_number = isinstance(column, NumericColumn)
+            read = partial(_number, column.written) if is_number else partial(_time, column.written)
             values[column.name] = np.array(
                 [read(cell, f"{field}.{n}.{column.name}") for n, cell in enumerate(cells, start=first_row)]
             )
@@ -168,15 +178,16 @@ def _number(written: NumberWriting | None, cell: Any, field: str) -> float:
     return float(cell)
 
 
-def _time(cell: Any, field: str) -> float:
+def _time(written: str | None, cell: Any, field: str) -> float:
     if cell is None:
         return float("nan")
-    expected = f"a date or time in ISO 8601, such as {EXAMPLE}, or null"
+    as_text = "" if written is None else f", or as the training data had it, such as {date_example_of(written)!r}"
+    expected = f"a date or time in ISO 8601, such as {EXAMPLE}{as_text}, or null"
     if type(cell) is not str:
         raise InvalidInput(field, expected, _kind_of(cell))
     try:
-        return seconds_of(cell)
-    except ValueError:
+        return seconds_of(cell) if written is None or ISO.fullmatch(cell) else seconds_as_written(written, cell)
+    except (ValueError, OverflowError):
         raise InvalidInput(field, expected, "another string") from None
 
 

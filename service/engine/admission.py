@@ -42,8 +42,12 @@ class Admission:
         self._rate = 0.0  # rows x draws a second, of late
 
     @contextmanager
-    def admitted(self, rows: int, draws: int, at_once: int, client: Hashable = None) -> Iterator[None]:
+    def admitted(
+        self, rows: int, draws: int, at_once: int, client: Hashable = None, encoding: int = 0
+    ) -> Iterator[None]:
         """Hold a place for a client's request, of which `at_once` rows x draws count at a time.
+
+        Before its draws a row takes as long as `encoding` more draws.
 
         A burst may fill the queue up to `max_queued_row_draws`. From when it is full until nobody has been refused
         for `LASTING_S`, work beyond `overload_row_draws` is refused, so that those who are let in are answered soon.
@@ -57,7 +61,8 @@ class Admission:
         """
         if rows * draws > self.settings.max_row_draws:
             raise TooLarge(f"rows x num_samples: expected at most {self.settings.max_row_draws}, got {rows * draws}")
-        work = min(rows * draws, max(at_once, draws))
+        a_row = draws + encoding
+        work = min(rows * a_row, max(at_once, a_row))
         self.refuse_overload(work, client)
         self.row_draws += work
         self.in_work += 1

@@ -31,6 +31,7 @@ BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch
 PARTS_FOR_OTHERS = 4  # that such a part of a large job is divided in where others wait or may come
 REMADE_ROW_DRAWS = 100_000  # the same where draws are too large to hold, and made again for each part of a job
 SUMMED_NUMBERS = 4_000_000  # that the draws of a micro-batch or part are summed in: 32 MB
+ENCODED_S = 0.25  # that the encoder takes for the rows of a micro-batch or part, at most
 LEAST_AT_ONCE = 16  # requests that a micro-batch may take, however few are about
 GATHER_S = 0.01  # after a micro-batch, in which those who come with the next requests are waited for
 
@@ -78,7 +79,8 @@ class Engine:
         """Compute a job, at once where that takes less time than the way to the worker and back."""
         progress = Progress(job)
         is_paired = job.served.model.manifest.noise.paired  # else a draw holds every weight
-        if self.admission.row_draws <= SMALL_ROW_DRAWS and job.seed is None and is_paired:
+        is_small = self.admission.row_draws <= SMALL_ROW_DRAWS and job.served.model.encoder is None
+        if is_small and job.seed is None and is_paired:
             progress.queued = time.perf_counter()
             await asyncio.sleep(0)  # requests that came together see each other, and are computed together
             if self.admission.in_work == 1 and job.served.reservoir.has_ready:
@@ -93,7 +95,7 @@ class Engine:
 
     def _put(self, progress: Progress) -> None:
         progress.queued = time.perf_counter()
-        cost = min(progress.rows_left, self._most_rows(progress)) * progress.job.num_samples
+        cost = min(progress.rows_left, self._most_rows(progress)) * progress.job.row_draws
         with self._something:
             self._queue.put(progress, progress.job.client, cost)
             if len(self._queue) >= self._gathered:
@@ -144,7 +146,7 @@ class Engine:
         taken, rows, seeded = turns[:1], first.rows_left, first.job.seed is not None
         most = part_rows(first.job.served, first.job.num_samples)
         most_seeded = min(most, _own_rows(first.job))
-        furthest = self._queue.least + most * first.job.num_samples
+        furthest = self._queue.least + most * first.job.row_draws
         used = {turns[0].client: turns[0].after}
         for piece in turns[1:]:
             if rows >= most or len(taken) >= self._at_once:
@@ -207,7 +209,7 @@ class Engine:
 
     def _count(self, batch: list[Progress], rows: int, begun: float, ended: float) -> None:
         served, draws = batch[0].job.served, batch[0].job.num_samples
-        self.admission.note(rows * draws, ended - begun)
+        self.admission.note(rows * batch[0].job.row_draws, ended - begun)
         queue_s = [begun - progress.phases[-1].queued for progress in batch]
         self.metrics.batch(served.key, rows, queue_s, ended - begun)
         new = [progress for progress in batch if len(progress.phases) == 1]
@@ -220,7 +222,9 @@ def part_rows(served: Served, num_samples: int) -> int:
     """Return how many rows are computed at once: those of a micro-batch, or of a part of a large request or pool."""
     is_held = served.model.runtime.set_bytes(num_samples) <= HELD_BYTES
     summed = SUMMED_NUMBERS // (GROUPS * served.model.manifest.output_size)
-    return max(1, min((BATCH_ROW_DRAWS if is_held else REMADE_ROW_DRAWS) // num_samples, summed))
+    rows = min((BATCH_ROW_DRAWS if is_held else REMADE_ROW_DRAWS) // num_samples, summed)
+    encoder = served.model.encoder
+    return max(1, rows if encoder is None else min(rows, int(ENCODED_S / encoder.row_s)))
 
 
 def kept_bytes(job: Job, rows: int | None = None) -> int:

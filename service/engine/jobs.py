@@ -39,6 +39,11 @@ class Job:
     priors: tuple[float, ...] | None = None  # shares of the rows' classes, if not those of the training data
 
     @property
+    def row_draws(self) -> int:
+        """The work of a row, in draws: those that it takes, and as many as its encoder is worth."""
+        return self.num_samples + self.served.model.encoding_draws
+
+    @property
     def has_short_answer(self) -> bool:
         """Whether the event loop may write the answer."""
         return len(self.x) <= FEW_ROWS and not self.keep_samples

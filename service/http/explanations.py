@@ -17,7 +17,7 @@ NOT_OBJECTS = "rows did not come as objects keyed by column"
 BY_COLUMN = "the model takes rows of columns, which have `columns` in its place"
 NO_TERMS = (
     "no detector of this version's flag is divided among the numbers of a row: it was published before that was "
-    "possible, its flag combines no detector of the input, or its rows are too long"
+    "possible, its flag combines no detector of the input, its rows are too long, or an encoder comes before it"
 )
 OF_IDS = "the model takes rows of ids, which have no size: none has a share, and no training row is near"
 NO_ROWS = (
@@ -58,7 +58,7 @@ def null_because(manifest: Manifest, explained: Explained) -> dict[str, str]:
         why |= dict.fromkeys(("columns", "unseen", "missing"), NO_COLUMNS)
         no_terms = OF_IDS if manifest.input.takes_ids else NO_TERMS
         why |= dict.fromkeys(("attributed", "map"), no_terms) if explanation.shares is None else {}
-    no_rows = OF_IDS if manifest.input.takes_ids else NO_ROWS
+    no_rows = OF_IDS if manifest.input.takes_ids and manifest.encoder is None else NO_ROWS
     return why | ({"nearest": no_rows} if explanation.nearest is None else {})
 
 

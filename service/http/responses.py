@@ -221,6 +221,7 @@ def predict_npz(
     served: Served,
     predicted: Predicted,
     options: DecisionOptions,
+    x: Float32[np.ndarray, "N I"],
     decision: Decision,
     explained: Explained | None = None,
 ) -> bytes:
@@ -229,7 +230,7 @@ def predict_npz(
     What is null in JSON for all rows is left out; infinite bounds are infinite.
     """
     packed = io.BytesIO()
-    arrays = dict(_arrays(served, predicted, options, decision))
+    arrays = dict(_arrays(served, predicted, options, x, decision))
     if explained is not None:
         arrays |= explanation_arrays(served.model.manifest, explained)
     np.savez(packed, allow_pickle=False, **arrays)
@@ -237,7 +238,11 @@ def predict_npz(
 
 
 def _arrays(
-    served: Served, predicted: Predicted, options: DecisionOptions, decision: Decision
+    served: Served,
+    predicted: Predicted,
+    options: DecisionOptions,
+    x: Float32[np.ndarray, "N I"],
+    decision: Decision,
 ) -> Iterator[tuple[str, Any]]:
     prediction, scores = predicted.prediction, reported(predicted.prediction.scores)
     samples = None if predicted.samples is None else predicted.samples.transpose(1, 0, 2)
@@ -249,6 +254,10 @@ def _arrays(
             yield name, np.array(rate)
     if options.priors is not None:
         yield "priors", np.array(options.priors)
+    columns = served.model.manifest.input.columns
+    if columns:
+        unknown = unknown_categories(x, columns)
+        yield "unknown_categories", np.array([unknown.get(column.name, 0) for column in columns])
     yield "num_samples", scores.num_draws
     for name, score in scores.by_name().items():
         if name != "epistemic_std" or predicted.num_samples > 1:

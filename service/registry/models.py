@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import numpy as np
 from jaxtyping import Float32
 
-from model_store.artifacts.manifest import GRAPHS, TOKENIZER, TRAINING_ROWS, Manifest
+from model_store.artifacts.manifest import ENCODER, GRAPHS, TOKENIZER, TRAINING_ROWS, Manifest
 from model_store.artifacts.signature import read_public_key
 from model_store.artifacts.store import LATEST, ModelStore
 from model_store.conformal.calibration import DEFAULT_FPR
@@ -36,6 +36,7 @@ from service.settings import VERIFY_KEY_VARIABLE, Settings
 logger = logging.getLogger("dubito")
 
 RETRY_BROKEN_S = 30.0
+ENCODER_COPIES = 1.5  # in memory, of an encoder's file, while it is loaded
 PATIENCE_S = 5.0  # for trials when the service starts, or is told to look: most take a second
 HOW_TO_PUBLISH = (
     "no model is published in the store yet: run `python -m training fit recipes/digits.toml` with the same "
@@ -262,7 +263,7 @@ class Models:
     def _manifest(self, name: str, version: str) -> Manifest:
         """Return the manifest of a version that there is memory for."""
         manifest = self.store.manifest(name, version)
-        need = self.model_bytes(manifest)
+        need = self._bytes_of([manifest])
         if need > self.settings.max_model_bytes:
             raise TooLargeToLoad(name, version, need, self.settings.max_model_bytes)
         return manifest
@@ -304,8 +305,8 @@ class Models:
         """Unload the least recently used versions beyond the memory bound, but never the one used last."""
         while True:
             with self._lock:
-                sizes = [self.model_bytes(served.model.manifest) for served in self._loaded.values()]
-                if len(sizes) < 2 or sum(sizes) <= self.settings.max_model_bytes:
+                loaded = [served.model.manifest for served in self._loaded.values()]
+                if len(loaded) < 2 or self._bytes_of(loaded) <= self.settings.max_model_bytes:
                     break
                 name, version = next(iter(self._loaded))
             self._unload(name, version)
@@ -334,8 +335,13 @@ class Models:
         served.reservoir.close()
         return True
 
+    def _bytes_of(self, manifests: list[Manifest]) -> int:
+        """Return about how many bytes versions take in memory together; an encoder that several have counts once."""
+        encoders = {m.files[ENCODER].sha256: m.files[ENCODER].size for m in manifests if ENCODER in m.files}
+        return sum(map(self.model_bytes, manifests)) + int(ENCODER_COPIES * sum(encoders.values()))
+
     def model_bytes(self, manifest: Manifest) -> int:
-        """Return about how many bytes a version takes in memory, ready draws included.
+        """Return about how many bytes a version takes in memory, ready draws included, without its encoder.
 
         A session holds a graph's weights, nearly all of its file, as they are and packed for its kernels.
         docs/results/startup.md compares the estimate with what is measured.

@@ -53,7 +53,8 @@ async def post_acquire(request: Request) -> Response:
     num_samples = num_samples_of(envelope, served, settings)
     priors = priors_of(envelope, served)
     record = record_of(request.scope)
-    with context.admission.admitted(len(rows), num_samples, BATCH_ROW_DRAWS, client):
+    encoding = served.model.encoding_draws
+    with context.admission.admitted(len(rows), num_samples, BATCH_ROW_DRAWS, client, encoding):
         lease, deadline = lease_of(request.scope), context.deadline(begun, envelope)
         x = await context.rows(request, client, rows, served, "pool", deadline)
         del body, rows  # which may be many times as large

@@ -66,6 +66,7 @@ def _overview(models: Models, name: str) -> dict[str, Any]:
         "smallest_fpr": None if latest is None else latest.detectors.smallest_fpr,
         "too_few_rows": None if latest is None else too_few_rows(latest.detectors, latest.categories),
         "categories": None if latest is None or latest.categories is None else latest.categories.model_dump(),
+        "encoder": None if latest is None or latest.encoder is None else latest.encoder.model_dump(),
         "smallest_risk": None if latest is None or latest.abstention is None else latest.abstention.smallest_risk,
     }
 

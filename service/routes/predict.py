@@ -67,7 +67,8 @@ async def post_predict(request: Request) -> Response:
     refuse_too_many_explained(envelope, len(rows), served, settings)
     as_arrays = NPZ in header(request, b"accept")
     more = more_rows(served.model.manifest.input) if envelope.explain else 0
-    with context.admission.admitted(len(rows) * (1 + more), num_samples, BATCH_ROW_DRAWS, client):
+    encoding = served.model.encoding_draws
+    with context.admission.admitted(len(rows) * (1 + more), num_samples, BATCH_ROW_DRAWS, client, encoding):
         lease, deadline = lease_of(request.scope), context.deadline(begun, envelope)
         x = await context.rows(request, client, rows, served, "inputs", deadline)
         cells = None
@@ -123,7 +124,7 @@ def _answer(
     prediction = predicted.prediction if groups is None else predicted.prediction.of_groups(groups)
     if as_arrays:
         decision = decide(prediction, options)
-        flags, answer = decision.flag, [predict_npz(served, predicted, options, decision)]
+        flags, answer = decision.flag, [predict_npz(served, predicted, options, job.x, decision)]
         yield
     elif len(overall) * numbers_a_row(served, predicted.samples) > NUMBERS_AT_ONCE:
         decision = decide(prediction, options)
@@ -161,7 +162,7 @@ def _explained_answer(
     decision = decide(prediction, options)
     explained = Explained((yield from explain(served.model, prediction, job.x, as_usual)), cells)
     if as_arrays:
-        answer = [predict_npz(served, predicted, options, decision, explained)]
+        answer = [predict_npz(served, predicted, options, job.x, decision, explained)]
     else:
         answer = yield from predict_json_parts(served, predicted, options, job.x, decision, explained)
     return answer, _noted(context, job, predicted, overall, decision.flag)

@@ -1,20 +1,35 @@
 """Linear regressions with Gaussian noise, whose posteriors are known: what a variational fit can be held against.
 
 Noise, and what else a method takes for a parameter, are what the fit found: the reference is exact given those.
+
+`python -m tests.support.linear_gaussian -7 -4 -1` fits every method by the defaults of recipes from these starts, and
+prints a table.
 """
 
+import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
 from training.data import Rows, Splits
-from training.fitting.run import Run
+from training.fitting.run import Run, training_facts
 from training.nn.model import BayesianModel, build
 from training.recipe import Recipe
 
 UNITS = 4
+METHODS: dict[str, dict[str, float]] = {  # with what makes the exact posterior, or the best factorial one, theirs
+    "bbb-gaussian": {},
+    "bbb-mixture": {"std_1": 1.0, "std_2": 1.0},  # of equal parts: the prior N(0, 1)
+    "mvn": {},
+    "bhn-weights": {"couplings": 0},
+    "bhn-realnvp": {"couplings": 0},
+    "bhn-iaf": {"couplings": 0},
+}
+SCHEDULE = {"epochs": 150, "learning_rate": 5e-3}  # of tests: the default takes several times as long
 
 
 class Total(nn.Module):
@@ -52,8 +67,8 @@ class Problem:
         return cls(Splits(everything.take(np.arange(rows)), *parts), inputs)
 
 
-def recipe(method: str, initial_log_std: float, epochs: int = 150, seed: int = 0, **posterior) -> Recipe:
-    """The documented defaults, but for the start."""
+def recipe(method: str, initial_log_std: float, seed: int = 0, training=None, **posterior) -> Recipe:
+    """The documented defaults, but for the start and the schedule: an empty `training` has the default one too."""
     over_scales = method in ("bhn-realnvp", "bhn-iaf")
     return Recipe.model_validate(
         {
@@ -64,7 +79,7 @@ def recipe(method: str, initial_log_std: float, epochs: int = 150, seed: int = 0
             "data": {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1},
             "network": {"factory": f"tests.support.linear_gaussian:{'summed' if over_scales else 'linear'}"},
             "posterior": {"initial_log_std": initial_log_std, **posterior},
-            "training": {"epochs": epochs, "learning_rate": 5e-3},
+            "training": SCHEDULE if training is None else training,
         }
     )
 
@@ -112,3 +127,33 @@ def at_exact_posterior(problem: Problem, method: str, variances_times: float) ->
         sigma = (variances_times / precision.diagonal()).sqrt().float()
         model.posterior.rho.copy_(torch.log(torch.expm1(sigma)))
     return model
+
+
+@torch.no_grad()
+def compared(model: BayesianModel, problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
+    """Variances over those of the best factorial Gaussian, and means off by how many of its standard deviations."""
+    mean, precision = exact(model, problem)
+    fitted_mean, fitted_variance = moments(model)
+    best = 1.0 / precision.diagonal()
+    return fitted_variance / best, (fitted_mean - mean) / best.sqrt()
+
+
+def main() -> None:
+    problem = Problem.make()
+    print(
+        "| method | start | epochs | variance / best | largest error of a mean | settled |\n|---|---|---|---|---|---|"
+    )
+    for method, posterior in METHODS.items():
+        for start in map(float, sys.argv[1:]):
+            with tempfile.TemporaryDirectory() as folder:
+                model, run = fit(problem, recipe(method, start, training={}, **posterior), Path(folder))
+            ratio, off = compared(model, problem)
+            facts = training_facts(run, problem.splits)
+            assert facts.convergence is not None
+            row = f"| {method} | {start:g} | {facts.epochs} | {ratio.min():.2f} to {ratio.max():.2f} "
+            row += f"| {off.abs().max():.2f} | {'yes' if facts.convergence['settled'] else 'no'} |"
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

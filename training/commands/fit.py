@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
 
-from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.manifest import ENCODER, Manifest
 from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput, StoreError
 from training import recipe as recipes
@@ -67,20 +67,27 @@ def run(options: argparse.Namespace) -> None:
         print(f"! {line}")
 
     from training.fitting.augmentation import check_augmentation
+    from training.fitting.encoding import with_encoder
     from training.fitting.memory import keep_freed_memory  # wrong recipes and data are answered before torch is there
-    from training.fitting.run import CHECKPOINT, Run, device_named, training_facts
+    from training.fitting.run import CHECKPOINT, Run, check_pixels, device_named, training_facts
     from training.fitting.target_choice import forget, target_choice
     from training.fitting.warm_start import check_compatible
     from training.publishing.publish import publish
 
     check_augmentation(recipe.augmentation, data.shape)
+    check_pixels(recipe, splits.train)
+    like = None if parent is None or parent.manifest.encoder is None else parent.manifest.files[ENCODER].sha256
+    recipe, encoding = with_encoder(recipe, data, splits.train, folders.runs(), like)
     if parent is not None:
         check_compatible(recipe, data, parent)
     device = device_named(options.device)
     keep_freed_memory()
     begins_at = "" if parent is None else f" {parent.label} {sha256(parent.weights).hexdigest()}"
+    encoded = None if encoding is None else encoding.spec.outputs
     if recipe.network.weights is not None:
         begins_at += f" {_weights_digest(Path(recipe.network.weights))}"
+    if encoding is not None:
+        begins_at += f" {encoding.digest}"
     run_id = sha256(f"{recipe.digest()} {data.digest()} {device.type}{begins_at}".encode()).hexdigest()[:12]
     folder = folders.runs() / f"{recipe.name}-{run_id}"
     if not options.again and not (folder / CHECKPOINT).exists():
@@ -90,13 +97,16 @@ def run(options: argparse.Namespace) -> None:
             print(f"{what}, so there is nothing to do; --again fits it again")
             return
     with _locked(folder):
-        choice = target_choice(recipe, data, splits, folder, device, parent)
+        if encoding is not None:
+            splits = encoding.of(splits, options.quiet)
+        choice = target_choice(recipe, data, splits, folder, device, parent, encoded)
         own_units, splits = splits, transformed(splits, choice.transform)
         weights = None
         if recipe.data.class_weights is not None:
             weights = class_weights(recipe.data.class_weights, data.classes, splits.train.y)
-        largest_id = int(data.maximum) if data.takes_ids else None
-        run = Run(recipe, splits, data.shape, len(data.classes), folder, device, parent, weights, largest_id)
+        largest_id = int(data.maximum) if data.takes_ids and encoding is None else None
+        counts = len(data.classes)
+        run = Run(recipe, splits, data.shape, counts, folder, device, parent, weights, encoded, largest_id)
         begun = (
             f"going on from step {run.progress.step}"
             if run.resumed
@@ -117,7 +127,8 @@ def run(options: argparse.Namespace) -> None:
             if facts.convergence is not None:
                 print(facts.convergence["says"])
             root = folders.data_root()
-            manifest = publish(store, recipe.name, model, recipe, data, splits, facts, root, choice.transform)
+            transform = choice.transform
+            manifest = publish(store, recipe.name, model, recipe, data, splits, facts, root, transform, encoding)
         run.checkpoint.unlink()
         forget(folder)
     for key, value in manifest.quality.items():
@@ -175,7 +186,8 @@ def _fitted(store: ModelStore, recipe: Recipe, data: Dataset, parent: Parent | N
 
     None of a factory's network, or one of a file of weights: what these hold does not stand in the recipe.
     """
-    if recipe.network.factory is not None or recipe.network.weights is not None:
+    network = recipe.network
+    if network.factory is not None or network.weights is not None or network.encoder_file is not None:
         return None
     for version in reversed(store.versions(recipe.name)):
         with suppress(StoreError, InvalidInput):

@@ -153,19 +153,21 @@ def writing_in(table: Any, name: str) -> NumberWriting | None:
 
 def with_times(
     table: Any, names: set[str], kinds: Mapping[str, str], date_format: str | None
-) -> tuple[Any, set[str]]:
-    """Return a table whose columns of dates and times are numbers of seconds, and the names of these columns.
+) -> tuple[Any, dict[str, str | None]]:
+    """Return a table whose columns of dates and times are numbers of seconds, and by the names of these columns the
+    format of their dates, None of those that requests write in ISO 8601 alone.
 
     Text is so where every value is a date or time; in a column of kind `time` another value is refused.
     """
     import pyarrow as pa
     from pyarrow import compute, types
 
-    found = set()
+    found: dict[str, str | None] = {}
     for i, name in enumerate(table.column_names):
         column, kind = table.column(i), kinds.get(name)
         if name not in names or kind not in (None, "time"):
             continue
+        form = None
         if types.is_date(column.type) or types.is_timestamp(column.type):
             seconds = compute.cast(column, pa.timestamp("us", getattr(column.type, "tz", None)), safe=False)
             numbers = compute.divide(compute.cast(compute.cast(seconds, pa.int64()), pa.float64()), 1e6)
@@ -174,12 +176,12 @@ def with_times(
             times = times_of(trimmed, name, date_format, kind == "time")
             if times is None:
                 continue
-            numbers = pa.array(times, from_pandas=True)
+            numbers, form = pa.array(times.seconds, from_pandas=True), times.written
         elif kind == "time":
             raise InvalidInput(f"column {name}", "dates or times", f"type {column.type}"[:80])
         else:
             continue
-        found.add(name)
+        found[name] = form
         table = table.set_column(i, name, numbers)
     return table, found
 

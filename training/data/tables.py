@@ -56,12 +56,12 @@ TWO_WEEKS_S = 14 * DAY_S
 class Table:
     """Columns by name, without the target: numbers (NaN where missing) or categories (None where missing).
 
-    Those of `times` are numbers of seconds.
+    Those of `times` are numbers of seconds; it says how their dates were written, None in ISO 8601.
     """
 
     columns: dict[str, Numbers | Categories]
     rows: int
-    times: frozenset[str] = frozenset()
+    times: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     written: Mapping[str, NumberWriting] = dataclasses.field(default_factory=dict)  # of numbers, if not plainly
 
     def take(self, index: Int64[np.ndarray, "M"]) -> "Table":
@@ -183,25 +183,21 @@ def fit_columns(table: Table) -> list[AnyColumn]:
     return [
         _fit_categories(name, values)
         if isinstance(values, list)
-        else _fit_numbers(name, values, name in table.times, table.written.get(name))
+        else _fit_times(name, values, table.times[name])
+        if name in table.times
+        else _fit_numbers(name, values, table.written.get(name))
         for name, values in table.columns.items()
     ]
 
 
-def _fit_numbers(
-    name: str, values: Numbers, is_time: bool, written: NumberWriting | None = None
-) -> NumericColumn | TimeColumn:
+def _fit_numbers(name: str, values: Numbers, written: NumberWriting | None) -> NumericColumn:
+    mean, std, usual, indicator = _moments(name, values)
+    return NumericColumn(name=name, mean=mean, std=std, usual=usual, indicator=indicator, written=written)
+
+
+def _fit_times(name: str, values: Numbers, written: str | None) -> TimeColumn:
+    mean, std, usual, indicator = _moments(name, values)
     present = values[~np.isnan(values)]
-    if len(present) == 0:
-        raise InvalidInput(f"column {name}", "a value in some training row (or `ignored` in data.columns)", "none")
-    with np.errstate(over="ignore", invalid="ignore"):  # refused below
-        mean, std = float(present.mean()), float(present.std())
-    if not np.isfinite([mean, std]).all():
-        raise InvalidInput(f"column {name}", "numbers whose variance float64 can hold", "larger ones")
-    indicator = len(present) < len(values)
-    usual = float(np.median(present))
-    if not is_time:
-        return NumericColumn(name=name, mean=mean, std=std or 1.0, usual=usual, indicator=indicator, written=written)
     span = np.ptp(present)
     is_seen = {
         "year": span >= CYCLES_S["year"],
@@ -209,7 +205,19 @@ def _fit_numbers(
         "day": (np.mod(present, DAY_S) != 0).any(),
     }
     cycles: tuple[Cycle, ...] = tuple(cycle for cycle in get_args(Cycle) if is_seen[cycle])
-    return TimeColumn(name=name, mean=mean, std=std or 1.0, usual=usual, cycles=cycles, indicator=indicator)
+    return TimeColumn(name=name, mean=mean, std=std, usual=usual, cycles=cycles, indicator=indicator, written=written)
+
+
+def _moments(name: str, values: Numbers) -> tuple[float, float, float, bool]:
+    """Return mean, standard deviation (1 of a constant) and median of a column, and whether values are missing."""
+    present = values[~np.isnan(values)]
+    if len(present) == 0:
+        raise InvalidInput(f"column {name}", "a value in some training row (or `ignored` in data.columns)", "none")
+    with np.errstate(over="ignore", invalid="ignore"):  # refused below
+        mean, std = float(present.mean()), float(present.std())
+    if not np.isfinite([mean, std]).all():
+        raise InvalidInput(f"column {name}", "numbers whose variance float64 can hold", "larger ones")
+    return mean, std or 1.0, float(np.median(present)), len(present) < len(values)
 
 
 def _fit_categories(name: str, values: Categories) -> CategoricalColumn:
@@ -323,7 +331,7 @@ def dataset_of(
             [labels[i] for i in train.tolist()], [labels[i] for i in test.tolist()], "data.target"
         )
     written = {name: writing for name in features if (writing := writing_in(table, name)) is not None}
-    rows = Table(columns, table.num_rows, frozenset(times), written).take(kept)
+    rows = Table(columns, table.num_rows, times, written).take(kept)
     if texts is None:
         data = _encoded(rows, y, y_test, classes, train, test, sizes, known, ties)
     else:

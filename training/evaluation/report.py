@@ -190,6 +190,8 @@ def checked_draws(version: Parent, wanted: Wanted) -> int:
         raise InvalidInput("--attacks", "rows of numbers, since attacks follow gradients", "rows of ids")
     if wanted.attacks and TrainingFacts.of(version.manifest).pruned is not None:
         raise InvalidInput("--attacks", "a version that is not pruned, since attacks need its gradients", "one")
+    if wanted.attacks and version.manifest.encoder is not None:
+        raise InvalidInput("--attacks", "a version without an encoder, since attacks need its gradients", "one")
     names = [source.name for source in wanted.outliers]
     if len(set(names)) < len(names):
         raise InvalidInput(OPTION, "different names", f"{names}"[:200])

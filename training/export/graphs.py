@@ -53,7 +53,7 @@ def export(model: BayesianModel, network: ServedNetwork, with_terms: bool = Fals
     eps = torch.zeros(draws, model.posterior.noise_dimension)
     k, n = torch.export.Dim("draws"), torch.export.Dim("rows")
     assert isinstance(model.posterior, nn.Module)
-    sampler = _graph(model.posterior, (eps,), {"eps": {0: k}}, ["theta"])
+    sampler = graph_of(model.posterior, (eps,), {"eps": {0: k}}, ["theta"])
     # The graph is made for a theta that all rows share, so that numbers of rows in it come from x alone; nothing
     # in it depends on whether theta has a row for each of x or one for all: let it broadcast.
     theta = torch.zeros(draws, 1, model.posterior.theta_dimension)
@@ -61,7 +61,7 @@ def export(model: BayesianModel, network: ServedNetwork, with_terms: bool = Fals
     module: nn.Module = network
     if with_terms and network.attributed:
         module, outputs = _WithTerms(network), [*outputs, TERMS]
-    served = _graph(module, (x, theta), {"x": {0: n}, "theta": {0: k}}, outputs)
+    served = graph_of(module, (x, theta), {"x": {0: n}, "theta": {0: k}}, outputs)
     if model.network.is_paired:
         (theta_input,) = (i for i in served.graph.input if i.name == "theta")
         theta_input.type.tensor_type.shape.dim[1].dim_param = "pairs"
@@ -209,12 +209,13 @@ def _attention(
     return torch.softmax(scores, dim=-1) @ value
 
 
-def _graph(
+def graph_of(
     module: nn.Module,
     inputs: tuple[Tensor, ...],
     dynamic_shapes: dict[str, dict[int, torch.export.Dim]],
     outputs: list[str],
 ) -> onnx.ModelProto:
+    """Return the graph of a module, with names for its inputs and their axes that vary, and for its outputs."""
     chatter = io.StringIO()
     for chattering in ("torch.onnx", "torch.fx.experimental.symbolic_shapes"):
         logging.getLogger(chattering).setLevel(logging.ERROR)

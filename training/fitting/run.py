@@ -87,12 +87,14 @@ class Run:
         device: torch.device,
         parent: Parent | None = None,
         class_weights: Float64[np.ndarray, "C"] | None = None,
+        encoded: int | None = None,
         largest_id: int | None = None,
     ) -> None:
         """Begin a run, from a published version's weights if there is a parent, or take it up at its checkpoint.
 
-        A regression has no classes (0). Rows of a class count as `class_weights` say, of a recipe with such. Rows of
-        ids have none above `largest_id`.
+        `shape` is that of the data's rows; of a network with an encoder, training and validation rows are `encoded`
+        numbers of it. A regression has no classes (0). Rows of a class count as `class_weights` say, of a recipe with
+        such. Rows of ids have none above `largest_id`.
         """
         self.recipe = recipe
         self.parent = parent
@@ -105,10 +107,11 @@ class Run:
         self.batch_rows = min(recipe.training.batch_rows, self.rows)
         self.epoch_steps = self.rows // self.batch_rows
         self.patience = patience_of(recipe.training.patience, self.epoch_steps)
-        check_pixels(recipe, splits.train)
+        if encoded is None:
+            check_pixels(recipe, splits.train)
         order = _order(self.rows, recipe.seed, Stream.INITIAL_ROWS)[:INITIALISATION_ROWS].to(device)
         rows = self.train[0][order]
-        self.model = build(recipe, shape, num_classes, rows.cpu(), largest_id).to(device)
+        self.model = build(recipe, shape, num_classes, rows.cpu(), encoded, largest_id).to(device)
         self.samples = recipe.samples if self.model.posterior.max_draws is None else self.model.posterior.max_draws
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = adam(self.model, recipe.training)

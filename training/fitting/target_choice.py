@@ -38,7 +38,13 @@ class TargetChoice:
 
 
 def target_choice(
-    recipe: Recipe, data: Dataset, splits: Splits, folder: Path, device: torch.device, parent: Parent | None
+    recipe: Recipe,
+    data: Dataset,
+    splits: Splits,
+    folder: Path,
+    device: torch.device,
+    parent: Parent | None,
+    encoded: int | None = None,
 ) -> TargetChoice:
     """Return the transform that a recipe's fit takes; of a warm start the parent's.
 
@@ -57,7 +63,7 @@ def target_choice(
     transforms = {name: fit_transform(name, splits, data) for name in kinds_for(data)}
     log.info("trying the target as it is and transformed (%s), a short fit each", ", ".join(transforms))
     found = {
-        name: _held_out(recipe, data, splits, transform, folder / f"{FOLDER}{name}", device)
+        name: _held_out(recipe, data, splits, transform, folder / f"{FOLDER}{name}", device, encoded)
         for name, transform in transforms.items()
     }
     chosen = best(found)
@@ -87,7 +93,13 @@ def best(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:
 
 
 def _held_out(
-    recipe: Recipe, data: Dataset, splits: Splits, transform: Transform | None, folder: Path, device: torch.device
+    recipe: Recipe,
+    data: Dataset,
+    splits: Splits,
+    transform: Transform | None,
+    folder: Path,
+    device: torch.device,
+    encoded: int | None,
 ) -> Float64[np.ndarray, "N"]:
     """Return the log-likelihood of each validation row after a short fit, in nats, in the target's units."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +107,7 @@ def _held_out(
     epochs = {"epochs": settings.epochs} if settings.epochs is not None else {"max_epochs": settings.max_epochs}
     short = {name: max(1, math.ceil(SHORT_FIT * number)) for name, number in epochs.items()}
     quick = recipe.model_copy(update={"training": settings.model_copy(update=short)})
-    run = Run(quick, transformed(splits, transform), data.shape, 0, folder, device)
+    run = Run(quick, transformed(splits, transform), data.shape, 0, folder, device, encoded=encoded)
     model = run.fit(quiet=True).eval()
     draws = min(settings.validation_draws, model.posterior.max_draws or settings.validation_draws)
     eps = noise(model.posterior, draws, recipe.seed, Stream.VALIDATION_NOISE).to(device)

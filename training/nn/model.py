@@ -20,7 +20,9 @@ from training.nn.posteriors.hypernet_noise import NoisePosterior
 from training.nn.posteriors.hypernetwork import HypernetworkPosterior, Subspace
 from training.nn.posteriors.matrix_normal import MatrixNormalPosterior
 from training.nn.posteriors.members import MemberPosterior
-from training.nn.probes import ROWS, check_ids, check_width
+from training.nn.probes import DROPOUTS, ROWS, check_ids, check_width
+from training.nn.selection import drawn_layers, freeze, is_named
+from training.nn.split import NotSplit, SplitNetwork, split
 from training.recipe import (
     DropoutSection,
     EnsembleSection,
@@ -105,15 +107,17 @@ def build(
     shape: Sequence[int],
     classes: int,
     rows: Num[Tensor, "R I"] | None = None,
+    encoded: int | None = None,
     largest_id: int | None = None,
 ) -> BayesianModel:
     """Return a model as a recipe says for rows of a shape, its parameters a function of the recipe's seed.
 
     Args:
         recipe: what to build.
-        shape: of a row.
+        shape: of a row of the data.
         classes: how many there are; a regression has none (0).
         rows: some training rows, where a fit begins; without them, parameters are about to be loaded.
+        encoded: how many numbers the network takes of a row, and how long `rows` are, where it has an encoder.
         largest_id: of rows of ids; a module that does not take it is refused.
 
     Raises:
@@ -122,7 +126,7 @@ def build(
     generator = torch.Generator().manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
-        return _built(recipe, tuple(shape), likelihood(recipe, classes), rows, generator, largest_id)
+        return _built(recipe, tuple(shape), likelihood(recipe, classes), rows, generator, encoded, largest_id)
 
 
 def likelihood(recipe: Recipe, classes: int) -> Likelihood:
@@ -138,15 +142,22 @@ def _built(
     likelihood: Likelihood,
     rows: Num[Tensor, "R I"] | None,
     generator: torch.Generator,
-    largest_id: int | None = None,
+    encoded: int | None,
+    largest_id: int | None,
 ) -> BayesianModel:
-    section, wanted, takes_ids = recipe.posterior, recipe.network, recipe.data.takes_ids
-    row_shape = (math.prod(shape),) if wanted.hidden is not None else shape if takes_ids else channels_first(shape)
-    inputs = standardisation(wanted, row_shape)
+    section, wanted = recipe.posterior, recipe.network
+    data_shape = shape
+    if encoded is not None:
+        shape = (encoded,)
+    takes_ids = recipe.data.takes_ids and encoded is None
+    row_shape = (math.prod(shape),) if wanted.hidden is not None else _shape_taken(shape, takes_ids)
+    inputs = standardisation(wanted, row_shape) if encoded is None else (torch.zeros(()), torch.ones(()))
     examples = _examples(wanted, row_shape, inputs, rows)
     examples = examples.long() if takes_ids else examples
 
     def make() -> nn.Module:
+        if wanted.encoder == "frozen":
+            return _head(recipe, data_shape, likelihood, rows is not None)
         made = module(wanted, row_shape, likelihood.outputs)
         if wanted.weights is not None and rows is not None:
             load_weights(made, Path(wanted.weights))
@@ -200,6 +211,66 @@ def _built(
         drawn = drawing(stochastic)
         posterior = NoisePosterior(drawn.theta_dimension)
     return BayesianModel(drawn, posterior, likelihood, decay)
+
+
+def _shape_taken(shape: tuple[int, ...], takes_ids: bool) -> tuple[int, ...]:
+    """Return the shape in which a module takes rows: pictures have a channel, ids are as they are."""
+    return shape if takes_ids else channels_first(shape)
+
+
+def split_network(recipe: Recipe, shape: Sequence[int], classes: int, with_weights: bool) -> SplitNetwork | None:
+    """Return a recipe's network for rows of a shape, cut before its first layer that is drawn or trained; None where
+    nothing with weights comes before.
+
+    Raises:
+        NotSplit: if it cannot be cut.
+        InvalidInput: if the network is not one that can be fitted.
+    """
+    wanted, of = recipe.network, likelihood(recipe, classes)
+    takes_ids = recipe.data.takes_ids
+    row_shape = _shape_taken(tuple(shape), takes_ids)
+    made = module(wanted, row_shape, of.outputs)
+    if wanted.weights is not None and with_weights:
+        load_weights(made, Path(wanted.weights))
+    examples = torch.zeros(ROWS, *row_shape)
+    examples = examples.long() if takes_ids else examples
+    assert wanted.factory is not None
+    check_width(made, wanted.factory, examples, of.outputs, of.meaning)
+    return split(made, _staying(recipe, made), examples)
+
+
+def _staying(recipe: Recipe, made: nn.Module) -> list[str]:
+    """Return the names of the layers that are drawn, masked or trained."""
+    section, layers = recipe.posterior, recipe.network.bayesian
+    names = [] if isinstance(section, PointSection) else list(drawn_layers(made, layers))
+    drops = isinstance(section, DropoutSection)
+    own = (
+        [n for n, layer in made.named_modules() if isinstance(layer, DROPOUTS) and is_named(n, layers)]
+        if drops
+        else []
+    )
+    freeze(made, recipe.network.trained, names)
+    trained = [
+        n for n, layer in made.named_modules() if any(p.requires_grad for p in layer.parameters(recurse=False))
+    ]
+    return [*dict.fromkeys([*names, *own, *trained])]
+
+
+def _head(recipe: Recipe, shape: tuple[int, ...], likelihood: Likelihood, with_weights: bool) -> nn.Module:
+    """Return what of a network comes after its encoder.
+
+    Raises:
+        InvalidInput: if the network is not cut any more where it was.
+    """
+    try:
+        classes = likelihood.outputs if recipe.task == "classification" else 0
+        parts = split_network(recipe, shape, classes, with_weights)
+    except NotSplit as error:
+        raise InvalidInput("network.encoder", "a network that can be cut in two", str(error)) from None
+    if parts is None:
+        expected = "frozen layers with weights before those that are drawn or trained"
+        raise InvalidInput("network.encoder", expected, "none")
+    return parts.head
 
 
 def module(section: NetworkSection, shape: Sequence[int], outputs: int) -> nn.Module:

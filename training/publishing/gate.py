@@ -139,7 +139,9 @@ def _reads_text_alike(manifest: Manifest, draft: Draft) -> bool:
     text = manifest.input.text
     if text is None or text != draft.description.input.text:
         return text == draft.description.input.text
-    return manifest.files[TOKENIZER].sha256 == sha256(draft.files[TOKENIZER]).hexdigest()
+    tokenizer = draft.files[TOKENIZER]
+    assert isinstance(tokenizer, bytes)
+    return manifest.files[TOKENIZER].sha256 == sha256(tokenizer).hexdigest()
 
 
 def _shown(value: float | None) -> str:

@@ -10,6 +10,7 @@ from jaxtyping import Float32
 
 from model_store.artifacts.manifest import GRAPHS, Manifest
 from model_store.artifacts.store import ModelStore
+from model_store.errors import InvalidInput
 from model_store.inference.runtime import Runtime
 from training.data import Dataset, split, split_sizes
 from training.data.targets import transformed
@@ -55,6 +56,8 @@ def prune_version(
         TrialError: if the service could not load it; nothing is published.
     """
     refuse_made_by(parent.manifest, "recalibrated", "model")
+    if parent.manifest.encoder is not None:
+        raise InvalidInput("model", "a version without an encoder", f"{parent.label}, which has one")
     model = parent.model().eval()
     ratio, weights = signal_to_noise(model), is_weight(model)
     kept = strongest(model, fraction)
@@ -71,7 +74,8 @@ def prune_version(
     facts = TrainingFacts.of(parent.manifest).derived()
     draft = assemble(smaller, parent.recipe, data, splits, facts, transform)
     graphs = store.open(parent.manifest.name, parent.manifest.version, wanted=GRAPHS).files
-    pair = [runtime_of(model, graphs), runtime_of(smaller, draft.files)]
+    files = {file: content for file, content in draft.files.items() if isinstance(content, bytes)}
+    pair = [runtime_of(model, graphs), runtime_of(smaller, files)]
     row = splits.test.x[:1].astype(np.float32)
     before_ms, after_ms = request_times_ms(pair, row, draft.description.noise.default_draws)
     pruned = PruningFacts(
@@ -80,7 +84,7 @@ def prune_version(
         weights=int(weights.sum()),
         kept_weights=left,
         parent_bytes=sum(parent.manifest.files[file].size for file in (*GRAPHS, WEIGHTS)),
-        bytes=sum(len(draft.files[file]) for file in (*GRAPHS, WEIGHTS)),
+        bytes=sum(len(files[file]) for file in (*GRAPHS, WEIGHTS)),
         parent_request_ms=before_ms,
         request_ms=after_ms,
     )

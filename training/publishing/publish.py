@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from safetensors.torch import save
 
-from model_store.artifacts.manifest import GRAPHS, TOKENIZER, ClassSpec, Manifest, NoiseSpec, TargetSpec
+from model_store.artifacts.manifest import ENCODER, GRAPHS, TOKENIZER, ClassSpec, Manifest, NoiseSpec, TargetSpec
 from model_store.artifacts.store import ModelStore
 from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
@@ -20,6 +20,7 @@ from training.export.graphs import export, parity, runtime_of
 from training.export.quantise import quantisation_error, quantise_network, quantise_sampler
 from training.export.served import fitted_detectors, fold
 from training.facts import TemperatureFacts, TrainingFacts
+from training.fitting.encoding import Encoding
 from training.messages import log
 from training.nn.model import BayesianModel
 from training.publishing.gate import check_gate
@@ -42,10 +43,12 @@ def publish(
     facts: TrainingFacts,
     root: Path,
     transform: Transform | None = None,
+    encoding: Encoding | None = None,
 ) -> Manifest:
     """Publish a fitted model as a new version of `name`; `root` is where relative data are.
 
-    With a `transform` the targets of training and validation rows are transformed, as the model was fitted to them.
+    With a `transform` the targets of training and validation rows are transformed, as the model was fitted to them;
+    with an `encoding` these rows are encoded.
 
     Raises:
         ParityError: if the exported graphs do not compute what the model computes; nothing is published.
@@ -53,7 +56,7 @@ def publish(
         TrialError: if the service could not load it; nothing is published.
         InvalidInput: if the name is not fit for a model.
     """
-    draft = assemble(model, recipe, data, splits, facts, transform)
+    draft = assemble(model, recipe, data, splits, facts, transform, encoding)
     if recipe.gate is not None:
         check_gate(recipe, store, name, draft, measured_rows(recipe, data, splits), root)
     return publish_draft(store, name, draft)
@@ -72,8 +75,9 @@ def assemble(
     splits: Splits,
     facts: TrainingFacts,
     transform: Transform | None = None,
+    encoding: Encoding | None = None,
 ) -> Draft:
-    """Temper, export, check, calibrate and measure a fitted model; `transform` as of `publish`.
+    """Temper, export, check, calibrate and measure a fitted model; `transform` and `encoding` as of `publish`.
 
     Raises:
         ParityError: if the exported graphs do not compute what the model computes.
@@ -82,7 +86,7 @@ def assemble(
     temperature = tempered(model, recipe, splits)
     if temperature is not None:
         made["temperature"] = TemperatureFacts(**asdict(temperature))
-    exported = replace(exported_model(model, recipe, data, splits), transform=transform)
+    exported = replace(exported_model(model, recipe, data, splits, encoding), transform=transform)
     is_regression = recipe.task == "regression"
     # Rows of later times or other groups may have other shares of the classes: then those of the calibration rows.
     are_alike = recipe.data.time is None and recipe.data.group is None
@@ -107,7 +111,9 @@ def tempered(model: BayesianModel, recipe: Recipe, splits: Splits) -> Temperatur
     return temperature
 
 
-def exported_model(model: BayesianModel, recipe: Recipe, data: Dataset, splits: Splits) -> Exported:
+def exported_model(
+    model: BayesianModel, recipe: Recipe, data: Dataset, splits: Splits, encoding: Encoding | None = None
+) -> Exported:
     """Export a fitted model with its detectors, check what comes of it, and take integers where they are wanted and
     change nothing that could be told.
 
@@ -118,9 +124,9 @@ def exported_model(model: BayesianModel, recipe: Recipe, data: Dataset, splits: 
     fold(model)
     weights = {key: tensor.detach().clone().contiguous() for key, tensor in model.state_dict().items()}
     log.info("exporting")
-    network = fitted_detectors(model, splits.train, recipe, data.shape)
-    with_terms = not data.columns and not data.takes_ids  # columns are explained by their usual values
-    files = export(model, network, with_terms)
+    network = fitted_detectors(model, splits.train, recipe, data.shape if encoding is None else model.network.shape)
+    # Columns are explained by their usual values; ids, and what an encoder says, by nothing.
+    files = export(model, network, with_terms=not data.columns and not data.takes_ids and encoding is None)
     runtime = runtime_of(model, files)
     differences = parity(model, network, runtime, splits.validation)
     precision: Literal["float32", "int8"] = "float32"
@@ -135,13 +141,16 @@ def exported_model(model: BayesianModel, recipe: Recipe, data: Dataset, splits: 
             log.info("integers move probabilities by more than Monte Carlo does: keeping float32")
     posterior = model.posterior
     draws = min(recipe.serving.draws, posterior.max_draws or recipe.serving.draws)
+    more: dict[str, bytes | Path] = {}
+    if encoding is not None:
+        runtime.encoder = encoding.encoder
+        more = {ENCODER: encoding.path}
+    if data.tokenizer is not None:
+        more[TOKENIZER] = data.tokenizer
+    nearest = training_rows(splits.train, data, recipe, is_encoded=encoding is not None)
     return Exported(
-        files={
-            **files,
-            WEIGHTS: save(weights),
-            **training_rows(splits.train, data, recipe),
-            **({} if data.tokenizer is None else {TOKENIZER: data.tokenizer}),
-        },
+        files={**files, WEIGHTS: save(weights), **nearest, **more},
+        encoder=None if encoding is None else encoding.spec,
         runtime=runtime,
         noise=NoiseSpec(
             algorithm=posterior.algorithm,

@@ -9,6 +9,7 @@ with published ones.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,12 +18,14 @@ from safetensors.numpy import save
 
 from model_store.artifacts.limits import too_few_rows
 from model_store.artifacts.manifest import (
+    ENCODER,
     SCORES_VERSION,
     AbstentionSpec,
     CategorySpec,
     ClassSpec,
     Description,
     DetectorSpec,
+    EncoderSpec,
     InputSpec,
     NoiseSpec,
     TargetSpec,
@@ -60,7 +63,7 @@ class HeldOut:
 class Exported:
     """Graphs and weights as files, what runs them, and what their manifest says of them."""
 
-    files: dict[str, bytes]
+    files: dict[str, bytes | Path]
     runtime: Runtime
     noise: NoiseSpec
     detectors: DetectorNames
@@ -69,6 +72,7 @@ class Exported:
     precision: Literal["float32", "int8"]
     parity: dict[str, float]
     transform: Transform | None = None  # of a regression's target
+    encoder: EncoderSpec | None = None
 
     @classmethod
     def of_version(cls, artifact: Artifact) -> "Exported":
@@ -78,8 +82,9 @@ class Exported:
             BrokenArtifact: if the version cannot be run.
         """
         manifest, detectors = artifact.manifest, artifact.manifest.detectors
+        encoder: dict[str, Path] = {} if manifest.encoder is None else {ENCODER: artifact.folder / ENCODER}
         return cls(
-            artifact.files,
+            {**artifact.files, **encoder},
             Model.load(artifact).runtime,
             manifest.noise,
             detectors.names,
@@ -88,6 +93,7 @@ class Exported:
             manifest.precision,
             manifest.parity,
             manifest.transform,
+            manifest.encoder,
         )
 
 
@@ -124,6 +130,7 @@ class Measured:
             input=inputs,
             output=output,
             noise=exported.noise,
+            encoder=exported.encoder,
             detectors=self.calibrated.detectors,
             abstention=self.calibrated.abstention,
             categories=self.calibrated.categories,
@@ -144,7 +151,7 @@ class Draft:
     """A version that is ready to be published."""
 
     description: Description
-    files: dict[str, bytes]
+    files: dict[str, bytes | Path]
     figures: dict[str, Figure] = field(default_factory=dict)  # of its quality, row by row
 
 

@@ -115,6 +115,31 @@ def test_a_wrong_cell_beside_or_among_times_is_refused_by_its_place(row, says):
     assert re.match(says, str(refused.value))
 
 
+WRITTEN = (TimeColumn(name="day", mean=0.0, std=DAY, indicator=False, written="%d/%m/%Y"),)
+
+
+@pytest.mark.parametrize(
+    ("cell", "days"),
+    [
+        ("04/03/1970", 62.0),
+        ("1970-03-04", 62.0),
+        ("4/3/1970", 62.0),
+        (" 04/03/1970 06:00", 62.25),
+        ("04/03/1970T06:00:00", 62.25),
+        ("1970-03-04T06:00+06:00", 62.0),
+    ],
+)
+def test_a_time_may_be_written_as_the_training_data_had_it(cell, days):
+    assert from_objects([{"day": cell}], WRITTEN, "inputs").tolist() == [[days]]
+
+
+@pytest.mark.parametrize("cell", ["31/31/1970", "03.04.1970", "", "04/03/1970 25:00", "04/03/1970" + " " * 100, 5])
+def test_a_time_that_is_written_otherwise_is_refused_with_an_example(cell):
+    says = r"inputs.0.day: expected a date or time in ISO 8601, such as .*, or as the training data had it, such as "
+    with pytest.raises(InvalidInput, match=says + r"'31/05/2024', or null, got "):
+        from_objects([{"day": cell}], WRITTEN, "inputs")
+
+
 def test_of_many_unknown_or_absent_columns_the_first_is_named_with_at_most_ten_that_are_known():
     many = tuple(NumericColumn(name=f"c{i}", mean=0.0, std=1.0, indicator=False) for i in range(12))
     row = {f"c{i}": 0.0 for i in range(12)}

@@ -68,6 +68,14 @@ def predict(client, inputs, model="people", **fields):
     return client.post("/predict", json={"model": model, "seed": 7, "inputs": inputs, **fields})
 
 
+def arrays_of(client, inputs, model="people", **fields):
+    """The arrays of an npz answer."""
+    request = {"model": model, "seed": 7, "inputs": inputs, **fields}
+    answer = client.post("/predict", json=request, headers={"Accept": "application/x-npz"})
+    assert answer.status_code == 200, answer.text
+    return np.load(io.BytesIO(answer.content), allow_pickle=False)
+
+
 def upload(client, files, path="/predict", field="inputs", **fields):
     return client.post(
         path, files=[(field, ("x", content)) for content in files], data={"model": "pictures", **fields}
@@ -120,6 +128,10 @@ def test_objects_are_answered_as_their_encoded_rows_are(client):
     assert answer.content == predict(client, rows).content
     assert answer.json()["unknown_categories"] == {"city": 1, "vip": 1}  # of the third
     assert predict(client, PEOPLE[:2]).json()["unknown_categories"] == {}
+    for explain in (False, True):
+        arrays = arrays_of(client, PEOPLE, explain=explain)
+        assert arrays["unknown_categories"].tolist() == [0, 1, 1, 0]  # age, city, vip, income
+    assert "unknown_categories" not in arrays_of(client, [array_of(picture()).tolist()], model="pictures")
     assert [p["label"] for p in answer.json()["predictions"][:2]] == ["young", "old"]
 
 

@@ -6,6 +6,7 @@ import shutil
 import httpx
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
@@ -66,6 +67,18 @@ def ask(tables):
 
         asked.client = client
         yield asked
+
+
+def test_a_row_that_is_smoother_than_any_real_one_is_flagged_and_said_to_be_low(ask):
+    images, labels = load_digits(return_X_y=True)
+    row = images[labels == 3].mean(0).reshape(8, 8).tolist()
+    answer = ask.client.post("/predict", json={"model": "digits", "inputs": [row], "explain": True, **SEED}).json()
+    prediction = answer["predictions"][0]
+    of = prediction["explanation"]["detectors"]
+    assert (prediction["label"], prediction["flag"]) == ("3", True)
+    assert [name for name, entry in of.items() if entry["low"]] == ["residual", "mahalanobis"]
+    assert of["residual"]["share"] + of["mahalanobis"]["share"] > 0.9
+    assert prediction["explanation"]["attributed"] < 0.05
 
 
 def fall_of(explanation):

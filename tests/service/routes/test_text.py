@@ -4,15 +4,18 @@ import io
 
 import httpx
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 
 from model_store.artifacts.store import ModelStore
+from model_store.inference.model import NEEDED, Model
 from model_store.inference.noise import noise
 from tests.support.environment import working_in
 from tests.support.recipes import write_recipe
 from tests.support.serving import serving
-from tests.support.texts import VOCABULARY, texts, tokenizer, write_reviews
+from tests.support.texts import VOCABULARY, Averaged, texts, tokenizer, write_reviews
 from training.__main__ import main
 from training.versions import open_parent
 
@@ -177,3 +180,36 @@ def test_the_version_holds_its_tokenizer_and_is_measured_and_calibrated_with_it(
     assert main([*calibrate, "--reference-rows", "40", "--ranking-rows", "60"]) == 0
     assert main(["evaluate", "reviews", "--data", "csv:later.csv", "--attacks"]) == 2
     assert "--attacks: expected rows of numbers" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_frozen_part_that_takes_ids_is_an_encoder(folder):
+    write_reviews(folder)
+    network = {"factory": "tests.support.texts:Averaged", "bayesian": ["head"], "trained": [], "encoder": "frozen"}
+    data = {**DATA, **SIZES, "max_tokens": TOKENS}
+    settings = {"training": {"epochs": 2, "batch_rows": 16}, "serving": {"draws": 10}}
+    recipe = write_recipe(folder, name="encoded", data=data, network=network, **settings)
+    assert main(["fit", str(recipe), "--quiet"]) == 0
+    store = ModelStore(folder / "models")
+    model = Model.load(store.open("encoded", "1", NEEDED))
+    assert (model.encoder.spec.outputs, model.manifest.input.takes_ids) == (8, True)
+    assert "mahalanobis" in model.manifest.detectors.density
+    assert model.training_rows is not None
+    ids = ids_of(texts(5, seed=2)[0]).astype(np.float32)
+    rows, head = model.encoder(ids), open_parent(store, "encoded", "model").model().eval()
+    module = Averaged((TOKENS,), 2)
+    module.embedding.weight.data.copy_(torch.from_numpy(embedding_of(folder / "models" / "encoded" / "1")))
+    is_token = (torch.from_numpy(ids).long() != 0).unsqueeze(2).float()
+    expected = (module.embedding(torch.from_numpy(ids).long()) * is_token).sum(1) / is_token.sum(1)
+    np.testing.assert_allclose(rows, expected.detach().numpy(), atol=1e-5)
+    theta = model.runtime.draw(3, 0, 4)
+    outputs, _ = model.runtime.run(ids, theta[:, None])
+    given, _ = head.network(torch.from_numpy(rows), torch.from_numpy(theta[:, None]))
+    np.testing.assert_allclose(outputs, head.likelihood(given).detach().numpy(), atol=1e-4)
+
+
+def embedding_of(version):
+    """The embedding in a version's encoder."""
+    graph = onnx.load(version / "encoder.onnx").graph
+    (found,) = [numpy_helper.to_array(t) for t in graph.initializer if tuple(t.dims) == (VOCABULARY, 8)]
+    return found.copy()

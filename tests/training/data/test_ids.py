@@ -1,11 +1,14 @@
 """Rows of ids: text of a column, and arrays of integers; what is none is refused before a fit."""
 
+import dataclasses
 import logging
 
 import numpy as np
+import onnx
 import pyarrow as pa
 import pytest
 import torch
+from onnx import numpy_helper
 from pyarrow import parquet
 from torch import nn
 
@@ -280,6 +283,34 @@ def test_the_network_gets_integers_in_the_rows_shape(tmp_path):
         network, posterior = {"factory": f"{__name__}:watched"}, {"input_rate": 0.1} if method == "dropout" else {}
         data = {"source": "npz:x", "integers": True}
         settings = recipe_with(method=method, data=data, network=network, posterior=posterior)
-        model = build(settings, (5,), 2, torch.tensor([[0.0, 1, 2, 3, 19]]), 19)
+        model = build(settings, (5,), 2, torch.tensor([[0.0, 1, 2, 3, 19]]), largest_id=19)
         model.predict(torch.tensor([[0.0, 1, 2, 3, 19]]), torch.zeros(2, model.posterior.noise_dimension))
     assert set(kept) == {(torch.int64, (5,))}
+
+
+@pytest.mark.usefixtures("fits")
+def test_an_encoder_takes_ids_and_all_of_them(tmp_path):
+    from tests.support.recipes import recipe_with
+    from tests.support.texts import Averaged
+    from training.fitting.encoding import with_encoder
+
+    write_reviews(tmp_path, 60)
+    network = {"factory": "tests.support.texts:Averaged", "bayesian": ["head"], "trained": [], "encoder": "frozen"}
+    settings = recipe_with(data={"source": "csv:reviews.csv", **TEXT}, network=network)
+    data = load(settings, tmp_path)
+    _, encoding = with_encoder(settings, data, data.train, tmp_path / "runs")
+    x = data.train.x[:5]
+    is_token = (x != 0)[:, :, None]
+    (embedding,) = [
+        numpy_helper.to_array(tensor)
+        for tensor in onnx.load(encoding.path).graph.initializer
+        if tuple(tensor.dims) == (VOCABULARY, 8)
+    ]
+    expected = (embedding[x.astype(int)] * is_token).sum(1) / is_token.sum(1)
+    np.testing.assert_allclose(encoding.encoder(x), expected, atol=1e-5)
+    assert Averaged((12,), 2).head.in_features == encoding.spec.outputs
+    more = dataclasses.replace(data, maximum=VOCABULARY + 5.0)
+    refused(
+        lambda: with_encoder(settings, more, data.train, tmp_path / "runs"),
+        f"network.encoder: expected one that takes ids from 0 to {VOCABULARY + 5}",
+    )

@@ -9,9 +9,10 @@ from pyarrow import parquet
 
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import from_objects
-from tests.support.recipes import recipe_of
+from tests.support.recipes import content_with, recipe_of
 from tests.support.refusals import refused
 from training.data import load
+from training.recipe import validated
 
 ROWS = 60
 RNG = np.random.default_rng(0)
@@ -75,24 +76,26 @@ def test_a_file_without_a_header_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "written",
+    ("written", "form"),
     [
-        lambda d: d,
-        lambda d: d.replace("-", "/"),
-        lambda d: ".".join(reversed(d.split("-"))),
-        lambda d: "/".join(reversed(d.split("-"))),
-        lambda d: "{1}/{2}/{0}".format(*d.split("-")),
-        lambda d: d + "T00:00:00Z",
-        lambda d: d + " 02:00+02:00",
+        (lambda d: d, None),
+        (lambda d: d.replace("-", "/"), "%Y/%m/%d"),
+        (lambda d: ".".join(reversed(d.split("-"))), "%d.%m.%Y"),
+        (lambda d: ".".join(reversed(d.split("-"))) + " 00:00", "%d.%m.%Y"),
+        (lambda d: "/".join(reversed(d.split("-"))), "%d/%m/%Y"),
+        (lambda d: "{1}/{2}/{0}".format(*d.split("-")), "%m/%d/%Y"),
+        (lambda d: d + "T00:00:00Z", None),
+        (lambda d: d + " 02:00+02:00", None),
     ],
-    ids=["iso", "slashes", "german", "day first", "month first", "zulu", "offset"],
+    ids=["iso", "slashes", "german", "with a time", "day first", "month first", "zulu", "offset"],
 )
-def test_dates_are_a_time_axis_and_the_service_reads_them_as_training_did(tmp_path, written):
+def test_dates_are_a_time_axis_and_the_service_reads_them_as_training_did(tmp_path, written, form):
     data = read(tmp_path, lines_of(day=[written(day) for day in DAYS]))
     (column,) = data.columns
-    assert (column.kind, column.cycles) == ("time", ("year", "week"))
+    assert (column.kind, column.cycles, column.written) == ("time", ("year", "week"), form)
     posted = json.loads(json.dumps([{"day": day} for day in DAYS]))
     served = from_objects(posted, data.columns, "inputs")
+    assert from_objects([{"day": written(day)} for day in DAYS], data.columns, "inputs").tolist() == served.tolist()
     assert sorted(np.concatenate([data.train.x, data.test.x]).tolist()) == sorted(served.tolist())
     seconds = np.array(DAYS, "M8[s]").astype(float)
     weeks = 2 * np.pi * seconds / (7 * 86400)
@@ -128,10 +131,36 @@ def test_dates_that_could_be_read_in_two_ways_are_refused_unless_the_recipe_says
     first = read(tmp_path, lines_of(day=days), date_format="%d/%m/%Y")
     second = read(tmp_path, lines_of(day=days), date_format="%m/%d/%Y")
     assert first.columns[0].mean != second.columns[0].mean
+    assert (first.columns[0].written, second.columns[0].written) == ("%d/%m/%Y", "%m/%d/%Y")
     assert read(tmp_path, lines_of(day=days), columns={"day": "categorical"}).columns[0].kind == "categorical"
     bad = [*days[:-1], "soon"]
     says = "column day: expected dates or times, such as 2024-05-01"
     refused(lambda: read(tmp_path, lines_of(day=bad), columns={"day": "time"}), says, "got 'soon' in row 59")
+
+
+def test_of_dates_that_read_alike_either_way_requests_write_iso_8601_alone(tmp_path):
+    days = [f"0{1 + i % 9}/0{1 + i % 9}/2024" for i in range(ROWS)]
+    (column,) = read(tmp_path, lines_of(day=days)).columns
+    assert (column.kind, column.written) == ("time", None)
+
+
+def test_a_date_format_may_have_names_and_times_of_day(tmp_path):
+    named = [f"{np.datetime64(day).item():%a %d %b %Y %H:%M}" for day in DAYS]
+    data = read(tmp_path, lines_of(day=named), date_format="%a %d %b %Y %H:%M")
+    (column,) = data.columns
+    rows = from_objects([{"day": "Tue 07 May 2024 13:30"}, {"day": "2024-05-07T13:30"}], data.columns, "x")
+    assert column.written == "%a %d %b %Y %H:%M"
+    assert rows[0].tolist() == rows[1].tolist()
+    named[3] = "soon"
+    assert read(tmp_path, lines_of(day=named), date_format="%a %d %b %Y %H:%M").columns[0].kind == "categorical"
+
+
+@pytest.mark.parametrize("form", ["%d/%m", "%H:%M", "%d%d", "%Y-%Q", "%", "soon", ""])
+def test_a_date_format_that_says_no_whole_date_is_refused(form):
+    refused(
+        lambda: validated(content_with(data={"source": "csv:a.csv", "target": "label", "date_format": form}), "r"),
+        "r: data.date_format: expected a format of whole dates as Python's strptime takes it",
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,22 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.linear_gaussian import Problem, at_exact_posterior, exact, fit, moments, recipe
+from tests.support.linear_gaussian import METHODS, Problem, at_exact_posterior, compared, fit, recipe
 from training.data import Rows, Splits
 from training.fitting.choice import is_as_good
 from training.fitting.convergence import bound, pulls, slope
 from training.fitting.run import Run, training_facts
 from training.recipe import Recipe
-
-METHODS = {
-    "bbb-gaussian": {},
-    "bbb-mixture": {"std_1": 1.0, "std_2": 1.0},  # of equal parts: the prior N(0, 1)
-    "mvn": {},
-    "bhn-weights": {"couplings": 0},
-    "bhn-realnvp": {"couplings": 0},
-    "bhn-iaf": {"couplings": 0},
-}
-
 
 VARIANCE_TOLERANCE = 0.2  # of logarithms
 
@@ -34,10 +24,7 @@ def problem():
 def found(problem, method, start, folder):
     """Variances over the best of the factorial Gaussians, and means off by how many standard deviations."""
     model, run = fit(problem, recipe(method, start, **METHODS[method]), folder)
-    mean, precision = exact(model, problem)
-    fitted_mean, fitted_variance = moments(model)
-    best = 1.0 / precision.diagonal()
-    return fitted_variance / best, (fitted_mean - mean) / best.sqrt(), training_facts(run, problem.splits)
+    return *compared(model, problem), training_facts(run, problem.splits)
 
 
 @pytest.mark.usefixtures("fits")

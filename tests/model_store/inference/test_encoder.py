@@ -1,0 +1,99 @@
+"""Encoders: graphs of their own, loaded from their file and shared."""
+
+import gc
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from model_store.artifacts.manifest import EncoderSpec, FileSpec
+from model_store.inference.encoder import Encoder, shared_encoder, without_weights
+from model_store.inference.runtime import GraphError
+
+WIDTH = 3
+
+
+def graph(operator="MatMul", inputs="x", outputs="encoded", size=4):
+    weights = np.arange(size * WIDTH, dtype=np.float32).reshape(size, WIDTH)
+    nodes = [helper.make_node(operator, [inputs, "w"], [outputs])]
+    made = helper.make_graph(
+        nodes,
+        "encoder",
+        [helper.make_tensor_value_info(inputs, TensorProto.FLOAT, ["rows", size])],
+        [helper.make_tensor_value_info(outputs, TensorProto.FLOAT, ["rows", WIDTH])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    return helper.make_model(made, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+
+
+def written(folder, model):
+    path = folder / "encoder.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def spec(rows_at_once=1, outputs=WIDTH):
+    return EncoderSpec(outputs=outputs, rows_at_once=rows_at_once)
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 3, 8])
+def test_rows_are_encoded_in_their_order_so_many_together(tmp_path, rows_at_once):
+    encoder = Encoder(written(tmp_path, graph()), spec(rows_at_once), 4)
+    x = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
+    sizes = []
+    run = encoder.run
+    encoder.run = lambda part: sizes.append(len(part)) or run(part)
+    np.testing.assert_allclose(encoder(x), x @ np.arange(12, dtype=np.float32).reshape(4, 3), rtol=1e-5)
+    assert max(sizes) == min(rows_at_once, 7)
+    assert sum(sizes) == 7
+    assert encoder.row_s > 0
+
+
+def test_a_model_is_read_without_the_numbers_of_its_weights(tmp_path):
+    model = graph(size=1000)
+    bare = without_weights(written(tmp_path, model))
+    assert bare.ByteSize() < 300
+    assert bare.graph.node == model.graph.node
+    assert [tensor.dims for tensor in bare.graph.initializer] == [tensor.dims for tensor in model.graph.initializer]
+    assert bare.opset_import == model.opset_import
+
+
+@pytest.mark.parametrize("content", [b"", b"no model", b"\x3a\xff\xff\xff\xff\x7f", b"\x0f" * 50])
+def test_a_file_that_is_no_model_is_refused(tmp_path, content):
+    path = tmp_path / "encoder.onnx"
+    path.write_bytes(content)
+    with pytest.raises(GraphError, match=r"^encoder\.onnx: "):
+        Encoder(path, spec(), 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "of", "says"),
+    [
+        (graph(inputs="rows"), spec(), "expected input x and output encoded"),
+        (graph(), spec(outputs=5), "expected 5 float32 numbers for a row"),
+        (graph(size=6), spec(), "it does not run on rows of 4 numbers"),
+        (graph("RandomNormalLike"), spec(), "expected operators of those that are served, got RandomNormalLike"),
+    ],
+)
+def test_a_graph_that_cannot_be_the_encoder_is_refused(tmp_path, model, of, says):
+    with pytest.raises(GraphError, match=says):
+        Encoder(written(tmp_path, model), of, 4)
+
+
+def test_weights_in_another_file_are_refused(tmp_path):
+    path = tmp_path / "encoder.onnx"
+    onnx.save_model(graph(size=1000), path, save_as_external_data=True, location="weights.bin")
+    with pytest.raises(GraphError, match="keeps weights in another file"):
+        Encoder(path, spec(), 1000)
+
+
+def test_encoders_of_the_same_content_are_one_in_memory(tmp_path):
+    path, file = written(tmp_path, graph()), FileSpec(sha256="a" * 64, size=1)
+    one = shared_encoder(path, file, spec(), 4)
+    assert shared_encoder(tmp_path / "moved", file, spec(), 4) is one
+    assert shared_encoder(path, file, spec(2), 4) is not one
+    del one
+    gc.collect()
+    with pytest.raises(GraphError):  # forgotten, so its file is read
+        shared_encoder(tmp_path / "moved", file, spec(), 4)

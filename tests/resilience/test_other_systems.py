@@ -1,0 +1,42 @@
+"""Serving where the system has no calls of Linux's, as macOS: the service and its trials do without them."""
+
+import os
+
+import httpx
+
+from tests.support.serving import WITH_TRIALS, predict_blank
+
+# Python runs this before anything else, in the service and in the process that tries versions.
+WITHOUT_LINUX = """
+import ctypes, os, pathlib, socket, types
+
+del os.sched_getaffinity, socket.TCP_NOTSENT_LOWAT
+load, read, write = ctypes.CDLL, pathlib.Path.read_text, pathlib.Path.write_text
+
+def library(name=None, *rest, **options):
+    if name is not None:
+        return load(name, *rest, **options)
+    return types.SimpleNamespace()  # neither mallopt nor malloc_trim nor prctl
+
+def elsewhere(call):
+    def called(path, *rest, **options):
+        if str(path).startswith(("/proc/", "/sys/")):
+            raise FileNotFoundError(str(path))
+        return call(path, *rest, **options)
+    return called
+
+ctypes.CDLL = library
+pathlib.Path.read_text, pathlib.Path.write_text = elsewhere(read), elsewhere(write)
+pathlib.Path(__file__).with_name(f"{os.getpid()}.used").touch()
+"""
+
+
+def test_a_service_without_linux_s_calls_tries_versions_and_answers(serve, own_store, tmp_path):
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(WITHOUT_LINUX)
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with serve(own_store.root, PYTHONPATH=path, **WITH_TRIALS) as (url, _), httpx.Client(base_url=url) as client:
+        answer = predict_blank(client)
+        assert answer.status_code == 200, answer.text
+    assert len([*folder.glob("*.used")]) == 2

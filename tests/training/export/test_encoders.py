@@ -1,0 +1,185 @@
+"""ONNX files of other people as encoders: what they take is recognised, what cannot be is refused by name."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from model_store.artifacts.manifest import EncoderSpec
+from model_store.errors import InvalidInput
+from model_store.inference.encoder import Encoder
+from training.export.encoders import RowsTaken, examined, of_file, written
+
+PIXELS = RowsTaken((3, 4, 5), np.full((3, 1, 1), 10.0, np.float32), np.full((3, 1, 1), 4.0, np.float32))
+
+
+def file_of(folder, nodes, inputs, outputs=("y",), tensors=(), opset=17):
+    """A file: `inputs` by name their type and shape."""
+    graph = helper.make_graph(
+        nodes,
+        "theirs",
+        [helper.make_tensor_value_info(name, *of) for name, of in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [numpy_helper.from_array(array, name) for name, array in dict(tensors).items()],
+    )
+    path = folder / "theirs.onnx"
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", opset)]), path)
+    return path
+
+
+def encoder_of(folder, model, rows):
+    path = folder / "encoder.onnx"
+    written(model, path)
+    size = int(np.prod(rows.shape))
+    examples = np.random.default_rng(0).integers(0, 9, (5, size)).astype(np.float32)
+    spec = examined(path, size, examples, None)
+    return Encoder(path, spec, size), examples
+
+
+@pytest.mark.parametrize(
+    ("dims", "axes"),
+    [(["n", 3, 4, 5], (0, 1, 2, 3)), ([None, 4, 5, 3], (0, 2, 3, 1)), ([1, 3, None, None], (0, 1, 2, 3))],
+)
+def test_images_come_as_the_file_has_its_axes(tmp_path, dims, axes):
+    path = file_of(tmp_path, [helper.make_node("Relu", ["x"], ["y"])], {"x": (TensorProto.FLOAT, dims)})
+    encoder, x = encoder_of(tmp_path, of_file(path, PIXELS), PIXELS)
+    expected = np.maximum((x.reshape(-1, 3, 4, 5) - 10) / 4, 0).transpose(axes)
+    np.testing.assert_allclose(encoder(x), expected.reshape(len(x), -1), rtol=1e-6)
+    assert encoder.spec == EncoderSpec(outputs=60, rows_at_once=8)
+
+
+def test_a_grey_image_may_have_a_channel(tmp_path):
+    path = file_of(tmp_path, [helper.make_node("Neg", ["x"], ["y"])], {"x": (TensorProto.FLOAT, ["n", 1, 4, 5])})
+    rows = RowsTaken((4, 5))
+    encoder, x = encoder_of(tmp_path, of_file(path, rows), rows)
+    np.testing.assert_array_equal(encoder(x), -x)
+
+
+def test_a_text_encoder_gets_its_mask_and_types_of_the_ids(tmp_path):
+    table = np.arange(30, dtype=np.float32).reshape(10, 3)
+    nodes = [
+        helper.make_node("Add", ["input_ids", "token_type_ids"], ["ids"]),
+        helper.make_node("Gather", ["table", "ids"], ["tokens"]),
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["mask", "last"], ["weights"]),
+        helper.make_node("Mul", ["tokens", "weights"], ["kept"]),
+        helper.make_node("ReduceSum", ["kept", "first"], ["y"], keepdims=0),
+    ]
+    ids = (TensorProto.INT64, ["batch", "sequence"])
+    tensors = {"table": table, "last": np.array([2]), "first": np.array([1])}
+    path = file_of(
+        tmp_path, nodes, dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), ids), tensors=tensors
+    )
+    rows = RowsTaken((6,), pad_id=3)
+    encoder, x = encoder_of(tmp_path, of_file(path, rows), rows)
+    expected = (table[x.astype(int)] * (x != 3)[:, :, None]).sum(1)
+    np.testing.assert_allclose(encoder(x), expected)
+
+
+def test_an_inner_value_can_be_taken_and_what_follows_is_left_out(tmp_path):
+    nodes = [helper.make_node("Neg", ["x"], ["inner"]), helper.make_node("MatMul", ["inner", "w"], ["y"])]
+    path = file_of(
+        tmp_path, nodes, {"x": (TensorProto.FLOAT, ["n", 4])}, tensors={"w": np.ones((4, 900), np.float32)}
+    )
+    rows = RowsTaken((4,))
+    model = of_file(path, rows, "inner")
+    assert model.ByteSize() < 1000
+    encoder, x = encoder_of(tmp_path, model, rows)
+    np.testing.assert_array_equal(encoder(x), -x)
+
+
+def relu(folder, name="x", kind=TensorProto.FLOAT, dims=("n", 4), **more):
+    return file_of(folder, [helper.make_node("Relu", [name], ["y"])], {name: (kind, list(dims))}, **more)
+
+
+def two_inputs(folder):
+    of = (TensorProto.FLOAT, ["n", 4])
+    return file_of(folder, [helper.make_node("Add", ["a", "b"], ["y"])], {"a": of, "b": of})
+
+
+def two_outputs(folder):
+    nodes = [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["z"])]
+    return file_of(folder, nodes, {"x": (TensorProto.FLOAT, ["n", 4])}, ("y", "z"))
+
+
+def custom(folder):
+    node = helper.make_node("Own", ["x"], ["y"], domain="com.example")
+    return file_of(folder, [node], {"x": (TensorProto.FLOAT, ["n", 4])})
+
+
+def external(folder):
+    path = folder / "theirs.onnx"
+    model = onnx.load(relu(folder, tensors={"w": np.ones((400, 4), np.float32)}))
+    onnx.save_model(model, path, save_as_external_data=True, location="w.bin")
+    return path
+
+
+def text(folder):
+    path = folder / "theirs.onnx"
+    path.write_text("no model at all")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda folder: folder / "none.onnx", "network.encoder: expected a file at "),
+        (text, "network.encoder: expected an ONNX model, got something else"),
+        (
+            two_inputs,
+            r"network.encoder: expected one input, beside attention_mask and token_type_ids, got \['a', 'b'\]",
+        ),
+        (two_outputs, r"network.output: expected one of \['y', 'z'\], since there are several, got none"),
+        (custom, "got .*expected operators of those that are served, got com.example.Own"),
+        (external, "keeps weights in another file"),
+        (lambda folder: relu(folder, kind=TensorProto.STRING), "expected an input of numbers, got input x: string"),
+        (lambda folder: relu(folder, dims=(7, 4)), "whose first axis is rows"),
+        (
+            lambda folder: relu(folder, dims=("n", 9)),
+            r"an input for rows of shape \(4,\), got input x: float \['\?', 9\]",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_the_encoder_is_refused_by_name(tmp_path, make, says):
+    with pytest.raises(InvalidInput, match=says):
+        of_file(make(tmp_path), RowsTaken((4,)))
+
+
+def test_an_output_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match=r"network\.output: expected one of \['y'\], or an inner value, got 'z'"):
+        of_file(relu(tmp_path), RowsTaken((4,)), "z")
+
+
+def mixing(folder):
+    """An encoder that takes the mean over its batch from each row."""
+    nodes = [
+        helper.make_node("ReduceMean", ["x", "axes"], ["mean"], keepdims=1),
+        helper.make_node("Mul", ["mean", "part"], ["little"]),
+        helper.make_node("Add", ["x", "little"], ["y"]),
+    ]
+    tensors = {"axes": np.array([0]), "part": np.array(1e-3, np.float32)}
+    return file_of(folder, nodes, {"x": (TensorProto.FLOAT, ["n", 4])}, tensors=tensors, opset=18)
+
+
+def test_rows_that_see_each_other_are_encoded_one_at_a_time_or_with_a_known_difference(tmp_path):
+    rows, path = RowsTaken((4,)), tmp_path / "encoder.onnx"
+    written(of_file(mixing(tmp_path), rows), path)
+    x = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+    assert examined(path, 4, x, None) == EncoderSpec(outputs=4, rows_at_once=1)
+    together = examined(path, 4, x, 4)
+    assert together.rows_at_once == 4
+    assert 1e-5 < together.difference < 1e-2
+    alone = Encoder(path, EncoderSpec(outputs=4, rows_at_once=1), 4)(x)
+    found = np.abs(Encoder(path, together, 4)(x) - alone).max(1) / np.abs(alone).max(1)
+    assert found.max() <= together.difference
+    with pytest.raises(InvalidInput, match=r"network\.rows_at_once: expected 1 for this encoder"):
+        examined(
+            path, 4, 1e-3 * x + np.array([1, -1] * 8, np.float32)[:, None] * 5e3 * np.eye(16, 4, dtype=np.float32), 4
+        )
+
+
+def test_what_is_no_number_is_refused(tmp_path):
+    rows, path = RowsTaken((4,)), tmp_path / "encoder.onnx"
+    written(of_file(file_of(tmp_path, [helper.make_node("Log", ["x"], ["y"])], {"x": (1, ["n", 4])}), rows), path)
+    with pytest.raises(InvalidInput, match="expected numbers for every row"):
+        examined(path, 4, -np.ones((4, 4), np.float32), None)

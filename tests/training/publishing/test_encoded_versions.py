@@ -1,0 +1,159 @@
+"""Versions with an encoder: fitted on what it says, published with it, and served."""
+
+import shutil
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import nn
+
+from model_store.artifacts.manifest import ENCODER, Description
+from model_store.artifacts.store import ModelStore
+from model_store.errors import BrokenArtifact
+from model_store.inference.model import NEEDED, Model
+from tests.support.recipes import write_recipe
+from training.__main__ import main
+from training.fitting.encoding import FOLDER
+
+WIDTH = 16
+
+
+class Frozen(nn.Module):
+    """A body that stays as it is, and a head."""
+
+    def __init__(self, shape, outputs):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+        self.pool, self.head = nn.Linear(64, WIDTH), nn.Linear(WIDTH, outputs)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+
+    def forward(self, x):
+        return self.head(torch.relu(self.pool(self.body(x / 16))))
+
+
+NETWORK = {
+    "factory": f"{__name__}:Frozen",
+    "bayesian": ["head"],
+    "trained": [],
+    "start": "trained",
+    "encoder": "frozen",
+}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory, fits):
+    """A folder with two versions of the same content, one fitted and one published again."""
+    folder = tmp_path_factory.mktemp("encoded")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("DUBITO_STORE", str(folder / "models"))
+        monkeypatch.setenv("DUBITO_RUNS", str(folder / "runs"))
+        recipe = write_recipe(folder, network=NETWORK, training={"epochs": 3}, serving={"temperature": False})
+        assert main(["fit", str(recipe), "--quiet"]) == 0
+    store = ModelStore(folder / "models")
+    artifact = store.open("small", "1")
+    description = Description(**{field: getattr(artifact.manifest, field) for field in Description.model_fields})
+    store.publish("small", description, {**artifact.files, ENCODER: artifact.folder / ENCODER})
+    return folder
+
+
+def models_of(folder):
+    store = ModelStore(folder / "models")
+    return [Model.load(store.open("small", version, NEEDED)) for version in ("1", "2")]
+
+
+def test_it_is_fitted_on_what_the_encoder_says(published, digits_rows):
+    manifest = ModelStore(published / "models").manifest("small", "1")
+    assert manifest.encoder.model_dump() == {"outputs": WIDTH, "rows_at_once": 8, "difference": 0.0}
+    assert manifest.input.shape == (8, 8)
+    assert manifest.detectors.attributed == ()
+    rows = load_file(published / "models/small/1/training-rows.safetensors")["x"]
+    assert rows.shape[1] == WIDTH
+    weights = load_file(published / "models/small/1/weights.safetensors")
+    assert not any("body" in name for name in weights)
+    network, (model, _) = Frozen((1, 8, 8), 10), models_of(published)
+    x = torch.from_numpy(digits_rows[:4].reshape(4, -1)).float()
+    expected = torch.relu(network.pool(network.body(x.unflatten(1, (1, 8, 8)) / 16))).detach()
+    np.testing.assert_allclose(model.runtime.encoded(x.numpy()), expected.numpy(), atol=1e-5)
+
+
+def test_versions_share_the_encoders_place_on_the_disk_and_in_memory(published):
+    files = [published / f"models/small/{version}/encoder.onnx" for version in ("1", "2")]
+    assert files[0].samefile(files[1])
+    assert len(list((published / "runs" / FOLDER).glob("*.onnx"))) == 1
+    (rows,) = (published / "runs" / FOLDER).glob("*.rows")
+    assert 1000 < rows.stat().st_size / (20 + 4 * WIDTH) < 3000  # each of the 1,797 rows once, and noise
+    first, second = models_of(published)
+    assert first.encoder is second.encoder
+    ModelStore(published / "models").open("small", "1")
+
+
+def test_an_encoder_that_is_damaged_or_missing_is_not_served(published, tmp_path):
+    shutil.copytree(published / "models", tmp_path / "models")
+    path = tmp_path / "models/small/2/encoder.onnx"
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(bytes(content))
+    store = ModelStore(tmp_path / "models")
+    with pytest.raises(BrokenArtifact, match=r"encoder\.onnx: its SHA-256"):
+        store.open("small", "2", NEEDED)
+    path.unlink()
+    with pytest.raises(BrokenArtifact, match=r"encoder\.onnx"):
+        store.open("small", "2", NEEDED)
+
+
+def test_it_is_served_like_any_other(published, serve, digits_rows):
+    rows = digits_rows[:5].tolist()
+    with serve(published / "models") as (url, _), httpx.Client(base_url=url, timeout=30) as client:
+        asked = {"inputs": rows, "seed": 3, "return_samples": True}
+        answer = client.post("/predict", json=asked)
+        assert client.post("/predict", json=asked).content == answer.content
+        together = answer.json()["predictions"]
+        alone = [client.post("/predict", json={**asked, "inputs": [row]}).json()["predictions"][0] for row in rows]
+        assert alone == together
+        (explained,) = client.post("/predict", json={"inputs": rows[:1], "explain": True}).json()["predictions"]
+        why = explained["explanation"]
+        assert why["map"] is None
+        assert "an encoder comes before it" in why["null_because"]["map"]
+        assert len(why["nearest"]) == 5
+        ranked = client.post("/acquire", json={"pool": rows, "k": 2, "seed": 3}).json()["ranking"]
+        assert len(ranked) == 2
+        models = client.get("/models").json()["models"]
+        assert models[0]["encoder"] == {"outputs": WIDTH, "rows_at_once": 8, "difference": 0.0}
+    samples = np.array([row["samples"] for row in together]).swapaxes(0, 1)
+    _, model = models_of(published)
+    x = digits_rows[:5].reshape(5, -1).astype(np.float32)
+    outputs, _ = model.runtime.run_set(x, model.runtime.draw_set(3, answer.json()["num_samples"]))
+    np.testing.assert_allclose(samples, np.exp(outputs), atol=1e-6)
+
+
+def test_versions_are_recalibrated_evaluated_and_warm_started(published, monkeypatch, capsys):
+    monkeypatch.setenv("DUBITO_STORE", str(published / "models"))
+    monkeypatch.setenv("DUBITO_RUNS", str(published / "runs"))
+    assert main(["evaluate", "small:1", "--rows", "20", "--quiet"]) == 0
+    assert main(["evaluate", "small:1", "--rows", "20", "--quiet", "--attacks"]) == 2
+    assert "--attacks: expected a version without an encoder" in capsys.readouterr().err
+    recipe = write_recipe(published, network=NETWORK, training={"epochs": 1}, serving={"temperature": False})
+    assert main(["fit", str(recipe), "--quiet", "--warm-start", "small:1", "--name", "warm"]) == 0
+    assert main(["prune", "small:1", "--fraction", "0.5"]) == 2
+    assert "expected a version without an encoder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("network", "says"),
+    [
+        ({"trained": ["*"]}, "network.encoder: expected frozen layers with weights before those that are drawn"),
+        ({"bayesian": ["body.0"]}, "network.encoder: expected frozen layers with weights"),
+    ],
+)
+def test_a_network_that_has_no_encoder_is_refused(tmp_path, monkeypatch, capsys, network, says):
+    monkeypatch.setenv("DUBITO_STORE", str(tmp_path / "models"))
+    monkeypatch.setenv("DUBITO_RUNS", str(tmp_path / "runs"))
+    recipe = write_recipe(tmp_path, network={**NETWORK, **network})
+    assert main(["fit", str(recipe), "--quiet"]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "models").exists()

@@ -1,0 +1,285 @@
+"""`encoder.onnx`: made of the frozen part of a torch network, or of an ONNX file that somebody else wrote.
+
+Both have one form: `x` (rows, I) float32, a row as the data have it, to `encoded` (rows, F) float32.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.compose
+import onnxruntime as ort
+import torch
+from jaxtyping import Float, Float32
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+from model_store.artifacts.manifest import ENCODER, EncoderSpec
+from model_store.errors import InvalidInput, one_line
+from model_store.inference.encoder import INPUT, OUTPUT, Encoder
+from model_store.inference.operators import refusal
+from model_store.inference.runtime import GraphError, providers, session_options
+from training.export.graphs import graph_of
+
+FIELD = "network.encoder"
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+INTEGERS = (TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8, TensorProto.INT8)
+MASK, KINDS = "attention_mask", "token_type_ids"  # inputs of text encoders that follow from the ids
+TOGETHER = 8  # rows that are encoded together, where they do not see each other
+OWN, THEIRS = "rows.", "file."  # begin the names of what is added to a file's graph, and of what was there
+SHOWN = 20
+ALLOWED_DIFFERENCE = 0.01  # of what an encoder says of a row alone and among others, at most
+
+
+@dataclass(frozen=True, eq=False)
+class RowsTaken:
+    """What an encoder is told of rows: their shape, what pixels are brought to, whether they are ids, and which id
+    fills up texts.
+    """
+
+    shape: tuple[int, ...]
+    mean: Float32[np.ndarray, "..."] | None = None
+    std: Float32[np.ndarray, "..."] | None = None
+    takes_ids: bool = False
+    pad_id: int = 0
+
+
+class _OfRows(nn.Module):
+    """An encoder of flat rows, raw as the data have them."""
+
+    def __init__(self, encoder: nn.Module, rows: RowsTaken) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.shape, self.takes_ids = rows.shape, rows.takes_ids
+        self.mean = None if rows.mean is None else torch.from_numpy(rows.mean)
+        self.std = None if rows.std is None else torch.from_numpy(rows.std)
+
+    def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
+        """Return what the head takes of rows."""
+        h = x.unflatten(1, self.shape)
+        h = h.long() if self.takes_ids else h
+        if self.mean is not None and self.std is not None:
+            h = (h - self.mean) / self.std
+        encoded: Tensor = self.encoder(h)
+        return encoded
+
+
+def of_module(encoder: nn.Module, rows: RowsTaken) -> onnx.ModelProto:
+    """Return the graph of the frozen part of a network, which takes rows of `rows.shape`."""
+    x = torch.zeros(3, math.prod(rows.shape))
+    shapes = {INPUT: {0: torch.export.Dim("rows")}}
+    return graph_of(_OfRows(encoder, rows).eval(), (x,), shapes, [OUTPUT])
+
+
+def of_file(path: Path, rows: RowsTaken, output: str | None = None) -> onnx.ModelProto:
+    """Return the graph of an ONNX file, with what brings rows to what it takes.
+
+    Its input may have other numbers than float32, channels after places, and a first axis of length 1, which is then
+    encoded a row at a time; of text encoders, mask and token types follow from the ids.
+
+    Args:
+        path: of the file.
+        rows: what it is given.
+        output: the value that is taken, an output of the graph or an inner one; by default its only output.
+
+    Raises:
+        InvalidInput: naming what of the file cannot be an encoder of such rows.
+    """
+    model = onnx.compose.add_prefix(_read(path), THEIRS)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    given = {value.name: value for value in model.graph.input if value.name not in weights}
+    derived = {name: value for name, value in given.items() if _plain(name) in (MASK, KINDS)}
+    mains = [value for name, value in given.items() if name not in derived]
+    if len(mains) != 1:
+        expected = f"one input, beside {MASK} and {KINDS}"
+        raise InvalidInput(FIELD, expected, f"{[_plain(value.name) for value in mains][:SHOWN]}")
+    taken = _output(model, output)
+    nodes, tensors, source = _prefix(mains[0], rows)
+    for name, value in derived.items():
+        nodes += _of_ids(name, value, source, rows.pad_id, tensors)
+    nodes += model.graph.node
+    nodes.append(helper.make_node("Flatten", [taken], [f"{OWN}flat"], axis=1))
+    nodes.append(helper.make_node("Cast", [f"{OWN}flat"], [OUTPUT], to=TensorProto.FLOAT))
+    graph = helper.make_graph(
+        _needed(nodes, OUTPUT),
+        "encoder",
+        [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["rows", math.prod(rows.shape)])],
+        [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["rows", "numbers"])],
+        [*model.graph.initializer, *tensors],
+    )
+    made = helper.make_model(graph, ir_version=model.ir_version, opset_imports=model.opset_import)
+    used = {name for node in made.graph.node for name in node.input}
+    for tensor in [tensor for tensor in made.graph.initializer if tensor.name not in used]:
+        made.graph.initializer.remove(tensor)
+    return made
+
+
+def written(model: onnx.ModelProto, path: Path) -> None:
+    """Write a graph's file."""
+    try:
+        path.write_bytes(model.SerializeToString())
+    except ValueError:  # protobuf's bound
+        raise InvalidInput(FIELD, "a model of at most 2 GB", "a larger one") from None
+
+
+def examined(
+    path: Path, row_size: int, examples: Float32[np.ndarray, "N I"], rows_at_once: int | None
+) -> EncoderSpec:
+    """Return what a manifest says of an encoder's file, having found out whether its rows see each other.
+
+    Each row is encoded alone, among others, and at another place among them. Where the bits differ, rows are encoded
+    one at a time, unless the recipe wants `rows_at_once` of them.
+
+    Raises:
+        InvalidInput: if the file cannot be loaded, does not run on such rows, or gives what is no number.
+    """
+    try:
+        width = _width(path, examples[:1])
+        encoder = Encoder(path, EncoderSpec(outputs=width, rows_at_once=1), row_size, threads=1)
+    except GraphError as error:
+        raise InvalidInput(FIELD, "a model that the service runs on these rows", one_line(error)) from None
+    alone = encoder(examples)
+    if not np.isfinite(alone).all():
+        raise InvalidInput(FIELD, "numbers for every row", "some that are infinite or none")
+    if rows_at_once == 1:
+        return encoder.spec
+    difference = _difference(encoder, examples, alone, rows_at_once or TOGETHER)
+    if difference == 0.0:
+        return EncoderSpec(outputs=width, rows_at_once=rows_at_once or TOGETHER)
+    if rows_at_once is None:
+        return encoder.spec
+    if not difference <= ALLOWED_DIFFERENCE:
+        expected = f"1 for this encoder, which says of a row among others what differs by {difference:.2g} of it"
+        raise InvalidInput("network.rows_at_once", expected, f"{rows_at_once}")
+    return EncoderSpec(outputs=width, rows_at_once=rows_at_once, difference=difference)
+
+
+def _difference(
+    encoder: Encoder, x: Float32[np.ndarray, "N I"], alone: Float32[np.ndarray, "N F"], together: int
+) -> float:
+    """Return the largest difference between a row's numbers alone and among others, over its largest number."""
+    orders = (np.arange(len(x)), np.arange(len(x))[::-1])
+    worst = 0.0
+    for count in {2, 3, together}:
+        for order in orders:
+            try:
+                parts = [encoder.run(x[part]) for part in np.split(order, range(count, len(order), count))]
+            except Exception:  # a graph for one row at a time
+                return math.inf
+            encoded = np.concatenate(parts)
+            if encoded.shape != alone.shape:
+                return math.inf
+            apart = np.abs(encoded - alone[order]).max(axis=1)
+            worst = max(worst, float((apart / np.maximum(np.abs(alone[order]).max(axis=1), 1e-30)).max()))
+    return worst
+
+
+def _width(path: Path, x: Float32[np.ndarray, "1 I"]) -> int:
+    """Return how many numbers an encoder gives for a row."""
+    try:
+        session = ort.InferenceSession(str(path), session_options(1), providers=providers())
+        encoded = session.run([OUTPUT], {INPUT: x})[0]
+    except Exception as error:
+        raise GraphError(ENCODER, f"onnxruntime: {one_line(error)}"[:300]) from None
+    if encoded.ndim != 2 or len(encoded) != 1 or encoded.shape[1] == 0:
+        raise GraphError(ENCODER, f"expected a row of numbers for each row, got shape {encoded.shape} for one")
+    return int(encoded.shape[1])
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except OSError as error:
+        raise InvalidInput(FIELD, f"a file at {path}", error.strerror or "none that can be read") from None
+    except Exception:
+        raise InvalidInput(FIELD, "an ONNX model", f"something else in {path}") from None
+    if not model.graph.node:
+        raise InvalidInput(FIELD, "an ONNX model", f"something else in {path}")
+    refused = refusal(model)
+    if refused is not None:
+        raise InvalidInput(FIELD, "a model that the service runs, with its weights in it", f"{path}: {refused}")
+    return model
+
+
+def _output(model: onnx.ModelProto, name: str | None) -> str:
+    """Return the value that is taken of a graph."""
+    outputs = [_plain(value.name) for value in model.graph.output]
+    if name is None:
+        if len(outputs) != 1:
+            raise InvalidInput("network.output", f"one of {outputs[:SHOWN]}, since there are several", "none")
+        name = outputs[0]
+    if not any(THEIRS + name in node.output for node in model.graph.node):
+        raise InvalidInput("network.output", f"one of {outputs[:SHOWN]}, or an inner value", repr(name))
+    return THEIRS + name
+
+
+def _plain(name: str) -> str:
+    """Return the name that a value has in its file."""
+    return name.removeprefix(THEIRS)
+
+
+def _prefix(value: onnx.ValueInfoProto, rows: RowsTaken) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto], str]:
+    """Return what makes a graph's input of rows, its constants, and the name of what ids are read from."""
+    kind = value.type.tensor_type
+    dims = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
+    own = f"{TensorProto.DataType.Name(kind.elem_type).lower()} {[d or '?' for d in dims]}"
+    got = f"input {_plain(value.name)}: {own}"
+    if kind.elem_type not in (*FLOATS, *INTEGERS):
+        raise InvalidInput(FIELD, "an input of numbers", got)
+    if not dims or dims[0] not in (None, 1):
+        raise InvalidInput(FIELD, "an input whose first axis is rows, any number of them or one", got)
+    shapes = [rows.shape] if len(rows.shape) != 2 else [rows.shape, (1, *rows.shape)]
+    ways: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [(s, None) for s in shapes]
+    ways += [(s, (1, 2, 0)) for s in shapes if len(s) == 3]  # channels after places
+    for shape, order in ways:
+        there = shape if order is None else tuple(shape[i] for i in order)
+        if len(there) == len(dims) - 1 and all(d in (None, n) for d, n in zip(dims[1:], there, strict=True)):
+            break
+    else:
+        raise InvalidInput(FIELD, f"an input for rows of shape {rows.shape}", got)
+    tensors = [numpy_helper.from_array(np.array([-1, *shape], dtype=np.int64), f"{OWN}shape")]
+    nodes = [helper.make_node("Reshape", [INPUT, f"{OWN}shape"], [f"{OWN}rows"])]
+    name = f"{OWN}rows"
+    if rows.mean is not None and rows.std is not None:
+        tensors += [numpy_helper.from_array(rows.mean, f"{OWN}mean"), numpy_helper.from_array(rows.std, f"{OWN}std")]
+        nodes.append(helper.make_node("Sub", [name, f"{OWN}mean"], [f"{OWN}centred"]))
+        nodes.append(helper.make_node("Div", [f"{OWN}centred", f"{OWN}std"], [f"{OWN}standard"]))
+        name = f"{OWN}standard"
+    if order is not None:
+        axes = [0, *(i + 1 for i in order)]
+        nodes.append(helper.make_node("Transpose", [name], [f"{OWN}places"], perm=axes))
+        name = f"{OWN}places"
+    nodes.append(helper.make_node("Cast", [name], [value.name], to=kind.elem_type))
+    return nodes, tensors, name
+
+
+def _of_ids(
+    name: str, value: onnx.ValueInfoProto, ids: str, pad_id: int, tensors: list[onnx.TensorProto]
+) -> list[onnx.NodeProto]:
+    """Return what makes a mask, or token types, of ids: 1 for each that is no filling, and 0."""
+    kind = value.type.tensor_type.elem_type
+    if kind not in (*FLOATS, *INTEGERS):
+        raise InvalidInput(FIELD, f"numbers as input {_plain(name)}", TensorProto.DataType.Name(kind).lower())
+    if _plain(name) == KINDS:  # all texts are of one kind, 0
+        return [
+            helper.make_node("Sub", [ids, ids], [f"{OWN}{name}.none"]),
+            helper.make_node("Cast", [f"{OWN}{name}.none"], [name], to=kind),
+        ]
+    tensors.append(numpy_helper.from_array(np.array(pad_id, dtype=np.float32), f"{OWN}{name}.pad"))
+    return [
+        helper.make_node("Equal", [ids, f"{OWN}{name}.pad"], [f"{OWN}{name}.fills"]),
+        helper.make_node("Not", [f"{OWN}{name}.fills"], [f"{OWN}{name}.says"]),
+        helper.make_node("Cast", [f"{OWN}{name}.says"], [name], to=kind),
+    ]
+
+
+def _needed(nodes: list[onnx.NodeProto], output: str) -> list[onnx.NodeProto]:
+    """Return the nodes that lead to an output, in their order."""
+    needed, kept = {output}, []
+    for node in reversed(nodes):
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(node.input)
+    return kept[::-1]
