@@ -26,7 +26,7 @@ from PIL import Image
 from model_store.artifacts.manifest import NAME_PATTERN, ImageSpec, InputSpec
 from model_store.errors import InvalidInput
 from model_store.inputs.images import as_row
-from training.data.arrays import numbers, read_npz
+from training.data.arrays import check_ids, numbers, read_npz
 from training.data.idx import find_idx, read_idx
 from training.data.images import some_images
 from training.seeds import EvaluationStream, generator
@@ -63,6 +63,8 @@ class OutlierSource:
         Raises:
             InvalidInput: if the source is not there, is damaged, or cannot be made into rows of the model's shape.
         """
+        if spec.takes_ids and self.kind != "npz":
+            raise InvalidInput(OPTION, "`npz:`, since rows are ids", repr(self.kind))
         if self.kind == "npz":
             return _of_npz(self.path, spec, most, seed)
         read = some_images if self.kind == "images" else _of_idx
@@ -114,7 +116,11 @@ def _of_npz(path: Path, spec: InputSpec, most: int, seed: int) -> Float32[np.nda
     x = arrays[name]
     if x.ndim < 2 or len(x) == 0 or x[0].size != _size(spec):
         raise InvalidInput(name, f"rows of shape {spec.shape}", f"shape {x.shape}")
-    return numbers(some(x, most, seed), name).astype(np.float32)
+    chosen = some(x, most, seed)
+    rows = numbers(chosen, name).astype(np.float32)
+    if spec.takes_ids:
+        check_ids(chosen, name, int(spec.maximum))
+    return rows
 
 
 def _size(spec: InputSpec) -> int:
