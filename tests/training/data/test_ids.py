@@ -55,7 +55,8 @@ def test_a_column_of_text_becomes_rows_of_ids(tmp_path, caplog):
     assert data.input.text.column == "text"
     assert data.tokenizer == (tmp_path / "tokenizer.json").read_bytes()
     with caplog.at_level(logging.INFO):
-        assert read(tmp_path).digest() != read(tmp_path, max_tokens=11).digest()
+        assert read(tmp_path).digest() != read(tmp_path, max_tokens=5).digest()
+    assert "of 32 texts are longer than 5 tokens, and cut" in caplog.text
     assert "left out: stars, since the model reads 'text' alone" in caplog.text
 
 
