@@ -8,7 +8,7 @@ import onnx
 import pyarrow as pa
 import pytest
 import torch
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from pyarrow import parquet
 from torch import nn
 
@@ -315,3 +315,32 @@ def test_an_encoder_takes_ids_and_all_of_them(tmp_path):
         lambda: with_encoder(settings, more, data.train, tmp_path / "runs"),
         f"network.encoder: expected one that takes ids from 0 to {VOCABULARY + 5}",
     )
+
+
+@pytest.mark.usefixtures("fits")
+def test_an_onnx_encoder_of_text_is_told_what_is_padding(tmp_path):
+    from tests.support.recipes import recipe_with
+    from training.fitting.encoding import with_encoder
+
+    write_reviews(tmp_path, 60)
+    axes, names = ["rows", 12], ("input_ids", "attention_mask")
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, axes) for name in names]
+    nodes = [
+        helper.make_node("Mul", ["input_ids", "attention_mask"], ["kept"]),
+        helper.make_node("Concat", ["kept", "attention_mask"], ["both"], axis=1),
+    ]
+    output = helper.make_tensor_value_info("both", TensorProto.INT64, ["rows", 24])
+    graph = helper.make_graph(nodes, "masked", inputs, [output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, tmp_path / "masked.onnx")
+    network = {"hidden": [4], "encoder": f"onnx:{tmp_path / 'masked.onnx'}"}
+    section = {"source": "csv:reviews.csv", **TEXT, "pad_token": "[UNK]"}
+    settings = recipe_with(data=section, network=network)
+    assert settings.network.is_standardised
+    assert set(settings.combined) > {"residual", "mahalanobis", "input_neighbours"}
+    data = load(settings, tmp_path)
+    _, encoding = with_encoder(settings, data, data.train, tmp_path / "runs")
+    x = data.train.x[:9]
+    is_token = x != tokenizer().token_to_id("[UNK]")
+    assert not is_token.all()
+    assert np.array_equal(encoding.encoder(x), np.concatenate([x * is_token, is_token], axis=1))
