@@ -84,6 +84,7 @@ class TrainingFacts(Facts):
     warm_start: VersionFacts | None = None
     validation_log_likelihood: float | None = None
     convergence: dict[str, Any] | None = None  # of a variational fit: `training.fitting.convergence`
+    laplace: dict[str, Any] | None = None  # of such a posterior: `training.fitting.laplace`
     temperature: TemperatureFacts | None = None
     target_transform: TargetFacts | None = None
     data_digest: str | None = None

@@ -1,5 +1,6 @@
 """Recipes: what to fit, as TOML files."""
 
+import math
 import tomllib
 from hashlib import sha256
 from pathlib import Path
@@ -273,6 +274,21 @@ class HypernetSection(Section):
     initial_log_std: LogStd = -4.0
 
 
+class LaplaceSection(Section):
+    """`[posterior]` of laplace."""
+
+    structure: Literal["full", "kronecker", "diagonal"] = "kronecker"
+    prior_std: float | Literal["marginal-likelihood", "held-out"] = "marginal-likelihood"
+
+    @field_validator("prior_std", mode="before")
+    @classmethod
+    def _is_a_number_or_says_how(cls, value: Any) -> Any:
+        is_number = isinstance(value, float | int) and not isinstance(value, bool)
+        if value in ("marginal-likelihood", "held-out") or (is_number and 0 < value < math.inf):
+            return value
+        raise ValueError("a number above 0, 'marginal-likelihood' or 'held-out'")
+
+
 class PointSection(Section):
     """`[posterior]` of mle."""
 
@@ -295,6 +311,7 @@ POSTERIORS: dict[str, type[Section]] = {
     "variational-hypernet": HypernetSection,
     "dropout": DropoutSection,
     "dropout-alpha": DropoutSection,
+    "laplace": LaplaceSection,
     "ensemble": EnsembleSection,
     "mle": PointSection,
     "mle-dropout": DropoutSection,
@@ -314,7 +331,7 @@ INTEGER_METHODS = ("bhn-realnvp", "bhn-iaf")
 class TrainingSection(Section):
     """`[training]`: the optimiser and its schedule."""
 
-    epochs: Count | None = None
+    epochs: Annotated[int, Field(ge=0)] | None = None
     max_epochs: Count = 1000
     patience: Count | None = None
     batch_rows: Count = 128
@@ -518,6 +535,8 @@ def validated(content: dict[str, Any], origin: str) -> Recipe:
         raise InvalidInput(f"{origin}: serving.precision", f"float32 for method {recipe.method}", "'int8'")
     if recipe.serving.precision == "int8" and recipe.task == "regression":
         raise InvalidInput(f"{origin}: serving.precision", "float32 for task regression", "'int8'")
+    if recipe.training.epochs == 0 and recipe.method != "laplace":
+        raise InvalidInput(f"{origin}: training.epochs", f"1 or more for method {recipe.method}", "0")
     if recipe.likelihood is not None and recipe.task != "regression":
         raise InvalidInput(f"{origin}: likelihood", f"none for task {recipe.task}", "one")
     if recipe.data.target_transform != "none" and recipe.task != "regression":

@@ -14,6 +14,8 @@ from training.facts import TrainingFacts, VersionFacts
 from training.recipe import Recipe, override
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from training.nn.model import BayesianModel
 
 WEIGHTS = "weights.safetensors"
@@ -62,6 +64,14 @@ class Parent:
         except RuntimeError as error:
             raise InvalidInput("network", f"the network of {self.label}", one_line(error)) from None
         return model
+
+    def network_weights(self) -> "dict[str, Tensor]":
+        """Return the `state_dict` of an mle version's network."""
+        from training.nn.networks import MemberNetwork
+
+        network = self.model().network
+        assert isinstance(network, MemberNetwork)
+        return network.members[0].state_dict()
 
 
 def open_parent(store: ModelStore, text: str, field: str) -> Parent:

@@ -68,6 +68,7 @@ def run(options: argparse.Namespace) -> None:
 
     from training.fitting.augmentation import check_augmentation
     from training.fitting.encoding import with_encoder
+    from training.fitting.laplace import check_trained
     from training.fitting.memory import keep_freed_memory  # wrong recipes and data are answered before torch is there
     from training.fitting.run import CHECKPOINT, Run, check_pixels, device_named, training_facts
     from training.fitting.target_choice import forget, target_choice
@@ -80,6 +81,7 @@ def run(options: argparse.Namespace) -> None:
     recipe, encoding = with_encoder(recipe, data, splits.train, folders.runs(), like)
     if parent is not None:
         check_compatible(recipe, data, parent)
+    check_trained(recipe, parent)
     device = device_named(options.device)
     keep_freed_memory()
     begins_at = "" if parent is None else f" {parent.label} {sha256(parent.weights).hexdigest()}"
@@ -110,7 +112,7 @@ def run(options: argparse.Namespace) -> None:
         begun = (
             f"going on from step {run.progress.step}"
             if run.resumed
-            else f"{run.steps} steps{'' if recipe.training.epochs else ' at most'}"
+            else f"{run.steps} steps{'' if run.told_epochs is not None else ' at most'}"
         )
         print(f"{recipe.name}: {len(splits.train)} training rows, {begun} on {device.type}; run in {folder}")
         if parent is not None and not run.resumed:
@@ -126,6 +128,8 @@ def run(options: argparse.Namespace) -> None:
             print(f"stopped {facts.stopped}")
             if facts.convergence is not None:
                 print(facts.convergence["says"])
+            if facts.laplace is not None:
+                print(facts.laplace["says"])
             root = folders.data_root()
             transform = choice.transform
             manifest = publish(store, recipe.name, model, recipe, data, splits, facts, root, transform, encoding)
@@ -133,7 +137,8 @@ def run(options: argparse.Namespace) -> None:
         forget(folder)
     for key, value in manifest.quality.items():
         print(f"  {key:32} {value:.4f}")
-    print(f"published {manifest.name} version {manifest.version}; plot: {folder / 'progress.png'}")
+    plot = folder / "progress.png"
+    print(f"published {manifest.name} version {manifest.version}{f'; plot: {plot}' if plot.exists() else ''}")
 
 
 def _given(options: argparse.Namespace) -> Recipe:

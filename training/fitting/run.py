@@ -36,14 +36,15 @@ from training.fitting.checkpoint import (
 )
 from training.fitting.choice import is_as_good
 from training.fitting.convergence import convergence, log_std_by_layer, mean_log_std
+from training.fitting.laplace import fit_laplace, told_epochs
 from training.fitting.levelling import cooling_epochs, moving, patience_of
 from training.fitting.objectives import alpha_objective, geometric_weight
 from training.fitting.plots import plot_run
-from training.fitting.warm_start import carry_over
+from training.fitting.warm_start import begin_at, carry_over
 from training.nn.likelihoods import Categorical
 from training.nn.model import CHUNK_ROWS, BayesianModel, build, initialise
 from training.nn.posteriors import noise, step_noise
-from training.recipe import Recipe, TrainingSection
+from training.recipe import LaplaceSection, Recipe, TrainingSection
 from training.seeds import Stream, hash_key
 from training.versions import Parent
 
@@ -111,7 +112,11 @@ class Run:
             check_pixels(recipe, splits.train)
         order = _order(self.rows, recipe.seed, Stream.INITIAL_ROWS)[:INITIALISATION_ROWS].to(device)
         rows = self.train[0][order]
-        self.model = build(recipe, shape, num_classes, rows.cpu(), encoded, largest_id).to(device)
+        self.told_epochs = told_epochs(recipe, parent)
+        changes_method = parent is not None and parent.recipe.method != recipe.method
+        weights = parent.network_weights() if parent is not None and changes_method else None
+        self.model = build(recipe, shape, num_classes, rows.cpu(), encoded, weights, largest_id).to(device)
+        self.laplace: dict[str, Any] | None = None  # what the manifest says of its posterior, once it is found
         self.samples = recipe.samples if self.model.posterior.max_draws is None else self.model.posterior.max_draws
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = adam(self.model, recipe.training)
@@ -134,6 +139,8 @@ class Run:
             if parent is None:
                 initialise(self.model, rows.float(), recipe.network.is_standardised)
                 self.model.likelihood.start(self.train[1])
+            elif changes_method:
+                begin_at(self.model, parent.model().to(device), rows.float())
             else:
                 more_classes = num_classes - len(parent.classes)
                 carry_over(self.model, parent.model().to(device), more_classes)
@@ -179,8 +186,8 @@ class Run:
     def epochs(self) -> int:
         """How many epochs the fit has: as told, or as many as it may have until it has levelled off."""
         settings = self.recipe.training
-        if settings.epochs is not None:
-            return settings.epochs
+        if self.told_epochs is not None:
+            return self.told_epochs
         if self.progress.levelled == 0:
             return settings.max_epochs
         cooling = cooling_epochs(self.progress.levelled, self.patience)
@@ -193,7 +200,7 @@ class Run:
 
     def _decay(self) -> float:
         """Return how far the rates have gone from the first (0) to the last (1)."""
-        if self.recipe.training.epochs is not None:
+        if self.told_epochs is not None:
             return self.progress.step / self.steps
         if self.progress.levelled == 0:
             return 0.0
@@ -203,7 +210,7 @@ class Run:
     def _look_whether_level(self) -> None:
         """Let the rates decay from here on if what counts has levelled off, or just enough epochs are left for it."""
         settings, epochs = self.recipe.training, len(self.progress.history)
-        if settings.epochs is not None or self.progress.levelled:
+        if self.told_epochs is not None or self.progress.levelled:
             return
         must_end = epochs + cooling_epochs(epochs, self.patience) >= settings.max_epochs
         if not must_end and epochs < settings.kl_ramp_epochs + self.patience:
@@ -215,7 +222,9 @@ class Run:
 
     def stopped(self) -> str:
         """Return why the fit ended when it did."""
-        if self.recipe.training.epochs is not None:
+        if self.epochs == 0:
+            return "before the first epoch: the network was trained already"
+        if self.told_epochs is not None:
             return f"after {self.epochs} epochs, as told"
         if self.progress.still_moving or not self.progress.levelled:
             still = "; ".join(self.progress.still_moving or ["too few epochs to tell"])
@@ -250,8 +259,22 @@ class Run:
                 if self.progress.step == self.steps or time.monotonic() - saved > settings.checkpoint_interval_s:
                     self._save()
                     saved = time.monotonic()
-        load_module(self.model, self.best, "best")
+        if self.steps == 0:
+            self._save()
+        else:
+            load_module(self.model, self.best, "best")
+        if isinstance(self.recipe.posterior, LaplaceSection):
+            self.laplace = self._fit_laplace(self.recipe.posterior)
         return self.model
+
+    def _fit_laplace(self, section: LaplaceSection) -> dict[str, Any]:
+        """Give trained weights their posterior; return what the manifest says of it."""
+        draws = self.recipe.training.validation_draws
+        times = 1.0 / (self.rows * self.full_kl_weight)
+        homoscedastic = getattr(self.model.likelihood, "log_variance", None) is not None
+        finds_noise = homoscedastic and self.steps == 0 and self.parent is None
+        seed = self.recipe.seed
+        return fit_laplace(self.model, section, self.train, self.validation, seed, draws, times, finds_noise)
 
     def _step(self, index: Tensor) -> None:
         settings = self.recipe.training
@@ -294,25 +317,16 @@ class Run:
     def _end_epoch(self, epoch: int) -> dict[str, float | int]:
         nll, kl, error = (self.sums / self.epoch_steps).tolist()
         self.sums.zero_()
-        settings = self.recipe.training
         if not math.isfinite(nll + kl):
             raise Diverged(
                 f"training diverged in epoch {epoch + 1}: a lower training.learning_rate or training.gradient_norm "
                 f"may help (delete {self.checkpoint} to begin anew)"
             )
-        draws = min(settings.validation_draws, self.model.posterior.max_draws or settings.validation_draws)
-        eps = noise(self.model.posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE).to(self.device)
+        eps = self._validation_noise()
         likelihood = self.model.likelihood
-        self.model.eval()
-        rows = max(1, HELD_OUTPUTS // (draws * likelihood.outputs))
-        parts = [
-            likelihood.validation(self.model.predict(x, eps), y)
-            for x, y in zip(*(tensor.split(rows) for tensor in self.validation), strict=True)
-        ]
-        scores, log_likelihood, errors = torch.cat(parts).unbind(1)
+        scores, log_likelihood, errors = self._validated(eps).unbind(1)
         with torch.no_grad():
             theta_std = self.model.posterior(eps).std(0, correction=0).mean().item()
-        self.model.train()
         metrics = {
             "epoch": epoch + 1,
             "loss": nll + kl / self.rows,
@@ -344,6 +358,31 @@ class Run:
             plot_run(history, self.folder / "progress.png", self.recipe.name)
             self.plotted = time.monotonic()
         return metrics
+
+    def _validation_noise(self) -> Tensor:
+        """Return the noise of draws in validation: of laplace one that is not used, before it has a spread."""
+        posterior, wanted = self.model.posterior, self.recipe.training.validation_draws
+        is_a_point = self.recipe.method == "laplace" and self.laplace is None
+        draws = 1 if is_a_point else min(wanted, posterior.max_draws or wanted)
+        return noise(posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE).to(self.device)
+
+    def _validated(self, eps: Tensor) -> Tensor:
+        """Return score, log-likelihood and error of each validation row."""
+        likelihood = self.model.likelihood
+        self.model.eval()
+        rows = max(1, HELD_OUTPUTS // (len(eps) * likelihood.outputs))
+        parts = [
+            likelihood.validation(self.model.predict(x, eps), y)
+            for x, y in zip(*(tensor.split(rows) for tensor in self.validation), strict=True)
+        ]
+        self.model.train()
+        return torch.cat(parts)
+
+    def validation_log_likelihood(self) -> float:
+        """Return the mean of validation rows, in nats, of the model that was kept."""
+        if self.laplace is None:
+            return self.progress.history[self.progress.best_epoch - 1]["validation_log_likelihood"]
+        return self._validated(self._validation_noise())[:, 1].mean().item()
 
     def _is_kept(self, epoch: int, validation_scores: Tensor) -> bool:
         """Whether an epoch's model takes the place of the one kept: never while the KL's weight still rises."""
@@ -426,7 +465,7 @@ def training_facts(run: Run, splits: Splits, log_slope: float = 0.0) -> Training
     With `log_slope`, the mean over validation rows of log g'(y), their log-likelihood is of a density of y where
     the run saw g(y).
     """
-    validated = run.progress.history[run.progress.best_epoch - 1]["validation_log_likelihood"] + log_slope
+    validated = run.validation_log_likelihood() + log_slope
     facts = TrainingFacts(
         run=run.progress.token,
         recipe=run.recipe.model_dump(mode="json"),
@@ -443,6 +482,8 @@ def training_facts(run: Run, splits: Splits, log_slope: float = 0.0) -> Training
         validation_log_likelihood=validated,
     )
     more: dict[str, Any] = {} if run.parent is None else {"warm_start": run.parent.facts}
+    if run.laplace is not None:
+        more["laplace"] = run.laplace
     if run.recipe.is_variational:
         seed = hash_key(run.recipe.seed, Stream.VALIDATION_NOISE)
         ended = run.progress.history, run.full_kl_weight, run.progress.start_log_std, seed

@@ -9,6 +9,8 @@ A flow over scales or weights cannot take on a coordinate: its couplings split t
 them, the flow starts anew, near the identity, and its last, affine layer takes each old coordinate's mean and
 standard deviation: the factorial Gaussian nearest to the old posterior. (With `noise_dimension` the flow draws
 coordinates of a subspace, whose number stays, and is carried over whole.)
+
+Another method may begin at the network of a version of `mle`, as at any network that was trained before.
 """
 
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor
 from model_store.errors import InvalidInput
 from training.data import Dataset
 from training.nn.layers import Slot
-from training.nn.model import BayesianModel
+from training.nn.model import BayesianModel, initialise
 from training.nn.networks import DrawnNetwork
 from training.nn.posteriors.hypernetwork import HypernetworkPosterior
 from training.nn.posteriors.normal import standard_noise
@@ -40,21 +42,44 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
     of_parent = f"as of {parent.label}"
     had_transform, wanted = parent.manifest.transform, recipe.data.target_transform
     kind = "none" if had_transform is None else had_transform.kind
+    changes_method = old.method == "mle" and recipe.method not in ("mle", "ensemble")
+    chosen = {"bayesian", "trained"} if changes_method else None  # what another method may choose anew
+    had_network, has_network = (
+        section.model_dump(exclude_none=True, exclude=chosen) for section in (old.network, recipe.network)
+    )
     for field, had, has in (
         ("data.target_transform", kind, kind if wanted == "auto" else wanted),
-        ("method", old.method, recipe.method),
+        ("method", recipe.method if changes_method else old.method, recipe.method),
         ("likelihood.noise", old.noise, recipe.noise),
-        ("network", old.network.model_dump(exclude_none=True), recipe.network.model_dump(exclude_none=True)),
+        ("network", had_network, has_network),
         ("data.source: rows of shape", parent.manifest.input.shape, data.shape),
         ("data.source: columns", parent.manifest.input.columns, tuple(data.columns)),
     ):
         if had != has:
             raise InvalidInput(field, f"{had}, {of_parent}"[:300], f"{has}"[:300])
+    if changes_method:
+        if len(parent.classes) != len(data.classes):
+            new = ", ".join(data.classes[len(parent.classes) :])
+            expected = f"{len(parent.classes)} classes, {of_parent}, for another method than its own"
+            raise InvalidInput("data.source: classes", expected, f"also {new}"[:300])
+        return
     had_posterior, has_posterior = old.posterior.model_dump(), recipe.posterior.model_dump()
-    for field in has_posterior.keys() - FREE:
+    for field in has_posterior.keys() - (has_posterior.keys() if recipe.method == "laplace" else FREE):
         if had_posterior.get(field) != has_posterior[field]:
             expected = f"{had_posterior.get(field)}, {of_parent}"
             raise InvalidInput(f"posterior.{field}", expected, f"{has_posterior[field]}")
+
+
+@torch.no_grad()
+def begin_at(model: BayesianModel, parent: BayesianModel, x: Float[Tensor, "N I"]) -> None:
+    """Begin a model that was built with the weights of an `mle` version's network; `x` are rows of a first batch."""
+    initialise(model, x, standardise=False)
+    model.network.mean, model.network.std = parent.network.mean, parent.network.std
+    kept = dict(model.likelihood.named_parameters()) | dict(model.likelihood.named_buffers())  # type: ignore[attr-defined]
+    for name, old in parent.likelihood.state_dict().items():  # type: ignore[attr-defined]
+        if name != "log_weights":  # of the new data
+            kept[name].copy_(old)
+    model.likelihood.temperature.fill_(1.0)
 
 
 @torch.no_grad()
@@ -83,6 +108,8 @@ def carry_over(model: BayesianModel, parent: BayesianModel, more_classes: int) -
         if name == "likelihood.log_weights":  # of the new data
             continue
         old = carried.get(name)
+        if name.startswith("posterior.spreads.") and (old is None or old.shape != tensor.shape):
+            continue  # of a Laplace approximation, which is found anew
         if old is None:
             raise InvalidInput("network", "the network that was published", f"one with a {name}, which that has not")
         is_laid_out_as_theta = (old.shape[-1:], tensor.shape[-1:]) == (

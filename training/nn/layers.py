@@ -179,6 +179,11 @@ class WeightLayer(nn.Module):
         self.shape = (place.slot.shape[0] - self.has_bias, place.slot.shape[1])  # of the matrix without biases
         self.register_buffer("index", None, persistent=False)
 
+    @property
+    def groups(self) -> int:
+        """How many parts of its inputs go into parts of its outputs alone."""
+        return 1 if self.convolution is None else self.convolution.groups
+
     def keep(self, kept: Tensor) -> None:
         """Draw those weights alone that `kept`, a matrix (inputs, outputs) of booleans, says; and all biases."""
         self.shape = (kept.shape[0], kept.shape[1])

@@ -1,16 +1,17 @@
 """A Bayesian model: a primary network, the posterior over its theta, and the likelihood of its outputs."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, one_line
 from training.nn.architectures import channels_first, from_factory, gal_cnn, load_weights, mlp, papers_cnn
 from training.nn.flows import Composition, iaf, realnvp
+from training.nn.layers import WeightLayer
 from training.nn.likelihoods import Categorical, Gaussian, Likelihood
 from training.nn.networks import DrawnNetwork, MemberNetwork, Stochastic, noise_rows
 from training.nn.posteriors import FactorialGaussian, Posterior
@@ -18,10 +19,11 @@ from training.nn.posteriors.dropout import MaskPosterior
 from training.nn.posteriors.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior
 from training.nn.posteriors.hypernet_noise import NoisePosterior
 from training.nn.posteriors.hypernetwork import HypernetworkPosterior, Subspace
+from training.nn.posteriors.laplace import LaplacePosterior
 from training.nn.posteriors.matrix_normal import MatrixNormalPosterior
 from training.nn.posteriors.members import MemberPosterior
-from training.nn.probes import DROPOUTS, ROWS, check_ids, check_width
-from training.nn.selection import drawn_layers, freeze, is_named
+from training.nn.probes import DROPOUTS, ROWS, check_ids, check_width, last_layer
+from training.nn.selection import DRAWABLE, drawn_layers, freeze, is_named
 from training.nn.split import NotSplit, SplitNetwork, split
 from training.recipe import (
     DropoutSection,
@@ -30,6 +32,7 @@ from training.recipe import (
     GaussianSection,
     HypernetSection,
     IAFSection,
+    LaplaceSection,
     MixtureSection,
     NetworkSection,
     PointSection,
@@ -108,6 +111,7 @@ def build(
     classes: int,
     rows: Num[Tensor, "R I"] | None = None,
     encoded: int | None = None,
+    weights: Mapping[str, Tensor] | None = None,
     largest_id: int | None = None,
 ) -> BayesianModel:
     """Return a model as a recipe says for rows of a shape, its parameters a function of the recipe's seed.
@@ -118,6 +122,7 @@ def build(
         classes: how many there are; a regression has none (0).
         rows: some training rows, where a fit begins; without them, parameters are about to be loaded.
         encoded: how many numbers the network takes of a row, and how long `rows` are, where it has an encoder.
+        weights: the network's `state_dict`, if it was trained already, in place of what the recipe says of its start.
         largest_id: of rows of ids; a module that does not take it is refused.
 
     Raises:
@@ -126,7 +131,9 @@ def build(
     generator = torch.Generator().manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
-        return _built(recipe, tuple(shape), likelihood(recipe, classes), rows, generator, encoded, largest_id)
+        return _built(
+            recipe, tuple(shape), likelihood(recipe, classes), rows, generator, encoded, weights, largest_id
+        )
 
 
 def likelihood(recipe: Recipe, classes: int) -> Likelihood:
@@ -143,6 +150,7 @@ def _built(
     rows: Num[Tensor, "R I"] | None,
     generator: torch.Generator,
     encoded: int | None,
+    weights: Mapping[str, Tensor] | None,
     largest_id: int | None,
 ) -> BayesianModel:
     section, wanted = recipe.posterior, recipe.network
@@ -157,9 +165,12 @@ def _built(
 
     def make() -> nn.Module:
         if wanted.encoder == "frozen":
-            return _head(recipe, data_shape, likelihood, rows is not None)
+            head = _head(recipe, data_shape, likelihood, rows is not None and weights is None)
+            return head if weights is None else _with_weights(head, weights)
         made = module(wanted, row_shape, likelihood.outputs)
-        if wanted.weights is not None and rows is not None:
+        if weights is not None:
+            _with_weights(made, weights)
+        elif wanted.weights is not None and rows is not None:
             load_weights(made, Path(wanted.weights))
         if largest_id is not None:
             check_ids(made, row_shape, largest_id)
@@ -167,8 +178,10 @@ def _built(
             check_width(made, wanted.factory, examples, likelihood.outputs, likelihood.meaning)
         return made
 
-    def drawing(stochastic: Stochastic) -> DrawnNetwork:
-        network = DrawnNetwork(make(), stochastic, row_shape, wanted.trained, examples, wanted.is_trained)
+    def drawing(stochastic: Stochastic, made: nn.Module | None = None) -> DrawnNetwork:
+        is_trained = wanted.is_trained or weights is not None
+        module = make() if made is None else made
+        network = DrawnNetwork(module, stochastic, row_shape, wanted.trained, examples, is_trained)
         network.mean, network.std = inputs
         return network
 
@@ -195,6 +208,11 @@ def _built(
         else:
             gaussian = GaussianPrior(section.prior_std)
             posterior = GaussianPosterior(drawn.theta_dimension, section.initial_log_std, gaussian)
+    elif isinstance(section, LaplaceSection):
+        made = make()
+        last, gives_outputs = last_layer(made, examples)
+        drawn = drawing(Stochastic("weights", _patterns(recipe, made, examples)), made)
+        posterior = _laplace(section, drawn, last if gives_outputs else None)
     elif isinstance(section, DropoutSection):
         drawn = drawing(Stochastic("masks", layers, section.rate, section.input_rate))
         posterior = MaskPosterior(drawn.slots, is_served=recipe.method != "mle-dropout")
@@ -211,6 +229,19 @@ def _built(
         drawn = drawing(stochastic)
         posterior = NoisePosterior(drawn.theta_dimension)
     return BayesianModel(drawn, posterior, likelihood, decay)
+
+
+def _with_weights(made: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Load the weights of a version's network.
+
+    Raises:
+        InvalidInput: if they are another's, as of a factory that has changed.
+    """
+    try:
+        made.load_state_dict(weights)
+    except RuntimeError as error:
+        raise InvalidInput("network", "the network of the version to go on from", one_line(error)[:300]) from None
+    return made
 
 
 def _shape_taken(shape: tuple[int, ...], takes_ids: bool) -> tuple[int, ...]:
@@ -236,12 +267,21 @@ def split_network(recipe: Recipe, shape: Sequence[int], classes: int, with_weigh
     examples = examples.long() if takes_ids else examples
     assert wanted.factory is not None
     check_width(made, wanted.factory, examples, of.outputs, of.meaning)
-    return split(made, _staying(recipe, made), examples)
+    return split(made, _staying(recipe, made, examples), examples)
 
 
-def _staying(recipe: Recipe, made: nn.Module) -> list[str]:
+def _patterns(recipe: Recipe, made: nn.Module, examples: Num[Tensor, "R ..."]) -> Sequence[str] | None:
+    """Return the patterns of the layers that are drawn: those that are named, of laplace else the last that runs."""
+    layers = recipe.network.bayesian
+    if layers is not None or not isinstance(recipe.posterior, LaplaceSection) or isinstance(made, DRAWABLE):
+        return layers
+    name, _ = last_layer(made, examples)
+    return None if name is None else [name]
+
+
+def _staying(recipe: Recipe, made: nn.Module, examples: Num[Tensor, "R ..."]) -> list[str]:
     """Return the names of the layers that are drawn, masked or trained."""
-    section, layers = recipe.posterior, recipe.network.bayesian
+    section, layers = recipe.posterior, _patterns(recipe, made, examples)
     names = [] if isinstance(section, PointSection) else list(drawn_layers(made, layers))
     drops = isinstance(section, DropoutSection)
     own = (
@@ -280,6 +320,21 @@ def module(section: NetworkSection, shape: Sequence[int], outputs: int) -> nn.Mo
     if section.factory is not None:
         return from_factory(section.factory, shape, outputs)
     return (papers_cnn if section.kind == "papers-cnn" else gal_cnn)(shape, outputs)
+
+
+def _laplace(section: LaplaceSection, drawn: DrawnNetwork, output_layer: str | None) -> LaplacePosterior:
+    """Return the posterior of a network's drawn layers; `output_layer` is one whose values are the outputs.
+
+    Raises:
+        InvalidInput: if a full covariance is wanted of other layers than that, or of one that is too large.
+    """
+    names = [slot.name for slot in drawn.slots]
+    if section.structure == "full" and names != [output_layer]:
+        expected = "kronecker or diagonal, or a last layer alone whose values are the outputs"
+        raise InvalidInput("posterior.structure", expected, f"'full' of {', '.join(names)}")
+    of_layers = {layer.place.slot.name: layer.groups for layer in drawn.modules() if isinstance(layer, WeightLayer)}
+    prior_std = section.prior_std if isinstance(section.prior_std, float | int) else None
+    return LaplacePosterior(drawn.slots, [of_layers[name] for name in names], section.structure, prior_std)
 
 
 def _hypernetwork(

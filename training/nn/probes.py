@@ -65,6 +65,23 @@ def check_width(module: nn.Module, factory: str, examples: Num[Tensor, "R ..."],
     raise InvalidInput("network.factory", expected, f"{given}{after}")
 
 
+def last_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> tuple[str | None, bool]:
+    """Return the name of the last Linear or convolution layer that runs, and whether its values are the outputs.
+
+    None where there is none. A module that is itself such a layer is named as if it were in a `Sequential`.
+    """
+    if isinstance(module, DRAWABLE):
+        return "0", isinstance(module, nn.Linear)
+    ran: list[tuple[str, object]] = []
+    layers = {name: layer for name, layer in module.named_modules() if type(layer) in DRAWABLE}
+    with _noted(layers, lambda name, gave: ran.append((name, gave)), of_outputs=True):
+        outputs: object = run_on_rows(module, examples)
+    if not ran:
+        return None, False
+    name, gave = ran[-1]
+    return name, gave is outputs and isinstance(layers[name], nn.Linear)
+
+
 def check_ids(module: nn.Module, shape: Sequence[int], largest: int) -> None:
     """Check that a module takes every id, up to the largest, in every place of a row.
 

@@ -246,7 +246,68 @@ def test_what_differs_is_named(parent):
     )
 
 
+# Another method at the network of a version of mle
+
+
+@pytest.fixture(scope="module")
+def of_mle(parent):
+    """A version of mle, of three classes."""
+    settings = recipe("mle")
+    model, _ = fitted_like(settings)
+    weights = save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
+    return dataclasses.replace(parent, recipe=settings, weights=weights)
+
+
+@pytest.mark.parametrize("method", [method for method in POSTERIORS if method not in ("mle", "ensemble")])
+def test_other_methods_begin_where_they_compute_what_a_version_of_mle_does(of_mle, tmp_path, method):
+    _, splits = data_of(300)
+    settings = recipe(method)
+    if method == "laplace":
+        settings = settings.model_copy(update={"training": settings.training.model_copy(update={"epochs": None})})
+    run = run_in(tmp_path / "run", settings, splits, 3, of_mle)
+    assert (run.steps == 0) == (method == "laplace")
+    x, old = run.train[0], of_mle.model().eval()
+    centre = run.model.posterior.centre()[None, None]
+    outputs, _ = run.model.eval().network(x, centre)
+    expected, _ = old.network(x, torch.zeros(1, 1, 1))
+    torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_another_method_cannot_take_from_a_version_of_mle_is_named(of_mle):
+    data, _ = data_of(300)
+    check_compatible(recipe("mvn"), data, of_mle)
+    network = recipe("mvn").network.model_copy(update={"bayesian": ["2"], "trained": []})
+    check_compatible(recipe("mvn").model_copy(update={"network": network}), data, of_mle)
+    refused(lambda: check_compatible(recipe("ensemble"), data, of_mle), "method: expected mle, as of")
+    more = dataclasses.replace(data, classes=(*data.classes, "d"))
+    refused(
+        lambda: check_compatible(recipe("mvn"), more, of_mle), "data.source: classes: expected 3 classes", "also d"
+    )
+
+
 # The command
+
+
+@pytest.mark.usefixtures("fits")
+def test_a_published_network_gets_a_posterior_without_training(tmp_path, monkeypatch, capsys):
+    for name in ("STORE", "RUNS", "DATA"):
+        monkeypatch.setenv(f"DUBITO_{name}", str(tmp_path / name.lower()))
+    assert main(["fit", str(write_recipe(tmp_path, method="mle", name="net")), "--quiet"]) == 0
+    told = write_recipe(tmp_path, method="laplace", name="posterior", training={"epochs": 0})
+    assert main(["fit", str(told), "--quiet"]) == 2
+    assert "training.epochs: expected 1 or more, or a trained network" in capsys.readouterr().err
+    assert main(["fit", str(told), "--quiet", "--warm-start", "net"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "stopped before the first epoch: the network was trained already\nlaplace, kronecker, of 130 weights: "
+        in said
+    )
+    store = ModelStore(tmp_path / "store")
+    net, posterior = (store.manifest(name, "1") for name in ("net", "posterior"))
+    assert posterior.training["warm_start"] == {"name": "net", "version": "1"}
+    assert posterior.training["laplace"]["weights"] == posterior.noise.dimension == 130
+    assert posterior.noise.default_draws == 5
+    assert posterior.quality["test_accuracy"] == pytest.approx(net.quality["test_accuracy"], abs=0.05)
 
 
 def test_the_command_goes_on_from_a_published_version(digits_store, tmp_path, monkeypatch, capsys):

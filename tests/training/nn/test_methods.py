@@ -10,10 +10,11 @@ from tests.support.recipes import recipe_with
 from training.data import Rows
 from training.export.graphs import PARITY_TOLERANCE, export, parity, runtime_of
 from training.export.served import fold, served_network
+from training.fitting.laplace import fit_laplace
 from training.fitting.objectives import alpha_objective
 from training.nn.model import build, initialise
 from training.nn.posteriors import noise
-from training.recipe import POSTERIORS
+from training.recipe import POSTERIORS, LaplaceSection
 
 ROWS, SHAPE, CLASSES = 20, (6, 6), 4
 SMALL = {
@@ -24,10 +25,14 @@ SMALL = {
     "dropout": {"prior_std": 2.0},
     "ensemble": {"members": 3, "prior_std": 1.0},
 }
+STRUCTURES = {f"laplace-{structure}": {"structure": structure} for structure in ("full", "diagonal")}
 CASES = [
     *((method, "mlp") for method in POSTERIORS),
     *((method, "residuals") for method in ("bhn-realnvp", "bbb-mixture", "dropout", "ensemble")),
     *((method, "skips") for method in ("bhn-iaf", "mvn", "variational-hypernet")),
+    *((method, "mlp") for method in STRUCTURES),
+    *(("laplace", network) for network in ("residuals", "skips", "groups")),
+    ("laplace-diagonal", "groups"),
 ]
 
 
@@ -62,15 +67,27 @@ class SkipsOverTheFirstLayer(nn.Module):
         return self.last(x + torch.tanh(self.norm(self.first(x))))
 
 
+def groups(shape, classes):
+    """A user's module of convolutions with groups, one of them of a channel each."""
+    return nn.Sequential(
+        *(nn.Conv2d(shape[0], 4, 3, stride=2), nn.ReLU(inplace=True), nn.Conv2d(4, 6, 2, groups=2), nn.Tanh()),
+        *(nn.Flatten(2), nn.Conv1d(6, 6, 1, groups=6, bias=False), nn.Flatten(), nn.Linear(6, classes)),
+    )
+
+
 NETWORKS = {
     "mlp": {"hidden": [9, 7]},
     "residuals": {"factory": f"{__name__}:Residuals"},
     "skips": {"factory": f"{__name__}:SkipsOverTheFirstLayer"},
+    "groups": {"factory": f"{__name__}:groups"},
 }
 
 
 def recipe(method, network):
-    return recipe_with(method=method, network=NETWORKS[network], posterior=SMALL.get(method, {}))
+    if method in STRUCTURES:
+        return recipe_with(method="laplace", network=NETWORKS[network], posterior=STRUCTURES[method])
+    drawn = {"bayesian": ["*"]} if method == "laplace" and network != "mlp" else {}
+    return recipe_with(method=method, network={**NETWORKS[network], **drawn}, posterior=SMALL.get(method, {}))
 
 
 class Case:
@@ -88,6 +105,9 @@ class Case:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
         self.draws = self.model.posterior.max_draws or 6
         self.gradients = self.gradients_of_a_step()
+        if isinstance(self.recipe.posterior, LaplaceSection):
+            rows = (self.x, self.y)
+            fit_laplace(self.model, self.recipe.posterior, rows, rows, 0, 6)
         self.model.eval()
         fold(self.model)
         served = served_network(self.model, self.x, 0)

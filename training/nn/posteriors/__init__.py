@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM
+from training.nn.posteriors.laplace import LaplacePosterior
 from training.nn.posteriors.normal import standard_noise
 
 
@@ -60,8 +61,10 @@ class LocationScale(Protocol):
 
 
 def step_noise(posterior: Posterior, num_draws: int, *key: int) -> Float[Tensor, "K E"]:
-    """Return the noise of a training step: none, 0 numbers a draw, where layers draw their values themselves."""
-    if isinstance(posterior, FactorialGaussian) and posterior.has_analytic_kl:
+    """Return the noise of a training step: 0 numbers a draw where layers draw their values themselves, or none."""
+    if isinstance(posterior, LaplacePosterior) or (
+        isinstance(posterior, FactorialGaussian) and posterior.has_analytic_kl
+    ):
         return torch.empty(num_draws, 0)
     return noise(posterior, num_draws, *key)
 

@@ -1,0 +1,279 @@
+"""Laplace's approximation: exact where the problem is linear and Gaussian, and how its prior is chosen."""
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from tests.support.linear_gaussian import Problem, exact
+from tests.support.linear_gaussian import recipe as linear_recipe
+from tests.support.recipes import content_with, recipe_with
+from tests.support.refusals import refused
+from training.fitting.laplace import (
+    best_precision,
+    check_trained,
+    fit_laplace,
+    log_marginal_likelihood,
+    predicted,
+)
+from training.fitting.run import Run, training_facts
+from training.nn.model import build, initialise
+from training.nn.posteriors import noise
+from training.nn.posteriors.laplace import Eigen
+from training.recipe import Recipe, validated
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return Problem.make(rows=200)
+
+
+def linear(structure, prior_std=1.0, epochs=40):
+    content = linear_recipe("mvn", 0.0, epochs).model_dump(exclude_none=True)
+    posterior = {"structure": structure, "prior_std": prior_std}
+    training = {"epochs": epochs, "batch_rows": 50, "learning_rate": 0.1, "choose": "elbo"}
+    return Recipe.model_validate({**content, "method": "laplace", "posterior": posterior, "training": training})
+
+
+def rows_of(split):
+    return torch.from_numpy(split.x), torch.from_numpy(split.y)
+
+
+def at_best(problem, settings):
+    """A model that was not fitted, at the exact posterior's mean."""
+    model = build(settings, (problem.inputs,), 0).eval()
+    model.likelihood.start(rows_of(problem.splits.train)[1])
+    mean, precision = exact(model, problem)
+    model.posterior.start_at(mean.float())
+    return model, precision
+
+
+def fitted(model, settings, problem):
+    return fit_laplace(
+        model, settings.posterior, rows_of(problem.splits.train), rows_of(problem.splits.validation), 0, 20
+    )
+
+
+def covariance(posterior):
+    """Of draws, from those of each number of noise alone."""
+    deviations = posterior(torch.eye(posterior.noise_dimension)) - posterior.mean
+    return (deviations.T @ deviations).detach().double()
+
+
+def test_on_a_linear_gaussian_problem_the_covariance_is_exact(problem):
+    settings = linear("full")
+    model, precision = at_best(problem, settings)
+    fitted(model, settings, problem)
+    torch.testing.assert_close(covariance(model.posterior), precision.inverse(), rtol=1e-4, atol=1e-8)
+
+
+def test_a_lone_outputs_kronecker_product_is_exact_too_and_the_diagonal_is_of_the_precision(problem):
+    settings = linear("kronecker")
+    model, precision = at_best(problem, settings)
+    fitted(model, settings, problem)
+    torch.testing.assert_close(covariance(model.posterior), precision.inverse(), rtol=1e-4, atol=1e-8)
+    settings = linear("diagonal")
+    model, precision = at_best(problem, settings)
+    fitted(model, settings, problem)
+    expected = torch.diag(1 / precision.diagonal())
+    torch.testing.assert_close(covariance(model.posterior), expected, rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize("structure", ["full", "kronecker"])
+def test_the_marginal_likelihood_is_the_evidence(problem, structure):
+    settings = linear(structure)
+    model, _ = at_best(problem, settings)
+    facts = fitted(model, settings, problem)
+    assert facts["log_marginal_likelihood"] == pytest.approx(evidence(model, problem, 1.0), abs=1e-3)
+    assert facts["log_marginal_likelihood"] < facts["log_likelihood"]
+
+
+def evidence(model, problem, prior_std):
+    """log N(y; m, s^2 I + prior_std^2 X X')."""
+    x, y = (part.double() for part in rows_of(problem.splits.train))
+    scale = model.likelihood.target_std.double()
+    inputs = torch.cat([x, torch.ones(len(x), 1)], 1) * scale * prior_std
+    spread = inputs @ inputs.T + scale**2 * torch.eye(len(x))
+    off = y - model.likelihood.target_mean.double()
+    log_det = torch.linalg.slogdet(spread)[1]
+    return (-0.5 * (off @ torch.linalg.solve(spread, off) + log_det + len(x) * math.log(2 * math.pi))).item()
+
+
+def test_a_fit_ends_at_the_exact_posterior(problem, tmp_path, fits):
+    run = Run(linear("full"), problem.splits, (problem.inputs,), 0, tmp_path, torch.device("cpu"))
+    model = run.fit(quiet=True).eval()
+    mean, precision = exact(model, problem)
+    std = precision.inverse().diagonal().sqrt()
+    assert ((model.posterior.mean.double() - mean).abs() < 0.1 * std).all()
+    torch.testing.assert_close(covariance(model.posterior), precision.inverse(), rtol=1e-3, atol=1e-7)
+    facts = training_facts(run, problem.splits)
+    assert facts.laplace["says"].startswith(
+        "laplace, full, of 6 weights: prior_std 1 as told, log marginal likelihood -"
+    )
+    assert facts.convergence is None
+
+
+def eigens_of(*values):
+    return [Eigen(torch.tensor(part, dtype=torch.float64)) for part in values]
+
+
+def test_the_chosen_precision_has_the_largest_marginal_likelihood():
+    eigens, square = eigens_of([0.0, 0.5, 20.0], [[3.0, 400.0]]), 2.5
+    best = best_precision(eigens, square)
+    at = log_marginal_likelihood(0.0, eigens, square, best)
+    for times in (0.99, 1.01, 0.1, 10.0):
+        assert log_marginal_likelihood(0.0, eigens, square, best * times) < at
+    found = sum((eigen.values / (eigen.values + best)).sum() for eigen in eigens)
+    assert found.item() == pytest.approx(best * square, rel=1e-5)
+
+
+def test_a_precision_without_bounds_is_bounded():
+    assert best_precision(eigens_of([1.0]), 0.0) == pytest.approx(1e8)
+    assert best_precision(eigens_of([0.0]), 1.0) == pytest.approx(1e-8)
+
+
+# Networks that are not trained
+
+
+def trained(shape, outputs):
+    module = nn.Sequential(nn.Linear(shape[0], 6), nn.Tanh(), nn.Linear(6, outputs))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return module
+
+
+TRAINED = {"factory": f"{__name__}:trained", "start": "trained"}
+
+
+def test_a_trained_network_is_not_trained_and_its_noise_is_its_error(problem, tmp_path, fits):
+    settings = recipe_with(
+        method="laplace",
+        task="regression",
+        network=TRAINED,
+        training={"epochs": None},
+    )
+    run = Run(settings, problem.splits, (problem.inputs,), 0, tmp_path, torch.device("cpu"))
+    assert run.steps == 0
+    model = run.fit(quiet=True).eval()
+    module = trained((problem.inputs,), 1)
+    expected = torch.cat([module[2].weight.T, module[2].bias[None]]).flatten()
+    assert torch.equal(model.posterior.mean.detach(), expected.detach())
+    x, y = rows_of(problem.splits.train)
+    served = model.likelihood(model.network(x, model.posterior.centre()[None, None])[0])
+    errors = (module(x)[:, 0] - y).square().mean()
+    torch.testing.assert_close(served[0, :, 1].exp(), errors.expand(len(x)).detach(), rtol=1e-4, atol=0)
+    facts = training_facts(run, problem.splits)
+    assert (facts.epochs, facts.steps) == (0, 0)
+    assert math.isfinite(facts.validation_log_likelihood)
+    log_likelihood = model.likelihood.log_likelihood(served, y).sum().item()
+    assert facts.laplace["log_likelihood"] == pytest.approx(log_likelihood, rel=1e-4)
+    assert run.checkpoint.exists()
+
+
+def test_a_run_that_was_killed_before_its_publication_finds_the_same_posterior(problem, tmp_path, fits):
+    network = {"hidden": [3]}
+    settings = recipe_with(method="laplace", task="regression", network=network, training={"epochs": 2})
+    folder = tmp_path / "run"
+    folder.mkdir()
+    draws = []
+    for _ in range(2):
+        run = Run(settings, problem.splits, (problem.inputs,), 0, folder, torch.device("cpu"))
+        model = run.fit(quiet=True)
+        draws.append(model.posterior(noise(model.posterior, 3, 0)))
+    assert torch.equal(*draws)
+
+
+def test_held_out_rows_are_most_likely_under_the_chosen_prior():
+    settings = recipe_with(
+        method="laplace", network=TRAINED, posterior={"prior_std": "held-out", "structure": "diagonal"}
+    )
+    model = build(settings, (5,), 3)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 5, generator=generator)
+    initialise(model, x, standardise=False)
+    logits = model.network(x, model.posterior.centre()[None, None])[0][0]
+    y = torch.multinomial(torch.softmax(logits / 2, 1), 1, generator=generator)[:, 0]  # the network is too certain
+    train, held_out = (x[:3], y[:3]), (x[3:], y[3:])
+    facts = fit_laplace(model, settings.posterior, train, held_out, 0, 20)
+    eps = noise(model.posterior, 20, 0, 4)
+
+    def likelihood_at(prior_std):
+        section = settings.posterior.model_copy(update={"prior_std": prior_std})
+        fit_laplace(model, section, train, held_out, 0, 20)
+        return model.likelihood.mixture_log_likelihood(predicted(model, held_out[0], eps), held_out[1]).mean()
+
+    at = likelihood_at(facts["prior_std"])
+    assert all(at > likelihood_at(facts["prior_std"] * times) for times in (0.5, 2.0))
+
+
+def test_a_tempered_likelihood_counts_as_so_many_more_rows(problem):
+    settings = linear("full")
+    model, _ = at_best(problem, settings)
+    twice = rows_of(problem.splits.train)
+    twice = tuple(torch.cat([part, part]) for part in twice)
+    held_out = rows_of(problem.splits.validation)
+    facts = fit_laplace(model, settings.posterior, twice, held_out, 0, 20)
+    of_twice = covariance(model.posterior)
+    tempered = fit_laplace(model, settings.posterior, rows_of(problem.splits.train), held_out, 0, 20, times=2.0)
+    torch.testing.assert_close(covariance(model.posterior), of_twice, rtol=1e-4, atol=1e-8)
+    assert tempered["log_marginal_likelihood"] == pytest.approx(facts["log_marginal_likelihood"], rel=1e-5)
+
+
+# What is refused
+
+
+def test_what_contradicts_itself_is_refused_in_a_line():
+    told = content_with(method="laplace", training={"epochs": 0})
+    refused(
+        lambda: check_trained(Recipe.model_validate(told), None), "training.epochs: expected 1 or more, or a trained"
+    )
+    other = content_with(training={"epochs": 0})
+    refused(
+        lambda: validated(other, "r.toml"),
+        "r.toml: training.epochs: expected 1 or more for method bhn-realnvp, got 0",
+    )
+    for wrong in (0, -1.0, "marginal", True):
+        content = content_with(method="laplace", posterior={"prior_std": wrong})
+        refused(
+            lambda content=content: validated(content, "r"), "r: posterior.prior_std: expected a number above 0, "
+        )
+    auto = content_with(
+        method="laplace", task="regression", network=TRAINED, data={"target_transform": "auto"}, training={}
+    )
+    del auto["training"]["epochs"]
+    refused(
+        lambda: check_trained(Recipe.model_validate(auto), None), "data.target_transform: expected what the trained"
+    )
+
+
+@pytest.mark.parametrize(
+    ("network", "says"),
+    [
+        ({**TRAINED, "bayesian": ["*"]}, "or a last layer alone whose values are the outputs, got 'full' of 0, 2"),
+        ({**TRAINED, "bayesian": ["0"]}, "or a last layer alone whose values are the outputs, got 'full' of 0"),
+        (
+            {"hidden": [11_000]},
+            "for 33003 weights (full: up to 11000), got 'full' of layer 2: 8.71 GB for its matrix",
+        ),
+        ({"factory": f"{__name__}:squashed"}, "or a last layer alone whose values are the outputs, got 'full' of 0"),
+    ],
+)
+def test_full_covariances_of_what_is_too_much_are_refused(network, says):
+    settings = recipe_with(method="laplace", network=network, posterior={"structure": "full"})
+    refused(lambda: build(settings, (5,), 3), "posterior.structure: expected kronecker or diagonal", says)
+
+
+def squashed(shape, outputs):
+    return nn.Sequential(nn.Linear(shape[0], outputs), nn.Tanh())
+
+
+def test_weights_of_a_file_need_no_epochs(tmp_path):
+    module = trained((5,), 3)
+    save_file(module.state_dict(), tmp_path / "w.safetensors")
+    network = {"factory": f"{__name__}:trained", "weights": str(tmp_path / "w.safetensors")}
+    for epochs in (None, 0, 3):
+        check_trained(recipe_with(method="laplace", network=network, training={"epochs": epochs}), None)

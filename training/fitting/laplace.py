@@ -1,0 +1,194 @@
+"""From a network's trained weights to Laplace's approximation around them, and the prior that goes with it.
+
+With H = U diag(lambda) U', theta's centre m and a prior N(0, I / precision), Laplace's log marginal likelihood is
+
+    log p(data) = log p(data | m) - (sum_i log(1 + lambda_i / precision) + precision |m|^2) / 2
+
+(MacKay 1992, "A practical Bayesian framework for backpropagation networks"). Its one maximum over the precision is
+where sum_i lambda_i / (lambda_i + precision), the number of weights that the data determine, is precision |m|^2.
+It is exact where outputs are linear in theta, noise is Gaussian and m is the posterior's mean.
+"""
+
+import math
+import time
+from typing import Any
+
+import torch
+from scipy.optimize import brentq, minimize_scalar
+from torch import Tensor
+
+from model_store.errors import InvalidInput
+from training.fitting.curvature import Curvature, curvature
+from training.messages import log
+from training.nn.layers import WeightLayer
+from training.nn.likelihoods import SPEED, Gaussian
+from training.nn.model import CHUNK_ROWS, BayesianModel
+from training.nn.networks import DrawnNetwork
+from training.nn.posteriors import noise
+from training.nn.posteriors.laplace import Eigen, LaplacePosterior
+from training.recipe import LaplaceSection, Recipe
+from training.seeds import Stream, hash_key
+from training.versions import Parent
+
+MOST = 1e4  # of the prior's standard deviation, and 1 / MOST the least
+GRID = [10.0 ** (i / 2) for i in range(-6, 5)]  # standard deviations that held-out rows are tried on
+FINER = 0.03  # of the logarithm to base 10
+HELD_NUMBERS = 16_000_000  # of theta at a time
+
+
+def check_trained(recipe: Recipe, parent: Parent | None) -> None:
+    """Check that a recipe of laplace either trains its network or has one that is trained.
+
+    Raises:
+        InvalidInput: naming what contradicts the other.
+    """
+    if recipe.method != "laplace":
+        return
+    if told_epochs(recipe, parent) != 0:
+        return
+    if parent is None and not recipe.network.is_trained:
+        expected = (
+            "1 or more, or a trained network: network.weights, network.start, or --warm-start of an mle version"
+        )
+        raise InvalidInput("training.epochs", expected, "0")
+    if recipe.data.target_transform == "auto" and parent is None:
+        raise InvalidInput("data.target_transform", "what the trained network's outputs are of", "'auto'")
+
+
+def told_epochs(recipe: Recipe, parent: Parent | None) -> int | None:
+    """Return how many epochs a fit is told to have: none of laplace for a network that was trained before."""
+    is_trained = recipe.network.is_trained or parent is not None
+    if recipe.training.epochs is None and recipe.method == "laplace" and is_trained:
+        return 0
+    return recipe.training.epochs
+
+
+def fit_laplace(
+    model: BayesianModel,
+    section: LaplaceSection,
+    train: tuple[Tensor, Tensor],
+    validation: tuple[Tensor, Tensor],
+    seed: int,
+    draws: int,
+    times: float = 1.0,
+    finds_noise: bool = False,
+) -> dict[str, Any]:
+    """Give a model of trained weights its posterior, and return what the manifest says of it.
+
+    Args:
+        model: whose posterior has its mean.
+        section: the structure, and how the prior is chosen.
+        train: rows and targets that the curvature is of.
+        validation: rows and targets that choose the prior where they are asked to.
+        seed: of draws on these, and of random columns.
+        draws: how many.
+        times: what the log-likelihood is multiplied with, 1 unless it is tempered.
+        finds_noise: whether a regression's lone noise is the root mean squared error, since nothing fitted it.
+    """
+    begun = time.monotonic()
+    posterior = model.posterior
+    assert isinstance(posterior, LaplacePosterior)
+    assert isinstance(model.network, DrawnNetwork)
+    log.info("curvature of %d weights over %d rows", posterior.theta_dimension, len(train[0]))
+    found = curvature(model, *train, hash_key(seed, Stream.CURVATURE))
+    if finds_noise:
+        found = _with_found_noise(model, found, len(train[0]))
+    eigens = [Eigen(times * eigen.values, eigen.vectors) for eigen in found.eigens]
+    square = posterior.centre().double().square().sum().item()
+    facts: dict[str, Any] = {"structure": posterior.structure, "weights": posterior.theta_dimension}
+    if section.prior_std == "marginal-likelihood":
+        precision, how = best_precision(eigens, square), "by marginal likelihood"
+    elif section.prior_std == "held-out":
+        eps = noise(posterior, draws, seed, Stream.VALIDATION_NOISE).to(train[0].device)
+        precision, how = _held_out(model, eigens, validation, eps), "by held-out likelihood"
+    else:
+        precision, how = float(section.prior_std) ** -2, "as told"
+    posterior.widen(eigens, precision)
+    evidence = log_marginal_likelihood(times * found.log_likelihood, eigens, square, precision)
+    return facts | {
+        "prior_std": precision**-0.5,
+        "log_marginal_likelihood": evidence,
+        "log_likelihood": found.log_likelihood,
+        "determined_weights": determined(eigens, precision),
+        "layers": {
+            slot.name: {"std": eigen.std(precision).log().mean().exp().item()}
+            for slot, eigen in zip(model.network.slots, eigens, strict=True)
+        },
+        "random_columns": found.columns,
+        "seconds": round(time.monotonic() - begun, 1),
+        "says": f"laplace, {posterior.structure}, of {posterior.theta_dimension} weights: "
+        f"prior_std {precision**-0.5:.3g} {how}, "
+        f"log marginal likelihood {evidence / len(train[0]):.4g} nats a row",
+    }
+
+
+def determined(eigens: list[Eigen], precision: float) -> float:
+    """Return how many weights the data determine, sum_i lambda_i / (lambda_i + precision)."""
+    return sum((eigen.values / (eigen.values + precision)).sum().item() for eigen in eigens)
+
+
+def log_marginal_likelihood(log_likelihood: float, eigens: list[Eigen], square: float, precision: float) -> float:
+    """Return log p(data) in nats, given log p(data | m) and |m|^2."""
+    log_det = sum(torch.log1p(eigen.values / precision).sum().item() for eigen in eigens)
+    return log_likelihood - 0.5 * (log_det + precision * square)
+
+
+def best_precision(eigens: list[Eigen], square: float) -> float:
+    """Return the prior's precision of the largest marginal likelihood, within MOST^-2 and MOST^2."""
+
+    def excess(log_precision: float) -> float:
+        precision = math.exp(log_precision)
+        return determined(eigens, precision) - precision * square
+
+    low, high = -2.0 * math.log(MOST), 2.0 * math.log(MOST)
+    if excess(low) <= 0.0:
+        return math.exp(low)
+    if excess(high) >= 0.0:
+        return math.exp(high)
+    return math.exp(brentq(excess, low, high, xtol=1e-6))
+
+
+def _held_out(model: BayesianModel, eigens: list[Eigen], rows: tuple[Tensor, Tensor], eps: Tensor) -> float:
+    """Return the precision under which held-out rows are most likely, by the same noise for all that are tried."""
+    posterior = model.posterior
+    assert isinstance(posterior, LaplacePosterior)
+
+    def loss(log_std: float) -> float:
+        posterior.widen(eigens, 10.0 ** (-2.0 * log_std))
+        served = predicted(model, rows[0], eps)
+        value = -model.likelihood.mixture_log_likelihood(served, rows[1]).mean().item()
+        return value if math.isfinite(value) else math.inf
+
+    model.eval()
+    tried = [math.log10(std) for std in GRID]
+    losses = [loss(log_std) for log_std in tried]
+    best = min(range(len(tried)), key=losses.__getitem__)
+    bounds = tried[max(best - 1, 0)], tried[min(best + 1, len(tried) - 1)]
+    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": FINER})
+    return 10.0 ** (-2.0 * (found.x if found.fun <= losses[best] else tried[best]))
+
+
+@torch.no_grad()
+def predicted(model: BayesianModel, x: Tensor, eps: Tensor) -> Tensor:
+    """Return what is served of each draw and row: what comes before the first drawn layer once for all draws."""
+    theta = model.posterior(eps)[:, None]
+    convolves = any(isinstance(layer, WeightLayer) and layer.convolution is not None for layer in model.modules())
+    if convolves or theta.numel() > HELD_NUMBERS:
+        return model.predict(x, eps)
+    parts = x.split(max(1, 8 * CHUNK_ROWS // len(theta)))
+    return torch.cat([model.likelihood(model.network(part.float(), theta)[0]) for part in parts], dim=1)
+
+
+def _with_found_noise(model: BayesianModel, found: Curvature, rows: int) -> Curvature:
+    """Set a regression's noise to the root mean squared error, and return the curvature under it."""
+    likelihood = model.likelihood
+    assert isinstance(likelihood, Gaussian)
+    assert likelihood.log_variance is not None
+    with torch.no_grad():
+        variance = max(found.square_error / rows, 1e-12 * likelihood.target_std.item() ** 2)
+        before = likelihood(torch.zeros(1, 1, 1).to(likelihood.target_std))[0, 0, 1].exp().item()
+        likelihood.log_variance.fill_(math.log(variance / likelihood.target_std.item() ** 2) / SPEED)
+        after = likelihood(torch.zeros(1, 1, 1).to(likelihood.target_std))[0, 0, 1].exp().item()
+    log_likelihood = -0.5 * (rows * math.log(2 * math.pi * after) + found.square_error / after)
+    eigens = tuple(Eigen(eigen.values * (before / after), eigen.vectors) for eigen in found.eigens)
+    return Curvature(eigens, log_likelihood, found.square_error, found.columns)
