@@ -109,7 +109,10 @@ def evaluate_version(
     sets = {
         **_noise(manifest.input, test, wanted.seed),
         **({} if data.left_out is None else {LEFT_OUT: some(data.left_out, wanted.rows, other_rows)}),
-        **{source.name: source.rows(manifest.input, wanted.rows, other_rows) for source in wanted.outliers},
+        **{
+            source.name: source.rows(manifest.input, wanted.rows, other_rows, model.text_encoder)
+            for source in wanted.outliers
+        },
         **_near(test, manifest.input, bool(data.classes), wanted.seed),
     }
     sets = {name: rows.astype(np.float32) for name, rows in sets.items() if len(rows)}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from pyarrow import parquet
+from pyarrow.csv import write_csv
 from torch import nn
 
 from tests.support.environment import working_in
@@ -19,6 +20,7 @@ from tests.support.texts import VOCABULARY, tokenizer, write_reviews
 from training.__main__ import main
 from training.data import load, split, split_sizes
 from training.data.near_duplicates import near_duplicates
+from training.data.texts import TextRows
 from training.evaluation.ids import crossed_ids, random_ids, shuffled_ids
 from training.evaluation.outliers import OutlierSource
 from training.recipe import COMBINED, DENSITY_NAMES, FEATURE_DENSITIES
@@ -220,7 +222,23 @@ def test_other_rows_of_ids_are_those_of_arrays(data, tmp_path):
     assert source.rows(data.input, 5, 0).shape == (3, 12)
     np.savez(tmp_path / "other.npz", x=np.full((3, 12), VOCABULARY))
     refused(lambda: source.rows(data.input, 5, 0), f"x: expected ids: whole numbers from 0 to {VOCABULARY - 1}")
-    refused(lambda: OutlierSource.parse("a=idx:x", tmp_path).rows(data.input, 5, 0), "rows are ids")
+    refused(lambda: OutlierSource.parse("a=idx:x", tmp_path).rows(data.input, 5, 0), "rows that are no ids")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_other_texts_are_read_as_the_model_reads_text(data, tmp_path, kind):
+    texts = ["a zebra, and so", "", "it was good " * 20]
+    table = pa.table({"text": texts, "more": ["1", "2", "3"]})
+    (write_csv if kind == "csv" else parquet.write_table)(table, tmp_path / f"other.{kind}")
+    source = OutlierSource.parse(f"other={kind}:other.{kind}", tmp_path)
+    encoder = TextRows.of(recipe_of("csv:reviews.csv", **TEXT).data, tmp_path, None).encoder
+    rows = source.rows(data.input, 5, 0, encoder)
+    assert sorted(rows.tolist()) == sorted(ids_of(texts).tolist())
+    assert len(source.rows(data.input, 2, 0, encoder)) == 2
+    refused(lambda: source.rows(data.input, 5, 0), f"a model of text for `{kind}:`")
+    elsewhere = OutlierSource.parse(f"other={kind}:reviews.{kind}", tmp_path)
+    (write_csv if kind == "csv" else parquet.write_table)(table.drop_columns("text"), tmp_path / f"reviews.{kind}")
+    refused(lambda: elsewhere.rows(data.input, 5, 0, encoder), f"reviews.{kind}: expected a column 'text'")
 
 
 # Recipes
