@@ -24,6 +24,7 @@ from training.data.texts import TextRows
 from training.evaluation.ids import crossed_ids, random_ids, shuffled_ids
 from training.evaluation.outliers import OutlierSource
 from training.recipe import COMBINED, DENSITY_NAMES, FEATURE_DENSITIES
+from training.versions import check_ids_of
 
 FACTORY = {"factory": f"{__name__}:small"}
 TEXT = {"target": "label", "text": "text", "tokenizer": "tokenizer.json", "max_tokens": 12}
@@ -362,3 +363,16 @@ def test_an_onnx_encoder_of_text_is_told_what_is_padding(tmp_path):
     is_token = x != tokenizer().token_to_id("[UNK]")
     assert not is_token.all()
     assert np.array_equal(encoding.encoder(x), np.concatenate([x * is_token, is_token], axis=1))
+
+
+def test_rows_with_larger_ids_than_a_version_takes_are_refused(tmp_path, published):
+    write_ids(tmp_path)
+    data = load(recipe_of("npz:ids.npz", integers=True), tmp_path)
+    manifest = published.manifest("m", "1")
+    for largest in (19.0, 18.0):
+        taken = manifest.model_copy(update={"input": data.input.model_copy(update={"maximum": largest})})
+        if largest == 19.0:
+            check_ids_of(data, taken, "--data")
+        else:
+            says = "--data: expected ids up to 18, as m version 1 takes them, got 19"
+            refused(lambda taken=taken: check_ids_of(data, taken, "--data"), says)
