@@ -119,6 +119,7 @@ def test_a_text_that_is_too_long_is_refused_by_its_row(tmp_path):
         {"max_tokens": 5},
         {"pad_token": "x"},
         {"vocabulary": 5},
+        {"integers": True, "group": "a"},
         {"text": "text", "tokenizer": "t.json", "integers": True},
         {"text": "text", "tokenizer": "t.json", "columns": {"a": "numeric"}},
     ],
@@ -376,3 +377,38 @@ def test_rows_with_larger_ids_than_a_version_takes_are_refused(tmp_path, publish
         else:
             says = "--data: expected ids up to 18, as m version 1 takes them, got 19"
             refused(lambda taken=taken: check_ids_of(data, taken, "--data"), says)
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.large_list(pa.int32()), pa.list_(pa.uint16(), 5)])
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_lists_of_a_column_are_rows_of_ids(tmp_path, kind, task, caplog):
+    x = write_ids(tmp_path)
+    y = [*(str(i % 2) if task == "classification" else float(i) for i in range(39)), None]
+    lists = pa.array(x.tolist(), kind)
+    table = pa.table({"input_ids": lists, "attention_mask": lists, "y": y, "note": ["a"] * 40})
+    parquet.write_table(table, tmp_path / "ids.parquet")
+    settings = recipe_of("parquet:ids.parquet", task=task, integers=True, target="y")
+    refused(lambda: load(settings, tmp_path), "expected one column of lists of integers", "attention_mask")
+    settings = recipe_of(
+        "parquet:ids.parquet", task=task, integers=True, target="y", columns={"attention_mask": "ignored"}
+    )
+    with caplog.at_level(logging.INFO):
+        data = load(settings, tmp_path)
+    assert "left out: note, since rows are the ids of 'input_ids'" in caplog.text
+    together = np.concatenate([data.train.x, data.test.x]).tolist()
+    assert sorted(together) == sorted(x[:39].tolist())
+    assert (data.input.dtype, data.shape, data.maximum) == ("int32", (5,), 19)
+    by_row = {tuple(row): label for row, label in zip(x[:39].tolist(), y, strict=False)}
+    for row, label in zip(data.train.x.tolist(), data.train.y.tolist(), strict=True):
+        assert by_row[tuple(row)] == (data.classes[label] if data.classes else label)
+
+
+@pytest.mark.parametrize("odd", [[1, 2], [1, 2, 3, None, 5], None])
+def test_a_row_whose_list_is_another_is_refused(tmp_path, odd):
+    table = pa.table({"ids": pa.array([[1, 2, 3, 4, 5]] * 9 + [odd], pa.list_(pa.int64())), "y": ["a", "b"] * 5})
+    parquet.write_table(table, tmp_path / "ids.parquet")
+    settings = recipe_of("parquet:ids.parquet", integers=True, target="y")
+    refused(
+        lambda: load(settings, tmp_path), "column ids: expected as many ids in every row, 5 as in the", "in row 9"
+    )
+    refused(lambda: load(recipe_of("parquet:ids.parquet", integers=True, target="z"), tmp_path), "data.target")
