@@ -60,6 +60,7 @@ def main() -> None:
             f"| {mean['test_log_likelihood']:.4f} | {mean['test_expected_calibration_error']:.4f} "
             f"| {recipe['training']['epochs']} | {statistics.mean(m.training['seconds'] for m in manifests):.0f} |"
         )
+    lines += ["", "![test errors beside the papers'](methods-mnist.png)"]
     text = "\n".join(lines) + "\n"
     print(text)
     if options.write:

@@ -24,6 +24,7 @@ LEAST = 1e-6  # nats, probabilities or target units
 SHOWN = (0.9, 1.1)
 ROUNDS = 200
 HEAD = 8  # lines before the table's rows
+BLANK = 5  # the line before the table
 
 
 def scored(
@@ -101,8 +102,9 @@ def main() -> None:
                 f"| {name} | {num_draws} | {varies.sum()} | {median:.2f} | {low:.2f} - {high:.2f} "
                 f"| {np.median(mean):.2f} |"
             )
+    medians = {name: {draws: float(values[1]) for draws, values in found.items()} for name, found in ratios.items()}
     head, rows = lines[:HEAD], sorted(lines[HEAD:], key=lambda line: names.index(line.split(" | ")[0][2:]))
-    lines = [*head, *rows, "", "## Time", ""]
+    lines = [*head[:BLANK], summary(medians), *head[BLANK:], *rows, "", "## Time", ""]
     lines += [
         "| rows | draws | request in process, ms | scores, ms | with standard errors, ms | share of the request |",
         "|---|---|---|---|---|---|",
@@ -117,6 +119,19 @@ def main() -> None:
         target = RESULTS / f"standard-errors-{options.name}"
         target.with_suffix(".md").write_text(text)
         plot(ratios).savefig(target.with_suffix(".png"), dpi=100)
+
+
+def summary(medians: dict[str, dict[int, float]]) -> str:
+    """Say from how many draws on each score's median ratio is within a tenth and a fifth of 1."""
+    parts = []
+    for name, by_draws in medians.items():
+        said = []
+        for share in (0.1, 0.2):
+            off = [draws for draws, ratio in by_draws.items() if abs(ratio - 1.0) > share]
+            later = [draws for draws in by_draws if draws > max(off, default=0)]
+            said.append(f"{min(later)}" if later else "none")
+        parts.append(f"{name} {said[0]} and {said[1]}")
+    return f"Draws from which on the median is within 10 % and within 20 % of 1: {', '.join(parts)}."
 
 
 def plot(ratios: dict[str, dict[int, np.ndarray]]) -> plt.Figure:

@@ -3,18 +3,18 @@
 set -eu
 venv=$1 name=$2 locked=$(dirname "$0")/locked
 
-install() { # LIST [OPTION]
-    pip --python "$venv" install --quiet --disable-pip-version-check --only-binary=:all: --require-hashes -r "$locked/$1.txt" ${2-}
+install() { # LIST, which is whole: what a package names beside it is not wanted
+    pip --python "$venv" install --quiet --disable-pip-version-check --only-binary=:all: --require-hashes --no-deps -r "$locked/$1.txt"
 }
 
 case $name in
 service-*) ;;
-*-gpu) install torch --no-deps ;;
+*-gpu) install torch ;;
 *-cpu) # the build without CUDA, where an index or folder that pip is told of has it
-    install torch-cpu --no-deps || {
+    install torch-cpu || {
         echo "no CPU build of torch was found: installing that of PyPI, with CUDA"
-        install torch --no-deps
-        install cuda --no-deps
+        install torch
+        install cuda
     }
     ;;
 esac

@@ -8,6 +8,7 @@ further file, and PyTorch's own for CPUs.
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 LOCKED = Path("docker/locked")
@@ -16,6 +17,7 @@ EXTRAS = {
     "training": ["training", "sign"],
     "dev": ["otel", "sign", "training", "dev", "bench"],
 }
+LEFT_OUT = ("huggingface-hub",)  # tokenizers names it, but imports it for downloads alone, which nothing here makes
 CUDA = re.compile(r"(triton|(nvidia|cuda)-[\w-]+)==")
 # PyTorch's CPU builds for Python 3.11, which are not on PyPI: by version, for x86_64 and aarch64. They are those of
 # https://download.pytorch.org/whl/cpu/torch/
@@ -57,7 +59,11 @@ def locked(extras: list[str], further: str) -> list[str]:
     command += [option for extra in extras for option in ("--extra", extra)]
     command += ["--constraint", "constraints.txt", "--generate-hashes", "--only-binary", ":all:", "--universal"]
     command += ["--python-version", "3.11", "--no-header", "--no-annotate"]
-    text = subprocess.run(command, input=further, stdout=subprocess.PIPE, text=True, check=True).stdout
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as overrides:
+        overrides.writelines(f"{name} ; python_version < '3'\n" for name in LEFT_OUT)
+        overrides.flush()
+        command += ["--override", overrides.name]
+        text = subprocess.run(command, input=further, stdout=subprocess.PIPE, text=True, check=True).stdout
     return re.findall(r"^\S.*\n(?: .*\n)*", text, re.MULTILINE)
 
 

@@ -129,7 +129,8 @@ class Context:
         numbers = len(rows) * served.model.row_size
         lease = lease_of(request.scope)
         lease.reserve(4 * numbers, rows_field)
-        steps = rows_array(rows, served.model.manifest.input, rows_field, self.settings.max_image_pixels, lease)
+        model, most_pixels = served.model, self.settings.max_image_pixels
+        steps = rows_array(rows, model.manifest.input, rows_field, most_pixels, lease, model.text_encoder)
         is_dear = isinstance(rows, JsonRows) or (isinstance(rows, list) and isinstance(rows[0], str | bytes | dict))
         if numbers > NUMBERS_AT_ONCE or is_dear:
             size = 4 * numbers

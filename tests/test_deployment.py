@@ -18,7 +18,7 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 GPU = yaml.safe_load((ROOT / "docker-compose.gpu.yml").read_text())
 IMAGES = {name: (ROOT / COMPOSE["services"][name]["build"]["dockerfile"]).read_text() for name in COMPOSE["services"]}
 LOCK = runpy.run_path(str(ROOT / "docker" / "lock.py"))
-EXTRAS, CUDA = LOCK["EXTRAS"], LOCK["CUDA"]
+EXTRAS, CUDA, LEFT_OUT = LOCK["EXTRAS"], LOCK["CUDA"], LOCK["LEFT_OUT"]
 OF_TRAINING_ALONE = {"torch", "onnxscript", "scikit-learn", "matplotlib", "tqdm"}
 
 
@@ -104,6 +104,13 @@ def test_all_that_is_installed_is_locked_as_it_is_pinned(name):
     pins["onnxruntime-gpu"] = pins["onnxruntime"]
     ours = found.keys() - of_torch - {"colorama"}  # which is Windows'
     assert {package: found[package] for package in ours} == {package: pins[package] for package in ours}
+
+
+@pytest.mark.parametrize("name", [f"{who}-{runtime}" for who in EXTRAS for runtime in ("cpu", "gpu")])
+def test_what_downloads_is_not_installed(name):
+    assert "tokenizers" in _locked(name)
+    assert not _locked(name).keys() & {*LEFT_OUT, "hf-xet"}
+    assert "--no-deps" in (ROOT / "docker" / "install.sh").read_text()
 
 
 def test_both_builds_of_torch_are_locked():
@@ -243,6 +250,8 @@ def _closure(requirements):
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
+        if name in LEFT_OUT:
+            continue
         for extra in {"", *requirement.extras}:
             if (name, extra) not in seen:
                 seen.add((name, extra))

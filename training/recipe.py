@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from model_store.artifacts.manifest import Name
+from model_store.artifacts.manifest import LARGEST_ID, Name
 from model_store.errors import InvalidInput
 from model_store.inputs.times import is_date_format
 from model_store.scores.tasks import DETECTED
@@ -25,6 +25,7 @@ from model_store.types import Task
 
 COMBINED_DENSITIES = ("residual", "mahalanobis", "input_neighbours", "feature_neighbours")
 IMAGE_DENSITIES = ("roughness",)  # combined too where the source is of images
+FEATURE_DENSITIES = ("feature_neighbours", "feature_gaussian")  # that do not look at a row's own numbers
 DENSITY_NAMES = (*COMBINED_DENSITIES, "feature_gaussian", *IMAGE_DENSITIES)
 DETECTOR_NAMES = dict.fromkeys([*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES])
 COMBINED: dict[Task, list[str]] = {
@@ -95,6 +96,12 @@ class DataSection(Section):
     image_resize: Side | None = None
     image_interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     leave_out: list[str] = []
+    integers: bool = False
+    vocabulary: Annotated[int, Field(ge=2, le=LARGEST_ID + 1)] | None = None
+    text: str | None = None
+    tokenizer: str | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=65_536)] = 128
+    pad_token: str | None = None
 
     @field_validator("date_format")
     @classmethod
@@ -110,6 +117,14 @@ class DataSection(Section):
                 raise ValueError(f"one of {split} and {split}_rows")
         if self.group is not None and self.time is not None:
             raise ValueError("one of group and time")
+        if self.vocabulary is not None and not self.integers:
+            raise ValueError("integers = true beside vocabulary")
+        if (self.text is None) != (self.tokenizer is None):
+            raise ValueError("both of text and tokenizer, or neither")
+        if self.text is not None and (self.integers or set(self.columns.values()) - {"ignored"}):
+            raise ValueError("neither integers nor columns, but ignored ones, beside text")
+        if self.text is None and (self.pad_token is not None or self.max_tokens != 128):
+            raise ValueError("text beside max_tokens and pad_token")
         if self.image_size is None and (self.image_fit != "stretch" or self.image_interpolation != "bilinear"):
             raise ValueError("image_size beside image_fit and image_interpolation")
         if self.image_resize is not None and (self.image_fit != "crop" or self.image_resize < self.longer_side):
@@ -120,6 +135,11 @@ class DataSection(Section):
     def longer_side(self) -> int:
         """The longer side of the images that rows are, in pixels; 0 where that is not said."""
         return max(self.image_size or [0])
+
+    @property
+    def takes_ids(self) -> bool:
+        """Whether rows are ids: numbers that name things, as tokens of text, and have no size."""
+        return self.integers or self.text is not None
 
     @property
     def group_column(self) -> str | None:
@@ -356,6 +376,10 @@ class ServingSection(Section):
     nearest_rows: Annotated[int, Field(ge=0, le=10_000)] = 1000
 
 
+def _takes_ids(data: dict[str, Any]) -> bool:
+    return data.get("integers") is True or data.get("text") is not None
+
+
 class GateSection(Section):
     """`[gate]`: publish only what is no worse than the version that an alias names, metric by metric.
 
@@ -395,11 +419,25 @@ class Recipe(Section):
             return {**content, "posterior": section}
         return content
 
+    @model_validator(mode="before")
+    @classmethod
+    def _leaves_ids_as_they_are(cls, content: Any) -> Any:
+        data, network = (content.get("data"), content.get("network")) if isinstance(content, dict) else (None, None)
+        if not (isinstance(data, dict) and isinstance(network, dict) and _takes_ids(data)):
+            return content
+        if str(network.get("encoder")).startswith("onnx:"):  # of whose numbers the network is
+            return content
+        return {**content, "network": {"standardise": False, **network}}
+
     @property
     def combined(self) -> list[str]:
         """Names of the detectors whose surprisals add up to the flag's statistic."""
+        if self.serving.combined:
+            return list(self.serving.combined)
+        if self.data.takes_ids and not self.network.is_encoded:
+            return [name for name in COMBINED[self.task] if name in FEATURE_DENSITIES or name not in DENSITY_NAMES]
         is_of_images = self.data.source.startswith("images:") and not self.network.is_encoded
-        return self.serving.combined or [*COMBINED[self.task], *(IMAGE_DENSITIES if is_of_images else ())]
+        return [*COMBINED[self.task], *(IMAGE_DENSITIES if is_of_images else ())]
 
     @property
     def noise(self) -> Literal["homoscedastic", "heteroscedastic"]:
@@ -513,6 +551,8 @@ def validated(content: dict[str, Any], origin: str) -> Recipe:
     if recipe.serving.calibration == "group" and not (recipe.data.group or recipe.data.calibration_group):
         expected = "a column of groups in data.calibration_group or data.group beside it"
         raise InvalidInput(f"{origin}: serving.calibration", expected, "neither")
+    if recipe.data.takes_ids:
+        _check_ids(recipe, origin)
     known = (*DETECTED[recipe.task], *DENSITY_NAMES)
     for i, name in enumerate(recipe.serving.combined or ()):
         if name not in known:
@@ -520,6 +560,27 @@ def validated(content: dict[str, Any], origin: str) -> Recipe:
                 f"{origin}: serving.combined.{i}", f"one of {known} for task {recipe.task}", repr(name)
             )
     return recipe
+
+
+def _check_ids(recipe: Recipe, origin: str) -> None:
+    """Check that a recipe for rows of ids treats them as such.
+
+    Raises:
+        InvalidInput: naming the key.
+    """
+    network, why = recipe.network, "since rows are ids, which have no size"
+    is_of_ids = network.encoder_file is None
+    if network.factory is None and is_of_ids:
+        raise InvalidInput(f"{origin}: network", f"a factory, {why}", "another network")
+    standardise = network.standardise or None if is_of_ids else None
+    for key, value in (("standardise", standardise), ("pixel_mean", network.pixel_mean)):
+        if value is not None:
+            raise InvalidInput(f"{origin}: network.{key}", f"none, {why}", "one")
+    if recipe.augmentation is not None:
+        raise InvalidInput(f"{origin}: augmentation", f"none, {why}", "one")
+    for i, name in enumerate(() if network.is_encoded else recipe.serving.combined or ()):
+        if name in DENSITY_NAMES and name not in FEATURE_DENSITIES:
+            raise InvalidInput(f"{origin}: serving.combined.{i}", f"no density of the input, {why}", repr(name))
 
 
 def _checked(kind: type[S], content: Any, prefix: str) -> S:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
-from model_store.artifacts.manifest import ClassSpec, Manifest
+from model_store.artifacts.manifest import TOKENIZER, ClassSpec, Manifest
 from model_store.artifacts.store import LATEST, Artifact, ModelStore
 from model_store.errors import InvalidInput, one_line
 from training.data import Dataset, load, with_classes_of
@@ -23,11 +23,12 @@ WEIGHTS = "weights.safetensors"
 
 @dataclass(frozen=True)
 class Parent:
-    """A published version: its manifest, the recipe that it was fitted by, and its weights' file."""
+    """A published version: its manifest, the recipe that it was fitted by, its weights' file, and its tokenizer's."""
 
     manifest: Manifest
     recipe: Recipe
     weights: bytes
+    tokenizer: bytes | None = None
 
     @property
     def label(self) -> str:
@@ -81,9 +82,19 @@ def open_parent(store: ModelStore, text: str, field: str) -> Parent:
         BrokenArtifact: if it is damaged.
         InvalidInput: if it is pruned, or by a recipe that is not understood any more.
     """
-    artifact = open_version(store, text, (WEIGHTS,))
+    artifact = open_version(store, text, (WEIGHTS, TOKENIZER))
     refuse_made_by(artifact.manifest, "pruned", field)
-    return Parent(artifact.manifest, recipe_of(artifact.manifest, field), artifact.files[WEIGHTS])
+    return parent_of(artifact, field)
+
+
+def parent_of(artifact: Artifact, field: str) -> Parent:
+    """Return an opened version.
+
+    Raises:
+        InvalidInput: if it is by a recipe that is not understood any more.
+    """
+    recipe, files = recipe_of(artifact.manifest, field), artifact.files
+    return Parent(artifact.manifest, recipe, files[WEIGHTS], files.get(TOKENIZER))
 
 
 def open_version(store: ModelStore, text: str, wanted: tuple[str, ...]) -> Artifact:
@@ -116,6 +127,14 @@ def refuse_made_by(manifest: Manifest, derivation: Literal["pruned", "recalibrat
         raise InvalidInput(field, f"a version that is not {derivation}", f"{label}, which is, from {made_of}")
 
 
+def check_ids_of(data: Dataset, manifest: Manifest, field: str) -> None:
+    """Raise InvalidInput if rows of ids have larger ones than a version takes."""
+    if manifest.input.takes_ids and data.maximum > manifest.input.maximum:
+        label = f"{manifest.name} version {manifest.version}"
+        expected = f"ids up to {manifest.input.maximum:.0f}, as {label} takes them"
+        raise InvalidInput(field, expected, f"{data.maximum:.0f}")
+
+
 def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Dataset:
     """Return the data that a version was fitted on, from its recipe's source or another place.
 
@@ -124,7 +143,7 @@ def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Datase
             what judges it.
     """
     recipe = parent.recipe if source is None else override(parent.recipe, source=source)
-    data = with_classes_of(load(recipe, root, parent.manifest.input.columns), parent.classes)
+    data = with_classes_of(load(recipe, root, parent.manifest.input.columns, parent.tokenizer), parent.classes)
     digest = TrainingFacts.of(parent.manifest).data_digest
     if data.digest() != digest:
         expected = f"the rows that {parent.label} was fitted on, with SHA-256 {str(digest)[:12]}..."

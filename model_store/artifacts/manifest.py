@@ -13,10 +13,12 @@ SCORES_VERSION: Final = 2  # of the scores' definition; 1 had other standard err
 GRAPHS = ("sampler.onnx", "network.onnx")
 FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
 TRAINING_ROWS = "training-rows.safetensors"
+TOKENIZER = "tokenizer.json"
 ENCODER = "encoder.onnx"
-OPTIONAL_FILES = (TRAINING_ROWS, ENCODER)
+OPTIONAL_FILES = (TRAINING_ROWS, TOKENIZER, ENCODER)
 ALL_FILES = (*FILES, *OPTIONAL_FILES)
 NO_DIGEST = "0" * 64
+LARGEST_ID = (1 << 24) - 1  # of rows of ids: every whole number up to it is one of float32
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 Decimal = Literal[".", ","]
@@ -50,6 +52,20 @@ class ImageSpec(Record):
         if (self.fit == "crop") != (self.shorter is not None) or (self.fit == "crop" and not self.resize):
             raise ValueError("shorter: expected a number of pixels beside resize and fit = crop, or neither")
         return self
+
+
+class TextSpec(Record):
+    """That a row is text, as ids of tokens (`tokenizer.json`): always `max_tokens` of them.
+
+    Longer text loses what is at the `truncation` side, shorter text is padded by `pad_id` at the `padding` side.
+    `column` is that of the text in the data.
+    """
+
+    column: str
+    max_tokens: Annotated[int, Field(ge=1)]
+    pad_id: Annotated[int, Field(ge=0)]
+    truncation: Literal["left", "right"] = "right"
+    padding: Literal["left", "right"] = "right"
 
 
 class NumberWriting(Record):
@@ -117,15 +133,37 @@ class InputSpec(Record):
     """A row as a caller sends it, in the units of the data that the model was fitted on.
 
     With `columns` a caller may send objects keyed by column, and `shape` is that of the rows they are encoded to;
-    with `image`, PNG, JPEG, WebP and BMP files.
+    with `image`, PNG, JPEG, WebP and BMP files. Of dtype int32 they are ids: whole numbers from `minimum` to
+    `maximum`, at most `LARGEST_ID`. Up to there float32 holds every whole number, so arrays of ids, too, are float32
+    wherever rows are computed with, and the graph's input `x` is; the network makes them integers. With `text` they
+    are those of tokens, and a caller may send strings.
     """
 
     shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
-    dtype: Literal["float32"] = "float32"
+    dtype: Literal["float32", "int32"] = "float32"
     minimum: float
     maximum: float
     image: ImageSpec | None = None
     columns: tuple[Column, ...] = ()
+    text: TextSpec | None = None
+
+    @property
+    def takes_ids(self) -> bool:
+        """Whether rows are ids: numbers that name things and have no size."""
+        return self.dtype == "int32"
+
+    @model_validator(mode="after")
+    def _has_ids_that_are_whole(self) -> "InputSpec":
+        ends = self.minimum, self.maximum
+        if self.takes_ids and not (0 <= ends[0] <= ends[1] <= LARGEST_ID and all(end == int(end) for end in ends)):
+            raise ValueError(f"minimum, maximum: expected whole numbers from 0 to {LARGEST_ID}, got {ends}")
+        if self.takes_ids and (self.image is not None or self.columns):
+            raise ValueError("dtype: expected float32 of images and columns, got int32")
+        if self.text is not None and not (self.takes_ids and self.shape == (self.text.max_tokens,)):
+            raise ValueError("text: expected int32 and a shape of max_tokens, got others")
+        if self.text is not None and not self.minimum <= self.text.pad_id <= self.maximum:
+            raise ValueError(f"text.pad_id: expected {self.minimum:.0f} to {self.maximum:.0f}, got another")
+        return self
 
     @model_validator(mode="after")
     def _goes_with_its_shape(self) -> "InputSpec":
@@ -333,6 +371,8 @@ class Manifest(Description):
     def _holds_the_required_files(self) -> "Manifest":
         if not set(FILES) <= set(self.files) <= set(ALL_FILES):
             raise ValueError(f"files: expected {sorted(FILES)}, got {sorted(self.files)}")
+        if (TOKENIZER in self.files) != (self.input.text is not None):
+            raise ValueError(f"files: expected {TOKENIZER} if and only if there is input.text")
         if (ENCODER in self.files) != (self.encoder is not None):
             raise ValueError(f"encoder: expected it if and only if there is a file {ENCODER}")
         return self

@@ -28,6 +28,7 @@ from model_store.artifacts.manifest import (
     FORMAT_VERSION,
     NAME_PATTERN,
     NO_DIGEST,
+    TOKENIZER,
     TRAINING_ROWS,
     Description,
     FileSpec,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 MAX_MANIFEST_BYTES = 1 << 20
 PIECE_BYTES = 1 << 20  # of a file that is verified and not kept
-KEPT = (*FILES, TRAINING_ROWS)  # not the encoder, which may be large: it is loaded from its file
+KEPT = (*FILES, TRAINING_ROWS, TOKENIZER)  # not the encoder, which may be large: it is loaded from its file
 LATEST = "latest"
 LAST_DELETED = ".last-deleted"  # beside the aliases: the highest number of a version that was the newest and is gone
 EVIDENCE = "evidence"  # the folder of evaluation reports: `model_store.artifacts.report`

@@ -43,6 +43,10 @@ def summary(store: ModelStore, name: str, version: str) -> list[str]:
 
 def _rows(spec: InputSpec) -> str:
     shape = " x ".join(map(str, spec.shape))
+    if spec.text is not None:
+        return f"text of column {spec.text.column}, {shape} tokens of a vocabulary of {spec.maximum + 1:.0f}"
+    if spec.takes_ids:
+        return f"{shape} ids from {spec.minimum:.0f} to {spec.maximum:.0f}"
     kind = "" if spec.image is None else "images, grey, " if spec.image.mode == "L" else "images, colour, "
     return f"{kind}{shape} numbers from {spec.minimum:g} to {spec.maximum:g}"
 

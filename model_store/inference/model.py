@@ -4,13 +4,14 @@ import logging
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float32, Float64
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from model_store.artifacts.manifest import ENCODER, GRAPHS, SCORES_VERSION, TRAINING_ROWS, Manifest
+from model_store.artifacts.manifest import ENCODER, GRAPHS, SCORES_VERSION, TOKENIZER, TRAINING_ROWS, Manifest
 from model_store.artifacts.store import Artifact
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import flag_statistic
@@ -28,12 +29,16 @@ from model_store.inference.training_rows import TrainingRows
 from model_store.scores.classification import Scores, taken
 from model_store.scores.tasks import AnyScores, Predictive, predictive_of
 
+if TYPE_CHECKING:
+    from model_store.inputs.text import TextEncoder
+
 logger = logging.getLogger("dubito")
 
 CALIBRATION_FILE = "calibration.safetensors"
+TOKENIZER_COPIES = 25  # of a tokenizer's file, in memory, while it is read and after
 DRAW_S = 1e-5  # about, of a row, where encoders are compared with draws
 LARGEST = float(np.finfo(np.float32).max)
-NEEDED = (*GRAPHS, CALIBRATION_FILE, TRAINING_ROWS)  # the last where a version has it
+NEEDED = (*GRAPHS, CALIBRATION_FILE, TRAINING_ROWS, TOKENIZER)  # the last two where a version has them
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +50,7 @@ class Model:
     calibration: Calibration
     label_shift: LabelShift | None = None
     training_rows: TrainingRows | None = None
+    text_encoder: "TextEncoder | None" = None
 
     @classmethod
     def load(cls, artifact: Artifact, threads: int = 0) -> "Model":
@@ -117,7 +123,17 @@ class Model:
             training_rows = None if rows is None else TrainingRows.from_tensors(load(rows), model.network_row_size)
         except (SafetensorError, ValueError) as error:
             raise broken(TRAINING_ROWS, str(error)) from None
-        return replace(model, training_rows=training_rows)
+        text_encoder = None
+        if manifest.input.text is not None:
+            from model_store.inputs.text import TextEncoder  # a library that other models do not need
+
+            try:
+                text_encoder = TextEncoder(artifact.files[TOKENIZER], manifest.input.text)
+            except ValueError as error:
+                raise broken(TOKENIZER, str(error)) from None
+            if text_encoder.vocabulary > manifest.input.maximum + 1:
+                raise broken(TOKENIZER, f"expected ids up to {manifest.input.maximum:.0f}, got larger ones")
+        return replace(model, training_rows=training_rows, text_encoder=text_encoder)
 
     @property
     def predictive(self) -> Predictive:

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from model_store.artifacts.manifest import ENCODER, GRAPHS, TRAINING_ROWS
+from model_store.artifacts.manifest import ENCODER, TOKENIZER
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, StoreError, one_line
 from model_store.inference.explanation import explain
-from model_store.inference.model import CALIBRATION_FILE, NEEDED, Model
+from model_store.inference.model import NEEDED, TOKENIZER_COPIES, Model
 from model_store.inference.runtime import CHUNK_ROWS, UNPAIRED_CHUNK_ROWS
 
 READY = "ready"
@@ -55,8 +55,8 @@ def tried(store: ModelStore, name: str, version: str, working_bytes: int) -> dic
     is_read = False
     try:
         files = store.manifest(name, version).files
-        needed = (*GRAPHS, CALIBRATION_FILE, TRAINING_ROWS, ENCODER)
-        made = COPIES * sum(files[file].size for file in needed if file in files)
+        copies = {**dict.fromkeys((*NEEDED, ENCODER), COPIES), TOKENIZER: TOKENIZER_COPIES}
+        made = sum(times * files[file].size for file, times in copies.items() if file in files)
         _limit_memory(working_bytes + made)
         artifact = store.open(name, version, wanted=NEEDED)
         is_read = True
@@ -72,20 +72,29 @@ def tried(store: ModelStore, name: str, version: str, working_bytes: int) -> dic
 def predict(model: Model) -> None:
     """Predict the row in the middle of the data's range, of the default number of draws, then a full run's rows.
 
+    Of ids also the largest, which no part of the network may lack, and a text of a model of text.
+
     Raises:
         BrokenArtifact: if they cannot be predicted, or the row's scores are not numbers.
     """
     manifest = model.manifest
     middle = manifest.input.minimum / 2 + manifest.input.maximum / 2
+    if manifest.input.takes_ids:
+        middle = float(int(middle))
     row = np.full((1, model.row_size), middle, dtype=np.float32)
     try:
         draws = model.runtime.draw_set(0, manifest.noise.default_draws)
         prediction = model.prediction(*model.runtime.run_set(row, draws))
         list(explain(model, prediction, row))
         scores = prediction.scores
+        one = model.runtime.draw(0, 0, 1)
+        if manifest.input.takes_ids:
+            model.predict(np.full_like(row, manifest.input.maximum), one)
+        if model.text_encoder is not None:
+            model.predict(model.text_encoder.row("a text")[None], one)
         full_run = CHUNK_ROWS if model.runtime.paired else UNPAIRED_CHUNK_ROWS
         rows = row.repeat(full_run if model.encoder is None else ENCODED_ROWS, axis=0)
-        model.predict(rows, model.runtime.draw(0, 0, 1))
+        model.predict(rows, one)
     except Exception as error:
         reason = f"it does not predict a row: {type(error).__name__}: {one_line(error)}"
         raise BrokenArtifact(manifest.name, manifest.version, "network.onnx", reason) from error

@@ -7,7 +7,7 @@ for each of its column's cycles a sine and a cosine beside it. Mean, standard de
 training rows' (`training.data.tables` fits them); arithmetic is float64, rounded once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -86,8 +86,11 @@ def from_objects(rows: Sequence[Any], columns: Columns, field: str, first_row: i
     for column in columns:
         cells = [row[column.name] for row in rows]
         if isinstance(column, NumericColumn | TimeColumn):
-            is_number = isinstance(column, NumericColumn)
-            read = partial(_number, column.written) if is_number else partial(_time, column.written)
+            read: Callable[[Any, str], float]
+            if isinstance(column, NumericColumn):
+                read = partial(_number, column.written)
+            else:
+                read = partial(_time, column.written)
             values[column.name] = np.array(
                 [read(cell, f"{field}.{n}.{column.name}") for n, cell in enumerate(cells, start=first_row)]
             )

@@ -3,9 +3,9 @@
 PNG, JPEG, WebP and BMP files of 8 bits a channel become rows of pixels from 0 to 255. Grey rows have shape (H, W),
 colour rows (3, H, W). An image is converted to the model's mode (colour to grey by ITU-R 601 luma); transparency is
 dropped, and notes on orientation are not followed. One of another size is stretched, or resized in proportion and cut
-as torchvision's `Resize` and `CenterCrop` do with Pillow's images. A PNG file with too few pixels is refused; the end of a JPEG file
-that misses pixels, but is marked as an end, is not known to be wrong unless it is far too short: its decoder fills
-the rest.
+as torchvision's `Resize` and `CenterCrop` do with Pillow's images. A PNG file with too few pixels is refused; the end
+of a JPEG file that misses pixels, but is marked as an end, is not known to be wrong unless it is far too short: its
+decoder fills the rest.
 """
 
 import io

@@ -16,7 +16,7 @@ EXAMPLE = "2024-05-01 or 2024-05-01T13:30"
 ISO = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}:?\d{2})?)?", re.ASCII)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DAY_S = 86_400.0
-CLOCKS: tuple[str, ...] = ("", " %H:%M", " %H:%M:%S")
+CLOCKS = ("", " %H:%M", " %H:%M:%S")
 HAS_CLOCK = re.compile("%[HIMSXcfp]")
 BEFORE_CLOCK = re.compile(r"(?<=\d)T(?=\d)")
 LONGEST = 100  # characters of a text that is looked at
@@ -41,10 +41,11 @@ def seconds_as_written(date_format: str, text: str) -> float:
     Raises:
         ValueError: if the text is not so written.
     """
-    stripped, clocks = "" if len(text) > LONGEST else text.strip(), ("",)
-    if HAS_CLOCK.search(date_format) is None:
-        stripped, clocks = BEFORE_CLOCK.sub(" ", stripped), CLOCKS
-    for clock in clocks:
+    stripped = "" if len(text) > LONGEST else text.strip()
+    is_of_dates = HAS_CLOCK.search(date_format) is None
+    if is_of_dates:
+        stripped = BEFORE_CLOCK.sub(" ", stripped)
+    for clock in CLOCKS if is_of_dates else ("",):
         try:
             return seconds_since(datetime.strptime(stripped, date_format + clock))
         except (ValueError, re.error):  # the second of a format that names something twice

@@ -40,12 +40,15 @@ def with_examples(document: dict[str, Any], manifests: Sequence[Manifest]) -> di
 
 def example_row(spec: InputSpec) -> Any:
     """Return a row that a model takes: average columns, or the middle of the data's range; None where it is long."""
+    if spec.text is not None:
+        return "a text"
     if spec.columns:
         return {column.name: _value(column) for column in spec.columns}
     if (spec.shape, spec.minimum, spec.maximum) == ((8, 8), 0.0, 16.0):  # scikit-learn's digits
         return EXAMPLE_ROW
     if np.prod(spec.shape) <= MOST_NUMBERS:
-        return np.full(spec.shape, spec.minimum / 2 + spec.maximum / 2).tolist()
+        middle = spec.minimum / 2 + spec.maximum / 2
+        return np.full(spec.shape, int(middle) if spec.takes_ids else middle).tolist()
     if spec.image is None or np.prod(spec.shape[-2:]) > MOST_PIXELS:
         return None
     file = io.BytesIO()

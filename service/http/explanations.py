@@ -19,6 +19,7 @@ NO_TERMS = (
     "no detector of this version's flag is divided among the numbers of a row: it was published before that was "
     "possible, its flag combines no detector of the input, its rows are too long, or an encoder comes before it"
 )
+OF_IDS = "the model takes rows of ids, which have no size: none has a share, and no training row is near"
 NO_ROWS = (
     "this version was published without training rows (serving.nearest_rows of its recipe), or before there were"
 )
@@ -55,8 +56,10 @@ def null_because(manifest: Manifest, explained: Explained) -> dict[str, str]:
         why |= dict.fromkeys(("unseen", "missing"), NOT_OBJECTS) if explained.cells is None else {}
     else:
         why |= dict.fromkeys(("columns", "unseen", "missing"), NO_COLUMNS)
-        why |= dict.fromkeys(("attributed", "map"), NO_TERMS) if explanation.shares is None else {}
-    return why | ({"nearest": NO_ROWS} if explanation.nearest is None else {})
+        no_terms = OF_IDS if manifest.input.takes_ids else NO_TERMS
+        why |= dict.fromkeys(("attributed", "map"), no_terms) if explanation.shares is None else {}
+    no_rows = OF_IDS if manifest.input.takes_ids and manifest.encoder is None else NO_ROWS
+    return why | ({"nearest": no_rows} if explanation.nearest is None else {})
 
 
 def _json(manifest: Manifest, explained: Explained, n: int, why: dict[str, str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import math
 from array import array
 from collections.abc import Generator, Iterable
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
@@ -25,6 +25,9 @@ from service.http.multipart import parse_form
 from service.http.schemas import Envelope, kind_of, validate
 from service.http.schemas import Request as Envelope_
 from service.process.budget import Lease, lease_of
+
+if TYPE_CHECKING:
+    from model_store.inputs.text import TextEncoder
 
 JSON = "application/json"
 NPY = "application/x-npy"
@@ -223,15 +226,22 @@ def text_fields(
 
 
 def rows_array(
-    rows: Rows, spec: InputSpec, field: str, max_pixels: int, lease: Lease
+    rows: Rows,
+    spec: InputSpec,
+    field: str,
+    max_pixels: int,
+    lease: Lease,
+    encoder: "TextEncoder | None" = None,
 ) -> Generator[None, None, Float32[np.ndarray, "N I"]]:
     """Return rows as a flat float32 array; yields after each of many steps. Decoding takes memory beside the lease.
 
     Each comes flat or in the model's input shape; to a model of columns also as an object keyed by column; to a model
-    of images also as an image file, of which all together may have `max_pixels`.
+    of images also as an image file, of which all together may have `max_pixels`; to a model of text also as a string,
+    an object of that alone, or a file.
 
     Raises:
-        InvalidInput: naming the row and element that is not a finite float32 number, or the shape that is wrong.
+        InvalidInput: naming the row and element that is not a finite float32 number, or no id of the model's, or the
+            shape that is wrong.
         TooLarge: if images have more pixels, or one takes more memory to decode than there may be.
         Overloaded: if there is no memory left to decode an image.
     """
@@ -242,13 +252,15 @@ def rows_array(
             expected = f"an array of shape (N, {', '.join(map(str, shape))}) or (N, {size})"
             raise InvalidInput(field, expected, f"shape {rows.shape}")
         flat = rows.reshape(len(rows), size)
+        if spec.takes_ids:
+            _check_ids(flat, spec, field)
         with np.errstate(over="ignore"):
             flat = np.ascontiguousarray(flat, dtype=np.float32)
         _check_finite(flat, field)
         return flat
     at_once = max(1, NUMBERS_AT_ONCE // size)
-    if isinstance(rows, list) and len(rows) <= at_once and not isinstance(rows[0], str | bytes):
-        return _Reader(rows[0], spec, field, max_pixels, lease).block(rows, 0)
+    if isinstance(rows, list) and len(rows) <= at_once and not _is_long(rows[0], spec):
+        return _Reader(rows[0], spec, field, max_pixels, lease, encoder).block(rows, 0)
     blocks: Iterable[list[Any]]
     blocks = (
         rows.parsed()
@@ -258,8 +270,8 @@ def rows_array(
     x = np.empty((len(rows), size), dtype=np.float32)
     reader, done = None, 0
     for block in blocks:
-        reader = reader or _Reader(block[0], spec, field, max_pixels, lease)
-        at_once = 1 if reader.is_images else len(block)
+        reader = reader or _Reader(block[0], spec, field, max_pixels, lease, encoder)
+        at_once = 1 if _is_long(block[0], spec) else len(block)
         for first in range(0, len(block), at_once):
             part = block[first : first + at_once]
             x[done : done + len(part)] = reader.block(part, done)
@@ -268,17 +280,26 @@ def rows_array(
     return x
 
 
+def _is_long(row: Any, spec: InputSpec) -> bool:
+    """Return whether a row is one that is read by itself: an image or a text."""
+    return isinstance(row, str | bytes) or (spec.text is not None and isinstance(row, dict))
+
+
 class _Reader:
     """Reads rows in lists; the first row decides what all are."""
 
-    def __init__(self, first: Any, spec: InputSpec, field: str, max_pixels: int, lease: Lease) -> None:
+    def __init__(
+        self, first: Any, spec: InputSpec, field: str, max_pixels: int, lease: Lease, encoder: "TextEncoder | None"
+    ) -> None:
         self.lease = lease
         self.spec = spec
+        self.encoder = encoder
         self.field = field
         self.max_pixels = max_pixels
         self.pixels = 0  # of images so far
         self.is_objects = bool(spec.columns) and isinstance(first, dict)
         self.is_images = spec.image is not None and isinstance(first, str | bytes)
+        self.is_texts = spec.text is not None and isinstance(first, str | bytes | dict)
         nested = len(spec.shape) > 1 and isinstance(first, list) and first != [] and isinstance(first[0], list)
         self.lengths = spec.shape if nested else (math.prod(spec.shape),)
 
@@ -288,7 +309,33 @@ class _Reader:
             return from_objects(rows, self.spec.columns, self.field, first_row)
         if self.is_images:
             return np.stack([self._image(row, f"{self.field}.{n}") for n, row in enumerate(rows, start=first_row)])
+        if self.is_texts:
+            return np.stack([self._text(row, f"{self.field}.{n}") for n, row in enumerate(rows, start=first_row)])
         return _block(rows, first_row, self.lengths, self.spec, self.field)
+
+    def _text(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
+        """Return a text, a string, the bytes of a file or an object of its column alone, as a row of ids.
+
+        Raises:
+            InvalidInput: if it is none, or too long.
+            Overloaded: if there is too little memory to tokenise it.
+        """
+        assert self.spec.text is not None
+        assert self.encoder is not None
+        if isinstance(row, dict):
+            row, field = _only(row, self.spec.text.column, field), f"{field}.{self.spec.text.column}"
+        if isinstance(row, bytes):
+            try:
+                row = row.decode()
+            except UnicodeDecodeError:
+                raise InvalidInput(field, "a text in UTF-8", "other bytes") from None
+        if type(row) is not str:
+            raise InvalidInput(field, "a string, as the row before it", kind_of(row))
+        with self.lease.beside(self.encoder.bytes_for(row, field), field):
+            try:
+                return self.encoder.row(row)
+            except ValueError:
+                raise InvalidInput(field, "text that the version's tokenizer takes", "other text") from None
 
     def _image(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
         """Return an image, the bytes of a file or base64 of them, as a flat row of pixels.
@@ -308,6 +355,20 @@ class _Reader:
             raise TooLarge(f"{self.field}: {expected}, got more")
         with self.lease.beside(DECODED_BYTES * (image.width * image.height + resized), field):
             return pixels(image, self.spec.shape, spec, field).astype(np.float32)
+
+
+def _only(row: dict[str, Any], name: str, field: str) -> Any:
+    """Return the value of an object of one key.
+
+    Raises:
+        InvalidInput: if it has another one, or not that.
+    """
+    if name not in row:
+        raise InvalidInput(f"{field}.{name[:80]}", "a string", "no such column")
+    unknown = next((key for key in row if key != name), None)
+    if unknown is not None:
+        raise InvalidInput(f"{field}.{unknown[:80]}", f"no column but {name[:80]}", "an unknown one")
+    return row[name]
 
 
 def _content(row: Any, field: str) -> bytes:
@@ -343,6 +404,8 @@ def _block(
     if not set(map(type, level)) <= {int, float}:
         i = next(i for i, value in enumerate(level) if type(value) not in (int, float))
         raise InvalidInput(path(i, len(lengths)), "a number", kind_of(level[i]))
+    if spec.takes_ids:
+        _check_ids(np.array(level, dtype=np.float64).reshape(len(rows), size), spec, field, first_row)
     numbers = array("f", level)  # in half of numpy's time, and too large ones become infinite without a warning
     flat = np.frombuffer(numbers, dtype=np.float32).reshape(len(rows), size)
     if len(numbers) > FEW_NUMBERS or not math.isfinite(sum(numbers)):
@@ -359,11 +422,21 @@ def _check_finite(flat: Float32[np.ndarray, "N I"], field: str, first_row: int =
         raise InvalidInput(f"{field}.{n + first_row}.{i}", expected, "one that is not")
 
 
+def _check_ids(flat: np.ndarray, spec: InputSpec, field: str, first_row: int = 0) -> None:
+    """Raise InvalidInput for the first number that is no id of the model's."""
+    is_id = (flat >= spec.minimum) & (flat <= spec.maximum) & (flat == np.floor(flat))
+    if not is_id.all():
+        n, i = np.argwhere(~is_id)[0]
+        expected = f"an id, a whole number from {spec.minimum:.0f} to {spec.maximum:.0f}"
+        raise InvalidInput(f"{field}.{n + first_row}.{i}", expected, f"{flat[n, i]:.17g}"[:40])
+
+
 def _alternatives(spec: InputSpec) -> str:
     """Say how else a row may come."""
     flat = f", or {math.prod(spec.shape)} numbers flat" if len(spec.shape) > 1 else ""
     objects = ", or are objects keyed by column" if spec.columns else ""
-    return flat + objects + (", or are image files" if spec.image is not None else "")
+    texts = "" if spec.text is None else f", or are strings, or objects of {spec.text.column[:80]}"
+    return flat + objects + texts + (", or are image files" if spec.image is not None else "")
 
 
 def _path(field: str, index: int, lengths: tuple[int, ...]) -> str:

@@ -17,14 +17,14 @@ from contextlib import contextmanager
 import numpy as np
 from jaxtyping import Float32
 
-from model_store.artifacts.manifest import ENCODER, GRAPHS, TRAINING_ROWS, Manifest
+from model_store.artifacts.manifest import ENCODER, GRAPHS, TOKENIZER, TRAINING_ROWS, Manifest
 from model_store.artifacts.signature import read_public_key
 from model_store.artifacts.store import LATEST, ModelStore
 from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.conformal.rank_tables import RankTables
 from model_store.conformal.stopping import StoppingRule
 from model_store.errors import BrokenArtifact, InvalidInput, NotFound, StoreError, one_line
-from model_store.inference.model import CALIBRATION_FILE, NEEDED, Model
+from model_store.inference.model import CALIBRATION_FILE, NEEDED, TOKENIZER_COPIES, Model
 from model_store.inference.prediction import Prediction
 from model_store.inference.trials import LOOK_S, Failure
 from service.errors import InUse, NotReady, TooLargeToLoad
@@ -349,9 +349,11 @@ class Models:
         sampler, network = (manifest.files[file].size for file in GRAPHS)
         terms = network if manifest.detectors.attributed else 0  # the part of the network that gives them, at most
         rows = manifest.files[TRAINING_ROWS].size if TRAINING_ROWS in manifest.files else 0
+        tokenizer = manifest.files[TOKENIZER].size if TOKENIZER in manifest.files else 0
         draw_set = 4 * manifest.noise.default_draws * manifest.noise.theta_dimension
         ready = min(self.settings.ready_draw_sets * draw_set, READY_BYTES)
-        return 2 * (sampler + network) + terms + manifest.files[CALIBRATION_FILE].size + rows + ready
+        beside = terms + manifest.files[CALIBRATION_FILE].size + rows + TOKENIZER_COPIES * tokenizer
+        return 2 * (sampler + network) + beside + ready
 
     def names(self) -> list[str]:
         """Return the names of models that are served or should be."""

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.environment import ROOT, environment_with
 
+OF_TEXT = {"tokenizers", "huggingface_hub"}  # which models of text alone need
 OF_TRAINING = {"torch", "training", "sklearn", "matplotlib", "onnxscript", "scipy", "tqdm", "pyarrow"}
 CREATE_APP = """
 import json, sys
@@ -44,7 +45,7 @@ def test_the_service_starts_without_what_only_training_needs():
     )
     loaded = set(json.loads(done.stdout))
     assert {"service", "model_store", "fastapi", "onnxruntime"} <= loaded
-    assert not loaded & OF_TRAINING
+    assert not loaded & (OF_TRAINING | OF_TEXT)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
     parent = open_version(store, options.model, ALL_FILES)
     if options.seed < 0:
         raise InvalidInput("--seed", "0 or more", f"{options.seed}")
-    data = load_like(parent.manifest, folders.data_root(), options.data, options.target)
+    data = load_like(parent, folders.data_root(), options.data, options.target)
     third = (len(data.train) + len(data.test)) // 3
     now = parent.manifest.detectors
     reference_rows = min(now.reference_rows, third) if options.reference_rows is None else options.reference_rows

@@ -7,7 +7,7 @@ import argparse
 
 from model_store.inference.model import NEEDED, Model
 from training.commands import folders
-from training.versions import WEIGHTS, Parent, open_version, recipe_of
+from training.versions import WEIGHTS, open_version, parent_of
 
 HELP = "compare two published versions on the same test rows"
 
@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> None:
     """Compare, print a table, and keep it with a plot in a folder of the runs."""
     store = folders.store()
     artifacts = [open_version(store, name, (WEIGHTS, *NEEDED)) for name in (options.first, options.second)]
-    versions = [Parent(a.manifest, recipe_of(a.manifest, "model"), a.files[WEIGHTS]) for a in artifacts]
+    versions = [parent_of(artifact, "model") for artifact in artifacts]
 
     from training.evaluation.report import Wanted
     from training.evaluation.versus import compare_versions

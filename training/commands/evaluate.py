@@ -7,7 +7,7 @@ import argparse
 
 from model_store.inference.model import NEEDED, Model
 from training.commands import folders
-from training.versions import WEIGHTS, Parent, open_version, recipe_of
+from training.versions import WEIGHTS, open_version, parent_of
 
 HELP = "measure a published version, and keep the evidence beside it"
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=SRC",
         action="append",
         default=[],
-        help="rows unlike the data: images:PATH, npz:FILE or idx:DIR; may be given several times",
+        help="rows unlike the data: images:PATH, npz:FILE, idx:DIR, of text csv:FILE; may be given several times",
     )
     parser.add_argument("--attacks", action="store_true", help="attack the test rows of a classification")
     parser.add_argument("--draws", type=int, help="of each row, by default the version's own number")
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> None:
     """Evaluate, keep the report, and print its summary."""
     store = folders.store()
     artifact = open_version(store, options.model, (WEIGHTS, *NEEDED))
-    version = Parent(artifact.manifest, recipe_of(artifact.manifest, "model"), artifact.files[WEIGHTS])
+    version = parent_of(artifact, "model")
 
     from training.evaluation.outliers import OutlierSource
     from training.evaluation.report import Wanted, evaluate_version

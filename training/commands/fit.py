@@ -58,11 +58,12 @@ def run(options: argparse.Namespace) -> None:
     parent = None if options.warm_start is None else open_parent(store, options.warm_start, "--warm-start")
     if parent is not None and parent.recipe.task != recipe.task:
         raise InvalidInput("task", f"{parent.recipe.task}, as of {parent.label}", recipe.task)
-    data = load(recipe, folders.data_root(), () if parent is None else parent.manifest.input.columns)
+    known = () if parent is None else (parent.manifest.input.columns, parent.tokenizer)
+    data = load(recipe, folders.data_root(), *known)
     if parent is not None:
         data = with_classes_of(data, parent.classes)
     splits = split(data, split_sizes(recipe))
-    for line in told(splits):
+    for line in told(splits, data.takes_ids):
         print(f"! {line}")
 
     from training.fitting.augmentation import check_augmentation
@@ -105,7 +106,9 @@ def run(options: argparse.Namespace) -> None:
         weights = None
         if recipe.data.class_weights is not None:
             weights = class_weights(recipe.data.class_weights, data.classes, splits.train.y)
-        run = Run(recipe, splits, data.shape, len(data.classes), folder, device, parent, weights, encoded)
+        largest_id = int(data.maximum) if data.takes_ids and encoding is None else None
+        counts = len(data.classes)
+        run = Run(recipe, splits, data.shape, counts, folder, device, parent, weights, encoded, largest_id)
         begun = (
             f"going on from step {run.progress.step}"
             if run.resumed

@@ -21,9 +21,11 @@ from training.data.arrays import npz
 from training.data.bundled import digits
 from training.data.idx import idx
 from training.data.images import images
+from training.data.paths import path_below
 from training.data.rows import Dataset, Rows, Splits, is_image, leave_out, numbered_as, split, with_classes_of
 from training.data.splitting import SplitSizes
 from training.data.tables import MAX_GROUPS, csv, parquet, uci
+from training.data.texts import TextRows
 from training.recipe import IMAGE_DENSITIES, Recipe
 
 __all__ = [
@@ -36,7 +38,6 @@ __all__ = [
     "leave_out",
     "load",
     "numbered_as",
-    "path_below",
     "split",
     "split_sizes",
     "with_classes_of",
@@ -45,22 +46,23 @@ __all__ = [
 OF_CLASSES = ("digits", "idx", "images")
 OF_TARGETS = ("uci",)
 OF_COLUMNS = ("csv", "parquet", "uci")
-FROM_FILES: dict[str, Callable[[Path, Recipe, Columns], Dataset]] = {
+FROM_FILES: dict[str, Callable[[Path, Recipe, Columns, TextRows | None], Dataset]] = {
     "idx": lambda path, *_: idx(path),
-    "images": lambda path, recipe, _: images(path, recipe.data),
-    "npz": lambda path, recipe, _: npz(path, recipe.task, recipe.data),
-    "csv": lambda path, recipe, columns: csv(path, recipe.task, recipe.data, split_sizes(recipe), columns),
-    "parquet": lambda path, recipe, columns: parquet(path, recipe.task, recipe.data, split_sizes(recipe), columns),
-    "uci": lambda path, recipe, columns: uci(path, recipe.data.split, split_sizes(recipe), columns),
+    "images": lambda path, recipe, *_: images(path, recipe.data),
+    "npz": lambda path, recipe, *_: npz(path, recipe.task, recipe.data),
+    "csv": lambda path, recipe, *known: csv(path, recipe.task, recipe.data, split_sizes(recipe), *known),
+    "parquet": lambda path, recipe, *known: parquet(path, recipe.task, recipe.data, split_sizes(recipe), *known),
+    "uci": lambda path, recipe, columns, _: uci(path, recipe.data.split, split_sizes(recipe), columns),
 }
 EXPECTED = "`digits`, `idx:DIR`, `images:PATH`, `npz:FILE`, `csv:FILE`, `parquet:FILE` or `uci:DIR`"
 
 
-def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
+def load(recipe: Recipe, root: Path, columns: Columns = (), tokenizer: bytes | None = None) -> Dataset:
     """Read a recipe's data, but for classes that it leaves out; relative paths are under `root`.
 
     Columns of tables are encoded by what the recipe's training split says of them, so nothing of the other splits is
-    in the encoding: split by `split_sizes` of the same recipe. With `columns`, they are encoded by these.
+    in the encoding: split by `split_sizes` of the same recipe. With `columns`, they are encoded by these; text is, by
+    a version's `tokenizer` (the file's content) if there is one.
 
     Raises:
         InvalidInput: if there is no such source, its files are not as they should be, it is not of the recipe's
@@ -81,32 +83,26 @@ def load(recipe: Recipe, root: Path, columns: Columns = ()) -> Dataset:
         value = getattr(section, key)
         if value is not None and kind not in ("csv", "parquet"):
             raise InvalidInput(f"data.{key}", f"none, since `{kind}` has no columns to choose from", "one")
+    if section.integers and kind != "npz":
+        raise InvalidInput("data.integers", f"none, since rows of `{kind}` are no ids (`npz:` may be)", "true")
+    if section.text is not None and kind not in ("csv", "parquet"):
+        raise InvalidInput("data.text", f"none, since `{kind}` has no columns to choose from", "one")
+    if section.image_size is not None and kind != "images":
+        raise InvalidInput("data.image_size", f"none, since rows of `{kind}` are not read from image files", "one")
+    texts = None if section.text is None else TextRows.of(section, root, tokenizer)
     if columns and kind not in OF_COLUMNS:
         raise InvalidInput("data.source", f"a table with the columns {[c.name for c in columns][:20]}", f"`{kind}`")
     if columns and kind != "uci":
         kinds = {**recipe.data.columns, **{column.name: column.kind for column in columns}}
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": kinds})})
-    data = digits() if source == "digits" else FROM_FILES[kind](path_below(root, rest), recipe, columns)
+    data = digits() if source == "digits" else FROM_FILES[kind](path_below(root, rest), recipe, columns, texts)
     of_images = [name for name in recipe.combined if name in IMAGE_DENSITIES]
     if of_images and not is_image(data.shape):
         raise InvalidInput("serving.combined", f"no {of_images[0]}: rows are no images", f"rows of {data.shape}")
     if data.train.ids is None:
         data = replace(data, train=replace(data.train, ids=np.arange(len(data.train))))
     # A table leaves classes out before its columns are encoded.
-    return data if data.columns else leave_out(data, recipe.data.leave_out)
-
-
-def path_below(root: Path, rest: str) -> Path:
-    """Return the path of a source, which is below the data folder if it is relative.
-
-    Raises:
-        InvalidInput: if it is in the current folder instead.
-    """
-    path = root / rest
-    if not path.exists() and Path(rest).exists():
-        expected = f"a path below {str(root)!r}, which DUBITO_DATA says"
-        raise InvalidInput("data.source", expected, f"{rest!r} of the current folder (DUBITO_DATA=. looks there)")
-    return path
+    return data if data.columns or data.text else leave_out(data, recipe.data.leave_out)
 
 
 def split_sizes(recipe: Recipe) -> SplitSizes:

@@ -7,6 +7,7 @@ from zipfile import ZipFile
 import numpy as np
 from jaxtyping import Float32, UInt8
 
+from model_store.artifacts.manifest import LARGEST_ID
 from model_store.errors import InvalidInput
 from training.data.rows import Dataset, Rows, class_numbers
 from training.data.splitting import Keys, hold_out
@@ -22,7 +23,8 @@ SPLIT = ("x_train", "y_train", "x_test", "y_test")
 def npz(path: Path, task: str, section: "DataSection") -> Dataset:
     """Read arrays: x has a row in each place of its first axis, y a label (integer or string) or a number.
 
-    Of `x` and `y` a random share is held out for test. Rows of bytes are kept as bytes.
+    Of `x` and `y` a random share is held out for test. Rows of bytes are kept as bytes. With `integers` rows are ids,
+    from 0 to `vocabulary` - 1, or to the largest there is.
 
     Raises:
         InvalidInput: naming the array that is missing or not as it should be.
@@ -59,7 +61,14 @@ def npz(path: Path, task: str, section: "DataSection") -> Dataset:
     else:
         labels, test_labels = _labels(parts["y_train"], "y_train"), _labels(parts["y_test"], "y_test")
         y, y_test, classes = class_numbers(labels, test_labels, "y")
-    return Dataset(Rows(x, y, ids), Rows(x_test, y_test), shape, classes, float(x.min()), float(x.max()))
+    least, most = float(x.min()), float(x.max())
+    if section.integers:
+        largest = None if section.vocabulary is None else section.vocabulary - 1
+        for part in ("train", "test"):
+            check_ids(parts[f"x_{part}"], names[f"x_{part}"], largest)
+        least, most = 0.0, max(most, float(x_test.max())) if largest is None else float(largest)
+    rows = Rows(x, y, ids), Rows(x_test, y_test)
+    return Dataset(*rows, shape, classes, least, most, takes_ids=section.integers)
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -108,6 +117,20 @@ def numbers(x: np.ndarray, name: str) -> Float32[np.ndarray, "N I"] | UInt8[np.n
     if not finite.all():
         raise InvalidInput(name, "finite numbers in float32's range", f"others in row {np.argmin(finite)}")
     return flat
+
+
+def check_ids(x: np.ndarray, name: str, largest: int | None) -> None:
+    """Check that an array of numbers is of whole ones, from 0 to the largest id.
+
+    Raises:
+        InvalidInput: naming the array, and the first row where they are not.
+    """
+    largest = LARGEST_ID if largest is None else largest
+    flat = x.reshape(len(x), -1)
+    is_id = (flat >= 0) & (flat <= largest) & (flat == np.floor(flat))
+    if not is_id.all():
+        n, i = np.argwhere(~is_id)[0]
+        raise InvalidInput(name, f"ids: whole numbers from 0 to {largest}", f"{flat[n, i]} in row {n}")
 
 
 def _targets(y: np.ndarray, name: str) -> Float32[np.ndarray, "N"]:

@@ -14,17 +14,20 @@ ADVICE = (
 )
 
 
-def near_duplicates(splits: Splits) -> dict[str, int]:
-    """Return how many rows of each other split are nearly the same as a training row, in all their numbers."""
-    scale = _scale(splits.train.x)
+def near_duplicates(splits: Splits, takes_ids: bool = False) -> dict[str, int]:
+    """Return how many rows of each other split are nearly the same as a training row, in all their numbers.
+
+    Of ids, which are not near to each other, they are the same.
+    """
+    scale = 1.0 if takes_ids else _scale(splits.train.x)
     seen = set(_keys(splits.train, scale))
     others = {name: rows for name, rows in vars(splits).items() if name != "train"}
     return {name: sum(key in seen for key in _keys(rows, scale)) for name, rows in others.items()}
 
 
-def told(splits: Splits) -> list[str]:
+def told(splits: Splits, takes_ids: bool = False) -> list[str]:
     """Return a line if a split has more than a few such rows."""
-    counts = near_duplicates(splits)
+    counts = near_duplicates(splits, takes_ids)
     many = [
         f"{count} of {len(getattr(splits, name))} {name}"
         for name, count in counts.items()

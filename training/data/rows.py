@@ -7,7 +7,7 @@ from hashlib import sha256
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped, UInt8
 
-from model_store.artifacts.manifest import ImageSpec, InputSpec
+from model_store.artifacts.manifest import ImageSpec, InputSpec, TextSpec
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import Columns
 from training.data.splitting import Keys, SplitSizes
@@ -43,7 +43,8 @@ class Rows:
 class Dataset:
     """A data set. Rows are flat; `shape` is an input's own shape. Without `classes` it is of regression.
 
-    With `columns`, x are the rows encoded; with `image`, a row is an image. `left_out` are test rows of classes that
+    With `columns`, x are the rows encoded; with `image`, a row is an image; with `takes_ids` it is of ids, as float32
+    or bytes; with `text` these are of tokens. `left_out` are test rows of classes that
     were left out: they belong to nothing of the above. `groups` and `times` are the training rows', by which
     they are split; `group_names` are those of the groups that rows belong to.
     """
@@ -60,22 +61,30 @@ class Dataset:
     groups: Int64[np.ndarray, "R"] | None = None
     times: Float64[np.ndarray, "R"] | None = None
     group_names: tuple[str, ...] = ()
+    takes_ids: bool = False
+    text: TextSpec | None = None
+    tokenizer: bytes | None = None  # the file, of text
 
     @property
     def input(self) -> InputSpec:
         """What a manifest says of a row."""
         return InputSpec(
             shape=self.shape,
+            dtype="int32" if self.takes_ids else "float32",
             minimum=self.minimum,
             maximum=self.maximum,
             image=self.image,
             columns=tuple(self.columns),
+            text=self.text,
         )
 
     def digest(self) -> str:
         """Return a SHA-256 over all rows, so that a run knows its data again."""
         spec = self.input.model_dump(exclude={"columns": {"__all__": {"usual"}}})
-        if self.image is not None:  # what was added later counts where it says something
+        # What was added to manifests later counts where it says something.
+        if self.text is None:
+            del spec["text"]
+        if self.image is not None:
             spec["image"] = {"mode": self.image.mode, "resize": self.image.resize} | self.image.model_dump(
                 exclude_defaults=True
             )

@@ -39,6 +39,7 @@ from training.data.cells import (
 from training.data.rows import Dataset, Rows, class_numbers, classes_without
 from training.data.splitting import Keys, SplitSizes, hold_out
 from training.data.text_files import decimal_of, has_points, read_text_table
+from training.data.texts import TextRows
 from training.messages import log
 
 if TYPE_CHECKING:
@@ -72,7 +73,14 @@ class Table:
         return Table(taken, len(index), self.times, self.written)
 
 
-def csv(path: Path, task: str, section: "DataSection", sizes: SplitSizes, columns: Columns = ()) -> Dataset:
+def csv(
+    path: Path,
+    task: str,
+    section: "DataSection",
+    sizes: SplitSizes,
+    columns: Columns = (),
+    texts: TextRows | None = None,
+) -> Dataset:
     """Read a CSV file with a header. Empty cells, NA, N/A, NaN and null are missing values.
 
     A column is numeric where every value is a number, one of times where every value is a date or time, and else
@@ -82,7 +90,7 @@ def csv(path: Path, task: str, section: "DataSection", sizes: SplitSizes, column
     Raises:
         InvalidInput: naming the column or row that is not as it should be.
     """
-    return dataset_of(csv_table(path, task, section, columns), task, section, sizes, columns)
+    return dataset_of(csv_table(path, task, section, columns), task, section, sizes, columns, texts)
 
 
 def csv_table(path: Path, task: str | None, section: "DataSection", columns: Columns = ()) -> Any:
@@ -92,8 +100,9 @@ def csv_table(path: Path, task: str | None, section: "DataSection", columns: Col
     """
     table = read_text_table(path, section)
     kinds: dict[str, str] = {**section.columns}
-    if section.id is not None:
-        kinds[section.id] = "categorical"  # as it is written
+    for name in (section.id, section.text):
+        if name is not None:
+            kinds[name] = "categorical"  # as it is written
     if section.target is not None and task is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
     booleans = {c.name for c in columns if isinstance(c, CategoricalColumn) and set(c.categories) <= BOOLEANS}
@@ -105,7 +114,14 @@ def csv_table(path: Path, task: str | None, section: "DataSection", columns: Col
     return typed(table, set(table.column_names), kinds, booleans, written)
 
 
-def parquet(path: Path, task: str, section: "DataSection", sizes: SplitSizes, columns: Columns = ()) -> Dataset:
+def parquet(
+    path: Path,
+    task: str,
+    section: "DataSection",
+    sizes: SplitSizes,
+    columns: Columns = (),
+    texts: TextRows | None = None,
+) -> Dataset:
     """Read a Parquet file. Numbers are numeric; booleans and strings are categorical; nulls and NaN are missing.
 
     Strings that are numbers but for `data.missing_values`, or that a recipe calls numeric, are numeric.
@@ -113,7 +129,7 @@ def parquet(path: Path, task: str, section: "DataSection", sizes: SplitSizes, co
     Raises:
         InvalidInput: naming the column or row that is not as it should be.
     """
-    return dataset_of(parquet_table(path, task, section), task, section, sizes, columns)
+    return dataset_of(parquet_table(path, task, section), task, section, sizes, columns, texts)
 
 
 def parquet_table(path: Path, task: str | None, section: "DataSection") -> Any:
@@ -222,8 +238,15 @@ def _fit_categories(name: str, values: Categories) -> CategoricalColumn:
     return CategoricalColumn(name=name, categories=tuple(kept), usual=usual)
 
 
-def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes, known: Columns = ()) -> Dataset:
-    """Return the rows of an Arrow table whose text columns of numbers are such.
+def dataset_of(
+    table: Any,
+    task: str,
+    section: "DataSection",
+    sizes: SplitSizes,
+    known: Columns = (),
+    texts: TextRows | None = None,
+) -> Dataset:
+    """Return the rows of an Arrow table whose text columns of numbers are such; with `texts`, of the text alone.
 
     Raises:
         InvalidInput: naming the column or row that is not as it should be.
@@ -247,13 +270,14 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
     asked = [
         ("data.target", section.target),
         *(("data.columns", name) for name in section.columns),
+        ("data.text", section.text),
         *keys,
         of_calibration,
     ]
     for field, name in asked:
         if name is not None and name not in names:
             raise InvalidInput(field, f"one of the columns {names[:20]}", repr(name)[:100])
-    for field, name in [*keys, of_calibration]:
+    for field, name in [*keys, of_calibration, ("data.text", section.text)]:
         if name == section.target:
             raise InvalidInput(field, "another column than the target", repr(name)[:100])
     if section.columns.get(section.target) is not None:
@@ -268,7 +292,14 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
     ]
     if not features:
         raise InvalidInput("data.source", "a column beside the target", "none")
+    if texts is not None:
+        others = [name for name in features if name != section.text]
+        if others:
+            log.info("left out: %s, since the model reads %r alone", ", ".join(others)[:300], section.text)
+        features = [texts.spec.column]
     kinds = {c.name: c.kind for c in known if isinstance(c, CategoricalColumn)} | section.columns
+    if texts is not None:
+        kinds |= {texts.spec.column: "categorical"}  # as it is written
     whole = table
     table, times = with_times(table, set(features), kinds, section.date_format)
     columns = {
@@ -301,10 +332,15 @@ def dataset_of(table: Any, task: str, section: "DataSection", sizes: SplitSizes,
         )
     written = {name: writing for name in features if (writing := writing_in(table, name)) is not None}
     rows = Table(columns, table.num_rows, times, written).take(kept)
-    data = _encoded(rows, y, y_test, classes, train, test, sizes, known, ties)
+    if texts is None:
+        data = _encoded(rows, y, y_test, classes, train, test, sizes, known, ties)
+    else:
+        data = _tokenised(rows, y, y_test, classes, train, test, texts)
     of_train = ties.take(train)
     if section.leave_out:
-        data = replace(data, left_out=encode(data.columns, rows.take(left_out).columns))
+        out = rows.take(left_out)
+        x_out = encode(data.columns, out.columns) if texts is None else texts.encode(_texts(out, texts))
+        data = replace(data, left_out=x_out)
     ids = kept[train] if section.id is None else _ids(whole.column(section.id), kept[train])
     data = replace(data, train=replace(data.train, ids=ids), groups=of_train.groups, times=of_train.times)
     group_names, numbers = _groups(whole, section, kept)
@@ -394,6 +430,36 @@ def _encoded(
             raise InvalidInput("data.source", "numbers in float32's range once standardised", "some out of it")
     shape = (sum(column_width(column) for column in columns),)
     return Dataset(Rows(x, y), Rows(x_test, y_test), shape, classes, float(x.min()), float(x.max()), tuple(columns))
+
+
+def _tokenised(
+    table: Table,
+    y: np.ndarray,
+    y_test: np.ndarray,
+    classes: tuple[str, ...],
+    train: Int64[np.ndarray, "R"],
+    test: Int64[np.ndarray, "T"],
+    texts: TextRows,
+) -> Dataset:
+    """Return a table's text as rows of ids."""
+    x, x_test = (texts.encode(_texts(table.take(index), texts)) for index in (train, test))
+    return Dataset(
+        Rows(x, y),
+        Rows(x_test, y_test),
+        shape=(texts.spec.max_tokens,),
+        classes=classes,
+        minimum=0.0,
+        maximum=float(texts.encoder.vocabulary - 1),
+        takes_ids=True,
+        text=texts.spec,
+        tokenizer=texts.tokenizer,
+    )
+
+
+def _texts(table: Table, texts: TextRows) -> Categories:
+    values = table.columns[texts.spec.column]
+    assert isinstance(values, list)
+    return values
 
 
 def _with_target(values: Numbers | Categories, name: str) -> Int64[np.ndarray, "M"]:

@@ -48,7 +48,9 @@ def read_text_table(path: Path, section: "DataSection") -> Any:
         log.info("%s is read as %s, since it is not UTF-8 (data.encoding says otherwise)", path.name, encoding)
     names = [name.strip() for name in table.column_names]
     table = table.rename_columns(names)
-    for column in table.columns if table.num_rows else ():
+    for name, column in zip(names, table.columns, strict=True) if table.num_rows else ():
+        if name == section.text:
+            continue
         lines = str(column[-1].as_py() or "").count("\n")
         if lines > MOST_LINES:
             found = f"a cell of {lines} lines in row {table.num_rows - 1}"

@@ -54,6 +54,10 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def fitting(shape: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the names of the detectors that rows of a shape can have."""
+def fitting(shape: tuple[int, ...], takes_ids: bool = False) -> tuple[str, ...]:
+    """Return the names of the detectors that rows of a shape can have; of ids, which have no size, those of features
+    alone.
+    """
+    if takes_ids:
+        return tuple(name for name, kind in KINDS.items() if kind.space == "embedding")
     return tuple(name for name, kind in KINDS.items() if is_image(shape) or not kind.is_of_images)

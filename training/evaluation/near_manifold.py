@@ -42,7 +42,7 @@ def near_manifold(
 
 def mixed(x: Float32[np.ndarray, "N I"], y: Int64[np.ndarray, "N"], seed: int) -> Float32[np.ndarray, "M I"]:
     """Return the mean of each row and a random row of another class; of a lone class, none."""
-    partners = _of_another_class(y, generator(seed, EvaluationStream.MIXED))
+    partners = partners_of_another_class(y, generator(seed, EvaluationStream.MIXED))
     return 0.5 * (x[: len(partners)] + x[partners])
 
 
@@ -54,13 +54,13 @@ def crossed(
     A mean would be no row of a table, which has no half categories.
     """
     rng = generator(seed, EvaluationStream.MIXED)
-    partners = _of_another_class(y, rng)
+    partners = partners_of_another_class(y, rng)
     is_other = rng.random((len(partners), len(spec.columns))) < 0.5
     widths = [column_width(column) for column in spec.columns]
     return np.where(np.repeat(is_other, widths, axis=1), x[partners], x[: len(partners)])
 
 
-def _of_another_class(y: Int64[np.ndarray, "N"], rng: np.random.Generator) -> list[int]:
+def partners_of_another_class(y: Int64[np.ndarray, "N"], rng: np.random.Generator) -> list[int]:
     """Return for each row one of another class; nothing of a lone class."""
     others = {c: np.flatnonzero(y != c) for c in np.unique(y).tolist()}
     return [int(rng.choice(others[c])) for c in y.tolist() if len(others[c])]

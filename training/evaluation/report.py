@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32
 from tqdm import tqdm
 
+from model_store.artifacts.manifest import InputSpec
 from model_store.artifacts.report import EvaluationReport, publish_report
 from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput
@@ -21,6 +23,7 @@ from training.evaluation import attack_suite
 from training.evaluation.attacks import Attacked
 from training.evaluation.differentiable_flag import DifferentiableFlag
 from training.evaluation.even import noise_or_even
+from training.evaluation.ids import near_rows_of_ids, random_ids
 from training.evaluation.intervals import LEVEL, RESAMPLES, Ends
 from training.evaluation.near_manifold import near_manifold
 from training.evaluation.outliers import OPTION, OutlierSource, gaussian, some, uniform
@@ -56,7 +59,7 @@ from training.facts import TrainingFacts
 from training.messages import log
 from training.recipe import override
 from training.seeds import EvaluationStream, generator, hash_key
-from training.versions import Parent, fitted_data
+from training.versions import Parent, check_ids_of, fitted_data
 
 MAX_DRAWS = 1000
 SUMMED_UP = ("accuracy", "rmse", "crps", "log_likelihood", "brier", "expected_calibration_error")
@@ -98,21 +101,19 @@ def evaluate_version(
         "gaussian",
         "even",
         LEFT_OUT,
-        *near_manifold(test.x[:2], test.y[:2], manifest.input, bool(data.classes), 0),
+        *_near(test.take(np.arange(min(2, len(test)))), manifest.input, bool(data.classes), 0),
     ]
     clash = [source.name for source in wanted.outliers if source.name in names]
     if clash:
         raise InvalidInput(OPTION, f"names other than {names}", repr(clash[0]))
-    even = noise_or_even(manifest.input, test.x, wanted.seed)
-    noise = {
-        "uniform": uniform(manifest.input, len(test), wanted.seed),
-        "gaussian": gaussian(manifest.input, len(test), wanted.seed),
-    }
     sets = {
-        **(noise if even is None else {"even": even}),
+        **_noise(manifest.input, test, wanted.seed),
         **({} if data.left_out is None else {LEFT_OUT: some(data.left_out, wanted.rows, other_rows)}),
-        **{source.name: source.rows(manifest.input, wanted.rows, other_rows) for source in wanted.outliers},
-        **near_manifold(test.x, test.y, manifest.input, bool(data.classes), wanted.seed),
+        **{
+            source.name: source.rows(manifest.input, wanted.rows, other_rows, model.text_encoder)
+            for source in wanted.outliers
+        },
+        **_near(test, manifest.input, bool(data.classes), wanted.seed),
     }
     sets = {name: rows.astype(np.float32) for name, rows in sets.items() if len(rows)}
     predictor = ServedPredictor(model, draws, wanted.seed)
@@ -159,6 +160,22 @@ def evaluate_version(
     return publish_report(store, manifest.name, manifest.version, report.content(), files)
 
 
+def _noise(spec: InputSpec, test: Rows, seed: int) -> dict[str, Float32[np.ndarray, "N I"]]:
+    """Return what stands for noise in rows of such a kind, by name."""
+    if spec.takes_ids:
+        return {"uniform": random_ids(spec, test.x, seed, EvaluationStream.UNIFORM)}
+    even = noise_or_even(spec, test.x, seed)
+    if even is not None:
+        return {"even": even}
+    return {"uniform": uniform(spec, len(test), seed), "gaussian": gaussian(spec, len(test), seed)}
+
+
+def _near(test: Rows, spec: InputSpec, is_classified: bool, seed: int) -> dict[str, Float32[np.ndarray, "N I"]]:
+    """Return rows near the data that are not of it, by name."""
+    made = near_rows_of_ids if spec.takes_ids else near_manifold
+    return made(test.x, test.y, spec, is_classified, seed)
+
+
 def checked_draws(version: Parent, wanted: Wanted) -> int:
     """Return the number of draws; refuse what does not go with the version."""
     noise = version.manifest.noise
@@ -172,6 +189,8 @@ def checked_draws(version: Parent, wanted: Wanted) -> int:
         raise InvalidInput("--seed", f"0 to {MAX_SEED}", str(wanted.seed))
     if wanted.attacks and version.manifest.task == "regression":
         raise InvalidInput("--attacks", "a classification, since attacks change labels", "a regression")
+    if wanted.attacks and version.manifest.input.takes_ids:
+        raise InvalidInput("--attacks", "rows of numbers, since attacks follow gradients", "rows of ids")
     if wanted.attacks and TrainingFacts.of(version.manifest).pruned is not None:
         raise InvalidInput("--attacks", "a version that is not pruned, since attacks need its gradients", "one")
     if wanted.attacks and version.manifest.encoder is not None:
@@ -192,11 +211,13 @@ def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, b
     """Return the data, and whether they are those of the fit."""
     if source is None:
         return fitted_data(version, root), True
-    loaded = load(override(version.recipe, source=source, leave_out=[]), root, version.manifest.input.columns)
+    recipe = override(version.recipe, source=source, leave_out=[])
+    loaded = load(recipe, root, version.manifest.input.columns, version.tokenizer)
     known = leave_out(loaded, [name for name in loaded.classes if name not in version.classes])
     data = numbered_as(known, version.classes)
     if data.shape != version.manifest.input.shape:
         raise InvalidInput("--data", f"rows of shape {version.manifest.input.shape}", f"{data.shape}")
+    check_ids_of(data, version.manifest, "--data")
     return data, data.digest() == TrainingFacts.of(version.manifest).data_digest
 
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from training.evaluation.even import SAYS
+from training.evaluation.even import SAYS as EVEN_SAYS
+from training.evaluation.ids import SAYS as IDS_SAY
 from training.evaluation.intervals import Ends
 from training.evaluation.records import (
     AttackMeasures,
@@ -99,7 +100,9 @@ def blocks(report: Report, plots: list[str]) -> list[Block]:
         parts += ["## Where it is worst", *_worst_slices(report.worst_slices, is_squared)]
     parts += ["## Detection", "Of each set's rows against the test rows."]
     if "even" in report.outliers:
-        parts += [SAYS]
+        parts += [EVEN_SAYS]
+    if "uniform" in report.outliers and "gaussian" not in report.outliers:
+        parts += [IDS_SAY]
     parts += [f"Base rate: the set's rows are {_base_rates(report.outliers)} % of all."]
     for key, title in MEASURES.items():
         parts += [f"### {title}", _detection(report.outliers, key)]

@@ -35,11 +35,14 @@ ALLOWED_DIFFERENCE = 0.01  # of what an encoder says of a row alone and among ot
 
 @dataclass(frozen=True, eq=False)
 class RowsTaken:
-    """What an encoder is told of rows: their shape, what pixels are brought to, and the id of what fills up texts."""
+    """What an encoder is told of rows: their shape, what pixels are brought to, whether they are ids, and which id
+    fills up texts.
+    """
 
     shape: tuple[int, ...]
     mean: Float32[np.ndarray, "..."] | None = None
     std: Float32[np.ndarray, "..."] | None = None
+    takes_ids: bool = False
     pad_id: int = 0
 
 
@@ -49,13 +52,14 @@ class _OfRows(nn.Module):
     def __init__(self, encoder: nn.Module, rows: RowsTaken) -> None:
         super().__init__()
         self.encoder = encoder
-        self.shape = rows.shape
+        self.shape, self.takes_ids = rows.shape, rows.takes_ids
         self.mean = None if rows.mean is None else torch.from_numpy(rows.mean)
         self.std = None if rows.std is None else torch.from_numpy(rows.std)
 
     def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
         """Return what the head takes of rows."""
         h = x.unflatten(1, self.shape)
+        h = h.long() if self.takes_ids else h
         if self.mean is not None and self.std is not None:
             h = (h - self.mean) / self.std
         encoded: Tensor = self.encoder(h)

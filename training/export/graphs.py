@@ -23,7 +23,7 @@ from model_store.inference.noise import noise
 from model_store.inference.runtime import OUTPUTS, TERMS, WEIGHTS_PER_DRAW, GraphError, Runtime
 from training.data import Rows
 from training.export.served import ServedNetwork, served_network
-from training.nn.layers import WeightLayer
+from training.nn.layers import WeightLayer, matmul
 from training.nn.likelihoods import Gaussian, Likelihood
 from training.nn.model import BayesianModel, Network
 from training.nn.networks import DrawnNetwork
@@ -173,7 +173,13 @@ def _over_last_axes(func: Any, *args: Any, **kwargs: Any) -> Any:
     last = list(range(x.ndim - len(found), x.ndim))
     if not found or found == last:
         return func(*args, **kwargs)
-    value = func(x.movedim(found, last), last, dtype=given.get("dtype"))
+    x, dtype = x.movedim(found, last), given.get("dtype")
+    if func in (torch.sum, torch.Tensor.sum) and (dtype or x.dtype).is_floating_point:
+        # onnxruntime takes the sum over the axis that was there again, but for a product
+        flat = x.to(dtype or x.dtype).flatten(-len(found))
+        value = matmul(flat, torch.ones(flat.shape[-1], 1, dtype=flat.dtype))[..., 0]
+    else:
+        value = func(x, last, dtype=dtype)
     if given.get("keepdim"):
         for axis in found:
             value = value.unsqueeze(axis)

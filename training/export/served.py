@@ -33,10 +33,11 @@ class ServedNetwork(nn.Module):
         network: DrawnNetwork | MemberNetwork,
         likelihood: Likelihood,
         density: dict[str, nn.Module],
-        spectrum: Spectrum,
+        spectrum: Spectrum | None,
         centre: Float[Tensor, "D"],
     ) -> None:
-        """Put a network's parts together: detectors by name, the spectrum some look at, and the centre.
+        """Put a network's parts together: detectors by name, the spectrum that some look at if there is such, and the
+        centre.
 
         The centre is the theta under which rows are embedded.
         """
@@ -50,6 +51,7 @@ class ServedNetwork(nn.Module):
     def rows_in(self, space: Space, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
         """Return rows as detectors of a space see them."""
         if space == "spectrum":
+            assert self.spectrum is not None
             return self.spectrum(x)
         return self.network.embed(x, self.centre) if space == "embedding" else x
 
@@ -78,6 +80,7 @@ class ServedNetwork(nn.Module):
     def terms(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N A I"]:
         """Return what each number of a row adds to each attributed detector's score: terms of 0 or more."""
         parts = []
+        assert self.spectrum is not None
         for name in self.attributed:
             space = KINDS[name].space
             detector = self.density[name]
@@ -111,15 +114,17 @@ def served_network(
     rows and on their classes if there are. `shape` is a row's, where the network takes it flat.
     """
     shape = model.network.shape if shape is None else shape
+    names = fitting(shape, model.network.takes_ids) if names is None else names
     few = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:FITTED_ROWS]
     chosen = x[few]
     parts = chosen.split(max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // x.shape[1])))
     known = None if labels is None else labels[few]
     generator = torch.Generator().manual_seed(seed)
-    spectrum = Spectrum.fit(x, generator)
+    looks_at_rows = any(KINDS[name].space != "embedding" for name in names)
+    spectrum = Spectrum.fit(x, generator) if looks_at_rows else None
     served = ServedNetwork(model.network, model.likelihood, {}, spectrum, model.posterior.centre())
     rows: dict[Space, Tensor] = {}
-    for name in fitting(shape) if names is None else names:
+    for name in names:
         kind = KINDS[name]
         if kind.space == "input":
             rows["input"] = chosen  # bytes stay bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from model_store.artifacts.manifest import ENCODER, EncoderSpec
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, one_line
 from model_store.inference.encoder import Encoder
 from training.data import Dataset, Rows, Splits
 from training.detectors.spectrum import LARGEST
@@ -76,11 +76,14 @@ def with_encoder(
     if recipe.augmentation is not None:
         expected = "none beside an encoder, which says once what it says of a row"
         raise InvalidInput("augmentation", expected, "one")
-    shape = channels_first(data.shape) if network.encoder_file is None else data.shape
+    is_picture = network.encoder_file is None and not data.takes_ids
+    shape = channels_first(data.shape) if is_picture else data.shape
     mean, std = (tensor.numpy() for tensor in standardisation(network, channels_first(data.shape)))
     if network.encoder_file is not None and mean.ndim and len(shape) == 2:
         mean, std = mean[0], std[0]
     rows = RowsTaken(shape, mean, std) if network.pixel_mean is not None else RowsTaken(shape)
+    if data.takes_ids:
+        rows = RowsTaken(shape, takes_ids=True, pad_id=0 if data.text is None else data.text.pad_id)
     if network.encoder_file is not None:
         model = of_file(Path(network.encoder_file), rows, network.output)
     else:
@@ -113,6 +116,8 @@ def with_encoder(
             "network.encoder", f"that of the version to go on from, {like[:12]}...", f"{digest[:12]}..."
         )
     encoder = Encoder(path, spec, math.prod(data.shape))
+    if data.takes_ids:
+        _check_largest_id(encoder, data)
     told = f"encoder: {math.prod(data.shape)} numbers of a row to {spec.outputs}, {1000 * encoder.row_s:.3g} ms a row"
     if spec.rows_at_once == 1 and network.rows_at_once is None:
         told += "; a row at a time, since rows among others get other bits"
@@ -120,3 +125,12 @@ def with_encoder(
     if not is_told:
         recipe = recipe.model_copy(update={"network": network.model_copy(update={"encoder": "frozen"})})
     return recipe, Encoding(path, spec, CachedEncoder(encoder, spec.outputs, folder / f"{digest}{SUFFIX}"))
+
+
+def _check_largest_id(encoder: Encoder, data: Dataset) -> None:
+    """Raise InvalidInput if an encoder does not take the largest id that rows may have."""
+    try:
+        encoder.run(np.full((1, math.prod(data.shape)), data.maximum, dtype=np.float32))
+    except Exception as error:
+        expected = f"one that takes ids from 0 to {data.maximum:.0f}"
+        raise InvalidInput("network.encoder", expected, one_line(error)) from None

@@ -89,12 +89,13 @@ class Run:
         parent: Parent | None = None,
         class_weights: Float64[np.ndarray, "C"] | None = None,
         encoded: int | None = None,
+        largest_id: int | None = None,
     ) -> None:
         """Begin a run, from a published version's weights if there is a parent, or take it up at its checkpoint.
 
         `shape` is that of the data's rows; of a network with an encoder, training and validation rows are `encoded`
         numbers of it. A regression has no classes (0). Rows of a class count as `class_weights` say, of a recipe with
-        such.
+        such. Rows of ids have none above `largest_id`.
         """
         self.recipe = recipe
         self.parent = parent
@@ -114,7 +115,7 @@ class Run:
         self.told_epochs = told_epochs(recipe, parent)
         changes_method = parent is not None and parent.recipe.method != recipe.method
         weights = parent.network_weights() if parent is not None and changes_method else None
-        self.model = build(recipe, shape, num_classes, rows.cpu(), encoded, weights).to(device)
+        self.model = build(recipe, shape, num_classes, rows.cpu(), encoded, weights, largest_id).to(device)
         self.laplace: dict[str, Any] | None = None  # what the manifest says of its posterior, once it is found
         self.samples = recipe.samples if self.model.posterior.max_draws is None else self.model.posterior.max_draws
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]

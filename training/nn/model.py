@@ -22,7 +22,7 @@ from training.nn.posteriors.hypernetwork import HypernetworkPosterior, Subspace
 from training.nn.posteriors.laplace import LaplacePosterior
 from training.nn.posteriors.matrix_normal import MatrixNormalPosterior
 from training.nn.posteriors.members import MemberPosterior
-from training.nn.probes import DROPOUTS, ROWS, check_width, last_layer
+from training.nn.probes import DROPOUTS, ROWS, check_ids, check_width, last_layer
 from training.nn.selection import DRAWABLE, drawn_layers, freeze, is_named
 from training.nn.split import NotSplit, SplitNetwork, split
 from training.recipe import (
@@ -112,6 +112,7 @@ def build(
     rows: Num[Tensor, "R I"] | None = None,
     encoded: int | None = None,
     weights: Mapping[str, Tensor] | None = None,
+    largest_id: int | None = None,
 ) -> BayesianModel:
     """Return a model as a recipe says for rows of a shape, its parameters a function of the recipe's seed.
 
@@ -122,6 +123,7 @@ def build(
         rows: some training rows, where a fit begins; without them, parameters are about to be loaded.
         encoded: how many numbers the network takes of a row, and how long `rows` are, where it has an encoder.
         weights: the network's `state_dict`, if it was trained already, in place of what the recipe says of its start.
+        largest_id: of rows of ids; a module that does not take it is refused.
 
     Raises:
         InvalidInput: if the network cannot be made Bayesian; it names the layer.
@@ -129,7 +131,9 @@ def build(
     generator = torch.Generator().manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
-        return _built(recipe, tuple(shape), likelihood(recipe, classes), rows, generator, encoded, weights)
+        return _built(
+            recipe, tuple(shape), likelihood(recipe, classes), rows, generator, encoded, weights, largest_id
+        )
 
 
 def likelihood(recipe: Recipe, classes: int) -> Likelihood:
@@ -147,14 +151,17 @@ def _built(
     generator: torch.Generator,
     encoded: int | None,
     weights: Mapping[str, Tensor] | None,
+    largest_id: int | None,
 ) -> BayesianModel:
     section, wanted = recipe.posterior, recipe.network
     data_shape = shape
     if encoded is not None:
         shape = (encoded,)
-    row_shape = (math.prod(shape),) if wanted.hidden is not None else channels_first(shape)
+    takes_ids = recipe.data.takes_ids and encoded is None
+    row_shape = (math.prod(shape),) if wanted.hidden is not None else _shape_taken(shape, takes_ids)
     inputs = standardisation(wanted, row_shape) if encoded is None else (torch.zeros(()), torch.ones(()))
     examples = _examples(wanted, row_shape, inputs, rows)
+    examples = examples.long() if takes_ids else examples
 
     def make() -> nn.Module:
         if wanted.encoder == "frozen":
@@ -165,6 +172,8 @@ def _built(
             _with_weights(made, weights)
         elif wanted.weights is not None and rows is not None:
             load_weights(made, Path(wanted.weights))
+        if largest_id is not None:
+            check_ids(made, row_shape, largest_id)
         if wanted.factory is not None:
             check_width(made, wanted.factory, examples, likelihood.outputs, likelihood.meaning)
         return made
@@ -235,6 +244,11 @@ def _with_weights(made: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     return made
 
 
+def _shape_taken(shape: tuple[int, ...], takes_ids: bool) -> tuple[int, ...]:
+    """Return the shape in which a module takes rows: pictures have a channel, ids are as they are."""
+    return shape if takes_ids else channels_first(shape)
+
+
 def split_network(recipe: Recipe, shape: Sequence[int], classes: int, with_weights: bool) -> SplitNetwork | None:
     """Return a recipe's network for rows of a shape, cut before its first layer that is drawn or trained; None where
     nothing with weights comes before.
@@ -244,17 +258,19 @@ def split_network(recipe: Recipe, shape: Sequence[int], classes: int, with_weigh
         InvalidInput: if the network is not one that can be fitted.
     """
     wanted, of = recipe.network, likelihood(recipe, classes)
-    row_shape = channels_first(shape)
+    takes_ids = recipe.data.takes_ids
+    row_shape = _shape_taken(tuple(shape), takes_ids)
     made = module(wanted, row_shape, of.outputs)
     if wanted.weights is not None and with_weights:
         load_weights(made, Path(wanted.weights))
-    examples = torch.zeros(ROWS, *row_shape)  # ids, where the network takes such
+    examples = torch.zeros(ROWS, *row_shape)
+    examples = examples.long() if takes_ids else examples
     assert wanted.factory is not None
     check_width(made, wanted.factory, examples, of.outputs, of.meaning)
     return split(made, _staying(recipe, made, examples), examples)
 
 
-def _patterns(recipe: Recipe, made: nn.Module, examples: Float[Tensor, "R ..."]) -> Sequence[str] | None:
+def _patterns(recipe: Recipe, made: nn.Module, examples: Num[Tensor, "R ..."]) -> Sequence[str] | None:
     """Return the patterns of the layers that are drawn: those that are named, of laplace else the last that runs."""
     layers = recipe.network.bayesian
     if layers is not None or not isinstance(recipe.posterior, LaplaceSection) or isinstance(made, DRAWABLE):
@@ -263,7 +279,7 @@ def _patterns(recipe: Recipe, made: nn.Module, examples: Float[Tensor, "R ..."])
     return None if name is None else [name]
 
 
-def _staying(recipe: Recipe, made: nn.Module, examples: Float[Tensor, "R ..."]) -> list[str]:
+def _staying(recipe: Recipe, made: nn.Module, examples: Num[Tensor, "R ..."]) -> list[str]:
     """Return the names of the layers that are drawn, masked or trained."""
     section, layers = recipe.posterior, _patterns(recipe, made, examples)
     names = [] if isinstance(section, PointSection) else list(drawn_layers(made, layers))

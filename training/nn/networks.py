@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput
@@ -71,7 +71,7 @@ class DrawnNetwork(Standardised):
         stochastic: Stochastic,
         shape: Sequence[int],
         trained: Sequence[str] | None = None,
-        examples: Float[Tensor, "R ..."] | None = None,
+        examples: Num[Tensor, "R ..."] | None = None,
         is_trained: bool = False,
     ) -> None:
         """Convert a copy of a module that takes rows of `shape`.
@@ -81,16 +81,17 @@ class DrawnNetwork(Standardised):
             stochastic: which of its layers are drawn, and how.
             shape: of a row.
             trained: patterns of the layers that are not drawn whose parameters a fit may change; None of all.
-            examples: rows that the module takes, to find out what it does; by default normal noise.
+            examples: rows that the module takes, to find out what it does; by default normal noise. Where they are
+                integers, it takes ids.
             is_trained: whether theta starts where the network computes what the module does.
 
         Raises:
             InvalidInput: naming the layer that is not supported, or what fails when the module runs on several draws.
         """
-        super().__init__(shape)
+        examples = noise_rows(shape) if examples is None else examples
+        super().__init__(shape, takes_ids=not examples.is_floating_point())
         module = nn.Sequential(module) if isinstance(module, DRAWABLE) else module
         self.is_trained = is_trained
-        examples = noise_rows(self.shape) if examples is None else examples
         self.current = Pass()
         self.is_paired = stochastic.drawn in ("scales", "masks")  # rows may have draws of their own
         folded = stochastic.drawn == "hypernet" or not _is_chain(module)
@@ -141,7 +142,7 @@ class DrawnNetwork(Standardised):
             standard = self.standardised(x)
             h = standard if self.shares_input else standard.expand(current.num_draws, *standard.shape).flatten(0, 1)
             outputs = self.module(h)
-            features = standard.flatten(1) if current.features is None else current.features
+            features = standard.flatten(1).float() if current.features is None else current.features
             return outputs.unflatten(0, (current.num_draws, -1)) if self.folded else outputs, features, current.kl
         finally:
             current.clear()
@@ -274,10 +275,10 @@ class DrawnNetwork(Standardised):
         return self.places[-1]
 
     @torch.no_grad()
-    def _try(self, examples: Float[Tensor, "R ..."]) -> None:
+    def _try(self, examples: Num[Tensor, "R ..."]) -> None:
         """Find out which layers see rows that all draws share, and check that draws and rows stay apart."""
         generator = torch.Generator().manual_seed(0)
-        x = examples[:TRIAL_ROWS].flatten(1)
+        x = examples[:TRIAL_ROWS].flatten(1).float()
         x = x.repeat(TRIAL_ROWS, 1)[:TRIAL_ROWS]
         theta = torch.rand(TRIAL_DRAWS, 1, self.theta_dimension, generator=generator)
         was_training = self.training
@@ -324,15 +325,16 @@ class MemberNetwork(Standardised):
         members: Sequence[nn.Module],
         shape: Sequence[int],
         trained: Sequence[str] | None = None,
-        examples: Float[Tensor, "R ..."] | None = None,
+        examples: Num[Tensor, "R ..."] | None = None,
     ) -> None:
         """Take modules of rows of `shape`; `trained` and `examples` are as of a drawn network."""
-        super().__init__(shape)
+        examples = noise_rows(shape) if examples is None else examples
+        super().__init__(shape, takes_ids=not examples.is_floating_point())
         self.members = nn.ModuleList(members)
         self.frozen = [layer for member in members for layer in freeze(member, trained, [])]
         self.theta_dimension = 1
         self.is_paired = False
-        check_repeatable(members[0], noise_rows(self.shape) if examples is None else examples)
+        check_repeatable(members[0], examples)
         copied(members[0])  # as what is served is tried in a copy
 
     def forward(
@@ -348,7 +350,7 @@ class MemberNetwork(Standardised):
         """Return outputs and features; there is no KL."""
         standard = self.standardised(x)
         outputs = torch.stack([member(standard) for member in self.members])
-        return outputs.index_select(0, theta[:, 0, 0].long()), standard.flatten(1), None
+        return outputs.index_select(0, theta[:, 0, 0].long()), standard.flatten(1).float(), None
 
     def embed(self, x: Float[Tensor, "N I"], _: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
         """Return what the first member's last layer takes in; members share no space to take a mean in."""

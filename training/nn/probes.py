@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,7 +41,7 @@ def run_on_rows(run: Callable[..., Any], *rows: Tensor) -> Any:
             run.train(training)
 
 
-def check_width(module: nn.Module, factory: str, examples: Float[Tensor, "R ..."], width: int, meaning: str) -> None:
+def check_width(module: nn.Module, factory: str, examples: Num[Tensor, "R ..."], width: int, meaning: str) -> None:
     """Check that the module of a user's factory gives `width` numbers for each row; `meaning` says what they are.
 
     Raises:
@@ -65,7 +65,7 @@ def check_width(module: nn.Module, factory: str, examples: Float[Tensor, "R ..."
     raise InvalidInput("network.factory", expected, f"{given}{after}")
 
 
-def last_layer(module: nn.Module, examples: Float[Tensor, "R ..."]) -> tuple[str | None, bool]:
+def last_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> tuple[str | None, bool]:
     """Return the name of the last Linear or convolution layer that runs, and whether its values are the outputs.
 
     None where there is none. A module that is itself such a layer is named as if it were in a `Sequential`.
@@ -82,7 +82,20 @@ def last_layer(module: nn.Module, examples: Float[Tensor, "R ..."]) -> tuple[str
     return name, gave is outputs and isinstance(layers[name], nn.Linear)
 
 
-def check_repeatable(module: nn.Module, examples: Float[Tensor, "R ..."]) -> None:
+def check_ids(module: nn.Module, shape: Sequence[int], largest: int) -> None:
+    """Check that a module takes every id, up to the largest, in every place of a row.
+
+    Raises:
+        InvalidInput: if it does not.
+    """
+    try:
+        run_on_rows(module, torch.tensor([0, largest]).view(2, *[1] * len(shape)).expand(2, *shape))
+    except InvalidInput as error:
+        expected = f"a module that takes ids from 0 to {largest} in rows of shape {tuple(shape)}"
+        raise InvalidInput("network", expected, error.got) from error
+
+
+def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
     """Check that a module says the same of the same rows again, whatever stands beside each.
 
     Raises:
@@ -154,7 +167,7 @@ def copied(module: nn.Module) -> nn.Module:
         raise InvalidInput("network", "a module that copy.deepcopy can copy", reason) from error
 
 
-def check_calls(module: nn.Module, drawn: Mapping[str, nn.Module], examples: Float[Tensor, "R ..."]) -> None:
+def check_calls(module: nn.Module, drawn: Mapping[str, nn.Module], examples: Num[Tensor, "R ..."]) -> None:
     """Check that each drawn layer runs once, and that nothing but its own run reads its weights.
 
     Such a layer is replaced by one that reads theta, and has no weights of its own any more.
@@ -264,7 +277,7 @@ def _refused(name: str, layer: nn.Module, why: str) -> InvalidInput:
     )
 
 
-def dropped_units(module: nn.Module, names: Sequence[str], examples: Float[Tensor, "R ..."]) -> dict[str, list[int]]:
+def dropped_units(module: nn.Module, names: Sequence[str], examples: Num[Tensor, "R ..."]) -> dict[str, list[int]]:
     """Return how many units, or channels, some Dropouts of a module see, by name, whenever they run."""
     dropouts = {name: module.get_submodule(name) for name in names}
     units: dict[str, list[int]] = {name: [] for name in dropouts}
@@ -274,7 +287,7 @@ def dropped_units(module: nn.Module, names: Sequence[str], examples: Float[Tenso
 
 
 def kept_inputs(
-    module: nn.Module, drawn: Sequence[str], dropouts: Sequence[str], examples: Float[Tensor, "R ..."]
+    module: nn.Module, drawn: Sequence[str], dropouts: Sequence[str], examples: Num[Tensor, "R ..."]
 ) -> dict[str, Float[Tensor, "I"]]:
     """Return with what probability each drawn layer's inputs, or channels, pass some of the module's Dropouts.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Num
 from torch import Tensor, fx, nn
 
 from model_store.errors import DubitoError, one_line
@@ -67,7 +67,7 @@ class _Tracer(fx.Tracer):
 
 
 @torch.no_grad()
-def split(module: nn.Module, stays: Collection[str], examples: Float[Tensor, "R ..."]) -> SplitNetwork | None:
+def split(module: nn.Module, stays: Collection[str], examples: Num[Tensor, "R ..."]) -> SplitNetwork | None:
     """Cut a module before all layers whose names are in `stays`; None where no layer with weights comes before.
 
     Args:

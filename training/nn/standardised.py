@@ -1,27 +1,36 @@
-"""What all networks share: rows are standardised before they reach a module, of which some layers may be frozen."""
+"""What all networks share: rows are standardised before they reach a module, of which some layers may be frozen.
+
+Ids, which are float32 like all rows on their way here, become integers instead.
+"""
 
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 
 class Standardised(nn.Module):
-    """A network of rows of a shape, less `mean` and divided by `std`: a number each, or one a channel."""
+    """A network of rows of a shape, less `mean` and divided by `std`: a number each, or one a channel.
+
+    One that `takes_ids` gets them as they are, as int64.
+    """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, shape: Sequence[int]) -> None:
+    def __init__(self, shape: Sequence[int], takes_ids: bool = False) -> None:
         super().__init__()
         self.shape = tuple(shape)
+        self.takes_ids = takes_ids
         self.frozen: list[nn.Module] = []  # layers that a fit does not change, nor their statistics
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("std", torch.ones(()))
 
-    def standardised(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N ..."]:
+    def standardised(self, x: Float[Tensor, "N I"]) -> Num[Tensor, "N ..."]:
         """Return rows as the module takes them."""
+        if self.takes_ids:
+            return x.unflatten(1, self.shape).long()
         return (x.unflatten(1, self.shape) - self.mean) / self.std
 
     @torch.no_grad()

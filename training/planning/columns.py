@@ -17,6 +17,7 @@ HEAVY = 30.0  # interquartile ranges that the furthest value is away from the me
 # Numbers as text with signs of money, percent signs or groups of thousands.
 DRESSED = re.compile(r"[+-]?[$€£¥]?\s?(?:\d{1,3}(?:[,.' ]\d{3})+|\d+)(?:[.,]\d+)?\s?[%$€£¥]?", re.ASCII)
 SHOWN_VALUES = 4
+WORDS_OF_TEXT = 4  # on average, of values that are nearly all different
 LEAK_ROWS = 5_000
 LEAK = 0.99  # of what one column says of the target, from which on it may be the target in other words
 
@@ -126,6 +127,9 @@ def _of_text(name: str, values: list[str | None], told: str | None) -> ColumnFin
     frequent = sum(count >= FREQUENT for count in counts.values())
     if (len(counts) > MAX_CATEGORIES and frequent == 0) or (len(counts) == len(present) >= FEWEST_ROWS):
         why = f"an id or free text: {len(counts)} different values in {len(present)} rows"
+        mean_words = float(np.mean([len(value.split()) for value in counts]))
+        if mean_words >= WORDS_OF_TEXT:
+            why = f"free text of {mean_words:.0f} words on average; data.text reads it, for a network of your own"
         is_id = ID_NAME.fullmatch(name) is not None and len(counts) == len(values)
         return ColumnFinding(name, "ignored", why, missing, values, notes, is_id=is_id)
     if len(counts) > MAX_CATEGORIES:

@@ -9,10 +9,10 @@ import numpy as np
 
 from model_store.errors import InvalidInput
 from model_store.types import Task
-from training.data import path_below
 from training.data.arrays import SPLIT, read_npz
 from training.data.cells import index_column, values_of
 from training.data.images import looked_at
+from training.data.paths import path_below
 from training.data.tables import csv_table, parquet_table
 from training.planning.columns import ColumnFinding, find, leaks
 from training.recipe import DataSection

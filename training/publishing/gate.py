@@ -5,9 +5,10 @@ version is kept out if on some metric it is worse by more than is allowed, beyon
 """
 
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
-from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.manifest import TOKENIZER, Manifest
 from model_store.artifacts.store import ModelStore
 from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
@@ -120,6 +121,8 @@ def rows_as_taken_by(manifest: Manifest, recipe: Recipe, draft: Draft, test: Row
     description = draft.description
     if manifest.task != description.task:
         return None
+    if not _reads_text_alike(manifest, draft):
+        return None
     if manifest.input.columns == description.input.columns:
         return test if manifest.input.shape == description.input.shape else None
     if not manifest.input.columns:
@@ -129,6 +132,16 @@ def rows_as_taken_by(manifest: Manifest, recipe: Recipe, draft: Draft, test: Row
     except InvalidInput:
         return None
     return replace(test, x=encoded.x) if len(encoded) == len(test) else None
+
+
+def _reads_text_alike(manifest: Manifest, draft: Draft) -> bool:
+    """Return whether two versions make the same ids of text, or neither takes text."""
+    text = manifest.input.text
+    if text is None or text != draft.description.input.text:
+        return text == draft.description.input.text
+    tokenizer = draft.files[TOKENIZER]
+    assert isinstance(tokenizer, bytes)
+    return manifest.files[TOKENIZER].sha256 == sha256(tokenizer).hexdigest()
 
 
 def _shown(value: float | None) -> str:

@@ -16,8 +16,10 @@ def training_rows(train: Rows, data: Dataset, recipe: Recipe, is_encoded: bool =
     """Return the file of as many training rows as the recipe wants, a random choice; nothing where it wants none.
 
     Columns are compared as they are encoded, pixels by their values, other numbers in their standard deviations, and
-    so is what an encoder says of rows.
+    so is what an encoder says of rows. Ids are not near to each other: of such rows there is no file.
     """
+    if data.takes_ids and not is_encoded:
+        return {}
     count = min(recipe.serving.nearest_rows, max(1, MOST_NUMBERS // train.x.shape[1]))
     if count == 0:
         return {}

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from safetensors.torch import save
 
-from model_store.artifacts.manifest import ENCODER, GRAPHS, ClassSpec, Manifest, NoiseSpec, TargetSpec
+from model_store.artifacts.manifest import ENCODER, GRAPHS, TOKENIZER, ClassSpec, Manifest, NoiseSpec, TargetSpec
 from model_store.artifacts.store import ModelStore
 from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
@@ -125,8 +125,8 @@ def exported_model(
     weights = {key: tensor.detach().clone().contiguous() for key, tensor in model.state_dict().items()}
     log.info("exporting")
     network = fitted_detectors(model, splits.train, recipe, data.shape if encoding is None else model.network.shape)
-    # Columns are explained by their usual values, and what an encoder says by nothing.
-    files = export(model, network, with_terms=not data.columns and encoding is None)
+    # Columns are explained by their usual values; ids, and what an encoder says, by nothing.
+    files = export(model, network, with_terms=not data.columns and not data.takes_ids and encoding is None)
     runtime = runtime_of(model, files)
     differences = parity(model, network, runtime, splits.validation)
     precision: Literal["float32", "int8"] = "float32"
@@ -145,6 +145,8 @@ def exported_model(
     if encoding is not None:
         runtime.encoder = encoding.encoder
         more = {ENCODER: encoding.path}
+    if data.tokenizer is not None:
+        more[TOKENIZER] = data.tokenizer
     nearest = training_rows(splits.train, data, recipe, is_encoded=encoding is not None)
     return Exported(
         files={**files, WEIGHTS: save(weights), **nearest, **more},

@@ -15,6 +15,7 @@ from training.calibration.categories import groups_known
 from training.data import Rows
 from training.evaluation.even import even_rows, takes_even_rows
 from training.evaluation.figures import Figure, Share
+from training.evaluation.ids import random_ids
 from training.evaluation.metrics import class_figures, regression_figures
 from training.scoring import rows_per_draw_set, scores_and_likelihoods, served_scores
 from training.seeds import ServedRows, generator, hash_key
@@ -41,13 +42,22 @@ class MeasuredRows:
 
     @property
     def noise(self) -> Rows:
-        """Rows of uniform noise, the plainest input that is unlike the data; their labels are not used."""
+        """Rows of uniform noise, the plainest input that is unlike the data; their labels are not used.
+
+        Of ids these are ids drawn evenly.
+        """
         shape = (min(len(self.test), NOISE_ROWS), self.test.x.shape[1])
+        if self.inputs is not None and self.inputs.takes_ids:
+            ids = random_ids(self.inputs, self.test.x[: shape[0]], self.seed, ServedRows.NOISE_VALUES)
+            return Rows(ids, self.test.y[:NOISE_ROWS])
         if self.inputs is not None and takes_even_rows(self.inputs, self.test.x):
             even = even_rows(self.inputs, self.test.x, shape[0], self.seed, ServedRows.NOISE_VALUES)
             return Rows(even, self.test.y[:NOISE_ROWS])
-        x = generator(self.seed, ServedRows.NOISE_VALUES).uniform(*self.extent, shape)
-        return Rows(x.astype(np.float32), self.test.y[:NOISE_ROWS])
+        draw = generator(self.seed, ServedRows.NOISE_VALUES)
+        x = np.empty(shape, dtype=np.float32)
+        for row in x:  # all at once would take three times the memory
+            row[:] = draw.uniform(*self.extent, shape[1])
+        return Rows(x, self.test.y[:NOISE_ROWS])
 
 
 @dataclass(frozen=True, eq=False)

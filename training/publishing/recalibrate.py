@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.manifest import TOKENIZER, Manifest
 from model_store.artifacts.store import Artifact, ModelStore
 from model_store.errors import InvalidInput
 from training.calibration.categories import CategoriesWanted
@@ -20,22 +20,25 @@ from training.publishing.stages import Exported, HeldOut, calibrate_exported, me
 from training.publishing.trial import publish_draft
 from training.recipe import override
 from training.seeds import Stream, generator
-from training.versions import recipe_of
+from training.versions import check_ids_of, recipe_of
 
 
-def load_like(manifest: Manifest, root: Path, source: str, target: str | None) -> Dataset:
-    """Read a source as rows of a published model: its columns, its classes in its order, its shape.
+def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> Dataset:
+    """Read a source as rows of a published model: its columns or its tokens, its classes in its order, its shape.
 
     Raises:
         InvalidInput: if the rows are not such, have labels that the model does not know, or are those of its fit.
     """
+    manifest = parent.manifest
     recipe = override(recipe_of(manifest, "model"), source=source, target=target, leave_out=[])
-    data = numbered_as(load(recipe, root, manifest.input.columns), manifest.classes or ())
+    loaded = load(recipe, root, manifest.input.columns, parent.files.get(TOKENIZER))
+    data = numbered_as(loaded, manifest.classes or ())
     label = f"{manifest.name} version {manifest.version}"
     if data.shape != manifest.input.shape:
         raise InvalidInput(
             "data.source", f"rows of shape {manifest.input.shape}, as {label} takes them", f"{data.shape}"
         )
+    check_ids_of(data, manifest, "data.source")
     if data.digest() == TrainingFacts.of(manifest).data_digest:
         raise InvalidInput("data.source", f"rows that {label} was not fitted on", "the very rows of its fit")
     return data

@@ -200,6 +200,7 @@ def test_models_are_described(client, digits_store):
         "smallest_fpr": manifest.detectors.smallest_fpr,
         "too_few_rows": None,
         "categories": None,
+        "encoder": None,
         "smallest_risk": manifest.abstention.smallest_risk,
     }
     (listed,) = client.get("/models").json()["models"]

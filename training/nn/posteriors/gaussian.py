@@ -10,6 +10,8 @@ from torch.nn import functional
 
 from model_store.inference.noise import NOISE_ALGORITHM
 
+LEAST_EXPONENT = -20.0
+
 
 @dataclass(frozen=True)
 class GaussianPrior:
@@ -47,7 +49,9 @@ class ScaleMixturePrior:
         first = math.log(of_wide / (wide * math.sqrt(2 * math.pi)))
         offset = math.log(of_narrow * wide / (of_wide * narrow))
         square = theta.square()
-        added = functional.softplus(offset - 0.5 * (narrow**-2 - wide**-2) * square)
+        exponent = offset - 0.5 * (narrow**-2 - wide**-2) * square
+        # Less than this adds nothing; its exponential is a denormal number, which takes ten times as long.
+        added = functional.softplus(exponent.clamp(min=LEAST_EXPONENT))
         return first - 0.5 * wide**-2 * square + added
 
     def kl(

@@ -1,0 +1,61 @@
+"""Small tokenizers, texts of two kinds, and a network of them."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import nn
+
+WORDS = {
+    "good": ["good", "fine", "great", "lovely", "warm", "bright"],
+    "bad": ["bad", "poor", "awful", "cold", "dull", "broken"],
+    "any": ["the", "a", "film", "meal", "day", "was", "and", "it", "very", "so"],
+}
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]"]
+VOCABULARY = len(SPECIAL) + sum(map(len, WORDS.values()))
+
+
+def tokenizer() -> Tokenizer:
+    """A tokenizer of whole words, with a token at the start of a text."""
+    tokens = [*SPECIAL, *(word for words in WORDS.values() for word in words)]
+    made = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
+    return made
+
+
+def texts(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
+    """Texts of six to nine words, of which two or three are of their label, and labels."""
+    rng = np.random.default_rng(seed)
+    found, labels = [], []
+    for i in range(count):
+        label = ("good", "bad")[i % 2]
+        words = [*rng.choice(WORDS["any"], rng.integers(4, 7)), *rng.choice(WORDS[label], rng.integers(2, 4))]
+        found.append(" ".join(rng.permutation(words)))
+        labels.append(label)
+    return found, labels
+
+
+def write_reviews(folder: Path, count: int = 300) -> None:
+    """Write `reviews.csv` of texts, labels and stars, and `tokenizer.json`."""
+    tokenizer().save(str(folder / "tokenizer.json"))
+    with (folder / "reviews.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label", "stars"])
+        for i, row in enumerate(zip(*texts(count), strict=True)):
+            writer.writerow([*row, i % 5])
+
+
+class Averaged(nn.Module):
+    """The mean of the tokens' embeddings, padding left out, and a head."""
+
+    def __init__(self, _: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 8)
+        self.head = nn.Linear(8, outputs)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        is_token = (ids != 0).unsqueeze(2).float()
+        return self.head((self.embedding(ids) * is_token).sum(1) / is_token.sum(1).clamp(min=1.0))

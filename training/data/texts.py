@@ -1,0 +1,84 @@
+"""Text of a table's column as rows of the ids of its tokens, by a tokenizer that the recipe names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float32
+
+from model_store.artifacts.manifest import LARGEST_ID, TextSpec
+from model_store.errors import InvalidInput, one_line
+from training.data.paths import path_below
+from training.messages import log
+
+if TYPE_CHECKING:
+    from model_store.inputs.text import TextEncoder
+    from training.recipe import DataSection
+
+MAX_TOKENIZER_BYTES = 1 << 26
+
+
+@dataclass(frozen=True, eq=False)
+class TextRows:
+    """What makes text rows, and the tokenizer's file that it was read from."""
+
+    encoder: "TextEncoder"
+    tokenizer: bytes
+
+    @classmethod
+    def of(cls, section: "DataSection", root: Path, tokenizer: bytes | None) -> "TextRows":
+        """Read the recipe's tokenizer, or take a version's.
+
+        Raises:
+            InvalidInput: naming the key, if there is no such file, or it is no tokenizer that rows can be made by.
+        """
+        from model_store.inputs.text import TextEncoder, text_spec  # slow to import, and for text alone
+
+        assert section.text is not None
+        content = _content(section, root) if tokenizer is None else tokenizer
+        try:
+            spec = text_spec(content, section.text, section.max_tokens, section.pad_token)
+            encoder = TextEncoder(content, spec)
+        except ValueError as error:
+            expected, _, got = one_line(error).removeprefix("expected ").partition(", got ")
+            raise InvalidInput("data.tokenizer", expected, got) from None
+        if encoder.vocabulary > LARGEST_ID + 1:
+            raise InvalidInput("data.tokenizer", f"ids up to {LARGEST_ID}", f"{encoder.vocabulary - 1}")
+        return cls(encoder, content)
+
+    @property
+    def spec(self) -> TextSpec:
+        """How text is truncated and padded."""
+        return self.encoder.spec
+
+    def encode(self, texts: Sequence[str | None]) -> Float32[np.ndarray, "N I"]:
+        """Return texts as rows, and say how many are cut; a missing one is empty.
+
+        Raises:
+            InvalidInput: naming the row whose text is too long, or that the tokenizer fails on.
+        """
+        x = np.empty((len(texts), self.spec.max_tokens), dtype=np.float32)
+        cut = 0
+        for n, text in enumerate(texts):
+            field = f"column {self.spec.column}, row {n}"
+            self.encoder.bytes_for(text or "", field)
+            try:
+                x[n], is_cut = self.encoder.encoded(text or "")
+            except ValueError:
+                raise InvalidInput(field, "text that the tokenizer takes", "other text") from None
+            cut += is_cut
+        if cut:
+            log.info("%d of %d texts are longer than %d tokens, and cut", cut, len(texts), self.spec.max_tokens)
+        return x
+
+
+def _content(section: "DataSection", root: Path) -> bytes:
+    assert section.tokenizer is not None
+    path = path_below(root, section.tokenizer, "data.tokenizer")
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_TOKENIZER_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput("data.tokenizer", f"a tokenizer.json at {path}", error.strerror or "an error") from None
