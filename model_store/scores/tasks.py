@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64
 
 from model_store.scores.classification import SCORE_NAMES, Scores, predictive_scores, predictive_sums
+from model_store.scores.joint import BatchBald, ClassMaxDet, JointScore, TargetMaxDet
 from model_store.scores.regression import (
     MIXTURE_SCORE_NAMES,
     MixtureScores,
@@ -28,6 +29,7 @@ class Predictive(ABC):
         output: the name of the network's output.
         score_names: the uncertainty scores that detectors look at.
         acquisition_scores: which scores a pool can be ranked by, by the name of the acquisition.
+        joint_scores: which joint scores it can be ranked by, by the name of the acquisition.
         default_acquisition: the one that a request without a name means.
         jackknifed: acquisitions by a score that is made with standard errors.
     """
@@ -35,6 +37,7 @@ class Predictive(ABC):
     output: ClassVar[str]
     score_names: ClassVar[tuple[str, ...]]
     acquisition_scores: ClassVar[dict[str, str]]
+    joint_scores: ClassVar[dict[str, type[JointScore]]]
     default_acquisition: ClassVar[str]
     jackknifed: ClassVar[tuple[str, ...]] = ()
 
@@ -60,7 +63,8 @@ class Classes(Predictive):
 
     output = "log_probs"
     score_names = SCORE_NAMES
-    acquisition_scores: ClassVar = {name: name for name in (*SCORE_NAMES, "bald_corrected")}
+    acquisition_scores: ClassVar = {name: name for name in (*SCORE_NAMES, "bald_corrected")} | {"power_bald": "bald"}
+    joint_scores: ClassVar = {"batchbald": BatchBald, "max_det": ClassMaxDet}
     default_acquisition = "bald"
     jackknifed = ("bald_corrected",)
 
@@ -88,6 +92,7 @@ class Target(Predictive):
     output = "mean_log_variance"
     score_names = MIXTURE_SCORE_NAMES
     acquisition_scores: ClassVar = {"variance": "std", "epistemic_variance": "epistemic_std"}
+    joint_scores: ClassVar = {"max_det": TargetMaxDet}
     default_acquisition = "epistemic_variance"
 
     def __init__(self, transform: Transform | None = None) -> None:

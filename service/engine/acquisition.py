@@ -1,20 +1,41 @@
-"""Ranking a pool: by a score, ties and `random` decided by seed and id alone."""
+"""Ranking a pool: by a score, or row by row for what each adds to those before it. Seed and id decide all else.
+
+| acquisition | needs of each row | ranks by |
+|---|---|---|
+| `random` | its id | a uniform number |
+| a score | the score | the score |
+| `power_bald` | BALD | log BALD + Gumbel noise: a sample without replacement in which BALD is a row's weight |
+| a joint score | what each draw says of it | a greedy choice |
+
+The latter two take rows that are the same bits as one, while others are left.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64, UInt64
+from jaxtyping import Bool, Float32, Float64, Int64, UInt64
 
 from model_store.errors import InvalidInput
-from model_store.scores.tasks import PREDICTIVES
+from model_store.inference.model import Model
+from model_store.scores.joint import JointScore, greedy
+from model_store.scores.tasks import PREDICTIVES, Predictive
 from model_store.types import Task
 from service.engine.decision import check_computed
+from service.engine.jobs import PoolScores
+from service.engine.threads import Steps
 
 RANDOM = "random"
+POWER = "power_bald"
+CANDIDATE_BYTES = 64 << 20  # of what draws say of rows, that is kept for a joint score
+MOST_JOINTLY = 1000  # rows that may be chosen by a joint score
+LEAST_SCORE = 1e-300  # whose logarithm is a number
+AT_ONCE = 256  # rows that are compared in one step
 ACQUISITIONS: dict[Task, tuple[str, ...]] = {
-    task: (*predictive.acquisition_scores, RANDOM) for task, predictive in PREDICTIVES.items()
+    task: (*predictive.acquisition_scores, *predictive.joint_scores, RANDOM)
+    for task, predictive in PREDICTIVES.items()
 }
 
 
@@ -31,10 +52,48 @@ def checked_acquisition(name: str | None, task: Task) -> str:
     return name
 
 
-def id_hashes(ids: Sequence[str], seed: int) -> UInt64[np.ndarray, "N"]:
-    """Return for each id 64 bits that are a function of it and the seed, whatever stands beside it."""
+def candidates_of(name: str, model: Model, rows: int, k: int, num_samples: int) -> int | None:
+    """Return how many rows are kept for a joint score; None for other acquisitions.
+
+    Raises:
+        InvalidInput: if so many are not enough for k.
+    """
+    if name not in model.predictive.joint_scores:
+        return None
+    numbers = model.predictive.joint_scores[name].numbers(num_samples, model.manifest.output_size)
+    most = CANDIDATE_BYTES // (4 * numbers)
+    if min(k, rows) > min(most, MOST_JOINTLY):
+        expected = f"at most {min(most, MOST_JOINTLY)} rows of this pool for {name} with {num_samples} draws"
+        raise InvalidInput("k", expected, str(k))
+    return min(most, rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """Which rows of a pool are the same bits."""
+
+    first: Int64[np.ndarray, "G"]  # one row of each group of them, in an order that is not the pool's
+    group: Int64[np.ndarray, "N"]  # of each row
+
+
+def copies_of(x: Float32[np.ndarray, "N I"]) -> Steps[Copies]:
+    """Find rows that are the same bits."""
+    found: dict[bytes, int] = {}
+    numbers = np.empty(len(x), dtype=np.int64)
+    for i, row in enumerate(x):
+        numbers[i] = found.setdefault(blake2b(row.tobytes(), digest_size=16).digest(), i)
+        if i % AT_ONCE == 0:
+            yield
+    first = np.array([found[digest] for digest in sorted(found)])
+    place = np.empty(len(x), dtype=np.int64)
+    place[first] = np.arange(len(first))
+    return Copies(first, place[numbers])
+
+
+def id_hashes(ids: Sequence[str], seed: int, use: bytes = b"") -> UInt64[np.ndarray, "N"]:
+    """Return for each id 64 bits that are a function of it, the seed and the use, whatever stands beside it."""
     key = seed.to_bytes(8, "little")
-    digests = b"".join(blake2b(name.encode(), digest_size=8, key=key).digest() for name in ids)
+    digests = b"".join(blake2b(name.encode(), digest_size=8, key=key, person=use).digest() for name in ids)
     return np.frombuffer(digests, dtype="<u8")
 
 
@@ -43,20 +102,91 @@ def random_scores(hashes: UInt64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
     return (hashes >> np.uint64(11)) * 2.0**-53
 
 
-def ranking(scores: Float64[np.ndarray, "N"] | None, ids: Sequence[str], seed: int, k: int) -> list[dict[str, Any]]:
-    """Return the k rows most worth a label as /acquire answers them; without scores they are random.
+def ranking(
+    name: str,
+    predictive: Predictive,
+    scored: PoolScores | None,
+    copies: Copies | None,
+    ids: Sequence[str],
+    seed: int,
+    num_samples: int,
+    k: int,
+) -> Steps[list[dict[str, Any]]]:
+    """Return the k rows most worth a label as /acquire answers them.
+
+    Args:
+        scored: None of `random`.
+        copies: of acquisitions that take rows which are the same as one.
 
     Raises:
         InvalidInput: naming a row that the model cannot score.
     """
+    yield
     hashes = id_hashes(ids, seed)
-    if scores is None:
+    yield
+    if scored is None:
         scores = random_scores(hashes)
-    check_computed(scores, "pool")
+    else:
+        scores = scored.scores if scored.best is None or copies is None else scored.scores[copies.group]
+        check_computed(scores, "pool")
+    if scored is not None and scored.best is not None and copies is not None:
+        joint = predictive.joint_scores[name](scored.best.candidates, num_samples, seed)
+        indices, scores_of = yield from jointly(joint, scored.best.rows, copies, hashes, k)
+    elif name == POWER and copies is not None:
+        scores = power_scores(scores, ids, seed)
+        indices = np.lexsort((hashes, -scores, _is_again(copies, hashes)))[:k]
+        scores_of = scores[indices]
+    else:
+        indices = top(scores, hashes, k)
+        scores_of = scores[indices]
+    pairs = zip(indices.tolist(), scores_of.tolist(), strict=True)
     return [
-        {"rank": rank, "index": i, "id": ids[i], "score": float(scores[i])}
-        for rank, i in enumerate(top(scores, hashes, k).tolist(), start=1)
+        {"rank": rank, "index": i, "id": ids[i], "score": score} for rank, (i, score) in enumerate(pairs, start=1)
     ]
+
+
+def power_scores(bald: Float64[np.ndarray, "N"], ids: Sequence[str], seed: int) -> Float64[np.ndarray, "N"]:
+    """Return log BALD + Gumbel noise: the largest are a sample without replacement, BALD being the weights.
+
+    Kirsch et al. 2023, "Stochastic batch acquisition", with beta 1; Vieira 2014, "Gumbel-max trick".
+    """
+    uniform = random_scores(id_hashes(ids, seed, b"gumbel")) + 2.0**-54  # above 0
+    scores: np.ndarray = np.log(np.maximum(bald, LEAST_SCORE)) - np.log(-np.log(uniform))
+    return scores
+
+
+def jointly(
+    joint: JointScore,
+    rows: Int64[np.ndarray, "M"],
+    copies: Copies,
+    hashes: UInt64[np.ndarray, "N"],
+    k: int,
+) -> Steps[tuple[Int64[np.ndarray, "K"], Float64[np.ndarray, "K"]]]:
+    """Choose k rows of a pool by a joint score of its candidates: return them, and what each gained when chosen.
+
+    Args:
+        rows: the candidates, as indices of `copies.first`; all where k is more than they are.
+        hashes: of all rows of the pool, which decide ties and which of several copies is taken.
+    """
+    by_group = np.lexsort((hashes, copies.group))
+    starts = np.searchsorted(copies.group[by_group], np.arange(len(copies.first) + 1))
+    order = np.argsort(hashes[by_group[starts[rows]]], kind="stable")
+    chosen = yield from greedy(joint, np.diff(starts)[rows], order, min(k, len(hashes)))
+    taken = starts.copy()
+    indices = np.empty(len(chosen), dtype=np.int64)
+    for place, (candidate, _) in enumerate(chosen):
+        group = rows[candidate]
+        indices[place] = by_group[taken[group]]
+        taken[group] += 1
+    return indices, np.array([gain for _, gain in chosen])
+
+
+def _is_again(copies: Copies, hashes: UInt64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
+    """Return which rows are not the first of their group, by hash."""
+    order = np.lexsort((hashes, copies.group))
+    is_again = np.empty(len(order), dtype=bool)
+    is_again[order] = np.diff(copies.group[order], prepend=-1) == 0
+    return is_again
 
 
 def top(scores: Float64[np.ndarray, "N"], hashes: UInt64[np.ndarray, "N"], k: int) -> Int64[np.ndarray, "K"]:

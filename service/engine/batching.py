@@ -18,6 +18,7 @@ from jaxtyping import Float32
 from model_store.inference.draws import OwnDraws, RowsUnderDraws, SharedDraws
 from model_store.inference.runtime import HELD_BYTES, DrawSet
 from model_store.scores.sums import GROUPS
+from service.engine.acquisition import MOST_JOINTLY
 from service.engine.admission import Admission
 from service.engine.jobs import Job, MicroBatch, Part, PoolScores, Predicted, Progress
 from service.engine.waiting import HungUp, wait_for
@@ -235,9 +236,21 @@ def kept_bytes(job: Job, rows: int | None = None) -> int:
     set_bytes = model.runtime.set_bytes(job.num_samples)
     draws = set_bytes if rows > part_rows(job.served, job.num_samples) and set_bytes <= HELD_BYTES else 0
     if job.acquisition is not None:
-        return draws + 16 * rows
+        kept = 0
+        if job.candidates is not None:
+            kept = joint_bytes(job)
+        return draws + kept + 16 * rows
     samples = 8 * job.num_samples if job.keep_samples else 0
     return draws + rows * (400 + model.manifest.output_size * (96 + samples))
+
+
+def joint_bytes(job: Job) -> int:
+    """Return about how many bytes the candidates of a joint score are, and the choice among them."""
+    assert job.acquisition is not None
+    assert job.candidates is not None
+    joint, outputs = job.served.model.predictive.joint_scores[job.acquisition], job.served.model.manifest.output_size
+    of_row = 48 + 4 * joint.numbers(job.num_samples, outputs)
+    return job.candidates * of_row + joint.work_bytes(job.num_samples, outputs, min(job.candidates, MOST_JOINTLY))
 
 
 def _own_rows(job: Job) -> int:
@@ -296,11 +309,14 @@ def _predicted(
 
 
 def _pool_part(job: Job, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> list[Part]:
-    """Score a pool's rows."""
+    """Score a pool's rows, for a joint score also each alone."""
     assert job.acquisition is not None
     model, predictive = job.served.model, job.served.model.predictive
     outputs, _ = model.runtime.run_set(x, draws)
     said = outputs if job.priors is None else model.shifted(outputs, job.priors)
+    if job.candidates is not None:
+        candidates = predictive.joint_scores[job.acquisition].of(predictive.samples(said))
+        return [Part(scores=candidates.gain, candidates=candidates)]
     is_jackknifed = job.acquisition in predictive.jackknifed
     scores = predictive.scores(predictive.sums(said), standard_errors=is_jackknifed)
     return [Part(scores=predictive.acquisition(scores, job.acquisition))]

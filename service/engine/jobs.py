@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32, Float64, Int64
 
 from model_store.conformal.stopping import StoppingRule
 from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import DrawSet
+from model_store.scores.joint import Candidates
 from service.engine.waiting import finish
 from service.errors import PastDeadline
 from service.observability.records import Phase
@@ -35,6 +36,7 @@ class Job:
     rule: StoppingRule | None = None  # when a row stops drawing; None: at `num_samples`
     keep_samples: bool = False
     acquisition: str | None = None
+    candidates: int | None = None  # how many rows a joint score chooses from; None where it is not one
     client: Hashable = None  # whose share it is part of
     priors: tuple[float, ...] | None = None  # shares of the rows' classes, if not those of the training data
 
@@ -97,15 +99,6 @@ class Predicted:
 
 
 @dataclass(frozen=True, eq=False)
-class PoolScores:
-    """What pool rows are ranked by, and the seed of the draws that all of them share."""
-
-    scores: Float64[np.ndarray, "N"]
-    seed: int
-    phases: list[Phase]
-
-
-@dataclass(frozen=True, eq=False)
 class Part:
     """What was computed of some rows of a job: of predictions those `rows` of a micro-batch, of a pool its scores."""
 
@@ -113,6 +106,53 @@ class Part:
     rows: slice = field(default_factory=lambda: slice(None))
     samples: Float32[np.ndarray, "K N C"] | None = None
     scores: Float64[np.ndarray, "n"] | None = None
+    candidates: Candidates | None = None  # taken over by the job, once
+
+
+class Best:
+    """The candidates that gain most alone of a pool's rows, which it sees in parts; ties by place."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.rows: Int64[np.ndarray, "M"] = np.empty(0, dtype=np.int64)  # their places in the pool
+        self._gain = np.empty(0)
+        self._own = np.empty(0)
+        self._said: Float32[np.ndarray, "M D"] | None = None
+
+    def take(self, part: Candidates, first: int) -> None:
+        """See the rows `first` and on of the pool."""
+        if self._said is None:
+            self._said = np.empty((self._most, part.said.shape[1]), dtype=np.float32)
+        held, n = len(self.rows), len(part.gain)
+        rows, gain = np.concatenate([self.rows, first + np.arange(n)]), np.concatenate([self._gain, part.gain])
+        own, place = np.concatenate([self._own, part.own]), np.arange(held + n)  # in `_said`
+        is_best = np.zeros(held + n, dtype=bool)
+        is_best[np.lexsort((rows, -gain))[: self._most]] = True
+        (new,) = np.nonzero(is_best[held:])
+        free = np.concatenate([np.flatnonzero(~is_best[:held]), np.arange(held, self._most)])[: len(new)]
+        self._said[free] = part.said[new]
+        place[held + new] = free
+        kept = np.flatnonzero(is_best)
+        kept = kept[np.argsort(place[kept])]
+        self.rows, self._gain, self._own = rows[kept], gain[kept], own[kept]
+
+    @property
+    def candidates(self) -> Candidates:
+        """What is kept of them, in the order of `rows`."""
+        assert self._said is not None
+        return Candidates(self._gain, self._own, self._said[: len(self.rows)])
+
+
+@dataclass(frozen=True, eq=False)
+class PoolScores:
+    """What pool rows are ranked by, and the seed of the draws that all of them share; of a joint score its best rows,
+    and as scores what each row gains alone.
+    """
+
+    scores: Float64[np.ndarray, "N"]
+    seed: int
+    phases: list[Phase]
+    best: Best | None = None
 
 
 @dataclass(eq=False)
@@ -126,6 +166,7 @@ class Progress:
     queued: float = 0.0  # when it, or its next part, began to wait, on the clock of time.perf_counter
     phases: list[Phase] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
+    best: Best | None = None
 
     @property
     def rows_left(self) -> int:
@@ -134,6 +175,11 @@ class Progress:
 
     def take(self, part: Part, rows: int, begun: float, ended: float) -> None:
         """Take in a part of so many rows that was computed from `begun` to `ended`."""
+        if part.candidates is not None:
+            assert self.job.candidates is not None
+            self.best = self.best or Best(self.job.candidates)
+            self.best.take(part.candidates, self.rows_done)
+            part = Part(scores=part.scores)
         self.parts.append(part)
         self.rows_done += rows
         self.phases.append(Phase(self.queued, begun, ended))
@@ -176,4 +222,4 @@ class Progress:
         (part,) = self.parts
         assert self.draws is not None
         assert part.scores is not None
-        return PoolScores(part.scores, self.draws.seed, self.phases)
+        return PoolScores(part.scores, self.draws.seed, self.phases, self.best)

@@ -141,12 +141,13 @@ class AcquireRequest(Envelope):
 
     pool: list[Any] = Field(json_schema_extra=AT_LEAST_ONE, description="rows, as `inputs` of /predict")
     ids: list[str] | None = Field(
-        default=None, description="a different name for each row; by default its index. Decides ties and `random`"
+        default=None,
+        description="a different name for each row; by default its index. Decides ties and what is random",
     )
     k: int = Field(default=10, ge=1, description="how many rows to rank; a smaller pool is ranked whole")
     acquisition: Acquisition = Field(
         default="bald",
-        description="the score to rank by; where it is left out, that of a regression is `epistemic_variance`. "
+        description="what to choose rows by; where it is left out, that of a regression is `epistemic_variance`. "
         + "; ".join(f"a model of {task} has {', '.join(names)}" for task, names in ACQUISITIONS.items()),
     )
 

@@ -2,19 +2,15 @@
 
 import time
 from functools import partial
-from typing import Any
 
-import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
-from jaxtyping import Float64
 
 from model_store.errors import InvalidInput
 from service.context import context_of
-from service.engine.acquisition import RANDOM, checked_acquisition, ranking
+from service.engine.acquisition import POWER, RANDOM, candidates_of, checked_acquisition, copies_of, ranking
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job
-from service.engine.threads import Steps
 from service.http.openapi import ERRORS, request_body
 from service.http.options import num_samples_of, priors_of
 from service.http.requests import JSON, hung_up, read_body
@@ -25,6 +21,7 @@ from service.process.budget import lease_of
 from service.registry.reservoir import fresh_seed
 
 ID_BYTES = 200  # of a row's name while a pool is ranked
+COPY_BYTES = 200  # of a row while rows that are the same are looked for
 
 router = APIRouter()
 
@@ -60,25 +57,38 @@ async def post_acquire(request: Request) -> Response:
         del body, rows  # which may be many times as large
         lease.shrink(x.nbytes)
         lease.reserve(ID_BYTES * len(x), "ids")
+        kept = candidates_of(acquisition, served.model, len(x), envelope.k, num_samples)
         if acquisition == RANDOM:  # needs a seed and no draws
-            scores, seed = None, fresh_seed() if envelope.seed is None else envelope.seed
+            seed, scored, copies = fresh_seed() if envelope.seed is None else envelope.seed, None, None
         else:
+            copies, pool = None, x
+            if kept is not None or acquisition == POWER:
+                lease.reserve(COPY_BYTES * len(x), "pool")
+                copies = await context.threads.answers.run(copies_of(x), client, x.nbytes, deadline)
+            if kept is not None and copies is not None:
+                lease.reserve(x.nbytes, "pool")
+                pool = x[copies.first]
             job = Job(
                 served,
-                x,
+                pool,
                 num_samples,
                 envelope.seed,
                 deadline,
                 acquisition=acquisition,
+                candidates=kept,
                 client=client,
                 priors=priors,
             )
             lease.reserve(kept_bytes(job), "pool")
             scored = await context.engine.score(job, partial(hung_up, request))
-            scores, seed = scored.scores, scored.seed
+            seed = scored.seed
             record.worked_on(scored.phases)
+        names = envelope.ids if envelope.ids is not None else [str(i) for i in range(len(x))]
         ranked = await context.threads.answers.run(
-            _ranked(envelope, scores, seed, len(x)), client, x.nbytes, deadline
+            ranking(acquisition, served.model.predictive, scored, copies, names, seed, num_samples, envelope.k),
+            client,
+            x.nbytes,
+            deadline,
         )
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.ranked(served.key, len(x), draws)
@@ -94,12 +104,3 @@ async def post_acquire(request: Request) -> Response:
         "ranking": ranked,
     }
     return Response(orjson.dumps(answer), media_type=JSON)
-
-
-def _ranked(
-    envelope: AcquireRequest, scores: Float64[np.ndarray, "N"] | None, seed: int, rows: int
-) -> Steps[list[dict[str, Any]]]:
-    """Return the ranking of a pool."""
-    ids = [str(i) for i in range(rows)] if envelope.ids is None else envelope.ids
-    yield
-    return ranking(scores, ids, seed, envelope.k)

@@ -6,8 +6,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from service.engine.acquisition import power_scores
 from service.engine.batching import BATCH_ROW_DRAWS
 
+BATCH = ("batchbald", "power_bald", "max_det")  # what takes rows that are the same as one
 SCORES = ("entropy", "bald", "bald_corrected", "mean_std", "variation_ratio")
 CHUNK_ROWS = BATCH_ROW_DRAWS // 10  # of 10 draws each
 
@@ -60,12 +62,48 @@ def test_a_shorter_ranking_is_the_head_of_a_longer_one(client, digits_rows):
         assert acquire(client, pool, k=k, seed=3)["ranking"] == longer[:k]
 
 
+@pytest.mark.parametrize("acquisition", ["bald", *BATCH])
 @pytest.mark.parametrize("k", [3, 4, 10**9])
-def test_a_pool_no_larger_than_k_is_ranked_whole(client, digits_rows, k):
-    assert len(acquire(client, digits_rows[:3].tolist(), k=k)["ranking"]) == 3
+def test_a_pool_no_larger_than_k_is_ranked_whole(client, digits_rows, k, acquisition):
+    ranking = acquire(client, digits_rows[:3].tolist(), k=k, acquisition=acquisition)["ranking"]
+    assert sorted(row["index"] for row in ranking) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("acquisition", [*SCORES, "random"])
+@pytest.mark.parametrize("acquisition", BATCH)
+def test_rows_that_are_the_same_are_taken_once_while_others_are_left(client, digits_rows, acquisition):
+    pool = np.concatenate([digits_rows[:30], np.tile(digits_rows[:10], (5, 1))])
+    groups = [*range(30), *(i % 10 for i in range(50))]
+    ranking = acquire(client, pool.tolist(), acquisition=acquisition, k=80, seed=1, num_samples=10)["ranking"]
+    assert sorted(row["index"] for row in ranking) == list(range(80))
+    assert sorted(groups[row["index"]] for row in ranking[:30]) == list(range(30))
+
+
+def test_more_rows_than_a_joint_choice_can_be_of_are_refused(client, digits_rows):
+    request = {"pool": np.tile(digits_rows, (3, 1))[:1001].tolist(), "num_samples": 2, "k": 1001}
+    assert len(acquire(client, **request)["ranking"]) == 1001
+    refused = client.post("/acquire", json={**request, "acquisition": "batchbald"})
+    assert refused.status_code == 422
+    expected = "k: expected at most 1000 rows of this pool for batchbald with 2 draws, got 1001"
+    assert refused.json()["detail"] == expected
+
+
+def test_power_bald_takes_rows_by_chance_and_more_often_those_of_more_bald(client, digits_rows):
+    """Of Gumbel noise on log BALD: the first is a row with the probability of its share of BALD."""
+    pool = digits_rows[:60].tolist()
+    bald = {row["id"]: row["score"] for row in acquire(client, pool, seed=1, k=60)["ranking"]}
+    scores = [
+        power_scores(np.array([bald[str(i)] for i in range(60)]), [str(i) for i in range(60)], s) for s in range(2000)
+    ]
+    first = np.bincount(np.argmax(scores, axis=1), minlength=60) / 2000
+    share = np.array([bald[str(i)] for i in range(60)]) / sum(bald.values())
+    assert np.abs(first - share).max() < 0.05  # four standard errors of any share
+    answer = acquire(client, pool, acquisition="power_bald", seed=1, k=60)["ranking"]
+    expected = power_scores(np.array([bald[row["id"]] for row in answer]), [row["id"] for row in answer], 1)
+    assert [row["score"] for row in answer] == pytest.approx(expected.tolist(), abs=1e-9)
+    assert all(a["score"] >= b["score"] for a, b in pairwise(answer))
+
+
+@pytest.mark.parametrize("acquisition", [*SCORES, *BATCH, "random"])
 def test_permuting_the_pool_permutes_the_ranking(client, digits_rows, acquisition):
     # Each row is there four times, so ties stand at every place where the ranking may be cut.
     pool = np.tile(digits_rows[:40], (4, 1))
@@ -103,8 +141,9 @@ def test_random_does_not_look_at_the_rows(client, digits_rows):
     assert acquire(client, one, **request)["ranking"] == acquire(client, other, **request)["ranking"]
 
 
-def test_the_seed_of_an_unseeded_ranking_replays_it(client, digits_rows):
-    request = {"pool": digits_rows[:40].tolist(), "k": 7, "num_samples": 20}
+@pytest.mark.parametrize("acquisition", ["bald", *BATCH])
+def test_the_seed_of_an_unseeded_ranking_replays_it(client, digits_rows, acquisition):
+    request = {"pool": digits_rows[:40].tolist(), "k": 7, "num_samples": 20, "acquisition": acquisition}
     fresh = client.post("/acquire", json=request)
     assert client.post("/acquire", json={**request, "seed": fresh.json()["seed"]}).content == fresh.content
 

@@ -347,6 +347,21 @@ def test_a_pool_is_ranked_by_variances(client, wavy, acquisition, score):
     assert [values[row["index"]] for row in answer["ranking"]] == [row["score"] for row in answer["ranking"]]
 
 
+def test_a_batch_of_largest_determinant_leaves_out_what_lies_beside_a_row_chosen(client, wavy):
+    """Its first row is that of the most epistemic variance in units of noise, its next not the one beside it."""
+    pool = wavy["x_test"][:100].tolist()
+    request = {"model": "wavy", "pool": pool, "seed": 3, "num_samples": 50, "acquisition": "max_det"}
+    ranking = client.post("/acquire", json={**request, "k": 100}).json()["ranking"]
+    of_rows = {k: request[k] for k in ("seed", "num_samples")}
+    samples = column(predict(client, pool, return_samples=True, **of_rows), "samples")
+    mean, std = (np.array([[draw[name] for draw in row] for row in samples]) for name in ("mean", "std"))
+    scaled = mean / np.sqrt(np.square(std).mean(axis=1, keepdims=True))
+    chosen = [row["index"] for row in ranking[:5]]
+    assert chosen[0] == np.argmax(scaled.std(axis=1))
+    found = [np.linalg.slogdet(np.eye(i) + np.cov(scaled[chosen[:i]], bias=True))[1] / 2 for i in (2, 3, 5)]
+    assert found == pytest.approx(np.cumsum([row["score"] for row in ranking])[[1, 2, 4]].tolist(), abs=1e-4)
+
+
 def test_a_pool_is_ranked_by_epistemic_variance_unless_another_score_is_asked_for(client, wavy):
     answer = client.post("/acquire", json={"model": "wavy", "pool": wavy["x_test"][:5].tolist()}).json()
     assert answer["acquisition"] == "epistemic_variance"
@@ -361,7 +376,7 @@ def test_random_ranks_a_pool_of_either_task(client, wavy):
 @pytest.mark.parametrize(
     ("model", "size", "acquisition", "says"),
     [
-        *(("wavy", 1, name, "regression") for name in ("bald", "entropy", "mean_std", "variation_ratio")),
+        *(("wavy", 1, name, "regression") for name in ("bald", "entropy", "batchbald", "power_bald")),
         *(("digits", 64, name, "classification") for name in ("variance", "epistemic_variance")),
         ("wavy", 1, "std", "random"),
     ],
