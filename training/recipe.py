@@ -119,6 +119,9 @@ class DataSection(Section):
             raise ValueError("one of group and time")
         if self.vocabulary is not None and not self.integers:
             raise ValueError("integers = true beside vocabulary")
+        keys = (self.group, self.calibration_group, self.time, self.id)
+        if self.integers and any(key is not None for key in keys):
+            raise ValueError("none of group, calibration_group, time and id beside integers")
         if (self.text is None) != (self.tokenizer is None):
             raise ValueError("both of text and tokenizer, or neither")
         if self.text is not None and (self.integers or set(self.columns.values()) - {"ignored"}):

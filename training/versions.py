@@ -127,6 +127,14 @@ def refuse_made_by(manifest: Manifest, derivation: Literal["pruned", "recalibrat
         raise InvalidInput(field, f"a version that is not {derivation}", f"{label}, which is, from {made_of}")
 
 
+def check_ids_of(data: Dataset, manifest: Manifest, field: str) -> None:
+    """Raise InvalidInput if rows of ids have larger ones than a version takes."""
+    if manifest.input.takes_ids and data.maximum > manifest.input.maximum:
+        label = f"{manifest.name} version {manifest.version}"
+        expected = f"ids up to {manifest.input.maximum:.0f}, as {label} takes them"
+        raise InvalidInput(field, expected, f"{data.maximum:.0f}")
+
+
 def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Dataset:
     """Return the data that a version was fitted on, from its recipe's source or another place.
 

@@ -1,6 +1,8 @@
 """Kinds of files on this machine, as the rows that magika's encoder takes: the first and the last 1,024 bytes."""
 
+import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,8 @@ def row(content):
 
 
 if __name__ == "__main__":
+    magika = Path(find_spec("magika").origin).parent
+    shutil.copy(magika / "models" / "standard_v3_3" / "model.onnx", "data/magika.onnx")
     rows, labels = [], []
     generator = np.random.default_rng(0)
     for kind in KINDS:
@@ -26,4 +30,4 @@ if __name__ == "__main__":
         for i in generator.permutation(len(kept))[:EACH]:
             rows.append(row(kept[i]))
             labels.append(kind)
-    np.savez_compressed("data/files.npz", x=np.array(rows, dtype=np.float32), y=np.array(labels))
+    np.savez_compressed("data/files.npz", x=np.array(rows, dtype=np.int32), y=np.array(labels))

@@ -44,8 +44,7 @@ def summary(store: ModelStore, name: str, version: str) -> list[str]:
 def _rows(spec: InputSpec) -> str:
     shape = " x ".join(map(str, spec.shape))
     if spec.text is not None:
-        vocabulary = f"of {spec.maximum + 1:.0f} that there are"
-        return f"text ({spec.text.column}), {shape} tokens {vocabulary}"
+        return f"text of column {spec.text.column}, {shape} tokens of a vocabulary of {spec.maximum + 1:.0f}"
     if spec.takes_ids:
         return f"{shape} ids from {spec.minimum:.0f} to {spec.maximum:.0f}"
     kind = "" if spec.image is None else "images, grey, " if spec.image.mode == "L" else "images, colour, "

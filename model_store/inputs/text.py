@@ -6,6 +6,8 @@ of: nothing is fetched. It adds its special tokens; longer text is truncated and
 """
 
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float32
@@ -23,7 +25,10 @@ MAX_TEXT_BYTES = 1 << 18
 MAX_TOKENIZER_BYTES = 1 << 26
 TOKENISING_BYTES = 200  # that it takes for each byte of a text, at most
 PADS = ("[PAD]", "<pad>", "<|pad|>")
+TRIED = ("a text", "\u00e9\u4e2d\U0001f9a5 qzx\n")  # also of words that hardly any tokenizer knows
 EXPECTED = "a tokenizer.json of Hugging Face's tokenizers"
+
+T = TypeVar("T")
 
 
 class TextEncoder:
@@ -33,8 +38,8 @@ class TextEncoder:
         """Read a tokenizer's file.
 
         Raises:
-            ValueError: if it is none, gives text different ids by chance, or has no room for text beside its special
-                tokens.
+            ValueError: if it is none, gives text different ids by chance, has no room for text beside its special
+                tokens, or fails on words that it does not know.
         """
         self.spec = spec
         self.tokenizer = _read(content)
@@ -46,6 +51,8 @@ class TextEncoder:
             raise ValueError(f"expected room for text beside {special} special tokens, got {spec.max_tokens} in all")
         self.tokenizer.enable_truncation(spec.max_tokens, direction=spec.truncation)
         self.tokenizer.enable_padding(direction=spec.padding, pad_id=spec.pad_id, length=spec.max_tokens)
+        for text in TRIED:
+            self.encoded(text)
 
     def bytes_for(self, text: str, field: str) -> int:
         """Return how many bytes of memory tokenising a text takes, at most.
@@ -62,9 +69,18 @@ class TextEncoder:
         return TOKENISING_BYTES * size
 
     def row(self, text: str) -> Float32[np.ndarray, "I"]:
-        """Return a text, that `bytes_for` lets pass, as a row of ids."""
-        (encoded,) = self.tokenizer.encode_batch_fast([text])  # a batch, even of one, lets go of the interpreter
-        return np.array(encoded.ids, dtype=np.float32)
+        """Return a text, that `bytes_for` lets pass, as a row of ids.
+
+        Raises:
+            ValueError: if the tokenizer fails on it.
+        """
+        return self.encoded(text)[0]
+
+    def encoded(self, text: str) -> tuple[Float32[np.ndarray, "I"], bool]:
+        """Return a text as `row` does, and whether it was longer and is cut."""
+        # A batch, even of one, lets go of the interpreter.
+        (encoded,) = _run(lambda: self.tokenizer.encode_batch_fast([text]), "that takes every text")
+        return np.array(encoded.ids, dtype=np.float32), bool(encoded.overflowing)
 
 
 def text_spec(content: bytes, column: str, max_tokens: int, pad_token: str | None) -> TextSpec:
@@ -102,12 +118,24 @@ def _read(content: bytes) -> Tokenizer:
     """
     if len(content) > MAX_TOKENIZER_BYTES:
         raise ValueError(f"expected {EXPECTED} of at most {MAX_TOKENIZER_BYTES} bytes, got {len(content)}")
-    try:
-        tokenizer = Tokenizer.from_str(content.decode())
-    except Exception as error:  # the library raises no kind of its own
-        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise ValueError(f"expected {EXPECTED}, got something else: {reason}") from None
+    tokenizer = _run(lambda: Tokenizer.from_str(content.decode()), "")
     dropout = getattr(tokenizer.model, "dropout", None)
     if dropout:
         raise ValueError(f"expected a tokenizer whose model has no dropout, got one of {dropout:g}")
     return tokenizer
+
+
+def _run(call: Callable[[], T], what: str) -> T:
+    """Return what the library gives.
+
+    Raises:
+        ValueError: whatever it raises: it has no errors of its own, and its panics are no Exceptions.
+    """
+    try:
+        return call()
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        expected = f"{EXPECTED} {what}".strip()
+        raise ValueError(f"expected {expected}, got something else: {reason}") from None

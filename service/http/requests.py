@@ -332,7 +332,10 @@ class _Reader:
         if type(row) is not str:
             raise InvalidInput(field, "a string, as the row before it", kind_of(row))
         with self.lease.beside(self.encoder.bytes_for(row, field), field):
-            return self.encoder.row(row)
+            try:
+                return self.encoder.row(row)
+            except ValueError:
+                raise InvalidInput(field, "text that the version's tokenizer takes", "other text") from None
 
     def _image(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
         """Return an image, the bytes of a file or base64 of them, as a flat row of pixels.

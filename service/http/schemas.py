@@ -84,7 +84,8 @@ class PredictRequest(Envelope):
     inputs: list[Any] = Field(
         json_schema_extra=AT_LEAST_ONE,
         description="rows, flat or in the model's input shape, in the units of its data; for a model of columns also "
-        "objects keyed by column, for a model of images also base64 of PNG, JPEG, WebP or BMP files",
+        "objects keyed by column, for a model of images also base64 of PNG, JPEG, WebP or BMP files, for one of text "
+        "also strings",
     )
     fpr: Probability | None = Field(
         default=None, description="false-positive rate at which the flag fires; by default 0.05"

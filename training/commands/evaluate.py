@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=SRC",
         action="append",
         default=[],
-        help="rows unlike the data: images:PATH, npz:FILE or idx:DIR; may be given several times",
+        help="rows unlike the data: images:PATH, npz:FILE, idx:DIR, of text csv:FILE; may be given several times",
     )
     parser.add_argument("--attacks", action="store_true", help="attack the test rows of a classification")
     parser.add_argument("--draws", type=int, help="of each row, by default the version's own number")

@@ -83,8 +83,9 @@ def load(recipe: Recipe, root: Path, columns: Columns = (), tokenizer: bytes | N
         value = getattr(section, key)
         if value is not None and kind not in ("csv", "parquet"):
             raise InvalidInput(f"data.{key}", f"none, since `{kind}` has no columns to choose from", "one")
-    if section.integers and kind != "npz":
-        raise InvalidInput("data.integers", f"none, since rows of `{kind}` are no ids (`npz:` may be)", "true")
+    if section.integers and kind not in ("npz", "parquet"):
+        expected = f"none, since rows of `{kind}` are no ids (`npz:` and `parquet:` may be)"
+        raise InvalidInput("data.integers", expected, "true")
     if section.text is not None and kind not in ("csv", "parquet"):
         raise InvalidInput("data.text", f"none, since `{kind}` has no columns to choose from", "one")
     if section.image_size is not None and kind != "images":

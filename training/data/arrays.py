@@ -29,7 +29,15 @@ def npz(path: Path, task: str, section: "DataSection") -> Dataset:
     Raises:
         InvalidInput: naming the array that is missing or not as it should be.
     """
-    arrays = read_npz(path)
+    return dataset_of_arrays(read_npz(path), task, section)
+
+
+def dataset_of_arrays(arrays: dict[str, np.ndarray], task: str, section: "DataSection") -> Dataset:
+    """Return arrays as rows, as `npz` does of those in a file.
+
+    Raises:
+        InvalidInput: naming the array that is missing or not as it should be.
+    """
     if set(arrays) == set(WHOLE):
         _check_lengths(arrays["x"], arrays["y"], "x", "y")
         keys = (

@@ -26,6 +26,7 @@ from model_store.artifacts.manifest import (
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import Categories, Columns, Numbers, category_text, encode
 from model_store.inputs.times import CYCLES_S, DAY_S
+from training.data.arrays import dataset_of_arrays
 from training.data.cells import (
     BOOLEANS,
     NumberFormat,
@@ -129,7 +130,48 @@ def parquet(
     Raises:
         InvalidInput: naming the column or row that is not as it should be.
     """
-    return dataset_of(parquet_table(path, task, section), task, section, sizes, columns, texts)
+    table = parquet_table(path, task, section)
+    if section.integers:
+        return dataset_of_arrays(_lists(table, task, section), task, section)
+    return dataset_of(table, task, section, sizes, columns, texts)
+
+
+def _lists(table: Any, task: str, section: "DataSection") -> dict[str, np.ndarray]:
+    """Return the one column of lists of integers, x, and the target, y, of rows that have one.
+
+    Raises:
+        InvalidInput: if there is none or several, or naming the row that has no such list, or one of another length.
+    """
+    from pyarrow import types
+
+    target = section.target
+    if target is None or target not in table.column_names:
+        raise InvalidInput("data.target", f"one of the columns {table.column_names[:20]}", repr(target)[:100])
+    used = [name for name in table.column_names if section.columns.get(name) != "ignored"]
+    lists = [
+        name
+        for name in used
+        if types.is_list(of := table.schema.field(name).type)
+        or types.is_large_list(of)
+        or types.is_fixed_size_list(of)
+    ]
+    if len(lists) != 1 or not types.is_integer(table.schema.field(lists[0]).type.value_type):
+        expected = "one column of lists of integers (`ignored` in data.columns leaves one out)"
+        raise InvalidInput("data.source", expected, f"{lists or used}"[:200])
+    others = [name for name in used if name not in (lists[0], target)]
+    if others:
+        log.info("left out: %s, since rows are the ids of %r", ", ".join(others)[:300], lists[0])
+    y = values_of(table.column(target), target, "numeric" if task == "regression" else "categorical")
+    kept = _with_target(y, target)
+    rows = table.column(lists[0]).combine_chunks().take(kept)
+    lengths = rows.value_lengths().to_numpy(zero_copy_only=False)  # NaN of none
+    length = lengths[0]
+    for row, of in enumerate(lengths.tolist()):
+        if of != length or rows[row].values.null_count:
+            expected = f"as many ids in every row, {length:.0f} as in the first"
+            raise InvalidInput(f"column {lists[0]}", expected, f"{of:.0f} in row {kept[row]}, or missing ones")
+    x = rows.flatten().to_numpy(zero_copy_only=False).reshape(len(kept), int(length))
+    return {"x": x, "y": y[kept] if isinstance(y, np.ndarray) else np.array([y[i] for i in kept.tolist()])}
 
 
 def parquet_table(path: Path, task: str | None, section: "DataSection") -> Any:

@@ -11,6 +11,7 @@ from jaxtyping import Float32
 from model_store.artifacts.manifest import LARGEST_ID, TextSpec
 from model_store.errors import InvalidInput, one_line
 from training.data.paths import path_below
+from training.messages import log
 
 if TYPE_CHECKING:
     from model_store.inputs.text import TextEncoder
@@ -53,15 +54,23 @@ class TextRows:
         return self.encoder.spec
 
     def encode(self, texts: Sequence[str | None]) -> Float32[np.ndarray, "N I"]:
-        """Return texts as rows; a missing one is empty.
+        """Return texts as rows, and say how many are cut; a missing one is empty.
 
         Raises:
-            InvalidInput: naming the row whose text is too long.
+            InvalidInput: naming the row whose text is too long, or that the tokenizer fails on.
         """
         x = np.empty((len(texts), self.spec.max_tokens), dtype=np.float32)
+        cut = 0
         for n, text in enumerate(texts):
-            self.encoder.bytes_for(text or "", f"column {self.spec.column}, row {n}")
-            x[n] = self.encoder.row(text or "")
+            field = f"column {self.spec.column}, row {n}"
+            self.encoder.bytes_for(text or "", field)
+            try:
+                x[n], is_cut = self.encoder.encoded(text or "")
+            except ValueError:
+                raise InvalidInput(field, "text that the tokenizer takes", "other text") from None
+            cut += is_cut
+        if cut:
+            log.info("%d of %d texts are longer than %d tokens, and cut", cut, len(texts), self.spec.max_tokens)
         return x
 
 

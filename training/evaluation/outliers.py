@@ -7,6 +7,7 @@
 | `NAME=images:PATH` | images `test/CLASS/*` (or `train/CLASS/*`) of a folder or zip, made grey or colour, resized |
 | `NAME=idx:DIR` | `t10k-images-idx3-ubyte`, or else `train-images-...`, or `images-...`, plain or gzipped; resized |
 | `NAME=npz:FILE` | an array `x_test`, `x` or `x_train` of rows as the model takes them, in its units |
+| `NAME=csv:FILE`, `NAME=parquet:FILE` | of models of text: the text in the column of that name |
 
 The first two and CIFAR-10 in grey, Omniglot and notMNIST are the sets of Hendrycks and Gimpel, "A baseline for
 detecting misclassified and out-of-distribution examples in neural networks", 2017, whose code has noise on pixels
@@ -17,7 +18,7 @@ than are wanted, a random choice by seed is taken.
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from jaxtyping import Float32, UInt8
@@ -27,12 +28,20 @@ from model_store.artifacts.manifest import NAME_PATTERN, ImageSpec, InputSpec
 from model_store.errors import InvalidInput
 from model_store.inputs.images import as_row
 from training.data.arrays import check_ids, numbers, read_npz
+from training.data.cells import values_of
 from training.data.idx import find_idx, read_idx
 from training.data.images import some_images
+from training.data.tables import csv_table, parquet_table
+from training.data.texts import TextRows
+from training.recipe import DataSection
 from training.seeds import EvaluationStream, generator
 
+if TYPE_CHECKING:
+    from model_store.inputs.text import TextEncoder
+
 OPTION = "--outliers"
-EXPECTED = "NAME=SRC with SRC `images:PATH`, `npz:FILE` or `idx:DIR`"
+EXPECTED = "NAME=SRC with SRC `images:PATH`, `npz:FILE`, `idx:DIR`, or of text `csv:FILE` or `parquet:FILE`"
+OF_TEXT = ("csv", "parquet")
 IDX_STEMS = ("t10k-images-idx3-ubyte", "train-images-idx3-ubyte", "images-idx3-ubyte")
 ARRAYS = ("x_test", "x", "x_train")
 
@@ -42,7 +51,7 @@ class OutlierSource:
     """A named source of rows."""
 
     name: str
-    kind: Literal["images", "npz", "idx"]
+    kind: Literal["images", "npz", "idx", "csv", "parquet"]
     path: Path
 
     @classmethod
@@ -52,19 +61,24 @@ class OutlierSource:
         Raises:
             InvalidInput: if it is not of that form.
         """
-        match = re.fullmatch(r"([^=]+)=(images|npz|idx):(.+)", text)
+        match = re.fullmatch(r"([^=]+)=(images|npz|idx|csv|parquet):(.+)", text)
         if match is None or re.fullmatch(NAME_PATTERN, match[1]) is None:
             raise InvalidInput(OPTION, EXPECTED, repr(text)[:200])
         return cls(match[1], match[2], root / match[3])  # type: ignore[arg-type]
 
-    def rows(self, spec: InputSpec, most: int, seed: int) -> Float32[np.ndarray, "N I"]:
-        """Return at most so many rows, a random choice by seed.
+    def rows(
+        self, spec: InputSpec, most: int, seed: int, encoder: "TextEncoder | None" = None
+    ) -> Float32[np.ndarray, "N I"]:
+        """Return at most so many rows, a random choice by seed; text as an encoder makes rows of it.
 
         Raises:
             InvalidInput: if the source is not there, is damaged, or cannot be made into rows of the model's shape.
         """
-        if spec.takes_ids and self.kind != "npz":
-            raise InvalidInput(OPTION, "`npz:`, since rows are ids", repr(self.kind))
+        if self.kind in OF_TEXT and encoder is not None:
+            return _of_texts(self.kind, self.path, encoder, most, seed)
+        if self.kind in OF_TEXT or (spec.takes_ids and self.kind != "npz"):
+            what = "a model of text" if self.kind in OF_TEXT else "rows that are no ids"
+            raise InvalidInput(OPTION, f"{what} for `{self.kind}:`", f"one of rows of shape {spec.shape}")
         if self.kind == "npz":
             return _of_npz(self.path, spec, most, seed)
         read = some_images if self.kind == "images" else _of_idx
@@ -121,6 +135,16 @@ def _of_npz(path: Path, spec: InputSpec, most: int, seed: int) -> Float32[np.nda
     if spec.takes_ids:
         check_ids(chosen, name, int(spec.maximum))
     return rows
+
+
+def _of_texts(kind: str, path: Path, encoder: "TextEncoder", most: int, seed: int) -> Float32[np.ndarray, "N I"]:
+    column = encoder.spec.column
+    section = DataSection(source=f"{kind}:{path}", text=column, tokenizer="")
+    table = csv_table(path, None, section) if kind == "csv" else parquet_table(path, None, section)
+    if column not in table.column_names:
+        raise InvalidInput(path.name, f"a column {column!r}", f"{table.column_names}"[:200])
+    texts = values_of(table.column(column), column, "categorical")
+    return TextRows(encoder, b"").encode([texts[i] for i in some(np.arange(len(texts)), most, seed).tolist()])
 
 
 def _size(spec: InputSpec) -> int:

@@ -59,7 +59,7 @@ from training.facts import TrainingFacts
 from training.messages import log
 from training.recipe import override
 from training.seeds import EvaluationStream, generator, hash_key
-from training.versions import Parent, fitted_data
+from training.versions import Parent, check_ids_of, fitted_data
 
 MAX_DRAWS = 1000
 SUMMED_UP = ("accuracy", "rmse", "crps", "log_likelihood", "brier", "expected_calibration_error")
@@ -109,7 +109,10 @@ def evaluate_version(
     sets = {
         **_noise(manifest.input, test, wanted.seed),
         **({} if data.left_out is None else {LEFT_OUT: some(data.left_out, wanted.rows, other_rows)}),
-        **{source.name: source.rows(manifest.input, wanted.rows, other_rows) for source in wanted.outliers},
+        **{
+            source.name: source.rows(manifest.input, wanted.rows, other_rows, model.text_encoder)
+            for source in wanted.outliers
+        },
         **_near(test, manifest.input, bool(data.classes), wanted.seed),
     }
     sets = {name: rows.astype(np.float32) for name, rows in sets.items() if len(rows)}
@@ -214,6 +217,7 @@ def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, b
     data = numbered_as(known, version.classes)
     if data.shape != version.manifest.input.shape:
         raise InvalidInput("--data", f"rows of shape {version.manifest.input.shape}", f"{data.shape}")
+    check_ids_of(data, version.manifest, "--data")
     return data, data.digest() == TrainingFacts.of(version.manifest).data_digest
 
 

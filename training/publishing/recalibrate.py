@@ -20,7 +20,7 @@ from training.publishing.stages import Exported, HeldOut, calibrate_exported, me
 from training.publishing.trial import publish_draft
 from training.recipe import override
 from training.seeds import Stream, generator
-from training.versions import recipe_of
+from training.versions import check_ids_of, recipe_of
 
 
 def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> Dataset:
@@ -38,6 +38,7 @@ def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> 
         raise InvalidInput(
             "data.source", f"rows of shape {manifest.input.shape}, as {label} takes them", f"{data.shape}"
         )
+    check_ids_of(data, manifest, "data.source")
     if data.digest() == TrainingFacts.of(manifest).data_digest:
         raise InvalidInput("data.source", f"rows that {label} was not fitted on", "the very rows of its fit")
     return data

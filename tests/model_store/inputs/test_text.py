@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 
 from model_store.artifacts.manifest import InputSpec, TextSpec
 from model_store.errors import InvalidInput
-from model_store.inputs.text import MAX_TEXT_BYTES, TextEncoder, text_spec
+from model_store.inputs.text import MAX_TEXT_BYTES, TextEncoder, _run, text_spec
 from tests.support.texts import SPECIAL, VOCABULARY, texts, tokenizer
 
 FILE = tokenizer().to_str().encode()
@@ -58,6 +58,32 @@ def test_what_the_file_says_of_padding_and_truncation_is_the_default_and_no_more
     assert row.dtype == np.float32
 
 
+def test_it_is_said_whether_text_is_cut():
+    encoder = TextEncoder(FILE, spec(3))
+    assert [encoder.encoded(text)[1] for text in ("", "the film", "the film was")] == [False, False, True]
+
+
+def test_whatever_the_library_raises_is_an_error_of_the_file():
+    class Panic(BaseException):
+        """As that of a panic in Rust."""
+
+    Panic.__name__ = "PanicException"
+
+    def panics():
+        raise Panic("no entry found for key\nnote: run with")
+
+    with pytest.raises(
+        ValueError, match=r"^expected a tokenizer.json .* got something else: no entry found for key$"
+    ):
+        _run(panics, "")
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _run(interrupted, "")
+
+
 def test_rows_are_the_same_whoever_else_asks():
     encoder = TextEncoder(FILE, spec(9))
     rows = texts(60)[0]
@@ -85,6 +111,7 @@ def test_nothing_is_fetched(monkeypatch):
         (FILE[: len(FILE) // 2], "a tokenizer.json of Hugging Face's tokenizers, got something else: "),
         (Tokenizer(models.BPE(dropout=0.1)).to_str().encode(), "whose model has no dropout, got one of 0.1"),
         (Tokenizer(models.BPE()).to_str().encode(), "a token of id 0, by which rows are padded"),
+        (FILE.replace(b"[UNK]", b"[NONE]", 1), "a tokenizer.json of Hugging Face's tokenizers that takes every text"),
     ],
 )
 def test_a_file_that_is_no_such_tokenizer_is_refused(content, says):

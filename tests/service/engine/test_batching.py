@@ -227,9 +227,7 @@ def test_parts_are_bounded_by_classes_as_by_draws(served):
     assert part_rows(served, 100) == BATCH_ROW_DRAWS // 100
     assert part_rows(served, 1) == SUMMED_NUMBERS // (10 * GROUPS)
     thousand = SimpleNamespace(
-        model=SimpleNamespace(
-            runtime=served.model.runtime, manifest=SimpleNamespace(output_size=1000), encoder=None
-        )
+        model=SimpleNamespace(runtime=served.model.runtime, manifest=SimpleNamespace(output_size=1000), encoder=None)
     )
     assert part_rows(thousand, 1) * 1000 * GROUPS <= SUMMED_NUMBERS
 

@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from model_store.artifacts.manifest import ImageSpec, InputSpec
+from model_store.artifacts.manifest import ImageSpec, InputSpec, TextSpec
+from model_store.inputs.text import TextEncoder
 from service.engine.threads import at_once
 from service.errors import Overloaded, TooLarge
 from service.http.requests import rows_array
 from service.process.budget import SMALL_BYTES, TIMES_LEFT, ByteBudget, Lease
+from tests.support.texts import tokenizer
 
 MOST = 64 << 20
 
@@ -86,3 +88,25 @@ def test_decoding_an_image_takes_of_the_budget_before_it_begins():
     assert at_once(rows_array(rows, spec, "inputs", 1 << 30, Lease(ByteBudget(20 << 20)))).shape == (3, 16)
     with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
         at_once(rows_array(rows, spec, "inputs", 1 << 30, Lease(ByteBudget(10 << 20))))
+
+
+def test_an_image_counts_with_its_pixels_once_it_is_resized_in_proportion():
+    file = io.BytesIO()
+    Image.new("L", (2, 200)).save(file, "PNG")  # 100 x 10000 pixels
+    image = ImageSpec(mode="L", resize=True, fit="crop", shorter=100)
+    spec, rows = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=image), [file.getvalue()] * 2
+    assert at_once(rows_array(rows, spec, "inputs", 2_000_800, Lease(ByteBudget(20 << 20)))).shape == (2, 16)
+    with pytest.raises(TooLarge, match=r"inputs: expected images of at most 2000799 pixels together"):
+        at_once(rows_array(rows, spec, "inputs", 2_000_799, Lease(ByteBudget(20 << 20))))
+    with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
+        at_once(rows_array(rows, spec, "inputs", 1 << 30, Lease(ByteBudget(9 << 20))))
+
+
+def test_tokenising_takes_of_the_budget_before_it_begins():
+    text = TextSpec(column="text", max_tokens=8, pad_id=0)
+    spec = InputSpec(shape=(8,), dtype="int32", minimum=0, maximum=99, text=text)
+    encoder = TextEncoder(tokenizer().to_str().encode(), text)
+    rows = [{"text": "good " * 20_000}] * 2
+    assert at_once(rows_array(rows, spec, "inputs", 1, Lease(ByteBudget(30 << 20)), encoder)).shape == (2, 8)
+    with pytest.raises(TooLarge, match=r"inputs\.0\.text: expected at most .* bytes in memory"):
+        at_once(rows_array(rows, spec, "inputs", 1, Lease(ByteBudget(19 << 20)), encoder))

@@ -173,9 +173,12 @@ def test_the_version_holds_its_tokenizer_and_is_measured_and_calibrated_with_it(
     write_reviews(folder, 200)  # other rows; and no tokenizer any more
     (folder / "reviews.csv").rename(folder / "later.csv")
     (folder / "tokenizer.json").unlink()
-    assert main(["evaluate", "reviews", "--data", "csv:later.csv", "--quiet", "--rows", "40"]) == 0
+    (folder / "other.csv").write_text("text\n" + "rain on friday\n" * 30)
+    others = ["--outliers", "weather=csv:other.csv"]
+    assert main(["evaluate", "reviews", "--data", "csv:later.csv", "--quiet", "--rows", "40", *others]) == 0
 
-    assert {"uniform_flag_auroc", "crossed_flag_auroc", "shuffled_flag_auroc"} <= set(capsys.readouterr().out.split())
+    shown = set(capsys.readouterr().out.split())
+    assert {f"{name}_flag_auroc" for name in ("uniform", "crossed", "shuffled", "weather")} <= shown
     calibrate = ["calibrate", "reviews", "--data", "csv:later.csv", "--target", "label"]
     assert main([*calibrate, "--reference-rows", "40", "--ranking-rows", "60"]) == 0
     assert main(["evaluate", "reviews", "--data", "csv:later.csv", "--attacks"]) == 2

@@ -8,8 +8,9 @@ import onnx
 import pyarrow as pa
 import pytest
 import torch
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from pyarrow import parquet
+from pyarrow.csv import write_csv
 from torch import nn
 
 from tests.support.environment import working_in
@@ -19,9 +20,11 @@ from tests.support.texts import VOCABULARY, tokenizer, write_reviews
 from training.__main__ import main
 from training.data import load, split, split_sizes
 from training.data.near_duplicates import near_duplicates
+from training.data.texts import TextRows
 from training.evaluation.ids import crossed_ids, random_ids, shuffled_ids
 from training.evaluation.outliers import OutlierSource
 from training.recipe import COMBINED, DENSITY_NAMES, FEATURE_DENSITIES
+from training.versions import check_ids_of
 
 FACTORY = {"factory": f"{__name__}:small"}
 TEXT = {"target": "label", "text": "text", "tokenizer": "tokenizer.json", "max_tokens": 12}
@@ -55,7 +58,8 @@ def test_a_column_of_text_becomes_rows_of_ids(tmp_path, caplog):
     assert data.input.text.column == "text"
     assert data.tokenizer == (tmp_path / "tokenizer.json").read_bytes()
     with caplog.at_level(logging.INFO):
-        assert read(tmp_path).digest() != read(tmp_path, max_tokens=11).digest()
+        assert read(tmp_path).digest() != read(tmp_path, max_tokens=5).digest()
+    assert "of 32 texts are longer than 5 tokens, and cut" in caplog.text
     assert "left out: stars, since the model reads 'text' alone" in caplog.text
 
 
@@ -115,6 +119,7 @@ def test_a_text_that_is_too_long_is_refused_by_its_row(tmp_path):
         {"max_tokens": 5},
         {"pad_token": "x"},
         {"vocabulary": 5},
+        {"integers": True, "group": "a"},
         {"text": "text", "tokenizer": "t.json", "integers": True},
         {"text": "text", "tokenizer": "t.json", "columns": {"a": "numeric"}},
     ],
@@ -219,7 +224,23 @@ def test_other_rows_of_ids_are_those_of_arrays(data, tmp_path):
     assert source.rows(data.input, 5, 0).shape == (3, 12)
     np.savez(tmp_path / "other.npz", x=np.full((3, 12), VOCABULARY))
     refused(lambda: source.rows(data.input, 5, 0), f"x: expected ids: whole numbers from 0 to {VOCABULARY - 1}")
-    refused(lambda: OutlierSource.parse("a=idx:x", tmp_path).rows(data.input, 5, 0), "rows are ids")
+    refused(lambda: OutlierSource.parse("a=idx:x", tmp_path).rows(data.input, 5, 0), "rows that are no ids")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_other_texts_are_read_as_the_model_reads_text(data, tmp_path, kind):
+    texts = ["a zebra, and so", "", "it was good " * 20]
+    table = pa.table({"text": texts, "more": ["1", "2", "3"]})
+    (write_csv if kind == "csv" else parquet.write_table)(table, tmp_path / f"other.{kind}")
+    source = OutlierSource.parse(f"other={kind}:other.{kind}", tmp_path)
+    encoder = TextRows.of(recipe_of("csv:reviews.csv", **TEXT).data, tmp_path, None).encoder
+    rows = source.rows(data.input, 5, 0, encoder)
+    assert sorted(rows.tolist()) == sorted(ids_of(texts).tolist())
+    assert len(source.rows(data.input, 2, 0, encoder)) == 2
+    refused(lambda: source.rows(data.input, 5, 0), f"a model of text for `{kind}:`")
+    elsewhere = OutlierSource.parse(f"other={kind}:reviews.{kind}", tmp_path)
+    (write_csv if kind == "csv" else parquet.write_table)(table.drop_columns("text"), tmp_path / f"reviews.{kind}")
+    refused(lambda: elsewhere.rows(data.input, 5, 0, encoder), f"reviews.{kind}: expected a column 'text'")
 
 
 # Recipes
@@ -314,3 +335,80 @@ def test_an_encoder_takes_ids_and_all_of_them(tmp_path):
         lambda: with_encoder(settings, more, data.train, tmp_path / "runs"),
         f"network.encoder: expected one that takes ids from 0 to {VOCABULARY + 5}",
     )
+
+
+@pytest.mark.usefixtures("fits")
+def test_an_onnx_encoder_of_text_is_told_what_is_padding(tmp_path):
+    from tests.support.recipes import recipe_with
+    from training.fitting.encoding import with_encoder
+
+    write_reviews(tmp_path, 60)
+    axes, names = ["rows", 12], ("input_ids", "attention_mask")
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, axes) for name in names]
+    nodes = [
+        helper.make_node("Mul", ["input_ids", "attention_mask"], ["kept"]),
+        helper.make_node("Concat", ["kept", "attention_mask"], ["both"], axis=1),
+    ]
+    output = helper.make_tensor_value_info("both", TensorProto.INT64, ["rows", 24])
+    graph = helper.make_graph(nodes, "masked", inputs, [output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, tmp_path / "masked.onnx")
+    network = {"hidden": [4], "encoder": f"onnx:{tmp_path / 'masked.onnx'}"}
+    section = {"source": "csv:reviews.csv", **TEXT, "pad_token": "[UNK]"}
+    settings = recipe_with(data=section, network=network)
+    assert settings.network.is_standardised
+    assert set(settings.combined) > {"residual", "mahalanobis", "input_neighbours"}
+    data = load(settings, tmp_path)
+    _, encoding = with_encoder(settings, data, data.train, tmp_path / "runs")
+    x = data.train.x[:9]
+    is_token = x != tokenizer().token_to_id("[UNK]")
+    assert not is_token.all()
+    assert np.array_equal(encoding.encoder(x), np.concatenate([x * is_token, is_token], axis=1))
+
+
+def test_rows_with_larger_ids_than_a_version_takes_are_refused(tmp_path, published):
+    write_ids(tmp_path)
+    data = load(recipe_of("npz:ids.npz", integers=True), tmp_path)
+    manifest = published.manifest("m", "1")
+    for largest in (19.0, 18.0):
+        taken = manifest.model_copy(update={"input": data.input.model_copy(update={"maximum": largest})})
+        if largest == 19.0:
+            check_ids_of(data, taken, "--data")
+        else:
+            says = "--data: expected ids up to 18, as m version 1 takes them, got 19"
+            refused(lambda taken=taken: check_ids_of(data, taken, "--data"), says)
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.large_list(pa.int32()), pa.list_(pa.uint16(), 5)])
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_lists_of_a_column_are_rows_of_ids(tmp_path, kind, task, caplog):
+    x = write_ids(tmp_path)
+    y = [*(str(i % 2) if task == "classification" else float(i) for i in range(39)), None]
+    lists = pa.array(x.tolist(), kind)
+    table = pa.table({"input_ids": lists, "attention_mask": lists, "y": y, "note": ["a"] * 40})
+    parquet.write_table(table, tmp_path / "ids.parquet")
+    settings = recipe_of("parquet:ids.parquet", task=task, integers=True, target="y")
+    refused(lambda: load(settings, tmp_path), "expected one column of lists of integers", "attention_mask")
+    settings = recipe_of(
+        "parquet:ids.parquet", task=task, integers=True, target="y", columns={"attention_mask": "ignored"}
+    )
+    with caplog.at_level(logging.INFO):
+        data = load(settings, tmp_path)
+    assert "left out: note, since rows are the ids of 'input_ids'" in caplog.text
+    together = np.concatenate([data.train.x, data.test.x]).tolist()
+    assert sorted(together) == sorted(x[:39].tolist())
+    assert (data.input.dtype, data.shape, data.maximum) == ("int32", (5,), 19)
+    by_row = {tuple(row): label for row, label in zip(x[:39].tolist(), y, strict=False)}
+    for row, label in zip(data.train.x.tolist(), data.train.y.tolist(), strict=True):
+        assert by_row[tuple(row)] == (data.classes[label] if data.classes else label)
+
+
+@pytest.mark.parametrize("odd", [[1, 2], [1, 2, 3, None, 5], None])
+def test_a_row_whose_list_is_another_is_refused(tmp_path, odd):
+    table = pa.table({"ids": pa.array([[1, 2, 3, 4, 5]] * 9 + [odd], pa.list_(pa.int64())), "y": ["a", "b"] * 5})
+    parquet.write_table(table, tmp_path / "ids.parquet")
+    settings = recipe_of("parquet:ids.parquet", integers=True, target="y")
+    refused(
+        lambda: load(settings, tmp_path), "column ids: expected as many ids in every row, 5 as in the", "in row 9"
+    )
+    refused(lambda: load(recipe_of("parquet:ids.parquet", integers=True, target="z"), tmp_path), "data.target")

@@ -89,7 +89,7 @@ def test_wrong_sources_are_refused_by_name(tmp_path):
     np.savez(tmp_path / "narrow.npz", x=np.zeros((3, 5)))
     np.savez(tmp_path / "nan.npz", x=np.full((3, 36), np.nan))
     np.savez(tmp_path / "others.npz", z=np.zeros((3, 36)))
-    for text in ("notmnist", "=idx:a", "a b=idx:a", "a=csv:b", "../a=idx:b", "a=idx:"):
+    for text in ("notmnist", "=idx:a", "a b=idx:a", "a=uci:b", "../a=idx:b", "a=idx:"):
         refused(lambda text=text: OutlierSource.parse(text, tmp_path), "--outliers", repr(text))
     for name, *says in (
         ("npz:narrow.npz", "x", "(6, 6)", "(3, 5)"),

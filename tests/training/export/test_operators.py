@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from model_store.inference.operators import refusal
-from training.export.graphs import _graph
+from training.export.graphs import graph_of
 
 ACTIVATIONS = (
     "ReLU GELU SiLU ELU SELU CELU Hardtanh Hardswish Hardsigmoid LeakyReLU LogSigmoid Mish PReLU ReLU6 Sigmoid "
@@ -89,4 +89,4 @@ class Layers(nn.Module):
 @pytest.mark.slow
 def test_layers_of_all_kinds_export_to_operators_that_are_served():
     rows = torch.export.Dim("rows")
-    assert refusal(_graph(Layers().eval(), (torch.randn(3, 64),), {"x": {0: rows}}, ["y"])) is None
+    assert refusal(graph_of(Layers().eval(), (torch.randn(3, 64),), {"x": {0: rows}}, ["y"])) is None

@@ -19,7 +19,7 @@ from training.fitting.laplace import (
     predicted,
 )
 from training.fitting.run import Run, training_facts
-from training.nn.model import build, initialise
+from training.nn.model import build, initialise, split_network
 from training.nn.posteriors import noise
 from training.nn.posteriors.laplace import Eigen
 from training.recipe import Recipe, validated
@@ -221,6 +221,45 @@ def test_a_tempered_likelihood_counts_as_so_many_more_rows(problem):
     tempered = fit_laplace(model, settings.posterior, rows_of(problem.splits.train), held_out, 0, 20, times=2.0)
     torch.testing.assert_close(covariance(model.posterior), of_twice, rtol=1e-4, atol=1e-8)
     assert tempered["log_marginal_likelihood"] == pytest.approx(facts["log_marginal_likelihood"], rel=1e-5)
+
+
+class HeadFirst(nn.Module):
+    """The layer that runs last is made first."""
+
+    def __init__(self, shape, outputs):
+        super().__init__()
+        self.head, self.body = nn.Linear(4, outputs), nn.Linear(shape[0], 4)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x)))
+
+
+@pytest.mark.parametrize(("bayesian", "drawn"), [(None, ["head"]), (["body"], ["body"]), (["*"], ["head", "body"])])
+def test_the_layer_that_runs_last_is_drawn_unless_others_are_named(bayesian, drawn):
+    network = {"factory": f"{__name__}:HeadFirst", "bayesian": bayesian}
+    model = build(recipe_with(method="laplace", network=network), (5,), 3)
+    assert [slot.name for slot in model.network.slots] == drawn
+
+
+def test_all_before_the_last_layer_can_be_an_encoder():
+    network = {**TRAINED, "trained": [], "encoder": "frozen"}
+    settings = recipe_with(method="laplace", network=network, posterior={"structure": "full"})
+    parts = split_network(settings, (5,), 3, with_weights=True)
+    assert [name for name, _ in parts.head.named_children()] == ["2"]
+    generator = torch.Generator().manual_seed(0)
+    rows, y = torch.randn(30, 5, generator=generator), torch.arange(30) % 3
+    encoded = parts.encoder(rows).detach()
+    head = build(settings, (5,), 3, encoded, encoded=parts.width)
+    whole = build(
+        settings.model_copy(update={"network": settings.network.model_copy(update={"encoder": None})}), (5,), 3
+    )
+    facts = []
+    for model, x in ((head, encoded), (whole, rows)):
+        initialise(model, x, standardise=False)
+        facts.append(fit_laplace(model, settings.posterior, (x, y), (x, y), 0, 20))
+        del facts[-1]["seconds"]
+    assert facts[0]["log_marginal_likelihood"] == pytest.approx(facts[1]["log_marginal_likelihood"], rel=1e-5)
+    torch.testing.assert_close(covariance(head.posterior), covariance(whole.posterior), rtol=1e-3, atol=1e-6)
 
 
 # What is refused

@@ -1,11 +1,13 @@
 """The gate: what is worse than `champion` is not published, by the command that users run."""
 
 import re
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from model_store.artifacts.manifest import FileSpec, InputSpec, TextSpec
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from tests.support.recipes import recipe_of, recipe_with, write_recipe
@@ -109,6 +111,24 @@ def rows_as_taken_by_a_table_are_encoded_as_the_other_version_takes_them(own_sto
     unknown = data.input.model_copy(update={"columns": (column.model_copy(update={"name": "another"}),)})
     manifest = own_store.manifest("digits", "1").model_copy(update={"input": unknown})
     assert rows_as_taken_by(manifest, recipe, draft, data.test, tmp_path) is None
+
+
+def test_rows_of_text_are_those_of_another_version_with_the_same_tokens_alone(published, tmp_path):
+    text = TextSpec(column="text", max_tokens=4, pad_id=0)
+    taken = InputSpec(shape=(4,), dtype="int32", minimum=0, maximum=9, text=text)
+    test = Rows(np.zeros((3, 4), dtype=np.float32), np.zeros(3, dtype=np.int64))
+    published = published.manifest("m", "1")
+    draft = Draft(published.model_copy(update={"input": taken}), {"tokenizer.json": b"one"})
+    longer = taken.model_copy(update={"text": text.model_copy(update={"truncation": "left"})})
+    for other, content, expected in (
+        (taken, b"one", test),
+        (taken, b"another", None),
+        (longer, b"one", None),
+        (taken.model_copy(update={"text": None}), b"one", None),
+    ):
+        files = {"tokenizer.json": FileSpec(sha256=sha256(content).hexdigest(), size=len(content))}
+        manifest = published.model_copy(update={"input": other, "files": files})
+        assert rows_as_taken_by(manifest, recipe_of("digits"), draft, test, tmp_path) is expected
 
 
 def test_what_cannot_be_scored_on_the_same_rows_is_compared_as_it_was_recorded(own_store, caplog):
