@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from model_store.artifacts.manifest import DetectorSpec
+from model_store.artifacts.manifest import LARGEST_ID, DetectorSpec, ImageSpec, InputSpec
 from tests.support.stores import tiny_description
 
 DETECTORS = tiny_description().detectors.model_dump()
@@ -19,3 +19,65 @@ def test_any_densities_may_be_two_sided(two_sided):
 def test_a_two_sided_detector_that_is_no_density_is_refused(two_sided):
     with pytest.raises(ValidationError, match=r"two_sided: expected some of \['b', 'c'\]"):
         DetectorSpec.model_validate({**DETECTORS, "density": ("b", "c"), "two_sided": two_sided})
+
+
+GREY = {"shape": (4, 6), "minimum": 0, "maximum": 255}
+IDS = {"shape": (5,), "dtype": "int32", "minimum": 2, "maximum": 9}
+TEXT = {"column": "text", "max_tokens": 5, "pad_id": 2}
+CROP = {"mode": "L", "resize": True, "fit": "crop"}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {**GREY, "image": {"mode": "L"}},
+        {**GREY, "shape": (3, 4, 6), "image": {"mode": "RGB"}},
+        {**GREY, "image": {**CROP, "shorter": 6}},
+        {**GREY, "shape": (3,), "columns": [{"name": "a", "kind": "categorical", "categories": ["x", "y"]}]},
+        IDS,
+        {**IDS, "minimum": 0, "maximum": LARGEST_ID},
+        {**IDS, "minimum": 9},
+        {**IDS, "text": TEXT},
+        {**IDS, "text": {**TEXT, "pad_id": 9}},
+    ],
+)
+def test_rows_that_are_described_alike_in_all_parts_are_accepted(spec):
+    assert InputSpec.model_validate(spec).shape == spec["shape"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({**GREY, "shape": (24,), "image": {"mode": "L"}}, "image: expected a shape"),
+        ({**GREY, "shape": (4, 4, 6), "image": {"mode": "RGB"}}, "image: expected a shape"),
+        ({**GREY, "shape": (3, 4, 6), "image": {"mode": "L"}}, "image.mode: expected L"),
+        ({**GREY, "image": {"mode": "RGB"}}, "image.mode: expected L"),
+        ({**GREY, "image": {**CROP, "shorter": 5}}, "image.shorter: expected at least the longer side"),
+        ({**GREY, "image": CROP}, "shorter: expected a number of pixels beside"),
+        ({**GREY, "image": {**CROP, "shorter": 6, "resize": False}}, "shorter: expected a number of pixels beside"),
+        (
+            {**GREY, "image": {"mode": "L", "resize": True, "shorter": 6}},
+            "shorter: expected a number of pixels beside",
+        ),
+        (
+            {**GREY, "shape": (2,), "columns": [{"name": "a", "kind": "categorical", "categories": ["x", "y"]}]},
+            "columns",
+        ),
+        ({**IDS, "minimum": -1}, "minimum, maximum: expected whole numbers"),
+        ({**IDS, "minimum": 0.5}, "minimum, maximum: expected whole numbers"),
+        ({**IDS, "maximum": LARGEST_ID + 1}, "minimum, maximum: expected whole numbers"),
+        ({**IDS, "minimum": 10}, "minimum, maximum: expected whole numbers"),
+        ({**IDS, "shape": (4, 6), "image": {"mode": "L"}}, "dtype: expected float32 of images and columns"),
+        ({**IDS, "text": {**TEXT, "max_tokens": 6}}, "text: expected int32 and a shape of max_tokens"),
+        ({**IDS, "dtype": "float32", "text": TEXT}, "text: expected int32 and a shape of max_tokens"),
+        ({**IDS, "text": {**TEXT, "pad_id": 1}}, "text.pad_id: expected 2 to 9"),
+        ({**IDS, "text": {**TEXT, "pad_id": 10}}, "text.pad_id: expected 2 to 9"),
+    ],
+)
+def test_rows_that_are_described_in_parts_that_do_not_go_together_are_refused(spec, says):
+    with pytest.raises(ValidationError, match=says):
+        InputSpec.model_validate(spec)
+
+
+def test_an_image_of_another_size_is_resized_only_where_the_manifest_says_so():
+    assert not ImageSpec(mode="L").resize
