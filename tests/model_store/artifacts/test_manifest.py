@@ -3,7 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from model_store.artifacts.manifest import LARGEST_ID, DetectorSpec, ImageSpec, InputSpec
+from model_store.artifacts import manifest
+from model_store.artifacts.manifest import LARGEST_ID, DetectorSpec, InputSpec
 from tests.support.stores import tiny_description
 
 DETECTORS = tiny_description().detectors.model_dump()
@@ -79,5 +80,30 @@ def test_rows_that_are_described_in_parts_that_do_not_go_together_are_refused(sp
         InputSpec.model_validate(spec)
 
 
-def test_an_image_of_another_size_is_resized_only_where_the_manifest_says_so():
-    assert not ImageSpec(mode="L").resize
+# What a reader takes where a manifest does not say it, as model_store/README.md has it: versions stay as they were.
+UNSAID = {
+    "ImageSpec.resize": False,
+    "ImageSpec.fit": "stretch",
+    "ImageSpec.interpolation": "bilinear",
+    "TextSpec.truncation": "right",
+    "TextSpec.padding": "right",
+    "NumberWriting.sign": "",
+    "NumberWriting.decimal": ".",
+    "InputSpec.dtype": "float32",
+    "EncoderSpec.difference": 0.0,
+    "DetectorSpec.rows_per_draw_set": 1,
+    "DetectorSpec.tail": "exponential",
+    "DetectorSpec.scores_version": 1,
+    "Description.precision": "float32",
+}
+
+
+def test_what_a_manifest_does_not_say_means_what_it_meant_before_it_could_be_said():
+    records = [one for one in vars(manifest).values() if isinstance(one, type) and issubclass(one, manifest.Record)]
+    optional = {
+        f"{record.__name__}.{name}": field.default
+        for record in records
+        for name, field in record.model_fields.items()
+        if name != "kind" and not field.is_required() and record is not manifest.Manifest
+    }
+    assert {name: value for name, value in optional.items() if value not in (None, ())} == UNSAID
