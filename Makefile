@@ -31,7 +31,7 @@ test-quick: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
-test-real: install .venv-schemathesis
+test-real: install .venv-schemathesis .venv-examples/installed
 	$(BIN)/python -m pytest -m real tests/real
 
 .venv-schemathesis: # an environment of its own: it brings much that nothing else here needs
