@@ -7,7 +7,7 @@ SCHEMATHESIS := 4.32.5
 SBOM_TOOL := cyclonedx-bom==7.5.0
 STORE := $(or $(DUBITO_STORE),models)
 
-.PHONY: install serve test test-quick test-slow test-real check mutants audit bench compose-check constraints sbom base-image
+.PHONY: install serve test test-quick test-slow test-real check mutants audit laplace bench compose-check constraints sbom base-image
 
 install: .venv/installed-$(RUNTIME)
 
@@ -56,6 +56,15 @@ audit: install .venv-audit/installed
 	$(PYTHON) -m venv .venv-audit
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(.venv-audit/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
 	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check --only-binary=:all: --no-deps -r $<
+	touch $@
+
+laplace: install .venv-laplace/installed
+	nice -n 15 .venv-laplace/bin/python -W ignore -m benchmarks.laplace $(LAPLACE)
+
+.venv-laplace/installed: benchmarks/laplace/requirements.txt
+	$(PYTHON) -m venv .venv-laplace
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(.venv-laplace/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
+	.venv-laplace/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	touch $@
 
 bench: install
