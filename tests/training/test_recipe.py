@@ -50,6 +50,8 @@ def test_a_recipe_is_read_with_its_defaults(recipe):
 
 def test_images_have_a_detector_of_their_own(recipe):
     assert override(recipe, source="images:pets").combined == ["entropy", *COMBINED_DENSITIES, "roughness"]
+    encoded = recipe.model_copy(update={"network": recipe.network.model_copy(update={"encoder": "frozen"})})
+    assert encoded.combined == ["entropy", "residual", "mahalanobis", "cosine_neighbours"]
 
 
 def test_every_recipe_of_the_project_is_valid(request):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from training.data import is_image
 from training.detectors.gaussian import ClassGaussian
-from training.detectors.neighbours import FEW_NEIGHBOUR, FEW_ROWS, Neighbours
+from training.detectors.neighbours import FEW_NEIGHBOUR, FEW_ROWS, CosineNeighbours, Neighbours
 from training.detectors.roughness import Roughness
 from training.detectors.spectrum import Mahalanobis, Residual
 
@@ -49,6 +49,7 @@ KINDS: dict[str, Kind] = {
     "feature_neighbours": Kind(
         partial(Neighbours.fit, bank_rows=FEW_ROWS, neighbour=FEW_NEIGHBOUR), "embedding", False
     ),
+    "cosine_neighbours": Kind(CosineNeighbours.fit, "input", False),
     "feature_gaussian": Kind(ClassGaussian.fit, "embedding", False, has_classes=True),
     "roughness": Kind(Roughness.fit, "input", False, is_of_images=True),
 }

@@ -9,6 +9,7 @@ from training.nn.layers import matmul
 
 BANK_ROWS = 5000  # of training rows, drawn at random
 NEIGHBOUR = 5  # the distance to which counts
+COSINE_ROWS = 1000  # of training rows, where directions are compared
 FEW_ROWS, FEW_NEIGHBOUR = 1000, 2  # the same of features, which tell as much from a bank of few
 ROUNDING = 1e-6  # of squared distances of rows of about unit length in float32: nearer is not told apart
 DIRECTIONS = 64
@@ -79,3 +80,38 @@ class Neighbours(nn.Module):
         rows = self.fold(rows)
         divided = rows / (square_norms(rows).sqrt() + self.softening)[:, None]
         return matmul(divided - self.mean, self.components)
+
+
+class CosineNeighbours(nn.Module):
+    """One less the cosine of a row's angle with the k-th nearest of a bank of training rows: from 0 to 2.
+
+    It is the distance of Sun et al. 2022 (section 3) in all directions. Where `Neighbours` looks at the leading
+    directions of the data, what is unlike them lies in the others: of what an encoder that was trained on much says.
+    """
+
+    bank: Tensor
+    fold: Fold
+
+    def __init__(self, fold: Fold, bank: Float[Tensor, "I B"], neighbour: int) -> None:
+        super().__init__()
+        self.fold = fold
+        self.register_buffer("bank", bank)
+        self.neighbour = min(neighbour, bank.shape[1])
+
+    @classmethod
+    def fit(cls, rows: Num[Tensor, "N I"], generator: torch.Generator) -> "CosineNeighbours":
+        """Fit on training rows: `COSINE_ROWS` of them, drawn at random, are the bank."""
+        fold = Fold.fit(rows.shape[1], generator)
+        chosen = rows[torch.randperm(len(rows), generator=generator)[:COSINE_ROWS]]
+        bank = torch.cat([_unit(fold(part.float())) for part in chunks(chosen)])
+        return cls(fold, bank.T.contiguous(), NEIGHBOUR)
+
+    def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
+        """Return the score of each row."""
+        cosines = matmul(_unit(self.fold(rows)), self.bank).topk(self.neighbour, dim=1).values[:, -1]
+        return (1.0 - cosines).clamp(min=ROUNDING)
+
+
+def _unit(rows: Float[Tensor, "N I"]) -> Float[Tensor, "N I"]:
+    """Return rows divided by their length; a row of zeros stays one."""
+    return rows / square_norms(rows).sqrt().clamp(min=1e-12)[:, None]

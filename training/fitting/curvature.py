@@ -139,7 +139,7 @@ class DiagonalSum(LayerSum):
 
     def add_last(self, a: Float[Tensor, "N 1 1 i"], hessian: OutputHessian) -> None:
         """Add rows of a layer whose values are the outputs."""
-        self.sum[0] += a[:, 0, 0].square().T @ hessian.diagonal
+        self.sum[0] += a[:, 0, 0].square().T @ hessian.diagonal.to(a)
 
     def eigen(self) -> Eigen:
         """Return the sum, laid out as the layer's slot."""
@@ -197,7 +197,7 @@ class FullSum(LayerSum):
         for c in range(len(self.sum)):
             for d in range(c + 1):
                 weights = -hessian.u[:, c] * hessian.u[:, d] + (hessian.d[:, c] if c == d else 0.0)
-                self.sum[c, d] += rows.T @ (weights[:, None] * rows)
+                self.sum[c, d] += rows.T @ (weights[:, None].to(rows) * rows)
 
     def eigen(self) -> Eigen:
         """Return eigenvalues and eigenvectors, by weights as they are in the layer's slot."""
@@ -237,8 +237,9 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor, seed: int) -> Curvatur
     with _constants(model.eval()):
         for part, targets in _chunks(network, posterior, layers, x, y):
             outputs, seen, is_last = _ran(network, posterior, layers, part)
-            hessian = output_hessian(model.likelihood, outputs.detach(), targets)
-            served = model.likelihood(outputs.detach()[None])
+            exact = outputs.detach().double()  # p - p^2 and log p of a certain network are lost in float32
+            hessian = output_hessian(model.likelihood, exact, targets)
+            served = model.likelihood(exact[None])
             log_likelihood += model.likelihood.weighted_log_likelihood(served, targets).double().sum().item()
             if isinstance(model.likelihood, Gaussian):
                 square_error += model.likelihood.errors(served[0], targets).sum().item()
@@ -254,7 +255,7 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor, seed: int) -> Curvatur
             for column in hessian.roots(generator) if before else ():
                 values = [seen[i][1] for i in before]
                 slopes = torch.autograd.grad(
-                    outputs, values, column, retain_graph=True, allow_unused=True, materialize_grads=True
+                    outputs, values, column.to(outputs), retain_graph=True, allow_unused=True, materialize_grads=True
                 )
                 for i, slope in zip(before, slopes, strict=True):
                     sums[i].add_values(inputs[i], _values(layers[i], slope, len(part)))

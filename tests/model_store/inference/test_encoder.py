@@ -1,6 +1,9 @@
 """Encoders: graphs of their own, loaded from their file and shared."""
 
 import gc
+import subprocess
+import sys
+from itertools import pairwise
 
 import numpy as np
 import onnx
@@ -97,3 +100,38 @@ def test_encoders_of_the_same_content_are_one_in_memory(tmp_path):
     gc.collect()
     with pytest.raises(GraphError):  # forgotten, so its file is read
         shared_encoder(tmp_path / "moved", file, spec(), 4)
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from model_store.artifacts.manifest import EncoderSpec
+from model_store.inference.encoder import Encoder
+
+def most():
+    return next(1024 * int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith("VmHWM"))
+
+before = most()
+encoder = Encoder(Path(sys.argv[1]), EncoderSpec(outputs=2048, rows_at_once=1), 2048)
+print(most() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the most memory that was taken is read from /proc")
+def test_a_large_encoder_takes_half_more_than_its_file_while_it_is_loaded(tmp_path):
+    weights = np.random.default_rng(0).normal(size=(25, 2048, 2048)).astype(np.float32) / 45
+    names = ["x", *(f"h{i}" for i in range(24)), "encoded"]
+    nodes = [helper.make_node("MatMul", [a, f"w{i}"], [b]) for i, (a, b) in enumerate(pairwise(names))]
+    made = helper.make_graph(
+        nodes,
+        "encoder",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 2048])],
+        [helper.make_tensor_value_info("encoded", TensorProto.FLOAT, ["rows", 2048])],
+        [numpy_helper.from_array(of_layer, f"w{i}") for i, of_layer in enumerate(weights)],
+    )
+    path = written(tmp_path, helper.make_model(made, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]))
+    size = path.stat().st_size
+    assert size > 400e6
+    done = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1.5 * size

@@ -112,6 +112,18 @@ def test_graphs_with_other_inputs_or_outputs_are_refused(file, side):
     assert_refused(file, packed(graph), "expected inputs")
 
 
+def test_a_draw_has_a_fixed_number_of_numbers_and_may_have_one():
+    graphs = sampler().SerializeToString(), with_theta_of(1)
+    assert Runtime(*graphs, NOISE, threads=1).theta_dimension == 1
+    assert_refused("network.onnx", with_theta_of(None), "expected theta of 3 axes, the last of a fixed length")
+
+
+def test_operators_take_no_threads_of_their_own():
+    made = tiny()
+    for session in (made._sampler, made._before, made._after):
+        assert session.get_session_options().intra_op_num_threads == 1
+
+
 def test_a_sampler_is_not_a_network():
     assert_refused("network.onnx", sampler().SerializeToString(), "expected inputs")
 
@@ -310,6 +322,14 @@ def sampler():
     constants = [numpy_helper.from_array(MATRIX, "A"), numpy_helper.from_array(SHIFT, "b")]
     graph = helper.make_graph(nodes, "sampler", [value("eps", "K", NOISE)], [value("theta", "K", CLASSES)], constants)
     return onnx.load_model_from_string(packed(graph))
+
+
+def with_theta_of(length):
+    """The network with so many numbers in a draw, None where the graph does not fix it; they scale all logits."""
+    made = network()
+    (theta,) = (given for given in made.graph.input if given.name == "theta")
+    theta.CopyFrom(value("theta", "K", "P", "D" if length is None else length))
+    return made.SerializeToString()
 
 
 def network():

@@ -1,14 +1,73 @@
-"""Choosing from a pool that is scored in parts: of copies, and of the rows that gain most alone."""
+"""Rankings of pools: by brute force, ties by seed and id, what is refused, and batches."""
+
+from hashlib import blake2b
 
 import numpy as np
 import pytest
 
+from model_store.errors import InvalidInput
 from model_store.scores.joint import BatchBald
-from service.engine.acquisition import copies_of, id_hashes, jointly
+from service.engine.acquisition import checked_acquisition, copies_of, id_hashes, jointly, random_scores, ranking, top
 from service.engine.jobs import Best
 from service.engine.threads import at_once
 
 DRAWS, ROWS = 8, 60
+IDS = [f"row {i}" for i in range(40)]
+SCORES = np.random.default_rng(0).integers(0, 6, 40) / 4.0  # many ties
+
+
+@pytest.mark.parametrize("k", [1, 7, 40, 100])
+def test_the_rows_of_the_largest_scores_come_first_and_ties_by_the_hash_of_their_id(k):
+    ranked = ranking(SCORES, IDS, 5, k)
+    hashes = id_hashes(IDS, 5)
+    expected = sorted(range(40), key=lambda i: (-SCORES[i], hashes[i]))[:k]
+    assert [row["index"] for row in ranked] == expected
+    assert [row["rank"] for row in ranked] == list(range(1, len(expected) + 1))
+    assert all((row["id"], row["score"]) == (IDS[row["index"]], SCORES[row["index"]]) for row in ranked)
+
+
+@pytest.mark.parametrize("scores", [SCORES, None], ids=["scores", "random"])
+def test_a_pool_in_another_order_has_the_same_ranking(scores):
+    order = np.random.default_rng(1).permutation(40)
+    moved = ranking(None if scores is None else scores[order], [IDS[i] for i in order], 5, 9)
+    assert [row["id"] for row in moved] == [row["id"] for row in ranking(scores, IDS, 5, 9)]
+
+
+def test_without_scores_rows_are_in_the_order_of_numbers_that_seed_and_id_decide():
+    ranked = ranking(None, IDS, 5, 40)
+    scores = [row["score"] for row in ranked]
+    assert scores == sorted(scores, reverse=True)
+    assert sorted(scores) == sorted(random_scores(id_hashes(IDS, 5)).tolist())
+    assert [row["id"] for row in ranked] != [row["id"] for row in ranking(None, IDS, 6, 40)]
+
+
+def test_random_scores_are_uniform_from_0_to_below_1():
+    ends = random_scores(np.array([0, 2**63, 2**64 - 1], dtype=np.uint64))
+    assert ends.tolist() == [0.0, 0.5, 1.0 - 2.0**-53]
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**53 - 1])
+def test_a_hash_is_that_of_the_id_keyed_by_the_eight_bytes_of_the_seed(seed):
+    expected = blake2b(b"row 3", digest_size=8, key=seed.to_bytes(8, "little")).digest()
+    assert id_hashes(["row 1", "row 3"], seed)[1].tobytes() == expected
+
+
+def test_the_largest_of_equal_scores_is_decided_by_hash():
+    hashes = np.array([3, 1, 2], dtype=np.uint64)
+    assert top(np.ones(3), hashes, 2).tolist() == [1, 2]
+
+
+def test_an_acquisition_of_another_task_is_refused_and_none_is_the_default():
+    assert checked_acquisition("entropy", "classification") == "entropy"
+    assert checked_acquisition("random", "regression") == "random"
+    assert checked_acquisition(None, "classification") == "bald"
+    with pytest.raises(InvalidInput, match=r"acquisition: expected one of .* for a model of regression, got 'bald'"):
+        checked_acquisition("bald", "regression")
+
+
+def test_a_row_without_a_score_is_named():
+    with pytest.raises(InvalidInput, match=r"pool\.3"):
+        ranking(np.where(np.arange(40) == 3, np.nan, SCORES), IDS, 5, 2)
 
 
 def said(seed):

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from model_store.artifacts.manifest import ENCODER, FileSpec
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, NotFound
 from model_store.inference.model import Model
@@ -114,6 +115,21 @@ def test_what_is_deleted_is_forgotten_with_all_that_was_known_of_it(store, model
     assert models.latest("tiny") is None
     with pytest.raises(NotFound):
         models.get("tiny")
+
+
+def test_an_encoder_that_several_versions_have_counts_once_towards_the_bound_of_memory(store, models):
+    plain = [store.manifest("tiny", version) for version in ("1", "2")]
+
+    def with_encoder(manifest, content):
+        files = {**manifest.files, ENCODER: FileSpec(sha256=64 * content, size=1_000_000)}
+        return manifest.model_copy(update={"files": files})
+
+    bare = models._bytes_of(plain)
+    shared, different = (
+        models._bytes_of([with_encoder(plain[0], "a"), with_encoder(plain[1], second)]) for second in "ab"
+    )
+    assert shared == bare + 1_500_000
+    assert different == bare + 3_000_000
 
 
 def test_a_version_published_anew_under_a_number_given_before_begins_with_no_drift(store, models):

@@ -14,6 +14,7 @@ from training.detectors.neighbours import (
     FEW_ROWS,
     NEIGHBOUR,
     SOFTENING,
+    CosineNeighbours,
     Neighbours,
 )
 from training.detectors.roughness import Roughness
@@ -214,6 +215,16 @@ def test_white_noise_has_a_roughness_of_1_whatever_its_law_and_a_plain_image_non
     ramp = np.broadcast_to(np.linspace(0, 255, 64), (1, 3, 64, 64)).reshape(1, -1)
     assert score(detector, ramp)[0] < 0.01
     assert score(detector, np.full((1, pixels), 200.0))[0] < 1e-3
+
+
+def test_cosine_neighbours_are_those_of_all_directions_whatever_the_length():
+    x = np.float32(data())
+    detector = CosineNeighbours.fit(torch.from_numpy(x), generator())
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    cosines = np.sort(unit @ unit.T, axis=1)[:, -5]
+    assert np.allclose(score(detector, x), np.maximum(1 - cosines, 1e-6), atol=1e-5)
+    assert np.allclose(score(detector, 7 * x), score(detector, x), atol=1e-5)
+    assert np.isfinite(score(detector, 0 * x)).all()
 
 
 def test_roughness_is_of_images_alone():

@@ -1,0 +1,1 @@
+"""`laplace` beside laplace-torch: the same weights, rows and structures."""

@@ -1,0 +1,45 @@
+"""An example as its page says, with weights that other people trained: `make examples` makes its environment.
+
+Where there is none it is skipped.
+"""
+
+import shutil
+import subprocess
+
+import httpx
+import pytest
+
+from tests.support.environment import ROOT, environment_with
+from tests.support.serving import serving
+
+PYTHON = ROOT / ".venv-examples" / "bin" / "python"
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not PYTHON.exists(), reason="the environment of the examples is not there (make examples)"),
+]
+
+
+def test_kinds_of_files_are_told_apart_and_one_that_was_left_out_is_flagged(tmp_path):
+    folder = tmp_path / "files"
+    shutil.copytree(ROOT / "examples" / "files", folder)
+    (folder / "data").mkdir(exist_ok=True)
+    environment = environment_with(
+        DUBITO_STORE=str(tmp_path / "models"), DUBITO_RUNS=str(tmp_path / "runs"), DUBITO_DATA="data"
+    )
+    environment["PYTHONPATH"] = str(ROOT)
+
+    def run(*command):
+        done = subprocess.run(
+            [PYTHON, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=900
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("kinds.py")
+    said = run("-m", "training", "fit", "recipe.toml", "--quiet", "--leave-out", "svg")
+    assert "published files version 1" in said
+    script = "import json, sys, kinds; print(json.dumps([kinds.row(open(p, 'rb').read()) for p in sys.argv[1:]]))"
+    rows = run("-c", script, str(ROOT / "service" / "app.py"), str(ROOT / "docs" / "api.md"))
+    with serving(tmp_path / "models") as (url, _):
+        answer = httpx.post(f"{url}/predict", content=f'{{"inputs": {rows}, "seed": 1}}', timeout=60).json()
+    assert answer["predictions"][0]["label"] == "py"
