@@ -28,6 +28,9 @@ JOINT_NUMBERS = 1_000_000  # configurations x draws, at most: 8 MB
 LEAST_MASS = 1e-16  # of a configuration that is counted: all below it together change no gain by 1e-10 nats
 NUMBERS_AT_ONCE = 1 << 18  # computed in one step of some milliseconds
 FIRST_AT_ONCE = 8  # rows that are computed again at first, then twice as many each time
+DRAWS_ALIKE = (1, 3)  # most probable draws by which configurations are merged
+TIMES_FEWER = 3  # than all configurations are those merged, where that is worth it
+ROUNDING = 1e-9  # nats, of gains in float64
 LEAST_NOISE = 0.01  # variance of a class label, so that draws that are all sure do not weigh without bound
 LEAST_PROBABILITY = 1e-300  # so that 0 log 0 is 0
 LEAST_LABEL = 1e-37  # the same of a label's probability, in float32
@@ -68,16 +71,20 @@ class JointScore(ABC):
 
     @property
     @abstractmethod
-    def at_once(self) -> int:
-        """How many rows' gains take some milliseconds."""
+    def levels(self) -> int:
+        """How many kinds of bounds there are, 1 or more: each is nearer to the gains, and more work."""
+
+    @abstractmethod
+    def at_once(self, level: int) -> int:
+        """Return of how many rows bounds of a level take some milliseconds."""
 
     @abstractmethod
     def gains(self, rows: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
         """Return what each of some rows would gain now, 0 or more."""
 
-    def bounds(self, rows: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-        """Return what some rows would gain now at most, where that is known with less work than what they gain."""
-        return self.gains(rows)
+    @abstractmethod
+    def bounds(self, rows: Int64[np.ndarray, "n"], level: int) -> Float64[np.ndarray, "n"]:
+        """Return what some rows would gain now at most."""
 
     @abstractmethod
     def choose(self, row: int) -> None:
@@ -89,10 +96,13 @@ class BatchBald(JointScore):
 
     With m(s) the probability of a configuration s of chosen labels and W[s, k] that of draw k given s, a row gains
     sum_s m(s) H(y_n | s) - mean_k H(y_n | k), where p(c | s) = sum_k W[s, k] p_k(c) is one product of matrices, in
-    float64. Bounds are the same in float32, plus what rounding can make of it. Configurations are counted while there
-    are at most `MOST_CONFIGURATIONS`; then as many are sampled, stratified by draw, and from there each is followed:
-    under its own draw it gets a label of every row chosen. The same samples, keyed by the seed, judge all rows, so
-    what they are wrong by is alike; that no row gains more later is then true but for sampling.
+    float64. Bounds are the same in float32, plus what rounding can make of it; and with far less work, that of
+    configurations merged whose most probable draws are the same, since entropy is concave (Jensen).
+
+    Configurations are counted while there are at most `MOST_CONFIGURATIONS`; then as many are sampled, stratified by
+    draw, and from there each is followed: under its own draw it gets a label of every row chosen. The same samples,
+    keyed by the seed, judge all rows, so what they are wrong by is alike; that no row gains more later is then true
+    but for sampling.
     """
 
     def __init__(self, candidates: Candidates, num_draws: int, seed: int) -> None:
@@ -129,9 +139,13 @@ class BatchBald(JointScore):
         return self._draw_S is None
 
     @property
-    def at_once(self) -> int:
-        """As many as have so many probabilities of their own or of configurations."""
-        return max(1, NUMBERS_AT_ONCE // (self._classes * max(self._weights_S_K.shape)))
+    def levels(self) -> int:
+        """With configurations merged, and with all of them."""
+        return len(self._rough)
+
+    def at_once(self, level: int) -> int:
+        """Return as many as have so many probabilities of their own or of configurations."""
+        return max(1, NUMBERS_AT_ONCE // (self._classes * max(self._rough[level][0].shape)))
 
     @property
     def _classes(self) -> int:
@@ -141,11 +155,11 @@ class BatchBald(JointScore):
         """Return the mutual information that rows add, in nats, at most log C."""
         return np.maximum(self._gains(rows, self._weights_S_K, self._mass_S), 0.0)
 
-    def bounds(self, rows: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-        """Return the gains in float32, and beside it what it may be wrong by."""
+    def bounds(self, rows: Int64[np.ndarray, "n"], level: int) -> Float64[np.ndarray, "n"]:
+        """Return the gains of a level's configurations in float32, and beside it what it may be wrong by."""
         # Of sums over K terms, none negative, and of pairwise ones; an entropy moves by |1 + log p| times as much.
         rounding = float(np.finfo(np.float32).eps) * (self.num_draws / 2 + 32) * (1.0 + np.log(self._classes))
-        return np.maximum(self._gains(rows, self._rough_S_K, self._rough_S), 0.0) + rounding
+        return np.maximum(self._gains(rows, *self._rough[level]), 0.0) + rounding
 
     def _gains(
         self, rows: Int64[np.ndarray, "n"], weights_S_K: Float[np.ndarray, "S K"], mass_S: Float[np.ndarray, "S"]
@@ -176,7 +190,9 @@ class BatchBald(JointScore):
         """Set the configurations' probabilities, and those of draws given each, which need not add up to 1 yet."""
         weights_S_K = weights_S_K / np.maximum(weights_S_K.sum(axis=1, keepdims=True), LEAST_PROBABILITY)
         self._weights_S_K, self._mass_S = weights_S_K, mass_S
-        self._rough_S_K, self._rough_S = (_rough(values) for values in (weights_S_K, mass_S))
+        merged = [_merged(weights_S_K, mass_S, draws) for draws in DRAWS_ALIKE]
+        few = [level for level in merged if len(level[1]) * TIMES_FEWER <= len(mass_S)]
+        self._rough = [(_rough(weights), _rough(mass)) for weights, mass in (*few, (weights_S_K, mass_S))]
 
     def _sampled(self) -> tuple[Int64[np.ndarray, "T"], Int64[np.ndarray, "T"]]:
         """Return samples of draws and configurations: as many of each draw, as they are spread evenly over all."""
@@ -213,13 +229,21 @@ class MaxDet(JointScore):
         return 2 * 8 * k * cls.numbers(num_draws, outputs) + 4 * 8 * NUMBERS_AT_ONCE
 
     @property
-    def at_once(self) -> int:
-        """As many as have so many numbers, in vectors and in products."""
+    def levels(self) -> int:
+        """The gains themselves, of many rows at once."""
+        return 1
+
+    def at_once(self, level: int) -> int:  # noqa: ARG002
+        """Return as many as have so many numbers, in vectors and in products."""
         return max(1, NUMBERS_AT_ONCE // (self.candidates.said.shape[1] + len(self._directions)))
 
     def gains(self, rows: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
         """Return the information that Gaussian labels of rows add, in nats."""
         return _information(self._left(rows)[0], self.candidates.own[rows])
+
+    def bounds(self, rows: Int64[np.ndarray, "n"], level: int) -> Float64[np.ndarray, "n"]:  # noqa: ARG002
+        """Return the gains, and beside them what their rounding may be."""
+        return self.gains(rows) + ROUNDING
 
     def choose(self, row: int) -> None:
         """Take what the row's label would tell off all others' variances."""
@@ -266,6 +290,20 @@ class TargetMaxDet(MaxDet):
     def numbers(num_draws: int, outputs: int) -> int:  # noqa: ARG004
         """Return the number of means."""
         return num_draws
+
+
+def _merged(
+    weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"], draws: int
+) -> tuple[Float64[np.ndarray, "M K"], Float64[np.ndarray, "M"]]:
+    """Return configurations with those merged that have the same most probable draws, in order."""
+    draws = min(draws, weights_S_K.shape[1])
+    most_S_D = np.argsort(-weights_S_K, axis=1)[:, :draws]
+    order = np.lexsort(most_S_D.T)
+    sorted_S_D = most_S_D[order]
+    starts = np.flatnonzero(np.r_[True, (sorted_S_D[1:] != sorted_S_D[:-1]).any(axis=1)])
+    mass_M = np.add.reduceat(mass_S[order], starts)
+    joint_M_K = np.add.reduceat((weights_S_K * mass_S[:, None])[order], starts)
+    return joint_M_K / np.maximum(mass_M, LEAST_PROBABILITY)[:, None], mass_M
 
 
 def _rough(probs: Float64[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"]:
@@ -336,12 +374,16 @@ def _largest(
     places = np.argsort(-bound[open_], kind="stable")
     best, most, start, size = -1, -np.inf, 0, FIRST_AT_ONCE
     while start < len(places) and bound[open_[places[start]]] > most:
-        here = places[start : start + min(size, joint.at_once)]
-        rows = open_[here]
-        start, size = start + len(rows), 2 * size
-        bound[rows] = np.minimum(bound[rows], joint.bounds(rows))
-        yield
-        for place in here[np.argsort(-bound[rows], kind="stable")].tolist():
+        here = places[start : start + min(size, joint.at_once(0))]
+        start, size = start + len(here), 2 * size
+        for level in range(joint.levels):
+            here = here[bound[open_[here]] > most]
+            at_once = joint.at_once(level)
+            for i in range(0, len(here), at_once):
+                rows = open_[here[i : i + at_once]]
+                bound[rows] = np.minimum(bound[rows], joint.bounds(rows, level))
+                yield
+        for place in here[np.argsort(-bound[open_[here]], kind="stable")].tolist():
             row = int(open_[place])
             if bound[row] <= most:
                 break

@@ -83,7 +83,9 @@ def test_bounds_are_not_below_gains_and_gains_never_grow(name):
     for row in (3, 17, 3, 25, 8):
         joint.choose(row)
         later = joint.gains(rows)
-        assert (joint.bounds(rows) >= later).all()
+        bounds = [joint.bounds(rows, level) for level in range(joint.levels)]
+        assert all((bound >= later).all() for bound in bounds)
+        np.testing.assert_allclose(bounds[-1], later, atol=1e-4)
         assert (later <= gains + 1e-6).all()
         gains = later
 
