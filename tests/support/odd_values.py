@@ -101,7 +101,18 @@ LIKELY = {  # values at the edges of what each field may be
         b'["' + b"i" * 2000 + b'"]',
     ),
     "k": (b"1", b"0", b"-1", b"10", b"1000000000000000000", b"1.5"),
-    "acquisition": (b'"bald"', b'"entropy"', b'"random"', b'"variance"', b'"mean_std"', b'"BALD"', b'""'),
+    "acquisition": (
+        b'"bald"',
+        b'"batchbald"',
+        b'"power_bald"',
+        b'"max_det"',
+        b'"entropy"',
+        b'"random"',
+        b'"variance"',
+        b'"mean_std"',
+        b'"BALD"',
+        b'""',
+    ),
 }
 NAMES = (
     *(
