@@ -3,8 +3,8 @@
 `.venv-audit/bin/python -m benchmarks.batchbald [--write]` chooses 10 of 10,000 rows of 10 classes under 100
 draws, from pools whose draws disagree little or much; both count at most 10,000 configurations of labels,
 and sample as many beyond. Rows are Gaussian, of random size; draws are softmax layers with Gaussian weights.
-Of 10 classes both
-are exact for the first five rows; of the pool of two classes for all ten, and there both compute in float64.
+No probability is below 1e-5, as batchbald_redux says NaN of products that are 0 in float32. Of 10 classes
+both are exact for the first five rows; of the pool of two classes for all ten, and there both compute in float64.
 
 * time: all from the draws' log probabilities to the ten rows; a thread each;
 * same: how many of the rows that both choose exactly are the same ones, in the same order.
@@ -30,6 +30,7 @@ from service.engine.threads import at_once
 COLUMNS = 64
 K = 10
 DRAWS = 100
+LEAST = 1e-5  # probability: of smaller ones the product over rows is 0 in float32, and batchbald_redux says NaN
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,6 @@ class Pool:
 
 POOLS = (
     Pool("2 classes, all exact", 2_000, 2, 0.15, 10),
-    Pool("draws disagree little", 10_000, 10, 0.02, 5),
     Pool("draws disagree", 10_000, 10, 0.05, 5),
     Pool("draws disagree much", 10_000, 10, 0.15, 5),
 )
@@ -74,6 +74,8 @@ def log_probs_of(pool: Pool, seed: int) -> Float32[np.ndarray, "K N C"]:
     weights = 0.3 * rng.normal(size=(COLUMNS, pool.classes))
     weights = weights + pool.spread * rng.normal(size=(DRAWS, COLUMNS, pool.classes))
     logits = x @ weights
+    logits -= np.logaddexp.reduce(logits, axis=2, keepdims=True)
+    logits = np.maximum(logits, np.log(LEAST))
     logits -= np.logaddexp.reduce(logits, axis=2, keepdims=True)
     return logits.astype(np.float32)
 
@@ -152,9 +154,9 @@ def main() -> None:
         for pool in POOLS:
             results.append(measured(pool, options.seed))
             print(table(results, options.seed), flush=True)
-    if options.write:
-        (RESULTS / "batchbald.md").write_text(table(results, options.seed))
-        plot(results, RESULTS / "batchbald.png")
+            if options.write:
+                (RESULTS / "batchbald.md").write_text(table(results, options.seed))
+                plot(results, RESULTS / "batchbald.png")
 
 
 if __name__ == "__main__":

@@ -257,12 +257,12 @@ def look(
     return Look(spread.label_margin > width, statistic(-width), statistic(width), largest)
 
 
-def student_quantile(degrees_of_freedom: int) -> float:
-    """Return the t that Student's distribution exceeds with probability `TAIL`; within 1 % from 4 degrees on.
+def student_quantile(degrees_of_freedom: int, tail: float = TAIL) -> float:
+    """Return the t that Student's distribution exceeds with probability `tail`; within 1 % from 4 degrees on.
 
     The expansion in 1 / degrees of Abramowitz and Stegun, "Handbook of mathematical functions", 1964, 26.7.5.
     """
-    x = NormalDist().inv_cdf(1.0 - TAIL)
+    x = NormalDist().inv_cdf(1.0 - tail)
     terms = (
         x,
         (x**3 + x) / 4,

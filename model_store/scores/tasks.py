@@ -32,6 +32,7 @@ class Predictive(ABC):
         joint_scores: which joint scores it can be ranked by, by the name of the acquisition.
         default_acquisition: the one that a request without a name means.
         sampled: acquisitions by a score that is a row's weight in a random choice.
+        raced: acquisitions by a score that has standard errors.
         jackknifed: acquisitions by a score that is made with standard errors.
     """
 
@@ -41,6 +42,7 @@ class Predictive(ABC):
     joint_scores: ClassVar[dict[str, type[JointScore]]]
     default_acquisition: ClassVar[str]
     sampled: ClassVar[tuple[str, ...]] = ()
+    raced: ClassVar[tuple[str, ...]] = ()
     jackknifed: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -64,6 +66,13 @@ class Predictive(ABC):
     def acquisition(self, scores: AnyScores, name: str) -> Float64[np.ndarray, "N"]:
         """Return what a pool is ranked by; more is more worth a label."""
 
+    def race(self, scores: AnyScores, name: str) -> tuple[Float64[np.ndarray, "N"], Float64[np.ndarray, "N"]]:
+        """Return scores in the order of an acquisition, and their standard errors; there must be 3 draws or more."""
+        shown = scores.in_units if isinstance(scores, MixtureScores) else scores
+        assert shown.standard_error is not None
+        score = self.acquisition_scores[name]
+        return shown.by_name()[score], shown.standard_error[score]
+
 
 class Classes(Predictive):
     """A classification's predictive distribution."""
@@ -74,6 +83,7 @@ class Classes(Predictive):
     joint_scores: ClassVar = {"batchbald": BatchBald, "max_det": ClassMaxDet}
     default_acquisition = "bald"
     sampled = ("power_bald",)
+    raced = SCORE_NAMES
     jackknifed = ("bald_corrected",)
 
     def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
@@ -101,6 +111,7 @@ class Target(Predictive):
     score_names = MIXTURE_SCORE_NAMES
     acquisition_scores: ClassVar = {"variance": "std", "epistemic_variance": "epistemic_std"}
     joint_scores: ClassVar = {"max_det": TargetMaxDet}
+    raced = ("variance", "epistemic_variance")
     default_acquisition = "epistemic_variance"
 
     def __init__(self, transform: Transform | None = None) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64, UInt64
 
+from model_store.conformal.stopping import student_quantile
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.scores.joint import JointScore, greedy
@@ -30,6 +31,8 @@ from service.engine.threads import Steps
 RANDOM = "random"
 CANDIDATE_BYTES = 64 << 20  # of what draws say of rows, that is kept for a joint score
 MOST_JOINTLY = 1000  # rows that may be chosen by a joint score
+TIMES_FEWER = 5  # draws that all rows of a race take than those that can be among the k best
+FEWEST_RACED = 10  # draws, whose standard errors can be relied on
 LEAST_SCORE = 1e-300  # whose logarithm is a number
 AT_ONCE = 256  # rows that are compared in one step
 ACQUISITIONS: dict[Task, tuple[str, ...]] = {
@@ -65,6 +68,37 @@ def candidates_of(name: str, model: Model, rows: int, k: int, num_samples: int) 
         expected = f"at most {min(most, MOST_JOINTLY)} rows of this pool for {name} with {num_samples} draws"
         raise InvalidInput("k", expected, str(k))
     return min(most, rows)
+
+
+def first_draws(probability: float | None, name: str, task: Task, num_samples: int) -> int | None:
+    """Return how many draws all rows of a race take; None where there is no race, or too few draws for one.
+
+    Raises:
+        InvalidInput: if the acquisition has no races.
+    """
+    if probability is None:
+        return None
+    raced = PREDICTIVES[task].raced
+    if name not in raced:
+        raise InvalidInput("race", f"one of the acquisitions {list(raced)} beside it", repr(name))
+    return num_samples // TIMES_FEWER if num_samples >= FEWEST_RACED * TIMES_FEWER else None
+
+
+def finalists(scored: PoolScores, num_draws: int, k: int, probability: float) -> Int64[np.ndarray, "n"]:
+    """Return the rows that can be among the k best, given scores of the first draws: those whose upper bound is not
+    below the k-th largest lower bound.
+
+    Bounds are Student's, of jackknifed standard errors, and hold for all rows together but for a probability.
+
+    Raises:
+        InvalidInput: naming a row that the model cannot score.
+    """
+    assert scored.errors is not None
+    check_computed(scored.scores, "pool")
+    width = student_quantile(num_draws - 1, probability / (2 * len(scored.scores))) * scored.errors
+    lower = np.sort(scored.scores - width)[::-1]
+    left: np.ndarray = np.flatnonzero(scored.scores + width >= lower[min(k, len(lower)) - 1])
+    return left
 
 
 @dataclass(frozen=True, eq=False)

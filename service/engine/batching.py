@@ -239,7 +239,7 @@ def kept_bytes(job: Job, rows: int | None = None) -> int:
         kept = 0
         if job.candidates is not None:
             kept = joint_bytes(job)
-        return draws + kept + 16 * rows
+        return draws + kept + 32 * rows
     samples = 8 * job.num_samples if job.keep_samples else 0
     return draws + rows * (400 + model.manifest.output_size * (96 + samples))
 
@@ -317,6 +317,10 @@ def _pool_part(job: Job, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> list[
     if job.candidates is not None:
         candidates = predictive.joint_scores[job.acquisition].of(predictive.samples(said))
         return [Part(scores=candidates.gain, candidates=candidates)]
+    if job.is_race:
+        return [
+            Part(None, slice(None), None, *predictive.race(predictive.scores(predictive.sums(said)), job.acquisition))
+        ]
     is_jackknifed = job.acquisition in predictive.jackknifed
     scores = predictive.scores(predictive.sums(said), standard_errors=is_jackknifed)
     return [Part(scores=predictive.acquisition(scores, job.acquisition))]

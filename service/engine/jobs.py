@@ -37,6 +37,7 @@ class Job:
     keep_samples: bool = False
     acquisition: str | None = None
     candidates: int | None = None  # how many rows a joint score chooses from; None where it is not one
+    is_race: bool = False  # whether scores are asked for as a race goes by them, with standard errors
     client: Hashable = None  # whose share it is part of
     priors: tuple[float, ...] | None = None  # shares of the rows' classes, if not those of the training data
 
@@ -106,6 +107,7 @@ class Part:
     rows: slice = field(default_factory=lambda: slice(None))
     samples: Float32[np.ndarray, "K N C"] | None = None
     scores: Float64[np.ndarray, "n"] | None = None
+    errors: Float64[np.ndarray, "n"] | None = None  # of scores, in a race
     candidates: Candidates | None = None  # taken over by the job, once
 
 
@@ -153,6 +155,7 @@ class PoolScores:
     seed: int
     phases: list[Phase]
     best: Best | None = None
+    errors: Float64[np.ndarray, "N"] | None = None
 
 
 @dataclass(eq=False)
@@ -199,7 +202,7 @@ class Progress:
 
     def gather(self) -> None:
         """Make one part of all, each of which was computed by itself: a copy that is better not made by the loop."""
-        batch = samples = scores = None
+        batch = samples = scores = errors = None
         if self.parts[0].batch is not None:
             batch = MicroBatch(
                 Prediction.concatenate([p.batch.prediction for p in self.parts if p.batch is not None])
@@ -208,7 +211,9 @@ class Progress:
             samples = np.concatenate([part.samples for part in self.parts if part.samples is not None], axis=1)
         if self.parts[0].scores is not None:
             scores = np.concatenate([part.scores for part in self.parts if part.scores is not None])
-        self.parts = [Part(batch, slice(0, len(self.job.x)), samples, scores)]
+        if self.parts[0].errors is not None:
+            errors = np.concatenate([part.errors for part in self.parts if part.errors is not None])
+        self.parts = [Part(batch, slice(0, len(self.job.x)), samples, scores, errors)]
 
     def predicted(self) -> Predicted:
         """Return the prediction of a job whose rows are all computed, and gathered."""
@@ -222,4 +227,4 @@ class Progress:
         (part,) = self.parts
         assert self.draws is not None
         assert part.scores is not None
-        return PoolScores(part.scores, self.draws.seed, self.phases, self.best)
+        return PoolScores(part.scores, self.draws.seed, self.phases, self.best, part.errors)

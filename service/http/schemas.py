@@ -145,6 +145,13 @@ class AcquireRequest(Envelope):
         description="a different name for each row; by default its index. Decides ties and what is random",
     )
     k: int = Field(default=10, ge=1, description="how many rows to rank; a smaller pool is ranked whole")
+    race: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="rows that cannot be among the k best take a fifth of the draws; the probability with which "
+        "one that can be is left out. By default all rows take all draws",
+    )
     acquisition: Acquisition = Field(
         default="bald",
         description="what to choose rows by; where it is left out, that of a regression is `epistemic_variance`. "
@@ -307,6 +314,8 @@ class AcquireAnswer(BaseModel):
     seed: int
     pool_size: int
     priors: dict[str, float] | None
+    race: float | None
+    finalists: int | None
     ranking: list[RankedRow]
 
 

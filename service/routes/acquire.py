@@ -1,17 +1,27 @@
 """`POST /acquire`: rank an unlabelled pool."""
 
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from model_store.errors import InvalidInput
 from service.context import context_of
-from service.engine.acquisition import RANDOM, batch_ranking, candidates_of, checked_acquisition, copies_of, ranking
+from service.engine.acquisition import (
+    RANDOM,
+    batch_ranking,
+    candidates_of,
+    checked_acquisition,
+    copies_of,
+    finalists,
+    first_draws,
+    ranking,
+)
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job
 from service.engine.threads import Steps
@@ -26,6 +36,8 @@ from service.registry.reservoir import fresh_seed
 
 ID_BYTES = 200  # of a row's name while a pool is ranked
 COPY_BYTES = 200  # of a row while rows that are the same are looked for
+
+LOST = float(np.finfo(np.float64).min)  # the score of a row that was left out of a race
 
 router = APIRouter()
 
@@ -62,6 +74,8 @@ async def post_acquire(request: Request) -> Response:
         lease.shrink(x.nbytes)
         lease.reserve(ID_BYTES * len(x), "ids")
         kept = candidates_of(acquisition, served.model, len(x), envelope.k, num_samples)
+        raced = first_draws(envelope.race, acquisition, served.model.manifest.task, num_samples)
+        last: Int64[np.ndarray, "n"] | None = None  # of a race
         steps: Steps[list[dict[str, Any]]]
         if acquisition == RANDOM:  # needs a seed and no draws
             seed = fresh_seed() if envelope.seed is None else envelope.seed
@@ -84,11 +98,22 @@ async def post_acquire(request: Request) -> Response:
                 priors=priors,
             )
             lease.reserve(kept_bytes(job), "pool")
+            if raced is not None and envelope.race is not None:
+                early = replace(job, num_samples=raced, is_race=True)
+                scored = await context.engine.score(early, partial(hung_up, request))
+                record.worked_on(scored.phases)
+                last = finalists(scored, raced, envelope.k, envelope.race)
+                lease.reserve(x[:1].nbytes * len(last), "pool")
+                job = replace(job, x=x[last], seed=scored.seed)
             scored = await context.engine.score(job, partial(hung_up, request))
             seed = scored.seed
             record.worked_on(scored.phases)
             if copies is None:
-                steps = _ranking(scored.scores, envelope, len(x), seed)
+                scores = scored.scores
+                if last is not None:
+                    scores = np.full(len(x), LOST)
+                    scores[last] = scored.scores
+                steps = _ranking(scores, envelope, len(x), seed)
             else:
                 ids = _ids(envelope, len(x))
                 steps = batch_ranking(job, scored, copies, ids, envelope.k)
@@ -104,6 +129,8 @@ async def post_acquire(request: Request) -> Response:
         "seed": seed,
         "pool_size": len(x),
         "priors": stated_priors(served, priors),
+        "race": envelope.race,
+        "finalists": None if last is None else len(last),
         "ranking": ranked,
     }
     return Response(orjson.dumps(answer), media_type=JSON)

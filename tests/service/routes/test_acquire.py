@@ -37,6 +37,8 @@ def test_the_answer_has_the_contract_s_fields(client, digits_rows):
         "seed": 7,
         "pool_size": 30,
         "priors": None,
+        "race": None,
+        "finalists": None,
     }
     assert [row["rank"] for row in ranking] == [1, 2, 3, 4, 5]
     for row in ranking:
@@ -85,6 +87,34 @@ def test_more_rows_than_a_joint_choice_can_be_of_are_refused(client, digits_rows
     assert refused.status_code == 422
     expected = "k: expected at most 1000 rows of this pool for batchbald with 2 draws, got 1001"
     assert refused.json()["detail"] == expected
+
+
+@pytest.mark.parametrize("acquisition", ["bald", "entropy", "mean_std", "variation_ratio"])
+def test_a_race_returns_what_all_draws_of_all_rows_do(client, digits_rows, acquisition):
+    request = {"acquisition": acquisition, "k": 5, "seed": 3, "num_samples": 100}
+    expected = acquire(client, digits_rows.tolist(), **request)
+    raced = acquire(client, digits_rows.tolist(), race=0.01, **request)
+    assert raced["ranking"] == expected["ranking"]
+    assert 5 <= raced["finalists"] < 359
+    assert (expected["finalists"], expected["race"], raced["race"]) == (None, None, 0.01)
+
+
+def test_a_race_of_a_fresh_seed_is_replayed_by_the_seed_stated(client, digits_rows):
+    request = {"pool": digits_rows[:80].tolist(), "k": 7, "num_samples": 50, "race": 0.1}
+    fresh = client.post("/acquire", json=request)
+    assert client.post("/acquire", json={**request, "seed": fresh.json()["seed"]}).content == fresh.content
+
+
+def test_rows_of_few_draws_run_no_race_and_other_acquisitions_have_none(client, digits_rows):
+    request = {"pool": digits_rows[:20].tolist(), "seed": 1, "num_samples": 49}
+    answer = client.post("/acquire", json={**request, "race": 0.01}).json()
+    assert answer["finalists"] is None
+    assert answer["ranking"] == client.post("/acquire", json=request).json()["ranking"]
+    for name in ("random", "batchbald", "power_bald", "max_det", "bald_corrected"):
+        refused = client.post("/acquire", json={**request, "race": 0.01, "acquisition": name})
+        assert refused.status_code == 422
+        assert refused.json()["detail"].startswith("race: expected one of the acquisitions ['entropy', 'bald'")
+    assert client.post("/acquire", json={**request, "race": 1.0}).status_code == 422
 
 
 def test_power_bald_takes_rows_by_chance_and_more_often_those_of_more_bald(client, digits_rows):

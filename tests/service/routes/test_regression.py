@@ -347,6 +347,15 @@ def test_a_pool_is_ranked_by_variances(client, wavy, acquisition, score):
     assert [values[row["index"]] for row in answer["ranking"]] == [row["score"] for row in answer["ranking"]]
 
 
+@pytest.mark.parametrize("acquisition", ["variance", "epistemic_variance"])
+def test_a_race_ranks_a_pool_of_a_regression_as_all_draws_do(client, wavy, acquisition):
+    request = {"model": "wavy", "pool": wavy["x_test"].tolist(), "acquisition": acquisition, "seed": 3, "k": 3}
+    expected = client.post("/acquire", json={**request, "num_samples": 100}).json()
+    raced = client.post("/acquire", json={**request, "num_samples": 100, "race": 0.01}).json()
+    assert raced["ranking"] == expected["ranking"]
+    assert 3 <= raced["finalists"] <= len(wavy["x_test"])
+
+
 def test_a_batch_of_largest_determinant_leaves_out_what_lies_beside_a_row_chosen(client, wavy):
     """Its first row is that of the most epistemic variance in units of noise, its next not the one beside it."""
     pool = wavy["x_test"][:100].tolist()
