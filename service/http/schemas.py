@@ -147,7 +147,7 @@ class AcquireRequest(Envelope):
     k: int = Field(default=10, ge=1, description="how many rows to rank; a smaller pool is ranked whole")
     race: float | None = Field(
         default=None,
-        gt=0,
+        ge=1e-6,
         lt=1,
         description="rows that cannot be among the k best take a fifth of the draws; the probability with which "
         "one that can be is left out. By default all rows take all draws",

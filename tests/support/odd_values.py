@@ -77,7 +77,7 @@ FIELDS = {
         "risk",
         "return_samples",
     ),
-    "acquire": ("model", "version", "num_samples", "deadline_s", "seed", "ids", "k", "acquisition"),
+    "acquire": ("model", "version", "num_samples", "deadline_s", "seed", "ids", "k", "acquisition", "race"),
 }
 LIKELY = {  # values at the edges of what each field may be
     "model": (b'"digits"', b'"Digits"', b'"digits/1"', b'"."', b'"other"'),
@@ -101,6 +101,7 @@ LIKELY = {  # values at the edges of what each field may be
         b'["' + b"i" * 2000 + b'"]',
     ),
     "k": (b"1", b"0", b"-1", b"10", b"1000000000000000000", b"1.5"),
+    "race": (b"0.01", b"0", b"1", b"1e-6", b"5e-324", b"0.9999999999999999"),
     "acquisition": (
         b'"bald"',
         b'"batchbald"',

@@ -114,7 +114,9 @@ def test_rows_of_few_draws_run_no_race_and_other_acquisitions_have_none(client, 
         refused = client.post("/acquire", json={**request, "race": 0.01, "acquisition": name})
         assert refused.status_code == 422
         assert refused.json()["detail"].startswith("race: expected one of the acquisitions ['entropy', 'bald'")
-    assert client.post("/acquire", json={**request, "race": 1.0}).status_code == 422
+    for probability, status in ((1.0, 422), (0.0, 422), (1e-7, 422), (1e-6, 200), (0.9999999999999999, 200)):
+        asked = {**request, "race": probability, "num_samples": 50}
+        assert client.post("/acquire", json=asked).status_code == status
 
 
 def test_power_bald_takes_rows_by_chance_and_more_often_those_of_more_bald(client, digits_rows):
