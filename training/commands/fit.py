@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
 
-from model_store.artifacts.manifest import ENCODER, Manifest
+from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput, StoreError
 from training import recipe as recipes
@@ -77,8 +77,7 @@ def run(options: argparse.Namespace) -> None:
 
     check_augmentation(recipe.augmentation, data.shape)
     check_pixels(recipe, splits.train)
-    like = None if parent is None or parent.manifest.encoder is None else parent.manifest.files[ENCODER].sha256
-    recipe, encoding = with_encoder(recipe, data, splits.train, folders.runs(), like)
+    recipe, encoding = with_encoder(recipe, data, splits.train, folders.runs(), parent)
     if parent is not None:
         check_compatible(recipe, data, parent)
     check_trained(recipe, parent)

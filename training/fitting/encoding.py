@@ -7,6 +7,7 @@ from hashlib import file_digest
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from model_store.artifacts.manifest import ENCODER, EncoderSpec
 from model_store.errors import InvalidInput, one_line
@@ -20,6 +21,8 @@ from training.nn.architectures import channels_first
 from training.nn.model import split_network, standardisation
 from training.nn.split import NotSplit
 from training.recipe import Recipe
+from training.seeds import Stream, hash_key
+from training.versions import Parent
 
 FOLDER = "encoders"  # among the runs
 EXAMPLES = 16  # training rows that an encoder is tried on
@@ -50,7 +53,7 @@ class Encoding:
 
 
 def with_encoder(
-    recipe: Recipe, data: Dataset, train: Rows, runs: Path, like: str | None = None
+    recipe: Recipe, data: Dataset, train: Rows, runs: Path, parent: Parent | None = None
 ) -> tuple[Recipe, Encoding | None]:
     """Return a recipe that says whether its network has an encoder, and the encoder.
 
@@ -61,13 +64,16 @@ def with_encoder(
         data: whose rows they are.
         train: the training rows, raw.
         runs: the folder of runs.
-        like: the SHA-256 of the encoder of the version whose weights a fit goes on from.
+        parent: the version whose weights a fit goes on from, which has the same encoder, or none.
 
     Raises:
         InvalidInput: if the recipe's encoder cannot be one.
     """
     network = recipe.network
     is_told = network.encoder is not None
+    like = None if parent is None or parent.manifest.encoder is None else parent.manifest.files[ENCODER].sha256
+    if parent is not None and like is None and not is_told:
+        return recipe, None
     may_have = network.factory is not None and network.trained is not None and recipe.augmentation is None
     if not is_told and not (may_have and math.prod(data.shape) > LARGEST):
         return recipe, None
@@ -88,7 +94,9 @@ def with_encoder(
         model = of_file(Path(network.encoder_file), rows, network.output)
     else:
         try:
-            parts = split_network(recipe, data.shape, len(data.classes), with_weights=True)
+            with torch.random.fork_rng(devices=[]):  # what is random in a factory is what it will be in the model
+                torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
+                parts = split_network(recipe, data.shape, len(data.classes), with_weights=True)
         except NotSplit as error:
             if is_told:
                 raise InvalidInput("network.encoder", "a network that can be cut in two", str(error)) from None
@@ -99,7 +107,13 @@ def with_encoder(
                 expected = "frozen layers with weights before those that are drawn or trained"
                 raise InvalidInput("network.encoder", expected, "none")
             return recipe, None
-        model = of_module(parts.encoder, rows)
+        try:
+            model = of_module(parts.encoder, rows)
+        except Exception as error:  # torch's exporter lets any kind through
+            if is_told:
+                reason = f"{type(error).__name__}: {one_line(error)}"[:300]
+                raise InvalidInput("network.encoder", "frozen layers that can be exported", reason) from error
+            return recipe, None  # the network as a whole is tried before the fit, and says which layer it is
     folder = runs / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as making:
