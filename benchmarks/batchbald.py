@@ -126,7 +126,7 @@ def table(results: list[Result], seed: int) -> str:
         f"{DRAWS} draws tell no more than log {DRAWS} = {np.log(DRAWS):.2f} nats apart: where they disagree much, "
         "five rows tell nearly all of it, and what the last rows add is next to nothing. batchbald_redux computes "
         "every row again each time; here only rows whose bound is above the best are "
-        "([how](../decisions/0020-acquisition.md)).",
+        "([how](../decisions/0019-acquisition.md)).",
     ]
     return "\n".join(lines) + "\n"
 

@@ -357,7 +357,7 @@ def test_an_onnx_encoder_of_text_is_told_what_is_padding(tmp_path):
     section = {"source": "csv:reviews.csv", **TEXT, "pad_token": "[UNK]"}
     settings = recipe_with(data=section, network=network)
     assert settings.network.is_standardised
-    assert set(settings.combined) > {"residual", "mahalanobis", "input_neighbours"}
+    assert set(settings.combined) > {"residual", "mahalanobis", "cosine_neighbours"}
     data = load(settings, tmp_path)
     _, encoding = with_encoder(settings, data, data.train, tmp_path / "runs")
     x = data.train.x[:9]

@@ -218,7 +218,7 @@ def test_a_wrong_recipe_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsy
     recipe = recipe_in(tmp_path)
     recipe.write_text(recipe.read_text().replace("epochs = 4", "epochs = 0"))
     line = refusal(tmp_path, monkeypatch, capsys, recipe)
-    assert line == f"error: {recipe}: training.epochs: expected greater than or equal to 1, got 0\n"
+    assert line == f"error: {recipe}: training.epochs: expected 1 or more for method bhn-realnvp, got 0\n"
     assert "absent.toml: expected a readable recipe" in refusal(
         tmp_path, monkeypatch, capsys, tmp_path / "absent.toml"
     )
