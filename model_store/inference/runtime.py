@@ -321,12 +321,15 @@ def _of_each_row(values: Iterable[onnx.ValueInfoProto], name: str) -> tuple[int,
 
 
 def session_options(threads: int) -> ort.SessionOptions:
-    """Return options of a session whose operators take so many threads."""
+    """Return options of a session whose operators take so many threads, which wait busily for each other in a run,
+    and burn no core after it.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # spinning burns an idle core
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if threads > 1 else "0")
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
 
 
