@@ -3,6 +3,8 @@
 Where there is none it is skipped.
 """
 
+import json
+import re
 import shutil
 import subprocess
 
@@ -41,5 +43,7 @@ def test_kinds_of_files_are_told_apart_and_one_that_was_left_out_is_flagged(tmp_
     script = "import json, sys, kinds; print(json.dumps([kinds.row(open(p, 'rb').read()) for p in sys.argv[1:]]))"
     rows = run("-c", script, str(ROOT / "service" / "app.py"), str(ROOT / "docs" / "api.md"))
     with serving(tmp_path / "models") as (url, _):
-        answer = httpx.post(f"{url}/predict", content=f'{{"inputs": {rows}, "seed": 1}}', timeout=60).json()
+        answer = httpx.post(f"{url}/predict", json={"inputs": json.loads(rows), "seed": 1}, timeout=60).json()
     assert answer["predictions"][0]["label"] == "py"
+    said = run("-m", "training", "evaluate", "files", "--rows", "300", "--quiet")
+    assert float(re.search(r"left-out_flag_auroc +([\d.]+)", said)[1]) > 0.9
