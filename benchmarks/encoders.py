@@ -110,6 +110,8 @@ def table(manifest: Manifest, encoder: Encoder, times: dict[str, list[float]]) -
         f"* One row takes **{ratio(SERVED, ALONE)}** times the encoder alone (asked: 1.25 at most).",
         f"* {CONNECTIONS} connections get **{ratio(MANY_ALONE, MANY)}** of its rows a second (asked: .8).",
         "",
+        f"![Milliseconds a row](encoders-{manifest.name}.png)",
+        "",
     ]
     return "\n".join(lines)
 
