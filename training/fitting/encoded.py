@@ -6,8 +6,9 @@ its end alone. A record that a kill cut short is cut off, one that is damaged is
 
 import fcntl
 import os
+import weakref
 import zlib
-from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from training.messages import log
 DIGEST_BYTES = 16
 AT_ONCE = 64  # rows between two writes
 MOST_BYTES = 20 << 30  # of all encoders' rows together, the least recently used are removed first
-SUFFIX = ".rows"
+SUFFIX, LOCK = ".rows", ".lock"
 
 
 class CachedEncoder:
@@ -34,9 +35,9 @@ class CachedEncoder:
         self.most_bytes = most_bytes
         self.record = np.dtype([("digest", f"V{DIGEST_BYTES}"), ("crc", "<u4"), ("encoded", "<f4", (width,))])
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        os.utime(path)  # it is in use
-        _make_room(path, most_bytes)
+        weakref.finalize(self, os.close, _held(path))
+        os.utime(path)
+        _make_room(path.parent, most_bytes)
         self.known: dict[bytes, int] = {}
         for i, record in enumerate(self._records()):
             if zlib.crc32(record["encoded"].tobytes()) == int(record["crc"]):
@@ -95,8 +96,8 @@ class CachedEncoder:
         records["encoded"] = encoded
         records["crc"] = [zlib.crc32(row.tobytes()) for row in encoded]
         records["digest"] = np.array(digests, dtype=f"V{DIGEST_BYTES}")
-        with self.path.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # another fit may write too
+        with (self.path.parent / LOCK).open("w") as lock, self.path.open("r+b") as file:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another fit may write too
             count = file.seek(0, 2) // self.record.itemsize
             if (count + len(records)) * self.record.itemsize > self.most_bytes:
                 return False
@@ -111,17 +112,27 @@ def _digest(row: np.ndarray) -> bytes:
     return blake2b(np.ascontiguousarray(row, dtype=np.float32).data, digest_size=DIGEST_BYTES).digest()
 
 
-def _make_room(kept: Path, most_bytes: int) -> None:
-    """Remove files of rows, those that were used longest ago first, until all have at most so many bytes."""
-    files = sorted(_files(kept.parent), key=lambda path: path.stat().st_mtime)
+def _held(path: Path) -> int:
+    """Open a file, made if there is none, so that nobody removes it as long as it is open; return its descriptor."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
+        os.close(handle)  # it was removed before it was held
+
+
+def _make_room(folder: Path, most_bytes: int) -> None:
+    """Remove files of rows that no fit holds, those that were used longest ago first, until all have at most so many
+    bytes.
+    """
+    files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
     total = sum(path.stat().st_size for path in files)
     for path in files:
         if total <= most_bytes:
             return
-        if path != kept:
+        with path.open("rb") as file, suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             total -= path.stat().st_size
-            path.unlink(missing_ok=True)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    yield from folder.glob(f"*{SUFFIX}")
+            path.unlink()

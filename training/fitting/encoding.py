@@ -136,9 +136,10 @@ def with_encoder(
     if spec.rows_at_once == 1 and network.rows_at_once is None:
         told += "; a row at a time, since rows among others get other bits"
     log.info("%s", told)
+    rows_file = folder / f"{digest}-{spec.rows_at_once}{SUFFIX}"  # rows in other company may get other bits
     if not is_told:
         recipe = recipe.model_copy(update={"network": network.model_copy(update={"encoder": "frozen"})})
-    return recipe, Encoding(path, spec, CachedEncoder(encoder, spec.outputs, folder / f"{digest}{SUFFIX}"))
+    return recipe, Encoding(path, spec, CachedEncoder(encoder, spec.outputs, rows_file))
 
 
 def _check_largest_id(encoder: Encoder, data: Dataset) -> None:

@@ -1,5 +1,6 @@
 """Rows that are encoded once: what is kept is what the encoder says, whatever became of the file."""
 
+import gc
 import os
 
 import numpy as np
@@ -90,5 +91,16 @@ def test_files_used_longest_ago_make_room(tmp_path, x):
     for i, path in enumerate(paths):
         CachedEncoder(Counting(), WIDTH, path)(x)
         os.utime(path, (i, i))
+    gc.collect()
     CachedEncoder(Counting(), WIDTH, paths[1], most_bytes=2 * 150 * RECORD)
     assert [path.exists() for path in paths] == [False, True, True]
+
+
+def test_a_file_that_another_fit_holds_is_never_removed(tmp_path, x):
+    held = CachedEncoder(Counting(), WIDTH, tmp_path / "a.rows")
+    held(x[:100])
+    os.utime(tmp_path / "a.rows", (0, 0))
+    other = CachedEncoder(Counting(), WIDTH, tmp_path / "b.rows", most_bytes=RECORD)
+    other(x)
+    np.testing.assert_array_equal(held(x), Counting()(x))
+    assert (tmp_path / "a.rows").stat().st_size == 150 * RECORD
