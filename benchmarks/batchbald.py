@@ -19,7 +19,6 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from batchbald_redux.batchbald import get_batchbald_batch
 from jaxtyping import Float32
 from threadpoolctl import threadpool_limits
 
@@ -82,6 +81,8 @@ def log_probs_of(pool: Pool, seed: int) -> Float32[np.ndarray, "K N C"]:
 
 def measured(pool: Pool, seed: int) -> Result:
     """Choose from one pool by both."""
+    from batchbald_redux.batchbald import get_batchbald_batch  # of an environment of its own
+
     log_probs = log_probs_of(pool, seed)
     begun = time.perf_counter()
     candidates = BatchBald.of(np.exp(log_probs))
