@@ -54,6 +54,7 @@ HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
 WRITE_INTERVAL_S = 1  # at least between two states of metrics.jsonl
 PLOT_INTERVAL_S = 5  # at least between two plots of a run, which take half a second each
 FINAL_SPREAD_RATE = 3.0  # times the final learning rate
+LOST_NATS = 0.05  # a validation row, by which a Laplace posterior may be worse than its centre without a word
 SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
 
 
@@ -264,8 +265,27 @@ class Run:
         else:
             load_module(self.model, self.best, "best")
         if isinstance(self.recipe.posterior, LaplaceSection):
+            at_centre = self._validated(self._validation_noise())
             self.laplace = self._fit_laplace(self.recipe.posterior)
+            self.laplace["says"] += self._lost_since(at_centre)
         return self.model
+
+    def _lost_since(self, before: Tensor) -> str:
+        """Return a warning if validation rows are less likely under the posterior's draws than they were at its
+        centre, beyond chance; nothing otherwise.
+        """
+        after = self._validated(self._validation_noise())
+        lost = before[:, 1] - after[:, 1]
+        if not lost.mean() > max(LOST_NATS, 3.0 * (lost.std() / math.sqrt(len(lost))).item()):
+            return ""
+        likelihood = self.model.likelihood
+        was, now = (likelihood.to_metric(of[:, 2].mean().item()) for of in (before, after))
+        figures = f"validation {likelihood.metric} {now:.4g}, which was {was:.4g}, log-likelihood "
+        figures += f"{after[:, 1].mean():.4g}, which was {before[:, 1].mean():.4g}"
+        return (
+            f"; ! its draws say less than the trained network alone: {figures}. Draw fewer "
+            "layers (network.bayesian; by default the last), or take posterior.prior_std = 'held-out'"
+        )
 
     def _fit_laplace(self, section: LaplaceSection) -> dict[str, Any]:
         """Give trained weights their posterior; return what the manifest says of it."""

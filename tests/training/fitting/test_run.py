@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -333,3 +334,18 @@ def test_gradients_are_clipped_as_torch_does(size):
     torch.nn.utils.clip_grad_norm_(theirs, 5.0)
     assert torch.equal(ours[0].grad.isnan(), theirs[0].grad.isnan())
     assert torch.equal(ours[0].grad.nan_to_num(), theirs[0].grad.nan_to_num())
+
+
+@pytest.mark.parametrize(("fall", "warns"), [(0.0, False), (0.03, False), (2.0, True)])
+def test_a_laplace_posterior_that_says_less_than_its_centre_is_told(fall, warns):
+    before = torch.tensor([[0.1, -0.1, 0.0]] * 50)
+    after = before - torch.tensor([0.0, fall, -0.5])
+    likelihood = SimpleNamespace(metric="accuracy", to_metric=lambda error: 1 - error)
+    run = SimpleNamespace(
+        _validated=lambda _: after, _validation_noise=lambda: None, model=SimpleNamespace(likelihood=likelihood)
+    )
+    said = Run._lost_since(run, before)
+    assert bool(said) is warns
+    assert (
+        "its draws say less than the trained network alone: validation accuracy 0.5, which was 1" in said
+    ) is warns
