@@ -109,8 +109,6 @@ class Run:
         self.batch_rows = min(recipe.training.batch_rows, self.rows)
         self.epoch_steps = self.rows // self.batch_rows
         self.patience = patience_of(recipe.training.patience, self.epoch_steps)
-        if encoded is None:
-            check_pixels(recipe, splits.train)
         order = _order(self.rows, recipe.seed, Stream.INITIAL_ROWS)[:INITIALISATION_ROWS].to(device)
         rows = self.train[0][order]
         self.told_epochs = told_epochs(recipe, parent)
