@@ -1,7 +1,12 @@
 """Types that rooms of the package share."""
 
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
+
+T = TypeVar("T")
+
+Steps = Generator[None, None, T]  # work that is done in steps of some milliseconds, and what it comes to
 
 Task = Literal["classification", "regression"]
 TailLaw = Literal["predictive", "exponential"]  # of scores beyond those of the reference rows

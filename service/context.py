@@ -14,9 +14,10 @@ from prometheus_client import generate_latest
 
 from model_store.inference.trials import TrialProcess
 from model_store.inputs.columns import Columns, OddCells, odd_cells
+from model_store.types import Steps
 from service.engine.admission import Admission
 from service.engine.batching import Engine
-from service.engine.threads import Steps, Threads, at_once
+from service.engine.threads import Threads, at_once
 from service.errors import PastDeadline
 from service.http.json_blocks import JsonRows
 from service.http.requests import (

@@ -6,9 +6,9 @@ import tomllib
 import pytest
 from pydantic import BaseModel
 
+from model_store.acquisition.choice import ACQUISITIONS
 from model_store.artifacts.manifest import Manifest
 from service.app import create_app
-from service.engine.acquisition import ACQUISITIONS
 from service.settings import Settings
 from tests.support.environment import ROOT
 from training.data import EXPECTED, FROM_FILES

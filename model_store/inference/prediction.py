@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from model_store.conformal.label_shift import WeightedRows
 from model_store.conformal.rank_tables import ConformalPValues, RankTables
+from model_store.errors import InvalidInput
 from model_store.scores.classification import Scores, concatenated, taken
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
@@ -146,3 +147,13 @@ class Prediction:
         scores = self.calibrated_scores
         answers = (scores.by_name()["variation_ratio"] <= largest) & (self.judged_p_values.p_value > fpr)
         return ~answers | (scores.labels != self.scores.labels)
+
+
+def check_computed(scores: Float64[np.ndarray, "N"], field: str) -> None:
+    """Raise InvalidInput for the first row whose score is not a number: its inputs are too large to compute with."""
+    computed = np.isfinite(scores)
+    if not computed.all():
+        n = int(np.argmin(computed))
+        raise InvalidInput(
+            f"{field}.{n}", "numbers that the model can compute with", "some whose result is not finite"
+        )

@@ -15,10 +15,11 @@ import time
 import numpy as np
 from jaxtyping import Float32
 
+from model_store.acquisition.choice import MOST_JOINTLY
+from model_store.acquisition.scoring import pool_candidates, pool_scores, race_scores
 from model_store.inference.draws import OwnDraws, RowsUnderDraws, SharedDraws
 from model_store.inference.runtime import HELD_BYTES, DrawSet
 from model_store.scores.sums import GROUPS
-from service.engine.acquisition import MOST_JOINTLY
 from service.engine.admission import Admission
 from service.engine.jobs import Job, MicroBatch, Part, PoolScores, Predicted, Progress
 from service.engine.waiting import HungUp, wait_for
@@ -311,19 +312,14 @@ def _predicted(
 def _pool_part(job: Job, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> list[Part]:
     """Score a pool's rows, for a joint score also each alone."""
     assert job.acquisition is not None
-    model, predictive = job.served.model, job.served.model.predictive
-    outputs, _ = model.runtime.run_set(x, draws)
-    said = outputs if job.priors is None else model.shifted(outputs, job.priors)
+    asked = job.served.model, x, draws, job.acquisition, job.priors
     if job.candidates is not None:
-        candidates = predictive.joint_scores[job.acquisition].of(predictive.samples(said))
+        candidates = pool_candidates(*asked)
         return [Part(scores=candidates.gain, candidates=candidates)]
     if job.is_race:
-        return [
-            Part(None, slice(None), None, *predictive.race(predictive.scores(predictive.sums(said)), job.acquisition))
-        ]
-    is_jackknifed = job.acquisition in predictive.jackknifed
-    scores = predictive.scores(predictive.sums(said), standard_errors=is_jackknifed)
-    return [Part(scores=predictive.acquisition(scores, job.acquisition))]
+        scores, errors = race_scores(*asked)
+        return [Part(scores=scores, errors=errors)]
+    return [Part(scores=pool_scores(*asked))]
 
 
 def _theta_of_rows(sets: list[DrawSet], rows: list[int]) -> Float32[np.ndarray, "K N D"]:

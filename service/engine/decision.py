@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float64, Int64
 from model_store.conformal.false_discovery import benjamini_hochberg
 from model_store.conformal.rank_tables import ConformalPValues
 from model_store.conformal.stopping import StoppingRule
-from model_store.errors import InvalidInput
 from model_store.inference.prediction import Prediction
 
 
@@ -50,16 +49,6 @@ class Decision:
             None if self.prediction_set is None else self.prediction_set[rows],
             None if self.interval is None else self.interval[rows],
             None if self.abstain is None else self.abstain[rows],
-        )
-
-
-def check_computed(scores: Float64[np.ndarray, "N"], field: str) -> None:
-    """Raise InvalidInput for the first row whose score is not a number: its inputs are too large to compute with."""
-    computed = np.isfinite(scores)
-    if not computed.all():
-        n = int(np.argmin(computed))
-        raise InvalidInput(
-            f"{field}.{n}", "numbers that the model can compute with", "some whose result is not finite"
         )
 
 

@@ -9,17 +9,17 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from model_store.types import Steps
 from service.engine.waiting import HungUp, finish, wait_for
 from service.errors import PastDeadline
 from service.process.shares import Shares
 
 T = TypeVar("T")
-Steps = Generator[None, None, T]
 
 READERS = 2  # of requests: one that is slow to read does not keep the others waiting
 SLICE_S = 0.004  # of steps of one piece of work, before it is another's turn

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from model_store.acquisition.choice import ACQUISITIONS
 from model_store.errors import InvalidInput
 from model_store.inference.noise import MAX_SEED
-from service.engine.acquisition import ACQUISITIONS
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Tolerance = Annotated[float, Field(gt=0, allow_inf_nan=False)]

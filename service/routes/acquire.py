@@ -10,21 +10,24 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from jaxtyping import Float64, Int64
 
-from model_store.errors import InvalidInput
-from service.context import context_of
-from service.engine.acquisition import (
+from model_store.acquisition.choice import (
     RANDOM,
-    batch_ranking,
+    Copies,
     candidates_of,
     checked_acquisition,
     copies_of,
     finalists,
     first_draws,
+    joint_ranking,
+    power_ranking,
     ranking,
 )
+from model_store.errors import InvalidInput
+from model_store.inference.prediction import check_computed
+from model_store.types import Steps
+from service.context import context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
-from service.engine.jobs import Job
-from service.engine.threads import Steps
+from service.engine.jobs import Job, PoolScores
 from service.http.openapi import ERRORS, request_body
 from service.http.options import num_samples_of, priors_of
 from service.http.requests import JSON, hung_up, read_body
@@ -102,7 +105,8 @@ async def post_acquire(request: Request) -> Response:
                 early = replace(job, num_samples=raced, is_race=True)
                 scored = await context.engine.score(early, partial(hung_up, request))
                 record.worked_on(scored.phases)
-                last = finalists(scored, raced, envelope.k, envelope.race)
+                assert scored.errors is not None
+                last = finalists(scored.scores, scored.errors, raced, envelope.k, envelope.race)
                 lease.reserve(x[:1].nbytes * len(last), "pool")
                 job = replace(job, x=x[last], seed=scored.seed)
             scored = await context.engine.score(job, partial(hung_up, request))
@@ -115,8 +119,7 @@ async def post_acquire(request: Request) -> Response:
                     scores[last] = scored.scores
                 steps = _ranking(scores, envelope, len(x), seed)
             else:
-                ids = _ids(envelope, len(x))
-                steps = batch_ranking(job, scored, copies, ids, envelope.k)
+                steps = _batch_ranking(job, scored, copies, _ids(envelope, len(x)), envelope.k)
         ranked = await context.threads.answers.run(steps, client, x.nbytes, deadline)
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.ranked(served.key, len(x), draws)
@@ -147,3 +150,17 @@ def _ranking(
     ids = _ids(envelope, rows)
     yield
     return ranking(scores, ids, seed, envelope.k)
+
+
+def _batch_ranking(
+    job: Job, scored: PoolScores, copies: Copies, ids: list[str], k: int
+) -> Steps[list[dict[str, Any]]]:
+    """Return the ranking of a pool of which a batch is chosen; for a joint score the job is of `copies.first`."""
+    yield
+    if scored.best is None:
+        return power_ranking(scored.scores, copies, ids, scored.seed, k)
+    check_computed(scored.scores[copies.group], "pool")
+    assert job.acquisition is not None
+    kind = job.served.model.predictive.joint_scores[job.acquisition]
+    joint = kind(scored.best.candidates, job.num_samples, scored.seed)
+    return (yield from joint_ranking(joint, scored.best.rows, copies, ids, k))

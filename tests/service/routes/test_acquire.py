@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from service.engine.acquisition import power_scores
+from model_store.acquisition.choice import power_scores
 from service.engine.batching import BATCH_ROW_DRAWS
 
 BATCH = ("batchbald", "power_bald", "max_det")  # what takes rows that are the same as one

@@ -21,12 +21,10 @@ from jaxtyping import Bool, Float32, Float64, Int64, UInt64
 from model_store.conformal.stopping import student_quantile
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
+from model_store.inference.prediction import check_computed
 from model_store.scores.joint import JointScore, greedy
 from model_store.scores.tasks import PREDICTIVES
-from model_store.types import Task
-from service.engine.decision import check_computed
-from service.engine.jobs import Job, PoolScores
-from service.engine.threads import Steps
+from model_store.types import Steps, Task
 
 RANDOM = "random"
 CANDIDATE_BYTES = 64 << 20  # of what draws say of rows, that is kept for a joint score
@@ -84,20 +82,21 @@ def first_draws(probability: float | None, name: str, task: Task, num_samples: i
     return num_samples // TIMES_FEWER if num_samples >= FEWEST_RACED * TIMES_FEWER else None
 
 
-def finalists(scored: PoolScores, num_draws: int, k: int, probability: float) -> Int64[np.ndarray, "n"]:
-    """Return the rows that can be among the k best, given scores of the first draws: those whose upper bound is not
-    below the k-th largest lower bound.
+def finalists(
+    scores: Float64[np.ndarray, "N"], errors: Float64[np.ndarray, "N"], num_draws: int, k: int, probability: float
+) -> Int64[np.ndarray, "n"]:
+    """Return the rows that can be among the k best, given scores of the first draws and their standard errors: those
+    whose upper bound is not below the k-th largest lower bound.
 
     Bounds are Student's, of jackknifed standard errors, and hold for all rows together but for a probability.
 
     Raises:
         InvalidInput: naming a row that the model cannot score.
     """
-    assert scored.errors is not None
-    check_computed(scored.scores, "pool")
-    width = student_quantile(num_draws - 1, probability / (2 * len(scored.scores))) * scored.errors
-    lower = np.sort(scored.scores - width)[::-1]
-    left: np.ndarray = np.flatnonzero(scored.scores + width >= lower[min(k, len(lower)) - 1])
+    check_computed(scores, "pool")
+    width = student_quantile(num_draws - 1, probability / (2 * len(scores))) * errors
+    lower = np.sort(scores - width)[::-1]
+    left: np.ndarray = np.flatnonzero(scores + width >= lower[min(k, len(lower)) - 1])
     return left
 
 
@@ -149,30 +148,30 @@ def ranking(scores: Float64[np.ndarray, "N"] | None, ids: Sequence[str], seed: i
     return _ranked(best, scores[best], ids)
 
 
-def batch_ranking(
-    job: Job, scored: PoolScores, copies: Copies, ids: Sequence[str], k: int
-) -> Steps[list[dict[str, Any]]]:
-    """Return k rows that are chosen as a batch, as /acquire answers them: by `power_bald` or a joint score.
-
-    Args:
-        job: of all rows; for a joint score of `copies.first`.
+def power_ranking(
+    bald: Float64[np.ndarray, "N"], copies: Copies, ids: Sequence[str], seed: int, k: int
+) -> list[dict[str, Any]]:
+    """Return k rows that are chosen by `power_bald`, as /acquire answers them.
 
     Raises:
         InvalidInput: naming a row that the model cannot score.
     """
+    check_computed(bald, "pool")
+    scores, hashes = power_scores(bald, ids, seed), id_hashes(ids, seed)
+    order = np.lexsort((hashes, -scores, _is_again(copies, hashes)))[:k]
+    return _ranked(order, scores[order], ids)
+
+
+def joint_ranking(
+    joint: JointScore, rows: Int64[np.ndarray, "M"], copies: Copies, ids: Sequence[str], k: int
+) -> Steps[list[dict[str, Any]]]:
+    """Return k rows that are chosen by a joint score of its candidates, which are rows of `copies.first`, as /acquire
+    answers them.
+    """
     yield
-    hashes = id_hashes(ids, scored.seed)
+    hashes = id_hashes(ids, joint.seed)
     yield
-    if scored.best is None:
-        check_computed(scored.scores, "pool")
-        scores = power_scores(scored.scores, ids, scored.seed)
-        order = np.lexsort((hashes, -scores, _is_again(copies, hashes)))[:k]
-        return _ranked(order, scores[order], ids)
-    check_computed(scored.scores[copies.group], "pool")
-    assert job.acquisition is not None
-    kind = job.served.model.predictive.joint_scores[job.acquisition]
-    joint = kind(scored.best.candidates, job.num_samples, scored.seed)
-    indices, gains = yield from jointly(joint, scored.best.rows, copies, hashes, k)
+    indices, gains = yield from jointly(joint, rows, copies, hashes, k)
     return _ranked(indices, gains, ids)
 
 

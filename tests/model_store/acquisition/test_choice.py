@@ -5,9 +5,7 @@ from hashlib import blake2b
 import numpy as np
 import pytest
 
-from model_store.errors import InvalidInput
-from model_store.scores.joint import BatchBald
-from service.engine.acquisition import (
+from model_store.acquisition.choice import (
     checked_acquisition,
     copies_of,
     finalists,
@@ -17,7 +15,9 @@ from service.engine.acquisition import (
     ranking,
     top,
 )
-from service.engine.jobs import Best, PoolScores
+from model_store.errors import InvalidInput
+from model_store.scores.joint import BatchBald
+from service.engine.jobs import Best
 from service.engine.threads import at_once
 
 DRAWS, ROWS = 8, 60
@@ -127,13 +127,18 @@ def test_a_choice_from_the_rows_that_gain_most_alone_is_that_from_all(seed):
 def test_finalists_are_the_rows_whose_upper_bound_is_not_below_the_kth_lower_one():
     """Student's t of 19 degrees is exceeded with probability .0005 above 3.883."""
     scores, errors = np.array([1.0, 0.9, 0.5, 0.45, 0.0]), np.array([0.01, 0.1, 0.05, 0.0, 0.0])
-    scored = PoolScores(scores, 0, [], None, errors)
-    assert finalists(scored, 20, 1, 0.005).tolist() == [0, 1]  # 1 - .0388 is above .5 + .194 and below .9 + .388
-    assert finalists(scored, 20, 2, 0.005).tolist() == [0, 1, 2]  # .9 - .388 = .512 is below .5 + .194, above .45
-    assert finalists(scored, 20, 9, 0.005).tolist() == [0, 1, 2, 3, 4]
-    unlike = PoolScores(np.array([1.0, np.nan]), 0, [], None, np.zeros(2))
+    assert finalists(scores, errors, 20, 1, 0.005).tolist() == [
+        0,
+        1,
+    ]  # 1 - .0388 is above .5 + .194 and below .9 + .388
+    assert finalists(scores, errors, 20, 2, 0.005).tolist() == [
+        0,
+        1,
+        2,
+    ]  # .9 - .388 = .512 is below .5 + .194, above .45
+    assert finalists(scores, errors, 20, 9, 0.005).tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(InvalidInput, match=r"pool\.1"):
-        finalists(unlike, 20, 1, 0.005)
+        finalists(np.array([1.0, np.nan]), np.zeros(2), 20, 1, 0.005)
 
 
 def test_copies_are_the_same_in_whatever_order_rows_come():

@@ -1,0 +1,1 @@
+"""Choosing from a pool the rows that are most worth a label."""
