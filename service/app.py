@@ -64,6 +64,7 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
         context.trials.close()
         context.threads.close()
         context.models.stop()
+        context.close_state()
         key_ring.stop()
         if tracing is not None:
             tracing.close()

@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 
 from model_store.inference.trials import TrialProcess
 from model_store.inputs.columns import Columns, OddCells, odd_cells
+from model_store.state.database import Database
 from model_store.types import Steps
 from service.engine.admission import Admission
 from service.engine.batching import Engine
@@ -70,6 +71,8 @@ class Context:
         self.admission = Admission(settings, idle)
         self.engine = Engine(self.admission, self.metrics)
         self.threads = Threads()
+        self._state: Database | None = None
+        self._opening_state = threading.Lock()
         self.worker_metrics = WorkerMetrics(self.metrics_page, place)
 
     def metrics_page(self) -> bytes:
@@ -77,6 +80,25 @@ class Context:
         self.metrics.queued_row_draws.set(self.admission.row_draws)
         self.metrics.queued_requests.set(self.admission.in_work)
         return generate_latest(self.metrics.registry)
+
+    @property
+    def state(self) -> Database:
+        """Jobs, what was acquired, and labels. Reads and writes files: use it from a worker thread.
+
+        Raises:
+            StateUnusable: if they cannot be read or written.
+        """
+        with self._opening_state:
+            if self._state is None:
+                self._state = Database(self.settings.state)
+            return self._state
+
+    def close_state(self) -> None:
+        """Close the state's database, if it was opened."""
+        with self._opening_state:
+            if self._state is not None:
+                self._state.close()
+                self._state = None
 
     async def served(self, envelope: Envelope) -> Served:
         """Return the model that a request means, trying and loading its version first where it must.

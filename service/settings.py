@@ -22,6 +22,14 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
     store: Path = Field(default=Path("models"), description="root folder of the model store")
+    state: Path = Field(
+        default=Path("state"),
+        description="folder for what must not be forgotten: jobs, their results, what was acquired, and labels; made "
+        "when there is something to keep",
+    )
+    pools: Path | None = Field(
+        default=None, description="folder of files that requests may name as `pool_file` or `inputs_file`"
+    )
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="port to listen on; 0 takes any")
     default_model: str | None = Field(

@@ -9,7 +9,15 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from model_store.errors import BrokenArtifact, DubitoError, InvalidInput, NotFound, UnsupportedFormat
+from model_store.errors import (
+    BrokenArtifact,
+    DubitoError,
+    InvalidInput,
+    NoSpace,
+    NotFound,
+    StateUnusable,
+    UnsupportedFormat,
+)
 from service.errors import InUse, NotReady, Overloaded, PastDeadline, TooLarge, TooLargeToLoad, Unsupported
 from service.observability.records import record_of
 
@@ -28,6 +36,8 @@ STATUS: dict[type[DubitoError], int] = {
     Overloaded: 429,
     NotReady: 503,
     PastDeadline: 504,
+    StateUnusable: 503,
+    NoSpace: 507,
 }
 
 
