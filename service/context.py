@@ -34,6 +34,7 @@ from service.http.requests import (
 )
 from service.http.schemas import Envelope
 from service.http.schemas import Request as AnyEnvelope
+from service.jobs.runner import JobRunner
 from service.middleware.key_file import KeyRing
 from service.observability.metrics import Metrics
 from service.observability.records import record_of
@@ -73,6 +74,7 @@ class Context:
         self.threads = Threads()
         self._state: Database | None = None
         self._opening_state = threading.Lock()
+        self.runner = JobRunner(settings, lambda: self.state)
         self.worker_metrics = WorkerMetrics(self.metrics_page, place)
 
     def metrics_page(self) -> bytes:
@@ -133,9 +135,10 @@ class Context:
         kind: type[AnyEnvelope],
         rows_field: str,
         max_rows: int,
+        file_field: str | None = None,
     ) -> tuple[AnyEnvelope, Rows]:
         """Return a request's envelope and its rows as they came; forms and long JSON away from the event loop."""
-        steps = read_request(request, body, kind, rows_field, max_rows)
+        steps = read_request(request, body, kind, rows_field, max_rows, file_field)
         media_type = request_media_type(request)
         if media_type == FORM or (media_type == JSON and len(body) > SMALL_JSON_BYTES):
             deadline = time.monotonic() + self.settings.deadline_s
