@@ -250,7 +250,7 @@ def _job(row: sqlite3.Row) -> Job:
         attempts=row["attempts"],
         work=row["work"],
         done=row["done"],
-        worked_s=row["worked_s"],
+        worked_s=float(row["worked_s"]),
         cancel=bool(row["cancel"]),
         said=said,
     )

@@ -359,6 +359,7 @@ class JobAnswer(BaseModel):
     read_as: str
     ignored_columns: list[str]
     progress: float
+    worked_s: float
     seconds_left: float | None
     created: float
     begun: float | None

@@ -326,6 +326,7 @@ def _job_json(job: Job, kept_s: float) -> dict[str, Any]:
         "read_as": asked["read_as"],
         "ignored_columns": asked["ignored"],
         "progress": share,
+        "worked_s": job.worked_s,
         "seconds_left": left,
         "created": job.created,
         "begun": job.begun,
