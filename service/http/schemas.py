@@ -162,7 +162,7 @@ class AcquireRequest(Envelope):
 class AcquireJobRequest(AcquireRequest):
     """A request to rank a pool of any size, in its own time."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"pool_file": "unlabelled.parquet", "k": 10}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [{"pool": [EXAMPLE_ROW, EXAMPLE_NOISE], "k": 1}]})
 
     pool: list[Any] = Field(default=[], description="rows, as of /acquire, unless there is a `pool_file`")
     pool_file: str | None = Field(
@@ -174,7 +174,9 @@ class AcquireJobRequest(AcquireRequest):
 class PredictJobRequest(PredictRequest):
     """A request to predict the rows of a file of any size, in its own time."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs_file": "rows.parquet", "format": "parquet"}]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "format": "npz"}]}
+    )
 
     inputs: list[Any] = Field(default=[], description="rows, as of /predict, unless there is an `inputs_file`")
     inputs_file: str | None = Field(

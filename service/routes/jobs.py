@@ -56,7 +56,7 @@ class _Rows:
 @router.post(
     "/acquire/jobs",
     status_code=202,
-    responses={k: v for k, v in ACCEPTED.items() if k != 200},
+    responses=ACCEPTED,
     openapi_extra=request_body(AcquireJobRequest, "pool"),
 )
 async def post_acquire_job(request: Request) -> Response:
@@ -67,7 +67,7 @@ async def post_acquire_job(request: Request) -> Response:
 @router.post(
     "/predict/jobs",
     status_code=202,
-    responses={k: v for k, v in ACCEPTED.items() if k != 200},
+    responses=ACCEPTED,
     openapi_extra=request_body(PredictJobRequest, "inputs"),
 )
 async def post_predict_job(request: Request) -> Response:
