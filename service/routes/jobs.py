@@ -16,7 +16,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
-from model_store.acquisition.choice import candidates_of, checked_acquisition, first_draws
+from model_store.acquisition.choice import candidates_of, checked_acquisition, race_stages
 from model_store.errors import InvalidInput
 from model_store.state.database import of_disk
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
@@ -247,7 +247,7 @@ def _asked_to_acquire(_: Context, envelope: AcquireJobRequest, served: Served, r
     acquisition = checked_acquisition(named, task)
     num_samples = envelope.num_samples or served.model.manifest.noise.default_draws
     candidates_of(acquisition, served.model, rows, envelope.k, num_samples)
-    first_draws(envelope.race, acquisition, task, num_samples)
+    race_stages(envelope.race, acquisition, task, num_samples)
     priors = priors_of(envelope, served)
     return {"acquisition": acquisition, "k": envelope.k, "race": envelope.race, "priors": priors}
 
