@@ -22,7 +22,7 @@ from service.observability.tracing import tracing_of
 from service.process.memory import FreedMemory
 from service.process.shutdown import CloseConnections, end_with_notice
 from service.process.supervisor import WorkerPlace
-from service.routes import acquire, admin, health, models, predict, report
+from service.routes import acquire, admin, health, labels, models, predict, report
 from service.settings import Settings
 
 # FastAPI's own telemetry, which the environment could turn on: its spans repeat queries.
@@ -79,7 +79,7 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
         telemetry=NO_TELEMETRY,
     )
     app.state.context = context
-    routers = [predict.router, acquire.router, models.router, report.router, health.router]
+    routers = [predict.router, acquire.router, labels.router, models.router, report.router, health.router]
     if key_ring.keys.has_administration:
         routers.append(admin.router)
     for router in routers:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
-from jaxtyping import Float64, Int64
+from jaxtyping import Float32, Float64, Int64
 
 from model_store.acquisition.choice import (
     RANDOM,
@@ -22,10 +22,22 @@ from model_store.acquisition.choice import (
     power_ranking,
     ranking,
 )
+from model_store.acquisition.control import Selection, select
+from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import InvalidInput
-from model_store.inference.prediction import check_computed
+from model_store.inference.prediction import Prediction, check_computed
+from model_store.state.labels import (
+    AcquiredRow,
+    Acquisition,
+    checked_id,
+    has_state,
+    keep_acquired,
+    labelled,
+    row_format,
+)
+from model_store.state.live import said_of
 from model_store.types import Steps
-from service.context import context_of
+from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job, PoolScores
 from service.http.openapi import ERRORS, request_body
@@ -35,6 +47,7 @@ from service.http.responses import stated_priors
 from service.http.schemas import AcquireAnswer, AcquireRequest
 from service.observability.records import record_of
 from service.process.budget import lease_of
+from service.registry.models import Served
 from service.registry.reservoir import fresh_seed
 
 ID_BYTES = 200  # of a row's name while a pool is ranked
@@ -63,6 +76,7 @@ async def post_acquire(request: Request) -> Response:
         raise InvalidInput("ids", f"one for each of the {len(rows)} pool rows", f"{len(envelope.ids)}")
     if envelope.ids is not None and len(set(envelope.ids)) != len(rows):
         raise InvalidInput("ids", "different names", "some that are the same")
+    check_keeping(envelope)
     served = await context.served(envelope)
     asked = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
     acquisition = checked_acquisition(asked, served.model.manifest.task)
@@ -76,13 +90,21 @@ async def post_acquire(request: Request) -> Response:
         del body, rows  # which may be many times as large
         lease.shrink(x.nbytes)
         lease.reserve(ID_BYTES * len(x), "ids")
-        kept = candidates_of(acquisition, served.model, len(x), envelope.k, num_samples)
+        whole, ids, pool_size = x, _ids(envelope, len(x)), len(x)
+        asked_seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
+        chosen = await _selected(context, envelope, served.name, ids, asked_seed)
+        k = envelope.k - len(chosen.control)
+        if len(chosen.ranked) < len(x):
+            lease.reserve(x.nbytes, "pool")
+            x, ids = x[chosen.ranked], [ids[i] for i in chosen.ranked.tolist()]
+        nothing = k == 0 or len(x) == 0
+        kept = None if nothing else candidates_of(acquisition, served.model, len(x), k, num_samples)
         raced = first_draws(envelope.race, acquisition, served.model.manifest.task, num_samples)
         last: Int64[np.ndarray, "n"] | None = None  # of a race
         steps: Steps[list[dict[str, Any]]]
-        if acquisition == RANDOM:  # needs a seed and no draws
-            seed = fresh_seed() if envelope.seed is None else envelope.seed
-            steps = _ranking(None, envelope, len(x), seed)
+        if acquisition == RANDOM or nothing:  # needs a seed and no draws
+            seed = fresh_seed() if asked_seed is None else asked_seed
+            steps = _ranking(None, ids if not nothing else [], seed, k)
         else:
             copies, pool = None, x
             if acquisition in served.model.predictive.batches:
@@ -93,7 +115,7 @@ async def post_acquire(request: Request) -> Response:
                 served,
                 pool,
                 num_samples,
-                envelope.seed,
+                asked_seed,
                 deadline,
                 acquisition=acquisition,
                 candidates=kept,
@@ -106,7 +128,7 @@ async def post_acquire(request: Request) -> Response:
                 scored = await context.engine.score(early, partial(hung_up, request))
                 record.worked_on(scored.phases)
                 assert scored.errors is not None
-                last = finalists(scored.scores, scored.errors, raced, envelope.k, envelope.race)
+                last = finalists(scored.scores, scored.errors, raced, k, envelope.race)
                 lease.reserve(x[:1].nbytes * len(last), "pool")
                 job = replace(job, x=x[last], seed=scored.seed)
             scored = await context.engine.score(job, partial(hung_up, request))
@@ -117,20 +139,37 @@ async def post_acquire(request: Request) -> Response:
                 if last is not None:
                     scores = np.full(len(x), LOST)
                     scores[last] = scored.scores
-                steps = _ranking(scores, envelope, len(x), seed)
+                steps = _ranking(scores, ids, seed, k)
             else:
-                steps = _batch_ranking(job, scored, copies, _ids(envelope, len(x)), envelope.k)
-        ranked = await context.threads.answers.run(steps, client, x.nbytes, deadline)
+                steps = _batch_ranking(job, scored, copies, ids, k)
+        ranked = await context.threads.answers.run(_in_pool(steps, chosen), client, x.nbytes, deadline)
+        aside = whole[chosen.control]
+        said: list[dict[str, Any]] = []
+        if len(aside):
+            job = Job(served, aside, num_samples, seed, deadline, client=client)
+            lease.reserve(kept_bytes(job), "pool")
+            said = control_said(served, (await context.engine.predict(job, partial(hung_up, request))).prediction)
+            names = _ids(envelope, pool_size)
+            ranked += [
+                {"rank": rank, "index": i, "id": names[i], "score": None, "control": True}
+                for rank, i in enumerate(chosen.control.tolist(), start=len(ranked) + 1)
+            ]
+        if envelope.keep:
+            how = Acquisition(
+                *(served.name, served.version, row_format(served.model.manifest), acquisition, seed, num_samples)
+            )
+            await context.threads.files(lambda: keep_acquired(context.state, how, acquired_rows(whole, ranked, said)))
     draws = 0 if acquisition == RANDOM else num_samples
-    context.metrics.ranked(served.key, len(x), draws)
-    record.used(served.name, served.version, len(x), draws)
+    context.metrics.ranked(served.key, pool_size, draws)
+    record.used(served.name, served.version, pool_size, draws)
     answer = {
         "model": served.name,
         "version": served.version,
         "acquisition": acquisition,
         "num_samples": num_samples,
         "seed": seed,
-        "pool_size": len(x),
+        "pool_size": pool_size,
+        "excluded": chosen.excluded,
         "priors": stated_priors(served, priors),
         "race": envelope.race,
         "finalists": None if last is None else len(last),
@@ -139,17 +178,76 @@ async def post_acquire(request: Request) -> Response:
     return Response(orjson.dumps(answer), media_type=JSON)
 
 
+def check_keeping(envelope: AcquireRequest) -> None:
+    """Raise InvalidInput if rows are to be kept that cannot be, or set aside and not kept."""
+    if envelope.control and not envelope.keep:
+        raise InvalidInput(
+            "control", "0 unless `keep` is true, since labels of control rows judge the model", "a share"
+        )
+    if envelope.keep and envelope.ids is None:
+        raise InvalidInput("ids", "names of the rows, which `keep` needs", "none")
+
+
+async def _selected(
+    context: Context, envelope: AcquireRequest, model: str, ids: list[str], seed: int | None
+) -> Selection:
+    """Return what becomes of the pool's rows: which are ranked, and which set aside.
+
+    Raises:
+        InvalidInput: naming an id under which no row can be kept.
+    """
+    may_be_labelled = envelope.ids is not None and envelope.exclude_labelled and has_state(context.settings.state)
+    if not (may_be_labelled or envelope.keep):
+        return Selection(np.arange(len(ids)), np.empty(0, dtype=np.int64), 0)
+
+    def work() -> Selection:
+        for n, name in enumerate(ids if envelope.keep else ()):
+            checked_id(name, f"ids.{n}")
+        known = labelled(context.state, model, ids) if may_be_labelled else set[str]()
+        return select(ids, known, envelope.control, envelope.k, seed or 0)
+
+    return await context.threads.files(work)
+
+
+def control_said(served: Served, prediction: Prediction) -> list[dict[str, Any]]:
+    """Return what is kept of the predictions of rows that are set aside."""
+    manifest = served.model.manifest
+    if manifest.categories is not None and manifest.categories.kind == "group":  # which nobody said
+        prediction = prediction.of_groups(np.full(len(prediction.scores.labels), UNKNOWN))
+    return said_of(prediction, manifest.classes)
+
+
+def acquired_rows(
+    pool: Float32[np.ndarray, "N I"], ranked: list[dict[str, Any]], said: list[dict[str, Any]]
+) -> list[AcquiredRow]:
+    """Return the rows of an answer as they are kept; `said` is of those that are set aside, in their order."""
+    of_control = iter(said)
+    return [
+        AcquiredRow(
+            *(row["id"], row["rank"], row["score"], pool[row["index"]], row["control"]),
+            next(of_control) if row["control"] else None,
+        )
+        for row in ranked
+    ]
+
+
+def _in_pool(steps: Steps[list[dict[str, Any]]], chosen: Selection) -> Steps[list[dict[str, Any]]]:
+    """Return a ranking with the rows' places in the whole pool."""
+    ranked = yield from steps
+    places = chosen.ranked.tolist()
+    return [{**row, "index": places[row["index"]], "control": False} for row in ranked]
+
+
 def _ids(envelope: AcquireRequest, rows: int) -> list[str]:
     return [str(i) for i in range(rows)] if envelope.ids is None else envelope.ids
 
 
 def _ranking(
-    scores: Float64[np.ndarray, "N"] | None, envelope: AcquireRequest, rows: int, seed: int
+    scores: Float64[np.ndarray, "N"] | None, ids: list[str], seed: int, k: int
 ) -> Steps[list[dict[str, Any]]]:
     """Return the ranking of a pool by a score of each row."""
-    ids = _ids(envelope, rows)
     yield
-    return ranking(scores, ids, seed, envelope.k)
+    return ranking(scores, ids, seed, k) if ids else []
 
 
 def _batch_ranking(

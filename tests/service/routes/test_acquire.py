@@ -36,13 +36,14 @@ def test_the_answer_has_the_contract_s_fields(client, digits_rows):
         "num_samples": 100,
         "seed": 7,
         "pool_size": 30,
+        "excluded": 0,
         "priors": None,
         "race": None,
         "finalists": None,
     }
     assert [row["rank"] for row in ranking] == [1, 2, 3, 4, 5]
     for row in ranking:
-        assert set(row) == {"rank", "index", "id", "score"}
+        assert set(row) == {"rank", "index", "id", "score", "control"}
         assert row["id"] == str(row["index"])
 
 
