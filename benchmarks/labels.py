@@ -157,7 +157,7 @@ def table(pages: list[dict[str, Any]]) -> str:
         "# Labels that come back: digits",
         "",
         f"`python -m benchmarks.labels --seeds {len(pages)} --write`: a hypernetwork fitted on 180 digits, a pool of "
-        f"`python -m benchmarks.labels --seeds {len(pages)} --write`: a hypernetwork fitted on 180 digits, a pool "
+        f"997, {K * TIMES} of them acquired by BALD in {TIMES} turns with `control` {SHARE:g}, labelled over HTTP. "
         "`python -m training candidate digits --control-arm` fits, compares and promotes; all figures are those of "
         "`GET /models/digits/labels`. Intervals are of 95 %. Each seed is another split and another fit.",
         "",

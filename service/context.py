@@ -15,6 +15,7 @@ from prometheus_client import generate_latest
 from model_store.inference.trials import TrialProcess
 from model_store.inputs.columns import Columns, OddCells, odd_cells
 from model_store.state.database import Database
+from model_store.state.labels import has_state, labelled
 from model_store.types import Steps
 from service.engine.admission import Admission
 from service.engine.batching import Engine
@@ -34,6 +35,7 @@ from service.http.requests import (
 )
 from service.http.schemas import Envelope
 from service.http.schemas import Request as AnyEnvelope
+from service.jobs.runner import JobRunner
 from service.middleware.key_file import KeyRing
 from service.observability.metrics import Metrics
 from service.observability.records import record_of
@@ -73,6 +75,7 @@ class Context:
         self.threads = Threads()
         self._state: Database | None = None
         self._opening_state = threading.Lock()
+        self.runner = JobRunner(settings, lambda: self.state)
         self.worker_metrics = WorkerMetrics(self.metrics_page, place)
 
     def metrics_page(self) -> bytes:
@@ -92,6 +95,10 @@ class Context:
             if self._state is None:
                 self._state = Database(self.settings.state)
             return self._state
+
+    def labelled(self, model: str, ids: list[str]) -> set[str]:
+        """Return which of these ids have a label; from a worker thread. Makes no database where there is none."""
+        return labelled(self.state, model, ids) if has_state(self.settings.state) else set()
 
     def close_state(self) -> None:
         """Close the state's database, if it was opened."""
@@ -133,9 +140,10 @@ class Context:
         kind: type[AnyEnvelope],
         rows_field: str,
         max_rows: int,
+        file_field: str | None = None,
     ) -> tuple[AnyEnvelope, Rows]:
         """Return a request's envelope and its rows as they came; forms and long JSON away from the event loop."""
-        steps = read_request(request, body, kind, rows_field, max_rows)
+        steps = read_request(request, body, kind, rows_field, max_rows, file_field)
         media_type = request_media_type(request)
         if media_type == FORM or (media_type == JSON and len(body) > SMALL_JSON_BYTES):
             deadline = time.monotonic() + self.settings.deadline_s

@@ -110,16 +110,27 @@ class Copies:
 
 def copies_of(x: Float32[np.ndarray, "N I"]) -> Steps[Copies]:
     """Find rows that are the same bits."""
-    found: dict[bytes, int] = {}
-    numbers = np.empty(len(x), dtype=np.int64)
-    for i, row in enumerate(x):
-        numbers[i] = found.setdefault(blake2b(row.tobytes(), digest_size=16).digest(), i)
-        if i % AT_ONCE == 0:
-            yield
-    first = np.array([found[digest] for digest in sorted(found)])
-    place = np.empty(len(x), dtype=np.int64)
-    place[first] = np.arange(len(first))
-    return Copies(first, place[numbers])
+    digests = []
+    for first in range(0, len(x), AT_ONCE):
+        digests.append(row_digests(x[first : first + AT_ONCE]))
+        yield
+    return copies_among(np.concatenate(digests))
+
+
+def row_digests(x: Float32[np.ndarray, "N I"]) -> UInt64[np.ndarray, "N 2"]:
+    """Return 128 bits of each row that are the same for rows of the same bits alone."""
+    digests = b"".join(blake2b(row, digest_size=16).digest() for row in np.ascontiguousarray(x))
+    return np.frombuffer(digests, dtype=">u8").astype(np.uint64).reshape(len(x), 2)
+
+
+def copies_among(digests: UInt64[np.ndarray, "N 2"]) -> Copies:
+    """Find rows that are the same bits, given digests of them."""
+    order = np.lexsort((digests[:, 1], digests[:, 0]))
+    is_new = np.ones(len(order), dtype=bool)
+    is_new[1:] = (digests[order][1:] != digests[order][:-1]).any(axis=1)
+    group = np.empty(len(order), dtype=np.int64)
+    group[order] = np.cumsum(is_new) - 1
+    return Copies(order[is_new], group)
 
 
 def id_hashes(ids: Sequence[str], seed: int, use: bytes = b"") -> UInt64[np.ndarray, "N"]:

@@ -19,7 +19,7 @@ from model_store.errors import (
     StateUnusable,
     UnsupportedFormat,
 )
-from service.errors import InUse, NotReady, Overloaded, PastDeadline, TooLarge, TooLargeToLoad, Unsupported
+from service.errors import InUse, NotDone, NotReady, Overloaded, PastDeadline, TooLarge, TooLargeToLoad, Unsupported
 from service.observability.records import record_of
 
 PROBLEM_JSON = "application/problem+json"
@@ -33,6 +33,7 @@ STATUS: dict[type[DubitoError], int] = {
     UnsupportedFormat: 503,
     TooLargeToLoad: 503,
     InUse: 409,
+    NotDone: 409,
     TooLarge: 413,
     Unsupported: 415,
     Overloaded: 429,

@@ -32,7 +32,9 @@ OF_ADMIN_KEY: Final = frozenset[Scope]({"admin", "metrics"})
 
 SCOPE_OF_PATH: Final[dict[str, Scope]] = {
     "/predict": "predict",
+    "/predict/jobs": "predict",
     "/acquire": "acquire",
+    "/acquire/jobs": "acquire",
     "/labels": "label",
     "/metrics": "metrics",
 }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from model_store.acquisition.choice import (
     RANDOM,
@@ -23,23 +23,14 @@ from model_store.acquisition.choice import (
     ranking,
 )
 from model_store.acquisition.control import Selection, select
-from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import InvalidInput
-from model_store.inference.prediction import Prediction, check_computed
-from model_store.state.labels import (
-    AcquiredRow,
-    Acquisition,
-    checked_id,
-    has_state,
-    keep_acquired,
-    labelled,
-    row_format,
-)
-from model_store.state.live import said_of
+from model_store.inference.prediction import check_computed
+from model_store.state.labels import Acquisition, has_state, keep_acquired, row_format
 from model_store.types import Steps
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job, PoolScores
+from service.engine.keeping import acquired_rows, check_keeping, control_said, set_aside
 from service.http.openapi import ERRORS, request_body
 from service.http.options import num_samples_of, priors_of
 from service.http.requests import JSON, hung_up, read_body
@@ -47,7 +38,6 @@ from service.http.responses import stated_priors
 from service.http.schemas import AcquireAnswer, AcquireRequest
 from service.observability.records import record_of
 from service.process.budget import lease_of
-from service.registry.models import Served
 from service.registry.reservoir import fresh_seed
 
 ID_BYTES = 200  # of a row's name while a pool is ranked
@@ -76,7 +66,6 @@ async def post_acquire(request: Request) -> Response:
         raise InvalidInput("ids", f"one for each of the {len(rows)} pool rows", f"{len(envelope.ids)}")
     if envelope.ids is not None and len(set(envelope.ids)) != len(rows):
         raise InvalidInput("ids", "different names", "some that are the same")
-    check_keeping(envelope)
     served = await context.served(envelope)
     asked = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
     acquisition = checked_acquisition(asked, served.model.manifest.task)
@@ -92,7 +81,7 @@ async def post_acquire(request: Request) -> Response:
         lease.reserve(ID_BYTES * len(x), "ids")
         whole, ids, pool_size = x, _ids(envelope, len(x)), len(x)
         asked_seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
-        chosen = await _selected(context, envelope, served.name, ids, asked_seed)
+        chosen = await _selected(context, envelope, served.name, ids, asked_seed or 0)
         k = envelope.k - len(chosen.control)
         if len(chosen.ranked) < len(x):
             lease.reserve(x.nbytes, "pool")
@@ -148,17 +137,14 @@ async def post_acquire(request: Request) -> Response:
         if len(aside):
             job = Job(served, aside, num_samples, seed, deadline, client=client)
             lease.reserve(kept_bytes(job), "pool")
-            said = control_said(served, (await context.engine.predict(job, partial(hung_up, request))).prediction)
-            names = _ids(envelope, pool_size)
-            ranked += [
-                {"rank": rank, "index": i, "id": names[i], "score": None, "control": True}
-                for rank, i in enumerate(chosen.control.tolist(), start=len(ranked) + 1)
-            ]
+            predicted = await context.engine.predict(job, partial(hung_up, request))
+            said = control_said(served.model.manifest, predicted.prediction)
+            ranked += set_aside(chosen.control.tolist(), _ids(envelope, pool_size), len(ranked))
         if envelope.keep:
             how = Acquisition(
                 *(served.name, served.version, row_format(served.model.manifest), acquisition, seed, num_samples)
             )
-            await context.threads.files(lambda: keep_acquired(context.state, how, acquired_rows(whole, ranked, said)))
+            await context.threads.state(lambda: keep_acquired(context.state, how, acquired_rows(whole, ranked, said)))
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.ranked(served.key, pool_size, draws)
     record.used(served.name, served.version, pool_size, draws)
@@ -178,57 +164,23 @@ async def post_acquire(request: Request) -> Response:
     return Response(orjson.dumps(answer), media_type=JSON)
 
 
-def check_keeping(envelope: AcquireRequest) -> None:
-    """Raise InvalidInput if rows are to be kept that cannot be, or set aside and not kept."""
-    if envelope.control and not envelope.keep:
-        raise InvalidInput(
-            "control", "0 unless `keep` is true, since labels of control rows judge the model", "a share"
-        )
-    if envelope.keep and envelope.ids is None:
-        raise InvalidInput("ids", "names of the rows, which `keep` needs", "none")
-
-
-async def _selected(
-    context: Context, envelope: AcquireRequest, model: str, ids: list[str], seed: int | None
-) -> Selection:
+async def _selected(context: Context, envelope: AcquireRequest, model: str, ids: list[str], seed: int) -> Selection:
     """Return what becomes of the pool's rows: which are ranked, and which set aside.
 
     Raises:
         InvalidInput: naming an id under which no row can be kept.
     """
-    may_be_labelled = envelope.ids is not None and envelope.exclude_labelled and has_state(context.settings.state)
-    if not (may_be_labelled or envelope.keep):
+    are_named = envelope.ids is not None
+    if not envelope.keep and not (are_named and has_state(context.settings.state)):
+        check_keeping(False, envelope.control, ids, are_named)
         return Selection(np.arange(len(ids)), np.empty(0, dtype=np.int64), 0)
 
     def work() -> Selection:
-        for n, name in enumerate(ids if envelope.keep else ()):
-            checked_id(name, f"ids.{n}")
-        known = labelled(context.state, model, ids) if may_be_labelled else set[str]()
-        return select(ids, known, envelope.control, envelope.k, seed or 0)
+        check_keeping(envelope.keep, envelope.control, ids, are_named)
+        known = context.labelled(model, ids) if are_named and envelope.exclude_labelled else set[str]()
+        return select(ids, known, envelope.control, envelope.k, seed)
 
-    return await context.threads.files(work)
-
-
-def control_said(served: Served, prediction: Prediction) -> list[dict[str, Any]]:
-    """Return what is kept of the predictions of rows that are set aside."""
-    manifest = served.model.manifest
-    if manifest.categories is not None and manifest.categories.kind == "group":  # which nobody said
-        prediction = prediction.of_groups(np.full(len(prediction.scores.labels), UNKNOWN))
-    return said_of(prediction, manifest.classes)
-
-
-def acquired_rows(
-    pool: Float32[np.ndarray, "N I"], ranked: list[dict[str, Any]], said: list[dict[str, Any]]
-) -> list[AcquiredRow]:
-    """Return the rows of an answer as they are kept; `said` is of those that are set aside, in their order."""
-    of_control = iter(said)
-    return [
-        AcquiredRow(
-            *(row["id"], row["rank"], row["score"], pool[row["index"]], row["control"]),
-            next(of_control) if row["control"] else None,
-        )
-        for row in ranked
-    ]
+    return await context.threads.state(work)
 
 
 def _in_pool(steps: Steps[list[dict[str, Any]]], chosen: Selection) -> Steps[list[dict[str, Any]]]:

@@ -62,7 +62,7 @@ async def post_labels(request: Request) -> Response:
     body = await read_body(request, MAX_BODY_BYTES, min(MAX_BODY_BYTES, context.settings.max_json_bytes))
     lease = lease_of(request.scope)
     lease.reserve(OBJECT_BYTES * len(body), "body")
-    envelope = await context.threads.files(lambda: validate(LabelsRequest, parse_json(body)))
+    envelope = await context.threads.state(lambda: validate(LabelsRequest, parse_json(body)))
     if len(envelope.labels) > context.settings.max_rows:
         raise TooLarge(f"labels: expected at most {context.settings.max_rows}, got {len(envelope.labels)}")
     served = await context.served(Envelope(model=envelope.model))
@@ -71,7 +71,7 @@ async def post_labels(request: Request) -> Response:
     def work() -> tuple[Accepted, int]:
         return keep_labels(context, served, envelope.labels, lease, envelope.replace, key)
 
-    accepted, labels = await context.threads.files(work)
+    accepted, labels = await context.threads.state(work)
     answer = {
         "model": served.name,
         "accepted": accepted.accepted,
@@ -146,7 +146,7 @@ def _row(context: Context, served: Served, entry: LabelEntry, n: int, lease: Lea
 async def get_labels(request: Request, name: str) -> Response:
     """Say how many rows of a model were acquired and labelled, and how good it was on rows that no score chose."""
     context = context_of(request)
-    content = await context.threads.files(partial(_figures, context, context.models.name(name)))
+    content = await context.threads.state(partial(_figures, context, context.models.name(name)))
     return Response(orjson.dumps(content), media_type=JSON)
 
 
