@@ -1,10 +1,10 @@
-"""Look at data: `inspect`; fit and publish: `fit`; then `prune`, `calibrate`, `evaluate`, `compare`."""
+"""`inspect` data; `fit`, `prune` and `calibrate` models; `evaluate` and `compare` them; `candidate` learns on."""
 
 import argparse
 import sys
 
 from model_store.errors import DubitoError, InvalidInput, NotFound
-from training.commands import calibrate, compare, evaluate, fit, inspect, prune
+from training.commands import calibrate, candidate, compare, evaluate, fit, inspect, prune
 from training.messages import printed
 
 COMMANDS = {
@@ -14,6 +14,7 @@ COMMANDS = {
     "calibrate": calibrate,
     "evaluate": evaluate,
     "compare": compare,
+    "candidate": candidate,
 }
 DONE = 0
 FAILED = 1
