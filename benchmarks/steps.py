@@ -16,7 +16,7 @@ import torch
 
 from training.fitting.memory import keep_freed_memory
 from training.fitting.objectives import alpha_objective
-from training.fitting.run import adam, clip_gradient
+from training.fitting.steps import adam, clip_gradient
 from training.nn.architectures import mlp
 from training.nn.model import build, initialise
 from training.nn.posteriors import step_noise

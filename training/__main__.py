@@ -1,10 +1,11 @@
-"""Look at data: `inspect`; fit and publish: `fit`; then `prune`, `calibrate`, `evaluate`, `compare`."""
+"""Look at data: `inspect`; fit and publish: `fit`; then `prune`, `calibrate`, `evaluate`, `compare`; `active`
+says how many labels would have been needed."""
 
 import argparse
 import sys
 
 from model_store.errors import DubitoError, InvalidInput, NotFound
-from training.commands import calibrate, compare, evaluate, fit, inspect, prune
+from training.commands import active, calibrate, compare, evaluate, fit, inspect, prune
 from training.messages import printed
 
 COMMANDS = {
@@ -14,6 +15,7 @@ COMMANDS = {
     "calibrate": calibrate,
     "evaluate": evaluate,
     "compare": compare,
+    "active": active,
 }
 DONE = 0
 FAILED = 1

@@ -1,0 +1,124 @@
+"""The pool: which rows get labels first, which ones an acquisition looks at, and which of these it takes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from model_store.acquisition.choice import (
+    RANDOM,
+    copies_of,
+    finalists,
+    first_draws,
+    joint_ranking,
+    power_ranking,
+    ranking,
+)
+from model_store.errors import InvalidInput
+from model_store.scores.tasks import AnyScores, Predictive
+from model_store.types import Task, finished
+from training.seeds import ActiveStream, generator
+
+SCORED_AT_ONCE = 1000  # rows
+Index = Int64[np.ndarray, "M"]
+Predict = Callable[[Index, slice], Float32[np.ndarray, "K n C"]]  # what some draws say of some rows
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What chooses rows: an acquisition of a task and, where that is raced, how often it may go wrong."""
+
+    acquisition: str
+    task: Task
+    race: float | None = None
+
+
+def initial_labels(y: np.ndarray, classes: int, count: int, seed: int) -> Index:
+    """Return the rows that get the first labels: of each class as many as of any other, of a regression random ones.
+
+    Raises:
+        InvalidInput: if they are too many, or too few to have one of each class.
+    """
+    if not 1 <= count <= len(y):
+        raise InvalidInput("--initial", f"from 1 to {len(y)}, as many as there are training rows", str(count))
+    order = generator(seed, ActiveStream.INITIAL_LABELS).permutation(len(y))
+    if not classes:
+        return order[:count]
+    if count < classes:
+        raise InvalidInput("--initial", f"at least {classes}, one label of each class", str(count))
+    place = np.empty(len(y), dtype=np.int64)  # of each row among those of its class
+    for c in range(classes):
+        of_class = order[y[order] == c]
+        place[of_class] = np.arange(len(of_class))
+    return order[np.argsort(place[order], kind="stable")][:count]
+
+
+def candidates(labelled: Index, rows: int, count: int, seed: int, number: int) -> Index:
+    """Return random rows without a label, as many as an acquisition looks at or as there are."""
+    unlabelled = np.setdiff1d(np.arange(rows), labelled)
+    order = generator(seed, ActiveStream.CANDIDATES, number).permutation(rows)
+    kept = order[np.isin(order, unlabelled)][:count]
+    return np.sort(kept)
+
+
+def chosen(
+    predict: Predict,
+    draws: int,
+    x: Float32[np.ndarray, "N I"],
+    ids: Sequence[str],
+    wanted: Wanted,
+    predictive: Predictive,
+    seed: int,
+    k: int,
+) -> Index:
+    """Return which k of some rows an acquisition takes, best first.
+
+    Args:
+        predict: gives what draws say of rows.
+        draws: as many as there are.
+        x: the rows.
+        ids: what they are called: ties are decided by these and the seed.
+        wanted: the acquisition, and whether it is a race.
+        predictive: of the task.
+        seed: of what is random in the choice.
+        k: how many to take.
+    """
+    name = wanted.acquisition
+    if name == RANDOM:
+        return _indices(ranking(None, ids, seed, k))
+    if name in predictive.joint_scores:
+        copies, score = finished(copies_of(x)), predictive.joint_scores[name]
+        samples = predictive.samples(predict(copies.first, slice(0, draws)))
+        joint = score(score.of(samples), draws, seed)
+        return _indices(finished(joint_ranking(joint, np.arange(len(copies.first)), copies, ids, k)))
+    rows = np.arange(len(x))
+    race = wanted.race if name in predictive.raced else None
+    first = first_draws(race, name, wanted.task, draws)
+    outputs = predict(rows, slice(0, draws if first is None else first))
+    if first is not None:
+        assert race is not None
+        parts = [predictive.race(_scores(part, predictive, True), name) for part in _parts(outputs)]
+        scores, errors = (np.concatenate(of) for of in zip(*parts, strict=True))
+        rows = finalists(scores, errors, first, k, race)
+        outputs = np.concatenate([outputs[:, rows], predict(rows, slice(first, draws))])
+    jackknifed = name in predictive.jackknifed
+    scores = np.concatenate(
+        [predictive.acquisition(_scores(part, predictive, jackknifed), name) for part in _parts(outputs)]
+    )
+    if name in predictive.sampled:
+        return _indices(power_ranking(scores, finished(copies_of(x)), ids, seed, k))
+    return rows[_indices(ranking(scores, [ids[row] for row in rows.tolist()], seed, k))]
+
+
+def _parts(outputs: Float32[np.ndarray, "K N C"]) -> list[Float32[np.ndarray, "K n C"]]:
+    return np.array_split(outputs, -(-outputs.shape[1] // SCORED_AT_ONCE), axis=1)
+
+
+def _scores(outputs: Float32[np.ndarray, "K N C"], predictive: Predictive, with_errors: bool) -> AnyScores:
+    return predictive.scores(predictive.sums(outputs), with_errors)
+
+
+def _indices(ranked: list[dict[str, Any]]) -> Index:
+    return np.array([row["index"] for row in ranked], dtype=np.int64)
