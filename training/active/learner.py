@@ -59,7 +59,8 @@ class Learner:
         recipe = self._recipe(number)
         order = generator(self.seed, ActiveStream.STANDARDISING_ROWS).permutation(len(self.x))
         rows = self.x[torch.from_numpy(np.sort(order[:STANDARDISING_ROWS]))]
-        self.model = build(recipe, self.data.shape, len(self.data.classes), rows).to(self.device)
+        model = build(recipe, self.data.shape, len(self.data.classes), rows)
+        self.model = model.to(self.device, memory_format=torch.channels_last)  # convolutions in half the time
         initialise(self.model, rows.float().to(self.device), recipe.network.is_standardised)
         self.optimizer = adam(self.model, recipe.training)
         self.is_fresh = True
@@ -113,9 +114,10 @@ class Learner:
         return Measure(likelihood.to_metric(errors), log_likelihood)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a later fit goes on from, names as in a checkpoint."""
+        """Return a copy of what a later fit goes on from, names as in a checkpoint."""
         assert self.optimizer is not None
-        return {**module_tensors(self.fitted, "model"), **optimizer_tensors(self.optimizer)}
+        moments = {name: tensor.clone() for name, tensor in optimizer_tensors(self.optimizer).items()}
+        return {**module_tensors(self.fitted, "model"), **moments}
 
     def restore(self, tensors: dict[str, Tensor], number: int) -> None:
         """Take up what `tensors` gave after a round."""

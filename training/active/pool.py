@@ -22,8 +22,8 @@ from model_store.types import Task, finished
 from training.seeds import ActiveStream, generator
 
 SCORED_AT_ONCE = 1000  # rows
-Index = Int64[np.ndarray, "M"]
-Predict = Callable[[Index, slice], Float32[np.ndarray, "K n C"]]  # what some draws say of some rows
+Index = Int64[np.ndarray, "_"]
+Predict = Callable[[Index, slice], Float32[np.ndarray, "_ _ _"]]  # what some draws say of some rows
 
 
 @dataclass(frozen=True)

@@ -118,8 +118,6 @@ class ScaledLayer(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         """Return the layer's value of a batch."""
         self.place.arrive(h)
-        if self._is_one_convolution():
-            return self._convolved(h)
         if self.convolution is None:
             product, norm = product_and_norm(h, self.direction)
         else:
@@ -130,22 +128,6 @@ class ScaledLayer(nn.Module):
         self.place.note(product)
         scaled = self.place.by_draw(product) * self._along(self.place.theta() / norm, h) + self._along(self.bias, h)
         return self.place.batch(scaled)
-
-    def _is_one_convolution(self) -> bool:
-        """Whether a single draw's scales can go into the kernel, as where nothing is learned or exported."""
-        theta = self.place.current.theta.get(self.place.slot.name)
-        is_lone = theta is not None and theta.shape[:2] == (1, 1)
-        is_free = not torch.is_grad_enabled() and not torch.compiler.is_exporting()
-        return is_lone and is_free and self.convolution is not None and not self.place.first
-
-    def _convolved(self, h: Tensor) -> Tensor:
-        """Return the value under a single draw by one convolution, in less than two thirds of the time."""
-        assert self.convolution is not None
-        scales = self.place.theta()[0, 0] / self.lengths()
-        kernel = self.direction * scales.view(-1, *[1] * (self.direction.ndim - 1))
-        layout = torch.channels_last if self.direction.ndim == 4 else torch.contiguous_format
-        value: Tensor = self.convolution._conv_forward(h, kernel.contiguous(memory_format=layout), self.bias)
-        return value
 
     def _along(self, units: Tensor, h: Tensor) -> Tensor:
         """Lay numbers a unit out along the axis of units of the layer's product."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from model_store.errors import InvalidInput, one_line
 from training.nn.architectures import channels_first, from_factory, gal_cnn, load_weights, mlp, papers_cnn
 from training.nn.flows import Composition, iaf, realnvp
-from training.nn.layers import ScaledLayer, WeightLayer
+from training.nn.layers import WeightLayer
 from training.nn.likelihoods import Categorical, Gaussian, Likelihood
 from training.nn.networks import DrawnNetwork, MemberNetwork, Stochastic, noise_rows
 from training.nn.posteriors import FactorialGaussian, Posterior
@@ -97,15 +97,9 @@ class BayesianModel(nn.Module):
     ) -> Float[Tensor, "K N C"]:
         """Return what is served of each draw and row, rows x draws in chunks."""
         theta = self.posterior(eps)[:, None]
-        # one by one convolutions are torch's own, and whole-weight draws need little memory
-        groups = theta.split(len(theta) if self.network.is_paired and not self._convolves_scaled else 1)
+        # whole-weight draws go one by one: convolutions are then torch's own
+        groups = theta.split(len(theta) if self.network.is_paired else 1)
         return torch.cat([self._predict(x, group, max(1, chunk_rows // len(group))) for group in groups])
-
-    @property
-    def _convolves_scaled(self) -> bool:
-        """Whether a convolution after the first layer has scales that are drawn."""
-        layers = (layer for layer in self.network.modules() if isinstance(layer, ScaledLayer))
-        return any(layer.convolution is not None and not layer.place.first for layer in layers)
 
     def _predict(self, x: Tensor, theta: Tensor, rows: int) -> Tensor:
         return torch.cat([self.likelihood(self.network(part.float(), theta)[0]) for part in x.split(rows)], dim=1)
