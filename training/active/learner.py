@@ -60,7 +60,8 @@ class Learner:
         order = generator(self.seed, ActiveStream.STANDARDISING_ROWS).permutation(len(self.x))
         rows = self.x[torch.from_numpy(np.sort(order[:STANDARDISING_ROWS]))]
         model = build(recipe, self.data.shape, len(self.data.classes), rows)
-        self.model = model.to(self.device, memory_format=torch.channels_last)  # convolutions in half the time
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # convolutions in half the time
+        self.model = model.to(self.device)
         initialise(self.model, rows.float().to(self.device), recipe.network.is_standardised)
         self.optimizer = adam(self.model, recipe.training)
         self.is_fresh = True
