@@ -16,7 +16,7 @@ from training.data import Dataset
 from training.data.class_weights import class_weights
 from training.fitting.checkpoint import load_module, load_optimizer, module_tensors, optimizer_tensors
 from training.fitting.run import Diverged
-from training.fitting.steps import adam, decay_rates, kl_weight, step_loss, take_step
+from training.fitting.steps import adam, decay_rates, kl_weight, spare_threads, step_loss, take_step
 from training.nn.likelihoods import Categorical
 from training.nn.model import BayesianModel, build, initialise
 from training.nn.posteriors import noise
@@ -59,7 +59,8 @@ class Learner:
         recipe = self._recipe(number)
         order = generator(self.seed, ActiveStream.STANDARDISING_ROWS).permutation(len(self.x))
         rows = self.x[torch.from_numpy(np.sort(order[:STANDARDISING_ROWS]))]
-        model = build(recipe, self.data.shape, len(self.data.classes), rows)
+        largest_id = int(self.data.maximum) if self.data.takes_ids else None
+        model = build(recipe, self.data.shape, len(self.data.classes), rows, largest_id=largest_id)
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # convolutions in half the time
         self.model = model.to(self.device)
         initialise(self.model, rows.float().to(self.device), recipe.network.is_standardised)
@@ -80,6 +81,7 @@ class Learner:
         most = model.posterior.max_draws
         samples = recipe.samples if most is None else most
         parameters = [p for p in model.parameters() if p.requires_grad]
+        spare_threads(model, recipe.training.batch_rows, samples)
         steps, step = epochs * parts, 0
         model.train()
         for epoch in range(epochs):

@@ -39,12 +39,14 @@ def initial_labels(y: np.ndarray, classes: int, count: int, seed: int) -> Index:
     """Return the rows that get the first labels: of each class as many as of any other, of a regression random ones.
 
     Raises:
-        InvalidInput: if they are too many, or too few to have one of each class.
+        InvalidInput: if they are too many, or too few to have one of each class, or targets that differ.
     """
     if not 1 <= count <= len(y):
         raise InvalidInput("--initial", f"from 1 to {len(y)}, as many as there are training rows", str(count))
     order = generator(seed, ActiveStream.INITIAL_LABELS).permutation(len(y))
     if not classes:
+        if np.ptp(y[order[:count]]) == 0:
+            raise InvalidInput("--initial", "so many labels that not all are the same", f"{count} that are")
         return order[:count]
     if count < classes:
         raise InvalidInput("--initial", f"at least {classes}, one label of each class", str(count))

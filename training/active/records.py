@@ -35,7 +35,7 @@ class Record:
     """The rounds of an arm and a seed, in a folder."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Read what is there; a last line that was not written to its end is dropped."""
+        """Read what is there; a last line that was not written to its end is not there."""
         self.path = folder / f"{name}.jsonl"
         self.rounds: list[Round] = []
         content = self.path.read_bytes() if self.path.exists() else b""
@@ -44,8 +44,7 @@ class Record:
             self.rounds = [Round(**json.loads(line)) for line in whole.splitlines()]
         except (ValueError, TypeError):
             raise InvalidInput(str(self.path), "rounds, one a line (delete it to begin anew)", "others") from None
-        if len(whole) < len(content):
-            os.truncate(self.path, len(whole))
+        self._size = len(whole)
 
     @property
     def labelled(self) -> list[int]:
@@ -61,7 +60,8 @@ class Record:
         number = len(self.rounds)
         write_checkpoint(self._weights(number), tensors, {})
         with self.path.open("ab") as file:
-            file.write(f"{json.dumps(asdict(done))}\n".encode())
+            file.truncate(self._size)
+            self._size += file.write(f"{json.dumps(asdict(done))}\n".encode())
             file.flush()
             os.fsync(file.fileno())
         self.rounds.append(done)

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from model_store.errors import InvalidInput
 from model_store.types import Task
 from training.active.plot import learning_curves
 from training.active.protocol import End, Protocol
 from training.active.records import Curves
-from training.active.savings import Mean, Needed, Saved, mean_needed, needed, saved
+from training.active.savings import Mean, Needed, Saved, has_ended, mean_needed, needed, saved
 from training.evaluation.intervals import LEVEL
 
 SHOWN_COUNTS = 5  # numbers of labels at which the metric is in the table
@@ -38,6 +39,7 @@ class Report:
     target: float
     is_given: bool  # else the target is what random choice comes to
     arms: list[Findings]
+    unfinished: dict[str, list[int]]  # seeds that did not end yet, by arm
 
     @property
     def metric(self) -> str:
@@ -57,7 +59,14 @@ class Report:
             f"|---|---|---|---|---|{'---|' * len(counts)}",
         ]
         lines += [self._row(found, counts) for found in self.arms]
-        lines += ["", *self._verdicts(), "", "Labels needed by seed (`>`: not reached with so many):", ""]
+        lines += [
+            "",
+            *self._verdicts(),
+            *self._unfinished(),
+            "",
+            "Labels needed by seed (`>`: not reached with so many):",
+            "",
+        ]
         seeds = sorted({seed for found in self.arms for seed in found.needed})
         lines += [f"| arm |{''.join(f' seed {seed} |' for seed in seeds)}", f"|---|{'---|' * len(seeds)}"]
         for found in self.arms:
@@ -74,6 +83,7 @@ class Report:
             "target": self.target,
             "protocol": asdict(self.protocol),
             "end": asdict(self.end),
+            "unfinished": self.unfinished,
             "arms": [_content(found) for found in self.arms],
         }
         curves = [found.curves for found in self.arms]
@@ -97,6 +107,10 @@ class Report:
             "are held out for a checkpoint, a temperature or anything else. Labels needed are those of the first "
             "round at the target; in brackets the least and the most of the seeds.",
         ]
+
+    def _unfinished(self) -> list[str]:
+        shown = ((label, ", ".join(map(str, seeds))) for label, seeds in self.unfinished.items())
+        return [f"* {label}: **not finished**, of seeds {seeds}." for label, seeds in shown]
 
     def _shown_counts(self) -> list[int]:
         every = set.intersection(*(set(found.curves.counts) for found in self.arms))
@@ -142,13 +156,20 @@ class Report:
         return lines
 
 
-def report(curves: Sequence[Curves], source: str, protocol: Protocol, end: End) -> Report:
-    """Put together what was found; without a target it is what random choice comes to, over all its seeds."""
-    task = curves[0].arm.recipe.task
-    target = end.target
+def report(wanted: Sequence[Curves], source: str, protocol: Protocol, end: End) -> Report:
+    """Put together what was found; without a target it is what random choice comes to, over all its seeds.
+
+    Raises:
+        InvalidInput: if nothing was found, or nothing of random choice where that is the target.
+    """
+    curves = [Curves(one.arm, {seed: rounds for seed, rounds in one.seeds.items() if rounds}) for one in wanted]
+    curves = [one for one in curves if one.seeds]
+    task, target = wanted[0].arm.recipe.task, end.target
     if target is None:
         last = [rounds[-1].metric for one in curves if one.arm.is_control for rounds in one.seeds.values()]
-        target = float(np.mean(last))
+        target = float(np.mean(last)) if last else None
+    if not curves or target is None:
+        raise InvalidInput("--report", "rounds that were simulated, of random choice too", "none")
     by_arm = [
         {seed: needed(rounds, target, task, end.rounds) for seed, rounds in one.seeds.items()} for one in curves
     ]
@@ -158,7 +179,12 @@ def report(curves: Sequence[Curves], source: str, protocol: Protocol, end: End) 
         both = [seed for seed in mine if against and seed in against[0]]
         savings = saved([mine[s] for s in both], [against[0][s] for s in both]) if both else None
         found.append(Findings(one, mine, mean_needed(list(mine.values())), savings))
-    return Report(task, source, protocol, end, target, end.target is not None, found)
+    open_ = {
+        one.arm.label: [s for s, rounds in one.seeds.items() if not has_ended(rounds, end, task, protocol.batch)]
+        for one in wanted
+    }
+    unfinished = {label: seeds for label, seeds in open_.items() if seeds}
+    return Report(task, source, protocol, end, target, end.target is not None, found, unfinished)
 
 
 def _shown(one: Needed) -> str:

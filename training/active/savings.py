@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from model_store.types import Task
-from training.active.protocol import is_at
+from training.active.protocol import End, is_at
 from training.active.records import Round
 from training.evaluation.intervals import LEVEL
 
@@ -50,6 +50,18 @@ def needed(rounds: Sequence[Round], target: float, task: Task, in_a_row: int) ->
     kept = rounds[runs[0]].labels if runs else None
     first = next((i for i, is_there in enumerate(at) if is_there), None)
     return Needed(rounds[-1 if first is None else first].labels, first is not None, kept)
+
+
+def has_ended(rounds: Sequence[Round], end: End, task: Task, batch: int) -> bool:
+    """Whether an arm of a seed is done: at its target, or with too few labels left for another batch."""
+    if not rounds:
+        return False
+    last = rounds[-end.rounds :]
+    if end.target is not None and len(last) == end.rounds:
+        target = end.target
+        if all(is_at(done.metric, target, task) for done in last):
+            return True
+    return rounds[-1].labels + batch > end.labels
 
 
 def mean_needed(seeds: Sequence[Needed]) -> Mean:

@@ -14,11 +14,11 @@ import torch
 from tqdm import tqdm
 
 from model_store.scores.tasks import PREDICTIVES
-from model_store.types import Task
 from training.active.learner import Learner
 from training.active.pool import Wanted, candidates, chosen, initial_labels
-from training.active.protocol import Arm, End, Protocol, is_at
+from training.active.protocol import Arm, End, Protocol
 from training.active.records import Curves, Record, Round
+from training.active.savings import has_ended
 from training.data import Dataset
 from training.seeds import ActiveStream, hash_key
 
@@ -51,24 +51,11 @@ def simulate_all(work: Sequence[Work], protocol: Protocol, end: End, device: tor
 
 
 def curves_of(work: Sequence[Work]) -> list[Curves]:
-    """Return the rounds that are there, by arm; arms without any are left out."""
+    """Return the rounds that are there, by arm."""
     curves: dict[str, Curves] = {}
     for one in work:
-        rounds = one.record().rounds
-        if rounds:
-            curves.setdefault(one.arm.label, Curves(one.arm, {})).seeds[one.seed] = rounds
+        curves.setdefault(one.arm.label, Curves(one.arm, {})).seeds[one.seed] = one.record().rounds
     return list(curves.values())
-
-
-def has_ended(record: Record, end: End, task: Task, batch: int, rows: int) -> bool:
-    """Whether an arm of a seed is done: at its target, or with too few labels left for another batch."""
-    if not record.rounds:
-        return False
-    last = record.rounds[-end.rounds :]
-    is_there = end.target is not None and len(last) == end.rounds
-    if is_there and all(is_at(done.metric, end.target, task) for done in last):  # type: ignore[arg-type]
-        return True
-    return record.rounds[-1].labels + batch > min(end.labels, rows)
 
 
 def simulate(
@@ -76,10 +63,10 @@ def simulate(
 ) -> Iterator[Round]:
     """Do the rounds that are missing, and keep and give each."""
     learner = Learner(arm.recipe, data, seed, device)
-    rows = len(data.train)
-    if record.rounds and not has_ended(record, end, arm.recipe.task, protocol.batch, rows):
+    task = arm.recipe.task
+    if record.rounds and not has_ended(record.rounds, end, task, protocol.batch):
         learner.restore(record.tensors(), _begun(arm, len(record.rounds) - 1))
-    while not has_ended(record, end, arm.recipe.task, protocol.batch, rows):
+    while not has_ended(record.rounds, end, task, protocol.batch):
         number, labelled = len(record.rounds), np.array(record.labelled, dtype=np.int64)
         begun = time.perf_counter()
         if number == 0:

@@ -15,6 +15,7 @@ from model_store.types import Task
 from training import recipe as recipes
 from training.active.protocol import Arm, End, Protocol, Start
 from training.commands import folders
+from training.commands.fit import weights_digest
 from training.data import Dataset, load
 from training.recipe import LaplaceSection, Recipe
 
@@ -63,19 +64,26 @@ def run(options: argparse.Namespace) -> None:
         recipes.override(recipes.load(path), source=options.data, target=options.target) for path in options.recipes
     ]
     data = _data(loaded)
-    protocol, end = _protocol(options), _end(options, loaded[0].task)
+    rows = len(data[loaded[0].name].train)
+    protocol, end = _protocol(options), _end(options, loaded[0].task, rows)
     arms = [arm for recipe in loaded for arm in _arms(options, recipe)]
 
     from training.active.report import report  # wrong recipes and data are answered before torch is there
     from training.active.simulation import Work, curves_of, simulate_all
+    from training.fitting.augmentation import check_augmentation
     from training.fitting.memory import keep_freed_memory
-    from training.fitting.run import device_named
+    from training.fitting.run import check_pixels, device_named
 
+    for recipe in loaded:
+        check_augmentation(recipe.augmentation, data[recipe.name].shape)
+        check_pixels(recipe, data[recipe.name].train)
     device = device_named(options.device)
     keep_freed_memory()
     runs = {}
     for recipe in loaded:
         told = f"{recipe.digest()} {data[recipe.name].digest()} {device.type} {sorted(asdict(protocol).items())}"
+        if recipe.network.weights is not None:
+            told += f" {weights_digest(Path(recipe.network.weights))}"
         runs[recipe.name] = folders.runs() / FOLDER / f"{recipe.name}-{sha256(told.encode()).hexdigest()[:12]}"
     work = [
         Work(arm, data[arm.recipe.name], seed, runs[arm.recipe.name])
@@ -83,9 +91,9 @@ def run(options: argparse.Namespace) -> None:
         for seed in range(arm.recipe.seed, arm.recipe.seed + options.seeds)
     ]
     with ExitStack() as held:
-        for folder in runs.values():
-            held.enter_context(folders.locked(folder))
         if not options.report:
+            for folder in runs.values():
+                held.enter_context(folders.locked(folder))
             simulate_all(work, protocol, end, device, options.quiet)
         found = report(curves_of(work), loaded[0].data.source, protocol, end)
     folder = folders.runs() / FOLDER / "-".join(runs)
@@ -148,8 +156,8 @@ def _protocol(options: argparse.Namespace) -> Protocol:
     )
 
 
-def _end(options: argparse.Namespace, task: Task) -> End:
-    """Return when arms end.
+def _end(options: argparse.Namespace, task: Task, rows: int) -> End:
+    """Return when arms end, with all rows labelled at the latest.
 
     Raises:
         InvalidInput: naming the option that is wrong.
@@ -163,7 +171,7 @@ def _end(options: argparse.Namespace, task: Task) -> End:
         raise InvalidInput("--target-accuracy", "a number in (0, 1)", str(accuracy))
     if rmse is not None and not rmse > 0:
         raise InvalidInput("--target-rmse", "a number above 0", str(rmse))
-    return End(options.until, rmse if accuracy is None else accuracy)
+    return End(min(options.until, rows), rmse if accuracy is None else accuracy)
 
 
 def _arms(options: argparse.Namespace, recipe: Recipe) -> list[Arm]:

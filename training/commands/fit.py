@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
     begins_at = "" if parent is None else f" {parent.label} {sha256(parent.weights).hexdigest()}"
     encoded = None if encoding is None else encoding.spec.outputs
     if recipe.network.weights is not None:
-        begins_at += f" {_weights_digest(Path(recipe.network.weights))}"
+        begins_at += f" {weights_digest(Path(recipe.network.weights))}"
     if encoding is not None:
         begins_at += f" {encoding.digest}"
     run_id = sha256(f"{recipe.digest()} {data.digest()} {device.type}{begins_at}".encode()).hexdigest()[:12]
@@ -170,7 +170,7 @@ def _planned(options: argparse.Namespace) -> Recipe:
     return recipe
 
 
-def _weights_digest(path: Path) -> str:
+def weights_digest(path: Path) -> str:
     """Return a file's SHA-256.
 
     Raises:

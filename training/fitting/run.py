@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float64
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from model_store.errors import DubitoError, InvalidInput
@@ -38,7 +38,7 @@ from training.fitting.convergence import convergence, log_std_by_layer, mean_log
 from training.fitting.laplace import fit_laplace, told_epochs
 from training.fitting.levelling import cooling_epochs, moving, patience_of
 from training.fitting.plots import plot_run
-from training.fitting.steps import adam, decay_rates, full_kl_weight, kl_weight, step_loss, take_step
+from training.fitting.steps import adam, decay_rates, full_kl_weight, kl_weight, spare_threads, step_loss, take_step
 from training.fitting.warm_start import begin_at, carry_over
 from training.nn.likelihoods import Categorical
 from training.nn.model import CHUNK_ROWS, BayesianModel, build, initialise
@@ -53,7 +53,6 @@ HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
 WRITE_INTERVAL_S = 1  # at least between two states of metrics.jsonl
 PLOT_INTERVAL_S = 5  # at least between two plots of a run, which take half a second each
 LOST_NATS = 0.05  # a validation row, by which a Laplace posterior may be worse than its centre without a word
-SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
 
 
 @dataclass
@@ -117,9 +116,7 @@ class Run:
         self.samples = recipe.samples if self.model.posterior.max_draws is None else self.model.posterior.max_draws
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = adam(self.model, recipe.training)
-        convolves = any(isinstance(layer, nn.Conv2d) for layer in self.model.modules())
-        if not convolves and sum(p.numel() for p in self.parameters) * self.batch_rows * self.samples < SMALL_STEP:
-            torch.set_num_threads(1)
+        spare_threads(self.model, self.batch_rows, self.samples)
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # of the epoch: nll, KL, metric
         self.losses = torch.zeros(self.epoch_steps, dtype=torch.float64, device=device)  # at the KL's full weight
         self.best: dict[str, Tensor] = {}

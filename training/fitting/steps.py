@@ -15,6 +15,7 @@ from training.recipe import Recipe, TrainingSection
 from training.seeds import Stream, hash_key
 
 FINAL_SPREAD_RATE = 3.0  # times the final learning rate
+SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +59,14 @@ def take_step(
     loss.backward()
     clip_gradient(parameters, gradient_norm)
     optimizer.step()
+
+
+def spare_threads(model: BayesianModel, rows: int, samples: int) -> None:
+    """Have torch compute with one thread where steps of so many rows and draws are small."""
+    convolves = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
+    numbers = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if not convolves and numbers * rows * samples < SMALL_STEP:
+        torch.set_num_threads(1)
 
 
 def full_kl_weight(settings: TrainingSection, rows: int) -> float:

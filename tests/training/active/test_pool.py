@@ -49,6 +49,11 @@ def test_too_few_or_too_many_first_labels_are_refused(count, expected):
         initial_labels(np.repeat([0, 1, 2], [5, 15, 30]), 3, count, 0)
 
 
+def test_first_targets_that_are_all_the_same_are_refused():
+    with pytest.raises(InvalidInput, match="--initial: expected so many labels that not all are the same"):
+        initial_labels(np.zeros(50, dtype=np.float32), 0, 10, 0)
+
+
 def test_candidates_have_no_label_and_come_in_the_same_order_whatever_was_labelled():
     few, more = np.array([3, 4]), np.array([3, 4, 11, 12, 13])
     first, second = (set(candidates(labelled, 100, 60, 5, 2).tolist()) for labelled in (few, more))
