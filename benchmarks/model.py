@@ -19,12 +19,15 @@ NAME = "mnist"
 TRAINED_LOG_STD = -0.7
 
 
-def publish_untrained(store: ModelStore) -> None:
-    """Publish a model of the recipe's network and hypernetwork, initialised on random rows and not trained.
+def publish_untrained(store: ModelStore, precision: str | None = None) -> None:
+    """Publish a model of the recipe's network and hypernetwork, initialised on random rows and not trained; with
+    `precision` in place of the recipe's.
 
     Its posterior is as wide as a trained one's, so that integers pass publication's check as they do there.
     """
     recipe = recipes.load(ROOT / "recipes" / "mnist.toml")
+    if precision is not None:
+        recipe = recipe.model_copy(update={"serving": recipe.serving.model_copy(update={"precision": precision})})
     generator = np.random.default_rng(0)
     rows = Rows(generator.uniform(0, 255, (4000, 784)).astype(np.float32), np.arange(4000, dtype=np.int64) % 10)
     data = Dataset(rows, rows.take(np.arange(32)), (28, 28), tuple("0123456789"), 0.0, 255.0)

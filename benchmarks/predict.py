@@ -90,12 +90,13 @@ class Running(NamedTuple):
 
 
 @contextmanager
-def server(store: Path) -> Iterator[Running]:
+def server(store: Path, **settings: str) -> Iterator[Running]:
     """Run the service in a process of its own."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = {**os.environ, "DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_DEFAULT_MODEL": NAME}
+    environment |= settings
     process = subprocess.Popen(
         [sys.executable, "-m", "service"], env=environment, cwd=ROOT, stderr=subprocess.DEVNULL
     )

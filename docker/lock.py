@@ -13,9 +13,9 @@ from pathlib import Path
 
 LOCKED = Path("docker/locked")
 EXTRAS = {
-    "service": ["otel", "sign"],
+    "service": ["otel", "sign", "pools"],
     "training": ["training", "sign"],
-    "dev": ["otel", "sign", "training", "dev", "bench"],
+    "dev": ["otel", "sign", "pools", "training", "dev", "bench"],
 }
 LEFT_OUT = ("huggingface-hub",)  # tokenizers names it, but imports it for downloads alone, which nothing here makes
 CUDA = re.compile(r"(triton|(nvidia|cuda)-[\w-]+)==")

@@ -2,10 +2,12 @@
 
 DubitoError
 ├── InvalidInput          a value that a person gave: the field, what was expected, what came
-└── StoreError
-    ├── NotFound          no such model, version or alias
-    ├── BrokenArtifact    a version that must not be served: the file and what is wrong with it
-    └── UnsupportedFormat a version written in a format that this reader does not know
+├── StoreError
+│   ├── NotFound          no such model, version or alias
+│   ├── BrokenArtifact    a version that must not be served: the file and what is wrong with it
+│   └── UnsupportedFormat a version written in a format that this reader does not know
+└── StateUnusable         jobs and labels cannot be read or written
+    └── NoSpace           the disk is full
 """
 
 import re
@@ -44,6 +46,14 @@ class BrokenArtifact(StoreError):
 
 class UnsupportedFormat(StoreError):
     """A version whose `format_version` this reader does not know."""
+
+
+class StateUnusable(DubitoError):
+    """The service's state, jobs and labels, that cannot be read or written."""
+
+
+class NoSpace(StateUnusable):
+    """No space is left for it."""
 
 
 def one_line(error: Exception) -> str:

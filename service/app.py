@@ -22,7 +22,7 @@ from service.observability.tracing import tracing_of
 from service.process.memory import FreedMemory
 from service.process.shutdown import CloseConnections, end_with_notice
 from service.process.supervisor import WorkerPlace
-from service.routes import acquire, admin, health, models, predict, report
+from service.routes import acquire, admin, health, jobs, models, predict, report
 from service.settings import Settings
 
 # FastAPI's own telemetry, which the environment could turn on: its spans repeat queries.
@@ -52,11 +52,15 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
         freed_memory.start()
         context.worker_metrics.start()
         context.notices.start()
+        if settings.jobs_at_once > 0:
+            context.runner.start()
         gc.collect()
         gc.freeze()  # what is there now stays: looking through it for garbage would stop all threads
         yield
         gc.unfreeze()
         context.notices.stop()
+        if settings.jobs_at_once > 0:
+            context.runner.stop()
         freed_memory.stop()
         context.worker_metrics.stop()
         context.ending.set()
@@ -64,6 +68,7 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
         context.trials.close()
         context.threads.close()
         context.models.stop()
+        context.close_state()
         key_ring.stop()
         if tracing is not None:
             tracing.close()
@@ -78,7 +83,7 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
         telemetry=NO_TELEMETRY,
     )
     app.state.context = context
-    routers = [predict.router, acquire.router, models.router, report.router, health.router]
+    routers = [predict.router, acquire.router, jobs.router, models.router, report.router, health.router]
     if key_ring.keys.has_administration:
         routers.append(admin.router)
     for router in routers:

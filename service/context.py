@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 
 from model_store.inference.trials import TrialProcess
 from model_store.inputs.columns import Columns, OddCells, odd_cells
+from model_store.state.database import Database
 from model_store.types import Steps
 from service.engine.admission import Admission
 from service.engine.batching import Engine
@@ -33,6 +34,7 @@ from service.http.requests import (
 )
 from service.http.schemas import Envelope
 from service.http.schemas import Request as AnyEnvelope
+from service.jobs.runner import JobRunner
 from service.middleware.key_file import KeyRing
 from service.observability.metrics import Metrics
 from service.observability.records import record_of
@@ -70,6 +72,9 @@ class Context:
         self.admission = Admission(settings, idle)
         self.engine = Engine(self.admission, self.metrics)
         self.threads = Threads()
+        self._state: Database | None = None
+        self._opening_state = threading.Lock()
+        self.runner = JobRunner(settings, lambda: self.state)
         self.worker_metrics = WorkerMetrics(self.metrics_page, place)
 
     def metrics_page(self) -> bytes:
@@ -77,6 +82,25 @@ class Context:
         self.metrics.queued_row_draws.set(self.admission.row_draws)
         self.metrics.queued_requests.set(self.admission.in_work)
         return generate_latest(self.metrics.registry)
+
+    @property
+    def state(self) -> Database:
+        """Jobs, what was acquired, and labels. Reads and writes files: use it from a worker thread.
+
+        Raises:
+            StateUnusable: if they cannot be read or written.
+        """
+        with self._opening_state:
+            if self._state is None:
+                self._state = Database(self.settings.state)
+            return self._state
+
+    def close_state(self) -> None:
+        """Close the state's database, if it was opened."""
+        with self._opening_state:
+            if self._state is not None:
+                self._state.close()
+                self._state = None
 
     async def served(self, envelope: Envelope) -> Served:
         """Return the model that a request means, trying and loading its version first where it must.
@@ -111,9 +135,10 @@ class Context:
         kind: type[AnyEnvelope],
         rows_field: str,
         max_rows: int,
+        file_field: str | None = None,
     ) -> tuple[AnyEnvelope, Rows]:
         """Return a request's envelope and its rows as they came; forms and long JSON away from the event loop."""
-        steps = read_request(request, body, kind, rows_field, max_rows)
+        steps = read_request(request, body, kind, rows_field, max_rows, file_field)
         media_type = request_media_type(request)
         if media_type == FORM or (media_type == JSON and len(body) > SMALL_JSON_BYTES):
             deadline = time.monotonic() + self.settings.deadline_s

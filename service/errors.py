@@ -3,6 +3,7 @@
 DubitoError
 └── RequestError
     ├── InUse         a version that is served
+    ├── NotDone       a job whose result is asked for too early
     ├── TooLarge      a body, or rows x draws, beyond a limit
     ├── Unsupported   a media type or encoding
     ├── Overloaded    more work than may wait
@@ -21,6 +22,10 @@ class RequestError(DubitoError):
 
 class InUse(RequestError):
     """Something that cannot be taken away now."""
+
+
+class NotDone(RequestError):
+    """The result of a job that has none, or not yet."""
 
 
 class TooLarge(RequestError):

@@ -22,6 +22,14 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
     store: Path = Field(default=Path("models"), description="root folder of the model store")
+    state: Path = Field(
+        default=Path("state"),
+        description="folder for what must not be forgotten: jobs, their results, what was acquired, and labels; made "
+        "when there is something to keep",
+    )
+    pools: Path | None = Field(
+        default=None, description="folder of files that requests may name as `pool_file` or `inputs_file`"
+    )
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="port to listen on; 0 takes any")
     default_model: str | None = Field(
@@ -105,6 +113,18 @@ class Settings(BaseSettings):
     )
     max_explained_rows: Annotated[int, Field(ge=1)] = Field(
         default=100, description="most rows of a /predict request with `explain`"
+    )
+    jobs_at_once: Annotated[int, Field(ge=0, le=64)] = Field(
+        default=1,
+        description="jobs that run at a time, on all processes with the same state folder; 0: this service takes "
+        "jobs and runs none",
+    )
+    max_jobs: Annotated[int, Field(ge=1)] = Field(default=100, description="most jobs that may be queued")
+    max_job_row_draws: Annotated[int, Field(ge=1)] = Field(
+        default=10_000_000_000, description="most rows x draws of one job"
+    )
+    job_kept_s: Annotated[float, Field(gt=0)] = Field(
+        default=604_800.0, description="seconds that a job and its result are kept once it has ended: a week"
     )
     drain_s: Annotated[int, Field(ge=1)] = Field(
         default=20, description="seconds that requests in flight get to end when the service has stopped listening"

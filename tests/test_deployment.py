@@ -70,7 +70,7 @@ def test_containers_are_killed_only_after_the_drain():
 
 def test_every_setting_reaches_the_service():
     environment = COMPOSE["services"]["service"]["environment"]
-    in_image = {"DUBITO_STORE", "DUBITO_HOST", "DUBITO_PORT"}
+    in_image = {"DUBITO_STORE", "DUBITO_STATE", "DUBITO_POOLS", "DUBITO_HOST", "DUBITO_PORT"}
     assert all(f"{name}=" in IMAGES["service"] for name in in_image)
     assert set(environment) == {f"DUBITO_{name.upper()}" for name in Settings.model_fields} - in_image
     assert [name for name, value in environment.items() if value is not None] == ["DUBITO_DRAIN_S"]

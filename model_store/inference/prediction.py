@@ -149,11 +149,13 @@ class Prediction:
         return ~answers | (scores.labels != self.scores.labels)
 
 
-def check_computed(scores: Float64[np.ndarray, "N"], field: str) -> None:
-    """Raise InvalidInput for the first row whose score is not a number: its inputs are too large to compute with."""
+def check_computed(scores: Float64[np.ndarray, "N"], field: str, first_row: int = 0) -> None:
+    """Raise InvalidInput for the first row whose score is not a number: its inputs are too large to compute with.
+    Rows count from `first_row`.
+    """
     computed = np.isfinite(scores)
     if not computed.all():
         n = int(np.argmin(computed))
         raise InvalidInput(
-            f"{field}.{n}", "numbers that the model can compute with", "some whose result is not finite"
+            f"{field}.{first_row + n}", "numbers that the model can compute with", "some whose result is not finite"
         )

@@ -5,13 +5,10 @@ with a line. A version is opened, verified and loaded as the service does it, an
 process ends: what it has in memory is not to be trusted.
 """
 
-import ctypes
 import json
 import os
 import resource
-import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +20,11 @@ from model_store.errors import BrokenArtifact, StoreError, one_line
 from model_store.inference.explanation import explain
 from model_store.inference.model import NEEDED, TOKENIZER_COPIES, Model
 from model_store.inference.runtime import CHUNK_ROWS, UNPAIRED_CHUNK_ROWS
+from model_store.processes import be_killed_first, end_with_parent
 
 READY = "ready"
 ENCODED_ROWS = 4  # that are tried together, where each may take long
 COPIES = 6  # of the files that are needed, while they become sessions
-PR_SET_PDEATHSIG = 1
 STATUS = Path("/proc/self/status")  # of Linux
 
 
@@ -35,8 +32,8 @@ def main() -> int:
     """Try versions until one fails or no more are asked for."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
-    _end_with_parent()
-    _be_killed_first()
+    end_with_parent()
+    be_killed_first()
     print(READY, file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
@@ -123,19 +120,6 @@ def _is_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _end_with_parent() -> None:
-    """Have the system kill this process when the thread that started it is gone; elsewhere it ends with its input."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _be_killed_first() -> None:
-    """Where memory runs out all the same, have the system kill this process and not the one that serves."""
-    with suppress(OSError):  # where /proc is not to be written to
-        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 if __name__ == "__main__":

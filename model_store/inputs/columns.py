@@ -82,10 +82,23 @@ def from_objects(rows: Sequence[Any], columns: Columns, field: str, first_row: i
             raise InvalidInput(f"{field}.{n}", "an object keyed by column, as the row before it", "something else")
         if row.keys() != names:
             _refuse_keys(row, names, [column.name for column in columns], f"{field}.{n}")
+    return from_cells({c.name: [row[c.name] for row in rows] for c in columns}, columns, field, first_row)
+
+
+def from_cells(
+    cells_of: Mapping[str, Sequence[Any] | Numbers], columns: Columns, field: str, first_row: int = 0
+) -> Float32[np.ndarray, "N I"]:
+    """Encode the cells of each column, as JSON gives them; of a number also an array, in which NaN is missing.
+
+    Raises:
+        InvalidInput: naming the row and column that is of a wrong type.
+    """
     values: dict[str, Numbers | Categories] = {}
     for column in columns:
-        cells = [row[column.name] for row in rows]
-        if isinstance(column, NumericColumn | TimeColumn):
+        cells = cells_of[column.name]
+        if isinstance(cells, np.ndarray):
+            values[column.name] = cells
+        elif isinstance(column, NumericColumn | TimeColumn):
             read: Callable[[Any, str], float]
             if isinstance(column, NumericColumn):
                 read = partial(_number, column.written)

@@ -18,6 +18,7 @@ from jaxtyping import Float32
 from model_store.acquisition.choice import MOST_JOINTLY
 from model_store.acquisition.scoring import pool_candidates, pool_scores, race_scores
 from model_store.inference.draws import OwnDraws, RowsUnderDraws, SharedDraws
+from model_store.inference.model import Model
 from model_store.inference.runtime import HELD_BYTES, DrawSet
 from model_store.scores.sums import GROUPS
 from service.engine.admission import Admission
@@ -26,7 +27,6 @@ from service.engine.waiting import HungUp, wait_for
 from service.errors import PastDeadline
 from service.observability.metrics import Metrics
 from service.process.shares import Shares
-from service.registry.models import Served
 
 SMALL_ROW_DRAWS = 200  # a millisecond of arithmetic
 BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch
@@ -146,7 +146,7 @@ class Engine:
             return []
         first = turns[0].work
         taken, rows, seeded = turns[:1], first.rows_left, first.job.seed is not None
-        most = part_rows(first.job.served, first.job.num_samples)
+        most = part_rows(first.job.served.model, first.job.num_samples)
         most_seeded = min(most, _own_rows(first.job))
         furthest = self._queue.least + most * first.job.row_draws
         used = {turns[0].client: turns[0].after}
@@ -203,7 +203,7 @@ class Engine:
     def _most_rows(self, progress: Progress) -> int:
         """Return how many rows of a job are computed at once: fewer of a large one where others are about."""
         job = progress.job
-        most = part_rows(job.served, job.num_samples)
+        most = part_rows(job.served.model, job.num_samples)
         is_held = job.served.model.runtime.set_bytes(job.num_samples) <= HELD_BYTES
         if len(job.x) > most and self.admission.in_work > 1 and is_held:
             return -(-most // PARTS_FOR_OTHERS)
@@ -220,12 +220,12 @@ class Engine:
             self.metrics.draws(served.key, made, len(new) * draws - made)
 
 
-def part_rows(served: Served, num_samples: int) -> int:
+def part_rows(model: Model, num_samples: int) -> int:
     """Return how many rows are computed at once: those of a micro-batch, or of a part of a large request or pool."""
-    is_held = served.model.runtime.set_bytes(num_samples) <= HELD_BYTES
-    summed = SUMMED_NUMBERS // (GROUPS * served.model.manifest.output_size)
+    is_held = model.runtime.set_bytes(num_samples) <= HELD_BYTES
+    summed = SUMMED_NUMBERS // (GROUPS * model.manifest.output_size)
     rows = min((BATCH_ROW_DRAWS if is_held else REMADE_ROW_DRAWS) // num_samples, summed)
-    encoder = served.model.encoder
+    encoder = model.encoder
     return max(1, rows if encoder is None else min(rows, int(ENCODED_S / encoder.row_s)))
 
 
@@ -235,7 +235,7 @@ def kept_bytes(job: Job, rows: int | None = None) -> int:
     """
     model, rows = job.served.model, len(job.x) if rows is None else rows
     set_bytes = model.runtime.set_bytes(job.num_samples)
-    draws = set_bytes if rows > part_rows(job.served, job.num_samples) and set_bytes <= HELD_BYTES else 0
+    draws = set_bytes if rows > part_rows(job.served.model, job.num_samples) and set_bytes <= HELD_BYTES else 0
     if job.acquisition is not None:
         kept = 0
         if job.candidates is not None:

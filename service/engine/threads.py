@@ -140,9 +140,10 @@ class Threads:
     def __init__(self) -> None:
         self._files = ThreadPoolExecutor(1, "files")
         self._loads = ThreadPoolExecutor(1, "loads")
+        self._state = ThreadPoolExecutor(2, "state")
         self.requests = SharedThreads("requests", READERS)  # takes large requests apart, and decodes images
         self.answers = SharedThreads("answers", 1)  # writes large answers
-        for pool in (self._files, self._loads):
+        for pool in (self._files, self._loads, self._state):
             pool.submit(int).result()  # its thread is there from the beginning
 
     async def files(self, work: Callable[[], T]) -> T:
@@ -153,9 +154,13 @@ class Threads:
         """Run work that loads versions."""
         return await asyncio.get_running_loop().run_in_executor(self._loads, work)
 
+    async def state(self, work: Callable[[], T]) -> T:
+        """Run work that reads or writes the service's state, or a pool's file."""
+        return await asyncio.get_running_loop().run_in_executor(self._state, work)
+
     def close(self) -> None:
         """End, after what is being done; what has not begun is dropped."""
-        for pool in (self._files, self._loads):
+        for pool in (self._files, self._loads, self._state):
             pool.shutdown(cancel_futures=True)
         self.requests.close()
         self.answers.close()

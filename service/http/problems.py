@@ -9,8 +9,16 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from model_store.errors import BrokenArtifact, DubitoError, InvalidInput, NotFound, UnsupportedFormat
-from service.errors import InUse, NotReady, Overloaded, PastDeadline, TooLarge, TooLargeToLoad, Unsupported
+from model_store.errors import (
+    BrokenArtifact,
+    DubitoError,
+    InvalidInput,
+    NoSpace,
+    NotFound,
+    StateUnusable,
+    UnsupportedFormat,
+)
+from service.errors import InUse, NotDone, NotReady, Overloaded, PastDeadline, TooLarge, TooLargeToLoad, Unsupported
 from service.observability.records import record_of
 
 PROBLEM_JSON = "application/problem+json"
@@ -23,11 +31,14 @@ STATUS: dict[type[DubitoError], int] = {
     UnsupportedFormat: 503,
     TooLargeToLoad: 503,
     InUse: 409,
+    NotDone: 409,
     TooLarge: 413,
     Unsupported: 415,
     Overloaded: 429,
     NotReady: 503,
     PastDeadline: 504,
+    StateUnusable: 503,
+    NoSpace: 507,
 }
 
 

@@ -91,12 +91,18 @@ async def hung_up(request: Request) -> None:
 
 
 def read_request(
-    request: Request, body: bytes | bytearray, kind: type[Envelope_], rows_field: str, max_rows: int
+    request: Request,
+    body: bytes | bytearray,
+    kind: type[Envelope_],
+    rows_field: str,
+    max_rows: int,
+    file_field: str | None = None,
 ) -> Generator[None, None, tuple[Envelope_, Rows]]:
     """Return the envelope of a JSON, npy or form request, and its rows as they came; yields after each of many steps.
 
     An npy body holds the rows alone; the envelope's other fields are then query parameters. A form holds a file for
-    each row, and the other fields beside them or in the query.
+    each row, and the other fields beside them or in the query. Where JSON names a file, in `file_field`, there are no
+    rows.
 
     Raises:
         Unsupported: if the media type is none of these.
@@ -132,6 +138,10 @@ def read_request(
         envelope = validate(kind, {rows_field: [], **fields})
     else:
         raise Unsupported(f"Content-Type: expected {JSON}, {NPY} or {FORM}, got another")
+    if file_field is not None and getattr(envelope, file_field) is not None:
+        if len(rows) > 0:
+            raise InvalidInput(file_field, f"none beside {rows_field}", "both")
+        return envelope, rows
     if len(rows) == 0:
         raise InvalidInput(rows_field, "at least one row", "none")
     if len(rows) > max_rows:
@@ -232,8 +242,10 @@ def rows_array(
     max_pixels: int,
     lease: Lease,
     encoder: "TextEncoder | None" = None,
+    first_row: int = 0,
 ) -> Generator[None, None, Float32[np.ndarray, "N I"]]:
     """Return rows as a flat float32 array; yields after each of many steps. Decoding takes memory beside the lease.
+    Errors count from `first_row`.
 
     Each comes flat or in the model's input shape; to a model of columns also as an object keyed by column; to a model
     of images also as an image file, of which all together may have `max_pixels`; to a model of text also as a string,
@@ -253,14 +265,14 @@ def rows_array(
             raise InvalidInput(field, expected, f"shape {rows.shape}")
         flat = rows.reshape(len(rows), size)
         if spec.takes_ids:
-            _check_ids(flat, spec, field)
+            _check_ids(flat, spec, field, first_row)
         with np.errstate(over="ignore"):
             flat = np.ascontiguousarray(flat, dtype=np.float32)
-        _check_finite(flat, field)
+        _check_finite(flat, field, first_row)
         return flat
     at_once = max(1, NUMBERS_AT_ONCE // size)
     if isinstance(rows, list) and len(rows) <= at_once and not _is_long(rows[0], spec):
-        return _Reader(rows[0], spec, field, max_pixels, lease, encoder).block(rows, 0)
+        return _Reader(rows[0], spec, field, max_pixels, lease, encoder).block(rows, first_row)
     blocks: Iterable[list[Any]]
     blocks = (
         rows.parsed()
@@ -274,7 +286,7 @@ def rows_array(
         at_once = 1 if _is_long(block[0], spec) else len(block)
         for first in range(0, len(block), at_once):
             part = block[first : first + at_once]
-            x[done : done + len(part)] = reader.block(part, done)
+            x[done : done + len(part)] = reader.block(part, first_row + done)
             done += len(part)
             yield
     return x

@@ -10,6 +10,7 @@ from fastapi import Response
 from jaxtyping import Float32
 from starlette.types import Receive, Scope, Send
 
+from model_store.artifacts.manifest import Manifest
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.inference.prediction import Prediction
 from model_store.inputs.columns import unknown_categories
@@ -172,9 +173,9 @@ def reported(scores: AnyScores) -> AnyScores:
     return scores if isinstance(scores, Scores) else scores.in_units
 
 
-def category_names(served: Served) -> tuple[str, ...]:
+def category_names(manifest: Manifest) -> tuple[str, ...]:
     """Return the names of the categories that a model is calibrated by."""
-    spec = served.model.manifest.categories
+    spec = manifest.categories
     return () if spec is None else spec.names
 
 
@@ -230,63 +231,65 @@ def predict_npz(
     What is null in JSON for all rows is left out; infinite bounds are infinite.
     """
     packed = io.BytesIO()
-    arrays = dict(_arrays(served, predicted, options, x, decision))
+    manifest, prediction = served.model.manifest, predicted.prediction
+    arrays = dict(about_arrays(manifest, predicted.seed, options))
+    if manifest.input.columns:
+        unknown = unknown_categories(x, manifest.input.columns)
+        arrays["unknown_categories"] = np.array([unknown.get(column.name, 0) for column in manifest.input.columns])
+    arrays |= dict(row_arrays(manifest, prediction, decision, predicted.num_samples))
+    if predicted.samples is not None:
+        samples = predicted.samples.transpose(1, 0, 2)
+        if isinstance(prediction.scores, Scores):
+            arrays["samples"] = samples
+        else:
+            arrays |= {"samples.mean": samples[..., 0], "samples.std": samples[..., 1]}
     if explained is not None:
         arrays |= explanation_arrays(served.model.manifest, explained)
     np.savez(packed, allow_pickle=False, **arrays)
     return packed.getvalue()
 
 
-def _arrays(
-    served: Served,
-    predicted: Predicted,
-    options: DecisionOptions,
-    x: Float32[np.ndarray, "N I"],
-    decision: Decision,
-) -> Iterator[tuple[str, Any]]:
-    prediction, scores = predicted.prediction, reported(predicted.prediction.scores)
-    samples = None if predicted.samples is None else predicted.samples.transpose(1, 0, 2)
-    yield "model", np.array(served.name)
-    yield "version", np.array(served.version)
-    yield "seed", np.array(predicted.seed)
+def about_arrays(manifest: Manifest, seed: int, options: DecisionOptions) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield what an answer in arrays says of all rows."""
+    yield "model", np.array(manifest.name)
+    yield "version", np.array(manifest.version)
+    yield "seed", np.array(seed)
     for name, rate in _judged_by(options).items():
         if rate is not None:
             yield name, np.array(rate)
     if options.priors is not None:
         yield "priors", np.array(options.priors)
-    columns = served.model.manifest.input.columns
-    if columns:
-        unknown = unknown_categories(x, columns)
-        yield "unknown_categories", np.array([unknown.get(column.name, 0) for column in columns])
+
+
+def row_arrays(
+    manifest: Manifest, prediction: Prediction, decision: Decision, num_samples: int
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield what an answer in arrays says of each row."""
+    scores = reported(prediction.scores)
     yield "num_samples", scores.num_draws
     for name, score in scores.by_name().items():
-        if name != "epistemic_std" or predicted.num_samples > 1:
+        if name != "epistemic_std" or num_samples > 1:
             yield name, score
     for name, error in (scores.standard_error or {}).items():
         yield f"standard_error.{name}", error
     yield "flag", decision.flag
     yield "p_value", decision.p_values.p_value
     if decision.categories is not None:
-        yield "category", np.array([*category_names(served), ""])[decision.categories]
+        yield "category", np.array([*category_names(manifest), ""])[decision.categories]
     for name, detected in prediction.detected.items():
         yield f"detectors.{name}.score", detected
         yield f"detectors.{name}.fired", decision.fired[name]
         yield f"detectors.{name}.p_value", decision.p_values.detector_p_values[name]
     if isinstance(scores, Scores):
-        yield "label", np.array(served.model.manifest.classes)[scores.label]
+        yield "label", np.array(manifest.classes)[scores.label]
         yield "probabilities", scores.probabilities
         yield "expected_entropy", scores.expected_entropy
         if scores.bald_corrected is not None:
             yield "bald_corrected", scores.bald_corrected
-        if samples is not None:
-            yield "samples", samples
     else:
         yield "mean", scores.mean
         if scores.median is not None:
             yield "median", scores.median
-        if samples is not None:
-            yield "samples.mean", samples[..., 0]
-            yield "samples.std", samples[..., 1]
     for name in ("prediction_set", "interval", "abstain"):
         decided = getattr(decision, name)
         if decided is not None:

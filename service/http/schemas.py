@@ -159,6 +159,34 @@ class AcquireRequest(Envelope):
     )
 
 
+class AcquireJobRequest(AcquireRequest):
+    """A request to rank a pool of any size, in its own time."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"pool": [EXAMPLE_ROW, EXAMPLE_NOISE], "k": 1}]})
+
+    pool: list[Any] = Field(default=[], description="rows, as of /acquire, unless there is a `pool_file`")
+    pool_file: str | None = Field(
+        default=None,
+        description="a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files",
+    )
+
+
+class PredictJobRequest(PredictRequest):
+    """A request to predict the rows of a file of any size, in its own time."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "format": "npz"}]}
+    )
+
+    inputs: list[Any] = Field(default=[], description="rows, as of /predict, unless there is an `inputs_file`")
+    inputs_file: str | None = Field(
+        default=None,
+        description="a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files",
+    )
+    ids: list[str] | None = Field(default=None, description="a different name for each row, which the result repeats")
+    format: Literal["npz", "parquet"] = Field(default="npz", description="of the result")
+
+
 class DetectorAnswer(BaseModel):
     """A detector's score of a row, more meaning more unlike the data, and its conformal p-value."""
 
@@ -317,6 +345,36 @@ class AcquireAnswer(BaseModel):
     race: float | None
     finalists: int | None
     ranking: list[RankedRow]
+
+
+class JobAnswer(BaseModel):
+    """A job: work on a pool that goes on after the request for it. Times are in seconds since 1970."""
+
+    id: str
+    kind: Literal["acquire", "predict"]
+    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    model: str
+    version: str
+    rows: int
+    num_samples: int
+    seed: int
+    read_as: str
+    ignored_columns: list[str]
+    progress: float
+    worked_s: float
+    seconds_left: float | None
+    created: float
+    begun: float | None
+    ended: float | None
+    expires: float | None
+    error: str | None
+    result: str | None
+
+
+class JobsAnswer(BaseModel):
+    """The jobs that a key asked for, the latest first."""
+
+    jobs: list[JobAnswer]
 
 
 class Problem(BaseModel):

@@ -30,7 +30,13 @@ SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 OF_API_KEYS: Final = frozenset(SCOPES) - {"admin"}  # of a list
 OF_ADMIN_KEY: Final = frozenset[Scope]({"admin", "metrics"})
 
-SCOPE_OF_PATH: Final[dict[str, Scope]] = {"/predict": "predict", "/acquire": "acquire", "/metrics": "metrics"}
+SCOPE_OF_PATH: Final[dict[str, Scope]] = {
+    "/predict": "predict",
+    "/predict/jobs": "predict",
+    "/acquire": "acquire",
+    "/acquire/jobs": "acquire",
+    "/metrics": "metrics",
+}
 OTHER_PATHS: Final[Scope] = "read"
 ADMIN_PREFIX = "/admin/"
 OPEN_PATHS = {"/health/live", "/health/ready", "/docs", "/docs/oauth2-redirect", "/openapi.json"}

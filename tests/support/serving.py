@@ -29,6 +29,7 @@ def serving(store: Path, within: Sequence[str] = (), **settings: str) -> Iterato
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     basics = {"DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_NOTICE_S": "0", **WITHOUT_TRIALS}
+    basics["DUBITO_STATE"] = str(store.parent / f"state-{port}")  # made when something is kept
     environment = environment_with(**basics | settings)
     process = subprocess.Popen(
         [*within, sys.executable, "-m", "service"], env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True

@@ -224,19 +224,19 @@ def test_a_pool_is_scored_in_parts_under_one_draw_set_as_its_rows_are_predicted(
 
 
 def test_parts_are_bounded_by_classes_as_by_draws(served):
-    assert part_rows(served, 100) == BATCH_ROW_DRAWS // 100
-    assert part_rows(served, 1) == SUMMED_NUMBERS // (10 * GROUPS)
+    assert part_rows(served.model, 100) == BATCH_ROW_DRAWS // 100
+    assert part_rows(served.model, 1) == SUMMED_NUMBERS // (10 * GROUPS)
     thousand = SimpleNamespace(
         model=SimpleNamespace(runtime=served.model.runtime, manifest=SimpleNamespace(output_size=1000), encoder=None)
     )
-    assert part_rows(thousand, 1) * 1000 * GROUPS <= SUMMED_NUMBERS
+    assert part_rows(thousand.model, 1) * 1000 * GROUPS <= SUMMED_NUMBERS
 
 
 @pytest.mark.parametrize(("row_s", "rows"), [(0.05, 5), (1.0, 1), (1e-9, BATCH_ROW_DRAWS // 100)])
 def test_parts_are_bounded_by_the_time_of_the_encoder(served, row_s, rows):
     manifest = SimpleNamespace(output_size=10)
     model = SimpleNamespace(runtime=served.model.runtime, manifest=manifest, encoder=SimpleNamespace(row_s=row_s))
-    assert part_rows(SimpleNamespace(model=model), 100) == rows
+    assert part_rows(model, 100) == rows
 
 
 def test_a_lone_request_past_its_deadline_is_refused_too(engine, served, digits_rows):

@@ -161,7 +161,7 @@ def test_seeded_and_fresh_requests_that_wait_together_are_answered_as_alone(requ
 
 def test_the_rest_of_a_large_request_is_not_computed_under_the_draws_of_others(requests):
     """Nor others under its own: a large request and small ones wait together, in either order."""
-    large = 2 * part_rows(requests.served, tiny.DRAWS) + 1  # of which the last part is small
+    large = 2 * part_rows(requests.served.model, tiny.DRAWS) + 1  # of which the last part is small
     for sizes in ([large, 2, 3], [2, large, 3], [large, large, 1]):
         requests.hold()
         for i, size in enumerate(sizes):

@@ -1,0 +1,237 @@
+"""A job on a large pool: its rows a second beside the kernel's, its memory, and one-row requests beside it.
+
+    python -m benchmarks.jobs [--rows 30000] [--precision float32 int8] [--rounds 3] [--write]
+
+The pool is `--rows` rows of 784 random pixels in an npy file, ranked by BALD with 100 draws. In one run:
+
+* the kernel: the published version's own graph on the rows that are computed at once, again and again, before the
+  job and after it, on the same threads; a job's figure is its rows a second over the mean of both. A job's time
+  is from its process' first look at a row to its last, by its own clock, and from its start to its end;
+* the job, over HTTP, the service idle beside it; its process' largest resident memory, and the same of a job of 64
+  rows, which has loaded the model and scored a part: the rest is the pool's;
+* one-row requests at a quarter of the rate that one client gets, evenly, without the job and beside it, in turns.
+"""
+
+import argparse
+import http.client
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from benchmarks.load import closed_loop, open_loop, post
+from benchmarks.model import NAME, ROOT, publish_untrained
+from benchmarks.predict import server
+from model_store.artifacts.store import ModelStore
+from model_store.inference.model import NEEDED, Model
+from model_store.processors import available_processors
+from service.engine.batching import part_rows
+
+RESULTS = ROOT / "docs" / "results"
+DRAWS = 100
+SECONDS = 10.0  # of one-row requests, each way and round
+KERNEL_S = 5.0
+RUN = "service.jobs.run"
+
+
+def main() -> None:
+    """Measure each precision and print a table; with `--write` keep it and a plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=30_000)
+    parser.add_argument("--precision", nargs="+", default=["float32", "int8"])
+    parser.add_argument("--rounds", type=int, default=3, help="of one-row requests")
+    parser.add_argument("--write", action="store_true", help="write docs/results/jobs.md and jobs.png")
+    options = parser.parse_args()
+    measured = {precision: measure(precision, options.rows, options.rounds) for precision in options.precision}
+    text = table(measured, options.rows, options.rounds)
+    print(text)
+    if options.write:
+        (RESULTS / "jobs.md").write_text(text)
+        (RESULTS / "jobs.json").write_text(json.dumps(measured, indent=1) + "\n")
+        plot(measured, RESULTS / "jobs.png")
+
+
+def measure(precision: str, rows: int, rounds: int) -> dict[str, Any]:
+    """Return what was measured of a model of a precision."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        store = ModelStore(folder / "models")
+        publish_untrained(store, precision)
+        pools = folder / "pools"
+        pools.mkdir()
+        write_pool(pools / "pool.npy", rows)
+        write_pool(pools / "few.npy", 64)
+        model = Model.load(store.open(NAME, store.resolve(NAME), wanted=NEEDED), available_processors())
+        state = {"DUBITO_STATE": str(folder / "state"), "DUBITO_POOLS": str(pools)}
+        with server(folder / "models", **state) as running:
+            few = ranked(running.port, "few.npy")
+            before = kernel_rate(model)
+            job = ranked(running.port, "pool.npy")
+            after = kernel_rate(model)
+            latencies = beside(running.port, rounds)
+    kernel = (before + after) / 2
+    return {
+        "kernel_rows_s": [before, after],
+        "job_rows_s": rows / job["worked_s"],
+        "whole_rows_s": rows / job["whole_s"],
+        "ratio": rows / job["worked_s"] / kernel,
+        "whole_ratio": rows / job["whole_s"] / kernel,
+        "largest_bytes": job["largest_bytes"],
+        "largest_bytes_of_few": few["largest_bytes"],
+        "latencies_ms": latencies,
+    }
+
+
+def write_pool(path: Path, rows: int) -> None:
+    """Write rows of random pixels, in parts."""
+    generator = np.random.default_rng(0)
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(rows, 784))
+    for first in range(0, rows, 10_000):
+        part = array[first : first + 10_000]
+        part[:] = generator.integers(0, 256, part.shape, dtype=np.uint8)
+    array.flush()
+
+
+def kernel_rate(model: Model) -> float:
+    """Return rows a second of the published graph, on as many rows as are computed at once."""
+    rows = part_rows(model, DRAWS)
+    x = np.random.default_rng(0).integers(0, 256, (rows, model.row_size)).astype(np.float32)
+    draws = model.runtime.draw_set(0, DRAWS)
+    model.runtime.run_set(x, draws)
+    calls, begun = 0, time.perf_counter()
+    while time.perf_counter() - begun < KERNEL_S:
+        model.runtime.run_set(x, draws)
+        calls += 1
+    return calls * rows / (time.perf_counter() - begun)
+
+
+def ranked(port: int, pool: str) -> dict[str, Any]:
+    """Have a job rank a pool, and return what it took."""
+    asked = json.dumps({"pool_file": pool, "k": 10, "seed": 0, "num_samples": DRAWS}).encode()
+    job = request(port, "POST", "/acquire/jobs", asked)
+    largest = 0
+    while job["state"] in ("queued", "running"):
+        largest = max(largest, largest_bytes())
+        time.sleep(0.05)
+        job = request(port, "GET", f"/jobs/{job['id']}")
+    assert job["state"] == "done", job
+    return {
+        "worked_s": job["worked_s"],
+        "whole_s": job["ended"] - job["begun"],
+        "largest_bytes": largest,
+    }
+
+
+def request(port: int, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
+    """Return the answer to a request."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request(method, path, body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    content: dict[str, Any] = json.loads(answer.read())
+    assert answer.status in (200, 202), content
+    return content
+
+
+def largest_bytes() -> int:
+    """Return the largest resident memory of a job's process so far, 0 where there is none."""
+    for process in Path("/proc").iterdir():
+        try:
+            if RUN.encode() in (process / "cmdline").read_bytes():
+                lines = (process / "status").read_text().splitlines()
+                return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+        except (OSError, StopIteration):
+            continue
+    return 0
+
+
+def beside(port: int, rounds: int) -> dict[str, list[list[float]]]:
+    """Return p50 and p99 of one-row requests in milliseconds, without a job and beside one, a pair a round."""
+    row = np.random.default_rng(1).integers(0, 256, 784).tolist()
+    requests = [post("/predict", json.dumps({"inputs": [row], "num_samples": DRAWS}).encode())]
+    rate = closed_loop(port, requests, 1, 3.0).rate / 4
+    found: dict[str, list[list[float]]] = {"alone": [], "beside": []}
+    for _ in range(rounds):
+        for how in ("alone", "beside"):
+            job = None
+            if how == "beside":
+                asked = json.dumps({"pool_file": "pool.npy", "num_samples": DRAWS}).encode()
+                job = request(port, "POST", "/acquire/jobs", asked)
+                while request(port, "GET", f"/jobs/{job['id']}")["progress"] == 0.0:
+                    time.sleep(0.1)
+            load = open_loop(port, requests, rate, SECONDS, connections=16, poisson=False)
+            assert set(load.counts) == {"200"}, load.counts
+            found[how].append([1e3 * load.percentile(50), 1e3 * load.percentile(99)])
+            if job is not None:
+                job = request(port, "GET", f"/jobs/{job['id']}")
+                assert job["state"] == "running", "the pool is too small: the job ended before the requests did"
+                request(port, "DELETE", f"/jobs/{job['id']}")
+                while request(port, "GET", f"/jobs/{job['id']}")["state"] == "running":
+                    time.sleep(0.1)
+    return found
+
+
+def table(measured: dict[str, dict[str, Any]], rows: int, rounds: int) -> str:
+    """Return the page."""
+    lines = [
+        f"# A job on {rows:,} rows of 784 numbers, {DRAWS} draws",
+        "",
+        f"`python -m benchmarks.jobs --rows {rows} --rounds {rounds} --write`; {available_processors()} processors, "
+        "784-800-800-10. `benchmarks/jobs.py` says how it is measured.",
+        "",
+        "| precision | kernel, rows/s, before and after | job, rows/s | of the kernel's | with its start and end | "
+        "largest memory | of a job of 64 rows |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for precision, one in measured.items():
+        kernel = " and ".join(f"{rate:.0f}" for rate in one["kernel_rows_s"])
+        memory = " | ".join(f"{one[key] / 2**20:.0f} MiB" for key in ("largest_bytes", "largest_bytes_of_few"))
+        lines.append(
+            f"| {precision} | {kernel} | {one['job_rows_s']:.0f} | {one['ratio']:.2f} | {one['whole_ratio']:.2f} | "
+            f"{memory} |"
+        )
+    lines += [
+        "",
+        "One-row requests at a quarter of the rate that one client gets, ms, median of the rounds (least - most):",
+        "",
+        "| precision | p50 alone | beside the job | p99 alone | beside the job | p99, times (each round) |",
+        "|---|---|---|---|---|---|",
+    ]
+    for precision, one in measured.items():
+        alone, with_job = (np.array(one["latencies_ms"][how]) for how in ("alone", "beside"))
+        cells = [spread(values[:, i].tolist()) for i in (0, 1) for values in (alone, with_job)]
+        times = ", ".join(f"{ratio:.2f}" for ratio in with_job[:, 1] / alone[:, 1])
+        lines.append(f"| {precision} | {' | '.join(cells)} | {times} |")
+    return "\n".join([*lines, ""])
+
+
+def spread(values: list[float]) -> str:
+    """Return the median, least and largest of some values."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f} - {max(values):.2f})"
+
+
+def plot(measured: dict[str, dict[str, Any]], path: Path) -> None:
+    """Draw rates beside the kernel's, and latencies alone and beside a job."""
+    plt.switch_backend("Agg")
+    figure, (rates, latencies) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    places = np.arange(len(measured))
+    kernel = [statistics.mean(one["kernel_rows_s"]) for one in measured.values()]
+    rates.bar(places - 0.2, kernel, 0.4, label="kernel")
+    rates.bar(places + 0.2, [one["job_rows_s"] for one in measured.values()], 0.4, label="job")
+    rates.set(ylabel=f"rows a second, {DRAWS} draws", xticks=places, xticklabels=list(measured))
+    for i, how in enumerate(("alone", "beside")):
+        values = [statistics.median([p99 for _, p99 in one["latencies_ms"][how]]) for one in measured.values()]
+        latencies.bar(places + 0.4 * i - 0.2, values, 0.4, label=f"{how}{' a job' if i else ''}")
+    latencies.set(ylabel="p99 of one row, ms", xticks=places, xticklabels=list(measured))
+    for axis in (rates, latencies):
+        axis.legend(fontsize="small")
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the service must not forget: jobs, what was acquired, and labels."""

@@ -1,0 +1,128 @@
+"""The state's database: SQLite in WAL mode, in a folder that processes of one machine share.
+
+What `writing` has done is on the disk when it returns, or has not been done at all. Each table has its own module.
+"""
+
+import errno
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from model_store.errors import NoSpace, StateUnusable
+
+FILE = "state.sqlite"
+BUSY_S = 10.0  # that another process may take to write
+FORMAT = 1
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    id TEXT PRIMARY KEY,
+    kind TEXT NOT NULL,               -- acquire or predict
+    state TEXT NOT NULL,              -- queued, running, done, failed or cancelled
+    owner TEXT NOT NULL,              -- whose key it was asked for with
+    request TEXT NOT NULL,            -- JSON: all that was asked, with what defaults came to
+    created REAL NOT NULL,            -- seconds since 1970, as all times here
+    begun REAL,
+    ended REAL,
+    slot INTEGER,                     -- of the process that runs it, which holds the slot's lock
+    deaths INTEGER NOT NULL DEFAULT 0,   -- of its process alone, since it last got further
+    orphaned INTEGER NOT NULL DEFAULT 0, -- times that its process died with the service, since then
+    work INTEGER NOT NULL DEFAULT 0,  -- rows x draws to be done, 0 while it is not known
+    done INTEGER NOT NULL DEFAULT 0,  -- of these
+    worked_s REAL NOT NULL DEFAULT 0, -- that they took
+    cancel INTEGER NOT NULL DEFAULT 0,
+    said TEXT                         -- JSON: the answer of one that is done, why it failed of one that has
+) STRICT;
+CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, created);
+"""
+
+
+class Database:
+    """A connection that the threads of a process share."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the database, made in `folder` if there is none.
+
+        Raises:
+            NoSpace: if the disk is full.
+            StateUnusable: if the folder cannot be written to, or what is there is of another format.
+        """
+        self.folder = folder
+        self._lock = threading.Lock()
+        with _told(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / FILE
+            with suppress(FileExistsError):  # what came as rows and labels is for nobody else to read
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+            self._connection.row_factory = sqlite3.Row
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = FULL")
+            with self._transaction():
+                found = self._connection.execute("PRAGMA user_version").fetchone()[0]
+                if found > FORMAT:
+                    raise StateUnusable(f"{path}: expected format {FORMAT} or older, got {found}")
+                for statement in SCHEMA.split(";\n"):
+                    self._connection.execute(statement)
+                self._connection.execute(f"PRAGMA user_version = {FORMAT}")
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Hold the connection, to read.
+
+        Raises:
+            StateUnusable: if it cannot be read.
+        """
+        with self._lock, _told(self.folder):
+            yield self._connection
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Hold the connection in a transaction, in which no other process writes: all of it is kept, or nothing.
+
+        Raises:
+            NoSpace: if the disk is full.
+            StateUnusable: if it cannot be written.
+        """
+        with self._lock, _told(self.folder), self._transaction():
+            yield self._connection
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._connection.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):  # SQLite rolls back by itself where the disk is full
+                self._connection.execute("ROLLBACK")
+            raise
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """Raise errors of SQLite and of the disk as those of the state."""
+    try:
+        yield
+    except sqlite3.IntegrityError:
+        raise
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise NoSpace(f"{folder}: no space is left for the service's state") from error
+        raise StateUnusable(f"{folder}: the service's state cannot be read or written: {error}") from error
+    except OSError as error:
+        raise of_disk(error, folder) from error
+
+
+def of_disk(error: OSError, folder: Path) -> NoSpace | StateUnusable:
+    """Return an error of the disk as one of the state."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return NoSpace(f"{folder}: no space is left for the service's state")
+    return StateUnusable(f"{folder}: the service's state cannot be read or written: {error.strerror}")

@@ -1,0 +1,259 @@
+"""Jobs: work on whole pools, which goes on after the request for it was answered, and after the process has died.
+
+A job is queued, running, and then done, failed or cancelled. Who runs one holds the lock of a *slot*, a file that
+the system unlocks when its process is gone: a job that is said to run in a slot that nobody holds lost its process,
+and is queued again. No clock and no heartbeat is needed to know.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from model_store.errors import NotFound
+from model_store.state.database import Database, of_disk
+
+Kind = Literal["acquire", "predict"]
+State = Literal["queued", "running", "done", "failed", "cancelled"]
+STATES: Final[tuple[State, ...]] = get_args(State)
+ENDED: Final[tuple[State, ...]] = ("done", "failed", "cancelled")
+
+FOLDER = "jobs"  # of the state: a folder for each job, of its input and its results
+SLOTS = "slots"
+MOST_DEATHS = 3  # of a job's process without its getting any further, before it is given up
+MOST_ORPHANED = 20  # the same where the service died too, which is rarely for the job
+STRAY_S = 3600.0  # after which a folder without a job is of nobody who is about to make one
+
+
+class TooManyJobs(Exception):
+    """As many jobs wait as may."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as it is now. Times are in seconds since 1970; `work` and `done` are rows x draws."""
+
+    id: str
+    kind: Kind
+    state: State
+    owner: str
+    request: dict[str, Any]
+    created: float
+    begun: float | None
+    ended: float | None
+    deaths: int
+    orphaned: int
+    work: int
+    done: int
+    worked_s: float
+    cancel: bool
+    said: Any
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it will change any more."""
+        return self.state in ENDED
+
+
+class Jobs:
+    """The jobs of a state folder. Any thread, and any process of the machine, may call its methods."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.folder = database.folder / FOLDER
+        self.slots = database.folder / SLOTS
+
+    def new_folder(self) -> tuple[str, Path]:
+        """Return the id of a job that is to be, and a folder for what it needs."""
+        name = secrets.token_hex(16)
+        try:
+            (self.folder / name).mkdir(parents=True, mode=0o700)
+        except OSError as error:
+            raise of_disk(error, self._database.folder) from error
+        return name, self.folder / name
+
+    def add(self, name: str, kind: Kind, owner: str, request: dict[str, Any], work: int, most_waiting: int) -> Job:
+        """Queue a job: once this returns it will be done, or say why not.
+
+        Raises:
+            TooManyJobs: if `most_waiting` are queued already.
+        """
+        with self._database.writing() as connection:
+            waiting = connection.execute("SELECT count(*) FROM jobs WHERE state = 'queued'").fetchone()[0]
+            if waiting >= most_waiting:
+                raise TooManyJobs
+            connection.execute(
+                "INSERT INTO jobs (id, kind, state, owner, request, created, work) "
+                "VALUES (?, ?, 'queued', ?, ?, ?, ?)",
+                (name, kind, owner, json.dumps(request), time.time(), work),
+            )
+        return self.get(name)
+
+    def get(self, name: str, owner: str | None = None) -> Job:
+        """Return a job, with `owner` one that it asked for.
+
+        Raises:
+            NotFound: if there is none.
+        """
+        with self._database.reading() as connection:
+            row = connection.execute("SELECT * FROM jobs WHERE id = ?", (name,)).fetchone()
+        if row is None or (owner is not None and row["owner"] != owner):
+            raise NotFound("job: expected the id of one that you asked for and that is still kept, got another")
+        return _job(row)
+
+    def of(self, owner: str) -> list[Job]:
+        """Return all jobs that an owner asked for, the latest first."""
+        with self._database.reading() as connection:
+            rows = connection.execute("SELECT * FROM jobs WHERE owner = ? ORDER BY created DESC", (owner,)).fetchall()
+        return [_job(row) for row in rows]
+
+    def unfinished(self) -> int:
+        """Return how many are queued or running."""
+        with self._database.reading() as connection:
+            found = connection.execute("SELECT count(*) FROM jobs WHERE state IN ('queued', 'running')").fetchone()
+        return int(found[0])
+
+    def claim(self, slot: int) -> Job | None:
+        """Take the job that has been queued for longest to run in a slot whose lock one holds; None if none is."""
+        with self._database.writing() as connection:
+            row = connection.execute(
+                "UPDATE jobs SET state = 'running', slot = ?, begun = coalesce(begun, ?) "
+                "WHERE id = (SELECT id FROM jobs WHERE state = 'queued' ORDER BY created, id LIMIT 1) RETURNING *",
+                (slot, time.time()),
+            ).fetchone()
+        return None if row is None else _job(row)
+
+    def progress(self, name: str, work: int, done: int, worked_s: float) -> bool:
+        """Note how far a job is; return whether it is to go on."""
+        with self._database.writing() as connection:
+            row = connection.execute(
+                "UPDATE jobs SET deaths = deaths * (? <= done), orphaned = orphaned * (? <= done), "
+                "work = ?, done = ?, worked_s = ? WHERE id = ? AND state = 'running' RETURNING cancel",
+                (done, done, work, done, worked_s, name),
+            ).fetchone()
+        return row is not None and not row["cancel"]
+
+    def finish(self, name: str, state: State, said: Any) -> None:
+        """End a job that runs, and keep what is to be said of it; what is asked to be cancelled is cancelled."""
+        with self._database.writing() as connection:
+            connection.execute(
+                "UPDATE jobs SET state = CASE WHEN cancel THEN 'cancelled' ELSE ? END, "
+                "said = CASE WHEN cancel THEN NULL ELSE ? END, ended = ?, slot = NULL "
+                "WHERE id = ? AND state = 'running'",
+                (state, json.dumps(said), time.time(), name),
+            )
+
+    def put_back(self, name: str, why: str | None = None, is_orphan: bool = False) -> None:
+        """Queue a job again that ran and is not done; one that is to be cancelled is.
+
+        Args:
+            why: how its process died; None if it ended in order. After some deaths without getting any further the
+                job has failed.
+            is_orphan: whether the service had died as well.
+        """
+        counted, most = ("orphaned", MOST_ORPHANED) if is_orphan else ("deaths", MOST_DEATHS)
+        with self._database.writing() as connection:
+            row = connection.execute("SELECT * FROM jobs WHERE id = ? AND state = 'running'", (name,)).fetchone()
+            if row is None:
+                return
+            times = row[counted] + (why is not None)
+            state, said = ("cancelled", None) if row["cancel"] else ("queued", None)
+            if why is not None and times >= most and state == "queued":
+                state = "failed"
+                said = json.dumps(f"{why}, {times} times without getting further than {row['done']} rows x draws")
+            ended = None if state == "queued" else time.time()
+            connection.execute(
+                f"UPDATE jobs SET state = ?, said = ?, ended = ?, {counted} = ?, slot = NULL WHERE id = ?",
+                (state, said, ended, times, name),
+            )
+
+    def cancel(self, name: str) -> Job:
+        """Have a job end: at once if it is queued, soon if it runs."""
+        with self._database.writing() as connection:
+            connection.execute(
+                "UPDATE jobs SET state = 'cancelled', ended = ? WHERE id = ? AND state = 'queued'",
+                (time.time(), name),
+            )
+            connection.execute("UPDATE jobs SET cancel = 1 WHERE id = ? AND state = 'running'", (name,))
+        return self.get(name)
+
+    def forget(self, name: str) -> None:
+        """Delete a job that is over, and its files."""
+        with self._database.writing() as connection:
+            connection.execute("DELETE FROM jobs WHERE id = ? AND state IN ('done', 'failed', 'cancelled')", (name,))
+        self._sweep([name])
+
+    def forget_old(self, kept_s: float) -> None:
+        """Delete jobs that ended longer ago, their files, and folders of jobs that never came to be."""
+        now = time.time()
+        with self._database.writing() as connection:
+            connection.execute(
+                "DELETE FROM jobs WHERE state IN ('done', 'failed', 'cancelled') AND ended < ?", (now - kept_s,)
+            )
+        with suppress(FileNotFoundError):
+            strays = [entry.name for entry in os.scandir(self.folder) if entry.stat().st_mtime < now - STRAY_S]
+            self._sweep(strays)
+
+    def _sweep(self, names: list[str]) -> None:
+        """Delete folders that are of no job."""
+        for name in names:
+            with self._database.reading() as connection:
+                is_known = connection.execute("SELECT 1 FROM jobs WHERE id = ?", (name,)).fetchone() is not None
+            if not is_known:
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def put_back_orphans(self) -> None:
+        """Queue jobs again that are said to run in a slot that nobody holds."""
+        with self._database.reading() as connection:
+            rows = connection.execute("SELECT id, slot FROM jobs WHERE state = 'running'").fetchall()
+        for row in rows:
+            with self.slot(row["slot"]) as handle:
+                if handle is not None:
+                    self.put_back(row["id"], "the service that ran it ended", is_orphan=True)
+
+    @contextmanager
+    def slot(self, number: int) -> Iterator[int | None]:
+        """Hold a slot's lock, as an open file that can be handed to a child; None if somebody else does."""
+        try:
+            self.slots.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.slots / str(number), os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError as error:
+            raise of_disk(error, self._database.folder) from error
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield None
+            else:
+                yield handle
+        finally:
+            os.close(handle)
+
+
+def _job(row: sqlite3.Row) -> Job:
+    said = None if row["said"] is None else json.loads(row["said"])
+    return Job(
+        id=row["id"],
+        kind=row["kind"],
+        state=row["state"],
+        owner=row["owner"],
+        request=json.loads(row["request"]),
+        created=row["created"],
+        begun=row["begun"],
+        ended=row["ended"],
+        deaths=row["deaths"],
+        orphaned=row["orphaned"],
+        work=row["work"],
+        done=row["done"],
+        worked_s=float(row["worked_s"]),
+        cancel=bool(row["cancel"]),
+        said=said,
+    )

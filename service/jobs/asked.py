@@ -1,0 +1,54 @@
+"""What a job is asked to do, as it is kept: all that its process needs to know, whatever settings say by then."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from model_store.conformal.stopping import StoppingRule
+from service.engine.decision import DecisionOptions
+
+Format = Literal["parquet", "npz"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A job's request. Files of its own are named alone, those of the operator's folder by their whole path."""
+
+    model: str
+    version: str
+    num_samples: int
+    seed: int
+    field: str  # of the request, that rows came by
+    path: str
+    stamp: str | None  # of the operator's file
+    rows: int
+    read_as: str
+    ignored: list[str]
+    priors: tuple[float, ...] | None = None
+    # of /acquire/jobs
+    acquisition: str = ""
+    k: int = 0
+    race: float | None = None
+    excluded: int = 0  # rows, named in the file of their places
+    # of /predict/jobs
+    options: DecisionOptions | None = None
+    format: Format = "npz"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON holds it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "Asked":
+        """Return what `to_json` made."""
+        options = content["options"]
+        if options is not None:
+            rule, priors = options["rule"], options["priors"]
+            options = DecisionOptions(
+                **{
+                    **options,
+                    "rule": None if rule is None else StoppingRule(**rule),
+                    "priors": None if priors is None else tuple(priors),
+                }
+            )
+        priors = content["priors"]
+        return cls(**{**content, "options": options, "priors": None if priors is None else tuple(priors)})

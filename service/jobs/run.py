@@ -1,0 +1,75 @@
+"""The process of one job: `python -m service.jobs.run`, started by `service.jobs.runner`, which tells it what to do.
+
+It runs when no other process wants the processors, so that requests keep their latency; it ends with whoever started
+it. Ended by SIGTERM it has what it did last first.
+"""
+
+import json
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from model_store.artifacts.signature import read_public_key
+from model_store.artifacts.store import ModelStore
+from model_store.errors import DubitoError, NoSpace, StateUnusable, StoreError
+from model_store.inference.model import NEEDED, Model
+from model_store.processes import be_idle, be_killed_first, end_with_parent
+from model_store.state.database import Database, of_disk
+from model_store.state.jobs import Job, Jobs
+from service.jobs.asked import Asked
+from service.jobs.work import Cancelled, Work
+from service.settings import VERIFY_KEY_VARIABLE
+
+OVER = 0  # the job has ended, or is to end
+PUT_BACK = 3  # it is to be taken up again later
+
+
+def main() -> int:
+    """Run a job; return the exit code."""
+    end_with_parent()
+    be_killed_first()
+    be_idle()
+    told = json.loads(sys.stdin.readline())
+    ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's reaches the service too, which ends this one
+    database = Database(Path(told["state"]))
+    jobs = Jobs(database)
+    key = told["verify_key_file"]
+    store = ModelStore(Path(told["store"]), None if key is None else read_public_key(Path(key), VERIFY_KEY_VARIABLE))
+    try:
+        return run(jobs, jobs.get(told["job"]), store, told["threads"], told["max_pixels"], ending)
+    finally:
+        database.close()
+
+
+def run(jobs: Jobs, job: Job, store: ModelStore, threads: int, max_pixels: int, ending: threading.Event) -> int:
+    """Run a job that was claimed, and note how it ended."""
+    asked = Asked.from_json(job.request)
+    begun = time.monotonic()
+
+    def report(work: int, done: int) -> bool:
+        return jobs.progress(job.id, work, done, job.worked_s + time.monotonic() - begun) and not ending.is_set()
+
+    try:
+        model = Model.load(store.open(asked.model, asked.version, wanted=NEEDED), threads)
+        answer = Work(jobs.folder / job.id, asked, model, report, max_pixels).run()
+    except Cancelled:
+        if not jobs.get(job.id).cancel:
+            return PUT_BACK
+        jobs.finish(job.id, "cancelled", None)
+    except (NoSpace, StateUnusable):
+        raise
+    except (StoreError, DubitoError) as error:
+        jobs.finish(job.id, "failed", str(error))
+    except OSError as error:
+        jobs.finish(job.id, "failed", str(of_disk(error, jobs.folder)))
+    else:
+        jobs.finish(job.id, "done", answer.name)
+    return OVER
+
+
+if __name__ == "__main__":
+    sys.exit(main())

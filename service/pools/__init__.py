@@ -1,0 +1,1 @@
+"""Pools: files of rows, read in parts of bounded memory."""

@@ -1,0 +1,143 @@
+"""Jobs as they are kept: claimed once, in their turn, put back when their process is gone, and at last given up."""
+
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from model_store.errors import NotFound
+from model_store.state.database import Database
+from model_store.state.jobs import MOST_DEATHS, MOST_ORPHANED, STRAY_S, Jobs, TooManyJobs
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    database = Database(tmp_path / "state")
+    yield Jobs(database)
+    database.close()
+
+
+def added(jobs, owner="me", most=10):
+    name, _ = jobs.new_folder()
+    return jobs.add(name, "acquire", owner, {"model": "m"}, 100, most)
+
+
+def test_jobs_are_claimed_in_their_turn_and_each_once(jobs):
+    names = [added(jobs).id for _ in range(8)]
+    with ThreadPoolExecutor(4) as threads:
+        claimed = [job.id for job in threads.map(jobs.claim, range(8))]
+    assert sorted(claimed) == sorted(names)
+    assert jobs.claim(0) is None
+    assert added(jobs).id == jobs.claim(0).id
+
+
+def test_only_who_asked_for_a_job_finds_it(jobs):
+    job = added(jobs)
+    assert jobs.get(job.id, "me").request == {"model": "m"}
+    assert [found.id for found in jobs.of("me")] == [job.id]
+    assert jobs.of("you") == []
+    for wanted in ((job.id, "you"), ("another", "me")):
+        with pytest.raises(NotFound, match="job: expected the id of one that you asked for"):
+            jobs.get(*wanted)
+
+
+def test_no_more_are_queued_than_may_wait(jobs):
+    added(jobs, most=1)
+    with pytest.raises(TooManyJobs):
+        added(jobs, most=1)
+    jobs.claim(0)
+    added(jobs, most=1)
+
+
+def test_a_job_whose_process_was_killed_is_queued_again_and_one_that_is_held_is_not(jobs, tmp_path):
+    killed, held = added(jobs), added(jobs)
+    dying = f"""
+import os, signal
+from pathlib import Path
+from model_store.state.database import Database
+from model_store.state.jobs import Jobs
+jobs = Jobs(Database(Path({str(tmp_path / "state")!r})))
+with jobs.slot(0) as handle:
+    assert handle is not None
+    jobs.claim(0)
+    jobs.put_back_orphans()
+    assert jobs.get({killed.id!r}).state == "running"
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", dying], timeout=60, check=False).returncode == -9
+    assert jobs.get(killed.id).state == "running"
+    with jobs.slot(1) as handle:
+        assert handle is not None
+        with jobs.slot(1) as other:
+            assert other is None
+        assert jobs.claim(1).id == held.id
+        jobs.put_back_orphans()
+        assert [jobs.get(job.id).state for job in (killed, held)] == ["queued", "running"]
+
+
+@pytest.mark.parametrize(("is_orphan", "most"), [(False, MOST_DEATHS), (True, MOST_ORPHANED)])
+def test_a_job_that_gets_no_further_fails_in_the_end_and_one_that_does_goes_on(jobs, is_orphan, most):
+    stuck = added(jobs)
+    for _ in range(most):
+        assert jobs.claim(0).id == stuck.id
+        jobs.put_back(stuck.id, "its process ended", is_orphan)
+    job = jobs.get(stuck.id)
+    assert job.state == "failed"
+    assert job.said == f"its process ended, {most} times without getting further than 0 rows x draws"
+    moving = added(jobs)
+    for done in range(2 * most):
+        assert jobs.claim(0).id == moving.id
+        assert jobs.progress(moving.id, 100, done + 1, 1.0)
+        jobs.put_back(moving.id, "its process ended", is_orphan)
+    assert jobs.get(moving.id).state == "queued"
+
+
+def test_putting_back_in_order_is_no_death(jobs):
+    job = added(jobs)
+    for _ in range(2 * MOST_DEATHS):
+        jobs.claim(0)
+        jobs.put_back(job.id)
+    assert (jobs.get(job.id).deaths, jobs.get(job.id).orphaned) == (0, 0)
+
+
+def test_a_queued_job_is_cancelled_at_once_and_one_that_runs_is_told_so(jobs):
+    running, queued = added(jobs), added(jobs)
+    jobs.claim(0)
+    assert jobs.cancel(queued.id).state == "cancelled"
+    assert jobs.progress(running.id, 100, 10, 1.0)
+    assert jobs.cancel(running.id).state == "running"
+    assert not jobs.progress(running.id, 100, 20, 1.0)
+    jobs.finish(running.id, "done", "answer.json")
+    assert jobs.get(running.id).state == "cancelled"
+    done = added(jobs)
+    jobs.claim(0)
+    jobs.finish(done.id, "done", "answer.json")
+    assert jobs.cancel(done.id).state == "done"
+
+
+def test_a_job_that_was_cancelled_while_its_process_died_is_cancelled(jobs):
+    job = added(jobs)
+    jobs.claim(0)
+    jobs.cancel(job.id)
+    jobs.put_back_orphans()
+    assert jobs.get(job.id).state == "cancelled"
+
+
+def test_what_ended_long_ago_goes_with_its_files_and_so_do_strays(jobs, monkeypatch):
+    old, running = added(jobs), added(jobs)
+    _, folder = jobs.new_folder()
+    jobs.claim(0)
+    jobs.claim(0)
+    jobs.finish(old.id, "done", "answer.json")
+    jobs.forget_old(60.0)
+    assert (jobs.folder / old.id).exists()
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + STRAY_S + 61.0)
+    jobs.forget_old(60.0)
+    assert not (jobs.folder / old.id).exists()
+    assert not folder.exists()
+    assert (jobs.folder / running.id).exists()
+    jobs.forget(running.id)  # it is not over
+    assert jobs.get(running.id).state == "running"

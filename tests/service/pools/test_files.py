@@ -1,0 +1,240 @@
+"""Pool files: what is read of each kind, whole or in parts, and what is refused with which words."""
+
+import csv
+import io
+import zipfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from model_store.artifacts.manifest import CategoricalColumn, ImageSpec, InputSpec, NumericColumn
+from model_store.errors import InvalidInput
+from model_store.inputs.columns import from_cells, from_objects
+from service.pools import files
+from service.pools.files import check_ids, open_pool, path_in
+
+ARRAYS = InputSpec(shape=(2, 3), minimum=0.0, maximum=9.0)
+IMAGES = InputSpec(shape=(2, 3), minimum=0.0, maximum=255.0, image=ImageSpec(mode="L"))
+COLUMNS = (
+    NumericColumn(name="width", mean=0.0, std=1.0, indicator=True),
+    CategoricalColumn(name="colour", categories=("red", "blue")),
+)
+TABLE = InputSpec(shape=(5,), minimum=-9.0, maximum=9.0, columns=COLUMNS)
+X = np.arange(60, dtype=np.float32).reshape(10, 2, 3) % 10
+FLAT = X.reshape(10, 6)
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch):
+    monkeypatch.setattr(files, "MOST_AT_ONCE", 4)
+
+
+def png_bytes(pixels):
+    """A PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def gathered(pool, first=0):
+    """All rows from one on, flat."""
+    return np.concatenate([np.asarray(part, dtype=np.float32).reshape(len(part), -1) for part in pool.parts(first)])
+
+
+def refused(path, spec, match):
+    with pytest.raises(InvalidInput, match=match):
+        open_pool(path, spec, "pool_file")
+
+
+def written(tmp_path, kind):
+    """The rows as a file of a kind."""
+    path = tmp_path / f"rows.{kind.split()[0]}"
+    if kind == "npy":
+        np.save(path, X)
+    elif kind == "npy flat, fortran":
+        path = tmp_path / "rows.npy"
+        np.save(path, np.asfortranarray(FLAT.astype(np.int64)))
+    elif kind == "npz":
+        np.savez(path, x=X)
+    elif kind == "npz deflated":
+        np.savez_compressed(path, pool=FLAT, ids=np.arange(10), other=np.zeros(3))
+    elif kind == "parquet lists":
+        pq.write_table(pa.table({"id": [f"r{i}" for i in range(10)], "v": list(FLAT), "label": [1] * 10}), path)
+    elif kind == "parquet nested":
+        pq.write_table(pa.table({"v": [row.tolist() for row in X]}), path)
+    else:
+        pq.write_table(pa.table({f"p{i}": FLAT[:, i] for i in range(6)}), path)
+    return path
+
+
+KINDS = [
+    "npy",
+    "npy flat, fortran",
+    "npz",
+    "npz deflated",
+    "parquet lists",
+    "parquet nested",
+    "parquet columns",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", [0, 1, 4, 9])
+def test_rows_are_read_whole_and_from_any_row_on(tmp_path, kind, first):
+    pool = open_pool(written(tmp_path, kind), ARRAYS, "pool_file")
+    assert pool.rows == 10
+    assert gathered(pool, first).tolist() == FLAT[first:].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_are_no_longer_than_they_may_be(tmp_path, kind):
+    pool = open_pool(written(tmp_path, kind), ARRAYS, "pool_file")
+    assert [len(part) for part in pool.parts()] == [4, 4, 2]
+
+
+def test_ids_and_what_is_ignored_are_said(tmp_path):
+    npz = open_pool(written(tmp_path, "npz deflated"), ARRAYS, "pool_file")
+    assert (npz.ids(), npz.ignored, npz.read_as) == ([str(i) for i in range(10)], ["other"], "the array pool")
+    lists = open_pool(written(tmp_path, "parquet lists"), ARRAYS, "pool_file")
+    assert (lists.ids(), lists.ignored) == ([f"r{i}" for i in range(10)], ["label"])
+    assert lists.read_as == "the column v"
+    columns = open_pool(written(tmp_path, "parquet columns"), ARRAYS, "pool_file")
+    assert columns.ids() is None
+    assert columns.read_as == "the 6 columns of numbers, in the file's order"
+
+
+ROWS = [
+    {"width": 1.5, "colour": "red"},
+    {"width": None, "colour": "green"},
+    {"width": -2.0, "colour": None},
+    {"width": 0.25, "colour": "blue"},
+    {"width": 3.0, "colour": "blue"},
+]
+
+
+@pytest.mark.parametrize("kind", ["csv", "semicolons", "parquet"])
+def test_a_table_has_the_cells_that_objects_of_a_request_have(tmp_path, kind):
+    path = tmp_path / f"rows.{'parquet' if kind == 'parquet' else 'csv'}"
+    if kind == "parquet":
+        pq.write_table(pa.table({"colour": [r["colour"] for r in ROWS], "width": [r["width"] for r in ROWS]}), path)
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file, delimiter=";" if kind == "semicolons" else ",")
+            writer.writerow(["id", "colour", "note", "width"])
+            for i, row in enumerate(ROWS):
+                cells = ["" if cell is None else cell for cell in (row["colour"], row["width"])]
+                writer.writerow([f"r{i}", cells[0], "a, b; c", cells[1]])
+    pool = open_pool(path, TABLE, "pool_file")
+    expected = from_objects(ROWS, COLUMNS, "pool")
+    x = np.concatenate([from_cells(part, COLUMNS, "pool") for part in pool.parts()])
+    assert x.tolist() == expected.tolist()
+    if kind != "parquet":
+        assert pool.ids() == [f"r{i}" for i in range(5)]
+        assert pool.ignored == ["note"]
+
+
+def test_a_cell_that_is_no_number_is_named_by_row_and_column(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("width,colour\n" + "1,red\n" * 5 + "wide,red\n")
+    pool = open_pool(path, TABLE, "pool_file")
+    parts = list(pool.parts(4))
+    with pytest.raises(InvalidInput, match=r"pool_file\.5\.width: expected a number, or null, got a string"):
+        from_cells(parts[0], COLUMNS, "pool_file", 4)
+
+
+def test_a_zip_s_files_are_rows_in_the_order_of_their_names(tmp_path):
+    path = tmp_path / "images.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("b/2.png", "a.png", "__MACOSX/._a.png", "b/.DS_Store"):
+            archive.writestr(name, png_bytes(X[0].astype(np.uint8)))
+        archive.writestr("b/", "")
+    pool = open_pool(path, IMAGES, "pool_file")
+    assert pool.ids() == ["a.png", "b/2.png"]
+    assert [len(part) for part in pool.parts()] == [2]
+    refused(path, ARRAYS, "pool_file: expected a zip for a model of images or text alone")
+
+
+def test_files_in_a_column_of_parquet_are_images(tmp_path):
+    path = tmp_path / "images.parquet"
+    content = png_bytes(X[0].astype(np.uint8))
+    pq.write_table(pa.table({"image": [{"bytes": content, "path": "a"}] * 3, "label": [0, 1, 2]}), path)
+    pool = open_pool(path, IMAGES, "pool_file")
+    assert next(pool.parts()) == [content] * 3
+    assert pool.read_as == "files in the column image"
+
+
+def test_what_is_no_pool_is_refused_with_the_reason(tmp_path):
+    for ending in (".npy", ".npz", ".parquet", ".zip"):
+        (tmp_path / f"broken{ending}").write_bytes(b"rubbish" * 100)
+        spec = IMAGES if ending == ".zip" else ARRAYS
+        refused(tmp_path / f"broken{ending}", spec, f"pool_file: expected a whole {ending[1:]} file")
+    (tmp_path / "rows.xlsx").write_bytes(b"")
+    refused(tmp_path / "rows.xlsx", ARRAYS, r"a file that ends in \.npy, .*got \.xlsx")
+    np.save(tmp_path / "wide.npy", np.zeros((3, 7)))
+    refused(tmp_path / "wide.npy", ARRAYS, r"shape \(N, 2, 3\) or \(N, 6\), got shape \(3, 7\)")
+    np.save(tmp_path / "none.npy", np.zeros((0, 6)))
+    refused(tmp_path / "none.npy", ARRAYS, "at least one row, got none")
+    np.save(tmp_path / "objects.npy", np.array([{}] * 3), allow_pickle=True)
+    refused(tmp_path / "objects.npy", ARRAYS, "a whole npy file of numbers")
+    np.savez(tmp_path / "objects.npz", x=FLAT, ids=np.array([{}] * 10))
+    refused(
+        tmp_path / "objects.npz", ARRAYS, "ids: expected an array of numbers or strings, got one of Python objects"
+    )
+    np.savez(tmp_path / "two.npz", a=FLAT, b=FLAT)
+    refused(tmp_path / "two.npz", ARRAYS, "one array of rows, or one of several that is named pool or")
+    pq.write_table(pa.table({"a": [1.0]}), tmp_path / "narrow.parquet")
+    refused(tmp_path / "narrow.parquet", ARRAYS, "one column of lists of 6 numbers, or 6 columns of numbers")
+    refused(tmp_path / "narrow.parquet", TABLE, r"pool_file\.width: expected a column of that name, got columns a")
+    (tmp_path / "ragged.csv").write_text("width,colour\n1,red\n2\n")
+    refused(tmp_path / "ragged.csv", TABLE, r"pool_file\.1: expected 2 cells, as the first line, got 1")
+
+
+def test_a_list_of_another_length_is_named(tmp_path):
+    path = tmp_path / "ragged.parquet"
+    pq.write_table(pa.table({"v": [[1.0] * 6] * 5 + [[1.0] * 5] + [[1.0] * 7]}), path)
+    pool = open_pool(path, ARRAYS, "pool_file")
+    with pytest.raises(InvalidInput, match=r"pool_file\.5: expected 6 numbers, got 5"):
+        list(pool.parts())
+
+
+def test_a_truncated_npz_is_told_where_it_ends(tmp_path):
+    np.savez_compressed(tmp_path / "rows.npz", x=np.random.default_rng(0).normal(size=(1000, 6)))
+    content = bytearray((tmp_path / "rows.npz").read_bytes())
+    content[2000] ^= 255
+    (tmp_path / "rows.npz").write_bytes(content)
+    pool = open_pool(tmp_path / "rows.npz", ARRAYS, "pool_file")
+    with pytest.raises(InvalidInput, match="a whole npz file"):
+        list(pool.parts())
+
+
+def test_ids_that_repeat_are_refused_and_named():
+    check_ids(["a", "b"], 2)
+    with pytest.raises(InvalidInput, match="one for each of the 3 pool rows, got 2"):
+        check_ids(["a", "b"], 3)
+    with pytest.raises(InvalidInput, match="some that are the same, 'b' among them"):
+        check_ids(["a", "b", "c", "b"], 4)
+
+
+def test_names_stay_in_the_operator_s_folder(tmp_path):
+    folder, outside = tmp_path / "pools", tmp_path / "secret.npy"
+    (folder / "sub").mkdir(parents=True)
+    outside.write_text("")
+    (folder / "sub" / "rows.npy").write_text("")
+    (folder / "link.npy").symlink_to(outside)
+    (folder / "inside.npy").symlink_to(folder / "sub" / "rows.npy")
+    assert path_in(folder, "sub/rows.npy", "pool_file") == folder / "sub" / "rows.npy"
+    assert path_in(folder, "inside.npy", "pool_file") == folder / "sub" / "rows.npy"
+    for name in ("../secret.npy", str(outside), "link.npy", "sub/../../secret.npy", "."):
+        with pytest.raises(InvalidInput, match=r"pool_file: .* a path that leads out of it"):
+            path_in(folder, name, "pool_file")
+    for name in ("no.npy", "sub"):
+        with pytest.raises(InvalidInput, match="one that is not there"):
+            path_in(folder, name, "pool_file")
+    for name in ("", "a\0b"):
+        with pytest.raises(InvalidInput, match="the name of a file"):
+            path_in(folder, name, "pool_file")
+    with pytest.raises(InvalidInput, match="DUBITO_POOLS"):
+        path_in(None, "rows.npy", "pool_file")
