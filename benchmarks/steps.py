@@ -46,7 +46,7 @@ def deterministic(x: torch.Tensor, y: torch.Tensor) -> Callable[[int], None]:
 
 
 def bayesian(method: str, x: torch.Tensor, y: torch.Tensor) -> Callable[[int], None]:
-    """Return the step of a method, as `training.fitting.run` takes it."""
+    """Return the step of a method, as `training.fitting.steps` takes it."""
     data = {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1}
     posterior = SETTINGS.get(method, {})
     recipe = Recipe.model_validate(

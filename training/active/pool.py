@@ -1,19 +1,22 @@
 """The pool: which rows get labels first, which ones an acquisition looks at, and which of these it takes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Float64, Int64
 
 from model_store.acquisition.choice import (
     RANDOM,
+    Lap,
+    Raced,
+    Scored,
     copies_of,
-    finalists,
-    first_draws,
     joint_ranking,
     power_ranking,
+    race,
+    race_stages,
     ranking,
 )
 from model_store.errors import InvalidInput
@@ -95,23 +98,34 @@ def chosen(
         samples = predictive.samples(predict(copies.first, slice(0, draws)))
         joint = score(score.of(samples), draws, seed)
         return _indices(finished(joint_ranking(joint, np.arange(len(copies.first)), copies, ids, k)))
-    rows = np.arange(len(x))
-    race = wanted.race if name in predictive.raced else None
-    first = first_draws(race, name, wanted.task, draws)
-    outputs = predict(rows, slice(0, draws if first is None else first))
-    if first is not None:
-        assert race is not None
-        parts = [predictive.race(_scores(part, predictive, True), name) for part in _parts(outputs)]
-        scores, errors = (np.concatenate(of) for of in zip(*parts, strict=True))
-        rows = finalists(scores, errors, first, k, race)
-        outputs = np.concatenate([outputs[:, rows], predict(rows, slice(first, draws))])
-    jackknifed = name in predictive.jackknifed
+    stages = race_stages(wanted.race if name in predictive.raced else None, name, wanted.task, draws)
+    if stages:
+        assert wanted.race is not None
+        scores = _raced(predict, race(len(x), k, stages, draws, wanted.race), draws, predictive, name)
+        return _indices(ranking(scores, ids, seed, k))
+    outputs, jackknifed = predict(np.arange(len(x)), slice(0, draws)), name in predictive.jackknifed
     scores = np.concatenate(
         [predictive.acquisition(_scores(part, predictive, jackknifed), name) for part in _parts(outputs)]
     )
     if name in predictive.sampled:
         return _indices(power_ranking(scores, finished(copies_of(x)), ids, seed, k))
-    return rows[_indices(ranking(scores, [ids[row] for row in rows.tolist()], seed, k))]
+    return _indices(ranking(scores, ids, seed, k))
+
+
+def _raced(
+    predict: Predict, laps: Generator[Lap, Scored, Raced], draws: int, predictive: Predictive, name: str
+) -> Float64[np.ndarray, "_"]:
+    """Return the scores of rows that were raced, of those left out as the race says."""
+    lap = next(laps)
+    while True:
+        outputs = predict(lap.rows, slice(0, lap.num_draws))
+        parts = [predictive.race(_scores(part, predictive, True), name) for part in _parts(outputs)]
+        scores, errors = (np.concatenate(of) for of in zip(*parts, strict=True))
+        try:
+            lap = laps.send((scores, None if lap.num_draws == draws else errors))
+        except StopIteration as ended:
+            raced: Raced = ended.value
+            return raced.scores
 
 
 def _parts(outputs: Float32[np.ndarray, "K N C"]) -> list[Float32[np.ndarray, "K n C"]]:

@@ -80,9 +80,8 @@ def test_a_race_takes_the_same_rows_from_fewer_draws():
     outputs = (clear - np.log(np.exp(clear).sum(-1, keepdims=True))).astype(np.float32)
     asked = []
     assert taken(outputs, "bald", 8, race=0.01, asked=asked) == taken(outputs, "bald", 8)
-    assert asked[0] == (400, 20)
-    assert asked[1][0] < 100
-    assert asked[1][1] == 80
+    assert asked[0] == (400, 10)
+    assert sum(rows for rows, draws in asked if draws == 100) < 100
 
 
 def test_batchbald_takes_no_two_rows_that_teach_the_same():
