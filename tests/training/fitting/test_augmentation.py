@@ -8,8 +8,8 @@ from tests.support.recipes import recipe_with
 from tests.support.refusals import refused
 from training.data import digits, split, split_sizes
 from training.fitting import steps as steps_of_fits
-from training.fitting.run import Run
 from training.fitting.augmentation import augmented, check_augmentation
+from training.fitting.run import Run
 from training.recipe import AugmentationSection
 
 SHAPE = (3, 6, 5)
