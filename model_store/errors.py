@@ -2,6 +2,7 @@
 
 DubitoError
 ├── InvalidInput          a value that a person gave: the field, what was expected, what came
+├── Conflict              a value that goes against one that was accepted before
 ├── StoreError
 │   ├── NotFound          no such model, version or alias
 │   ├── BrokenArtifact    a version that must not be served: the file and what is wrong with it
@@ -25,6 +26,10 @@ class InvalidInput(DubitoError):
         self.field = field
         self.expected = expected
         self.got = got
+
+
+class Conflict(DubitoError):
+    """A value that goes against one that was accepted before."""
 
 
 class StoreError(DubitoError):

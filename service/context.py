@@ -15,6 +15,7 @@ from prometheus_client import generate_latest
 from model_store.inference.trials import TrialProcess
 from model_store.inputs.columns import Columns, OddCells, odd_cells
 from model_store.state.database import Database
+from model_store.state.labels import has_state, labelled
 from model_store.types import Steps
 from service.engine.admission import Admission
 from service.engine.batching import Engine
@@ -39,6 +40,8 @@ from service.middleware.key_file import KeyRing
 from service.observability.metrics import Metrics
 from service.observability.records import record_of
 from service.observability.worker_metrics import WorkerMetrics
+from service.pools.files import PoolFile
+from service.pools.rows import pool_array
 from service.process.budget import lease_of
 from service.process.clients import client_of
 from service.process.notices import Notices
@@ -94,6 +97,10 @@ class Context:
             if self._state is None:
                 self._state = Database(self.settings.state)
             return self._state
+
+    def labelled(self, model: str, ids: list[str]) -> set[str]:
+        """Return which of these ids have a label; from a worker thread. Makes no database where there is none."""
+        return labelled(self.state, model, ids) if has_state(self.settings.state) else set()
 
     def close_state(self) -> None:
         """Close the state's database, if it was opened."""
@@ -162,6 +169,15 @@ class Context:
             size = 4 * numbers
             return await self.threads.requests.run(steps, client, size, deadline, partial(hung_up, request))
         return at_once(steps)
+
+    async def pool_rows(
+        self, request: Request, client: Hashable, pool: PoolFile, served: Served, deadline: float
+    ) -> Float32[np.ndarray, "N I"]:
+        """Return the rows of a pool's file as numbers; they are read away from the event loop."""
+        lease, size = lease_of(request.scope), 4 * pool.rows * pool.row_size
+        lease.reserve(size, pool.field)
+        steps = pool_array(pool, self.settings.max_image_pixels, lease, served.model.text_encoder)
+        return await self.threads.requests.run(steps, client, size, deadline, partial(hung_up, request))
 
     async def odd_cells(
         self, request: Request, client: Hashable, rows: Rows, served: Served, deadline: float

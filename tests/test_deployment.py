@@ -16,7 +16,8 @@ from service.settings import OF_TRAINING, Settings
 ROOT = Path(__file__).parent.parent
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 GPU = yaml.safe_load((ROOT / "docker-compose.gpu.yml").read_text())
-IMAGES = {name: (ROOT / COMPOSE["services"][name]["build"]["dockerfile"]).read_text() for name in COMPOSE["services"]}
+BUILT = [name for name, service in COMPOSE["services"].items() if "build" in service]
+IMAGES = {name: (ROOT / COMPOSE["services"][name]["build"]["dockerfile"]).read_text() for name in BUILT}
 LOCK = runpy.run_path(str(ROOT / "docker" / "lock.py"))
 EXTRAS, CUDA, LEFT_OUT = LOCK["EXTRAS"], LOCK["CUDA"], LOCK["LEFT_OUT"]
 OF_TRAINING_ALONE = {"torch", "onnxscript", "scikit-learn", "matplotlib", "tqdm"}
@@ -36,7 +37,7 @@ def test_every_container_is_hardened(name):
     assert {"max-size", "max-file"} <= set(service["logging"]["options"])
 
 
-@pytest.mark.parametrize("name", COMPOSE["services"])
+@pytest.mark.parametrize("name", BUILT)
 def test_every_image_runs_as_one_fixed_user_that_owns_its_volumes(name):
     assert re.findall(r"^USER (.*)$", IMAGES[name], re.M) == ["10001:10001"]
     made = re.search(r"install --directory --owner dubito --group dubito (.*)$", IMAGES[name], re.M)[1].split()
@@ -48,6 +49,16 @@ def test_only_training_writes_models():
     services = COMPOSE["services"]
     assert "models:/models:ro" in services["service"]["volumes"]
     assert "models:/models" in services["training"]["volumes"]
+
+
+def test_learning_runs_in_training_s_image_with_training_s_rights_and_the_state():
+    learn, training = COMPOSE["services"]["learn"], COMPOSE["services"]["training"]
+    assert (learn["image"], learn["network_mode"], learn["profiles"]) == (training["image"], "none", ["learn"])
+    assert {*learn["volumes"]} == {*training["volumes"], "state:/state"}
+    assert "state:/state" in COMPOSE["services"]["service"]["volumes"]
+    assert learn["command"][:4] == ["python", "-m", "training", "candidate"]
+    assert "/state" in re.search(r"--group dubito (.*)$", IMAGES["training"], re.M)[1].split()
+    assert "DUBITO_STATE=/state" in IMAGES["training"]
 
 
 def test_training_is_a_job_that_up_does_not_start():
@@ -131,7 +142,7 @@ def test_every_locked_package_has_hashes(path):
         assert hashes and all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", line) for line in hashes), first
 
 
-@pytest.mark.parametrize("name", COMPOSE["services"])
+@pytest.mark.parametrize("name", BUILT)
 def test_every_installation_is_by_hash(name):
     (command,) = re.findall(r"sh docker/install\.sh .*", IMAGES[name])
     assert command == f'sh docker/install.sh /opt/venv "{name}-$RUNTIME"'
@@ -142,7 +153,7 @@ def test_every_installation_is_by_hash(name):
     assert "sh docker/install.sh .venv dev-$(RUNTIME)" in (ROOT / "Makefile").read_text()
 
 
-@pytest.mark.parametrize("name", COMPOSE["services"])
+@pytest.mark.parametrize("name", BUILT)
 def test_every_stage_is_of_one_base_image_named_in_one_line(name):
     """The line that `make base-image` writes a digest to."""
     (image,) = re.findall(r"^ARG PYTHON=(.*)$", IMAGES[name], re.M)
@@ -157,14 +168,14 @@ def test_actions_are_named_by_commit():
     assert used and all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action) for action in used)
 
 
-@pytest.mark.parametrize("name", COMPOSE["services"])
+@pytest.mark.parametrize("name", BUILT)
 def test_dependencies_are_installed_before_any_code_is_copied(name):
     before, _, final = IMAGES[name].rpartition("\nFROM ")
     assert "install.sh" in before and "install.sh" not in final
     assert not re.search(r"^COPY (model_store|service|training|recipes)", before, re.M)
 
 
-@pytest.mark.parametrize("name", COMPOSE["services"])
+@pytest.mark.parametrize("name", BUILT)
 def test_images_are_made_of_what_the_build_context_holds(name):
     rules = (ROOT / ".dockerignore").read_text().splitlines()
     assert next(rule for rule in rules if not rule.startswith("#")) == "*"
@@ -183,7 +194,7 @@ def test_service_image_says_when_it_is_unwell_without_curl():
     assert "/health/live" in code
 
 
-@pytest.mark.parametrize("name", COMPOSE["services"])
+@pytest.mark.parametrize("name", BUILT)
 def test_images_start_a_module_without_a_shell(name):
     command = re.findall(r"^CMD (.*)$", IMAGES[name], re.M)
     assert [yaml.safe_load(line)[:3] for line in command] == [["python", "-m", name]]
@@ -191,15 +202,16 @@ def test_images_start_a_module_without_a_shell(name):
 
 def test_gpu_file_changes_the_runtime_and_reserves_a_device():
     assert GPU["services"].keys() == COMPOSE["services"].keys()
-    for service in GPU["services"].values():
-        assert service["build"]["args"]["RUNTIME"] == "gpu"
+    for name, service in GPU["services"].items():
+        assert name not in BUILT or service["build"]["args"]["RUNTIME"] == "gpu"
         (device,) = service["deploy"]["resources"]["reservations"]["devices"]
         assert device["capabilities"] == ["gpu"]
 
 
 def test_gpu_images_have_names_of_their_own():
-    images = [service["image"] for file in (COMPOSE, GPU) for service in file["services"].values()]
+    images = [file["services"][name]["image"] for file in (COMPOSE, GPU) for name in BUILT]
     assert len(set(images)) == len(images)
+    assert GPU["services"]["learn"]["image"] == GPU["services"]["training"]["image"]
 
 
 def test_ci_runs_the_suite_and_what_pre_commit_does():

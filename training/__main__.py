@@ -1,11 +1,12 @@
-"""Look at data: `inspect`; fit and publish: `fit`; then `prune`, `calibrate`, `evaluate`, `compare`; `active`
-says how many labels would have been needed."""
+"""`inspect` data; `fit`, `prune` and `calibrate` models; `evaluate` and `compare` them; `candidate` learns on, and
+`active` says how many labels would have been needed.
+"""
 
 import argparse
 import sys
 
 from model_store.errors import DubitoError, InvalidInput, NotFound
-from training.commands import active, calibrate, compare, evaluate, fit, inspect, prune
+from training.commands import active, calibrate, candidate, compare, evaluate, fit, inspect, prune
 from training.messages import printed
 
 COMMANDS = {
@@ -15,6 +16,7 @@ COMMANDS = {
     "calibrate": calibrate,
     "evaluate": evaluate,
     "compare": compare,
+    "candidate": candidate,
     "active": active,
 }
 DONE = 0

@@ -66,6 +66,14 @@ class TargetFacts(Facts):
     log_likelihood: dict[str, float]  # of validation rows, nats a row, of a density in the target's units
 
 
+class LabelFacts(Facts):
+    """Labels that came to the service, beside the data: how many were fitted, which, and how many were not."""
+
+    rows: int
+    digest: str  # of all labels of the model, control rows' too
+    left_out: dict[str, int]  # by reason
+
+
 class TrainingFacts(Facts):
     """How a version was fitted, and what was made of it since."""
 
@@ -82,6 +90,7 @@ class TrainingFacts(Facts):
     torch: str | None = None
     device: str | None = None
     warm_start: VersionFacts | None = None
+    labels: LabelFacts | None = None  # that came to the service: `training.publishing.candidate`
     validation_log_likelihood: float | None = None
     convergence: dict[str, Any] | None = None  # of a variational fit: `training.fitting.convergence`
     laplace: dict[str, Any] | None = None  # of such a posterior: `training.fitting.laplace`

@@ -195,8 +195,12 @@ class ModelStore:
 
     # Writing
 
-    def publish(self, name: str, description: Description, files: Mapping[str, bytes | Path]) -> Manifest:
-        """Publish a new version and move `latest` to it: it is there whole, or not at all.
+    def publish(
+        self, name: str, description: Description, files: Mapping[str, bytes | Path], alias: str = LATEST
+    ) -> Manifest:
+        """Publish a new version and move an alias to it: it is there whole, or not at all.
+
+        With another alias than `latest`, that stays where it is, if there is a version before.
 
         A file that is given by its path is copied; if a version of any model has one of the same content, both share
         one place on the disk.
@@ -218,6 +222,9 @@ class ModelStore:
                 files=specs,
                 digest=NO_DIGEST,
             )
+            before = self.aliases(name).get(LATEST)
+            if alias != LATEST and before is not None:
+                self._point(folder, LATEST, before)  # else it would be the newest
             digest = manifest_digest(unsigned.model_dump_json(indent=2).encode(), NO_DIGEST)
             manifest = unsigned.model_copy(update={"digest": digest})
             draft = Path(mkdtemp(prefix=".draft-", dir=folder))
@@ -231,7 +238,7 @@ class ModelStore:
             sync_folder(draft)
             draft.rename(folder / version)
             sync_folder(folder)
-            self._point(folder, LATEST, version)
+            self._point(folder, alias, version)
         return manifest
 
     def _share_or_copy(self, source: Path, file: str, spec: FileSpec, target: Path) -> None:

@@ -36,6 +36,53 @@ CREATE TABLE IF NOT EXISTS jobs (
     said TEXT                         -- JSON: the answer of one that is done, why it failed of one that has
 ) STRICT;
 CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, created);
+CREATE TABLE IF NOT EXISTS acquired (
+    model TEXT NOT NULL,
+    id TEXT NOT NULL,
+    version TEXT NOT NULL,            -- that chose it
+    acquisition TEXT NOT NULL,
+    seed INTEGER NOT NULL,
+    num_samples INTEGER NOT NULL,
+    rank INTEGER NOT NULL,
+    score REAL,                       -- null of one set aside
+    control INTEGER NOT NULL,         -- whether it was set aside
+    said TEXT,                        -- JSON: what the version said of one set aside
+    row BLOB NOT NULL,                -- float32, little-endian
+    format TEXT NOT NULL,             -- what the row's numbers mean: `row_format`
+    time REAL NOT NULL,
+    PRIMARY KEY (model, id)
+) STRICT;
+CREATE TABLE IF NOT EXISTS labels (
+    model TEXT NOT NULL,
+    id TEXT NOT NULL,
+    label TEXT,                       -- of a classification
+    target REAL,                      -- of a regression
+    row BLOB,                         -- of one that was not acquired
+    format TEXT NOT NULL,
+    key TEXT,                         -- name of the key it came with; null: the API was open
+    time REAL NOT NULL,
+    PRIMARY KEY (model, id)
+) STRICT;
+CREATE TABLE IF NOT EXISTS replaced (  -- labels that others took the place of
+    model TEXT NOT NULL,
+    id TEXT NOT NULL,
+    label TEXT,
+    target REAL,
+    key TEXT,
+    time REAL NOT NULL,
+    ended REAL NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS candidates (
+    model TEXT NOT NULL,
+    version TEXT NOT NULL,
+    parent TEXT NOT NULL,             -- the version it was compared with
+    labels INTEGER NOT NULL,          -- it was fitted with
+    control INTEGER NOT NULL,         -- labels that it was compared on
+    promoted INTEGER NOT NULL,
+    said TEXT NOT NULL,               -- JSON: why not, and both versions' figures
+    time REAL NOT NULL,
+    PRIMARY KEY (model, version)
+) STRICT;
 """
 
 

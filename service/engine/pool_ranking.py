@@ -1,10 +1,10 @@
 """Ranking a pool within a request: which scores its acquisition needs of the engine, and what follows from them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Float64
 
 from model_store.acquisition.choice import (
     RANDOM,
@@ -48,7 +48,7 @@ class PoolRanking:
     answers: SharedThreads
     lease: Lease
     hung_up: HungUp
-    phases: list[Phase]  # of all that was computed
+    phases: list[Phase] = field(default_factory=list)  # of all that was computed
 
     async def ranked(self, job: Job, ids: list[str], k: int, probability: float | None) -> Ranked:
         """Return the k best of a job's rows; fewer of a smaller pool, none of an empty one.

@@ -23,7 +23,7 @@ def with_examples(document: dict[str, Any], manifests: Sequence[Manifest]) -> di
     """Return an OpenAPI document with requests to these models in place of its examples, where there are any."""
     rows = [(manifest, row) for manifest in manifests if (row := example_row(manifest.input)) is not None]
     paths = dict(document["paths"])
-    for path, make in (("/predict", _predict), ("/acquire", _acquire)):
+    for path, make in (("/predict", _predict), ("/acquire", _acquire), ("/labels", _labels)):
         made: dict[str, Any] = {}
         for manifest, row in rows[:MOST_MODELS]:
             made |= {title: {"value": value} for title, value in make(manifest, row).items()}
@@ -82,3 +82,8 @@ def _predict(manifest: Manifest, row: Any) -> dict[str, Any]:
 def _acquire(manifest: Manifest, row: Any) -> dict[str, Any]:
     request = {"model": manifest.name, "pool": [row, row], "ids": ["one", "another"], "k": 1, "seed": 7}
     return {manifest.name: request}
+
+
+def _labels(manifest: Manifest, row: Any) -> dict[str, Any]:
+    value = {"target": 0.0} if manifest.classes is None else {"label": manifest.classes[0]}
+    return {manifest.name: {"model": manifest.name, "labels": [{"id": "one", **value, "input": row}]}}

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from model_store.errors import (
     BrokenArtifact,
+    Conflict,
     DubitoError,
     InvalidInput,
     NoSpace,
@@ -26,6 +27,7 @@ PROBLEM_JSON = "application/problem+json"
 
 STATUS: dict[type[DubitoError], int] = {
     InvalidInput: 422,
+    Conflict: 409,
     NotFound: 404,
     BrokenArtifact: 503,
     UnsupportedFormat: 503,

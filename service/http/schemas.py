@@ -50,6 +50,7 @@ class Envelope(BaseModel):
 
 
 Request = TypeVar("Request", bound=Envelope)
+Validated = TypeVar("Validated", bound=BaseModel)
 
 
 class PredictRequest(Envelope):
@@ -139,7 +140,11 @@ class AcquireRequest(Envelope):
         }
     )
 
-    pool: list[Any] = Field(json_schema_extra=AT_LEAST_ONE, description="rows, as `inputs` of /predict")
+    pool: list[Any] = Field(default=[], description="rows, as `inputs` of /predict, unless there is a `pool_file`")
+    pool_file: str | None = Field(
+        default=None,
+        description="a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files",
+    )
     ids: list[str] | None = Field(
         default=None,
         description="a different name for each row; by default its index. Decides ties and what is random",
@@ -149,8 +154,21 @@ class AcquireRequest(Envelope):
         default=None,
         ge=1e-6,
         lt=1,
-        description="rows that cannot be among the k best take a fifth of the draws; the probability with which "
-        "one that can be is left out. By default all rows take all draws",
+        description="rows that cannot be among the k best take a tenth or a quarter of the draws; the probability "
+        "with which one that can be is left out. By default all rows take all draws",
+    )
+    exclude_labelled: bool = Field(
+        default=True, description="leave out rows whose id has a label already; without `ids` there are none"
+    )
+    keep: bool = Field(
+        default=False,
+        description="keep the rows that are answered on the service's disk, so that a label needs their id alone; "
+        "needs `ids`",
+    )
+    control: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0,
+        description="the share of the k rows that are not chosen but set aside at random, to judge the model by on "
+        "live data; needs `keep`. Keep to one share for a model",
     )
     acquisition: Acquisition = Field(
         default="bald",
@@ -159,16 +177,88 @@ class AcquireRequest(Envelope):
     )
 
 
-class AcquireJobRequest(AcquireRequest):
-    """A request to rank a pool of any size, in its own time."""
+LabelText = Annotated[str, Field(min_length=1, max_length=1000)]
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"pool": [EXAMPLE_ROW, EXAMPLE_NOISE], "k": 1}]})
 
-    pool: list[Any] = Field(default=[], description="rows, as of /acquire, unless there is a `pool_file`")
-    pool_file: str | None = Field(
-        default=None,
-        description="a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files",
+class LabelEntry(BaseModel):
+    """A label, or of a regression a target, and the row where it was not kept when it was acquired."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: str = Field(description="of the row")
+    label: LabelText | None = Field(default=None, description="one of the model's classes")
+    target: Annotated[float, Field(allow_inf_nan=False)] | None = Field(default=None, description="of a regression")
+    input: Any = Field(default=None, description="the row, as one of `inputs` of /predict, if it was not kept")
+
+
+class LabelsRequest(BaseModel):
+    """A request to keep labels: all of them, or none."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "examples": [{"model": "digits", "labels": [{"id": "a three", "label": "3", "input": EXAMPLE_ROW}]}]
+        },
     )
+
+    model: str | None = Field(default=None, description="a published model; may be left out where there is one")
+    labels: list[LabelEntry] = Field(min_length=1, description="of rows with different ids")
+    replace: bool = Field(default=False, description="whether a label may take the place of another")
+
+
+class LabelsAnswer(BaseModel):
+    """The answer of POST /labels: how many were new, known, and in place of another; and how many there are."""
+
+    model: str
+    accepted: int
+    known: int
+    replaced: int
+    labels: int
+
+
+class FigureAnswer(BaseModel):
+    """A figure and its 95 % interval."""
+
+    value: float
+    interval: Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+class LiveAnswer(BaseModel):
+    """How good a version was on control rows that it set aside. Figures are null where there are too few of them."""
+
+    version: str
+    serving: bool
+    control_labels: int
+    figures: dict[str, FigureAnswer] | None
+
+
+class CandidateAnswer(BaseModel):
+    """What became of a candidate; `control` are figures of it and of the version it was compared with."""
+
+    version: str
+    against: str
+    labels: int
+    control_labels: int
+    promoted: bool
+    time: float
+    why: str
+    control: dict[str, Any] | None
+    labels_saved: dict[str, Any] | None
+
+
+class LabelFiguresAnswer(BaseModel):
+    """The answer of GET /models/{name}/labels. What is null is named in `null_because`, with the reason."""
+
+    model: str
+    acquired: int
+    waiting: int
+    labels: int
+    control_labels: int
+    live: list[LiveAnswer]
+    candidates: list[CandidateAnswer]
+    labels_saved: dict[str, Any] | None
+    null_because: dict[str, str]
 
 
 class PredictJobRequest(PredictRequest):
@@ -324,12 +414,13 @@ class PredictAnswer(BaseModel):
 
 
 class RankedRow(BaseModel):
-    """A row of the pool."""
+    """A row of the pool; one that is set aside as `control` has no score."""
 
     rank: int
     index: int
     id: str
-    score: float
+    score: float | None
+    control: bool
 
 
 class AcquireAnswer(BaseModel):
@@ -341,6 +432,7 @@ class AcquireAnswer(BaseModel):
     num_samples: int
     seed: int
     pool_size: int
+    excluded: int
     priors: dict[str, float] | None
     race: float | None
     finalists: int | None
@@ -386,7 +478,7 @@ class Problem(BaseModel):
     detail: str
 
 
-def validate(kind: type[Request], content: dict[str, Any]) -> Request:
+def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
     """Return a request's envelope.
 
     Raises:

@@ -28,7 +28,9 @@ class Asked:
     acquisition: str = ""
     k: int = 0
     race: float | None = None
-    excluded: int = 0  # rows, named in the file of their places
+    selected: bool = False  # whether the folder has a file of the rows that are ranked and set aside
+    excluded: int = 0  # rows that were labelled already
+    keep: bool = False  # the rows that are answered
     # of /predict/jobs
     options: DecisionOptions | None = None
     format: Format = "npz"

@@ -9,6 +9,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from model_store.artifacts.signature import read_public_key
@@ -18,6 +20,7 @@ from model_store.inference.model import NEEDED, Model
 from model_store.processes import be_idle, be_killed_first, end_with_parent
 from model_store.state.database import Database, of_disk
 from model_store.state.jobs import Job, Jobs
+from model_store.state.labels import AcquiredRow, Acquisition, keep_acquired
 from service.jobs.asked import Asked
 from service.jobs.work import Cancelled, Work
 from service.settings import VERIFY_KEY_VARIABLE
@@ -40,12 +43,21 @@ def main() -> int:
     key = told["verify_key_file"]
     store = ModelStore(Path(told["store"]), None if key is None else read_public_key(Path(key), VERIFY_KEY_VARIABLE))
     try:
-        return run(jobs, jobs.get(told["job"]), store, told["threads"], told["max_pixels"], ending)
+        job = jobs.get(told["job"])
+        return run(jobs, job, store, told["threads"], told["max_pixels"], ending, partial(keep_acquired, database))
     finally:
         database.close()
 
 
-def run(jobs: Jobs, job: Job, store: ModelStore, threads: int, max_pixels: int, ending: threading.Event) -> int:
+def run(
+    jobs: Jobs,
+    job: Job,
+    store: ModelStore,
+    threads: int,
+    max_pixels: int,
+    ending: threading.Event,
+    keep: Callable[[Acquisition, list[AcquiredRow]], None],
+) -> int:
     """Run a job that was claimed, and note how it ended."""
     asked = Asked.from_json(job.request)
     begun = time.monotonic()
@@ -55,7 +67,7 @@ def run(jobs: Jobs, job: Job, store: ModelStore, threads: int, max_pixels: int, 
 
     try:
         model = Model.load(store.open(asked.model, asked.version, wanted=NEEDED), threads)
-        answer = Work(jobs.folder / job.id, asked, model, report, max_pixels).run()
+        answer = Work(jobs.folder / job.id, asked, model, report, keep, max_pixels).run()
     except Cancelled:
         if not jobs.get(job.id).cancel:
             return PUT_BACK

@@ -35,22 +35,24 @@ from model_store.inference.draws import SharedDraws
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction, check_computed
 from model_store.inference.runtime import DrawSet
-from model_store.inputs.columns import from_cells, unknown_categories
+from model_store.inputs.columns import unknown_categories
 from model_store.scores.joint import Candidates
+from model_store.state.labels import AcquiredRow, Acquisition, row_format
 from service.engine.batching import part_rows
 from service.engine.decision import DecisionOptions, decide
+from service.engine.keeping import acquired_rows, control_said, set_aside
 from service.engine.threads import at_once
-from service.http.requests import rows_array
 from service.http.responses import about_arrays, row_arrays
 from service.jobs.asked import Asked
 from service.jobs.column_files import ColumnFiles, write_npz
 from service.pools.files import Part, PoolFile, check_ids, open_pool, stamp_of
+from service.pools.rows import numbers_of
 from service.process.budget import ByteBudget, Lease
 
 SYNC_S = 2.0  # between syncs, about
 IDS_FILE = "ids.json"
 GROUPS_FILE = "groups.json"
-EXCLUDED_FILE = "excluded.npy"
+SELECTED_FILE = "selected.npz"
 ANSWER_FILE = "answer.json"
 TABLE_ROWS = 1 << 16  # of a row group of parquet
 MOST_PIXELS = 1 << 40  # a job has time, and decodes one image after the other
@@ -71,17 +73,21 @@ class Work:
         asked: Asked,
         model: Model,
         report: Callable[[int, int], bool],
+        keep: Callable[[Acquisition, list[AcquiredRow]], None],
         max_pixels: int = MOST_PIXELS,
     ) -> None:
         """Prepare.
 
         Args:
             report: told how many rows x draws there are to do and how many are done; says whether to go on.
+            keep: keeps the rows of a ranking that is to be kept.
         """
         self.folder = folder
         self.asked = asked
         self.model = model
         self._report = report
+        self._keep = keep
+        self._k = asked.k
         self._max_pixels = max_pixels
         self._synced = time.monotonic()
         self._work = asked.rows * asked.num_samples
@@ -119,26 +125,32 @@ class Work:
     def _acquire(self) -> Path:
         asked, model = self.asked, self.model
         ids = self._ids()
-        kept = np.arange(asked.rows)
-        if asked.excluded:
-            kept = np.setdiff1d(kept, np.load(self.folder / EXCLUDED_FILE, allow_pickle=False))
-        if asked.excluded and len(kept) == 0:
-            raise InvalidInput(asked.field, "a row without a label", f"{asked.rows} that have one")
-        kept_ids = [ids[i] for i in kept.tolist()] if asked.excluded else ids
+        kept, control = np.arange(asked.rows), np.empty(0, dtype=np.int64)
+        if asked.selected:
+            with np.load(self.folder / SELECTED_FILE, allow_pickle=False) as selected:
+                kept, control = selected["ranked"], selected["control"]
+        self._k = asked.k - len(control)
+        kept_ids = [ids[i] for i in kept.tolist()] if asked.selected else ids
         stages = race_stages(asked.race, asked.acquisition, model.manifest.task, asked.num_samples)
         finalists: int | None = None
-        if asked.acquisition == RANDOM:
-            ranked = ranking(None, kept_ids, asked.seed, asked.k)
+        ranked: list[dict[str, Any]]
+        if self._k == 0 or len(kept) == 0:
+            ranked = []
+        elif asked.acquisition == RANDOM:
+            ranked = ranking(None, kept_ids, asked.seed, self._k)
         elif stages and asked.race is not None:
             raced = self._race(kept, stages, asked.race)
-            finalists, ranked = raced.finalists, ranking(raced.scores, kept_ids, asked.seed, asked.k)
+            finalists, ranked = raced.finalists, ranking(raced.scores, kept_ids, asked.seed, self._k)
         elif asked.acquisition in model.predictive.batches:
             ranked = self._batch(kept, kept_ids)
         else:
             scores = self._scores(kept)[0]
-            ranked = ranking(scores, kept_ids, asked.seed, asked.k)
+            ranked = ranking(scores, kept_ids, asked.seed, self._k)
         for row in ranked:
-            row["index"] = int(kept[row["index"]])
+            row |= {"index": int(kept[row["index"]]), "control": False}
+        ranked += set_aside(control.tolist(), ids, len(ranked))
+        if asked.keep:
+            self._keep_rows(ranked)
         answer = {
             "model": asked.model,
             "version": asked.version,
@@ -159,7 +171,7 @@ class Work:
     def _race(self, kept: Int64[np.ndarray, "M"], stages: tuple[int, ...], probability: float) -> Raced:
         """Return what comes of a race, each lap of which is kept."""
         asked = self.asked
-        laps = race(len(kept), asked.k, stages, asked.num_samples, probability, asked.field)
+        laps = race(len(kept), self._k, stages, asked.num_samples, probability, asked.field)
         self._work, number, lap = 0, 0, next(laps)
         while True:
             self._work += len(lap.rows) * lap.num_draws
@@ -195,16 +207,32 @@ class Work:
         scores, digests = self._scores(kept)
         copies = copies_among(digests)
         if asked.acquisition not in model.predictive.joint_scores:
-            return power_ranking(scores, copies, ids, asked.seed, asked.k)
+            return power_ranking(scores, copies, ids, asked.seed, self._k)
         check_computed(scores, asked.field)
-        most = candidates_of(asked.acquisition, model, len(copies.first), asked.k, asked.num_samples)
+        most = candidates_of(asked.acquisition, model, len(copies.first), self._k, asked.num_samples)
         assert most is not None
         rows = np.lexsort((np.arange(len(copies.first)), -scores[copies.first]))[:most]
         self._work += len(rows) * asked.num_samples
         joint = model.predictive.joint_scores[asked.acquisition](
             self._candidates(kept[copies.first[rows]]), asked.num_samples, asked.seed
         )
-        return at_once(joint_ranking(joint, rows, copies, ids, asked.k))
+        return at_once(joint_ranking(joint, rows, copies, ids, self._k))
+
+    def _keep_rows(self, ranked: list[dict[str, Any]]) -> None:
+        """Keep the rows of a ranking, and what the version says of those that are set aside."""
+        asked, model, draws = self.asked, self.model, self._draws(self.asked.num_samples)
+        places = sorted(row["index"] for row in ranked)
+        if not places:
+            return
+        x = np.concatenate([part for _, part in self._some(np.array(places))])
+        pool = dict(zip(places, x, strict=True))
+        said: list[dict[str, Any]] = []
+        aside = np.array([pool[row["index"]] for row in ranked if row["control"]]).reshape(-1, x.shape[1])
+        for _, part in self._in_runs(iter([(0, aside)]), asked.num_samples):
+            said += control_said(model.manifest, model.prediction(*model.runtime.run_set(part, draws), None))
+        spec = row_format(model.manifest)
+        how = Acquisition(asked.model, asked.version, spec, asked.acquisition, asked.seed, asked.num_samples)
+        self._keep(how, acquired_rows(pool, ranked, said))
 
     def _candidates(self, rows: Int64[np.ndarray, "C"]) -> Candidates:
         """Return what the draws say of some rows of the pool, in their order."""
@@ -308,10 +336,8 @@ class Work:
                 return
 
     def _numbers(self, part: Part, first: int) -> Float32[np.ndarray, "n I"]:
-        spec, field = self.model.manifest.input, self.asked.field
-        if isinstance(part, dict):
-            return from_cells(part, spec.columns, field, first)
-        return at_once(rows_array(part, spec, field, self._max_pixels, self._lease, self.model.text_encoder, first))
+        spec, encoder = self.model.manifest.input, self.model.text_encoder
+        return at_once(numbers_of(part, spec, self.asked.field, first, self._max_pixels, self._lease, encoder))
 
     def _in_runs(self, rows: Rows, num_samples: int) -> Rows:
         """Yield rows as many as are computed at once."""

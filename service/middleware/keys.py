@@ -35,6 +35,7 @@ SCOPE_OF_PATH: Final[dict[str, Scope]] = {
     "/predict/jobs": "predict",
     "/acquire": "acquire",
     "/acquire/jobs": "acquire",
+    "/labels": "label",
     "/metrics": "metrics",
 }
 OTHER_PATHS: Final[Scope] = "read"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 
@@ -28,9 +29,9 @@ def serving(store: Path, within: Sequence[str] = (), **settings: str) -> Iterato
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    own = TemporaryDirectory(prefix="state-")
     basics = {"DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_NOTICE_S": "0", **WITHOUT_TRIALS}
-    basics["DUBITO_STATE"] = str(store.parent / f"state-{port}")  # made when something is kept
-    environment = environment_with(**basics | settings)
+    environment = environment_with(**basics | {"DUBITO_STATE": own.name} | settings)
     process = subprocess.Popen(
         [*within, sys.executable, "-m", "service"], env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
     )
@@ -46,6 +47,7 @@ def serving(store: Path, within: Sequence[str] = (), **settings: str) -> Iterato
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
+        own.cleanup()
 
 
 def answers(url: str) -> bool:

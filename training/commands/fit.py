@@ -198,6 +198,7 @@ def _fitted(store: ModelStore, recipe: Recipe, data: Dataset, parent: Parent | N
             if (
                 facts.data_digest == data.digest()
                 and facts.pruned is None
+                and facts.labels is None
                 and facts.recalibrated is None
                 and facts.warm_start == (None if parent is None else parent.facts)
                 and recipe_of(manifest, "recipe").digest() == recipe.digest()

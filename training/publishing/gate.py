@@ -27,7 +27,7 @@ TESTS = {"mcnemar": "McNemar", "score": "Tango", "bootstrap": "bootstrap"}
 
 
 class GateError(DubitoError):
-    """A version that its recipe's gate keeps out; nothing is published, and the run's checkpoint stays."""
+    """A version that its recipe's gate keeps out; what it says is why."""
 
 
 def check_gate(recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows: MeasuredRows, root: Path) -> None:
@@ -66,13 +66,13 @@ def check_gate(recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows:
         others = Measurable.of(model).figures(
             MeasuredRows(test, rows.extent, rows.classes, rows.seed, rows.groups, manifest.input)
         )
-        failed = _worse_beyond_chance(gate, draft.figures, others, label, rows.seed)
+        failed = worse_beyond_chance(gate, draft.figures, others, label, rows.seed)
     if failed:
-        raise GateError("\n".join([f"gate: {name} is not published, since it is worse than {label} in", *failed]))
+        raise GateError("\n".join([f"gate: {name} is worse than {label} in", *failed]))
     log.info("gate: no worse than %s in %s", label, ", ".join(gate.metrics))
 
 
-def _worse_beyond_chance(
+def worse_beyond_chance(
     gate: GateSection, figures: dict[str, Figure], others: dict[str, Figure], label: str, seed: int
 ) -> list[str]:
     """Return a line for each metric that is worse, and log one for each that is not."""

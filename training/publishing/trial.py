@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from model_store.artifacts.manifest import Manifest
-from model_store.artifacts.store import ModelStore
+from model_store.artifacts.store import LATEST, ModelStore
 from model_store.errors import DubitoError
 from model_store.inference.trials import TrialProcess
 from training.publishing.stages import Draft
@@ -21,7 +21,7 @@ class TrialError(DubitoError):
     """A version that the service could not load or predict with; nothing is published."""
 
 
-def publish_draft(store: ModelStore, name: str, draft: Draft) -> Manifest:
+def publish_draft(store: ModelStore, name: str, draft: Draft, alias: str = LATEST) -> Manifest:
     """Publish a version as the next of `name`, if the service can load it and predict with it.
 
     Raises:
@@ -38,4 +38,4 @@ def publish_draft(store: ModelStore, name: str, draft: Draft) -> Manifest:
             failure = process.tried(Path(folder), name, drafted.version, TRIAL_S)
     if failure is not None:
         raise TrialError(f"model {name} is not published, since the service could not load it: {failure}")
-    return store.publish(name, draft.description, draft.files)
+    return store.publish(name, draft.description, draft.files, alias)

@@ -62,6 +62,11 @@ def test_answers_have_the_fields_that_the_document_gives(client, digits_rows):
     answer = client.post("/acquire", json={"pool": digits_rows[:1].tolist()}).json()
     assert set(answer) == set(schemas["AcquireAnswer"]["properties"])
     assert set(answer["ranking"][0]) == set(schemas["RankedRow"]["properties"])
+    labels = {"labels": [{"id": "a row", "label": "3", "input": digits_rows[0].tolist()}]}
+    assert set(client.post("/labels", json=labels).json()) == set(schemas["LabelsAnswer"]["properties"])
+    page = client.get("/models/digits/labels").json()
+    assert set(page) == set(schemas["LabelFiguresAnswer"]["properties"])
+    assert set(page["live"][0]) == set(schemas["LiveAnswer"]["properties"])
     assert set(client.get("/nothing").json()) == set(schemas["Problem"]["properties"])
 
 
@@ -92,6 +97,7 @@ def test_the_guide_s_answers_have_the_fields_of_real_ones(client):
     answers = [
         client.post("/predict", json=row).json(),
         client.post("/acquire", json={"pool": [[0] * 64]}).json(),
+        client.post("/labels", json={"labels": [{"id": "blank", "label": "0", "input": [0] * 64}]}).json(),
         client.get("/models").json(),
         client.get("/models/digits").json(),
         client.get("/health/ready").json(),

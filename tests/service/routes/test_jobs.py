@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -81,7 +82,7 @@ def test_a_job_ranks_as_acquire_does(service, digits_rows, options):
     options = {"seed": 5, "k": K, **options}
     job = asked(service, "/acquire/jobs", {"pool_file": "rows.npz", **options})
     at_once = service.post("/acquire", json={"pool": digits_rows.tolist(), "ids": IDS, **options}).json()
-    assert result(service, job).json() == {**at_once, "excluded": 0}
+    assert result(service, job).json() == at_once
 
 
 def test_copies_are_taken_once_as_acquire_does(service, pools):
@@ -127,6 +128,26 @@ def test_a_file_comes_as_the_body_with_the_rest_in_the_query(service, pools, dig
     at_once = service.post("/acquire", json={"pool": digits_rows.tolist(), "ids": IDS, "k": 3, "seed": 5}).json()
     assert result(service, job).json()["ranking"] == at_once["ranking"]
     assert job["read_as"] == "the array x"
+
+
+@pytest.mark.parametrize("ending", ["npz", "parquet"])
+def test_acquire_takes_files_too(service, pools, digits_rows, ending):
+    media_type = {"npz": "application/x-npz", "parquet": "application/vnd.apache.parquet"}[ending]
+    path = pools / f"body.{ending}"
+    if ending == "npz":
+        np.savez_compressed(path, pool=digits_rows, ids=np.array(IDS))
+    else:
+        pq.write_table(pa.table({"id": IDS, "features": list(digits_rows)}), path)
+    expected = service.post("/acquire", json={"pool": digits_rows.tolist(), "ids": IDS, "k": 4, "seed": 2}).json()
+    headers = {"Content-Type": media_type}
+    body = service.post("/acquire?k=4&seed=2", content=path.read_bytes(), headers=headers)
+    named = service.post("/acquire", json={"pool_file": path.name, "k": 4, "seed": 2})
+    assert body.json() == named.json() == expected
+    wrong = service.post("/acquire", content=b"rubbish", headers=headers)
+    assert (wrong.status_code, f"pool: expected a whole {ending} file" in wrong.json()["detail"]) == (422, True)
+    long = service.post("/acquire", json={"pool_file": "long.npy"})
+    assert long.status_code == 413
+    assert "got 107700 (/acquire/jobs takes more)" in long.json()["detail"]
 
 
 def test_progress_comes_as_events_and_a_job_is_cancelled_then_deleted(service):
@@ -240,8 +261,6 @@ def test_a_job_goes_on_after_its_process_or_the_service_ended(digits_store, pool
         found = over(client, job, 120)
         assert found["state"] == "done", found
         ranking = client.get(found["result"]).json()["ranking"]
-        few = client.post("/acquire", json={"pool": digits_rows.tolist(), **asks, "pool_file": None} | {"k": 1})
-        assert few.status_code == 422  # /acquire has no pool_file yet
         best = client.post(
             "/acquire", json={"pool": digits_rows.tolist(), "k": 1, "seed": 1, "num_samples": 100}
         ).json()
@@ -295,3 +314,27 @@ def test_a_state_folder_that_cannot_be_written_to_is_told(digits_store, pools, t
         assert answer.status_code == 503
         assert "the service's state cannot be read or written" in answer.json()["detail"]
         assert httpx.post(f"{url}/acquire", json={"pool": [[0] * 64]}).status_code == 200
+
+
+def test_a_job_keeps_sets_aside_and_leaves_out_as_a_request_does(service, digits_rows):
+    request = {"ids": [f"j{i}" for i in range(359)], "k": 40, "seed": 3, "keep": True, "control": 0.5}
+    pool = {"pool": digits_rows.tolist()}
+    refused = service.post("/acquire/jobs", json={**pool, "k": 40, "keep": True})
+    assert refused.status_code == 422 and refused.json()["detail"].startswith("ids: expected names of the rows")
+    before = service.get("/models/digits/labels").json()["acquired"]
+    job = asked(service, "/acquire/jobs", {**request, **pool})
+    assert over(service, job)["state"] == "done"
+    by_job = result(service, job).json()
+    assert service.get("/models/digits/labels").json()["acquired"] == before + 40
+    assert by_job == service.post("/acquire", json={**request, **pool}).json()
+    assert sum(row["control"] for row in by_job["ranking"]) == 20
+    labels = [{"id": row["id"], "label": "3"} for row in by_job["ranking"]]
+    assert service.post("/labels", json={"labels": labels}).json()["accepted"] == 40
+    job = asked(service, "/acquire/jobs", {**request, **pool, "keep": False, "control": 0})
+    assert over(service, job)["state"] == "done"
+    again = result(service, job).json()
+    assert again["excluded"] == 40
+    assert not {row["id"] for row in again["ranking"]} & {row["id"] for row in by_job["ranking"]}
+    whole = {"pool": pool["pool"][:2], "ids": [row["id"] for row in by_job["ranking"][:2]]}
+    job = asked(service, "/acquire/jobs", whole)
+    assert over(service, job)["state"] == "done" and result(service, job).json()["ranking"] == []

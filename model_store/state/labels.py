@@ -1,0 +1,310 @@
+"""Rows that were acquired, and their labels. The service writes them, `python -m training candidate` reads them.
+
+A row is known by its model and id. Labels are accepted all or none, are on the disk when `accept` returns, and the
+same label again changes nothing.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float32
+
+from model_store.acquisition.choice import RANDOM
+from model_store.artifacts.manifest import TOKENIZER, Manifest
+from model_store.errors import Conflict, InvalidInput
+from model_store.state.database import FILE, Database
+
+MAX_ID_CHARACTERS = 256
+ROW_TYPE = np.dtype("<f4")
+
+
+@dataclass(frozen=True, eq=False)
+class Acquisition:
+    """How rows were acquired."""
+
+    model: str
+    version: str
+    format: str
+    acquisition: str
+    seed: int
+    num_samples: int
+
+
+@dataclass(frozen=True, eq=False)
+class AcquiredRow:
+    """A row that was acquired; `said` is what the version said of one that was set aside."""
+
+    id: str
+    rank: int
+    score: float | None
+    x: Float32[np.ndarray, "I"]
+    control: bool = False
+    said: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Label:
+    """A label or target that came, with the row where the id is not that of an acquired one."""
+
+    id: str
+    value: str | float
+    x: Float32[np.ndarray, "I"] | None = None
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What became of labels: new ones, those that were known, and those that took another's place."""
+
+    accepted: int
+    known: int
+    replaced: int
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledRows:
+    """Labelled rows of a model whose numbers mean the same, in the order in which their labels came."""
+
+    ids: list[str]
+    x: Float32[np.ndarray, "N I"]
+    values: list[str | float]
+    is_control: Bool[np.ndarray, "N"]
+    is_chosen: Bool[np.ndarray, "N"]  # by a score
+    are_known: bool  # whether each label came with a key
+    left_out: int = 0  # rows of other formats
+
+    def digest(self) -> str:
+        """Return a SHA-256 of what a fit takes of them, by which it knows them again."""
+        digest = sha256()
+        for name, value, x, is_control in sorted(
+            zip(self.ids, self.values, self.x, self.is_control.tolist(), strict=True), key=lambda row: row[0]
+        ):
+            digest.update(json.dumps([name, value, is_control]).encode())
+            digest.update(x.tobytes())
+        return digest.hexdigest()
+
+
+def row_format(manifest: Manifest) -> str:
+    """Return what tells rows of numbers apart that mean something else: a digest of what a version takes."""
+    spec = manifest.input.model_dump(
+        mode="json", exclude={"minimum": True, "maximum": True, "columns": {"__all__": {"usual"}}}
+    )
+    tokenizer = manifest.files[TOKENIZER].sha256 if TOKENIZER in manifest.files else None
+    return sha256(json.dumps([spec, tokenizer], sort_keys=True).encode()).hexdigest()[:32]
+
+
+def has_state(folder: Path) -> bool:
+    """Return whether a folder has a database, so that looking for one makes none."""
+    return (folder / FILE).exists()
+
+
+def checked_id(name: str, field: str) -> None:
+    """Raise InvalidInput for what is no id that can be kept."""
+    if not 1 <= len(name) <= MAX_ID_CHARACTERS or not name.isprintable():
+        raise InvalidInput(field, f"a name of 1 to {MAX_ID_CHARACTERS} printable characters", "another")
+
+
+def keep_acquired(database: Database, how: Acquisition, rows: Sequence[AcquiredRow]) -> None:
+    """Keep rows that were acquired. One that is labelled, or was set aside before, stays as it is kept.
+
+    Raises:
+        NoSpace, StateUnusable: as `Database.writing` does; then none is kept.
+    """
+    now = time.time()
+    with database.writing() as connection:
+        connection.executemany(
+            """
+            INSERT INTO acquired VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (model, id) DO UPDATE SET
+                version = excluded.version, acquisition = excluded.acquisition, seed = excluded.seed,
+                num_samples = excluded.num_samples, rank = excluded.rank, score = excluded.score,
+                control = excluded.control, said = excluded.said, row = excluded.row, format = excluded.format,
+                time = excluded.time
+            WHERE acquired.control = 0
+                AND NOT EXISTS (SELECT 1 FROM labels l WHERE l.model = acquired.model AND l.id = acquired.id)
+            """,
+            [
+                (
+                    *(how.model, row.id, how.version, how.acquisition, how.seed, how.num_samples, row.rank),
+                    *(row.score, int(row.control), None if row.said is None else json.dumps(row.said)),
+                    *(row.x.astype(ROW_TYPE).tobytes(), how.format, now),
+                )
+                for row in rows
+            ],
+        )
+
+
+def labelled(database: Database, model: str, ids: Sequence[str]) -> set[str]:
+    """Return which of these ids have a label."""
+    with database.reading() as connection:
+        found = connection.execute(
+            "SELECT value FROM json_each(?) WHERE EXISTS (SELECT 1 FROM labels WHERE model = ? AND id = value)",
+            (json.dumps(list(ids)), model),
+        )
+        return {row["value"] for row in found}
+
+
+def accept(
+    database: Database,
+    model: str,
+    row_format: str,
+    labels: Sequence[Label],
+    replace: bool = False,
+    key: str | None = None,
+) -> Accepted:
+    """Keep labels, all or none; they are on the disk when this returns.
+
+    Args:
+        database: where they are kept.
+        model: of the rows.
+        row_format: of rows that come with labels.
+        labels: of different ids.
+        replace: whether a label may take the place of another.
+        key: the name of the key that they came with.
+
+    Raises:
+        InvalidInput: naming the label whose id was not acquired and that has no row.
+        Conflict: naming the one whose row is another than the one acquired, or that has another label already.
+        NoSpace, StateUnusable: as `Database.writing` does.
+    """
+    now, counts = time.time(), {"accepted": 0, "known": 0, "replaced": 0}
+    with database.writing() as connection:
+        for n, label in enumerate(labels):
+            kept = connection.execute(
+                "SELECT row FROM acquired WHERE model = ? AND id = ?", (model, label.id)
+            ).fetchone()
+            there = connection.execute(
+                "SELECT label, target, row, key, time FROM labels WHERE model = ? AND id = ?", (model, label.id)
+            ).fetchone()
+            row = None if label.x is None else label.x.astype(ROW_TYPE).tobytes()
+            known_row = kept["row"] if kept is not None else there["row"] if there is not None else None
+            if known_row is None and row is None:
+                raise InvalidInput(
+                    f"labels.{n}.id", "that of a row that was acquired, or an `input` beside it", "another"
+                )
+            if known_row is not None and row is not None and row != known_row:
+                raise Conflict(f"labels.{n}.input: expected the row that this id was first used for, got another")
+            text, number = (label.value, None) if isinstance(label.value, str) else (None, label.value)
+            if there is None:
+                own = None if kept is not None else row
+                connection.execute(
+                    "INSERT INTO labels VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    (model, label.id, text, number, own, row_format, key, now),
+                )
+                counts["accepted"] += 1
+            elif (there["label"], there["target"]) == (text, number):
+                counts["known"] += 1
+                if there["key"] is None and key is not None:  # somebody who is known says the same
+                    connection.execute("UPDATE labels SET key = ? WHERE model = ? AND id = ?", (key, model, label.id))
+            elif not replace:
+                raise Conflict(
+                    f'labels.{n}: expected the label that this id has, or "replace": true, got another label'
+                )
+            else:
+                connection.execute(
+                    "INSERT INTO replaced VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (model, label.id, there["label"], there["target"], there["key"], there["time"], now),
+                )
+                connection.execute(
+                    "UPDATE labels SET label = ?, target = ?, key = ?, time = ? WHERE model = ? AND id = ?",
+                    (text, number, key, now, model, label.id),
+                )
+                counts["replaced"] += 1
+    return Accepted(**counts)
+
+
+def counts(database: Database, model: str) -> dict[str, int]:
+    """Return how many rows were acquired, wait for a label, and have one, and how many of these are control."""
+    with database.reading() as connection:
+        found = connection.execute(
+            """
+            SELECT (SELECT count(*) FROM acquired WHERE model = :m) acquired,
+                (SELECT count(*) FROM acquired a WHERE model = :m AND NOT EXISTS
+                    (SELECT 1 FROM labels l WHERE l.model = a.model AND l.id = a.id)) waiting,
+                (SELECT count(*) FROM labels WHERE model = :m) labels,
+                (SELECT count(*) FROM labels JOIN acquired USING (model, id) WHERE model = :m AND control)
+                    control_labels
+            """,
+            {"m": model},
+        ).fetchone()
+        return dict(found)
+
+
+def labelled_rows(database: Database, model: str, row_format: str, size: int) -> LabelledRows:
+    """Return the labelled rows of a model that have this format; `size` numbers each."""
+    with database.reading() as connection:
+        found = connection.execute(
+            """
+            SELECT l.id, l.label, l.target, coalesce(a.row, l.row) row, coalesce(a.format, l.format) format,
+                coalesce(a.control, 0) control, coalesce(a.acquisition, :random) acquisition, l.key
+            FROM labels l LEFT JOIN acquired a USING (model, id) WHERE model = :model ORDER BY l.time, l.rowid
+            """,
+            {"model": model, "random": RANDOM},
+        ).fetchall()
+    rows = [row for row in found if row["format"] == row_format]
+    x = np.frombuffer(b"".join(row["row"] for row in rows), dtype=ROW_TYPE).astype(np.float32)
+    return LabelledRows(
+        ids=[row["id"] for row in rows],
+        x=x.reshape(len(rows), size),
+        values=[row["target"] if row["label"] is None else row["label"] for row in rows],
+        is_control=np.array([bool(row["control"]) for row in rows], dtype=bool),
+        is_chosen=np.array([row["acquisition"] != RANDOM and not row["control"] for row in rows], dtype=bool),
+        are_known=all(row["key"] is not None for row in rows),
+        left_out=len(found) - len(rows),
+    )
+
+
+def control_labels(database: Database, model: str) -> list[tuple[str, dict[str, Any], str | float]]:
+    """Return of each labelled control row the version that set it aside, what that said, and the label."""
+    with database.reading() as connection:
+        found = connection.execute(
+            """
+            SELECT a.version, a.said, l.label, l.target FROM acquired a JOIN labels l USING (model, id)
+            WHERE model = ? AND a.control AND a.said IS NOT NULL
+            """,
+            (model,),
+        ).fetchall()
+    return [
+        (row["version"], json.loads(row["said"]), row["target"] if row["label"] is None else row["label"])
+        for row in found
+    ]
+
+
+def keep_candidate(
+    database: Database,
+    model: str,
+    version: str,
+    parent: str,
+    labels: int,
+    control: int,
+    promoted: bool,
+    said: dict[str, Any],
+) -> None:
+    """Keep what became of a candidate, in place of what was kept of it before."""
+    with database.writing() as connection:
+        connection.execute(
+            "INSERT OR REPLACE INTO candidates VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (model, version, parent, labels, control, int(promoted), json.dumps(said), time.time()),
+        )
+
+
+def candidates(database: Database, model: str) -> list[dict[str, Any]]:
+    """Return what became of a model's candidates, the newest first."""
+    with database.reading() as connection:
+        found = connection.execute("SELECT * FROM candidates WHERE model = ? ORDER BY time DESC", (model,)).fetchall()
+    return [
+        {
+            "version": row["version"],
+            "against": row["parent"],
+            "labels": row["labels"],
+            "control_labels": row["control"],
+            "promoted": bool(row["promoted"]),
+            "time": row["time"],
+            **json.loads(row["said"]),
+        }
+        for row in found
+    ]

@@ -1,0 +1,132 @@
+"""How good a version was on live data: figures of the control rows that it set aside, once they have labels.
+
+Each row is judged by what the version said of it when it was set aside. Nothing is computed again. Intervals are of
+95 %: a share's is Wilson's ("Probable inference, the law of succession, and statistical inference", 1927), others are
+the bootstrap's. A calibration error is above 0 by chance alone, so its interval begins as much lower as chance may
+add, as that of evaluation reports does.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from model_store.inference.prediction import Prediction
+from model_store.scores.classification import Scores
+
+FEWEST = 50  # labelled control rows, below which a figure would say little
+LEVEL = 0.95
+COVERAGE = 0.95  # of the sets and intervals that are kept
+RESAMPLES = 1000
+BINS = 15
+LEAST_PROBABILITY = 1e-12
+SEED = 0  # of resamples: the same labels have the same intervals
+
+
+def said_of(prediction: Prediction, classes: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Return what is kept of each row's prediction: probabilities and prediction set, or mean, std and interval.
+
+    Sets and intervals are of coverage .95; of a regression without `classes`, in the target's units.
+    """
+    if isinstance(prediction.scores, Scores):
+        names, inside = classes or (), prediction.prediction_sets(COVERAGE)
+        assert inside is not None
+        return [
+            {
+                "probabilities": dict(zip(names, probs, strict=True)),
+                "set": [name for name, is_inside in zip(names, row, strict=True) if is_inside],
+            }
+            for probs, row in zip(prediction.scores.probabilities.tolist(), inside.tolist(), strict=True)
+        ]
+    scores, intervals = prediction.scores.in_units, prediction.intervals(COVERAGE)
+    assert intervals is not None
+    rows = zip(scores.mean.tolist(), scores.std.tolist(), intervals.tolist(), strict=True)
+    return [{"mean": mean, "std": std, "interval": interval} for mean, std, interval in rows]
+
+
+def live_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
+    """Return the figures of rows of one version, given what it said of each and its label or target."""
+    if "probabilities" in rows[0][0]:
+        return _of_classes(rows)
+    return _of_targets(rows)
+
+
+def _of_classes(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
+    likelihood, brier, confidence, correct, inside = [], [], [], [], []
+    for said, label in rows:
+        probs: dict[str, float] = said["probabilities"]
+        best = max(probs, key=lambda name: probs[name])
+        true = probs.get(str(label), 0.0)
+        likelihood.append(math.log(max(true, LEAST_PROBABILITY)))
+        brier.append(sum(p * p for p in probs.values()) - 2.0 * true + 1.0)
+        confidence.append(probs[best])
+        correct.append(best == label)
+        inside.append(label in said["set"])
+    counts = _resamples(len(rows))
+    return {
+        "accuracy": _share(correct),
+        "log_likelihood": _mean(np.array(likelihood), counts),
+        "brier": _mean(np.array(brier), counts),
+        "expected_calibration_error": _calibration_error(np.array(confidence), np.array(correct), counts),
+        "set_coverage_at_95": _share(inside),
+    }
+
+
+def _of_targets(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
+    squares = np.array([(said["mean"] - float(target)) ** 2 for said, target in rows])
+    inside = [said["interval"][0] <= float(target) <= said["interval"][1] for said, target in rows]
+    counts = _resamples(len(rows))
+    return {
+        "rmse": _mean(squares, counts, math.sqrt),
+        "std": _mean(np.array([said["std"] for said, _ in rows]), counts),
+        "interval_coverage_at_95": _share(inside),
+    }
+
+
+def wilson_interval(hits: int, rows: int) -> tuple[float, float]:
+    """Return the interval of a share, given how many of the rows it is (Wilson 1927)."""
+    z = NormalDist().inv_cdf((1.0 + LEVEL) / 2.0)
+    share = hits / rows
+    centre = (share + z * z / (2 * rows)) / (1 + z * z / rows)
+    half = z * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows)) / (1 + z * z / rows)
+    return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
+
+
+def _share(hits: Sequence[bool]) -> dict[str, Any]:
+    count = sum(hits)
+    return {"value": count / len(hits), "interval": list(wilson_interval(count, len(hits)))}
+
+
+def _mean(
+    values: Float64[np.ndarray, "N"], counts: Int64[np.ndarray, "R N"], of_mean: Callable[[float], float] = float
+) -> dict[str, Any]:
+    """Return a function of the mean, and the percentiles of resamples."""
+    sampled = counts @ values / len(values)
+    ends = np.quantile(sampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+    return {"value": of_mean(float(values.mean())), "interval": [of_mean(end) for end in ends]}
+
+
+def _calibration_error(
+    confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], counts: Int64[np.ndarray, "R N"]
+) -> dict[str, Any]:
+    """Return the expected calibration error in bins of equal width, and its interval."""
+    index = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
+    gaps = np.zeros((len(confidence), BINS))
+    gaps[np.arange(len(index)), index] = (correct - confidence) / len(index)
+    here, sampled = gaps.sum(axis=0), counts @ gaps
+    value = float(np.abs(here).sum())
+    chance = float(np.quantile(np.abs(sampled - here).sum(axis=1), (1 + LEVEL) / 2))
+    most = float(np.quantile(np.abs(sampled).sum(axis=1), (1 + LEVEL) / 2))
+    return {"value": value, "interval": [max(0.0, value - chance), max(value, most)]}
+
+
+def _resamples(rows: int) -> Int64[np.ndarray, "R N"]:
+    """Return how often each row is in each of R samples with replacement."""
+    random = np.random.default_rng(SEED)
+    counts = np.empty((RESAMPLES, rows), dtype=np.int64)
+    for sample in counts:
+        sample[:] = np.bincount(random.integers(rows, size=rows), minlength=rows)
+    return counts

@@ -1,0 +1,136 @@
+"""Labels are kept all or none and once each, whatever happens to who writes them."""
+
+import random
+import subprocess
+import sys
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from model_store.errors import Conflict, InvalidInput, NoSpace
+from model_store.state.database import Database
+from model_store.state.labels import (
+    AcquiredRow,
+    Acquisition,
+    Label,
+    accept,
+    candidates,
+    counts,
+    keep_acquired,
+    keep_candidate,
+    labelled,
+    labelled_rows,
+)
+from tests.support.environment import ROOT
+
+ROW = np.arange(3, dtype=np.float32)
+HOW = Acquisition("m", "1", "f", "bald", 7, 100)
+
+
+@pytest.fixture
+def database(tmp_path):
+    with closing(Database(tmp_path / "state")) as database:
+        yield database
+
+
+def values(database):
+    rows = labelled_rows(database, "m", "f", 3)
+    return dict(zip(rows.ids, rows.values, strict=True))
+
+
+def test_a_label_that_cannot_be_kept_leaves_none_of_its_request(database):
+    keep_acquired(database, HOW, [AcquiredRow("a", 1, 0.5, ROW), AcquiredRow("b", 2, 0.4, ROW + 1)])
+    accept(database, "m", "f", [Label("a", "yes")])
+    for bad, error in (
+        (Label("unknown", "no"), InvalidInput),
+        (Label("a", "no"), Conflict),
+        (Label("a", "yes", ROW + 9), Conflict),
+    ):
+        with pytest.raises(error, match=r"^labels\.1"):
+            accept(database, "m", "f", [Label("b", "no"), bad])
+    assert values(database) == {"a": "yes"}
+    assert labelled(database, "m", ["a", "b", "c"]) == {"a"}
+    assert counts(database, "m") == {"acquired": 2, "waiting": 1, "labels": 1, "control_labels": 0}
+    assert counts(database, "other") == dict.fromkeys(counts(database, "m"), 0)
+
+
+def test_a_full_disk_leaves_none_of_the_labels(database):
+    accept(database, "m", "f", [Label("first", 1.5, ROW)])
+    with database.writing() as connection:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(NoSpace):
+        accept(database, "m", "f", [Label(f"l{i}", 1.0, ROW) for i in range(5000)])
+    assert values(database) == {"first": 1.5}
+
+
+def test_what_was_replaced_is_remembered_and_a_known_label_gets_the_key_of_who_confirms_it(database):
+    accept(database, "m", "f", [Label("a", "yes", ROW)])
+    assert not labelled_rows(database, "m", "f", 3).are_known
+    assert accept(database, "m", "f", [Label("a", "yes", ROW)], key="team").known == 1
+    assert labelled_rows(database, "m", "f", 3).are_known
+    assert accept(database, "m", "f", [Label("a", "no")], replace=True, key="team").replaced == 1
+    with database.reading() as connection:
+        assert [tuple(row)[:5] for row in connection.execute("SELECT * FROM replaced")] == [
+            ("m", "a", "yes", None, "team")
+        ]
+    assert values(database) == {"a": "no"}
+
+
+def test_a_control_row_stays_one_and_a_labelled_row_stays_as_it_was(database):
+    keep_acquired(database, HOW, [AcquiredRow("c", 1, None, ROW, control=True, said={"mean": 1.0})])
+    keep_acquired(database, HOW, [AcquiredRow("c", 1, 0.9, ROW + 1), AcquiredRow("a", 2, 0.8, ROW)])
+    accept(database, "m", "f", [Label("c", 1.0), Label("a", 2.0), Label("own", 3.0, ROW)])
+    keep_acquired(database, HOW, [AcquiredRow("a", 1, 0.7, ROW + 5)])
+    rows = labelled_rows(database, "m", "f", 3)
+    by_id = {name: i for i, name in enumerate(rows.ids)}
+    assert rows.is_control[by_id["c"]] and not rows.is_control[by_id["a"]]
+    assert [rows.is_chosen[by_id[name]] for name in ("c", "a", "own")] == [False, True, False]
+    np.testing.assert_array_equal(rows.x[[by_id["c"], by_id["a"], by_id["own"]]], [ROW, ROW, ROW])
+    assert labelled_rows(database, "m", "another format", 3).left_out == 3
+    assert rows.digest() == labelled_rows(database, "m", "f", 3).digest()
+    accept(database, "m", "f", [Label("a", 2.5)], replace=True)
+    assert rows.digest() != labelled_rows(database, "m", "f", 3).digest()
+
+
+def test_what_became_of_candidates_is_kept_newest_first(database):
+    said = {"why": "no worse", "control": None, "labels_saved": None}
+    keep_candidate(database, "m", "2", "1", 10, 5, False, said)
+    keep_candidate(database, "m", "3", "1", 12, 5, True, said)
+    keep_candidate(database, "m", "2", "1", 10, 5, True, said)
+    assert {(row["version"], row["promoted"]) for row in candidates(database, "m")} == {("2", True), ("3", True)}
+    assert candidates(database, "other") == []
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+from model_store.state.database import Database
+from model_store.state.labels import Label, accept
+database = Database(Path(sys.argv[1]))
+for batch in range(int(sys.argv[2]), 10**9):
+    labels = [Label(f"{batch}-{i}", str(batch), np.zeros(3, dtype=np.float32)) for i in range(20)]
+    accept(database, "m", "f", labels)
+    print(batch, flush=True)
+"""
+
+
+def test_a_killed_writer_loses_no_accepted_label_and_leaves_no_half_of_a_request(database, tmp_path):
+    """`tests/resilience/slow/test_label_kills.py` kills the service, more often."""
+    accepted, first = [], 0
+    for _ in range(4):
+        command = [sys.executable, "-c", WRITER, str(tmp_path / "state"), str(first)]
+        writer = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        accepted += [int(writer.stdout.readline()) for _ in range(random.SystemRandom().randrange(1, 40))]
+        writer.kill()
+        accepted += [int(line) for line in writer.communicate()[0].splitlines(keepends=True) if line.endswith("\n")]
+        found = values(database)
+        for batch in accepted:
+            assert [found[f"{batch}-{i}"] for i in range(20)] == [str(batch)] * 20
+        unanswered = max(accepted) + 1
+        assert len(found) - 20 * len(accepted) in (0, 20)
+        assert sum(value == str(unanswered) for value in found.values()) in (0, 20)
+        first = unanswered  # sent again, as a client does that got no answer
+    assert len(values(database)) <= 20 * (len(accepted) + 1)

@@ -1,0 +1,92 @@
+"""`python -m training candidate NAME`: a version fitted on the labels that came to the service, promoted if no worse.
+
+What is done is in `training.publishing.candidate`.
+"""
+
+import argparse
+import os
+import time
+from contextlib import closing
+from pathlib import Path
+
+from model_store.artifacts.store import ModelStore
+from model_store.errors import DubitoError, InvalidInput
+from model_store.state.database import Database
+from model_store.state.labels import has_state
+from training.commands import folders
+from training.facts import TrainingFacts
+from training.messages import log
+
+HELP = "fit a candidate on labels that came to the service, and promote it if it is no worse"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("model", metavar="NAME", help="the model whose `latest` the candidate begins at")
+    parser.add_argument(
+        "--state", type=Path, metavar="DIR", help="the service's state, by default DUBITO_STATE or `state`"
+    )
+    parser.add_argument("--data", metavar="SRC", help="where the version's data are, if not where they were")
+    parser.add_argument("--min-labels", type=int, default=1, metavar="N", help="do nothing with fewer new ones")
+    parser.add_argument("--watch", action="store_true", help="wait for labels, again and again")
+    parser.add_argument("--interval-s", type=float, default=60.0, metavar="S", help="between looks, with --watch")
+    parser.add_argument(
+        "--control-arm",
+        action="store_true",
+        help="also fit control rows alone, to measure how many labels were saved",
+    )
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+
+
+def run(options: argparse.Namespace) -> None:
+    """Make a candidate once, or whenever there are enough labels."""
+    if options.min_labels < 1:
+        raise InvalidInput("--min-labels", "1 or more", str(options.min_labels))
+    if not options.interval_s > 0:
+        raise InvalidInput("--interval-s", "more than 0", str(options.interval_s))
+    state = options.state or Path(os.environ.get("DUBITO_STATE", "state"))
+    if not options.watch:
+        _once(options, state)
+        return
+    while True:
+        try:
+            _once(options, state)
+        except DubitoError as error:  # the next look may find it put right
+            log.error("%s", error)
+        time.sleep(options.interval_s)
+
+
+def _once(options: argparse.Namespace, state: Path) -> None:
+    if not has_state(state):
+        log.info("no labels yet: there is no state in %s", state)
+        return
+    from training.fitting.memory import keep_freed_memory
+    from training.fitting.run import device_named
+    from training.publishing.candidate import known, make_candidate
+    from training.publishing.labels_saved import labels_saved
+
+    store, root, runs = folders.store(), folders.data_root(), folders.runs()
+    with closing(Database(state)) as database:
+        found = known(store, database, options.model, root, options.data)
+        for reason, count in found.facts.left_out.items():
+            log.info("! %d labels are left out: %s", count, reason)
+        before = _fitted_before(store, options.model) if options.watch else _rows_of(store, options.model, "latest")
+        new = found.facts.rows - before
+        if new < options.min_labels:
+            log.info("%d new labels, of %d that are needed", max(new, 0), options.min_labels)
+            return
+        keep_freed_memory()
+        device = device_named(options.device)
+        saved = (lambda: labels_saved(store, found, runs, device)) if options.control_arm else (lambda: None)
+        make_candidate(store, database, found, runs, root, device, saved)
+
+
+def _rows_of(store: ModelStore, name: str, version: str) -> int:
+    """Return how many labels a version was fitted on."""
+    labels = TrainingFacts.of(store.manifest(name, store.resolve(name, version))).labels
+    return 0 if labels is None else labels.rows
+
+
+def _fitted_before(store: ModelStore, name: str) -> int:
+    """Return how many labels the version with the most of them was fitted on, promoted or not."""
+    return max(_rows_of(store, name, alias) for alias in ("latest", "candidate") if alias in store.aliases(name))
