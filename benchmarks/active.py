@@ -27,7 +27,7 @@ What is as in the paper, and what is not:
 
 * **Labels.** None are spent but those counted. What recipes say was chosen on other data: the bundled digits,
   enlarged to 28x28, and letters of notMNIST. Tried were how weights start, the KL's weight (1/N, 1e-3, 1e-4),
-  batches of 8 and 16, learning rates, the first spread, shifted and cropped images; for the hypernetwork alone, so
+  batches of 8 and 16, learning rates, the first spread, shifted and cropped images; mostly for the hypernetwork, so
   they may suit it better than other arms.
 * **One look.** The recipe with shifted images was made after the first seed of the hypernetwork without was seen to
   be at 92.5 % with 170 labels. Its shift, of 2 pixels, was not varied on MNIST. The paper shifts nothing, so these
