@@ -16,7 +16,7 @@ import torch
 
 from training.fitting.memory import keep_freed_memory
 from training.fitting.objectives import alpha_objective
-from training.fitting.run import adam, clip_gradient
+from training.fitting.steps import adam, clip_gradient
 from training.nn.architectures import mlp
 from training.nn.model import build, initialise
 from training.nn.posteriors import step_noise
@@ -46,7 +46,7 @@ def deterministic(x: torch.Tensor, y: torch.Tensor) -> Callable[[int], None]:
 
 
 def bayesian(method: str, x: torch.Tensor, y: torch.Tensor) -> Callable[[int], None]:
-    """Return the step of a method, as `training.fitting.run` takes it."""
+    """Return the step of a method, as `training.fitting.steps` takes it."""
     data = {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1}
     posterior = SETTINGS.get(method, {})
     recipe = Recipe.model_validate(

@@ -8,6 +8,17 @@ T = TypeVar("T")
 
 Steps = Generator[None, None, T]  # work that is done in steps of some milliseconds, and what it comes to
 
+
+def finished(steps: Steps[T]) -> T:
+    """Do all steps of some work, one right after the other, and return what it comes to."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
 Task = Literal["classification", "regression"]
 TailLaw = Literal["predictive", "exponential"]  # of scores beyond those of the reference rows
 

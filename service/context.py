@@ -42,6 +42,8 @@ from service.middleware.key_file import KeyRing
 from service.observability.metrics import Metrics
 from service.observability.records import record_of
 from service.observability.worker_metrics import WorkerMetrics
+from service.pools.files import PoolFile
+from service.pools.rows import pool_array
 from service.process.budget import lease_of
 from service.process.clients import client_of
 from service.process.notices import Notices
@@ -184,6 +186,15 @@ class Context:
             size = 4 * numbers
             return await self.threads.requests.run(steps, client, size, deadline, partial(hung_up, request))
         return at_once(steps)
+
+    async def pool_rows(
+        self, request: Request, client: Hashable, pool: PoolFile, served: Served, deadline: float
+    ) -> Float32[np.ndarray, "N I"]:
+        """Return the rows of a pool's file as numbers; they are read away from the event loop."""
+        lease, size = lease_of(request.scope), 4 * pool.rows * pool.row_size
+        lease.reserve(size, pool.field)
+        steps = pool_array(pool, self.settings.max_image_pixels, lease, served.model.text_encoder)
+        return await self.threads.requests.run(steps, client, size, deadline, partial(hung_up, request))
 
     async def odd_cells(
         self, request: Request, client: Hashable, rows: Rows, served: Served, deadline: float

@@ -1,10 +1,12 @@
-"""`inspect` data; `fit`, `prune` and `calibrate` models; `evaluate` and `compare` them; `candidate` learns on."""
+"""`inspect` data; `fit`, `prune` and `calibrate` models; `evaluate` and `compare` them; `candidate` learns on, and
+`active` says how many labels would have been needed.
+"""
 
 import argparse
 import sys
 
 from model_store.errors import DubitoError, InvalidInput, NotFound
-from training.commands import calibrate, candidate, compare, evaluate, fit, inspect, prune
+from training.commands import active, calibrate, candidate, compare, evaluate, fit, inspect, prune
 from training.messages import printed
 
 COMMANDS = {
@@ -15,6 +17,7 @@ COMMANDS = {
     "evaluate": evaluate,
     "compare": compare,
     "candidate": candidate,
+    "active": active,
 }
 DONE = 0
 FAILED = 1

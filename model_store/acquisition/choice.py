@@ -10,7 +10,7 @@
 The latter two take rows that are the same bits as one, while others are left.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -29,8 +29,10 @@ from model_store.types import Steps, Task
 RANDOM = "random"
 CANDIDATE_BYTES = 64 << 20  # of what draws say of rows, that is kept for a joint score
 MOST_JOINTLY = 1000  # rows that may be chosen by a joint score
-TIMES_FEWER = 5  # draws that all rows of a race take than those that can be among the k best
+RACE_PARTS = (10, 4)  # of all draws, after which rows of a race are left out
 FEWEST_RACED = 10  # draws, whose standard errors can be relied on
+REFERENCES = 3  # times k rows take all draws, so that there are scores to exceed
+LOST = float(np.finfo(np.float64).min)  # the score of a row that was left out of a race
 LEAST_SCORE = 1e-300  # whose logarithm is a number
 AT_ONCE = 256  # rows that are compared in one step
 ACQUISITIONS: dict[Task, tuple[str, ...]] = {
@@ -68,36 +70,82 @@ def candidates_of(name: str, model: Model, rows: int, k: int, num_samples: int) 
     return min(most, rows)
 
 
-def first_draws(probability: float | None, name: str, task: Task, num_samples: int) -> int | None:
-    """Return how many draws all rows of a race take; None where there is no race, or too few draws for one.
+def race_stages(probability: float | None, name: str, task: Task, num_samples: int) -> tuple[int, ...]:
+    """Return after how many draws rows of a race are left out; none where there is no race, or too few draws for one.
 
     Raises:
         InvalidInput: if the acquisition has no races.
     """
     if probability is None:
-        return None
+        return ()
     raced = PREDICTIVES[task].raced
     if name not in raced:
         raise InvalidInput("race", f"one of the acquisitions {list(raced)} beside it", repr(name))
-    return num_samples // TIMES_FEWER if num_samples >= FEWEST_RACED * TIMES_FEWER else None
+    return tuple(n for n in (num_samples // part for part in RACE_PARTS) if n >= FEWEST_RACED)
 
 
-def finalists(
-    scores: Float64[np.ndarray, "N"], errors: Float64[np.ndarray, "N"], num_draws: int, k: int, probability: float
-) -> Int64[np.ndarray, "n"]:
-    """Return the rows that can be among the k best, given scores of the first draws and their standard errors: those
-    whose upper bound is not below the k-th largest lower bound.
+@dataclass(frozen=True, eq=False)
+class Lap:
+    """What a race wants next: these rows' scores of the first `num_draws` draws, and their standard errors unless
+    these are all.
+    """
 
-    Bounds are Student's, of jackknifed standard errors, and hold for all rows together but for a probability.
+    rows: Int64[np.ndarray, "n"]
+    num_draws: int
+
+
+@dataclass(frozen=True, eq=False)
+class Raced:
+    """What came of a race: scores of all draws, `LOST` of rows that were left out, and how many were not."""
+
+    scores: Float64[np.ndarray, "N"]
+    finalists: int
+
+
+Scored = tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"] | None]
+
+
+def race(
+    rows: int, k: int, stages: tuple[int, ...], num_samples: int, probability: float, field: str = "pool"
+) -> Generator[Lap, Scored, Raced]:
+    """Find the k rows of the largest scores of all draws, of which most rows take a few alone.
+
+    After each stage the rows that are best so far take all draws, so that k scores are known which a row must exceed.
+    A row is left out if its upper bound is below the least of these. Bounds are Student's, of jackknifed standard
+    errors, and hold for all rows and stages together but for a probability. What is bounded is the score of all
+    draws, of which those taken are a random part: its error is less by the factor sqrt(1 - n / num_samples)
+    (Cochran 1977, "Sampling techniques", 2.6).
 
     Raises:
-        InvalidInput: naming a row that the model cannot score.
+        InvalidInput: naming a row of `field` that the model cannot score.
     """
-    check_computed(scores, "pool")
-    width = student_quantile(num_draws - 1, probability / (2 * len(scores))) * errors
-    lower = np.sort(scores - width)[::-1]
-    left: np.ndarray = np.flatnonzero(scores + width >= lower[min(k, len(lower)) - 1])
-    return left
+    left, scores, is_known = np.arange(rows), np.full(rows, LOST), np.zeros(rows, dtype=bool)
+    for n in stages:
+        found, errors = yield Lap(left, n)
+        assert errors is not None
+        _check_some(found, left, field)
+        best = left[np.argsort(-found, kind="stable")[: REFERENCES * k]]
+        best = best[~is_known[best]]
+        if len(best):
+            best.sort()
+            scores[best], _ = yield Lap(best, num_samples)
+            is_known[best] = True
+        least = np.sort(scores[is_known])[::-1][:k][-1]
+        width = student_quantile(n - 1, probability / (rows * len(stages))) * np.sqrt(1.0 - n / num_samples) * errors
+        left = left[found + width >= least]
+    left = left[~is_known[left]]
+    if len(left):
+        scores[left], _ = yield Lap(left, num_samples)
+        is_known[left] = True
+    _check_some(scores[is_known], np.flatnonzero(is_known), field)
+    return Raced(scores, int(is_known.sum()))
+
+
+def _check_some(scores: Float64[np.ndarray, "n"], rows: Int64[np.ndarray, "n"], field: str) -> None:
+    """Raise InvalidInput for the first of some rows whose score is not a number."""
+    odd = np.flatnonzero(~np.isfinite(scores))
+    if len(odd):
+        check_computed(scores[odd[:1]], field, int(rows[odd[0]]))
 
 
 @dataclass(frozen=True, eq=False)

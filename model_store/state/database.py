@@ -27,7 +27,8 @@ CREATE TABLE IF NOT EXISTS jobs (
     begun REAL,
     ended REAL,
     slot INTEGER,                     -- of the process that runs it, which holds the slot's lock
-    attempts INTEGER NOT NULL DEFAULT 0,
+    deaths INTEGER NOT NULL DEFAULT 0,   -- of its process alone, since it last got further
+    orphaned INTEGER NOT NULL DEFAULT 0, -- times that its process died with the service, since then
     work INTEGER NOT NULL DEFAULT 0,  -- rows x draws to be done, 0 while it is not known
     done INTEGER NOT NULL DEFAULT 0,  -- of these
     worked_s REAL NOT NULL DEFAULT 0, -- that they took

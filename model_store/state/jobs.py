@@ -28,7 +28,8 @@ ENDED: Final[tuple[State, ...]] = ("done", "failed", "cancelled")
 
 FOLDER = "jobs"  # of the state: a folder for each job, of its input and its results
 SLOTS = "slots"
-MOST_ATTEMPTS = 3  # whose process ended before the job did
+MOST_DEATHS = 3  # of a job's process without its getting any further, before it is given up
+MOST_ORPHANED = 20  # the same where the service died too, which is rarely for the job
 STRAY_S = 3600.0  # after which a folder without a job is of nobody who is about to make one
 
 
@@ -48,7 +49,8 @@ class Job:
     created: float
     begun: float | None
     ended: float | None
-    attempts: int
+    deaths: int
+    orphaned: int
     work: int
     done: int
     worked_s: float
@@ -123,19 +125,19 @@ class Jobs:
         """Take the job that has been queued for longest to run in a slot whose lock one holds; None if none is."""
         with self._database.writing() as connection:
             row = connection.execute(
-                "UPDATE jobs SET state = 'running', slot = ?, attempts = attempts + 1, begun = coalesce(begun, ?) "
+                "UPDATE jobs SET state = 'running', slot = ?, begun = coalesce(begun, ?) "
                 "WHERE id = (SELECT id FROM jobs WHERE state = 'queued' ORDER BY created, id LIMIT 1) RETURNING *",
                 (slot, time.time()),
             ).fetchone()
         return None if row is None else _job(row)
 
     def progress(self, name: str, work: int, done: int, worked_s: float) -> bool:
-        """Note how far a job is, and that it has got further in this attempt; return whether it is to go on."""
+        """Note how far a job is; return whether it is to go on."""
         with self._database.writing() as connection:
             row = connection.execute(
-                "UPDATE jobs SET attempts = CASE WHEN ? > done THEN 1 ELSE attempts END, work = ?, done = ?, "
-                "worked_s = ? WHERE id = ? AND state = 'running' RETURNING cancel",
-                (done, work, done, worked_s, name),
+                "UPDATE jobs SET deaths = deaths * (? <= done), orphaned = orphaned * (? <= done), "
+                "work = ?, done = ?, worked_s = ? WHERE id = ? AND state = 'running' RETURNING cancel",
+                (done, done, work, done, worked_s, name),
             ).fetchone()
         return row is not None and not row["cancel"]
 
@@ -149,29 +151,29 @@ class Jobs:
                 (state, json.dumps(said), time.time(), name),
             )
 
-    def put_back(self, name: str, why: str | None = None) -> None:
-        """Queue a job again that ran and is not done; with `why`, unless that has happened too often without its
-        getting any further: then it has failed.
+    def put_back(self, name: str, why: str | None = None, is_orphan: bool = False) -> None:
+        """Queue a job again that ran and is not done; one that is to be cancelled is.
+
+        Args:
+            why: how its process died; None if it ended in order. After some deaths without getting any further the
+                job has failed.
+            is_orphan: whether the service had died as well.
         """
+        counted, most = ("orphaned", MOST_ORPHANED) if is_orphan else ("deaths", MOST_DEATHS)
         with self._database.writing() as connection:
             row = connection.execute("SELECT * FROM jobs WHERE id = ? AND state = 'running'", (name,)).fetchone()
             if row is None:
                 return
-            if why is not None and row["attempts"] >= MOST_ATTEMPTS and not row["cancel"]:
-                text = f"{why}, {row['attempts']} times without getting further than {row['done']} rows x draws"
-                connection.execute(
-                    "UPDATE jobs SET state = 'failed', said = ?, ended = ?, slot = NULL WHERE id = ?",
-                    (json.dumps(text), time.time(), name),
-                )
-            elif row["cancel"]:
-                connection.execute(
-                    "UPDATE jobs SET state = 'cancelled', ended = ?, slot = NULL WHERE id = ?", (time.time(), name)
-                )
-            else:
-                connection.execute(
-                    "UPDATE jobs SET state = 'queued', slot = NULL, attempts = attempts - ? WHERE id = ?",
-                    (why is None, name),
-                )
+            times = row[counted] + (why is not None)
+            state, said = ("cancelled", None) if row["cancel"] else ("queued", None)
+            if why is not None and times >= most and state == "queued":
+                state = "failed"
+                said = json.dumps(f"{why}, {times} times without getting further than {row['done']} rows x draws")
+            ended = None if state == "queued" else time.time()
+            connection.execute(
+                f"UPDATE jobs SET state = ?, said = ?, ended = ?, {counted} = ?, slot = NULL WHERE id = ?",
+                (state, said, ended, times, name),
+            )
 
     def cancel(self, name: str) -> Job:
         """Have a job end: at once if it is queued, soon if it runs."""
@@ -215,7 +217,7 @@ class Jobs:
         for row in rows:
             with self.slot(row["slot"]) as handle:
                 if handle is not None:
-                    self.put_back(row["id"], "the process that ran it ended")
+                    self.put_back(row["id"], "the service that ran it ended", is_orphan=True)
 
     @contextmanager
     def slot(self, number: int) -> Iterator[int | None]:
@@ -247,7 +249,8 @@ def _job(row: sqlite3.Row) -> Job:
         created=row["created"],
         begun=row["begun"],
         ended=row["ended"],
-        attempts=row["attempts"],
+        deaths=row["deaths"],
+        orphaned=row["orphaned"],
         work=row["work"],
         done=row["done"],
         worked_s=float(row["worked_s"]),

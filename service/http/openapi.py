@@ -3,7 +3,7 @@
 from typing import Any
 
 from service.http.problems import PROBLEM_JSON
-from service.http.requests import FORM, JSON, NPY
+from service.http.requests import FILE_ENDINGS, FORM, JSON, NPY
 from service.http.schemas import Envelope, Problem
 
 
@@ -17,8 +17,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def request_body(kind: type[Envelope], rows_field: str) -> dict[str, Any]:
-    """Describe a request: JSON with examples, an npy array with the rest in the query, or a form."""
+def request_body(kind: type[Envelope], rows_field: str, takes_files: bool = False) -> dict[str, Any]:
+    """Describe a request: JSON with examples, an npy array with the rest in the query, or a form; files of pools
+    with the rest in the query where it takes them.
+    """
     schema = kind.model_json_schema()
     examples = {f"example {i}": {"value": value} for i, value in enumerate(schema.pop("examples"), start=1)}
     binary = {"type": "string", "format": "binary"}
@@ -30,4 +32,6 @@ def request_body(kind: type[Envelope], rows_field: str) -> dict[str, Any]:
     }
     form = {**schema, "properties": {**schema["properties"], rows_field: files}}
     content = {JSON: {"schema": schema, "examples": examples}, NPY: {"schema": binary}, FORM: {"schema": form}}
+    if takes_files:
+        content |= {media_type: {"schema": binary} for media_type in FILE_ENDINGS}
     return {"requestBody": {"required": True, "content": content}}

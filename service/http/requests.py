@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 JSON = "application/json"
 NPY = "application/x-npy"
 NPZ = "application/x-npz"
+PARQUET = "application/vnd.apache.parquet"
 FORM = "multipart/form-data"
+FILE_ENDINGS = {NPZ: ".npz", PARQUET: ".parquet", "application/zip": ".zip", "text/csv": ".csv"}  # of pools
 MAX_DIMENSIONS = 32  # of an npy array
 MAX_NPY_HEADER_BYTES = 128 << 10  # more than numpy reads
 FEW_NUMBERS = 4096  # looked at by Python: numpy lets go of the interpreter, and may wait long to get it back
@@ -147,6 +149,18 @@ def read_request(
     if len(rows) > max_rows:
         raise TooLarge(f"{rows_field}: expected at most {max_rows} rows, got {len(rows)}")
     return envelope, rows
+
+
+def envelope_of_query(request: Request, kind: type[Envelope_], rows_field: str, file_field: str) -> Envelope_:
+    """Return the envelope of a request whose body is a file of rows: its fields are query parameters.
+
+    Raises:
+        InvalidInput: naming the field that is wrong.
+    """
+    envelope = validate(kind, text_fields(request.query_params.multi_items(), kind, rows_field, "query"))
+    if getattr(envelope, file_field) is not None:
+        raise InvalidInput(file_field, "none beside a body that is a file", "both")
+    return envelope
 
 
 def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, lease: Lease) -> None:

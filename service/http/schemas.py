@@ -140,7 +140,11 @@ class AcquireRequest(Envelope):
         }
     )
 
-    pool: list[Any] = Field(json_schema_extra=AT_LEAST_ONE, description="rows, as `inputs` of /predict")
+    pool: list[Any] = Field(default=[], description="rows, as `inputs` of /predict, unless there is a `pool_file`")
+    pool_file: str | None = Field(
+        default=None,
+        description="a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files",
+    )
     ids: list[str] | None = Field(
         default=None,
         description="a different name for each row; by default its index. Decides ties and what is random",
@@ -150,8 +154,8 @@ class AcquireRequest(Envelope):
         default=None,
         ge=1e-6,
         lt=1,
-        description="rows that cannot be among the k best take a fifth of the draws; the probability with which "
-        "one that can be is left out. By default all rows take all draws",
+        description="rows that cannot be among the k best take a tenth or a quarter of the draws; the probability "
+        "with which one that can be is left out. By default all rows take all draws",
     )
     exclude_labelled: bool = Field(
         default=True, description="leave out rows whose id has a label already; without `ids` there are none"
@@ -255,18 +259,6 @@ class LabelFiguresAnswer(BaseModel):
     candidates: list[CandidateAnswer]
     labels_saved: dict[str, Any] | None
     null_because: dict[str, str]
-
-
-class AcquireJobRequest(AcquireRequest):
-    """A request to rank a pool of any size, in its own time."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"pool": [EXAMPLE_ROW, EXAMPLE_NOISE], "k": 1}]})
-
-    pool: list[Any] = Field(default=[], description="rows, as of /acquire, unless there is a `pool_file`")
-    pool_file: str | None = Field(
-        default=None,
-        description="a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files",
-    )
 
 
 class PredictJobRequest(PredictRequest):

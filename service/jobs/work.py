@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Float64, Int64, UInt64
 
 from model_store.acquisition.choice import (
     RANDOM,
+    Raced,
+    Scored,
     candidates_of,
     copies_among,
-    finalists,
-    first_draws,
     joint_ranking,
     power_ranking,
+    race,
+    race_stages,
     ranking,
     row_digests,
 )
@@ -33,18 +35,18 @@ from model_store.inference.draws import SharedDraws
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction, check_computed
 from model_store.inference.runtime import DrawSet
-from model_store.inputs.columns import from_cells, unknown_categories
+from model_store.inputs.columns import unknown_categories
 from model_store.scores.joint import Candidates
 from model_store.state.labels import AcquiredRow, Acquisition, row_format
 from service.engine.batching import part_rows
 from service.engine.decision import DecisionOptions, decide
 from service.engine.keeping import acquired_rows, control_said, set_aside
 from service.engine.threads import at_once
-from service.http.requests import rows_array
 from service.http.responses import about_arrays, row_arrays
 from service.jobs.asked import Asked
 from service.jobs.column_files import ColumnFiles, write_npz
 from service.pools.files import Part, PoolFile, check_ids, open_pool, stamp_of
+from service.pools.rows import numbers_of
 from service.process.budget import ByteBudget, Lease
 
 SYNC_S = 2.0  # between syncs, about
@@ -129,20 +131,20 @@ class Work:
                 kept, control = selected["ranked"], selected["control"]
         self._k = asked.k - len(control)
         kept_ids = [ids[i] for i in kept.tolist()] if asked.selected else ids
-        raced = first_draws(asked.race, asked.acquisition, model.manifest.task, asked.num_samples)
-        last: Int64[np.ndarray, "n"] | None = None
+        stages = race_stages(asked.race, asked.acquisition, model.manifest.task, asked.num_samples)
+        finalists: int | None = None
         ranked: list[dict[str, Any]]
         if self._k == 0 or len(kept) == 0:
             ranked = []
         elif asked.acquisition == RANDOM:
             ranked = ranking(None, kept_ids, asked.seed, self._k)
-        elif raced is not None and asked.race is not None:
-            last, scores = self._race(kept, raced, asked.race)
-            ranked = ranking(scores, kept_ids, asked.seed, self._k)
+        elif stages and asked.race is not None:
+            raced = self._race(kept, stages, asked.race)
+            finalists, ranked = raced.finalists, ranking(raced.scores, kept_ids, asked.seed, self._k)
         elif asked.acquisition in model.predictive.batches:
             ranked = self._batch(kept, kept_ids)
         else:
-            scores = self._scores("scores", asked.num_samples, kept)[0]
+            scores = self._scores(kept)[0]
             ranked = ranking(scores, kept_ids, asked.seed, self._k)
         for row in ranked:
             row |= {"index": int(kept[row["index"]]), "control": False}
@@ -160,29 +162,49 @@ class Work:
             if asked.priors is None
             else dict(zip(model.manifest.classes or (), asked.priors, strict=True)),
             "race": asked.race,
-            "finalists": None if last is None else len(last),
+            "finalists": finalists,
             "excluded": asked.excluded,
             "ranking": ranked,
         }
         return self._written(ANSWER_FILE, lambda path: path.write_text(json.dumps(answer)))
 
-    def _race(
-        self, kept: Int64[np.ndarray, "M"], raced: int, probability: float
-    ) -> tuple[Int64[np.ndarray, "n"], Float64[np.ndarray, "M"]]:
-        """Return who is left after the first draws, and the scores of all, the least of those who are not."""
+    def _race(self, kept: Int64[np.ndarray, "M"], stages: tuple[int, ...], probability: float) -> Raced:
+        """Return what comes of a race, each lap of which is kept."""
         asked = self.asked
-        self._work = asked.rows * raced
-        early = self._scores("early", raced, kept)
-        last = finalists(early[0], early[1], raced, self._k, probability)
-        self._work += len(last) * asked.num_samples
-        scores = np.full(len(kept), float(np.finfo(np.float64).min))
-        scores[last] = self._scores("late", asked.num_samples, kept[last], some_alone=True)[0]
-        return last, scores
+        laps = race(len(kept), self._k, stages, asked.num_samples, probability, asked.field)
+        self._work, number, lap = 0, 0, next(laps)
+        while True:
+            self._work += len(lap.rows) * lap.num_draws
+            scored = self._lap(f"lap {number}", kept[lap.rows], lap.num_draws)
+            try:
+                number, lap = number + 1, laps.send(scored)
+            except StopIteration as ended:
+                raced: Raced = ended.value
+                return raced
+
+    def _lap(self, name: str, rows: Int64[np.ndarray, "n"], num_draws: int) -> Scored:
+        """Return the scores of some rows, in ascending order, under the first draws, and their standard errors."""
+        asked, draws, columns = self.asked, self._draws(num_draws), ColumnFiles(self.folder / name)
+        self._done += columns.rows * num_draws
+        is_last = num_draws == asked.num_samples
+        for _, x in self._in_runs(self._some(rows[columns.rows :]), num_draws):
+            request = self.model, x, draws, asked.acquisition, asked.priors
+            if is_last:
+                of_rows = {"score": pool_scores(*request)}
+            else:
+                of_rows = dict(zip(("score", "error"), race_scores(*request), strict=True))
+            check_computed(of_rows["score"], asked.field, int(rows[columns.rows]))
+            columns.append(of_rows)
+            self._advance(len(x) * num_draws, columns)
+        columns.sync()
+        found = np.array(columns.column("score")), None if is_last else np.array(columns.column("error"))
+        columns.close()
+        return found
 
     def _batch(self, kept: Int64[np.ndarray, "M"], ids: list[str]) -> list[dict[str, Any]]:
         """Return the ranking of a pool of which a batch is chosen."""
         asked, model = self.asked, self.model
-        scores, digests = self._scores("scores", asked.num_samples, kept)
+        scores, digests = self._scores(kept)
         copies = copies_among(digests)
         if asked.acquisition not in model.predictive.joint_scores:
             return power_ranking(scores, copies, ids, asked.seed, self._k)
@@ -226,40 +248,20 @@ class Work:
             np.concatenate([part.said for part in parts])[place],
         )
 
-    def _scores(
-        self, name: str, num_samples: int, rows: Int64[np.ndarray, "M"], some_alone: bool = False
-    ) -> tuple[Float64[np.ndarray, "M"], Any]:
-        """Return the scores of some rows, and what else there is of each: standard errors of a race's first draws, of
-        acquisitions that choose a batch digests.
-
-        Args:
-            some_alone: whether only these rows are computed; else all of the pool are.
-        """
-        asked, draws = self.asked, self._draws(num_samples)
-        columns = ColumnFiles(self.folder / name)
-        self._done += columns.rows * num_samples
-        found = self._some(rows[columns.rows :]) if some_alone else self._all(columns.rows)
-        for first, x in self._in_runs(found, num_samples):
-            of_rows: dict[str, np.ndarray] = {}
-            if name == "early":
-                scores, of_rows["error"] = race_scores(self.model, x, draws, asked.acquisition, asked.priors)
-            else:
-                scores = pool_scores(self.model, x, draws, asked.acquisition, asked.priors)
-            if asked.acquisition in self.model.predictive.batches:
-                of_rows["digest"] = row_digests(x)
-            if not some_alone:
-                check_computed(scores, asked.field, first)
-            columns.append({"score": scores, **of_rows})
-            self._advance(len(x) * num_samples, columns)
+    def _scores(self, rows: Int64[np.ndarray, "M"]) -> tuple[Float64[np.ndarray, "M"], UInt64[np.ndarray, "M 2"]]:
+        """Return the scores of some rows, once those of all were computed, and their digests."""
+        asked, draws = self.asked, self._draws(self.asked.num_samples)
+        columns = ColumnFiles(self.folder / "scores")
+        self._done += columns.rows * asked.num_samples
+        for first, x in self._in_runs(self._all(columns.rows), asked.num_samples):
+            scores = pool_scores(self.model, x, draws, asked.acquisition, asked.priors)
+            check_computed(scores, asked.field, first)
+            columns.append({"score": scores, "digest": row_digests(x)})
+            self._advance(len(x) * asked.num_samples, columns)
         columns.sync()
-        scores, beside = np.array(columns.column("score")), None
-        for other in ("error", "digest"):
-            if other in columns.names:
-                beside = np.array(columns.column(other))
+        found = np.array(columns.column("score"))[rows], np.array(columns.column("digest"))[rows]
         columns.close()
-        if some_alone:
-            return scores, beside
-        return scores[rows], None if beside is None else beside[rows]
+        return found
 
     # Prediction
 
@@ -334,10 +336,8 @@ class Work:
                 return
 
     def _numbers(self, part: Part, first: int) -> Float32[np.ndarray, "n I"]:
-        spec, field = self.model.manifest.input, self.asked.field
-        if isinstance(part, dict):
-            return from_cells(part, spec.columns, field, first)
-        return at_once(rows_array(part, spec, field, self._max_pixels, self._lease, self.model.text_encoder, first))
+        spec, encoder = self.model.manifest.input, self.model.text_encoder
+        return at_once(numbers_of(part, spec, self.asked.field, first, self._max_pixels, self._lease, encoder))
 
     def _in_runs(self, rows: Rows, num_samples: int) -> Rows:
         """Yield rows as many as are computed at once."""

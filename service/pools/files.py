@@ -5,6 +5,7 @@ them: an array `ids` of an npz, the column `id` of a table, the names of a zip's
 """
 
 import csv
+import io
 import math
 import zipfile
 import zlib
@@ -16,7 +17,7 @@ from decimal import Decimal
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 from jaxtyping import Int64
@@ -41,6 +42,7 @@ MOST_MEMBER_BYTES = 64 << 20  # of a file in a zip, once inflated
 TEXT_ENDS = (".txt", ".text", ".md")
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")  # cells of a CSV file that hold nothing
 
+Source = Path | bytes | bytearray  # a file, or what is in one
 Part = list[Any] | np.ndarray | dict[str, list[Any] | np.ndarray]  # rows as requests have them, or cells by column
 
 
@@ -48,6 +50,9 @@ class PoolFile(ABC):
     """A file of rows, as a model reads them.
 
     Attributes:
+        source: the file, or what is in it.
+        spec: what the model takes.
+        field: of the request that it came by.
         rows: how many.
         read_as: what the rows are taken from, in words.
         ignored: columns of the file that are not read.
@@ -55,8 +60,8 @@ class PoolFile(ABC):
 
     ENDING: ClassVar[str]
 
-    def __init__(self, path: Path, spec: InputSpec, field: str) -> None:
-        self.path = path
+    def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
+        self.source = source
         self.spec = spec
         self.field = field
         self.rows = 0
@@ -66,10 +71,11 @@ class PoolFile(ABC):
     @property
     def at_once(self) -> int:
         """How many rows a part has."""
-        return min(MOST_AT_ONCE, max(1, NUMBERS_AT_ONCE // self._row_size))
+        return min(MOST_AT_ONCE, max(1, NUMBERS_AT_ONCE // self.row_size))
 
     @property
-    def _row_size(self) -> int:
+    def row_size(self) -> int:
+        """How many numbers a flat row has."""
         return math.prod(self.spec.shape)
 
     @abstractmethod
@@ -88,8 +94,8 @@ class PoolFile(ABC):
         spec = self.spec
         if dtype.kind not in "fiub" or dtype.itemsize > 8:
             raise self._rows_error("float or integer numbers of at most 64 bits", f"dtype {dtype.str[:20]}")
-        if shape[1:] not in (spec.shape, (self._row_size,)):
-            expected = f"an array of shape (N, {', '.join(map(str, spec.shape))}) or (N, {self._row_size})"
+        if shape[1:] not in (spec.shape, (self.row_size,)):
+            expected = f"an array of shape (N, {', '.join(map(str, spec.shape))}) or (N, {self.row_size})"
             raise self._rows_error(expected, f"shape {shape}")
         self.rows = shape[0]
 
@@ -99,10 +105,11 @@ class NpyFile(PoolFile):
 
     ENDING = ".npy"
 
-    def __init__(self, path: Path, spec: InputSpec, field: str) -> None:
-        super().__init__(path, spec, field)
+    def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
+        super().__init__(source, spec, field)
         try:
-            self._array = np.load(path, mmap_mode="r", allow_pickle=False)
+            is_file = isinstance(source, Path)
+            self._array = np.load(_opened(source), mmap_mode="r" if is_file else None, allow_pickle=False)
         except Exception as error:  # numpy's reader of headers lets many kinds through
             raise self._rows_error("a whole npy file of numbers", "something else") from error
         self._array_of(self._array.shape, self._array.dtype)
@@ -123,9 +130,9 @@ class NpzFile(PoolFile):
 
     ENDING = ".npz"
 
-    def __init__(self, path: Path, spec: InputSpec, field: str) -> None:
-        super().__init__(path, spec, field)
-        with self._opened() as archive:
+    def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
+        super().__init__(source, spec, field)
+        with self._archive() as archive:
             names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
             self._ids_name = IDS if IDS in names else None
             arrays = [name for name in names if name != IDS]
@@ -150,13 +157,13 @@ class NpzFile(PoolFile):
         """Return the array `ids` as strings."""
         if self._ids_name is None:
             return None
-        with self._opened() as archive, self._member(archive, IDS) as (file, shape, _, dtype):
+        with self._archive() as archive, self._member(archive, IDS) as (file, shape, _, dtype):
             array = np.frombuffer(_read(file, shape[0] * dtype.itemsize), dtype=dtype)
         return [_text_of(value) for value in array.tolist()]
 
     def parts(self, first: int = 0) -> Iterator[Part]:
         """Yield rows as arrays, inflated as they come."""
-        with self._opened() as archive, self._member(archive, self._name) as (file, shape, _, dtype):
+        with self._archive() as archive, self._member(archive, self._name) as (file, shape, _, dtype):
             row_bytes = dtype.itemsize * math.prod(shape[1:])
             for start in range(0, self.rows, self.at_once):
                 n = min(self.at_once, self.rows - start)
@@ -167,8 +174,8 @@ class NpzFile(PoolFile):
                 yield array[max(0, first - start) :]
 
     @contextmanager
-    def _opened(self) -> Iterator[zipfile.ZipFile]:
-        with _zip_of(self.path, "a whole npz file", self.field) as archive:
+    def _archive(self) -> Iterator[zipfile.ZipFile]:
+        with _zip_of(self.source, "a whole npz file", self.field) as archive:
             yield archive
 
     @contextmanager
@@ -195,15 +202,15 @@ class ParquetFile(PoolFile):
 
     ENDING = ".parquet"
 
-    def __init__(self, path: Path, spec: InputSpec, field: str) -> None:
-        super().__init__(path, spec, field)
+    def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
+        super().__init__(source, spec, field)
         try:
             import pyarrow.parquet
         except ImportError:
             raise InvalidInput(
                 field, "npy, npz, CSV or zip, since pyarrow is not installed here", ".parquet"
             ) from None
-        with self._told(), pyarrow.parquet.ParquetFile(path) as file:
+        with self._told(), pyarrow.parquet.ParquetFile(_opened(source)) as file:
             self.rows = file.metadata.num_rows
             schema = file.schema_arrow
         self._has_ids = ID in schema.names
@@ -242,19 +249,19 @@ class ParquetFile(PoolFile):
                 row = first + values.index(None)
                 raise InvalidInput(f"{self.field}.{row}", f"a value in column {self._columns[0]}", "none")
             return values
-        if len(self._columns) > 1 or self._row_size == 1:
+        if len(self._columns) > 1 or self.row_size == 1:
             cells = [_numbers_of(batch.column(i), name, first, self.field) for i, name in enumerate(self._columns)]
             return np.stack(cells, axis=1)
         column = batch.column(0)
         if column.null_count:
             row = first + column.is_null().to_pylist().index(True)
-            raise InvalidInput(f"{self.field}.{row}", f"{self._row_size} numbers in {self._columns[0]}", "none")
+            raise InvalidInput(f"{self.field}.{row}", f"{self.row_size} numbers in {self._columns[0]}", "none")
         flat = _flat(column)
-        if len(flat) != len(column) * self._row_size or set(np.diff(_offsets(column)).tolist()) - {self._row_size}:
+        if len(flat) != len(column) * self.row_size or set(np.diff(_offsets(column)).tolist()) - {self.row_size}:
             lengths = [_length(value) for value in column.to_pylist()]
-            row = next(i for i, length in enumerate(lengths) if length != self._row_size)
-            raise InvalidInput(f"{self.field}.{first + row}", f"{self._row_size} numbers", f"{lengths[row]}")
-        return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(len(column), self._row_size)
+            row = next(i for i, length in enumerate(lengths) if length != self.row_size)
+            raise InvalidInput(f"{self.field}.{first + row}", f"{self.row_size} numbers", f"{lengths[row]}")
+        return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(len(column), self.row_size)
 
     @property
     def _is_files(self) -> bool:
@@ -290,9 +297,9 @@ class ParquetFile(PoolFile):
             if len(chosen) == 1:
                 return chosen, f"{kind} {chosen[0]}"
         numbers = [name for name in names if is_number(of[name])]
-        if len(numbers) == self._row_size:
+        if len(numbers) == self.row_size:
             return numbers, f"the {len(numbers)} columns of numbers, in the file's order"
-        expected = f"one column of lists of {self._row_size} numbers, or {self._row_size} columns of numbers"
+        expected = f"one column of lists of {self.row_size} numbers, or {self.row_size} columns of numbers"
         if spec.image is not None:
             expected += ", or one of image files"
         raise self._rows_error(expected, f"{len(lists)} of lists and {len(numbers)} of numbers")
@@ -300,7 +307,7 @@ class ParquetFile(PoolFile):
     def _batches(self, columns: list[str]) -> Iterator[Any]:
         import pyarrow.parquet
 
-        with self._told(), pyarrow.parquet.ParquetFile(self.path, memory_map=True, pre_buffer=False) as file:
+        with self._told(), pyarrow.parquet.ParquetFile(_opened(self.source), memory_map=True) as file:
             for batch in file.iter_batches(self.at_once, columns=columns):
                 yield batch.select(columns)
 
@@ -319,8 +326,8 @@ class CsvFile(PoolFile):
 
     ENDING = ".csv"
 
-    def __init__(self, path: Path, spec: InputSpec, field: str) -> None:
-        super().__init__(path, spec, field)
+    def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
+        super().__init__(source, spec, field)
         if not spec.columns and spec.text is None:
             raise self._rows_error("a CSV file for a model of columns or text alone", "one for another model")
         wanted = [c.name for c in spec.columns] if spec.columns else [spec.text.column if spec.text else ""]
@@ -373,7 +380,10 @@ class CsvFile(PoolFile):
 
     def _lines(self) -> Iterator[list[str]]:
         try:
-            with self.path.open(encoding="utf-8-sig", newline="") as file:
+            with (
+                _binary(self.source) as content,
+                io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as file,
+            ):
                 sample = file.read(1 << 16)
                 file.seek(0)
                 delimiter = max(",;\t|", key=sample.partition("\n")[0].count)
@@ -389,11 +399,11 @@ class ZipOfFiles(PoolFile):
 
     ENDING = ".zip"
 
-    def __init__(self, path: Path, spec: InputSpec, field: str) -> None:
-        super().__init__(path, spec, field)
+    def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
+        super().__init__(source, spec, field)
         if spec.image is None and spec.text is None:
             raise self._rows_error("a zip for a model of images or text alone", "one for another model")
-        with _zip_of(path, "a whole zip file", field) as archive:
+        with _zip_of(source, "a whole zip file", field) as archive:
             infos = [info for info in archive.infolist() if not info.is_dir() and not _is_of_system(info.filename)]
         encrypted = [info for info in infos if info.flag_bits & 1]
         if encrypted:
@@ -413,7 +423,7 @@ class ZipOfFiles(PoolFile):
 
     def parts(self, first: int = 0) -> Iterator[Part]:
         """Yield the bytes of files."""
-        with _zip_of(self.path, "a whole zip file", self.field) as archive:
+        with _zip_of(self.source, "a whole zip file", self.field) as archive:
             for start in range(first, self.rows, self.at_once):
                 yield [self._content(archive, name) for name in self._names[start : start + self.at_once]]
 
@@ -430,17 +440,19 @@ KINDS: dict[str, type[PoolFile]] = {
 }
 
 
-def open_pool(path: Path, spec: InputSpec, field: str) -> PoolFile:
-    """Open a file of rows of a model's kind.
+def open_pool(source: Source, spec: InputSpec, field: str, ending: str | None = None) -> PoolFile:
+    """Open a file of rows of a model's kind; of what is in one, `ending` says what it is.
 
     Raises:
         InvalidInput: if it is none, is not whole, or has rows of another width; names `field`.
     """
-    kind = KINDS.get(path.suffix.lower())
+    if isinstance(source, Path):
+        ending = source.suffix
+    kind = KINDS.get((ending or "").lower())
     if kind is None:
-        raise InvalidInput(field, f"a file that ends in {', '.join(KINDS)}", path.suffix[:20] or "another")
+        raise InvalidInput(field, f"a file that ends in {', '.join(KINDS)}", (ending or "another")[:20])
     try:
-        pool = kind(path, spec, field)
+        pool = kind(source, spec, field)
     except OSError as error:
         raise InvalidInput(field, "a file that can be read", error.strerror or "another") from error
     if pool.rows == 0:
@@ -496,6 +508,15 @@ def _refuse_absent(wanted: list[str], names: list[str], field: str) -> None:
         raise InvalidInput(f"{field}.{absent[0][:80]}", "a column of that name", f"columns {known[:300]}")
 
 
+def _opened(source: Source) -> Path | io.BytesIO:
+    """Return what libraries take in place of a file's name."""
+    return source if isinstance(source, Path) else io.BytesIO(source)
+
+
+def _binary(source: Source) -> BinaryIO:
+    return source.open("rb") if isinstance(source, Path) else io.BytesIO(source)
+
+
 def _is_of_system(name: str) -> bool:
     """Whether a member of a zip is no file of the user's, but one that macOS or Windows put there."""
     parts = name.split("/")
@@ -503,9 +524,9 @@ def _is_of_system(name: str) -> bool:
 
 
 @contextmanager
-def _zip_of(path: Path, expected: str, field: str) -> Iterator[zipfile.ZipFile]:
+def _zip_of(source: Source, expected: str, field: str) -> Iterator[zipfile.ZipFile]:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(_opened(source)) as archive:
             yield archive
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
         raise InvalidInput(field, expected, "something else") from error

@@ -17,7 +17,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
-from model_store.acquisition.choice import candidates_of, checked_acquisition, first_draws
+from model_store.acquisition.choice import candidates_of, checked_acquisition, race_stages
 from model_store.acquisition.control import select
 from model_store.errors import InvalidInput
 from model_store.state.database import of_disk
@@ -28,8 +28,17 @@ from service.engine.keeping import check_keeping
 from service.errors import NotDone, Overloaded, TooLarge
 from service.http.openapi import ERRORS, problem_content, request_body
 from service.http.options import decision_options, groups_of, num_samples_of, priors_of
-from service.http.requests import JSON, NPY, NPZ, read_body, request_media_type, text_fields
-from service.http.schemas import AcquireJobRequest, Envelope, JobAnswer, JobsAnswer, PredictJobRequest, validate
+from service.http.requests import (
+    FILE_ENDINGS,
+    JSON,
+    NPY,
+    NPZ,
+    PARQUET,
+    envelope_of_query,
+    read_body,
+    request_media_type,
+)
+from service.http.schemas import AcquireRequest, Envelope, JobAnswer, JobsAnswer, PredictJobRequest
 from service.jobs.asked import Asked
 from service.jobs.work import GROUPS_FILE, IDS_FILE, SELECTED_FILE
 from service.middleware.keys import key_name
@@ -37,8 +46,6 @@ from service.pools.files import check_ids, open_pool, path_in, stamp_of
 from service.registry.models import Served
 from service.registry.reservoir import fresh_seed
 
-PARQUET = "application/vnd.apache.parquet"
-ENDINGS = {NPY: ".npy", NPZ: ".npz", PARQUET: ".parquet", "application/zip": ".zip", "text/csv": ".csv"}
 RETRY_AFTER_S = 60  # where too many jobs are queued
 EVENTS_S = 0.5  # between looks at a job that somebody watches
 QUIET_S = 15.0  # after which a watcher is told that nothing has changed
@@ -60,18 +67,18 @@ class _Rows:
     "/acquire/jobs",
     status_code=202,
     responses=ACCEPTED,
-    openapi_extra=request_body(AcquireJobRequest, "pool"),
+    openapi_extra=request_body(AcquireRequest, "pool", takes_files=True),
 )
 async def post_acquire_job(request: Request) -> Response:
     """Rank a pool of any size as /acquire does; answers with the id of a job."""
-    return await _accepted(request, "acquire", AcquireJobRequest, "pool", _asked_to_acquire)
+    return await _accepted(request, "acquire", AcquireRequest, "pool", _asked_to_acquire)
 
 
 @router.post(
     "/predict/jobs",
     status_code=202,
     responses=ACCEPTED,
-    openapi_extra=request_body(PredictJobRequest, "inputs"),
+    openapi_extra=request_body(PredictJobRequest, "inputs", takes_files=True),
 )
 async def post_predict_job(request: Request) -> Response:
     """Predict the rows of a file of any size as /predict does; answers with the id of a job."""
@@ -175,11 +182,9 @@ async def _read(request: Request, context: Context, kind: type[Any], field: str)
     settings, client = context.settings, context.client(request)
     file_field = f"{field}_file"
     body = await read_body(request, settings.max_body_bytes, settings.max_json_bytes)
-    ending = ENDINGS.get(request_media_type(request))
+    ending = {**FILE_ENDINGS, NPY: ".npy"}.get(request_media_type(request))
     if ending is not None:
-        envelope = validate(kind, text_fields(request.query_params.multi_items(), kind, field, "query"))
-        if getattr(envelope, file_field) is not None:
-            raise InvalidInput(file_field, "none beside a body that is a file", "both")
+        envelope = envelope_of_query(request, kind, field, file_field)
         _refuse_what_jobs_have_not(envelope)
         return envelope, await context.served(envelope), _Rows(field, f"{field}{ending}", body)
     envelope, inline = await context.read(request, client, body, kind, field, settings.max_pool_rows, file_field)
@@ -230,7 +235,7 @@ def _asked(
         _keep(folder / GROUPS_FILE, orjson.dumps(envelope.groups))
     seed = fresh_seed() if envelope.seed is None else envelope.seed
     chosen: dict[str, Any] = {}
-    if isinstance(envelope, AcquireJobRequest):
+    if isinstance(envelope, AcquireRequest):
         names = [str(i) for i in range(pool.rows)] if ids is None else list(ids)
         check_keeping(envelope.keep, envelope.control, names, ids is not None)
         is_excluding = ids is not None and envelope.exclude_labelled
@@ -258,14 +263,14 @@ def _asked(
     )
 
 
-def _asked_to_acquire(_: Context, envelope: AcquireJobRequest, served: Served, rows: int) -> dict[str, Any]:
+def _asked_to_acquire(_: Context, envelope: AcquireRequest, served: Served, rows: int) -> dict[str, Any]:
     """Return what is asked of /acquire/jobs alone."""
     task = served.model.manifest.task
     named = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
     acquisition = checked_acquisition(named, task)
     num_samples = envelope.num_samples or served.model.manifest.noise.default_draws
     candidates_of(acquisition, served.model, rows, envelope.k, num_samples)
-    first_draws(envelope.race, acquisition, task, num_samples)
+    race_stages(envelope.race, acquisition, task, num_samples)
     priors = priors_of(envelope, served)
     return {"acquisition": acquisition, "k": envelope.k, "race": envelope.race, "priors": priors}
 

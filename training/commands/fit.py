@@ -4,9 +4,7 @@ The training loop is `training.fitting.run`, the publication `training.publishin
 """
 
 import argparse
-import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
 
@@ -86,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
     begins_at = "" if parent is None else f" {parent.label} {sha256(parent.weights).hexdigest()}"
     encoded = None if encoding is None else encoding.spec.outputs
     if recipe.network.weights is not None:
-        begins_at += f" {_weights_digest(Path(recipe.network.weights))}"
+        begins_at += f" {weights_digest(Path(recipe.network.weights))}"
     if encoding is not None:
         begins_at += f" {encoding.digest}"
     run_id = sha256(f"{recipe.digest()} {data.digest()} {device.type}{begins_at}".encode()).hexdigest()[:12]
@@ -97,7 +95,7 @@ def run(options: argparse.Namespace) -> None:
             what = f"{there.name} version {there.version} was fitted by this recipe on these data"
             print(f"{what}, so there is nothing to do; --again fits it again")
             return
-    with _locked(folder):
+    with folders.locked(folder):
         if encoding is not None:
             splits = encoding.of(splits, options.quiet)
         choice = target_choice(recipe, data, splits, folder, device, parent, encoded)
@@ -172,7 +170,7 @@ def _planned(options: argparse.Namespace) -> Recipe:
     return recipe
 
 
-def _weights_digest(path: Path) -> str:
+def weights_digest(path: Path) -> str:
     """Return a file's SHA-256.
 
     Raises:
@@ -217,15 +215,3 @@ def _published(store: ModelStore, name: str, token: str) -> Manifest | None:
             if TrainingFacts.of(manifest).run == token:
                 return manifest
     return None
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a run's folder, so that two processes never write one run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidInput("run", "a run that no other process works on", f"{folder}, which one does") from None
-        yield

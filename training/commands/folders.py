@@ -1,7 +1,10 @@
 """Where commands find and put things, by the environment, and the options that they share."""
 
 import argparse
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +62,19 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 def add_new_name(parser: argparse.ArgumentParser) -> None:
     """Add the name that a command publishes under."""
     parser.add_argument("--as", dest="name", metavar="NEWNAME", help="publish under this name in place of its own")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a run's folder, so that two processes never write one run.
+
+    Raises:
+        InvalidInput: if another process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidInput("run", "a run that no other process works on", f"{folder}, which one does") from None
+        yield

@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float64
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from model_store.errors import DubitoError, InvalidInput
 from training.data import Rows, Splits
 from training.export.graphs import CHECKED_ROWS, check_exports
 from training.facts import TrainingFacts
-from training.fitting.augmentation import augmented
 from training.fitting.checkpoint import (
     load_module,
     load_optimizer,
@@ -38,13 +37,13 @@ from training.fitting.choice import is_as_good
 from training.fitting.convergence import convergence, log_std_by_layer, mean_log_std
 from training.fitting.laplace import fit_laplace, told_epochs
 from training.fitting.levelling import cooling_epochs, moving, patience_of
-from training.fitting.objectives import alpha_objective, geometric_weight
 from training.fitting.plots import plot_run
+from training.fitting.steps import adam, decay_rates, full_kl_weight, kl_weight, spare_threads, step_loss, take_step
 from training.fitting.warm_start import begin_at, carry_over
 from training.nn.likelihoods import Categorical
 from training.nn.model import CHUNK_ROWS, BayesianModel, build, initialise
-from training.nn.posteriors import noise, step_noise
-from training.recipe import LaplaceSection, Recipe, TrainingSection
+from training.nn.posteriors import noise
+from training.recipe import LaplaceSection, Recipe
 from training.seeds import Stream, hash_key
 from training.versions import Parent
 
@@ -53,9 +52,7 @@ INITIALISATION_ROWS = 1000
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
 WRITE_INTERVAL_S = 1  # at least between two states of metrics.jsonl
 PLOT_INTERVAL_S = 5  # at least between two plots of a run, which take half a second each
-FINAL_SPREAD_RATE = 3.0  # times the final learning rate
 LOST_NATS = 0.05  # a validation row, by which a Laplace posterior may be worse than its centre without a word
-SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
 
 
 @dataclass
@@ -119,9 +116,7 @@ class Run:
         self.samples = recipe.samples if self.model.posterior.max_draws is None else self.model.posterior.max_draws
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = adam(self.model, recipe.training)
-        convolves = any(isinstance(layer, nn.Conv2d) for layer in self.model.modules())
-        if not convolves and sum(p.numel() for p in self.parameters) * self.batch_rows * self.samples < SMALL_STEP:
-            torch.set_num_threads(1)
+        spare_threads(self.model, self.batch_rows, self.samples)
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # of the epoch: nll, KL, metric
         self.losses = torch.zeros(self.epoch_steps, dtype=torch.float64, device=device)  # at the KL's full weight
         self.best: dict[str, Tensor] = {}
@@ -297,40 +292,22 @@ class Run:
     def _step(self, index: Tensor) -> None:
         settings = self.recipe.training
         step, decay = self.progress.step, self._decay()
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["first_lr"] * (group["final_lr"] / group["first_lr"]) ** decay
-        x, y = self.train[0][index].float(), self.train[1][index]
-        if self.recipe.augmentation is not None:
-            seed = hash_key(self.recipe.seed, Stream.AUGMENTATION, step)
-            x = augmented(x, self.shape, self.recipe.augmentation, seed)
-        groups = min(self.recipe.row_groups, self.batch_rows)
-        eps = step_noise(self.model.posterior, self.samples * groups, self.recipe.seed, Stream.STEP_NOISE, step)
-        torch.manual_seed(hash_key(self.recipe.seed, Stream.LAYER_NOISE, step))
-        served, kl = self.model.sample(x, eps.to(self.device), groups)
-        log_likelihood = self.model.likelihood.weighted_log_likelihood(served, y)
-        loss, nll = alpha_objective(log_likelihood, kl, self._kl_weight(step), self.recipe.alpha)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        clip_gradient(self.parameters, settings.gradient_norm)
-        self.optimizer.step()
-        error = self.model.likelihood.errors(served[0].detach(), y).mean()
-        full = nll.detach() + self.full_kl_weight * kl.detach().mean()
-        self.losses[step % self.epoch_steps] = full.double()
-        self.sums += torch.stack([nll.detach().double(), kl.detach().mean().double(), error])
+        decay_rates(self.optimizer, decay)
+        x, y = self.train[0][index], self.train[1][index]
+        loss = step_loss(self.model, self.recipe, self.shape, x, y, self.samples, self._kl_weight(step), step)
+        take_step(self.optimizer, self.parameters, loss.total, settings.gradient_norm)
+        error = self.model.likelihood.errors(loss.served[0].detach(), y).mean()
+        nll, kl = loss.nll.detach(), loss.kl.detach().mean()
+        self.losses[step % self.epoch_steps] = (nll + self.full_kl_weight * kl).double()
+        self.sums += torch.stack([nll.double(), kl.double(), error])
 
     @property
     def full_kl_weight(self) -> float:
         """The KL's weight in a row's loss, after its ramp."""
-        weight = self.recipe.training.kl_weight
-        return 1.0 / self.rows if weight is None else weight
+        return full_kl_weight(self.recipe.training, self.rows)
 
     def _kl_weight(self, step: int) -> float:
-        settings = self.recipe.training
-        ramp = settings.kl_ramp_epochs * self.epoch_steps
-        weight = self.full_kl_weight
-        if settings.kl_weighting == "geometric":
-            weight *= self.epoch_steps * geometric_weight(step % self.epoch_steps, self.epoch_steps)
-        return min(1.0, (step + 1) / ramp if ramp else 1.0) * weight
+        return kl_weight(self.recipe.training, self.rows, self.epoch_steps, step)
 
     def _end_epoch(self, epoch: int) -> dict[str, float | int]:
         nll, kl, error = (self.sums / self.epoch_steps).tolist()
@@ -455,26 +432,6 @@ def check_pixels(recipe: Recipe, rows: Rows) -> None:
             "or network.standardise = false for 0 to 255"
         )
         raise InvalidInput("network.pixel_mean", expected, "nothing")
-
-
-def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
-    """Return the optimiser: log standard deviations take longer steps, since they have further to go than means."""
-    spread = model.posterior.spread_parameters()
-    others = [p for p in model.parameters() if p.requires_grad and not any(p is q for q in spread)]
-    final = settings.final_learning_rate
-    rates = (
-        (others, settings.learning_rate, final),
-        (spread, settings.spread_learning_rate, FINAL_SPREAD_RATE * final),
-    )
-    groups = [{"params": p, "lr": first, "first_lr": first, "final_lr": last} for p, first, last in rates if p]
-    return torch.optim.Adam(groups, fused=True)
-
-
-def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
-    """Scale gradients down to a global norm, where theirs is larger: elsewhere they are read and not written."""
-    found = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
-    if not found <= norm:
-        torch.nn.utils.clip_grads_with_norm_(parameters, norm, found)
 
 
 def training_facts(run: Run, splits: Splits, log_slope: float = 0.0) -> TrainingFacts:

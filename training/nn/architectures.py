@@ -45,6 +45,11 @@ def gal_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:
     )
 
 
+def gal_cnn_without_dropout(shape: Sequence[int], outputs: int) -> nn.Sequential:
+    """Return the same without its dropouts."""
+    return nn.Sequential(*(layer for layer in gal_cnn(shape, outputs) if not isinstance(layer, nn.Dropout)))
+
+
 def from_factory(path: str, shape: Sequence[int], outputs: int) -> nn.Module:
     """Return what the user's own `package.module:factory` makes of a row's shape and the number of outputs.
 

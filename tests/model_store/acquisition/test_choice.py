@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from model_store.acquisition.choice import (
+    LOST,
     checked_acquisition,
     copies_of,
-    finalists,
     id_hashes,
     jointly,
+    race,
+    race_stages,
     random_scores,
     ranking,
     top,
@@ -124,21 +126,70 @@ def test_a_choice_from_the_rows_that_gain_most_alone_is_that_from_all(seed):
     assert chosen(enough)[0] == rows
 
 
-def test_finalists_are_the_rows_whose_upper_bound_is_not_below_the_kth_lower_one():
-    """Student's t of 19 degrees is exceeded with probability .0005 above 3.883."""
-    scores, errors = np.array([1.0, 0.9, 0.5, 0.45, 0.0]), np.array([0.01, 0.1, 0.05, 0.0, 0.0])
-    assert finalists(scores, errors, 20, 1, 0.005).tolist() == [
-        0,
-        1,
-    ]  # 1 - .0388 is above .5 + .194 and below .9 + .388
-    assert finalists(scores, errors, 20, 2, 0.005).tolist() == [
-        0,
-        1,
-        2,
-    ]  # .9 - .388 = .512 is below .5 + .194, above .45
-    assert finalists(scores, errors, 20, 9, 0.005).tolist() == [0, 1, 2, 3, 4]
+def raced(draws, k, stages, probability):
+    """A race of rows whose score is the mean of what draws say of them, and how many numbers it looked at."""
+    laps = race(draws.shape[1], k, stages, len(draws), probability)
+    lap, looked = next(laps), 0
+    while True:
+        looked += len(lap.rows) * lap.num_draws
+        assert (np.diff(lap.rows) > 0).all()
+        said = draws[: lap.num_draws, lap.rows]
+        errors = None if lap.num_draws == len(draws) else said.std(axis=0, ddof=1) / np.sqrt(lap.num_draws)
+        try:
+            lap = laps.send((said.mean(axis=0), errors))
+        except StopIteration as ended:
+            return ended.value, looked
+
+
+def test_a_race_finds_the_best_of_all_draws_and_looks_at_few_of_the_others():
+    """In 200 races of a probability of .2 to go wrong, all of normal errors; the bound of all rows is cautious."""
+    rng, wrong, share = np.random.default_rng(0), 0, []
+    for _ in range(200):
+        draws = rng.gamma(0.3, 1.0, 500) + rng.normal(size=(100, 500)) * rng.uniform(0.1, 1.0, 500)
+        result, looked = raced(draws, 5, (10, 25), 0.2)
+        full = draws.mean(axis=0)
+        known = result.scores > LOST
+        assert np.allclose(result.scores[known], full[known])
+        assert result.finalists == known.sum()
+        wrong += set(np.argsort(-full)[:5]) != set(np.argsort(-result.scores)[:5])
+        share.append(looked / draws.size)
+    assert wrong <= 40 + 3 * 6  # three standard deviations of a count of .2
+    assert np.mean(share) < 0.5
+
+
+def test_a_row_stays_in_a_race_as_long_as_its_bound_is_not_below_k_scores_of_all_draws():
+    """Student's t of 9 degrees is exceeded with probability .01 / 8 above 4.15."""
+    laps = race(8, 1, (10,), 100, 0.01)
+    lap = next(laps)
+    assert (lap.rows.tolist(), lap.num_draws) == (list(range(8)), 10)
+    found = np.array([1.0, 0.9, 0.8, 0.7, 0.1, 0.5, 0.55, 0.6])
+    errors = np.full(8, 0.1)  # 4.15 * sqrt(.9) * .1 = .393
+    lap = laps.send((found, errors))
+    assert (lap.rows.tolist(), lap.num_draws) == ([0, 1, 2], 100)  # the best so far
+    lap = laps.send((np.array([0.91, 0.94, 0.5]), None))
+    assert (lap.rows.tolist(), lap.num_draws) == ([3, 6, 7], 100)  # .55 + .393 is above .94, .5 + .393 below
+    with pytest.raises(StopIteration) as ended:
+        laps.send((np.array([0.95, 0.1, 0.2]), None))
+    assert ended.value.value.scores.tolist() == [0.91, 0.94, 0.5, 0.95, LOST, LOST, 0.1, 0.2]
+    assert ended.value.value.finalists == 6
+
+
+def test_all_rows_take_all_draws_where_k_is_as_many_and_one_without_a_score_is_named():
+    result, _ = raced(np.random.default_rng(0).normal(size=(40, 6)), 9, (10,), 0.05)
+    assert result.finalists == 6
+    laps = race(3, 1, (10,), 100, 0.05)
+    next(laps)
     with pytest.raises(InvalidInput, match=r"pool\.1"):
-        finalists(np.array([1.0, np.nan]), np.zeros(2), 20, 1, 0.005)
+        laps.send((np.array([1.0, np.nan, 0.0]), np.zeros(3)))
+
+
+def test_a_race_has_stages_of_draws_enough_for_their_errors():
+    assert race_stages(None, "entropy", "classification", 100) == ()
+    assert race_stages(0.05, "bald", "classification", 100) == (10, 25)
+    assert race_stages(0.05, "bald", "classification", 40) == (10,)
+    assert race_stages(0.05, "bald", "classification", 39) == ()
+    with pytest.raises(InvalidInput, match="race: expected one of the acquisitions"):
+        race_stages(0.05, "random", "classification", 100)
 
 
 def test_copies_are_the_same_in_whatever_order_rows_come():

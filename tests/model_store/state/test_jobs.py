@@ -9,7 +9,7 @@ import pytest
 
 from model_store.errors import NotFound
 from model_store.state.database import Database
-from model_store.state.jobs import MOST_ATTEMPTS, STRAY_S, Jobs, TooManyJobs
+from model_store.state.jobs import MOST_DEATHS, MOST_ORPHANED, STRAY_S, Jobs, TooManyJobs
 
 
 @pytest.fixture
@@ -77,28 +77,29 @@ with jobs.slot(0) as handle:
         assert [jobs.get(job.id).state for job in (killed, held)] == ["queued", "running"]
 
 
-def test_a_job_that_gets_no_further_fails_after_some_attempts_and_one_that_does_goes_on(jobs):
+@pytest.mark.parametrize(("is_orphan", "most"), [(False, MOST_DEATHS), (True, MOST_ORPHANED)])
+def test_a_job_that_gets_no_further_fails_in_the_end_and_one_that_does_goes_on(jobs, is_orphan, most):
     stuck = added(jobs)
-    for _ in range(MOST_ATTEMPTS):
+    for _ in range(most):
         assert jobs.claim(0).id == stuck.id
-        jobs.put_back(stuck.id, "the process that ran it ended (SIGKILL)")
+        jobs.put_back(stuck.id, "its process ended", is_orphan)
     job = jobs.get(stuck.id)
     assert job.state == "failed"
-    assert job.said == "the process that ran it ended (SIGKILL), 3 times without getting further than 0 rows x draws"
+    assert job.said == f"its process ended, {most} times without getting further than 0 rows x draws"
     moving = added(jobs)
-    for attempt in range(2 * MOST_ATTEMPTS):
+    for done in range(2 * most):
         assert jobs.claim(0).id == moving.id
-        assert jobs.progress(moving.id, 100, attempt + 1, 1.0)
-        jobs.put_back(moving.id, "the process that ran it ended (SIGKILL)")
+        assert jobs.progress(moving.id, 100, done + 1, 1.0)
+        jobs.put_back(moving.id, "its process ended", is_orphan)
     assert jobs.get(moving.id).state == "queued"
 
 
-def test_putting_back_in_order_is_no_failed_attempt(jobs):
+def test_putting_back_in_order_is_no_death(jobs):
     job = added(jobs)
-    for _ in range(2 * MOST_ATTEMPTS):
+    for _ in range(2 * MOST_DEATHS):
         jobs.claim(0)
         jobs.put_back(job.id)
-    assert jobs.get(job.id).attempts == 0
+    assert (jobs.get(job.id).deaths, jobs.get(job.id).orphaned) == (0, 0)
 
 
 def test_a_queued_job_is_cancelled_at_once_and_one_that_runs_is_told_so(jobs):

@@ -1,4 +1,4 @@
-"""A service that takes and runs jobs is killed again and again: no accepted job is lost, doubled or answered wrongly."""
+"""A service that takes and runs jobs is killed again and again: no accepted job is lost or answered wrongly."""
 
 import contextlib
 import os
@@ -31,9 +31,10 @@ def test_no_job_is_lost_in_fifty_kills(digits_store, digits_rows, tmp_path):
     }
     accepted: list[str] = []
     killed = {"the service": 0, "a job's process": 0}
-    for kill in range(KILLS):
+    for _ in range(KILLS):
         with serving(digits_store, **settings) as (url, process):
-            end = time.monotonic() + random.uniform(0.2, 4.0)
+            end = time.monotonic() + random.uniform(0.2, 6.0)
+            others = time.monotonic() + random.uniform(0.2, 6.0)  # when a job's process is killed alone
             while time.monotonic() < end:
                 with contextlib.suppress(httpx.HTTPError):
                     kind = "acquire" if len(accepted) % 2 else "predict"
@@ -41,11 +42,12 @@ def test_no_job_is_lost_in_fifty_kills(digits_store, digits_rows, tmp_path):
                     answer = httpx.post(f"{url}/{kind}/jobs", json={field: "rows.npy", "seed": 1, "num_samples": 20})
                     if answer.status_code == 202:
                         accepted.append(answer.json()["id"])
-                if kill % 2:
+                if time.monotonic() > others:
+                    others = end
                     for number in _job_processes(process.pid):
                         os.kill(number, signal.SIGKILL)
                         killed["a job's process"] += 1
-                time.sleep(0.7)
+                time.sleep(0.5)
             killed["the service"] += 1
             process.kill()
             process.wait()
@@ -54,7 +56,7 @@ def test_no_job_is_lost_in_fifty_kills(digits_store, digits_rows, tmp_path):
         assert set(accepted) <= set(found)  # and perhaps some that were accepted as the service died
         wait_until(lambda: not _unfinished(client), 1200)
         jobs = [client.get(f"/jobs/{name}").json() for name in accepted]
-        assert [job["state"] for job in jobs if job["state"] != "done"] == []
+        assert [(job["state"], job["error"]) for job in jobs if job["state"] != "done"] == []
         results = {job["kind"]: set() for job in jobs}
         for job in jobs:
             results[job["kind"]].add(client.get(job["result"]).content)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -129,6 +130,26 @@ def test_a_file_comes_as_the_body_with_the_rest_in_the_query(service, pools, dig
     assert job["read_as"] == "the array x"
 
 
+@pytest.mark.parametrize("ending", ["npz", "parquet"])
+def test_acquire_takes_files_too(service, pools, digits_rows, ending):
+    media_type = {"npz": "application/x-npz", "parquet": "application/vnd.apache.parquet"}[ending]
+    path = pools / f"body.{ending}"
+    if ending == "npz":
+        np.savez_compressed(path, pool=digits_rows, ids=np.array(IDS))
+    else:
+        pq.write_table(pa.table({"id": IDS, "features": list(digits_rows)}), path)
+    expected = service.post("/acquire", json={"pool": digits_rows.tolist(), "ids": IDS, "k": 4, "seed": 2}).json()
+    headers = {"Content-Type": media_type}
+    body = service.post("/acquire?k=4&seed=2", content=path.read_bytes(), headers=headers)
+    named = service.post("/acquire", json={"pool_file": path.name, "k": 4, "seed": 2})
+    assert body.json() == named.json() == expected
+    wrong = service.post("/acquire", content=b"rubbish", headers=headers)
+    assert (wrong.status_code, f"pool: expected a whole {ending} file" in wrong.json()["detail"]) == (422, True)
+    long = service.post("/acquire", json={"pool_file": "long.npy"})
+    assert long.status_code == 413
+    assert "got 107700 (/acquire/jobs takes more)" in long.json()["detail"]
+
+
 def test_progress_comes_as_events_and_a_job_is_cancelled_then_deleted(service):
     job = asked(service, "/acquire/jobs", {"pool_file": "long.npy", "num_samples": 1000})
     events = []
@@ -240,8 +261,6 @@ def test_a_job_goes_on_after_its_process_or_the_service_ended(digits_store, pool
         found = over(client, job, 120)
         assert found["state"] == "done", found
         ranking = client.get(found["result"]).json()["ranking"]
-        few = client.post("/acquire", json={"pool": digits_rows.tolist(), **asks, "pool_file": None} | {"k": 1})
-        assert few.status_code == 422  # /acquire has no pool_file yet
         best = client.post(
             "/acquire", json={"pool": digits_rows.tolist(), "k": 1, "seed": 1, "num_samples": 100}
         ).json()

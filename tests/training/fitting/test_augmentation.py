@@ -7,8 +7,9 @@ import torch
 from tests.support.recipes import recipe_with
 from tests.support.refusals import refused
 from training.data import digits, split, split_sizes
-from training.fitting import run as runs
+from training.fitting import steps as steps_of_fits
 from training.fitting.augmentation import augmented, check_augmentation
+from training.fitting.run import Run
 from training.recipe import AugmentationSection
 
 SHAPE = (3, 6, 5)
@@ -80,11 +81,11 @@ def test_only_rows_of_a_step_are_changed_and_a_run_is_repeated_bit_for_bit(tmp_p
         seen.append((len(x), seed))
         return augmented(x, shape, section, seed)
 
-    monkeypatch.setattr(runs, "augmented", noted)
+    monkeypatch.setattr(steps_of_fits, "augmented", noted)
     models = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        run = runs.Run(recipe, splits, data.shape, 10, tmp_path / name, torch.device("cpu"))
+        run = Run(recipe, splits, data.shape, 10, tmp_path / name, torch.device("cpu"))
         before = [tensor.clone() for tensor in (*run.train, *run.validation)]
         models.append(run.fit(quiet=True).state_dict())
         assert all(torch.equal(a, b) for a, b in zip(before, (*run.train, *run.validation), strict=True))

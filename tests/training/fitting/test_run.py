@@ -25,7 +25,8 @@ from tests.support.serving import wait_until
 from training.__main__ import main
 from training.data import Rows, Splits
 from training.fitting.checkpoint import read_checkpoint, write_checkpoint
-from training.fitting.run import Run, clip_gradient
+from training.fitting.run import Run
+from training.fitting.steps import clip_gradient
 from training.recipe import load
 
 

@@ -1,0 +1,144 @@
+"""What learns of labels: fits of a recipe on few rows, from scratch or from where the last one ended.
+
+A fit takes the labels that it is given and no others: it has a number of epochs, keeps the weights of its last step,
+and fits no temperature. So no label is spent on validation.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int64, Num
+from torch import Tensor
+
+from training.data import Dataset
+from training.data.class_weights import class_weights
+from training.fitting.checkpoint import load_module, load_optimizer, module_tensors, optimizer_tensors
+from training.fitting.run import Diverged
+from training.fitting.steps import adam, decay_rates, kl_weight, spare_threads, step_loss, take_step
+from training.nn.likelihoods import Categorical
+from training.nn.model import BayesianModel, build, initialise
+from training.nn.posteriors import noise
+from training.recipe import Recipe
+from training.seeds import ActiveStream, Stream, generator, hash_key
+
+STANDARDISING_ROWS = 1000  # of the pool: they need no labels
+CHUNK_ROWS = 128  # rows x draws of a prediction at a time
+SEEDS = 2**53  # of recipes
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How good predictions of the test rows are."""
+
+    metric: float  # accuracy, or root mean squared error in the target's units
+    log_likelihood: float  # mean over rows of the mixture of draws, in nats
+
+
+class Learner:
+    """A model, and the optimiser that it was fitted with."""
+
+    def __init__(self, recipe: Recipe, data: Dataset, seed: int, device: torch.device) -> None:
+        """Take a recipe and all of its data: of which rows labels are seen is said fit by fit."""
+        self.recipe, self.data, self.seed, self.device = recipe, data, seed, device
+        self.x = torch.from_numpy(data.train.x)
+        self.y = torch.from_numpy(data.train.y)
+        self.model: BayesianModel | None = None
+        self.optimizer: torch.optim.Adam | None = None
+        self.is_fresh = True  # whether no label was seen yet
+
+    @property
+    def fitted(self) -> BayesianModel:
+        """The model of the last fit."""
+        assert self.model is not None
+        return self.model
+
+    def begin(self, number: int) -> None:
+        """Begin anew, with the initial weights of a round's number."""
+        recipe = self._recipe(number)
+        order = generator(self.seed, ActiveStream.STANDARDISING_ROWS).permutation(len(self.x))
+        rows = self.x[torch.from_numpy(np.sort(order[:STANDARDISING_ROWS]))]
+        largest_id = int(self.data.maximum) if self.data.takes_ids else None
+        model = build(recipe, self.data.shape, len(self.data.classes), rows, largest_id=largest_id)
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # convolutions in half the time
+        self.model = model.to(self.device)
+        initialise(self.model, rows.float().to(self.device), recipe.network.is_standardised)
+        self.optimizer = adam(self.model, recipe.training)
+        self.is_fresh = True
+
+    def fit(self, index: Int64[np.ndarray, "M"], number: int, epochs: int) -> None:
+        """Go on from where the model is, on the labels of some rows."""
+        recipe, model, optimizer = self._recipe(number), self.fitted, self.optimizer
+        assert optimizer is not None
+        rows = torch.from_numpy(index)
+        x, y = self.x[rows].to(self.device), self.y[rows].to(self.device)
+        if self.is_fresh:
+            model.likelihood.start(y)
+            self.is_fresh = False
+        self._weigh_classes(y)
+        parts = math.ceil(len(x) / recipe.training.batch_rows)
+        most = model.posterior.max_draws
+        samples = recipe.samples if most is None else most
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        spare_threads(model, recipe.training.batch_rows, samples)
+        steps, step = epochs * parts, 0
+        model.train()
+        for epoch in range(epochs):
+            order = torch.from_numpy(generator(recipe.seed, Stream.ORDER, epoch).permutation(len(x)))
+            for part in order.to(self.device).tensor_split(parts):
+                decay_rates(optimizer, step / steps)
+                weight = kl_weight(recipe.training, len(x), parts, step)
+                loss = step_loss(model, recipe, self.data.shape, x[part], y[part], samples, weight, step)
+                if not math.isfinite(loss.total.item()):
+                    raise Diverged(
+                        f"training diverged in epoch {epoch + 1} on {len(x)} labels: a lower learning_rate"
+                    )
+                take_step(optimizer, parameters, loss.total, recipe.training.gradient_norm)
+                step += 1
+        model.eval()
+
+    def noise(self, draws: int, stream: ActiveStream, number: int) -> Float[Tensor, "K E"]:
+        """Return the noise of a round's draws, at most as many as the method has."""
+        posterior = self.fitted.posterior
+        draws = draws if posterior.max_draws is None else min(draws, posterior.max_draws)
+        return noise(posterior, draws, self.seed, stream, number).to(self.device)
+
+    def predict(self, x: Num[np.ndarray, "N I"], eps: Float[Tensor, "K E"]) -> Float32[np.ndarray, "K N C"]:
+        """Return what is served of each draw and row."""
+        return self.fitted.predict(torch.from_numpy(x).to(self.device), eps, CHUNK_ROWS).cpu().numpy()
+
+    def measure(self, draws: int, number: int) -> Measure:
+        """Return how good predictions of the test rows are."""
+        likelihood, test = self.fitted.likelihood, self.data.test
+        served = self.predict(test.x, self.noise(draws, ActiveStream.TEST_NOISE, number))
+        found = likelihood.validation(torch.from_numpy(served), torch.from_numpy(test.y))
+        _, log_likelihood, errors = found.mean(0).tolist()
+        return Measure(likelihood.to_metric(errors), log_likelihood)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return a copy of what a later fit goes on from, names as in a checkpoint."""
+        assert self.optimizer is not None
+        moments = {name: tensor.clone() for name, tensor in optimizer_tensors(self.optimizer).items()}
+        return {**module_tensors(self.fitted, "model"), **moments}
+
+    def restore(self, tensors: dict[str, Tensor], number: int) -> None:
+        """Take up what `tensors` gave after a round."""
+        self.begin(number)
+        assert self.optimizer is not None
+        load_module(self.fitted, tensors, "model")
+        load_optimizer(self.optimizer, tensors)
+        self.is_fresh = False
+        self.fitted.eval()
+
+    def _recipe(self, number: int) -> Recipe:
+        return self.recipe.model_copy(update={"seed": hash_key(self.seed, ActiveStream.FIT, number) % SEEDS})
+
+    def _weigh_classes(self, y: Tensor) -> None:
+        """Set the weights of classes, where a recipe has such, by the labels that there are."""
+        likelihood, wanted = self.fitted.likelihood, self.recipe.data.class_weights
+        if wanted is not None:
+            assert isinstance(likelihood, Categorical)
+            assert likelihood.log_weights is not None
+            weights = class_weights(wanted, self.data.classes, y.cpu().numpy())
+            likelihood.log_weights.copy_(torch.from_numpy(np.log(weights)))

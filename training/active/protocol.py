@@ -1,0 +1,61 @@
+"""What is simulated: how labels are asked for, of which rows, and until when."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from model_store.acquisition.choice import RANDOM
+from model_store.types import Task
+from training.recipe import Recipe
+
+Start = Literal["warm", "cold"]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a simulation goes, in labels, rows and draws."""
+
+    initial: int = 20  # labels before the first acquisition
+    batch: int = 10  # labels of an acquisition
+    candidates: int = 2000  # rows of the pool that an acquisition looks at, fresh random ones each time
+    draws: int = 100  # that score candidates
+    test_draws: int = 100  # that predict test rows
+    epochs: int = 50  # of each fit
+    race: float | None = None  # how often a race may go wrong, where acquisitions are raced
+
+
+@dataclass(frozen=True)
+class End:
+    """When an arm of one seed ends: at so many labels or, with a target, after some rounds in a row at the target."""
+
+    labels: int
+    target: float | None = None
+    rounds: int = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """A recipe, what chooses its rows, and where each of its fits begins."""
+
+    recipe: Recipe
+    acquisition: str
+    start: Start
+
+    @property
+    def label(self) -> str:
+        """What it is called in tables."""
+        return f"{self.recipe.name}, {self.start}, {self.acquisition}"
+
+    @property
+    def is_control(self) -> bool:
+        """Whether its rows are chosen at random."""
+        return self.acquisition == RANDOM
+
+    def controls(self, other: "Arm") -> bool:
+        """Whether it is what another arm is compared with."""
+        mine, its = ((arm.recipe.name, arm.start) for arm in (self, other))
+        return self.is_control and not other.is_control and mine == its
+
+
+def is_at(metric: float, target: float, task: Task) -> bool:
+    """Whether a metric is at the target: an accuracy as large, or an error as small."""
+    return metric >= target if task == "classification" else metric <= target

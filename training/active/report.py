@@ -1,0 +1,215 @@
+"""What a simulation found: a page with a table and a plot, and the same as JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from model_store.errors import InvalidInput
+from model_store.types import Task
+from training.active.plot import learning_curves
+from training.active.protocol import End, Protocol
+from training.active.records import Curves
+from training.active.savings import Mean, Needed, Saved, has_ended, mean_needed, needed, saved
+from training.evaluation.intervals import LEVEL
+
+SHOWN_COUNTS = 5  # numbers of labels at which the metric is in the table
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """What was found of an arm."""
+
+    curves: Curves
+    needed: dict[int, Needed]  # by seed
+    mean: Mean
+    saved: Saved | None  # of an arm beside random choice
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What was found of all arms."""
+
+    task: Task
+    source: str
+    protocol: Protocol
+    end: End
+    target: float
+    is_given: bool  # else the target is what random choice comes to
+    arms: list[Findings]
+    unfinished: dict[str, list[int]]  # seeds that did not end yet, by arm
+
+    @property
+    def metric(self) -> str:
+        """What is measured on the test rows."""
+        return "accuracy" if self.task == "classification" else "rmse"
+
+    def text(self) -> str:
+        """Return the page, in Markdown."""
+        metric, counts = self.metric, self._shown_counts()
+        lines = [
+            f"# Labels needed for a test {metric} of {self.target:.4g}",
+            "",
+            *self._told(),
+            "",
+            f"| arm | labels needed | seeds there | {self.end.rounds} rounds in a row | saved against random "
+            f"({100 * LEVEL:g} % interval) |{''.join(f' {metric} at {count} |' for count in counts)}",
+            f"|---|---|---|---|---|{'---|' * len(counts)}",
+        ]
+        lines += [self._row(found, counts) for found in self.arms]
+        lines += [
+            "",
+            *self._verdicts(),
+            *self._unfinished(),
+            "",
+            "Labels needed by seed (`>`: not reached with so many):",
+            "",
+        ]
+        seeds = sorted({seed for found in self.arms for seed in found.needed})
+        lines += [f"| arm |{''.join(f' seed {seed} |' for seed in seeds)}", f"|---|{'---|' * len(seeds)}"]
+        for found in self.arms:
+            cells = [_shown(found.needed[seed]) if seed in found.needed else "" for seed in seeds]
+            lines.append(f"| {found.curves.arm.label} | {' | '.join(cells)} |")
+        return "\n".join(lines)
+
+    def files(self) -> dict[str, bytes]:
+        """Return the page, its plot, and the figures as JSON."""
+        content: dict[str, Any] = {
+            "source": self.source,
+            "task": self.task,
+            "metric": self.metric,
+            "target": self.target,
+            "protocol": asdict(self.protocol),
+            "end": asdict(self.end),
+            "unfinished": self.unfinished,
+            "arms": [_content(found) for found in self.arms],
+        }
+        curves = [found.curves for found in self.arms]
+        means = [found.mean for found in self.arms]
+        return {
+            "active.md": f"{self.text()}\n\n![learning curves](active.png)\n".encode(),
+            "active.json": json.dumps(content, indent=1, allow_nan=False).encode(),
+            "active.png": learning_curves(curves, means, self.target, self.metric),
+        }
+
+    def _told(self) -> list[str]:
+        """Say what was done."""
+        p = self.protocol
+        origin = "as asked for" if self.is_given else "what random choice comes to with all labels"
+        return [
+            f"Simulated on `{self.source}`: {p.initial} labels first, {p.batch} an acquisition out of {p.candidates} "
+            f"random rows without a label, scored by {p.draws} draws"
+            + (f" in a race (probability {p.race:g})" if p.race is not None else "")
+            + f"; {p.epochs} epochs a fit; the test {self.metric} is of {p.test_draws} draws, on test rows that are "
+            f"used for nothing else. The target is {origin}. A fit sees the labels counted here and no others: none "
+            "are held out for a checkpoint, a temperature or anything else. Labels needed are those of the first "
+            "round at the target; in brackets the least and the most of the seeds.",
+        ]
+
+    def _unfinished(self) -> list[str]:
+        shown = ((label, ", ".join(map(str, seeds))) for label, seeds in self.unfinished.items())
+        return [f"* {label}: **not finished**, of seeds {seeds}." for label, seeds in shown]
+
+    def _shown_counts(self) -> list[int]:
+        every = set.intersection(*(set(found.curves.counts) for found in self.arms))
+        counts = sorted(every)
+        places = np.linspace(0, len(counts) - 1, min(SHOWN_COUNTS, len(counts))).round().astype(int)
+        return [counts[i] for i in sorted(set(places.tolist()))]
+
+    def _row(self, found: Findings, counts: Sequence[int]) -> str:
+        of_seeds = list(found.needed.values())
+        there = sum(one.is_reached for one in of_seeds)
+        kept = [one.kept for one in of_seeds if one.kept is not None]
+        least, most = min(one.labels for one in of_seeds), max(one.labels for one in of_seeds)
+        spread = f" ({least} to {most}{'' if there == len(of_seeds) else ' or more'})"
+        in_a_row = f"{np.mean(kept):.0f} ({len(kept)} of {len(of_seeds)})" if kept else "none"
+        cells = [
+            found.curves.arm.label,
+            f"{_mean(found.mean)}{spread}",
+            f"{there} of {len(of_seeds)}",
+            in_a_row,
+            "" if found.saved is None else _saved(found.saved),
+        ]
+        for count in counts:
+            values = found.curves.at(count)
+            spread = f" ± {np.std(values, ddof=1):.2g}" if len(values) > 1 else ""
+            cells.append(f"{np.mean(values):.4g}{spread}")
+        return f"| {' | '.join(cells)} |"
+
+    def _verdicts(self) -> list[str]:
+        """Say of each arm whether it or random choice needs fewer labels, and whether that is beyond chance."""
+        lines = []
+        for found in self.arms:
+            if found.saved is None:
+                continue
+            one, name = found.saved, found.curves.arm.label
+            if one.low is not None and one.low > 0:
+                lines.append(f"* {name}: saves labels against random choice.")
+            elif one.high is not None and one.high < 0:
+                lines.append(f"* {name}: **random choice wins**.")
+            elif one.mean.bound in ("", "at most") and one.mean.value < 0:
+                lines.append(f"* {name}: random choice needs fewer labels on average, within chance.")
+            else:
+                lines.append(f"* {name}: no difference from random choice beyond chance is shown.")
+        return lines
+
+
+def report(wanted: Sequence[Curves], source: str, protocol: Protocol, end: End) -> Report:
+    """Put together what was found; without a target it is what random choice comes to, over all its seeds.
+
+    Raises:
+        InvalidInput: if nothing was found, or nothing of random choice where that is the target.
+    """
+    curves = [Curves(one.arm, {seed: rounds for seed, rounds in one.seeds.items() if rounds}) for one in wanted]
+    curves = [one for one in curves if one.seeds]
+    task, target = wanted[0].arm.recipe.task, end.target
+    if target is None:
+        last = [rounds[-1].metric for one in curves if one.arm.is_control for rounds in one.seeds.values()]
+        target = float(np.mean(last)) if last else None
+    if not curves or target is None:
+        raise InvalidInput("--report", "rounds that were simulated, of random choice too", "none")
+    by_arm = [
+        {seed: needed(rounds, target, task, end.rounds) for seed, rounds in one.seeds.items()} for one in curves
+    ]
+    found = []
+    for one, mine in zip(curves, by_arm, strict=True):
+        against = [its for other, its in zip(curves, by_arm, strict=True) if other.arm.controls(one.arm)]
+        both = [seed for seed in mine if against and seed in against[0]]
+        savings = saved([mine[s] for s in both], [against[0][s] for s in both]) if both else None
+        found.append(Findings(one, mine, mean_needed(list(mine.values())), savings))
+    open_ = {
+        one.arm.label: [s for s, rounds in one.seeds.items() if not has_ended(rounds, end, task, protocol.batch)]
+        for one in wanted
+    }
+    unfinished = {label: seeds for label, seeds in open_.items() if seeds}
+    return Report(task, source, protocol, end, target, end.target is not None, found, unfinished)
+
+
+def _shown(one: Needed) -> str:
+    return f"{one.labels}" if one.is_reached else f"> {one.labels}"
+
+
+def _mean(mean: Mean) -> str:
+    return f"{mean.bound} {mean.value:.0f}".strip()
+
+
+def _saved(one: Saved) -> str:
+    if one.mean.bound == "unknown":
+        return "unknown: some seeds of both end below the target"
+    ends = ["..." if end is None else f"{end:.0f}" for end in (one.low, one.high)]
+    return f"{_mean(one.mean)} ({ends[0]} to {ends[1]}; {one.seeds} seeds)"
+
+
+def _content(found: Findings) -> dict[str, Any]:
+    arm = found.curves.arm
+    return {
+        "recipe": arm.recipe.model_dump(mode="json"),
+        "acquisition": arm.acquisition,
+        "start": arm.start,
+        "needed": {str(seed): asdict(one) for seed, one in found.needed.items()},
+        "mean": asdict(found.mean),
+        "saved": None if found.saved is None else asdict(found.saved),
+        "rounds": {str(seed): [asdict(done) for done in rounds] for seed, rounds in found.curves.seeds.items()},
+    }

@@ -1,0 +1,113 @@
+"""A simulation: rounds of choosing rows, fitting on all labels so far, and measuring on the test rows.
+
+Everything random is a function of the seed and the round, so a simulation that was killed ends as one that
+was not. Arms of one seed have the same first labels, and candidates come in the same random order.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from model_store.scores.tasks import PREDICTIVES
+from training.active.learner import Learner
+from training.active.pool import Wanted, candidates, chosen, initial_labels
+from training.active.protocol import Arm, End, Protocol
+from training.active.records import Curves, Record, Round
+from training.active.savings import has_ended
+from training.data import Dataset
+from training.seeds import ActiveStream, hash_key
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """An arm and a seed to simulate, and the folder of its record."""
+
+    arm: Arm
+    data: Dataset
+    seed: int
+    folder: Path
+
+    def record(self) -> Record:
+        """Return what is there of it."""
+        return Record(self.folder, f"{self.arm.acquisition}-{self.arm.start}-{self.seed}")
+
+
+def simulate_all(work: Sequence[Work], protocol: Protocol, end: End, device: torch.device, quiet: bool) -> None:
+    """Do all rounds that are missing, arm by arm and seed by seed."""
+    rounds = 1 + max(0, end.labels - protocol.initial) // protocol.batch
+    with tqdm(total=rounds * len(work), unit="round", disable=quiet, dynamic_ncols=True) as bar:
+        for one in work:
+            record = one.record()
+            bar.update(len(record.rounds))
+            for done in simulate(one.arm, one.data, protocol, end, one.seed, record, device):
+                bar.update()
+                bar.set_postfix_str(f"{one.arm.label}, seed {one.seed}: {done.metric:.4g} at {done.labels} labels")
+            bar.total -= rounds - len(record.rounds)  # which ended before its last round
+
+
+def curves_of(work: Sequence[Work]) -> list[Curves]:
+    """Return the rounds that are there, by arm."""
+    curves: dict[str, Curves] = {}
+    for one in work:
+        curves.setdefault(one.arm.label, Curves(one.arm, {})).seeds[one.seed] = one.record().rounds
+    return list(curves.values())
+
+
+def simulate(
+    arm: Arm, data: Dataset, protocol: Protocol, end: End, seed: int, record: Record, device: torch.device
+) -> Iterator[Round]:
+    """Do the rounds that are missing, and keep and give each."""
+    learner = Learner(arm.recipe, data, seed, device)
+    task = arm.recipe.task
+    if record.rounds and not has_ended(record.rounds, end, task, protocol.batch):
+        learner.restore(record.tensors(), _begun(arm, len(record.rounds) - 1))
+    while not has_ended(record.rounds, end, task, protocol.batch):
+        number, labelled = len(record.rounds), np.array(record.labelled, dtype=np.int64)
+        begun = time.perf_counter()
+        if number == 0:
+            new = initial_labels(data.train.y, len(data.classes), protocol.initial, seed)
+        else:
+            new = _acquired(arm, learner, data, protocol, labelled, seed, number)
+        index = np.concatenate([labelled, new])
+        chose = time.perf_counter()
+        if number == 0 or arm.start == "cold":
+            learner.begin(number)
+        learner.fit(index, number, protocol.epochs)
+        fitted = time.perf_counter()
+        measure = learner.measure(protocol.test_draws, number)
+        seconds = (chose - begun, fitted - chose, time.perf_counter() - fitted)
+        done = Round(
+            len(index), measure.metric, measure.log_likelihood, new.tolist(), *(round(s, 3) for s in seconds)
+        )
+        record.add(done, learner.tensors())
+        yield done
+
+
+def _begun(arm: Arm, number: int) -> int:
+    """Return the number of the round in which the weights of a round were begun."""
+    return number if arm.start == "cold" else 0
+
+
+def _acquired(
+    arm: Arm, learner: Learner, data: Dataset, protocol: Protocol, labelled: np.ndarray, seed: int, number: int
+) -> np.ndarray:
+    """Return the rows that an acquisition takes."""
+    among = candidates(labelled, len(data.train), protocol.candidates, seed, number)
+    x, task = data.train.x[among], arm.recipe.task
+    eps = learner.noise(protocol.draws, ActiveStream.POOL_NOISE, number)
+    best = chosen(
+        lambda rows, draws: learner.predict(x[rows], eps[draws]),
+        len(eps),
+        x.astype(np.float32),
+        [str(i) for i in among],
+        Wanted(arm.acquisition, task, protocol.race),
+        PREDICTIVES[task],
+        hash_key(seed, ActiveStream.CHOICE, number),
+        protocol.batch,
+    )
+    return among[best]

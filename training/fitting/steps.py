@@ -1,0 +1,109 @@
+"""A step of a fit: its loss, its optimiser and its rates. What is random in it is of the seed and the step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor, nn
+
+from training.fitting.augmentation import augmented
+from training.fitting.objectives import alpha_objective, geometric_weight
+from training.nn.model import BayesianModel
+from training.nn.posteriors import step_noise
+from training.recipe import Recipe, TrainingSection
+from training.seeds import Stream, hash_key
+
+FINAL_SPREAD_RATE = 3.0  # times the final learning rate
+SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """What a step minimises, in nats a row, and what it is made of."""
+
+    total: Float[Tensor, ""]
+    nll: Float[Tensor, ""]  # the likelihood's term
+    kl: Float[Tensor, "K"]  # of each draw, in nats
+    served: Float[Tensor, "K N C"]  # what is served of each draw and row
+
+
+def step_loss(
+    model: BayesianModel,
+    recipe: Recipe,
+    shape: Sequence[int],
+    x: Num[Tensor, "N I"],
+    y: Num[Tensor, "N"],
+    samples: int,
+    kl_weight: float,
+    step: int,
+) -> Loss:
+    """Return the loss of a batch of rows of a `shape` under fresh draws, `samples` of each group of rows."""
+    x = x.float()
+    if recipe.augmentation is not None:
+        x = augmented(x, shape, recipe.augmentation, hash_key(recipe.seed, Stream.AUGMENTATION, step))
+    groups = min(recipe.row_groups, len(x))
+    eps = step_noise(model.posterior, samples * groups, recipe.seed, Stream.STEP_NOISE, step)
+    torch.manual_seed(hash_key(recipe.seed, Stream.LAYER_NOISE, step))
+    served, kl = model.sample(x, eps.to(x.device), groups)
+    log_likelihood = model.likelihood.weighted_log_likelihood(served, y)
+    total, nll = alpha_objective(log_likelihood, kl, kl_weight, recipe.alpha)
+    return Loss(total, nll, kl, served)
+
+
+def take_step(
+    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], loss: Tensor, gradient_norm: float
+) -> None:
+    """Change parameters by a loss's gradient, whose global norm is at most `gradient_norm`."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    clip_gradient(parameters, gradient_norm)
+    optimizer.step()
+
+
+def spare_threads(model: BayesianModel, rows: int, samples: int) -> None:
+    """Have torch compute with one thread where steps of so many rows and draws are small."""
+    convolves = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
+    numbers = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if not convolves and numbers * rows * samples < SMALL_STEP:
+        torch.set_num_threads(1)
+
+
+def full_kl_weight(settings: TrainingSection, rows: int) -> float:
+    """Return the KL's weight in the loss of one of so many training rows, after its ramp."""
+    return 1.0 / rows if settings.kl_weight is None else settings.kl_weight
+
+
+def kl_weight(settings: TrainingSection, rows: int, epoch_steps: int, step: int) -> float:
+    """Return the KL's weight in a step."""
+    ramp = settings.kl_ramp_epochs * epoch_steps
+    weight = full_kl_weight(settings, rows)
+    if settings.kl_weighting == "geometric":
+        weight *= epoch_steps * geometric_weight(step % epoch_steps, epoch_steps)
+    return min(1.0, (step + 1) / ramp if ramp else 1.0) * weight
+
+
+def decay_rates(optimizer: torch.optim.Optimizer, decay: float) -> None:
+    """Set learning rates to where they are when `decay` of their way is gone, from the first (0) to the last (1)."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["first_lr"] * (group["final_lr"] / group["first_lr"]) ** decay
+
+
+def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
+    """Return the optimiser: log standard deviations take longer steps, since they have further to go than means."""
+    spread = model.posterior.spread_parameters()
+    others = [p for p in model.parameters() if p.requires_grad and not any(p is q for q in spread)]
+    final = settings.final_learning_rate
+    rates = (
+        (others, settings.learning_rate, final),
+        (spread, settings.spread_learning_rate, FINAL_SPREAD_RATE * final),
+    )
+    groups = [{"params": p, "lr": first, "first_lr": first, "final_lr": last} for p, first, last in rates if p]
+    return torch.optim.Adam(groups, fused=True)
+
+
+def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
+    """Scale gradients down to a global norm, where theirs is larger: elsewhere they are read and not written."""
+    found = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
+    if not found <= norm:
+        torch.nn.utils.clip_grads_with_norm_(parameters, norm, found)
