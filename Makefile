@@ -4,6 +4,7 @@ RUNTIME ?= cpu
 BIN := .venv/bin
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder  # tests of a file share what they need; long files first
 SCHEMATHESIS := 4.32.5
+LABEL_STUDIO := 1.23.2
 SBOM_TOOL := cyclonedx-bom==7.5.0
 STORE := $(or $(DUBITO_STORE),models)
 
@@ -31,8 +32,11 @@ test-quick: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
-test-real: install .venv-schemathesis .venv-examples/installed
+test-real: install .venv-schemathesis .venv-label-studio .venv-examples/installed
 	$(BIN)/python -m pytest -m real tests/real
+
+.venv-label-studio: # likewise
+	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check label-studio==$(LABEL_STUDIO)
 
 .venv-schemathesis: # an environment of its own: it brings much that nothing else here needs
 	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check schemathesis==$(SCHEMATHESIS)

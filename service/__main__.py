@@ -15,6 +15,7 @@ from pathlib import Path
 from model_store.artifacts.signature import read_public_key
 from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.trials import TrialProcess
+from service.label_studio import sync
 from service.middleware import new_key
 from service.middleware.key_file import KeyRing
 from service.observability.logs import configure
@@ -36,6 +37,9 @@ def main() -> int:
         if place is None:
             if sys.argv[1:2] == ["key"]:
                 new_key.print_key(sys.argv[2:])
+                return 0
+            if sys.argv[1:2] == ["label-studio"]:
+                sync.run(sys.argv[2:], read_settings())
                 return 0
             set_options(sys.argv[1:])
         settings = read_settings()
@@ -61,7 +65,10 @@ def main() -> int:
 
 def set_options(arguments: list[str]) -> None:
     """Take options of the command line, each in place of its environment variable."""
-    also = "`python -m service key NAME ...` makes a key for DUBITO_KEYS_FILE."
+    also = (
+        "`python -m service key NAME ...` makes a key for DUBITO_KEYS_FILE; `python -m service label-studio NAME "
+        "...` brings a project of Label Studio and a model together."
+    )
     parser = argparse.ArgumentParser(prog="python -m service", description=__doc__, epilog=also)
     parser.add_argument("--port", type=int, metavar="N", help="port to listen on, in place of DUBITO_PORT (8000)")
     options = parser.parse_args(arguments)

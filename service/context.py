@@ -12,6 +12,7 @@ from fastapi import Request
 from jaxtyping import Float32
 from prometheus_client import generate_latest
 
+from model_store.errors import InvalidInput
 from model_store.inference.trials import TrialProcess
 from model_store.inputs.columns import Columns, OddCells, odd_cells
 from model_store.state.database import Database
@@ -36,6 +37,7 @@ from service.http.requests import (
 from service.http.schemas import Envelope
 from service.http.schemas import Request as AnyEnvelope
 from service.jobs.runner import JobRunner
+from service.label_studio.client import LabelStudio
 from service.middleware.key_file import KeyRing
 from service.observability.metrics import Metrics
 from service.observability.records import record_of
@@ -77,6 +79,7 @@ class Context:
         self.threads = Threads()
         self._state: Database | None = None
         self._opening_state = threading.Lock()
+        self._label_studio: LabelStudio | None = None
         self.runner = JobRunner(settings, lambda: self.state)
         self.worker_metrics = WorkerMetrics(self.metrics_page, place)
 
@@ -101,6 +104,20 @@ class Context:
     def labelled(self, model: str, ids: list[str]) -> set[str]:
         """Return which of these ids have a label; from a worker thread. Makes no database where there is none."""
         return labelled(self.state, model, ids) if has_state(self.settings.state) else set()
+
+    def fetched(self, url: str) -> bytes:
+        """Return a file of Label Studio, of the one origin that the settings name; from a worker thread.
+
+        Raises:
+            InvalidInput: if it is of another origin, or is not there.
+        """
+        if self.settings.label_studio_url is None:
+            raise InvalidInput(
+                "tasks", "images as data URIs, unless DUBITO_LABEL_STUDIO_URL names an origin", "a URL"
+            )
+        if self._label_studio is None:
+            self._label_studio = LabelStudio(self.settings.label_studio_url, self.settings.label_studio_secret())
+        return self._label_studio.fetch(url)
 
     def close_state(self) -> None:
         """Close the state's database, if it was opened."""

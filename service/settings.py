@@ -155,6 +155,17 @@ class Settings(BaseSettings):
         description="TOML file of keys with names, scopes and expiries, in place of the four settings above; what "
         "changes in it is seen without a restart",
     )
+    label_studio_url: str | None = Field(
+        default=None,
+        description="base URL of Label Studio: the one origin that images of tasks are fetched from, and that "
+        "`python -m service label-studio` asks; without it nothing is fetched",
+    )
+    label_studio_token: SecretStr | None = Field(
+        default=None, description="token of Label Studio's API: a personal access token, or a legacy one"
+    )
+    label_studio_token_file: Path | None = Field(
+        default=None, description="file to read `DUBITO_LABEL_STUDIO_TOKEN` from instead"
+    )
     verify_key_file: Path | None = Field(
         default=None,
         description="public Ed25519 key, a PEM file; with it versions that its private key has not signed are broken",
@@ -162,6 +173,22 @@ class Settings(BaseSettings):
     notice_s: Annotated[float, Field(ge=0, le=3600)] = Field(
         default=1.0, description="seconds after SIGTERM in which the service still listens, but says it is not ready"
     )
+
+    def label_studio_secret(self) -> str | None:
+        """Return the token of Label Studio, of the setting or the file.
+
+        Raises:
+            InvalidInput: if both are given, or the file cannot be read.
+        """
+        given, file = self.label_studio_token, self.label_studio_token_file
+        if given is not None and file is not None:
+            raise InvalidInput("DUBITO_LABEL_STUDIO_TOKEN_FILE", "none beside DUBITO_LABEL_STUDIO_TOKEN", "both")
+        if file is None:
+            return None if given is None else given.get_secret_value()
+        try:
+            return file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            raise InvalidInput("DUBITO_LABEL_STUDIO_TOKEN_FILE", "a file that can be read", "another") from None
 
     @property
     def worker_threads(self) -> int:

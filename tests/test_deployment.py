@@ -17,13 +17,15 @@ ROOT = Path(__file__).parent.parent
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 GPU = yaml.safe_load((ROOT / "docker-compose.gpu.yml").read_text())
 BUILT = [name for name, service in COMPOSE["services"].items() if "build" in service]
+OURS = [name for name in COMPOSE["services"] if name != "label-studio"]
+COMPUTING = {"service", "training", "learn"}
 IMAGES = {name: (ROOT / COMPOSE["services"][name]["build"]["dockerfile"]).read_text() for name in BUILT}
 LOCK = runpy.run_path(str(ROOT / "docker" / "lock.py"))
 EXTRAS, CUDA, LEFT_OUT = LOCK["EXTRAS"], LOCK["CUDA"], LOCK["LEFT_OUT"]
 OF_TRAINING_ALONE = {"torch", "onnxscript", "scikit-learn", "matplotlib", "tqdm"}
 
 
-@pytest.mark.parametrize("name", COMPOSE["services"])
+@pytest.mark.parametrize("name", OURS)
 def test_every_container_is_hardened(name):
     service = COMPOSE["services"][name]
     assert service["init"] is True
@@ -33,7 +35,7 @@ def test_every_container_is_hardened(name):
     assert "no-new-privileges:true" in service["security_opt"]
     assert not service.get("privileged")
     assert service["mem_limit"] and service["pids_limit"] > 0
-    assert service["cpus"] == f"${{{name.upper()}_CPUS:-2}}"
+    assert service["cpus"] == f"${{{name.upper().replace('-', '_')}_CPUS:-2}}"
     assert {"max-size", "max-file"} <= set(service["logging"]["options"])
 
 
@@ -49,6 +51,16 @@ def test_only_training_writes_models():
     services = COMPOSE["services"]
     assert "models:/models:ro" in services["service"]["volumes"]
     assert "models:/models" in services["training"]["volumes"]
+
+
+def test_label_studio_has_no_more_rights_than_it_needs_and_is_for_this_machine_alone():
+    studio, sync = COMPOSE["services"]["label-studio"], COMPOSE["services"]["studio-sync"]
+    assert studio["cap_drop"] == ["ALL"] and "no-new-privileges:true" in studio["security_opt"]
+    assert studio["mem_limit"] and studio["pids_limit"] and studio["cpus"]
+    assert studio["volumes"] == ["label-studio:/label-studio/data"]  # nothing of ours
+    assert studio["ports"] == ["127.0.0.1:${LABEL_STUDIO_PORT:-8080}:8080"]
+    assert sync["image"] == COMPOSE["services"]["service"]["image"] and "volumes" not in sync
+    assert studio["profiles"] == sync["profiles"] == ["label-studio"]
 
 
 def test_learning_runs_in_training_s_image_with_training_s_rights_and_the_state():
@@ -201,7 +213,7 @@ def test_images_start_a_module_without_a_shell(name):
 
 
 def test_gpu_file_changes_the_runtime_and_reserves_a_device():
-    assert GPU["services"].keys() == COMPOSE["services"].keys()
+    assert GPU["services"].keys() == COMPUTING
     for name, service in GPU["services"].items():
         assert name not in BUILT or service["build"]["args"]["RUNTIME"] == "gpu"
         (device,) = service["deploy"]["resources"]["reservations"]["devices"]

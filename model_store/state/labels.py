@@ -148,6 +148,19 @@ def labelled(database: Database, model: str, ids: Sequence[str]) -> set[str]:
         return {row["value"] for row in found}
 
 
+def is_known(database: Database, model: str, name: str) -> bool:
+    """Return whether the row of an id is kept, so that a label needs the id alone."""
+    with database.reading() as connection:
+        found = connection.execute(
+            """
+            SELECT EXISTS (SELECT 1 FROM acquired WHERE model = :m AND id = :i)
+                OR EXISTS (SELECT 1 FROM labels WHERE model = :m AND id = :i)
+            """,
+            {"m": model, "i": name},
+        ).fetchone()
+        return bool(found[0])
+
+
 def accept(
     database: Database,
     model: str,

@@ -1,5 +1,7 @@
 """The guard at the door: requests without a key for their path are refused, and the OpenAPI document says so."""
 
+from base64 import b64decode
+from contextlib import suppress
 from typing import Any
 
 from fastapi import FastAPI, Response
@@ -7,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.http.problems import problem
 from service.middleware.key_file import KeyRing
-from service.middleware.keys import Keys, key_name
+from service.middleware.keys import LABEL_STUDIO_PREFIX, Keys, key_name
 from service.observability.records import record_of
 from service.process.clients import KEY_NAME
 
@@ -67,13 +69,20 @@ def may_see_names(scope: Scope, keys: Keys) -> bool:
 
 
 def _given(scope: Scope) -> bytes:
-    """Return the key that a request gives: X-API-Key, else a bearer's token; empty where there is none."""
+    """Return the key that a request gives: X-API-Key, else a bearer's token; empty where there is none.
+
+    Label Studio has no other way to give one to a backend than as the password of basic authentication.
+    """
+    is_of_label_studio = scope["path"].startswith(LABEL_STUDIO_PREFIX)
     bearer = b""
     for name, value in scope["headers"]:
         if name == b"x-api-key":
             return bytes(value)
         if name == b"authorization" and value[:7].lower() == b"bearer ":
             bearer = value[7:].strip()
+        if name == b"authorization" and value[:6].lower() == b"basic " and is_of_label_studio:
+            with suppress(ValueError):
+                bearer = b64decode(value[6:].strip(), validate=True).partition(b":")[2]
     return bearer
 
 

@@ -40,6 +40,7 @@ SCOPE_OF_PATH: Final[dict[str, Scope]] = {
 }
 OTHER_PATHS: Final[Scope] = "read"
 ADMIN_PREFIX = "/admin/"
+LABEL_STUDIO_PREFIX = "/label-studio/"
 OPEN_PATHS = {"/health/live", "/health/ready", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
 OPEN_PREFIX = "/static-offline-docs/"  # the scripts of /docs
 
@@ -82,6 +83,8 @@ class Keys:
             return "admin"
         if self.api_is_open or path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
             return None
+        if path.startswith(LABEL_STUDIO_PREFIX) and not path.endswith("/health"):
+            return "label" if path.endswith("/webhook") else "predict"
         return SCOPE_OF_PATH.get(path, OTHER_PATHS)
 
 
