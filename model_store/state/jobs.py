@@ -28,7 +28,7 @@ ENDED: Final[tuple[State, ...]] = ("done", "failed", "cancelled")
 
 FOLDER = "jobs"  # of the state: a folder for each job, of its input and its results
 SLOTS = "slots"
-MOST_DEATHS = 3  # of a job's process without its getting any further, before it is given up
+MOST_DEATHS = 5  # of a job's process without its getting any further, before it is given up
 MOST_ORPHANED = 20  # the same where the service died too, which is rarely for the job
 STRAY_S = 3600.0  # after which a folder without a job is of nobody who is about to make one
 
