@@ -146,7 +146,7 @@ def race(
 def _at_least_as_alike(
     scores: Float64[np.ndarray, "n"], errors: Float64[np.ndarray, "n"]
 ) -> Float64[np.ndarray, "n"]:
-    """Return standard errors, none less than the root mean square of those of the rows with scores next to its own."""
+    """Return standard errors, none less than the root mean square of those of rows with scores next to its own."""
     n, order = len(scores), np.argsort(scores, kind="stable")
     sums = np.concatenate([[0.0], np.cumsum(errors[order] ** 2)])
     half = max(FEWEST_ALIKE, n // PARTS_ALIKE) // 2
