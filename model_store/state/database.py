@@ -14,6 +14,8 @@ from pathlib import Path
 from model_store.errors import NoSpace, StateUnusable
 
 FILE = "state.sqlite"
+NO_SPACE = "no space is left for the service's state (DUBITO_STATE)"
+UNUSABLE = "the service's state (DUBITO_STATE) cannot be read or written"
 BUSY_S = 10.0  # that another process may take to write
 FORMAT = 1
 SCHEMA = """
@@ -98,7 +100,7 @@ class Database:
         """
         self.folder = folder
         self._lock = threading.Lock()
-        with _told(folder):
+        with _told():
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / FILE
             with suppress(FileExistsError):  # what came as rows and labels is for nobody else to read
@@ -110,7 +112,7 @@ class Database:
             with self._transaction():
                 found = self._connection.execute("PRAGMA user_version").fetchone()[0]
                 if found > FORMAT:
-                    raise StateUnusable(f"{path}: expected format {FORMAT} or older, got {found}")
+                    raise StateUnusable(f"{UNUSABLE}: expected format {FORMAT} or older, got {found}")
                 for statement in SCHEMA.split(";\n"):
                     self._connection.execute(statement)
                 self._connection.execute(f"PRAGMA user_version = {FORMAT}")
@@ -122,7 +124,7 @@ class Database:
         Raises:
             StateUnusable: if it cannot be read.
         """
-        with self._lock, _told(self.folder):
+        with self._lock, _told():
             yield self._connection
 
     @contextmanager
@@ -133,7 +135,7 @@ class Database:
             NoSpace: if the disk is full.
             StateUnusable: if it cannot be written.
         """
-        with self._lock, _told(self.folder), self._transaction():
+        with self._lock, _told(), self._transaction():
             yield self._connection
 
     def close(self) -> None:
@@ -154,7 +156,7 @@ class Database:
 
 
 @contextmanager
-def _told(folder: Path) -> Iterator[None]:
+def _told() -> Iterator[None]:
     """Raise errors of SQLite and of the disk as those of the state."""
     try:
         yield
@@ -162,14 +164,14 @@ def _told(folder: Path) -> Iterator[None]:
         raise
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-            raise NoSpace(f"{folder}: no space is left for the service's state") from error
-        raise StateUnusable(f"{folder}: the service's state cannot be read or written: {error}") from error
+            raise NoSpace(NO_SPACE) from error
+        raise StateUnusable(f"{UNUSABLE}: {error}") from error
     except OSError as error:
-        raise of_disk(error, folder) from error
+        raise of_disk(error) from error
 
 
-def of_disk(error: OSError, folder: Path) -> NoSpace | StateUnusable:
-    """Return an error of the disk as one of the state."""
+def of_disk(error: OSError) -> NoSpace | StateUnusable:
+    """Return an error of the disk as one of the state. It names no path: whoever asks the service may read it."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return NoSpace(f"{folder}: no space is left for the service's state")
-    return StateUnusable(f"{folder}: the service's state cannot be read or written: {error.strerror}")
+        return NoSpace(NO_SPACE)
+    return StateUnusable(f"{UNUSABLE}: {error.strerror}")

@@ -28,7 +28,7 @@ ENDED: Final[tuple[State, ...]] = ("done", "failed", "cancelled")
 
 FOLDER = "jobs"  # of the state: a folder for each job, of its input and its results
 SLOTS = "slots"
-MOST_DEATHS = 3  # of a job's process without its getting any further, before it is given up
+MOST_DEATHS = 5  # of a job's process without its getting any further, before it is given up
 MOST_ORPHANED = 20  # the same where the service died too, which is rarely for the job
 STRAY_S = 3600.0  # after which a folder without a job is of nobody who is about to make one
 
@@ -77,7 +77,7 @@ class Jobs:
         try:
             (self.folder / name).mkdir(parents=True, mode=0o700)
         except OSError as error:
-            raise of_disk(error, self._database.folder) from error
+            raise of_disk(error) from error
         return name, self.folder / name
 
     def add(self, name: str, kind: Kind, owner: str, request: dict[str, Any], work: int, most_waiting: int) -> Job:
@@ -226,7 +226,7 @@ class Jobs:
             self.slots.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.slots / str(number), os.O_CREAT | os.O_RDWR, 0o600)
         except OSError as error:
-            raise of_disk(error, self._database.folder) from error
+            raise of_disk(error) from error
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

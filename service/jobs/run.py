@@ -77,7 +77,7 @@ def run(
     except (StoreError, DubitoError) as error:
         jobs.finish(job.id, "failed", str(error))
     except OSError as error:
-        jobs.finish(job.id, "failed", str(of_disk(error, jobs.folder)))
+        jobs.finish(job.id, "failed", str(of_disk(error)))
     else:
         jobs.finish(job.id, "done", answer.name)
     return OVER

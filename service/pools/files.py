@@ -7,6 +7,7 @@ them: an array `ids` of an npz, the column `id` of a table, the names of a zip's
 import csv
 import io
 import math
+import re
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -14,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date, datetime
 from decimal import Decimal
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
@@ -40,7 +40,8 @@ NUMBERS_AT_ONCE = 1 << 21  # of a part: 8 MB as float32
 MOST_AT_ONCE = 1 << 14  # rows of a part
 MOST_MEMBER_BYTES = 64 << 20  # of a file in a zip, once inflated
 TEXT_ENDS = (".txt", ".text", ".md")
-MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")  # cells of a CSV file that hold nothing
+MISSING = ("", "NA", "N/A", "NaN", "nan", "null")  # cells of a CSV file that hold nothing, as in training
+COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
 
 Source = Path | bytes | bytearray  # a file, or what is in one
 Part = list[Any] | np.ndarray | dict[str, list[Any] | np.ndarray]  # rows as requests have them, or cells by column
@@ -332,21 +333,29 @@ class CsvFile(PoolFile):
             raise self._rows_error("a CSV file for a model of columns or text alone", "one for another model")
         wanted = [c.name for c in spec.columns] if spec.columns else [spec.text.column if spec.text else ""]
         names: list[str] = []
+        plain = [c.name for c in spec.columns if isinstance(c, NumericColumn) and c.written is None]
+        has_points = has_commas = False
         for row in self._lines():
             if not names:
                 names = row
                 if len(set(names)) < len(names):
                     raise self._rows_error("columns of different names", "some that are the same")
                 _refuse_absent(wanted, names, field)
-            else:
-                if len(row) != len(names):
-                    raise InvalidInput(
-                        f"{field}.{self.rows}", f"{len(names)} cells, as the first line", f"{len(row)}"
-                    )
-                self.rows += 1
+                places = [names.index(name) for name in plain]
+                continue
+            if len(row) != len(names):
+                raise InvalidInput(f"{field}.{self.rows}", f"{len(names)} cells, as the first line", f"{len(row)}")
+            has_points = has_points or any("." in row[i] for i in places)
+            has_commas = has_commas or any(COMMA_NUMBER.fullmatch(row[i].strip()) for i in places)
+            self.rows += 1
+        if has_points and has_commas:
+            raise self._rows_error("numbers with decimal points or with decimal commas", "both")
+        self._has_commas = has_commas
         self._names, self._columns = names, wanted
         self.ignored = [name for name in names if name not in (*wanted, ID)]
         self.read_as = f"{len(wanted)} columns by name" if spec.columns else f"the column {wanted[0]}"
+        if has_commas:
+            self.read_as += ", with decimal commas"
 
     def ids(self) -> list[str] | None:
         """Return the column `id`."""
@@ -371,7 +380,9 @@ class CsvFile(PoolFile):
         places = {name: self._names.index(name) for name in self._columns}
         if not self.spec.columns:
             return [row[places[self._columns[0]]] for row in part]
-        return {c.name: [_csv_cell(row[places[c.name]], c) for row in part] for c in self.spec.columns}
+        return {
+            c.name: [_csv_cell(row[places[c.name]], c, self._has_commas) for row in part] for c in self.spec.columns
+        }
 
     def _rows(self) -> Iterator[list[str]]:
         lines = self._lines()
@@ -598,17 +609,18 @@ def _cells_of(column: Any, of: Any) -> list[Any] | np.ndarray:
     return cells
 
 
-def _csv_cell(text: str, column: Any) -> Any:
-    """Return a cell of a CSV file as JSON would have it."""
+def _csv_cell(text: str, column: Any, has_commas: bool) -> Any:
+    """Return a cell of a CSV file as JSON would have it; plain numbers may have decimal commas."""
     stripped = text.strip()
     if isinstance(column, CategoricalColumn):
         return None if text in MISSING and text not in column.categories else text
     if stripped in MISSING:
         return None
     if isinstance(column, NumericColumn):
-        read = float if column.written is None else partial(number_of, writing=column.written)
         try:
-            return read(stripped)
+            if column.written is not None:
+                return number_of(stripped, column.written)
+            return float(stripped.replace(",", ".") if has_commas else stripped)
         except ValueError:
             return text  # which is refused, and named
     return stripped

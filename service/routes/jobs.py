@@ -298,7 +298,7 @@ def _keep(path: Path, content: bytes | bytearray | np.ndarray) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise of_disk(error, path.parent) from error
+        raise of_disk(error) from error
 
 
 async def _found(request: Request, job: str) -> Job:

@@ -23,7 +23,7 @@ def test_no_two_streams_of_a_seed_have_one_value():
     for streams in ENUMERATIONS.values():
         values = [member.value for member in streams.__members__.values()]
         assert len(set(values)) == len(values)
-    assert len(ENUMERATIONS) == 3
+    assert len(ENUMERATIONS) == 4
 
 
 def test_every_key_names_its_stream():

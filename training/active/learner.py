@@ -98,11 +98,11 @@ class Learner:
                 step += 1
         model.eval()
 
-    def noise(self, draws: int, stream: ActiveStream, number: int) -> Float[Tensor, "K E"]:
-        """Return the noise of a round's draws, at most as many as the method has."""
+    def noise(self, draws: int, *key: int) -> Float[Tensor, "K E"]:
+        """Return the noise of draws, a function of the integers in `key`, at most as many as the method has."""
         posterior = self.fitted.posterior
         draws = draws if posterior.max_draws is None else min(draws, posterior.max_draws)
-        return noise(posterior, draws, self.seed, stream, number).to(self.device)
+        return noise(posterior, draws, *key).to(self.device)
 
     def predict(self, x: Num[np.ndarray, "N I"], eps: Float[Tensor, "K E"]) -> Float32[np.ndarray, "K N C"]:
         """Return what is served of each draw and row."""
@@ -111,7 +111,7 @@ class Learner:
     def measure(self, draws: int, number: int) -> Measure:
         """Return how good predictions of the test rows are."""
         likelihood, test = self.fitted.likelihood, self.data.test
-        served = self.predict(test.x, self.noise(draws, ActiveStream.TEST_NOISE, number))
+        served = self.predict(test.x, self.noise(draws, self.seed, ActiveStream.TEST_NOISE, number))
         found = likelihood.validation(torch.from_numpy(served), torch.from_numpy(test.y))
         _, log_likelihood, errors = found.mean(0).tolist()
         return Measure(likelihood.to_metric(errors), log_likelihood)

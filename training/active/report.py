@@ -109,8 +109,15 @@ class Report:
         ]
 
     def _unfinished(self) -> list[str]:
-        shown = ((label, ", ".join(map(str, seeds))) for label, seeds in self.unfinished.items())
-        return [f"* {label}: **not finished**, of seeds {seeds}." for label, seeds in shown]
+        """Say which seeds have not ended yet, and of which arms nothing is there."""
+        begun = {found.curves.arm.label for found in self.arms}
+        lines = [
+            f"* {label}: **not finished**, of seeds {', '.join(map(str, seeds))}."
+            for label, seeds in self.unfinished.items()
+            if label in begun
+        ]
+        others = [label for label in self.unfinished if label not in begun]
+        return [*lines, *([f"* **Not begun**: {'; '.join(others)}."] if others else [])]
 
     def _shown_counts(self) -> list[int]:
         every = set.intersection(*(set(found.curves.counts) for found in self.arms))

@@ -99,7 +99,7 @@ def _acquired(
     """Return the rows that an acquisition takes."""
     among = candidates(labelled, len(data.train), protocol.candidates, seed, number)
     x, task = data.train.x[among], arm.recipe.task
-    eps = learner.noise(protocol.draws, ActiveStream.POOL_NOISE, number)
+    eps = learner.noise(protocol.draws, seed, ActiveStream.POOL_NOISE, number)
     best = chosen(
         lambda rows, draws: learner.predict(x[rows], eps[draws]),
         len(eps),

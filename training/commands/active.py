@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
 
     for recipe in loaded:
         check_augmentation(recipe.augmentation, data[recipe.name].shape)
-        check_pixels(recipe, data[recipe.name].train)
+        check_pixels(recipe, data[recipe.name])
     device = device_named(options.device)
     keep_freed_memory()
     runs = {}

@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> None:
     from training.publishing.publish import publish
 
     check_augmentation(recipe.augmentation, data.shape)
-    check_pixels(recipe, splits.train)
+    check_pixels(recipe, data)
     recipe, encoding = with_encoder(recipe, data, splits.train, folders.runs(), parent)
     if parent is not None:
         check_compatible(recipe, data, parent)

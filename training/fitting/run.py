@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from model_store.errors import DubitoError, InvalidInput
-from training.data import Rows, Splits
+from training.data import Dataset, Rows, Splits
 from training.export.graphs import CHECKED_ROWS, check_exports
 from training.facts import TrainingFacts
 from training.fitting.checkpoint import (
@@ -48,6 +48,7 @@ from training.seeds import Stream, hash_key
 from training.versions import Parent
 
 CHECKPOINT = "checkpoint.safetensors"
+LARGEST_PIXEL = 255
 INITIALISATION_ROWS = 1000
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
 WRITE_INTERVAL_S = 1  # at least between two states of metrics.jsonl
@@ -417,13 +418,14 @@ class Run:
             raise InvalidInput(str(self.checkpoint), expected, "one of another") from None
 
 
-def check_pixels(recipe: Recipe, rows: Rows) -> None:
+def check_pixels(recipe: Recipe, data: Dataset) -> None:
     """Check that what a network is told of pixels fits the data, and that one trained on pixels is told it.
 
     Raises:
         InvalidInput: naming the key.
     """
-    network, are_pixels = recipe.network, rows.x.dtype == np.uint8
+    network = recipe.network
+    are_pixels = data.train.x.dtype == np.uint8 or (data.image is not None and data.maximum == LARGEST_PIXEL)
     if network.pixel_mean is not None and not are_pixels:
         raise InvalidInput("network.pixel_mean", "none for rows that are no pixels", "some")
     if are_pixels and network.is_trained and network.pixel_mean is None and network.standardise is None:

@@ -145,6 +145,16 @@ def test_a_cell_that_is_no_number_is_named_by_row_and_column(tmp_path):
         from_cells(parts[0], COLUMNS, "pool_file", 4)
 
 
+def test_decimal_commas_are_read_as_such_where_no_number_has_a_point(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("width;colour\n1,5;red\n-0,25;blue\n3;red\n")
+    pool = open_pool(path, TABLE, "pool_file")
+    assert pool.read_as == "2 columns by name, with decimal commas"
+    assert next(pool.parts())["width"] == [1.5, -0.25, 3.0]
+    path.write_text("width;colour\n1,5;red\n0.25;blue\n")
+    refused(path, TABLE, "pool_file: expected numbers with decimal points or with decimal commas, got both")
+
+
 def test_a_zip_s_files_are_rows_in_the_order_of_their_names(tmp_path):
     path = tmp_path / "images.zip"
     with zipfile.ZipFile(path, "w") as archive:

@@ -312,7 +312,9 @@ def test_a_state_folder_that_cannot_be_written_to_is_told(digits_store, pools, t
     with serving(digits_store, DUBITO_POOLS=str(pools), DUBITO_STATE=str(tmp_path / "file")) as (url, _):
         answer = httpx.post(f"{url}/acquire/jobs", json={"pool_file": "rows.npz"})
         assert answer.status_code == 503
-        assert "the service's state cannot be read or written" in answer.json()["detail"]
+        expected = "the service's state (DUBITO_STATE) cannot be read or written: "
+        assert answer.json()["detail"].startswith(expected)
+        assert str(tmp_path) not in answer.text
         assert httpx.post(f"{url}/acquire", json={"pool": [[0] * 64]}).status_code == 200
 
 

@@ -1,12 +1,18 @@
 """Networks that were trained elsewhere: where they start, which layers are drawn, and what a fit may change."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
 from tests.support.recipes import content_with, recipe_with
+from training.data import Dataset, Rows
+from training.fitting.run import check_pixels
 from training.nn.layers import ScaledLayer
 from training.nn.likelihoods import Categorical, Gaussian
 from training.nn.model import build, initialise
@@ -319,3 +325,13 @@ def test_a_guess_is_the_most_frequent_class_or_the_mean():
     assert Gaussian("homoscedastic").guess(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 6.0])) == pytest.approx(
         8**0.5
     )
+
+
+def test_grey_images_of_idx_files_are_pixels_too_and_other_numbers_are_not():
+    recipe = recipe_with(network={**DENSE, "start": "trained", "pixel_mean": [0.1], "pixel_std": [0.3]})
+    train = Rows(np.zeros((4, 9), dtype=np.float32), np.array([0, 1, 0, 1]))
+    data = Dataset(train, train, (3, 3), ("0", "1"), 0.0, 255.0, image=ImageSpec(mode="L"))
+    check_pixels(recipe, data)
+    for other in (replace(data, image=None), replace(data, maximum=16.0)):
+        with pytest.raises(InvalidInput, match=r"^network\.pixel_mean: expected none for rows that are no pixels"):
+            check_pixels(recipe, other)
