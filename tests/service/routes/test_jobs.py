@@ -128,6 +128,8 @@ def test_a_file_comes_as_the_body_with_the_rest_in_the_query(service, pools, dig
     at_once = service.post("/acquire", json={"pool": digits_rows.tolist(), "ids": IDS, "k": 3, "seed": 5}).json()
     assert result(service, job).json()["ranking"] == at_once["ranking"]
     assert job["read_as"] == "the array x"
+    wait_until(lambda: "dubito_jobs_running 0.0" in service.get("/metrics").text)
+    assert 'dubito_jobs_total{kind="acquire",state="done"}' in service.get("/metrics").text
 
 
 @pytest.mark.parametrize("ending", ["npz", "parquet"])
