@@ -190,7 +190,7 @@ def table(measured: list[dict[str, Any]], options: argparse.Namespace) -> str:
         f"`python -m benchmarks.jobs --rows {options.rows} {whole}--rounds {options.rounds} --write`; "
         f"{available_processors()} processors, 784-800-800-10. `benchmarks/jobs.py` says how it is measured.",
         "",
-        "| rows | precision | kernel, rows/s, before and after | job, rows/s | of the kernel's | start and end in it | "
+        "| rows | precision | kernel, rows/s, before and after | job, rows/s | of the kernel's | in all | "
         "largest memory | of a job of 64 rows |",
         "|---|---|---|---|---|---|---|---|",
     ]
