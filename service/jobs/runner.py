@@ -161,7 +161,6 @@ def _started(settings: Settings, job: Job, slot: int) -> subprocess.Popen[bytes]
         "store": str(settings.store.resolve()),
         "verify_key_file": None if settings.verify_key_file is None else str(settings.verify_key_file.resolve()),
         "threads": settings.worker_threads,
-        "max_pixels": settings.max_image_pixels,
     }
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
