@@ -297,12 +297,13 @@ def rows_array(
     reader, done = None, 0
     for block in blocks:
         reader = reader or _Reader(block[0], spec, field, max_pixels, lease, encoder)
-        at_once = 1 if _is_long(block[0], spec) else len(block)
-        for first in range(0, len(block), at_once):
-            part = block[first : first + at_once]
+        step = 1 if _is_long(block[0], spec) else len(block)
+        for first in range(0, len(block), step):
+            part = block[first : first + step]
             x[done : done + len(part)] = reader.block(part, first_row + done)
             done += len(part)
             yield
+    assert done == len(rows)
     return x
 
 
