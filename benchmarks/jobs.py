@@ -1,8 +1,9 @@
 """A job on a large pool: its rows a second beside the kernel's, its memory, and one-row requests beside it.
 
-    python -m benchmarks.jobs [--rows 30000] [--precision float32 int8] [--rounds 3] [--write]
+    python -m benchmarks.jobs [--rows 200000] [--whole 1000000] [--precision int8 float32] [--rounds 3] [--write]
 
-The pool is `--rows` rows of 784 random pixels in an npy file, ranked by BALD with 100 draws. In one run:
+The pool is `--rows` rows of 784 random pixels in an npy file, ranked by BALD with 100 draws; with `--whole` the first
+precision ranks one of so many rows too. In one run:
 
 * the kernel: the published version's own graph on the rows that are computed at once, again and again, before the
   job and after it, on the same threads; a job's figure is its rows a second over the mean of both. A job's time
@@ -42,13 +43,16 @@ RUN = "service.jobs.run"
 def main() -> None:
     """Measure each precision and print a table; with `--write` keep it and a plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=30_000)
-    parser.add_argument("--precision", nargs="+", default=["float32", "int8"])
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--whole", type=int, help="rows of a further pool, of the first precision")
+    parser.add_argument("--precision", nargs="+", default=["int8", "float32"])
     parser.add_argument("--rounds", type=int, default=3, help="of one-row requests")
     parser.add_argument("--write", action="store_true", help="write docs/results/jobs.md and jobs.png")
     options = parser.parse_args()
-    measured = {precision: measure(precision, options.rows, options.rounds) for precision in options.precision}
-    text = table(measured, options.rows, options.rounds)
+    measured = [measure(precision, options.rows, options.rounds) for precision in options.precision]
+    if options.whole is not None:
+        measured.append(measure(options.precision[0], options.whole, 0))
+    text = table(measured, options)
     print(text)
     if options.write:
         (RESULTS / "jobs.md").write_text(text)
@@ -76,6 +80,8 @@ def measure(precision: str, rows: int, rounds: int) -> dict[str, Any]:
             latencies = beside(running.port, rounds)
     kernel = (before + after) / 2
     return {
+        "precision": precision,
+        "rows": rows,
         "kernel_rows_s": [before, after],
         "job_rows_s": rows / job["worked_s"],
         "whole_rows_s": rows / job["whole_s"],
@@ -175,23 +181,24 @@ def beside(port: int, rounds: int) -> dict[str, list[list[float]]]:
     return found
 
 
-def table(measured: dict[str, dict[str, Any]], rows: int, rounds: int) -> str:
+def table(measured: list[dict[str, Any]], options: argparse.Namespace) -> str:
     """Return the page."""
+    whole = "" if options.whole is None else f"--whole {options.whole} "
     lines = [
-        f"# A job on {rows:,} rows of 784 numbers, {DRAWS} draws",
+        f"# Jobs on pools of 784 numbers a row, {DRAWS} draws",
         "",
-        f"`python -m benchmarks.jobs --rows {rows} --rounds {rounds} --write`; {available_processors()} processors, "
-        "784-800-800-10. `benchmarks/jobs.py` says how it is measured.",
+        f"`python -m benchmarks.jobs --rows {options.rows} {whole}--rounds {options.rounds} --write`; "
+        f"{available_processors()} processors, 784-800-800-10. `benchmarks/jobs.py` says how it is measured.",
         "",
-        "| precision | kernel, rows/s, before and after | job, rows/s | of the kernel's | with its start and end | "
+        "| rows | precision | kernel, rows/s, before and after | job, rows/s | of the kernel's | with start and end | "
         "largest memory | of a job of 64 rows |",
-        "|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for precision, one in measured.items():
+    for one in measured:
         kernel = " and ".join(f"{rate:.0f}" for rate in one["kernel_rows_s"])
         memory = " | ".join(f"{one[key] / 2**20:.0f} MiB" for key in ("largest_bytes", "largest_bytes_of_few"))
         lines.append(
-            f"| {precision} | {kernel} | {one['job_rows_s']:.0f} | {one['ratio']:.2f} | {one['whole_ratio']:.2f} | "
+            f"| {one['rows']:,} | {one['precision']} | {kernel} | {one['job_rows_s']:.0f} | {one['ratio']:.2f} | {one['whole_ratio']:.2f} | "
             f"{memory} |"
         )
     lines += [
@@ -201,12 +208,14 @@ def table(measured: dict[str, dict[str, Any]], rows: int, rounds: int) -> str:
         "| precision | p50 alone | beside the job | p99 alone | beside the job | p99, times (each round) |",
         "|---|---|---|---|---|---|",
     ]
-    for precision, one in measured.items():
+    for one in measured:
+        if not one["latencies_ms"]["alone"]:
+            continue
         alone, with_job = (np.array(one["latencies_ms"][how]) for how in ("alone", "beside"))
         cells = [spread(values[:, i].tolist()) for i in (0, 1) for values in (alone, with_job)]
         times = ", ".join(f"{ratio:.2f}" for ratio in with_job[:, 1] / alone[:, 1])
-        lines.append(f"| {precision} | {' | '.join(cells)} | {times} |")
-    return "\n".join([*lines, ""])
+        lines.append(f"| {one['precision']} | {' | '.join(cells)} | {times} |")
+    return "\n".join([*lines, "", "![rates beside the kernel's, and latencies](jobs.png)", ""])
 
 
 def spread(values: list[float]) -> str:
@@ -214,19 +223,22 @@ def spread(values: list[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f} - {max(values):.2f})"
 
 
-def plot(measured: dict[str, dict[str, Any]], path: Path) -> None:
+def plot(measured: list[dict[str, Any]], path: Path) -> None:
     """Draw rates beside the kernel's, and latencies alone and beside a job."""
     plt.switch_backend("Agg")
     figure, (rates, latencies) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     places = np.arange(len(measured))
-    kernel = [statistics.mean(one["kernel_rows_s"]) for one in measured.values()]
+    kernel = [statistics.mean(one["kernel_rows_s"]) for one in measured]
     rates.bar(places - 0.2, kernel, 0.4, label="kernel")
-    rates.bar(places + 0.2, [one["job_rows_s"] for one in measured.values()], 0.4, label="job")
-    rates.set(ylabel=f"rows a second, {DRAWS} draws", xticks=places, xticklabels=list(measured))
+    rates.bar(places + 0.2, [one["job_rows_s"] for one in measured], 0.4, label="job")
+    names = [f"{one['precision']}\n{one['rows']:,}" for one in measured]
+    rates.set(ylabel=f"rows a second, {DRAWS} draws", xticks=places, xticklabels=names)
+    measured = [one for one in measured if one["latencies_ms"]["alone"]]
+    places = np.arange(len(measured))
     for i, how in enumerate(("alone", "beside")):
-        values = [statistics.median([p99 for _, p99 in one["latencies_ms"][how]]) for one in measured.values()]
+        values = [statistics.median([p99 for _, p99 in one["latencies_ms"][how]]) for one in measured]
         latencies.bar(places + 0.4 * i - 0.2, values, 0.4, label=f"{how}{' a job' if i else ''}")
-    latencies.set(ylabel="p99 of one row, ms", xticks=places, xticklabels=list(measured))
+    latencies.set(ylabel="p99 of one row, ms", xticks=places, xticklabels=[one["precision"] for one in measured])
     for axis in (rates, latencies):
         axis.legend(fontsize="small")
     figure.savefig(path, dpi=100)

@@ -73,6 +73,7 @@ class Context:
         }
         self.notices = Notices(place, actions)
         self.metrics = Metrics()
+        self.runner = JobRunner(settings, lambda: self.state, self.metrics)
         self.metrics.registry.register(LoadedCollector(self.models))
         self.admission = Admission(settings, idle)
         self.engine = Engine(self.admission, self.metrics)
@@ -80,7 +81,6 @@ class Context:
         self._state: Database | None = None
         self._opening_state = threading.Lock()
         self._label_studio: LabelStudio | None = None
-        self.runner = JobRunner(settings, lambda: self.state)
         self.worker_metrics = WorkerMetrics(self.metrics_page, place)
 
     def metrics_page(self) -> bytes:

@@ -32,6 +32,7 @@ MOST_JOINTLY = 1000  # rows that may be chosen by a joint score
 RACE_PARTS = (10, 4)  # of all draws, after which rows of a race are left out
 FEWEST_RACED = 10  # draws, whose standard errors can be relied on
 REFERENCES = 3  # times k rows take all draws, so that there are scores to exceed
+FEWEST_ALIKE, PARTS_ALIKE = 20, 40  # rows next to one in the order of scores: so many, or a part of all
 LOST = float(np.finfo(np.float64).min)  # the score of a row that was left out of a race
 LEAST_SCORE = 1e-300  # whose logarithm is a number
 AT_ONCE = 256  # rows that are compared in one step
@@ -112,9 +113,10 @@ def race(
 
     After each stage the rows that are best so far take all draws, so that k scores are known which a row must exceed.
     A row is left out if its upper bound is below the least of these. Bounds are Student's, of jackknifed standard
-    errors, and hold for all rows and stages together but for a probability. What is bounded is the score of all
-    draws, of which those taken are a random part: its error is less by the factor sqrt(1 - n / num_samples)
-    (Cochran 1977, "Sampling techniques", 2.6).
+    errors, and hold for all rows and stages together but for a probability. No error is taken to be less than those
+    of rows with scores like its own: few draws that happen to agree make a row look settled. What is bounded is the
+    score of all draws, of which those taken are a random part: its error is less by the factor
+    sqrt(1 - n / num_samples) (Cochran 1977, "Sampling techniques", 2.6).
 
     Raises:
         InvalidInput: naming a row of `field` that the model cannot score.
@@ -131,14 +133,27 @@ def race(
             scores[best], _ = yield Lap(best, num_samples)
             is_known[best] = True
         least = np.sort(scores[is_known])[::-1][:k][-1]
-        width = student_quantile(n - 1, probability / (rows * len(stages))) * np.sqrt(1.0 - n / num_samples) * errors
-        left = left[found + width >= least]
+        quantile = student_quantile(n - 1, probability / (rows * len(stages))) * np.sqrt(1.0 - n / num_samples)
+        left = left[found + quantile * _at_least_as_alike(found, errors) >= least]
     left = left[~is_known[left]]
     if len(left):
         scores[left], _ = yield Lap(left, num_samples)
         is_known[left] = True
     _check_some(scores[is_known], np.flatnonzero(is_known), field)
     return Raced(scores, int(is_known.sum()))
+
+
+def _at_least_as_alike(
+    scores: Float64[np.ndarray, "n"], errors: Float64[np.ndarray, "n"]
+) -> Float64[np.ndarray, "n"]:
+    """Return standard errors, none less than the root mean square of those of rows with scores next to its own."""
+    n, order = len(scores), np.argsort(scores, kind="stable")
+    sums = np.concatenate([[0.0], np.cumsum(errors[order] ** 2)])
+    half = max(FEWEST_ALIKE, n // PARTS_ALIKE) // 2
+    low, high = np.maximum(np.arange(n) - half, 0), np.minimum(np.arange(n) + half + 1, n)
+    alike = np.empty(n)
+    alike[order] = np.sqrt((sums[high] - sums[low]) / (high - low))
+    return np.maximum(errors, alike)
 
 
 def _check_some(scores: Float64[np.ndarray, "n"], rows: Int64[np.ndarray, "n"], field: str) -> None:

@@ -115,11 +115,14 @@ class Jobs:
             rows = connection.execute("SELECT * FROM jobs WHERE owner = ? ORDER BY created DESC", (owner,)).fetchall()
         return [_job(row) for row in rows]
 
-    def unfinished(self) -> int:
-        """Return how many are queued or running."""
+    def counts(self) -> tuple[int, int]:
+        """Return how many are queued, and how many are running."""
         with self._database.reading() as connection:
-            found = connection.execute("SELECT count(*) FROM jobs WHERE state IN ('queued', 'running')").fetchone()
-        return int(found[0])
+            rows = connection.execute(
+                "SELECT state, count(*) FROM jobs WHERE state IN ('queued', 'running') GROUP BY state"
+            ).fetchall()
+        found = {row[0]: int(row[1]) for row in rows}
+        return found.get("queued", 0), found.get("running", 0)
 
     def claim(self, slot: int) -> Job | None:
         """Take the job that has been queued for longest to run in a slot whose lock one holds; None if none is."""

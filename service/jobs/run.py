@@ -15,13 +15,15 @@ from pathlib import Path
 
 from model_store.artifacts.signature import read_public_key
 from model_store.artifacts.store import ModelStore
-from model_store.errors import DubitoError, NoSpace, StateUnusable, StoreError
+from model_store.errors import DubitoError, InvalidInput, NoSpace, StateUnusable, StoreError
 from model_store.inference.model import NEEDED, Model
 from model_store.processes import be_idle, be_killed_first, end_with_parent
 from model_store.state.database import Database, of_disk
 from model_store.state.jobs import Job, Jobs
 from model_store.state.labels import AcquiredRow, Acquisition, keep_acquired
+from service.jobs.acquire_work import AcquireWork
 from service.jobs.asked import Asked
+from service.jobs.predict_work import PredictWork
 from service.jobs.work import Cancelled, Work
 from service.settings import VERIFY_KEY_VARIABLE
 
@@ -44,7 +46,7 @@ def main() -> int:
     store = ModelStore(Path(told["store"]), None if key is None else read_public_key(Path(key), VERIFY_KEY_VARIABLE))
     try:
         job = jobs.get(told["job"])
-        return run(jobs, job, store, told["threads"], told["max_pixels"], ending, partial(keep_acquired, database))
+        return run(jobs, job, store, told["threads"], ending, partial(keep_acquired, database))
     finally:
         database.close()
 
@@ -54,7 +56,6 @@ def run(
     job: Job,
     store: ModelStore,
     threads: int,
-    max_pixels: int,
     ending: threading.Event,
     keep: Callable[[Acquisition, list[AcquiredRow]], None],
 ) -> int:
@@ -67,7 +68,13 @@ def run(
 
     try:
         model = Model.load(store.open(asked.model, asked.version, wanted=NEEDED), threads)
-        answer = Work(jobs.folder / job.id, asked, model, report, keep, max_pixels).run()
+        of_job = jobs.folder / job.id, asked, model, report
+        work: Work = PredictWork(*of_job) if job.kind == "predict" else AcquireWork(*of_job, keep)
+        try:
+            answer = work.run()
+        except InvalidInput as error:
+            jobs.finish(job.id, "failed", work.told(error))
+            return OVER
     except Cancelled:
         if not jobs.get(job.id).cancel:
             return PUT_BACK

@@ -24,6 +24,7 @@ from model_store.errors import DubitoError
 from model_store.state.database import FILE, Database
 from model_store.state.jobs import Job, Jobs
 from service.jobs.run import PUT_BACK
+from service.observability.metrics import Metrics
 from service.settings import Settings
 
 logger = logging.getLogger("dubito")
@@ -45,9 +46,10 @@ class _Running:
 class JobRunner:
     """Starts jobs and sees to those that ended. Any thread may call its methods."""
 
-    def __init__(self, settings: Settings, state: Callable[[], Database]) -> None:
+    def __init__(self, settings: Settings, state: Callable[[], Database], metrics: Metrics) -> None:
         """Begin with nothing; `state` opens the database."""
         self.settings = settings
+        self.metrics = metrics
         self._state = state
         self._wake = threading.Event()
         self._ending = False
@@ -94,11 +96,14 @@ class JobRunner:
         if time.monotonic() - self._swept > SWEEP_S:
             self._swept = time.monotonic()
             jobs.forget_old(self.settings.job_kept_s)
-        if not jobs.unfinished():
-            return
-        jobs.put_back_orphans()
-        for slot in range(self.settings.jobs_at_once):
+        queued, at_work = jobs.counts()
+        if at_work > len(self._running):
+            jobs.put_back_orphans()
+            queued, _ = jobs.counts()
+        for slot in range(self.settings.jobs_at_once if queued else 0):
             self._fill(jobs, slot)
+        self.metrics.jobs_queued.set(jobs.counts()[0] if queued else 0)
+        self.metrics.jobs_running.set(len(self._running))
 
     def _fill(self, jobs: Jobs, slot: int) -> None:
         """Start a job in a slot, if it is free and there is one."""
@@ -126,6 +131,8 @@ class JobRunner:
             elif code != 0:
                 jobs.put_back(running.job.id, f"the process that ran it ended ({_end(code)})")
             job = jobs.get(running.job.id)
+            if job.is_over:
+                self.metrics.jobs.labels(job.kind, job.state).inc()
             logger.info("job %s is %s", job.id, job.state)
         finally:
             running.slot.close()
@@ -161,7 +168,6 @@ def _started(settings: Settings, job: Job, slot: int) -> subprocess.Popen[bytes]
         "store": str(settings.store.resolve()),
         "verify_key_file": None if settings.verify_key_file is None else str(settings.verify_key_file.resolve()),
         "threads": settings.worker_threads,
-        "max_pixels": settings.max_image_pixels,
     }
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):

@@ -10,6 +10,7 @@ from urllib.parse import urljoin, urlsplit
 from model_store.errors import DubitoError, InvalidInput
 
 TIMEOUT_S = 20.0
+FILES = "data/"  # uploads, and files of local storage
 MAX_FILE_BYTES = 32 << 20
 MAX_JSON_BYTES = 256 << 20
 
@@ -46,17 +47,21 @@ class LabelStudio:
         """Return a file of this origin, such as one that was uploaded to a project; `url` may be relative to it.
 
         Raises:
-            InvalidInput: if it is of another origin, is not there, or too large.
+            InvalidInput: if it is of another origin, no such file, or too large.
         """
-        whole = urljoin(self._base, url)
-        if _origin(whole) != self._origin:
-            raise InvalidInput(
-                "tasks", "images as data URIs, or of DUBITO_LABEL_STUDIO_URL", "a URL of another origin"
-            )
+        expected = "images as data URIs, or files of DUBITO_LABEL_STUDIO_URL below /data/"
+        try:
+            whole = urljoin(self._base, url)
+            path = urlsplit(whole).path
+        except ValueError:
+            raise InvalidInput("tasks", expected, "no URL") from None
+        is_file = path.startswith(urlsplit(self._base).path + FILES) and ".." not in path and "%" not in path
+        if _origin(whole) != self._origin or not is_file:  # not its API, which the token would open
+            raise InvalidInput("tasks", expected, "another URL")
         try:
             return self._asked("GET", whole, None, MAX_FILE_BYTES)
-        except LabelStudioError as error:
-            raise InvalidInput("tasks", "images that Label Studio has", str(error)[:200]) from None
+        except LabelStudioError:  # which repeats what Label Studio says
+            raise InvalidInput("tasks", "images that Label Studio has", "none, or no answer") from None
 
     def json(self, method: str, path: str, content: Any = None) -> Any:
         """Ask a path of its API, and return the answer.
@@ -85,7 +90,7 @@ class LabelStudio:
                     continue
                 path = urlsplit(url).path
                 raise LabelStudioError(f"Label Studio: {method} {path} was answered {error.code}: {said}") from None
-            except (OSError, HTTPException) as error:
+            except (OSError, HTTPException, ValueError) as error:
                 raise LabelStudioError(f"Label Studio: {type(error).__name__}: {error}") from None
             if len(content) > limit:
                 raise LabelStudioError(f"Label Studio: expected at most {limit} bytes, got more")

@@ -51,7 +51,7 @@ def label_config(text: Any, manifest: Manifest) -> LabelConfig:
     to = str(control.get("toName"))
     shown = next((e for e in root.iter() if e.get("name") == to and str(e.get("value")).startswith("$")), None)
     if shown is None:
-        raise InvalidInput("label_config", f'an object of the name {to[:80]!r} with value="$FIELD"', "none")
+        raise InvalidInput("label_config", 'an object of the name in toName, with value="$FIELD"', "none")
     choices = tuple(str(e.get("alias") or e.get("value")) for e in control.iter("Choice"))
     missing = [name for name in manifest.classes or () if name not in choices]
     if missing:
@@ -79,9 +79,10 @@ def row_input(manifest: Manifest, config: LabelConfig, data: Any, field: str, fe
             raise InvalidInput(field, f"the model's columns, {missing[:20]} too", "none")
         return {column.name: row[column.name] for column in spec.columns}
     if value is None:
-        raise InvalidInput(f"{field}.{config.field[:80]}", "a row, or one under `dubito_input` beside it", "none")
+        expected = "the field that the labelling configuration shows, or a row as `dubito_input`"
+        raise InvalidInput(field, expected, "neither")
     if spec.image is not None and isinstance(value, str):
-        return base64.b64encode(image_bytes(value, f"{field}.{config.field[:80]}", fetch)).decode()
+        return base64.b64encode(image_bytes(value, field, fetch)).decode()
     return value
 
 

@@ -89,9 +89,7 @@ def synchronised(studio: LabelStudio, service: Backend, number: int) -> str:
     project = studio.json("GET", f"api/projects/{number}/")
     config = {"label_config": project["label_config"]}
     version = service.ask("setup", {"schema": project["label_config"]})["model_version"]
-    if project.get("model_version") != version:
-        studio.json("PATCH", f"api/projects/{number}/", {"model_version": version})
-    labels = predicted = refused = 0
+    seen = labels = predicted = refused = 0
     why = ""
     for tasks in _pages(studio, number):
         for task in tasks:
@@ -104,6 +102,9 @@ def synchronised(studio: LabelStudio, service: Backend, number: int) -> str:
             except LabelStudioError as error:
                 refused, why = refused + 1, f" (last: {error})"
         predicted += _predicted(studio, service, config, version, tasks)
+        seen += len(tasks)
+    if seen and project.get("model_version") != version:  # which it refuses before there are predictions of it
+        studio.json("PATCH", f"api/projects/{number}/", {"model_version": version})
     told = f"project {number}, {version}: {labels} labels there, {predicted} tasks predicted"
     return told + (f", {refused} labels refused{why}" if refused else "")
 

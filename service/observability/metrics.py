@@ -109,6 +109,9 @@ class Metrics:
             "dubito_queued_row_draws", "Rows x draws waiting or in work", registry=self.registry
         )
         self.queued_requests = Gauge("dubito_queued_requests", "Requests waiting or in work", registry=self.registry)
+        self.jobs = Counter("dubito_jobs", "Jobs that ended", ("kind", "state"), registry=self.registry)
+        self.jobs_running = Gauge("dubito_jobs_running", "Jobs that run", registry=self.registry)
+        self.jobs_queued = Gauge("dubito_jobs_queued", "Jobs that wait for their turn", registry=self.registry)
         self._versions: OrderedDict[VersionKey, OfVersion] = OrderedDict()
         self._lock = threading.Lock()
         self._of_route = cache(self._labelled)  # looking labels up takes longer than counting

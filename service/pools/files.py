@@ -39,6 +39,8 @@ ROWS = (
 NUMBERS_AT_ONCE = 1 << 21  # of a part: 8 MB as float32
 MOST_AT_ONCE = 1 << 14  # rows of a part
 MOST_MEMBER_BYTES = 64 << 20  # of a file in a zip, once inflated
+FILES_AT_ONCE = 64  # of a part
+FILE_BYTES_AT_ONCE = 32 << 20  # of a part of a zip, about
 TEXT_ENDS = (".txt", ".text", ".md")
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null")  # cells of a CSV file that hold nothing, as in training
 COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
@@ -57,6 +59,7 @@ class PoolFile(ABC):
         rows: how many.
         read_as: what the rows are taken from, in words.
         ignored: columns of the file that are not read.
+        has_ids: whether it names its rows.
     """
 
     ENDING: ClassVar[str]
@@ -68,11 +71,18 @@ class PoolFile(ABC):
         self.rows = 0
         self.read_as = ""
         self.ignored: list[str] = []
+        self.has_ids = False
 
     @property
     def at_once(self) -> int:
-        """How many rows a part has."""
-        return min(MOST_AT_ONCE, max(1, NUMBERS_AT_ONCE // self.row_size))
+        """How many rows a part has at most; fewer of files, which may be large."""
+        most = FILES_AT_ONCE if self._is_files else MOST_AT_ONCE
+        return min(most, max(1, NUMBERS_AT_ONCE // self.row_size))
+
+    @property
+    def _is_files(self) -> bool:
+        """Whether rows come as files."""
+        return False
 
     @property
     def row_size(self) -> int:
@@ -85,7 +95,7 @@ class PoolFile(ABC):
 
     @abstractmethod
     def parts(self, first: int = 0) -> Iterator[Part]:
-        """Yield the rows from `first` on, in parts of `at_once` rows, counted from the first of the file."""
+        """Yield the rows from `first` on, in parts of at most `at_once` rows."""
 
     def _rows_error(self, expected: str, got: str) -> InvalidInput:
         return InvalidInput(self.field, expected, got)
@@ -135,7 +145,7 @@ class NpzFile(PoolFile):
         super().__init__(source, spec, field)
         with self._archive() as archive:
             names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-            self._ids_name = IDS if IDS in names else None
+            self.has_ids = IDS in names
             arrays = [name for name in names if name != IDS]
             named = [name for name in ROWS if name in arrays]
             if len(arrays) != 1 and len(named) != 1:
@@ -147,16 +157,16 @@ class NpzFile(PoolFile):
                     raise self._rows_error("an array in C order (np.ascontiguousarray)", "one in Fortran order")
                 self._array_of(shape, dtype)
             self.ignored = sorted(set(arrays) - {self._name})
-            if self._ids_name is not None:
+            if self.has_ids:
                 with self._member(archive, IDS) as (_, shape, _, dtype):
                     if dtype.kind not in "UiuS" or shape != (self.rows,):
                         got = f"{dtype} of shape {shape}"
                         raise InvalidInput(IDS, f"{self.rows} strings or whole numbers, one for each row", got)
-        self.read_as = f"the array {self._name}, {dtype if self._ids_name is None else ''}".rstrip(", ")
+        self.read_as = f"the array {self._name}, {'' if self.has_ids else dtype}".rstrip(", ")
 
     def ids(self) -> list[str] | None:
         """Return the array `ids` as strings."""
-        if self._ids_name is None:
+        if not self.has_ids:
             return None
         with self._archive() as archive, self._member(archive, IDS) as (file, shape, _, dtype):
             array = np.frombuffer(_read(file, shape[0] * dtype.itemsize), dtype=dtype)
@@ -214,13 +224,13 @@ class ParquetFile(PoolFile):
         with self._told(), pyarrow.parquet.ParquetFile(_opened(source)) as file:
             self.rows = file.metadata.num_rows
             schema = file.schema_arrow
-        self._has_ids = ID in schema.names
+        self.has_ids = ID in schema.names
         self._columns, self.read_as = self._wanted(schema)
         self.ignored = [name for name in schema.names if name not in (*self._columns, ID)]
 
     def ids(self) -> list[str] | None:
         """Return the column `id` as strings."""
-        if not self._has_ids:
+        if not self.has_ids:
             return None
         found: list[str] = []
         for batch in self._batches([ID]):
@@ -351,7 +361,7 @@ class CsvFile(PoolFile):
         if has_points and has_commas:
             raise self._rows_error("numbers with decimal points or with decimal commas", "both")
         self._has_commas = has_commas
-        self._names, self._columns = names, wanted
+        self._names, self._columns, self.has_ids = names, wanted, ID in names
         self.ignored = [name for name in names if name not in (*wanted, ID)]
         self.read_as = f"{len(wanted)} columns by name" if spec.columns else f"the column {wanted[0]}"
         if has_commas:
@@ -359,7 +369,7 @@ class CsvFile(PoolFile):
 
     def ids(self) -> list[str] | None:
         """Return the column `id`."""
-        if ID not in self._names:
+        if not self.has_ids:
             return None
         place = self._names.index(ID)
         return [row[place] for row in self._rows()]
@@ -419,14 +429,13 @@ class ZipOfFiles(PoolFile):
         encrypted = [info for info in infos if info.flag_bits & 1]
         if encrypted:
             raise self._rows_error("a zip of files without passwords", "one with")
-        self._names = sorted(info.filename for info in infos)
+        self._names, self.has_ids = sorted(info.filename for info in infos), True
         self.rows = len(self._names)
         self.read_as = "its files, in the order of their names"
 
     @property
-    def at_once(self) -> int:
-        """Fewer files: each is decoded, and may be large."""
-        return min(256, super().at_once)
+    def _is_files(self) -> bool:
+        return True
 
     def ids(self) -> list[str] | None:
         """Return the files' names."""
@@ -435,8 +444,15 @@ class ZipOfFiles(PoolFile):
     def parts(self, first: int = 0) -> Iterator[Part]:
         """Yield the bytes of files."""
         with _zip_of(self.source, "a whole zip file", self.field) as archive:
-            for start in range(first, self.rows, self.at_once):
-                yield [self._content(archive, name) for name in self._names[start : start + self.at_once]]
+            part, held = [], 0
+            for name in self._names[first:]:
+                part.append(self._content(archive, name))
+                held += len(part[-1])
+                if len(part) == self.at_once or held > FILE_BYTES_AT_ONCE:
+                    yield part
+                    part, held = [], 0
+            if part:
+                yield part
 
     def _content(self, archive: zipfile.ZipFile, name: str) -> bytes:
         with archive.open(name) as file:

@@ -39,8 +39,10 @@ from service.http.requests import (
     request_media_type,
 )
 from service.http.schemas import AcquireRequest, Envelope, JobAnswer, JobsAnswer, PredictJobRequest
+from service.jobs.acquire_work import SELECTED_FILE
 from service.jobs.asked import Asked
-from service.jobs.work import GROUPS_FILE, IDS_FILE, SELECTED_FILE
+from service.jobs.predict_work import GROUPS_FILE
+from service.jobs.work import IDS_FILE
 from service.middleware.keys import key_name
 from service.pools.files import check_ids, open_pool, path_in, stamp_of
 from service.registry.models import Served

@@ -123,7 +123,8 @@ async def post_label_studio_webhook(request: Request, name: str) -> Response:
     lease = lease_of(request.scope)
     lease.reserve(OBJECT_BYTES * len(body), "body")
     content = parse_json(body)
-    if content.get("action") not in OF_LABELS:
+    action = content.get("action")
+    if not isinstance(action, str) or action not in OF_LABELS:
         return Response(orjson.dumps({"kept": False}), media_type=JSON)
     served = await context.served(Envelope(model=name))
     key = key_name(request.scope)

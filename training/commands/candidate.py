@@ -9,12 +9,10 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from model_store.artifacts.store import ModelStore
 from model_store.errors import DubitoError, InvalidInput
 from model_store.state.database import Database
 from model_store.state.labels import has_state
 from training.commands import folders
-from training.facts import TrainingFacts
 from training.messages import log
 
 HELP = "fit a candidate on labels that came to the service, and promote it if it is no worse"
@@ -62,7 +60,7 @@ def _once(options: argparse.Namespace, state: Path) -> None:
         return
     from training.fitting.memory import keep_freed_memory
     from training.fitting.run import device_named
-    from training.publishing.candidate import known, make_candidate
+    from training.publishing.candidate import known, labels_of, labels_tried, make_candidate
     from training.publishing.labels_saved import labels_saved
 
     store, root, runs = folders.store(), folders.data_root(), folders.runs()
@@ -70,7 +68,9 @@ def _once(options: argparse.Namespace, state: Path) -> None:
         found = known(store, database, options.model, root, options.data)
         for reason, count in found.facts.left_out.items():
             log.info("! %d labels are left out: %s", count, reason)
-        before = _fitted_before(store, options.model) if options.watch else _rows_of(store, options.model, "latest")
+        name = options.model
+        latest = found.parent.manifest.version
+        before = labels_tried(store, database, name) if options.watch else labels_of(store, name, latest)
         new = found.facts.rows - before
         if new < options.min_labels:
             log.info("%d new labels, of %d that are needed", max(new, 0), options.min_labels)
@@ -79,14 +79,3 @@ def _once(options: argparse.Namespace, state: Path) -> None:
         device = device_named(options.device)
         saved = (lambda: labels_saved(store, found, runs, device)) if options.control_arm else (lambda: None)
         make_candidate(store, database, found, runs, root, device, saved)
-
-
-def _rows_of(store: ModelStore, name: str, version: str) -> int:
-    """Return how many labels a version was fitted on."""
-    labels = TrainingFacts.of(store.manifest(name, store.resolve(name, version))).labels
-    return 0 if labels is None else labels.rows
-
-
-def _fitted_before(store: ModelStore, name: str) -> int:
-    """Return how many labels the version with the most of them was fitted on, promoted or not."""
-    return max(_rows_of(store, name, alias) for alias in ("latest", "candidate") if alias in store.aliases(name))

@@ -51,6 +51,7 @@ from training.recipe import GateSection, Recipe
 from training.versions import Parent, fitted_data, open_parent
 
 CANDIDATE = "candidate"
+NO_WORSE = "no worse"
 UNKNOWN_KEYS = (
     "some labels came without a key, so a person has to promote it: "
     "`python -m model_store alias {name} latest {version}`"
@@ -215,6 +216,20 @@ def fit_candidate(store: ModelStore, found: Known, runs: Path, device: torch.dev
     return manifest
 
 
+def labels_tried(store: ModelStore, database: Database, name: str) -> int:
+    """Return how many labels the served version was fitted on, or the candidate if it was judged already."""
+    judged = {row["version"] for row in candidates(database, name) if row["promoted"] or row["why"] != NO_WORSE}
+    aliases = store.aliases(name)
+    versions = {aliases.get(LATEST), aliases.get(CANDIDATE) if aliases.get(CANDIDATE) in judged else None}
+    return max((labels_of(store, name, version) for version in versions if version is not None), default=0)
+
+
+def labels_of(store: ModelStore, name: str, version: str) -> int:
+    """Return how many labels a version (a number) was fitted on."""
+    labels = TrainingFacts.of(store.manifest(name, version)).labels
+    return 0 if labels is None else labels.rows
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Whether a candidate may take the place of the version before it, and why not if it may not."""
@@ -254,7 +269,7 @@ def judged(store: ModelStore, found: Known, manifest: Manifest, root: Path) -> V
             why = "\n".join([*([why] if why else []), "on control rows it is worse in", *worse])
     if not why and not found.labels.are_known:
         why = UNKNOWN_KEYS.format(name=name, version=manifest.version)
-    return Verdict(not why, why or "no worse", control)
+    return Verdict(not why, why or NO_WORSE, control)
 
 
 def compared(first: dict[str, Figure], second: dict[str, Figure], seed: int) -> dict[str, Any]:
@@ -294,8 +309,9 @@ def make_candidate(
     verdict = judged(store, found, manifest, root)
     said = {"why": verdict.why, "control": verdict.control, "labels_saved": saved()}
     counts = found.facts.rows, len(found.control)
+    keep_candidate(database, name, manifest.version, parent.version, *counts, False, said)
     if verdict.is_promoted:
         store.set_alias(name, LATEST, manifest.version)
-    keep_candidate(database, name, manifest.version, parent.version, *counts, verdict.is_promoted, said)
+        keep_candidate(database, name, manifest.version, parent.version, *counts, True, said)
     log.info("%s version %s: %s", name, manifest.version, "promoted" if verdict.is_promoted else verdict.why)
     return verdict

@@ -174,6 +174,18 @@ def test_a_row_stays_in_a_race_as_long_as_its_bound_is_not_below_k_scores_of_all
     assert ended.value.value.finalists == 6
 
 
+def test_a_row_whose_few_draws_agree_is_as_uncertain_as_rows_like_it():
+    laps = race(60, 1, (10,), 100, 0.05)
+    next(laps)
+    found, errors = np.linspace(0.0, 1.0, 60), np.full(60, 0.1)
+    errors[50] = 0.0
+    first = laps.send((found, errors))
+    assert 50 not in first.rows
+    second = laps.send((np.array([0.9, 0.95, 1.0]), None))
+    assert 50 in second.rows
+    assert 0 not in second.rows
+
+
 def test_all_rows_take_all_draws_where_k_is_as_many_and_one_without_a_score_is_named():
     result, _ = raced(np.random.default_rng(0).normal(size=(40, 6)), 9, (10,), 0.05)
     assert result.finalists == 6

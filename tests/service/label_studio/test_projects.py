@@ -50,7 +50,10 @@ def test_a_configuration_says_which_control_and_field_are_the_model_s():
         ('<!DOCTYPE v [<!ENTITY a "aaaa">]><View>&a;</View>', "label_config: expected XML of at most"),
         ("<View>" + " " * 100_000 + "</View>", "label_config: expected XML of at most"),
         (NUMBER, "label_config: expected <Choices name=... toName=...>"),
-        (CHOICES.replace('value="$image"', 'value="fixed"'), "label_config: expected an object of the name 'img'"),
+        (
+            CHOICES.replace('value="$image"', 'value="fixed"'),
+            "label_config: expected an object of the name in toName",
+        ),
         (CHOICES.replace('<Choice value="no"/>', ""), r"label_config: expected a <Choice> for each .* \['no'\] too"),
     ],
 )
@@ -107,7 +110,7 @@ def studio():
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             asked.append((self.path, self.headers.get("Authorization")))
-            if self.path == "/elsewhere":
+            if self.path == "/data/elsewhere":
                 self.send_response(302)
                 self.send_header("Location", "/data/a.png")
                 self.end_headers()
@@ -115,7 +118,7 @@ def studio():
             stale = self.path == "/api/x" and self.headers["Authorization"] == "Bearer access 1"
             self.send_response(401 if stale else 200)
             self.end_headers()
-            self.wfile.write(b"{}" if self.path.startswith("/api") else b"a picture")
+            self.wfile.write(b"{}" if self.path == "/api/x" else b"a picture")
 
         def do_POST(self):
             content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -154,15 +157,17 @@ def test_images_are_fetched_of_the_one_origin_alone(studio):
         url.replace("127.0.0.1", "127.0.0.1@example.com"),
         url.replace("127.0.0.1", "user@127.0.0.1"),
         f"{url}\\@example.com/",
+        "/api/users",
+        "/data/../api/users",
+        "/data/%2e%2e/api/users",
+        "http://[",
     ):
-        with pytest.raises(
-            InvalidInput, match=r"^tasks: expected images as data URIs, or of DUBITO_LABEL_STUDIO_URL"
-        ):
+        with pytest.raises(InvalidInput, match=r"^tasks: expected images as data URIs, or files of DUBITO"):
             client.fetch(other)
     assert len(asked) == before
     with pytest.raises(InvalidInput, match="images that Label Studio has"):
-        client.fetch("/elsewhere")
-    assert asked[before:] == [("/elsewhere", "Token a token")]  # and not where that leads
+        client.fetch("/data/elsewhere")
+    assert asked[before:] == [("/data/elsewhere", "Token a token")]  # and not where that leads
 
 
 def test_a_personal_access_token_is_exchanged_and_again_when_that_has_expired(studio):

@@ -128,6 +128,8 @@ def test_a_file_comes_as_the_body_with_the_rest_in_the_query(service, pools, dig
     at_once = service.post("/acquire", json={"pool": digits_rows.tolist(), "ids": IDS, "k": 3, "seed": 5}).json()
     assert result(service, job).json()["ranking"] == at_once["ranking"]
     assert job["read_as"] == "the array x"
+    wait_until(lambda: "dubito_jobs_running 0.0" in service.get("/metrics").text)
+    assert 'dubito_jobs_total{kind="acquire",state="done"}' in service.get("/metrics").text
 
 
 @pytest.mark.parametrize("ending", ["npz", "parquet"])
@@ -207,10 +209,11 @@ def test_a_broken_file_and_one_of_another_width_are_refused(service):
 def test_a_row_that_cannot_be_computed_fails_the_job_and_is_named(service, pools, digits_rows):
     rows = np.concatenate([digits_rows, digits_rows])
     rows[500, 3] = np.nan
-    np.save(pools / "odd.npy", rows)
-    job = over(service, asked(service, "/predict/jobs", {"inputs_file": "odd.npy"}))
+    np.savez(pools / "odd.npz", x=rows, ids=np.array([f"row {i}" for i in range(len(rows))]))
+    job = over(service, asked(service, "/predict/jobs", {"inputs_file": "odd.npz"}))
     assert job["state"] == "failed"
     assert job["error"].startswith("inputs_file.500.3: expected a finite number")
+    assert job["error"].endswith("(id 'row 500')")
     assert "failed: inputs_file.500.3" in service.get(f"/jobs/{job['id']}/result").json()["detail"]
 
 

@@ -64,7 +64,7 @@ def test_what_does_not_suit_is_refused_by_name(service, digits_rows):
     for content, detail in (
         ({"tasks": [{"data": {INPUT: row}}], "label_config": "<View/>"}, "label_config: expected <Choices"),
         ({"tasks": [], "label_config": CONFIG}, "tasks: expected an array of tasks"),
-        ({"tasks": [{"data": {}}], "label_config": CONFIG}, "tasks.0.data.image: expected a row"),
+        ({"tasks": [{"data": {}}], "label_config": CONFIG}, "tasks.0.data: expected the field"),
         ({"tasks": [{"data": {INPUT: row[:-1]}}], "label_config": CONFIG}, "tasks.0: expected an array of 64"),
     ):
         answer = service.post("/label-studio/digits/predict", json=content)

@@ -16,9 +16,10 @@ from model_store.state.labels import (
     accept,
     candidates,
     keep_acquired,
+    keep_candidate,
     row_format,
 )
-from tests.support.environment import run_training, working_in
+from tests.support.environment import working_in
 from tests.support.recipes import write_recipe
 from training.__main__ import main
 from training.facts import TrainingFacts
@@ -44,7 +45,8 @@ def fitted(tmp_path_factory):
         training={"epochs": 30, "batch_rows": 32, "learning_rate": 1e-2},
         serving={"draws": 20},
     )
-    run_training(folder, "fit", str(recipe), "--quiet", "--device", "cpu")
+    with working_in(folder):
+        assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
     return SimpleNamespace(folder=folder, pool=x[500:700], truth=y[500:700], test=x[200:500], of_test=y[200:500])
 
 
@@ -71,6 +73,11 @@ def label(work, values, key):
     of_test = zip(work.test[:HELD_OUT], work.of_test[:HELD_OUT], strict=True)
     labels += [Label(f"test {i}", str(value), row) for i, (row, value) in enumerate(of_test)]
     accept(work.database, "digits", work.format, labels, replace=True, key=key)
+
+
+def said_of(kept):
+    """What is said of a candidate beside its counts."""
+    return {name: kept[name] for name in ("why", "control", "labels_saved")}
 
 
 def candidate(work, *options):
@@ -109,12 +116,17 @@ def test_labels_become_a_candidate_and_with_a_key_it_is_promoted(work, capsys):
     assert work.store.aliases("digits")["latest"] == "1"
 
 
-def test_a_candidate_of_wrong_labels_is_not_promoted(work, capsys):
+def test_a_candidate_of_wrong_labels_is_not_promoted(work):
+    from training.publishing.candidate import labels_tried
+
     label(work, (work.truth + 1) % 10, key="team")
     assert candidate(work) == 0
     assert work.store.aliases("digits") == {"latest": "1", "candidate": "2"}
     (kept,) = candidates(work.database, "digits")
     assert not kept["promoted"]
+    assert labels_tried(work.store, work.database, "digits") == 140  # so that --watch waits for others
+    keep_candidate(work.database, "digits", "2", "1", 140, 60, False, {**said_of(kept), "why": "no worse"})
+    assert labels_tried(work.store, work.database, "digits") == 0  # killed before it was promoted
     assert "digits is worse than latest (version 1) in" in kept["why"]
     assert "test_accuracy" in kept["why"]
 
