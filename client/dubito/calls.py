@@ -1,6 +1,7 @@
 """Each call as steps: what is sent, and what is made of the answers. Both clients do these and nothing more."""
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -69,7 +70,11 @@ def predict(
     for part in parts:
         of_part = asked if groups is None else {**asked, "groups": groups[part]}
         made = request_of("/predict", "inputs", rows.take(part), of_part, {"Accept": NPZ})
-        answered.append(predictions_of((yield from send(made, limits)).content))
+        try:
+            answer = yield from send(made, limits)
+        except InvalidInput as error:
+            raise _counted_from(part.start, error) from None
+        answered.append(predictions_of(answer.content))
         asked |= {"model": answered[0].model, "version": answered[0].version, "seed": answered[0].seed}
         if on_progress is not None:
             on_progress(part.stop / len(rows))
@@ -227,6 +232,14 @@ def _posted(
             raise InvalidInput(field, f"a file that ends in {', '.join(MEDIA_TYPES)}", f"one in {rows.suffix!r}")
         return body_request(path, rows.read_bytes(), media_type, options, {})
     return request_of(path, field, rows_of(rows, field), options, {})
+
+
+def _counted_from(first: int, error: InvalidInput) -> InvalidInput:
+    """Return an error of a part's row with the row's number among all."""
+    row = re.fullmatch(r"inputs\.(\d+)(.*)", error.field, re.DOTALL)
+    if row is None:
+        return error
+    return InvalidInput(f"inputs.{first + int(row[1])}{row[2]}", error.expected, error.got)
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:

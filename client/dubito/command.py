@@ -69,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     of_rows = argparse.ArgumentParser(add_help=False)
     of_rows.add_argument("files", nargs="+", type=Path, metavar="FILE", help=FILES)
     of_rows.add_argument("--model", metavar="NAME[:VERSION]", help="a published model, and its version or alias")
-    of_rows.add_argument("--job", action="store_true", help="have a job do it, as always for CSV, Parquet, npz, zip")
+    of_rows.add_argument(
+        "--job", action="store_true", help="have a job do it; `predict` does so with CSV, Parquet, npz and zip"
+    )
     _add(of_rows, OF_BOTH)
 
     predict = commands.add_parser("predict", parents=[of_all, of_rows], help="predict the rows of a file")

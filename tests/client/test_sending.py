@@ -223,6 +223,15 @@ def test_parts_share_the_draws_and_the_version_of_the_first():
     assert (len(answer), answer.seed, answer["unknown_categories"].tolist()) == (5, 5, [2, 3])
 
 
+def test_a_wrong_row_is_named_by_its_place_among_all():
+    detail = "inputs.1.age: expected a number, got a string of 3 characters"
+    error, _ = outcome(calls.predict(LIMITS, np.ones((5, 2)), None, 2, None, {}), npz(2), problem(422, detail))
+    assert (error.field, str(error)) == ("inputs.3.age", detail.replace("1", "3", 1))
+    of_all = "fpr: expected a number, got null"
+    error, _ = outcome(calls.predict(LIMITS, np.ones((5, 2)), None, 2, None, {}), npz(2), problem(422, of_all))
+    assert str(error) == of_all
+
+
 def test_groups_go_with_their_rows():
     steps = calls.predict(LIMITS, np.ones((3, 2)), None, 2, None, {"groups": ["a", "b", "c"]})
     assert b'"groups":["a","b"]' in next(steps).content
