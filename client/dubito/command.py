@@ -5,17 +5,20 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from dubito.calls import Progress
 from dubito.client import URL, Client
 from dubito.errors import DubitoError
-from dubito.results import OF_ALL_ROWS, Model, Predictions
+from dubito.results import OF_ALL_ROWS, Job, Model, Predictions
 from dubito.rows import MEDIA_TYPES, RowsLike
 from dubito.terminal import ProgressBar, table
+
+Result = TypeVar("Result")
 
 URL_VARIABLE = "DUBITO_CLIENT_URL"
 KEY_VARIABLE = "DUBITO_CLIENT_KEY"
@@ -110,11 +113,11 @@ def _predict(client: Client, asked: argparse.Namespace) -> None:
     options, path = _options(asked, OF_PREDICT), asked.files[0]
     if asked.out is not None and asked.out.suffix not in (".csv", ".npz"):
         raise DubitoError(f"--out: expected a name that ends in .csv or .npz, got {asked.out.name}")
+    is_read_there = _is_pool(asked.files) and (asked.job or not _is(path, ".npy"))
     with ProgressBar("predicting") as progress:
-        if _is_pool(asked.files) and (asked.job or path.suffix != ".npy"):
-            answer = client.predictions(client.predict_job(path, **options), on_progress=progress)
-        elif asked.job:
-            answer = client.predictions(client.predict_job(_rows(asked.files), **options), on_progress=progress)
+        if asked.job or is_read_there:
+            job = client.predict_job(path if is_read_there else _rows(asked.files), **options)
+            answer = by_job(client, job, client.predictions, progress)
         else:
             answer = client.predict(_rows(asked.files), on_progress=progress, **options)
     if asked.out is not None:
@@ -139,7 +142,7 @@ def _acquire(client: Client, asked: argparse.Namespace) -> None:
         options["ids"] = [path.name for path in asked.files]
     with ProgressBar("ranking") as progress:
         if asked.job:
-            answer = client.ranking(client.acquire_job(pool, k=asked.k, **options), on_progress=progress)
+            answer = by_job(client, client.acquire_job(pool, k=asked.k, **options), client.ranking, progress)
         else:
             answer = client.acquire(pool, k=asked.k, **options)
     columns = answer.table()
@@ -169,6 +172,15 @@ def _models(client: Client, asked: argparse.Namespace) -> None:
             print(f"{model.name} version {version} cannot be served: {why}")
 
 
+def by_job(client: Client, job: Job, wait: Callable[..., Result], progress: Progress) -> Result:
+    """Wait for a job's result; one who waits no longer wants none, and the job is cancelled."""
+    try:
+        return wait(job, on_progress=progress)
+    except KeyboardInterrupt:
+        client.cancel(job)
+        raise
+
+
 def _of(model: Model) -> str:
     """Say what a model predicts."""
     if model.classes is not None:
@@ -183,13 +195,20 @@ def _is_pool(files: Sequence[Path]) -> bool:
 
 def _rows(files: Sequence[Path]) -> RowsLike:
     """Return the rows of files: of an npy file, of JSON lines, or each file a row."""
-    if len(files) == 1 and files[0].suffix == ".npy":
-        array: np.ndarray = np.load(files[0], mmap_mode="r", allow_pickle=False)
-        return array
-    if len(files) == 1 and files[0].suffix == ".jsonl":
+    if len(files) > 1 or not _is(files[0], ".npy", ".jsonl"):
+        return files
+    try:
+        if _is(files[0], ".npy"):
+            array: np.ndarray = np.load(files[0], mmap_mode="r", allow_pickle=False)
+            return array
         with files[0].open(encoding="utf-8") as lines:
             return [json.loads(line) for line in lines if line.strip()]
-    return files
+    except (ValueError, EOFError):
+        raise DubitoError(f"{files[0]}: expected an npy file, or a JSON value on each line, got another") from None
+
+
+def _is(path: Path, *endings: str) -> bool:
+    return path.suffix.lower() in endings
 
 
 def _names(answer: Predictions, files: Sequence[Path]) -> Sequence[object]:

@@ -41,10 +41,15 @@ class InvalidInput(DubitoError, ValueError):
     """
 
     def __init__(self, field: str, expected: str, got: str, message: str | None = None) -> None:
-        super().__init__(message or f"{field}: expected {expected}, got {got}")
+        super().__init__(field, expected, got, message)  # as they are here, so that errors can be copied
         self.field = field
         self.expected = expected
         self.got = got
+        self.message = message or f"{field}: expected {expected}, got {got}"
+
+    def __str__(self) -> str:
+        """Return all of it in words."""
+        return self.message
 
 
 class AnswerError(DubitoError):
@@ -59,13 +64,17 @@ class AnswerError(DubitoError):
     """
 
     def __init__(self, status: int, detail: str, request_id: str = "", retry_after_s: float | None = None) -> None:
-        super().__init__(detail)
+        super().__init__(status, detail, request_id, retry_after_s)
         self.status = status
         self.detail = detail
         self.request_id = request_id
         self.retry_after_s = retry_after_s
         named = DETAIL.fullmatch(detail)
         self.field = "" if named is None else named["field"]
+
+    def __str__(self) -> str:
+        """Return what the service said."""
+        return self.detail
 
 
 class Unauthorized(AnswerError):
@@ -120,8 +129,13 @@ class JobFailed(DubitoError):
     """
 
     def __init__(self, id: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(id, message)
         self.id = id
+        self.message = message
+
+    def __str__(self) -> str:
+        """Return why."""
+        return self.message
 
 
 class Absent(DubitoError, AttributeError):

@@ -95,6 +95,10 @@ class Predictions:
             f"{int(self.flag.sum())} flagged>"
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make them again, in another process too: a read-only view cannot be sent there."""
+        return _frozen, (dict(self.arrays),)
+
     # Of all rows
 
     @property

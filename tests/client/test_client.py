@@ -1,6 +1,7 @@
 """The client against a real service: answers are those of HTTP, for both clients."""
 
 import asyncio
+import copy
 import inspect
 import io
 import subprocess
@@ -181,6 +182,9 @@ def test_a_result_is_frozen_and_says_why_it_lacks_something(client, digits_rows)
         answer.arrays["flag"] = 1
     with pytest.raises(ValueError, match="read-only"):
         answer.flag[0] = True
+    again = copy.deepcopy(answer)
+    assert_same(again, answer.arrays)
+    assert not again.flag.flags.writeable
     for name, why in {
         "abstain": "no `risk` applies",
         "mean": "model digits is of classification",
@@ -345,9 +349,10 @@ def test_a_redirect_is_not_followed_with_the_key(url, key):
 
 
 def test_a_deadline_is_the_service_s_too(ask, digits_rows):
+    many = np.tile(digits_rows, (12, 1))[:4000]
     begun = time.monotonic()
-    with pytest.raises(dubito.DeadlineExceeded):
-        ask("predict", digits_rows[:2], deadline_s=0.001)
+    with pytest.raises(dubito.DeadlineExceeded):  # of some seconds' work
+        ask("predict", many, num_samples=1000, part_rows=4000, deadline_s=0.02)
     assert time.monotonic() - begun < 30
     assert len(ask("predict", digits_rows[:2], deadline_s=60)) == 2
 

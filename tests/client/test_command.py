@@ -7,13 +7,14 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from dubito import Client
-from dubito.command import KEY_VARIABLE, URL_VARIABLE, main
+from dubito.command import KEY_VARIABLE, URL_VARIABLE, by_job, main
 from dubito.terminal import ProgressBar, bar, table
 from tests.support.environment import ROOT, environment_with
 
@@ -100,6 +101,19 @@ def test_a_pool_is_ranked(run, url, key, digits_rows):
     assert [row["score"] for row in by_job["ranking"]] == ranking.score.tolist()
 
 
+def test_an_interrupt_cancels_the_job(url, key, digits_rows):
+    def interrupted(job, on_progress):
+        raise KeyboardInterrupt
+
+    with Client(url, key=key) as client:
+        before = client.predict_job(inputs_file="digits.npy")  # jobs run one at a time, so the next one is queued
+        job = client.predict_job(inputs_file="digits.npy")
+        with pytest.raises(KeyboardInterrupt):
+            by_job(client, job, interrupted, print)
+        assert client.job(job).state == "cancelled"
+        client.cancel(before)
+
+
 def test_models_are_listed(run):
     status, out, _ = run("models")
     assert status == 0
@@ -116,8 +130,16 @@ def test_what_goes_wrong_is_a_line_and_a_status(run, monkeypatch, digits_rows):
     assert (status, out) == (1, "")
     assert re.fullmatch(r"dubito: inputs: expected .*, got shape \(2, 63\)\n", err)
     assert run("predict", "absent.npy")[0] == 1
+    for name in ("bad.npy", "bad.jsonl"):
+        Path(name).write_text("{")
+        status, _, err = run("predict", name)
+        assert (status, err) == (
+            1,
+            f"dubito: {name}: expected an npy file, or a JSON value on each line, got another\n",
+        )
     monkeypatch.setenv(KEY_VARIABLE, "wrong")
-    assert run("models")[::2] == (1, run("models")[2])
+    status, out, err = run("models")
+    assert (status, out, err.startswith("dubito: ")) == (1, "", True)
     with pytest.raises(SystemExit) as raised:
         main(["predict"])
     assert raised.value.code == 2

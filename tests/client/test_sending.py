@@ -1,5 +1,6 @@
 """When requests are sent again, and what answers of failure become. Steps are done by hand: nothing sleeps here."""
 
+import copy
 import io
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -16,6 +17,7 @@ from dubito.errors import (
     DubitoError,
     Forbidden,
     InvalidInput,
+    JobFailed,
     NoAnswer,
     NoSpace,
     NotFound,
@@ -184,6 +186,14 @@ def test_each_status_is_an_error_of_its_own(status, kind):
     assert str(error) == "labels.3.id: expected another, got one of them"
     if status not in (408, 504):
         assert error.field == "labels.3.id"
+
+
+@pytest.mark.parametrize(
+    "error", [error_of(problem(422)), error_of(problem(429), 3.0), JobFailed("a", "is failed")], ids=str
+)
+def test_errors_can_be_copied_and_so_sent_between_processes(error):
+    again = copy.deepcopy(error)
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 def test_a_wrong_field_is_taken_apart():
