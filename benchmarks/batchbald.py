@@ -45,6 +45,7 @@ class Pool:
 
 POOLS = (
     Pool("2 classes, all exact", 2_000, 2, 0.15, 10),
+    Pool("draws disagree little", 10_000, 10, 0.02, 5),
     Pool("draws disagree", 10_000, 10, 0.05, 5),
     Pool("draws disagree much", 10_000, 10, 0.15, 5),
 )

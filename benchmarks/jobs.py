@@ -190,7 +190,7 @@ def table(measured: list[dict[str, Any]], options: argparse.Namespace) -> str:
         f"`python -m benchmarks.jobs --rows {options.rows} {whole}--rounds {options.rounds} --write`; "
         f"{available_processors()} processors, 784-800-800-10. `benchmarks/jobs.py` says how it is measured.",
         "",
-        "| rows | precision | kernel, rows/s, before and after | job, rows/s | of the kernel's | with start and end | "
+        "| rows | precision | kernel, rows/s, before and after | job, rows/s | of the kernel's | in all | "
         "largest memory | of a job of 64 rows |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -198,8 +198,8 @@ def table(measured: list[dict[str, Any]], options: argparse.Namespace) -> str:
         kernel = " and ".join(f"{rate:.0f}" for rate in one["kernel_rows_s"])
         memory = " | ".join(f"{one[key] / 2**20:.0f} MiB" for key in ("largest_bytes", "largest_bytes_of_few"))
         lines.append(
-            f"| {one['rows']:,} | {one['precision']} | {kernel} | {one['job_rows_s']:.0f} | {one['ratio']:.2f} | {one['whole_ratio']:.2f} | "
-            f"{memory} |"
+            f"| {one['rows']:,} | {one['precision']} | {kernel} | {one['job_rows_s']:.0f} | {one['ratio']:.2f} | "
+            f"{one['whole_ratio']:.2f} | {memory} |"
         )
     lines += [
         "",

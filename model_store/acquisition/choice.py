@@ -123,6 +123,8 @@ def race(
     """
     left, scores, is_known = np.arange(rows), np.full(rows, LOST), np.zeros(rows, dtype=bool)
     for n in stages:
+        if len(left) == 0:  # those that are known are above all others
+            break
         found, errors = yield Lap(left, n)
         assert errors is not None
         _check_some(found, left, field)

@@ -89,7 +89,7 @@ def folder(tmp_path_factory, fits):
 def url(folder, digits_store):
     """A service of the regressions and of the digits."""
     shutil.copytree(digits_store / "digits", folder / "models" / "digits")
-    with serving(folder / "models") as (url, _):
+    with serving(folder / "models", DUBITO_STATE=str(folder / "state")) as (url, _):
         yield url
 
 
@@ -401,3 +401,33 @@ def test_an_acquisition_of_another_task_is_refused_by_name(client, model, size, 
 @pytest.mark.parametrize(("model", "size"), [("linear", 3), ("wavy", 1)])
 def test_answers_to_rows_of_any_size_are_as_the_document_says(client, model, size):
     assert_extremes_are_answered_or_refused(client, model, size)
+
+
+def test_targets_come_back_and_a_candidate_is_fitted_on_them(client, folder, tmp_path):
+    generator = np.random.default_rng(1)
+    x = generator.uniform(-2.0, 2.0, (150, 1)).astype(np.float32)
+    y = true_mean(x) + true_std(x) * generator.normal(size=len(x))
+    ids = [f"row {i}" for i in range(len(x))]
+    request = {"model": "wavy", "pool": x.tolist(), "ids": ids, "k": 120, "keep": True, "control": 0.5, "seed": 1}
+    ranking = client.post("/acquire", json=request).json()["ranking"]
+    control = [row["index"] for row in ranking if row["control"]]
+    labels = [{"id": row["id"], "target": y[row["index"]]} for row in ranking]
+    wrong = client.post("/labels", json={"model": "wavy", "labels": [{"id": "row 0", "label": "1", "input": [0]}]})
+    assert wrong.json()["detail"] == "labels.0.label: expected none, since wavy is of regression, got one"
+    assert client.post("/labels", json={"model": "wavy", "labels": labels}).json()["accepted"] == 120
+    live = client.get("/models/wavy/labels").json()["live"][0]
+    said = predict(client, x[control], seed=1)
+    assert live["control_labels"] == len(control)
+    error = np.sqrt(np.mean((column(said, "mean") - y[control]) ** 2))
+    assert live["figures"]["rmse"]["value"] == pytest.approx(error, rel=1e-5)
+    low, high = live["figures"]["rmse"]["interval"]
+    assert low < error < high
+    inside = [p["interval"][0] <= t <= p["interval"][1] for p, t in zip(said, y[control], strict=True)]
+    assert live["figures"]["interval_coverage_at_95"]["value"] == pytest.approx(np.mean(inside))
+
+    shutil.copytree(folder, tmp_path / "work")
+    with working_in(tmp_path / "work"):
+        assert main(["candidate", "wavy", "--state", str(tmp_path / "work" / "state"), "--device", "cpu"]) == 0
+    store = ModelStore(tmp_path / "work" / "models")
+    assert store.aliases("wavy") == {"latest": "1", "candidate": "2"}  # since no label came with a key
+    assert store.manifest("wavy", "2").training["labels"]["rows"] == 120 - len(control)
