@@ -19,7 +19,8 @@ from dubito.errors import (
     TooLarge,
     Unauthorized,
 )
-from dubito.results import Detector, Job, LabelFigures, LabelsKept, Model, Predictions, Ranking
+from dubito.predictions import Detector, Predictions
+from dubito.results import Job, LabelFigures, LabelsKept, Model, Ranking
 
 __all__ = [
     "Absent",

@@ -9,19 +9,17 @@ from typing import Any
 from urllib.parse import quote
 
 from dubito.errors import DeadlineExceeded, InvalidInput, JobFailed
+from dubito.predictions import Predictions, joined, predictions_of
 from dubito.results import (
     Job,
     LabelFigures,
     LabelsKept,
     Model,
-    Predictions,
     Ranking,
     job_of,
-    joined,
     label_figures_of,
     labels_kept_of,
     model_of,
-    predictions_of,
     ranking_of,
 )
 from dubito.rows import (

@@ -15,7 +15,8 @@ from dubito import calls
 from dubito.calls import Progress
 from dubito.errors import InvalidInput
 from dubito.options import AcquireOptions, PredictJobOptions, PredictOptions
-from dubito.results import Job, LabelFigures, LabelsKept, Model, Predictions, Ranking
+from dubito.predictions import Predictions
+from dubito.results import Job, LabelFigures, LabelsKept, Model, Ranking
 from dubito.rows import RowsLike
 from dubito.sending import Came, Limits, Pause, Request, Result, Steps
 

@@ -14,7 +14,8 @@ import numpy as np
 from dubito.calls import Progress
 from dubito.client import URL, Client
 from dubito.errors import DubitoError
-from dubito.results import OF_ALL_ROWS, Job, Model, Predictions
+from dubito.predictions import OF_ALL_ROWS, Predictions
+from dubito.results import Job, Model
 from dubito.rows import MEDIA_TYPES, RowsLike
 from dubito.terminal import ProgressBar, table
 
