@@ -12,10 +12,10 @@ STORE := $(or $(DUBITO_STORE),models)
 
 install: .venv/installed-$(RUNTIME)
 
-.venv/installed-$(RUNTIME): pyproject.toml docker/locked/dev-$(RUNTIME).txt docker/locked/torch-cpu.txt
+.venv/installed-$(RUNTIME): pyproject.toml client/pyproject.toml docker/locked/dev-$(RUNTIME).txt docker/locked/torch-cpu.txt
 	$(PYTHON) -m venv .venv
 	PATH="$(BIN):$$PATH" sh docker/install.sh .venv dev-$(RUNTIME)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./client
 	rm -f .venv/installed-*
 	touch $@
 

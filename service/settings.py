@@ -14,6 +14,7 @@ from model_store.processors import available_processors
 PREFIX = "DUBITO_"
 VERIFY_KEY_VARIABLE = f"{PREFIX}VERIFY_KEY_FILE"
 OF_TRAINING = {"DUBITO_DATA", "DUBITO_RUNS"}  # read by `python -m training`, which shares the environment
+OF_CLIENT = {"DUBITO_CLIENT_URL", "DUBITO_CLIENT_KEY"}  # read by the client's command `dubito`
 
 
 class Settings(BaseSettings):
@@ -215,7 +216,7 @@ def read_settings() -> Settings:
     Raises:
         InvalidInput: naming the variable that is wrong or not known.
     """
-    known = {PREFIX + name.upper() for name in Settings.model_fields} | OF_TRAINING
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | OF_TRAINING | OF_CLIENT
     for name in os.environ:
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             raise InvalidInput("environment", f"one of {sorted(known)}", name)

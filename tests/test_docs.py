@@ -15,9 +15,7 @@ from training.data import EXPECTED, FROM_FILES
 from training.recipe import BETTER, DENSITY_NAMES, DETECTOR_NAMES, POSTERIORS, Recipe, Section, load
 
 PAGES = sorted(
-    path
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "model_store" / "README.md"]
-    if path.is_file()
+    path for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md")] if path.is_file()
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

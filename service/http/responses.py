@@ -22,6 +22,7 @@ from service.http.explanations import Explained, explanation_arrays, json_explan
 from service.registry.models import Served
 
 NUMBERS_AT_ONCE = 20_000  # of an answer that are written at once: some milliseconds
+CLASS_BYTES = 200  # of a class's name in an array
 PART_BYTES = 512 << 10  # of an answer that are sent at once
 
 
@@ -101,7 +102,7 @@ def answer_bytes(served: Served, rows: int, kept_draws: int, as_arrays: bool) ->
     """Return about how many bytes an answer takes while it is made and sent, `kept_draws` of them for each row."""
     outputs = served.model.manifest.output_size
     if as_arrays:
-        return rows * (400 + outputs * (32 + 8 * kept_draws))
+        return CLASS_BYTES * outputs + rows * (400 + outputs * (32 + 8 * kept_draws))
     return rows * (1500 + outputs * (48 + 24 * kept_draws))
 
 
@@ -259,6 +260,8 @@ def about_arrays(manifest: Manifest, seed: int, options: DecisionOptions) -> Ite
             yield name, np.array(rate)
     if options.priors is not None:
         yield "priors", np.array(options.priors)
+    if manifest.classes is not None:
+        yield "classes", np.array(manifest.classes)
 
 
 def row_arrays(

@@ -51,9 +51,12 @@ def test_the_service_starts_without_what_only_training_needs():
 @pytest.mark.parametrize(
     ("package", "forbidden"),
     [
-        ("service", (OF_TRAINING - {"pyarrow"}) | {"tests", "benchmarks"}),  # where a request brings Parquet
-        ("model_store", OF_TRAINING | {"service", "fastapi", "starlette", "tests", "benchmarks"}),
-        ("training", {"service", "fastapi", "starlette", "tests", "benchmarks"}),
+        (
+            "service",
+            (OF_TRAINING - {"pyarrow"}) | {"tests", "benchmarks", "dubito"},
+        ),  # where a request brings Parquet
+        ("model_store", OF_TRAINING | {"service", "fastapi", "starlette", "tests", "benchmarks", "dubito"}),
+        ("training", {"service", "fastapi", "starlette", "tests", "benchmarks", "dubito"}),
     ],
 )
 def test_a_package_imports_nothing_that_it_must_not(package, forbidden):
@@ -62,7 +65,16 @@ def test_a_package_imports_nothing_that_it_must_not(package, forbidden):
     assert {path.name: sorted(imported(path) & forbidden) for path in modules if imported(path) & forbidden} == {}
 
 
-@pytest.mark.parametrize("package", ["service", "model_store", "training"])
+def test_the_client_imports_httpx_numpy_and_the_standard_library_alone():
+    modules = list((ROOT / "client" / "dubito").glob("*.py"))
+    assert len(modules) > 5
+    of_users = {"pandas", "polars"}  # in the functions that make their frames
+    for path in modules:
+        others = imported(path) - sys.stdlib_module_names - {"dubito", "httpx", "numpy"}
+        assert others <= (of_users if path.name in ("predictions.py", "results.py") else set()), path
+
+
+@pytest.mark.parametrize("package", ["service", "model_store", "training", "client"])
 def test_nothing_is_ever_unpickled(package):
     for path in (ROOT / package).rglob("*.py"):
         assert not imported(path) & {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from model_store.errors import InvalidInput
-from service.settings import Settings, processors, read_settings
+from service.settings import OF_CLIENT, OF_TRAINING, Settings, processors, read_settings
 from tests.support.environment import ROOT, environment_with
 
 
@@ -34,8 +34,8 @@ def test_every_setting_is_documented_as_it_is():
 
 
 def test_what_is_documented_exists():
-    of_training = {"DUBITO_DATA", "DUBITO_RUNS"}
-    assert set(documented()) - of_training == {f"DUBITO_{name.upper()}" for name in Settings.model_fields}
+    of_others = OF_TRAINING | OF_CLIENT
+    assert set(documented()) - of_others == {f"DUBITO_{name.upper()}" for name in Settings.model_fields}
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,7 @@ def test_settings_are_read_from_the_environment_whatever_its_case(monkeypatch):
     monkeypatch.setenv("DUBITO_PORT", "1234")
     monkeypatch.setenv("dubito_max_rows", "7")
     monkeypatch.setenv("DUBITO_DATA", "read by training")
+    monkeypatch.setenv("DUBITO_CLIENT_URL", "read by the client")
     settings = read_settings()
     assert (settings.port, settings.max_rows) == (1234, 7)
 

@@ -299,6 +299,7 @@ def test_an_npz_answer_holds_what_the_json_answer_does(client, digits_rows, num_
     answer = client.post("/predict", json=request).json()
     arrays = npz(client.post("/predict", json=request, headers={"Accept": "application/x-npz"}))
     predictions = answer["predictions"]
+    assert arrays.pop("classes").tolist() == DIGITS
     for name in ("model", "version", "seed", "fpr", "coverage"):
         assert arrays.pop(name).item() == answer[name]
     of_disagreement = ("bald", "mean_std")

@@ -1,0 +1,7 @@
+"""`python -m dubito` is `dubito`."""
+
+import sys
+
+from dubito.command import main
+
+sys.exit(main())

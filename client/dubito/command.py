@@ -1,0 +1,257 @@
+"""`dubito` on the command line: predict a file, rank a pool, list the models."""
+
+import argparse
+import csv
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dubito.calls import Progress
+from dubito.client import URL, Client
+from dubito.errors import DubitoError
+from dubito.predictions import OF_ALL_ROWS, Predictions
+from dubito.results import Job, Model
+from dubito.rows import MEDIA_TYPES, RowsLike
+from dubito.terminal import ProgressBar, table
+
+Result = TypeVar("Result")
+
+URL_VARIABLE = "DUBITO_CLIENT_URL"
+KEY_VARIABLE = "DUBITO_CLIENT_KEY"
+OPTIONS = {
+    "num_samples": (int, "posterior draws"),
+    "seed": (int, "replays the draws of that seed"),
+    "fpr": (float, "false-positive rate of the flag"),
+    "fdr": (float, "in its place: false discovery rate of all flags together"),
+    "coverage": (float, "of prediction sets and intervals"),
+    "confidence": (float, "with which the coverage is kept"),
+    "risk": (float, "largest share of wrong labels among those not abstained from"),
+    "acquisition": (str, "what to choose by: bald, batchbald, ... (default: by the task)"),
+    "race": (float, "chance at which a row may be left out, so that others take fewer draws"),
+    "control": (float, "share of the k rows that are set aside at random; needs --keep"),
+}
+OF_BOTH = ("num_samples", "seed")
+OF_PREDICT = ("fpr", "fdr", "coverage", "confidence", "risk")
+OF_ACQUIRE = ("acquisition", "race", "control")
+FILES = "npy, npz, Parquet, CSV or zip; or JSON lines (.jsonl); or images or texts, each a row"
+CLASSIFIED = ("label", "probability", "entropy", "bald", "p_value", "flag", "set")
+REGRESSED = ("mean", "std", "epistemic_std", "low", "high", "p_value", "flag")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command, and return its exit status: 0, or 1 with a line on standard error that says what went wrong."""
+    asked = _parser().parse_args(arguments)
+    try:
+        with Client(asked.url, key=os.environ.get(KEY_VARIABLE) or None) as client:
+            asked.command(client, asked)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read has gone
+        return 1
+    except (DubitoError, OSError) as error:
+        print(f"dubito: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "dubito",
+        description="Ask a Dubito service.",
+        epilog=f"{URL_VARIABLE} names the service where --url does not, {KEY_VARIABLE} holds an API key.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    of_all = argparse.ArgumentParser(add_help=False)
+    of_all.add_argument("--url", default=os.environ.get(URL_VARIABLE) or URL, help="of the service (%(default)s)")
+    of_all.add_argument("--json", action="store_true", help="print JSON")
+    of_rows = argparse.ArgumentParser(add_help=False)
+    of_rows.add_argument("files", nargs="+", type=Path, metavar="FILE", help=FILES)
+    of_rows.add_argument("--model", metavar="NAME[:VERSION]", help="a published model, and its version or alias")
+    of_rows.add_argument(
+        "--job", action="store_true", help="have a job do it; `predict` does so with CSV, Parquet, npz and zip"
+    )
+    _add(of_rows, OF_BOTH)
+
+    predict = commands.add_parser("predict", parents=[of_all, of_rows], help="predict the rows of a file")
+    predict.add_argument("--rows", type=int, default=20, help="rows to show at most (%(default)s)")
+    predict.add_argument("--out", type=Path, metavar="FILE", help="write all there is, as .csv or .npz")
+    _add(predict, OF_PREDICT)
+    predict.set_defaults(command=_predict)
+
+    acquire = commands.add_parser("acquire", parents=[of_all, of_rows], help="choose the rows to label next")
+    acquire.add_argument("-k", type=int, default=10, help="how many (%(default)s)")
+    acquire.add_argument("--keep", action="store_true", default=None, help="have the service keep them, by their ids")
+    _add(acquire, OF_ACQUIRE)
+    acquire.set_defaults(command=_acquire)
+
+    models = commands.add_parser("models", parents=[of_all], help="list the models")
+    models.set_defaults(command=_models)
+    return parser
+
+
+def _add(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    for name in names:
+        kind, meaning = OPTIONS[name]
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=meaning)
+
+
+def _options(asked: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """Return the options of a request that were given."""
+    given = {name: getattr(asked, name) for name in (*OF_BOTH, *names) if getattr(asked, name) is not None}
+    if asked.model is not None:
+        name, _, version = asked.model.partition(":")
+        given |= {"model": name} | ({"version": version} if version else {})
+    return given
+
+
+def _predict(client: Client, asked: argparse.Namespace) -> None:
+    options, path = _options(asked, OF_PREDICT), asked.files[0]
+    if asked.out is not None and asked.out.suffix not in (".csv", ".npz"):
+        raise DubitoError(f"--out: expected a name that ends in .csv or .npz, got {asked.out.name}")
+    is_read_there = _is_pool(asked.files) and (asked.job or not _is(path, ".npy"))
+    with ProgressBar("predicting") as progress:
+        if asked.job or is_read_there:
+            job = client.predict_job(path if is_read_there else _rows(asked.files), **options)
+            answer = by_job(client, job, client.predictions, progress)
+        else:
+            answer = client.predict(_rows(asked.files), on_progress=progress, **options)
+    if asked.out is not None:
+        _write(answer, asked.out)
+    if asked.json:
+        print(json.dumps({**_about(answer), "predictions": list(_objects(answer.table()))}))
+        return
+    print(f"{answer.model} version {answer.version}, seed {answer.seed}\n")
+    names = _names(answer, asked.files)
+    shown = min(asked.rows, len(answer))
+    heads = ("row", *(CLASSIFIED if answer.is_classification else REGRESSED))
+    print(table(heads, [(names[n], *row) for n, row in zip(range(shown), _lines(answer), strict=False)]))
+    more = f"; {len(answer) - shown} more rows (--rows, --out)" if shown < len(answer) else ""
+    flagged = int(answer.flag.sum())
+    print(f"\n{flagged} of {len(answer)} rows flagged as unlike the data{more}")
+
+
+def _acquire(client: Client, asked: argparse.Namespace) -> None:
+    options = _options(asked, OF_ACQUIRE) | ({"keep": True} if asked.keep else {})
+    pool: Path | RowsLike = asked.files[0] if _is_pool(asked.files) else _rows(asked.files)
+    if not _is_pool(asked.files) and len(asked.files) > 1:
+        options["ids"] = [path.name for path in asked.files]
+    with ProgressBar("ranking") as progress:
+        if asked.job:
+            answer = by_job(client, client.acquire_job(pool, k=asked.k, **options), client.ranking, progress)
+        else:
+            answer = client.acquire(pool, k=asked.k, **options)
+    columns = answer.table()
+    if asked.json:
+        said = ("model", "version", "acquisition", "num_samples", "seed", "pool_size", "excluded")
+        about = {name: getattr(answer, name) for name in said}
+        print(json.dumps({**about, "ranking": list(_objects(columns))}))
+        return
+    print(f"{answer.model} version {answer.version}, by {answer.acquisition}, seed {answer.seed}\n")
+    print(table(list(columns), list(zip(*columns.values(), strict=True))))
+    left_out = f", {answer.excluded} left out since they are labelled" if answer.excluded else ""
+    print(f"\n{len(answer)} of {answer.pool_size} rows{left_out}")
+
+
+def _models(client: Client, asked: argparse.Namespace) -> None:
+    models = client.models()
+    if asked.json:
+        print(json.dumps({"models": [model.raw for model in models]}))
+        return
+    rows = [
+        (model.name, model.serving or "none", len(model.versions), model.task or "", model.method or "", _of(model))
+        for model in models
+    ]
+    print(table(("model", "serving", "versions", "task", "method", "predicts"), rows))
+    for model in models:
+        for version, why in model.broken.items():
+            print(f"{model.name} version {version} cannot be served: {why}")
+
+
+def by_job(client: Client, job: Job, wait: Callable[..., Result], progress: Progress) -> Result:
+    """Wait for a job's result; one who waits no longer wants none, and the job is cancelled."""
+    try:
+        return wait(job, on_progress=progress)
+    except KeyboardInterrupt:
+        client.cancel(job)
+        raise
+
+
+def _of(model: Model) -> str:
+    """Say what a model predicts."""
+    if model.classes is not None:
+        return f"{len(model.classes)} classes: {', '.join(model.classes)}"
+    return model.target or ""
+
+
+def _is_pool(files: Sequence[Path]) -> bool:
+    """Return whether it is one file of many rows, which the service reads."""
+    return len(files) == 1 and files[0].suffix.lower() in MEDIA_TYPES
+
+
+def _rows(files: Sequence[Path]) -> RowsLike:
+    """Return the rows of files: of an npy file, of JSON lines, or each file a row."""
+    if len(files) > 1 or not _is(files[0], ".npy", ".jsonl"):
+        return files
+    try:
+        if _is(files[0], ".npy"):
+            array: np.ndarray = np.load(files[0], mmap_mode="r", allow_pickle=False)
+            return array
+        with files[0].open(encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines if line.strip()]
+    except (ValueError, EOFError):
+        raise DubitoError(f"{files[0]}: expected an npy file, or a JSON value on each line, got another") from None
+
+
+def _is(path: Path, *endings: str) -> bool:
+    return path.suffix.lower() in endings
+
+
+def _names(answer: Predictions, files: Sequence[Path]) -> Sequence[object]:
+    """Return what rows are called: by their ids, their files, or their places."""
+    if "ids" in answer:
+        return answer.ids.tolist()
+    return [path.name for path in files] if len(files) == len(answer) > 1 else range(len(answer))
+
+
+def _lines(answer: Predictions) -> Iterator[tuple[object, ...]]:
+    """Yield what is shown of each row."""
+    if answer.is_classification:
+        columns = (answer.label, answer.probabilities.max(axis=1), answer.entropy, answer.bald)
+        yield from zip(*columns, answer.p_value, answer.flag, map(", ".join, answer.sets()), strict=True)
+    else:
+        epistemic = answer.epistemic_std if "epistemic_std" in answer else np.full(len(answer), np.nan)
+        low, high = answer.interval.T
+        yield from zip(answer.mean, answer.std, epistemic, low, high, answer.p_value, answer.flag, strict=True)
+
+
+def _about(answer: Predictions) -> dict[str, Any]:
+    """Return what an answer says of all rows."""
+    return {name: answer[name].tolist() for name in OF_ALL_ROWS if name in answer}
+
+
+def _objects(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
+    """Yield a table's rows as JSON has them: what is no finite number is null."""
+    lists = {name: array.tolist() for name, array in columns.items()}
+    for values in zip(*lists.values(), strict=True):
+        yield {
+            name: None if isinstance(value, float) and not np.isfinite(value) else value
+            for name, value in zip(lists, values, strict=True)
+        }
+
+
+def _write(answer: Predictions, path: Path) -> None:
+    """Write all that was answered: a table as CSV, or all arrays as npz."""
+    if path.suffix == ".npz":
+        np.savez(path, allow_pickle=False, **answer.arrays)
+        return
+    columns = answer.table()
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*(array.tolist() for array in columns.values()), strict=True))

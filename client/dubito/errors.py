@@ -1,0 +1,180 @@
+"""Errors, all below `DubitoError`.
+
+DubitoError
+├── InvalidInput        a field is not what was expected; also before anything is sent
+├── AnswerError         the service answered with another problem
+│   ├── Unauthorized        401: no key, or none that is valid
+│   ├── Forbidden           403: the key lacks a scope
+│   ├── NotFound            404: a model, version or job that is not there
+│   ├── Conflict            409: another label is kept, or a job is not done
+│   ├── TooLarge            413: more than a limit allows
+│   ├── Overloaded          429: too much work is waiting
+│   ├── NoSpace             507: the service's disk is full
+│   └── ServerError         5xx
+│       └── NotReady            503: nothing to predict with yet, or too many connections
+├── DeadlineExceeded    no answer in time: 408, 504, or the time is up here
+├── NoAnswer            the connection failed before there was one
+├── JobFailed           a job failed, or was cancelled
+└── Absent              (an AttributeError) an answer does not have a quantity, and why
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+DETAIL = re.compile(r"(?P<field>.{1,200}?): expected (?P<expected>.*), got (?P<got>.*)", re.DOTALL)
+
+
+class DubitoError(Exception):
+    """Anything that goes wrong between a program and the service."""
+
+
+class InvalidInput(DubitoError, ValueError):
+    """A field is not what was expected.
+
+    Attributes:
+        field: its name, dotted, such as `inputs.3.age`; "" where the service named none.
+        expected: what it should be.
+        got: what came.
+    """
+
+    def __init__(self, field: str, expected: str, got: str, message: str | None = None) -> None:
+        super().__init__(field, expected, got, message)  # as they are here, so that errors can be copied
+        self.field = field
+        self.expected = expected
+        self.got = got
+        self.message = message or f"{field}: expected {expected}, got {got}"
+
+    def __str__(self) -> str:
+        """Return all of it in words."""
+        return self.message
+
+
+class AnswerError(DubitoError):
+    """The service answered with a problem.
+
+    Attributes:
+        status: of HTTP.
+        detail: what the service said.
+        field: the field that it named, "" if none.
+        request_id: by which the service's log knows the request; "" if it was not answered by the application.
+        retry_after_s: after how many seconds to try again, where the answer says so.
+    """
+
+    def __init__(self, status: int, detail: str, request_id: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(status, detail, request_id, retry_after_s)
+        self.status = status
+        self.detail = detail
+        self.request_id = request_id
+        self.retry_after_s = retry_after_s
+        named = DETAIL.fullmatch(detail)
+        self.field = "" if named is None else named["field"]
+
+    def __str__(self) -> str:
+        """Return what the service said."""
+        return self.detail
+
+
+class Unauthorized(AnswerError):
+    """The service wants a key, and none came that is valid."""
+
+
+class Forbidden(AnswerError):
+    """The key lacks a scope, which `detail` names."""
+
+
+class NotFound(AnswerError):
+    """A model, version or job that is not there."""
+
+
+class Conflict(AnswerError):
+    """A label goes against one that is kept, or a job has no result yet."""
+
+
+class TooLarge(AnswerError):
+    """More than a limit of the service allows."""
+
+
+class Overloaded(AnswerError):
+    """Too much work is waiting; `retry_after_s` says when to come back."""
+
+
+class ServerError(AnswerError):
+    """The service, or what stands before it, failed."""
+
+
+class NotReady(ServerError):
+    """Nothing to predict with, or no room for another connection."""
+
+
+class NoSpace(AnswerError):
+    """The service's disk is full: nothing was kept."""
+
+
+class DeadlineExceeded(DubitoError):
+    """There was no answer in time. What was asked for may still be done."""
+
+
+class NoAnswer(DubitoError):
+    """The connection failed before there was an answer. What was asked for may have been done."""
+
+
+class JobFailed(DubitoError):
+    """A job failed or was cancelled; the message says why.
+
+    Attributes:
+        id: the job's.
+    """
+
+    def __init__(self, id: str, message: str) -> None:
+        super().__init__(id, message)
+        self.id = id
+        self.message = message
+
+    def __str__(self) -> str:
+        """Return why."""
+        return self.message
+
+
+class Absent(DubitoError, AttributeError):
+    """An answer does not have a quantity; the message says why."""
+
+
+BY_STATUS: Mapping[int, type[AnswerError]] = {
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    413: TooLarge,
+    429: Overloaded,
+    503: NotReady,
+    507: NoSpace,
+}
+OUT_OF_TIME = (408, 504)
+
+
+def error_of(response: httpx.Response, retry_after_s: float | None = None) -> DubitoError:
+    """Return the error that an answer stands for."""
+    detail = _detail(response)
+    if response.status_code in OUT_OF_TIME:
+        return DeadlineExceeded(detail)
+    named = DETAIL.fullmatch(detail)
+    if response.status_code == 422:
+        parts = ("", "", "") if named is None else (named["field"], named["expected"], named["got"])
+        return InvalidInput(*parts, message=detail)
+    kind = BY_STATUS.get(response.status_code, ServerError if response.status_code >= 500 else AnswerError)
+    return kind(response.status_code, detail, response.headers.get("X-Request-ID", ""), retry_after_s)
+
+
+def _detail(response: httpx.Response) -> str:
+    """Return what a problem says, or of another answer its status: it may be a proxy's page."""
+    content: Any = None
+    if "json" in response.headers.get("Content-Type", ""):
+        try:
+            content = response.json()
+        except ValueError:
+            content = None
+    detail = content.get("detail") if isinstance(content, dict) else None
+    return detail if isinstance(detail, str) and detail else f"HTTP status {response.status_code}"

@@ -1,0 +1,79 @@
+"""What may be asked for, by name; `docs/api.md` of the service says what each means. What is left out, it decides."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict
+
+
+class _Common(TypedDict, total=False):
+    """What all requests of rows take."""
+
+    model: str
+    """A published model; may be left out where the service has one."""
+    version: str
+    """A version number or an alias; `latest` by default."""
+    num_samples: int
+    """Posterior draws; the model's own number by default."""
+    seed: int
+    """Replays the draws of that seed; fresh draws by default."""
+    priors: Mapping[str, float]
+    """Shares of all classes among these rows, where they are not those of the training data."""
+
+
+class PredictJobOptions(_Common, total=False):
+    """What `predict_job` takes beside the rows."""
+
+    fpr: float
+    """False-positive rate at which the flag fires; .05 by default."""
+    fdr: float
+    """In its place: false discovery rate at which the flags of all rows are decided together."""
+    coverage: float
+    """Probability with which a row's prediction set or interval holds the truth; .95 by default."""
+    confidence: float
+    """Probability with which `coverage` is kept by this model's calibration rows; on average by default."""
+    risk: float
+    """Largest share of wrong labels among the rows that are answered; others have `abstain` true."""
+    settle: float | None
+    """Tolerance at which a row stops drawing; None: never."""
+    groups: Sequence[str]
+    """The group of each row, of a model that is calibrated by group."""
+
+
+class PredictOptions(PredictJobOptions, total=False):
+    """What `predict` takes beside the rows."""
+
+    return_samples: bool
+    """Also what each draw says: `samples`, or of a regression `samples.mean` and `samples.std`."""
+    explain: bool
+    """Also what made each row strange: the arrays `explanation.*`."""
+
+
+Acquisition = Literal[
+    "bald",
+    "bald_corrected",
+    "batchbald",
+    "entropy",
+    "epistemic_variance",
+    "max_det",
+    "mean_std",
+    "power_bald",
+    "random",
+    "variance",
+    "variation_ratio",
+]
+
+
+class AcquireOptions(_Common, total=False):
+    """What `acquire` and `acquire_job` take beside the pool."""
+
+    ids: Sequence[str]
+    """A different name for each row; its index by default. In place of a file's own."""
+    acquisition: Acquisition
+    """What to choose by: `bald` by default, of a regression `epistemic_variance`."""
+    race: float
+    """Rows that cannot be among the best take fewer draws; the probability with which one that can is left out."""
+    exclude_labelled: bool
+    """Whether rows whose id has a label are left out; true by default."""
+    keep: bool
+    """Whether the service keeps the rows that it answers, so that a label needs their id alone. Needs ids."""
+    control: float
+    """The share of the k rows that are set aside at random, to judge the model by. Needs `keep`."""

@@ -1,0 +1,335 @@
+"""Predictions as a frozen record with arrays by name."""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dubito.errors import Absent
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+
+OF_ALL_ROWS = (
+    "model",
+    "version",
+    "seed",
+    "fpr",
+    "fdr",
+    "coverage",
+    "confidence",
+    "risk",
+    "priors",
+    "classes",
+    "unknown_categories",
+)
+FIRST = ("ids", "label", "mean", "std", "interval", "p_value", "flag")  # of a table's columns
+OF_CLASSES = ("probabilities", "prediction_set")
+OF_CLASSIFICATION = (
+    *("label", "probabilities", "entropy", "expected_entropy", "bald", "bald_corrected", "mean_std"),
+    *("variation_ratio", "prediction_set", "abstain", "classes"),
+)
+OF_REGRESSION = ("mean", "median", "std", "aleatoric_std", "epistemic_std", "interval")
+WHY_ABSENT = {
+    "abstain": "no `risk` applies: ask for one",
+    "bald_corrected": "one draw says nothing of it: ask for a larger num_samples",
+    "epistemic_std": "one draw says nothing of it: ask for a larger num_samples",
+    "median": "it is of models whose target was transformed",
+    "category": "it is of models that are calibrated by class or by group",
+    "samples": "ask with return_samples=True; of a regression it is `samples.mean` and `samples.std`",
+    "ids": "these rows were not named: /predict takes no ids, and a job repeats those that it was given",
+    "classes": "the service that answered does not say them",
+}
+
+
+@dataclass(frozen=True)
+class Detector:
+    """What a detector says of each row.
+
+    Attributes:
+        score: (N,), more meaning more unlike the data.
+        p_value: (N,), conformal.
+        fired: (N,) boolean, whether the p-value is at most `fpr`.
+    """
+
+    score: np.ndarray
+    p_value: np.ndarray
+    fired: np.ndarray
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Predictions:
+    """Predictions of N rows, in their order. Information is in nats, the rest of a regression in the target's units.
+
+    What an answer does not have, such as `abstain` where no risk applies, raises `Absent`, which says why.
+
+    Attributes:
+        arrays: all that was answered, by the names that the service gives; read-only.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return len(self.arrays["flag"])
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return an array by its name, such as `detectors.residual.score`."""
+        return self._array(name)
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether there is an array of that name."""
+        return name in self.arrays
+
+    def __repr__(self) -> str:
+        """Say what they are in a line."""
+        return (
+            f"<Predictions of {len(self)} rows by {self.model} version {self.version}, seed {self.seed}: "
+            f"{int(self.flag.sum())} flagged>"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make them again, in another process too: a read-only view cannot be sent there."""
+        return _frozen, (dict(self.arrays),)
+
+    # Of all rows
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return str(self.arrays["model"])
+
+    @property
+    def version(self) -> str:
+        """The version that predicted all rows."""
+        return str(self.arrays["version"])
+
+    @property
+    def seed(self) -> int:
+        """The seed of the draws that all rows share: sent with the same rows, it gives the same answer."""
+        return int(self.arrays["seed"])
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The C classes, in the order of `probabilities` and `prediction_set`."""
+        return tuple(self._array("classes").tolist())
+
+    @property
+    def is_classification(self) -> bool:
+        """Whether there are labels and probabilities; otherwise there are means and intervals."""
+        return "probabilities" in self.arrays
+
+    # Of each row
+
+    @property
+    def ids(self) -> np.ndarray:
+        """(N,) strings: the rows' names, of a job that was given some."""
+        return self._array("ids")
+
+    @property
+    def num_samples(self) -> np.ndarray:
+        """(N,) integers: the draws that each row used."""
+        return self._array("num_samples")
+
+    @property
+    def flag(self) -> np.ndarray:
+        """(N,) boolean: whether the row is unlike the data."""
+        return self._array("flag")
+
+    @property
+    def p_value(self) -> np.ndarray:
+        """(N,): how ordinary the row is; small is unlike the data."""
+        return self._array("p_value")
+
+    @property
+    def category(self) -> np.ndarray:
+        """(N,) strings: the category that each row was judged in, "" if unknown."""
+        return self._array("category")
+
+    @property
+    def detectors(self) -> Mapping[str, Detector]:
+        """What each detector says, by name."""
+        names = [n.split(".")[1] for n in self.arrays if n.startswith("detectors.") and n.endswith(".score")]
+        return {
+            name: Detector(*(self.arrays[f"detectors.{name}.{part}"] for part in ("score", "p_value", "fired")))
+            for name in names
+        }
+
+    @property
+    def standard_error(self) -> Mapping[str, np.ndarray]:
+        """The Monte Carlo error of each score that has one, (N,) each, by the score's name."""
+        head = "standard_error."
+        return {name.removeprefix(head): array for name, array in self.arrays.items() if name.startswith(head)}
+
+    @property
+    def samples(self) -> np.ndarray:
+        """(N, K, C): each draw's probabilities, if they were asked for."""
+        return self._array("samples")
+
+    # Of a classification
+
+    @property
+    def label(self) -> np.ndarray:
+        """(N,) strings: the most probable class."""
+        return self._array("label")
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """(N, C): the mean of the draws' probabilities."""
+        return self._array("probabilities")
+
+    @property
+    def entropy(self) -> np.ndarray:
+        """(N,): the total uncertainty, from 0 to log C."""
+        return self._array("entropy")
+
+    @property
+    def expected_entropy(self) -> np.ndarray:
+        """(N,): the part that every single draw has."""
+        return self._array("expected_entropy")
+
+    @property
+    def bald(self) -> np.ndarray:
+        """(N,): the rest, by which the draws disagree; more labels could reduce it."""
+        return self._array("bald")
+
+    @property
+    def bald_corrected(self) -> np.ndarray:
+        """(N,): the same without the bias of few draws."""
+        return self._array("bald_corrected")
+
+    @property
+    def mean_std(self) -> np.ndarray:
+        """(N,): standard deviation of a class's probability over draws, averaged over classes."""
+        return self._array("mean_std")
+
+    @property
+    def variation_ratio(self) -> np.ndarray:
+        """(N,): 1 - the largest of the probabilities."""
+        return self._array("variation_ratio")
+
+    @property
+    def prediction_set(self) -> np.ndarray:
+        """(N, C) boolean: the classes that the row may have. `sets` has their names."""
+        return self._array("prediction_set")
+
+    @property
+    def abstain(self) -> np.ndarray:
+        """(N,) boolean: whether not to use the label."""
+        return self._array("abstain")
+
+    def sets(self) -> list[list[str]]:
+        """Return the names of the classes that each row may have."""
+        classes = np.array(self.classes)
+        return [classes[inside].tolist() for inside in self.prediction_set]
+
+    # Of a regression
+
+    @property
+    def mean(self) -> np.ndarray:
+        """(N,): of the predictive distribution."""
+        return self._array("mean")
+
+    @property
+    def median(self) -> np.ndarray:
+        """(N,): of the same, if the target was transformed for the fit."""
+        return self._array("median")
+
+    @property
+    def std(self) -> np.ndarray:
+        """(N,): its standard deviation, the total uncertainty."""
+        return self._array("std")
+
+    @property
+    def aleatoric_std(self) -> np.ndarray:
+        """(N,): the part that is noise in the data."""
+        return self._array("aleatoric_std")
+
+    @property
+    def epistemic_std(self) -> np.ndarray:
+        """(N,): the part by which the draws disagree."""
+        return self._array("epistemic_std")
+
+    @property
+    def interval(self) -> np.ndarray:
+        """(N, 2): the lower and the upper end; infinite where there are too few calibration rows."""
+        return self._array("interval")
+
+    # As tables
+
+    def table(self) -> dict[str, np.ndarray]:
+        """Return a column for each number of a row: `label`, `probabilities.cat`, `interval.low`, ...
+
+        Arrays of more than two dimensions, such as `samples`, are left out.
+        """
+        columns: dict[str, np.ndarray] = {}
+        of_rows = [name for name in self.arrays if name not in OF_ALL_ROWS]
+        for name in sorted(of_rows, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
+            array = self.arrays[name]
+            if array.ndim == 1:
+                columns["id" if name == "ids" else name] = array
+            elif array.ndim == 2:
+                columns |= {f"{name}.{part}": array[:, i] for i, part in enumerate(self._parts(name, array.shape[1]))}
+        return columns
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return the table as a DataFrame of pandas."""
+        import pandas
+
+        return pandas.DataFrame(self.table())
+
+    def to_polars(self) -> "polars.DataFrame":
+        """Return the table as a DataFrame of polars."""
+        import polars
+
+        return polars.DataFrame(self.table())
+
+    def _parts(self, name: str, count: int) -> Sequence[object]:
+        if name in OF_CLASSES and "classes" in self.arrays:
+            return self.classes
+        return ("low", "high") if name == "interval" else range(count)
+
+    def _array(self, name: str) -> np.ndarray:
+        try:
+            return self.arrays[name]
+        except KeyError:
+            raise Absent(f"{name}: {self._why_absent(name)}") from None
+
+    def _why_absent(self, name: str) -> str:
+        if name in OF_CLASSIFICATION and not self.is_classification:
+            return f"model {self.model} is of regression"
+        if name in OF_REGRESSION and self.is_classification:
+            return f"model {self.model} is of classification"
+        if name in WHY_ABSENT:
+            return WHY_ABSENT[name]
+        if name.startswith("standard_error."):
+            return "so few draws do not say it"
+        return f"expected one of {sorted(self.arrays)}"
+
+
+def predictions_of(content: bytes) -> Predictions:
+    """Return the predictions of an npz answer."""
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        return _frozen({name: arrays[name] for name in arrays.files})
+
+
+def joined(parts: Sequence[Predictions]) -> Predictions:
+    """Return the predictions of parts of the rows as one; all are of one version under the same draws."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0].arrays
+    arrays = {name: array for name, array in first.items() if name in OF_ALL_ROWS}
+    if "unknown_categories" in arrays:
+        arrays["unknown_categories"] = np.sum([part.arrays["unknown_categories"] for part in parts], axis=0)
+    of_rows = [name for name in first if name not in OF_ALL_ROWS and all(name in part.arrays for part in parts)]
+    return _frozen(arrays | {name: np.concatenate([part.arrays[name] for part in parts]) for name in of_rows})
+
+
+def _frozen(arrays: dict[str, np.ndarray]) -> Predictions:
+    for array in arrays.values():
+        array.flags.writeable = False
+    return Predictions(MappingProxyType(arrays))

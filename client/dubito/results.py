@@ -1,0 +1,203 @@
+"""What else the service answered, as frozen records: rankings, jobs, models and labels."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Rows of a pool, those first whose labels would teach the model most.
+
+    Attributes:
+        model, version: what ranked them.
+        acquisition: the score that they are ranked by.
+        num_samples, seed: the draws that all rows were scored under.
+        pool_size: rows of the pool.
+        excluded: rows that were left out, since they are labelled.
+        index: (k,) integers, each row's place in the pool.
+        id: (k,) strings, each row's name.
+        score: (k,); NaN of control rows.
+        control: (k,) boolean, rows that no score chose: set aside at random to judge the model by.
+        race: the `race` that was asked for, if one was.
+        finalists: of a race, the rows that took all draws.
+        priors: shares of the classes that the scores are for, if not those of the training data.
+    """
+
+    model: str
+    version: str
+    acquisition: str
+    num_samples: int
+    seed: int
+    pool_size: int
+    excluded: int
+    index: np.ndarray
+    id: np.ndarray
+    score: np.ndarray
+    control: np.ndarray
+    race: float | None = None
+    finalists: int | None = None
+    priors: Mapping[str, float] | None = None
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return len(self.index)
+
+    def table(self) -> dict[str, np.ndarray]:
+        """Return the ranking's columns: `rank` from 1 on, `index`, `id`, `score` and `control`."""
+        of_rows = {name: getattr(self, name) for name in ("index", "id", "score", "control")}
+        return {"rank": np.arange(1, len(self) + 1), **of_rows}
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return the table as a DataFrame of pandas."""
+        import pandas
+
+        return pandas.DataFrame(self.table())
+
+    def to_polars(self) -> "polars.DataFrame":
+        """Return the table as a DataFrame of polars."""
+        import polars
+
+        return polars.DataFrame(self.table())
+
+
+def ranking_of(content: Mapping[str, Any]) -> Ranking:
+    """Return the ranking of a JSON answer."""
+    rows = content["ranking"]
+    arrays = {
+        "index": np.array([row["index"] for row in rows], dtype=np.int64),
+        "id": np.array([row["id"] for row in rows], dtype=np.str_),
+        "score": np.array([row["score"] for row in rows], dtype=np.float64),
+        "control": np.array([row["control"] for row in rows], dtype=np.bool_),
+    }
+    for array in arrays.values():
+        array.flags.writeable = False
+    return _record(Ranking, {**content, **arrays})
+
+
+@dataclass(frozen=True)
+class Job:
+    """How far work on a pool is. Times are in seconds since 1970, `progress` goes from 0 to 1.
+
+    Attributes:
+        raw: all that the service said.
+    """
+
+    id: str
+    kind: str
+    state: str
+    model: str
+    version: str
+    rows: int
+    num_samples: int
+    seed: int
+    read_as: str
+    ignored_columns: Sequence[str]
+    progress: float
+    seconds_left: float | None
+    created: float
+    ended: float | None
+    expires: float | None
+    error: str | None
+    raw: Mapping[str, Any] = field(repr=False, compare=False)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is done, failed or cancelled."""
+        return self.state in ("done", "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A published model. All but its name and versions are None where none of them can be served.
+
+    Attributes:
+        name: what requests call it.
+        serving: the version behind `latest`.
+        versions, aliases: all versions, and version by alias.
+        broken: what cannot be served, and why.
+        method, task: how it was fitted, and whether to `classification` or `regression`.
+        input_shape: of a row.
+        columns: of rows of columns, each with its `name` and `kind`; empty for other rows.
+        classes, target: of a classification, and of a regression.
+        quality: measured on test rows when it was published.
+        raw: all that the service said; of `model(name)` also the manifest and the drift.
+    """
+
+    name: str
+    serving: str | None
+    versions: Sequence[str]
+    aliases: Mapping[str, str]
+    broken: Mapping[str, str]
+    method: str | None
+    task: str | None
+    input_shape: Sequence[int] | None
+    columns: Sequence[Mapping[str, Any]] | None
+    classes: Sequence[str] | None
+    target: str | None
+    quality: Mapping[str, float] | None
+    smallest_fpr: float | None
+    smallest_risk: float | None
+    raw: Mapping[str, Any] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class LabelsKept:
+    """What became of labels: how many were new, were known, or took another's place, and how many there are."""
+
+    model: str
+    accepted: int
+    known: int
+    replaced: int
+    labels: int
+
+
+@dataclass(frozen=True)
+class LabelFigures:
+    """How many rows of a model were acquired and labelled, and what the labels say of it.
+
+    Attributes:
+        raw: all that the service said: figures by version as `live`, and `candidates`.
+    """
+
+    model: str
+    acquired: int
+    waiting: int
+    labels: int
+    control_labels: int
+    raw: Mapping[str, Any] = field(repr=False, compare=False)
+
+
+def job_of(content: Mapping[str, Any]) -> Job:
+    """Return a job as it was answered."""
+    return _record(Job, {**content, "raw": content})
+
+
+def model_of(content: Mapping[str, Any]) -> Model:
+    """Return a model as it was answered."""
+    return _record(Model, {**content, "raw": content})
+
+
+def labels_kept_of(content: Mapping[str, Any]) -> LabelsKept:
+    """Return what became of labels."""
+    return _record(LabelsKept, content)
+
+
+def label_figures_of(content: Mapping[str, Any]) -> LabelFigures:
+    """Return what labels say."""
+    return _record(LabelFigures, {**content, "raw": content})
+
+
+def _record(kind: type[Record], content: Mapping[str, Any]) -> Record:
+    """Return a record of the fields that it has; a later service may say more."""
+    names = {item.name for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in content.items() if name in names})

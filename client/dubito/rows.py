@@ -1,0 +1,293 @@
+"""Rows as users have them, and how they go over the wire: as an array, as JSON, or as files of a form."""
+
+import base64
+import io
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, time
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dubito.errors import InvalidInput
+from dubito.sending import Request
+
+JSON = "application/json"
+NPY = "application/x-npy"
+NPZ = "application/x-npz"
+MEDIA_TYPES = {
+    ".npy": NPY,
+    ".npz": NPZ,
+    ".parquet": "application/vnd.apache.parquet",
+    ".csv": "text/csv",
+    ".zip": "application/zip",
+}
+PART_BYTES = 8 << 20  # of the rows of a request, at most, but for a single one
+
+RowsLike = np.ndarray | Iterable[Any]
+"""An array of rows; a DataFrame of pandas or polars; a list of arrays, of objects keyed by column, of strings, of PIL
+images, or of files as `bytes` or paths."""
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayRows:
+    """Rows of numbers, (N, ...)."""
+
+    array: np.ndarray
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return len(self.array)
+
+    def take(self, part: slice) -> "ArrayRows":
+        """Return some rows."""
+        return ArrayRows(self.array[part])
+
+    def row_bytes(self, _: int) -> int:
+        """Return how many bytes a row takes."""
+        return self.array.nbytes // len(self.array)
+
+    def as_json(self) -> "JsonRows":
+        """Return the same as JSON."""
+        return JsonRows([_json(row.tolist(), "rows") for row in self.array])
+
+
+@dataclass(frozen=True, eq=False)
+class JsonRows:
+    """Rows of which each is a JSON value."""
+
+    rows: Sequence[bytes]
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return len(self.rows)
+
+    def take(self, part: slice) -> "JsonRows":
+        """Return some rows."""
+        return JsonRows(self.rows[part])
+
+    def row_bytes(self, n: int) -> int:
+        """Return how many bytes row n takes."""
+        return len(self.rows[n])
+
+
+@dataclass(frozen=True, eq=False)
+class FileRows:
+    """Rows of which each is a file: an image or a text."""
+
+    files: Sequence[bytes]
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return len(self.files)
+
+    def take(self, part: slice) -> "FileRows":
+        """Return some rows."""
+        return FileRows(self.files[part])
+
+    def row_bytes(self, n: int) -> int:
+        """Return how many bytes row n takes."""
+        return len(self.files[n])
+
+
+Rows = ArrayRows | JsonRows | FileRows
+
+
+def rows_of(rows: RowsLike, field: str) -> Rows:
+    """Return rows as they are sent.
+
+    Raises:
+        InvalidInput: naming `field`, if they are none, or not rows.
+    """
+    rows = _unframed(rows)
+    if isinstance(rows, np.ndarray) and rows.dtype.kind not in "biuf":
+        rows = rows.tolist()  # strings, or whatever objects
+    if isinstance(rows, np.ndarray):
+        return ArrayRows(_numbers(rows, field))
+    if isinstance(rows, str | bytes | Mapping | PathLike) or _is_image(rows) or not isinstance(rows, Iterable):
+        raise InvalidInput(field, "rows, such as a list of one", f"a single {type(rows).__name__}")
+    listed = list(rows)
+    if not listed:
+        raise InvalidInput(field, "at least one row", "none")
+    if isinstance(listed[0], bytes | PathLike) or _is_image(listed[0]):
+        return FileRows([_file(row, f"{field}.{n}") for n, row in enumerate(listed)])
+    if isinstance(listed[0], list | tuple | np.ndarray | int | float):
+        array = _array(listed)
+        if array is not None:
+            return ArrayRows(_numbers(array, field))
+    return JsonRows([_json(row, f"{field}.{n}") for n, row in enumerate(listed)])
+
+
+def row_of(row: Any, field: str) -> Any:
+    """Return a single row as JSON has it; a file or an image as base64."""
+    if isinstance(row, bytes | PathLike) or _is_image(row):
+        return base64.b64encode(_file(row, field)).decode()
+    return plain(row, field)
+
+
+def parts_of(rows: Rows, most: int) -> Iterator[slice]:
+    """Yield parts of at most so many rows and of `PART_BYTES`, in order; a part has a row at least."""
+    first, held = 0, 0
+    for n in range(len(rows)):
+        size = rows.row_bytes(n)
+        if n > first and (n - first >= most or held + size > PART_BYTES):
+            yield slice(first, n)
+            first, held = n, 0
+        held += size
+    yield slice(first, len(rows))
+
+
+def request_of(
+    path: str, field: str, rows: Rows, options: Mapping[str, Any], headers: Mapping[str, str]
+) -> Callable[[float | None], Request]:
+    """Return what makes a request of rows, given the seconds that are left for it, if there is a deadline.
+
+    An array goes as npy, with the options in the query; with ids as npz. Lists beside it, other than ids, would make
+    the query too long: then all is JSON.
+    """
+    if isinstance(rows, ArrayRows) and any(isinstance(v, list) for name, v in options.items() if name != "ids"):
+        rows = rows.as_json()
+    if isinstance(rows, ArrayRows):
+        ids = options.get("ids")
+        content, media_type = (_npy(rows.array), NPY) if ids is None else (_npz(field, rows.array, ids), NPZ)
+        beside = {name: value for name, value in options.items() if name != "ids"}
+        return body_request(path, content, media_type, beside, headers)
+    if isinstance(rows, JsonRows):
+        listed = json.dumps(field).encode() + b":[" + b",".join(rows.rows) + b"]}"
+
+        def made(left_s: float | None) -> Request:
+            head = _json(with_deadline(options, left_s), "options")[:-1]
+            content = head + (b"," if len(head) > 1 else b"") + listed
+            return Request("POST", path, headers={**headers, "Content-Type": JSON}, content=content)
+
+        return made
+    files = [(field, (str(n), content, "application/octet-stream")) for n, content in enumerate(rows.files)]
+    return lambda left_s: Request("POST", path, {}, headers, None, texts(with_deadline(options, left_s)), files)
+
+
+def body_request(
+    path: str, content: bytes, media_type: str, options: Mapping[str, Any], headers: Mapping[str, str]
+) -> Callable[[float | None], Request]:
+    """Return what makes a request whose body is a file, with the options in the query."""
+    typed = {**headers, "Content-Type": media_type}
+    return lambda left_s: Request("POST", path, texts(with_deadline(options, left_s)), typed, content)
+
+
+def json_request(method: str, path: str, content: Mapping[str, Any]) -> Request:
+    """Return a request with a JSON body."""
+    return Request(method, path, headers={"Content-Type": JSON}, content=_json(content, "body"))
+
+
+def plain(value: Any, field: str) -> Any:
+    """Return a value as JSON has it: what is missing is None, dates and times are texts in ISO 8601.
+
+    Raises:
+        InvalidInput: naming `field`, if JSON has no such value.
+    """
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        if math.isinf(value):
+            raise InvalidInput(field, "a finite number", repr(value))
+        return None if math.isnan(value) else value
+    if isinstance(value, np.datetime64):
+        return None if np.isnat(value) else value.astype("datetime64[us]").item().isoformat()
+    if isinstance(value, np.generic):
+        return plain(value.item(), field)
+    if isinstance(value, date | time):
+        return value.isoformat() if value == value else None  # pandas' NaT is a date unlike itself
+    if isinstance(value, Mapping):
+        return {str(name): plain(part, f"{field}.{name}") for name, part in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [plain(part, f"{field}.{n}") for n, part in enumerate(value)]
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and value is pandas.NA:
+        return None
+    raise InvalidInput(field, "a number, a string, a date, or nothing", type(value).__name__)
+
+
+def texts(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return options as a query or a form has them: strings as they are, all else as JSON."""
+    return {name: value if isinstance(value, str) else _json(value, name).decode() for name, value in options.items()}
+
+
+def with_deadline(options: Mapping[str, Any], left_s: float | None) -> dict[str, Any]:
+    """Return options with the seconds that are left, where there is a deadline."""
+    return dict(options) if left_s is None else {**options, "deadline_s": left_s}
+
+
+def _unframed(rows: Any) -> Any:
+    """Return a frame or series of pandas or polars as lists; neither is imported here."""
+    pandas, polars = sys.modules.get("pandas"), sys.modules.get("polars")
+    if pandas is not None:
+        if isinstance(rows, pandas.DataFrame):
+            return rows.to_dict("records")
+        if isinstance(rows, pandas.Series):
+            return rows.tolist()
+    if polars is not None:
+        if isinstance(rows, polars.DataFrame):
+            return rows.to_dicts()
+        if isinstance(rows, polars.Series):
+            return rows.to_list()
+    return rows
+
+
+def _numbers(array: np.ndarray, field: str) -> np.ndarray:
+    """Return an array of rows as the service reads it: of floats or integers of at most 64 bits."""
+    if array.ndim < 2 or array.size == 0:
+        expected = "rows of numbers, in an array of shape (N, ...)"
+        raise InvalidInput(field, expected, f"an array of shape {array.shape}")
+    if array.dtype.kind == "b":
+        return array.astype(np.uint8)
+    return array.astype(np.float64) if array.dtype.itemsize > 8 else array
+
+
+def _array(rows: list[Any]) -> np.ndarray | None:
+    """Return lists of numbers as an array; None where they are of unequal lengths, or not all numbers."""
+    try:
+        array = np.asarray(rows)
+    except ValueError:
+        return None
+    return array if array.dtype.kind in "biuf" else None
+
+
+def _is_image(row: object) -> bool:
+    images = sys.modules.get("PIL.Image")
+    return images is not None and isinstance(row, images.Image)
+
+
+def _file(row: Any, field: str) -> bytes:
+    """Return what is in a file, or an image as a PNG file, which loses nothing."""
+    if isinstance(row, bytes):
+        return row
+    if isinstance(row, PathLike):
+        return Path(row).read_bytes()
+    if not _is_image(row):
+        raise InvalidInput(field, "an image or a file, as the first row", type(row).__name__)
+    file = io.BytesIO()
+    try:
+        row.save(file, "PNG")
+    except (OSError, ValueError):
+        raise InvalidInput(field, "an image that PNG can hold (Image.convert)", f"one of mode {row.mode}") from None
+    return file.getvalue()
+
+
+def _json(value: Any, field: str) -> bytes:
+    return json.dumps(plain(value, field), allow_nan=False, separators=(",", ":")).encode()
+
+
+def _npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def _npz(name: str, array: np.ndarray, ids: Sequence[str]) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **{name: np.ascontiguousarray(array), "ids": np.array(ids, dtype=np.str_)})
+    return file.getvalue()

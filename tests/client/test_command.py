@@ -1,0 +1,196 @@
+"""`dubito` on the command line, and the examples of the client's page, against a real service."""
+
+import csv
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dubito import Client
+from dubito.command import KEY_VARIABLE, URL_VARIABLE, by_job, main
+from dubito.terminal import ProgressBar, bar, table
+from tests.support.environment import ROOT, environment_with
+
+GUIDE = ROOT / "client" / "README.md"
+
+
+@pytest.fixture
+def run(url, key, monkeypatch, tmp_path, capsys):
+    """Run a command in a folder of the test's own; gives its exit status and what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(URL_VARIABLE, url)
+    monkeypatch.setenv(KEY_VARIABLE, key)
+
+    def by_main(*arguments):
+        status = main([str(argument) for argument in arguments])
+        return status, *capsys.readouterr()
+
+    return by_main
+
+
+def test_predictions_are_shown_as_a_table(run, url, key, digits_rows):
+    np.save("rows.npy", digits_rows[:25])
+    status, out, err = run("predict", "rows.npy", "--seed", 7, "--rows", 3)
+    with Client(url, key=key) as client:
+        answer = client.predict(digits_rows[:25], seed=7)
+    lines = out.splitlines()
+    assert (status, err) == (0, "")
+    assert lines[0] == "digits version 1, seed 7"
+    assert lines[2].split() == ["row", "label", "probability", "entropy", "bald", "p_value", "flag", "set"]
+    assert [line.split()[:2] for line in lines[4:7]] == [[str(n), answer.label[n]] for n in range(3)]
+    assert lines[-1] == f"{answer.flag.sum()} of 25 rows flagged as unlike the data; 22 more rows (--rows, --out)"
+
+
+def test_all_that_was_answered_is_printed_or_written_for_programs(run, url, key, digits_rows, tmp_path):
+    np.save("rows.npy", digits_rows[:4])
+    with Client(url, key=key) as client:
+        answer = client.predict(digits_rows[:4], seed=7, fpr=0.1)
+    options = ("predict", "rows.npy", "--seed", 7, "--fpr", 0.1, "--model", "digits:latest")
+    printed = json.loads(run(*options, "--json", "--out", "rows.csv")[1])
+    assert (printed["seed"], printed["fpr"], printed["classes"]) == (7, 0.1, list(answer.classes))
+    assert [row["label"] for row in printed["predictions"]] == answer.label.tolist()
+    assert [row["probabilities.3"] for row in printed["predictions"]] == answer.probabilities[:, 3].tolist()
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["bald"]) for row in rows] == answer.bald.tolist()
+    assert run(*options, "--out", "rows.npz")[0] == 0
+    with np.load("rows.npz", allow_pickle=False) as arrays:
+        assert np.array_equal(arrays["probabilities"], answer.probabilities)
+    status, _, err = run(*options, "--out", "rows.xlsx")
+    assert (status, err) == (1, "dubito: --out: expected a name that ends in .csv or .npz, got rows.xlsx\n")
+
+
+def test_a_table_is_read_by_the_service(run, tmp_path):
+    (tmp_path / "people.csv").write_text("id,age,city\nanna,31,Rome\nben,,Oslo\n")
+    status, out, _ = run("predict", "people.csv", "--model", "rents")
+    assert status == 0
+    rows = [line.split() for line in out.splitlines()[2:6]]
+    assert rows[0] == ["row", "mean", "std", "epistemic_std", "low", "high", "p_value", "flag"]
+    assert [row[0] for row in rows[2:]] == ["anna", "ben"]
+
+
+def test_json_lines_and_images_are_rows(run, tmp_path):
+    (tmp_path / "people.jsonl").write_text('{"age": 31, "city": "Rome"}\n\n{"age": null, "city": "Oslo"}\n')
+    printed = json.loads(run("predict", "people.jsonl", "--model", "people", "--json")[1])
+    assert len(printed["predictions"]) == 2
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (1, 1), "red").save(name)
+    _, out, _ = run("predict", "a.png", "b.png", "--model", "pictures")
+    assert [line.split()[0] for line in out.splitlines()[4:6]] == ["a.png", "b.png"]
+    _, out, _ = run("acquire", "a.png", "b.png", "--model", "pictures", "--json", "--acquisition", "random")
+    assert {row["id"] for row in json.loads(out)["ranking"]} == {"a.png", "b.png"}
+
+
+def test_a_pool_is_ranked(run, url, key, digits_rows):
+    np.savez("pool.npz", x=digits_rows[:30], ids=np.array([f"picture {i}" for i in range(30)]))
+    with Client(url, key=key) as client:
+        ranking = client.acquire(digits_rows[:30], k=3, seed=7, ids=[f"picture {i}" for i in range(30)])
+    _, out, _ = run("acquire", "pool.npz", "-k", 3, "--seed", 7)
+    lines = out.splitlines()
+    assert lines[2].split() == ["rank", "index", "id", "score", "control"]
+    assert [" ".join(line.split()[2:4]) for line in lines[4:7]] == ranking.id.tolist()
+    assert lines[-1] == "3 of 30 rows"
+    by_job = json.loads(run("acquire", "pool.npz", "-k", 3, "--seed", 7, "--job", "--json")[1])
+    assert [row["score"] for row in by_job["ranking"]] == ranking.score.tolist()
+
+
+def test_an_interrupt_cancels_the_job(url, key, digits_rows):
+    def interrupted(job, on_progress):
+        raise KeyboardInterrupt
+
+    with Client(url, key=key) as client:
+        before = client.predict_job(inputs_file="digits.npy")  # jobs run one at a time, so the next one is queued
+        job = client.predict_job(inputs_file="digits.npy")
+        with pytest.raises(KeyboardInterrupt):
+            by_job(client, job, interrupted, print)
+        assert client.job(job).state == "cancelled"
+        client.cancel(before)
+
+
+def test_models_are_listed(run):
+    status, out, _ = run("models")
+    assert status == 0
+    rows = {line.split()[0]: line for line in out.splitlines()[2:]}
+    assert set(rows) == {"digits", "people", "rents", "pictures"}
+    assert "10 classes: 0, 1, 2" in rows["digits"]
+    assert rows["rents"].endswith("rent")
+    assert len(json.loads(run("models", "--json")[1])["models"]) == 4
+
+
+def test_what_goes_wrong_is_a_line_and_a_status(run, monkeypatch, digits_rows):
+    np.save("rows.npy", digits_rows[:2, :63])
+    status, out, err = run("predict", "rows.npy")
+    assert (status, out) == (1, "")
+    assert re.fullmatch(r"dubito: inputs: expected .*, got shape \(2, 63\)\n", err)
+    assert run("predict", "absent.npy")[0] == 1
+    for name in ("bad.npy", "bad.jsonl"):
+        Path(name).write_text("{")
+        status, _, err = run("predict", name)
+        assert (status, err) == (
+            1,
+            f"dubito: {name}: expected an npy file, or a JSON value on each line, got another\n",
+        )
+    monkeypatch.setenv(KEY_VARIABLE, "wrong")
+    status, out, err = run("models")
+    assert (status, out, err.startswith("dubito: ")) == (1, "", True)
+    with pytest.raises(SystemExit) as raised:
+        main(["predict"])
+    assert raised.value.code == 2
+
+
+def test_the_module_is_the_command(url, key):
+    environment = environment_with(PYTHONPATH=str(ROOT / "client"), **{URL_VARIABLE: url, KEY_VARIABLE: key})
+    command = [sys.executable, "-m", "dubito", "models"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "digits" in done.stdout
+
+
+def test_a_progress_bar_is_shown_to_people_alone():
+    assert bar("ranking", 0.0, 3.0) == "ranking [" + "." * 30 + "]   0%"
+    assert bar("ranking", 0.5, 3.0) == "ranking [" + "#" * 15 + "." * 15 + "]  50% 3 s left"
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for stream, is_shown in ((Terminal(), True), (io.StringIO(), False)):
+        with ProgressBar("ranking", stream) as progress:
+            progress(0.25)
+        assert (" 25%" in stream.getvalue()) == is_shown
+
+
+def test_a_table_shows_nothing_that_a_terminal_would_obey():
+    shown = table(("id", "score"), [("\x1b[31mred\n", 0.123456), ("x" * 99, float("nan")), ("y", np.float64(2))])
+    lines = shown.splitlines()
+    assert len(lines) == 5
+    assert lines[2].split() == ["?[31mred?", "0.1235"]
+    assert max(map(len, lines)) == 40 + 2 + 6
+    assert lines[4].endswith("     2")
+
+
+def test_the_examples_of_the_page_run(run, url, key, capsys):
+    blocks = re.findall(r"```(python|console)\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    names, printed, commands = {}, "", []
+    for kind, block in blocks:
+        if kind == "python":
+            exec(block.replace('Client("http://127.0.0.1:8000"', f'Client("{url}", key="{key}"'), names)
+            printed += capsys.readouterr().out
+        else:
+            commands += re.findall(r"^\$ dubito (.*)$", block, re.MULTILINE)
+    assert printed.startswith("<Predictions of 100 rows by digits version 1, seed ")
+    for line in ("abstain: no `risk` applies: ask for one", "1.0 1797", "2 "):
+        assert f"\n{line}" in printed
+    assert "\ninputs | an array of shape (N, 8, 8) or (N, 64) | shape (100, 63)\n" in printed
+    assert "\n404 " in printed
+    assert len(commands) > 3
+    for line in commands:
+        status, _, err = run(*shlex.split(line))
+        assert (status, err) == (0, ""), line

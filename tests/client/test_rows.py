@@ -1,0 +1,156 @@
+"""What users have becomes what the service reads. Nothing is sent here."""
+
+import io
+import json
+from datetime import date, datetime
+from pathlib import Path
+
+import numpy as np
+import pandas
+import polars
+import pytest
+from PIL import Image
+
+from dubito.errors import InvalidInput
+from dubito.rows import PART_BYTES, ArrayRows, FileRows, JsonRows, parts_of, request_of, row_of, rows_of, texts
+
+NUMBERS = [[1.5, 2.0], [3.0, 4.0]]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [np.array(NUMBERS), NUMBERS, tuple(map(tuple, NUMBERS)), [np.array(row) for row in NUMBERS], iter(NUMBERS)],
+    ids=["array", "lists", "tuples", "arrays", "iterator"],
+)
+def test_numbers_are_an_array(rows):
+    found = rows_of(rows, "inputs")
+    assert isinstance(found, ArrayRows)
+    assert found.array.tolist() == NUMBERS
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint64", "float16", "float32", ">f8", "longdouble"])
+def test_an_array_goes_as_the_service_reads_it(dtype):
+    array = np.array([[0, 1]], dtype=dtype)
+    sent = rows_of(array, "inputs").array
+    assert sent.dtype.kind in "iuf"
+    assert sent.dtype.itemsize <= 8
+    assert sent.tolist() == [[0, 1]]
+
+
+FRAME = {
+    "age": [31.0, None],
+    "city": ["Rome", None],
+    "since": [datetime(2024, 5, 1, 13, 30), None],
+    "count": [3, 4],
+    "fresh": [True, False],
+}
+EXPECTED = [
+    {"age": 31.0, "city": "Rome", "since": "2024-05-01T13:30:00", "count": 3, "fresh": True},
+    {"age": None, "city": None, "since": None, "count": 4, "fresh": False},
+]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pandas.DataFrame(FRAME),
+        pandas.DataFrame(FRAME).convert_dtypes(),
+        pandas.DataFrame(FRAME).astype({"city": "category"}),
+        polars.DataFrame(FRAME),
+        [dict(zip(FRAME, values, strict=True)) for values in zip(*FRAME.values(), strict=True)],
+    ],
+    ids=["pandas", "nullable", "category", "polars", "objects"],
+)
+def test_a_frame_is_rows_of_columns(rows):
+    found = rows_of(rows, "inputs")
+    assert isinstance(found, JsonRows)
+    assert [json.loads(row) for row in found.rows] == EXPECTED
+
+
+def test_cells_of_numpy_are_those_of_json():
+    cells = [np.float32(0.5), np.int8(3), np.bool_(True), np.str_("x"), np.datetime64("NaT")]
+    cells += [np.datetime64("2024-05-01T13:30"), date(2024, 5, 1), np.float64("nan"), pandas.NaT]
+    (found,) = rows_of([dict(zip("abcdefghi", cells, strict=True))], "inputs").rows
+    expected = [0.5, 3, True, "x", None, "2024-05-01T13:30:00", "2024-05-01", None, None]
+    assert json.loads(found) == dict(zip("abcdefghi", expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [["a", "b"], np.array(["a", "b"]), np.array(["a", "b"], dtype=object), pandas.Series(["a", "b"])],
+    ids=["list", "array", "objects", "series"],
+)
+def test_strings_are_json(rows):
+    assert rows_of(rows, "inputs") and list(rows_of(rows, "inputs").rows) == [b'"a"', b'"b"']
+    assert list(rows_of(polars.Series(["a", "b"]), "inputs").rows) == [b'"a"', b'"b"']
+
+
+def test_rows_of_unequal_lengths_are_left_to_the_service_to_name():
+    assert list(rows_of([[1, 2], [3]], "inputs").rows) == [b"[1,2]", b"[3]"]
+
+
+def test_images_and_files_are_files(tmp_path):
+    image = Image.new("RGB", (3, 2), (1, 2, 3))
+    (tmp_path / "x.bin").write_bytes(b"abc")
+    found = rows_of([image, b"def", tmp_path / "x.bin"], "inputs")
+    assert isinstance(found, FileRows)
+    assert found.files[1:] == [b"def", b"abc"]
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(found.files[0]))), np.asarray(image))
+    assert row_of(b"abc", "inputs.x") == "YWJj"
+    with pytest.raises(InvalidInput, match=r"inputs\.0: expected an image that PNG can hold"):
+        rows_of([image.convert("CMYK")], "inputs")
+    with pytest.raises(InvalidInput, match=r"inputs\.1: expected an image or a file, as the first row, got int"):
+        rows_of([image, 3], "inputs")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    ["text", b"file", Path("file"), {"age": 3}, 3, None, [], np.ones(3), np.float64(1), [1, 2], np.ones((0, 3))],
+    ids=str,
+)
+def test_what_is_no_rows_is_refused_by_the_field(rows):
+    with pytest.raises(InvalidInput, match=r"^pool: expected "):
+        rows_of(rows, "pool")
+
+
+@pytest.mark.parametrize(("value", "got"), [(float("inf"), "inf"), (object(), "object"), (3j, "complex")])
+def test_a_cell_that_json_has_not_is_named(value, got):
+    with pytest.raises(InvalidInput, match=rf"^inputs\.1\.age: expected .*, got {got}$"):
+        rows_of([{"age": 1}, {"age": value}], "inputs")
+
+
+def test_parts_are_bounded_by_rows_and_by_bytes():
+    rows = rows_of(np.zeros((7, 3)), "inputs")
+    assert list(parts_of(rows, 3)) == [slice(0, 3), slice(3, 6), slice(6, 7)]
+    files = FileRows([bytes(size) for size in (PART_BYTES, 1, PART_BYTES - 1, PART_BYTES + 1, 2)])
+    assert list(parts_of(files, 10)) == [slice(0, 1), slice(1, 3), slice(3, 4), slice(4, 5)]
+
+
+def test_options_go_beside_the_rows():
+    options = {"model": "7", "fpr": 0.1, "explain": True, "priors": {"a": 1.0}}
+    array, objects = rows_of(np.ones((1, 2)), "inputs"), rows_of([{"a": 1}], "inputs")
+    of_array = request_of("/predict", "inputs", array, options, {})(2.5)
+    assert of_array.query == {
+        "model": "7",
+        "fpr": "0.1",
+        "explain": "true",
+        "priors": '{"a":1.0}',
+        "deadline_s": "2.5",
+    }
+    assert of_array.headers["Content-Type"] == "application/x-npy"
+    of_objects = request_of("/predict", "inputs", objects, options, {})(None)
+    assert json.loads(of_objects.content) == {**options, "inputs": [{"a": 1}]}
+    assert json.loads(request_of("/predict", "inputs", objects, {}, {})(None).content) == {"inputs": [{"a": 1}]}
+    of_files = request_of("/predict", "inputs", FileRows([b"x"]), options, {})(None)
+    assert of_files.form == texts(options)
+    assert [field for field, _ in of_files.files] == ["inputs"]
+
+
+def test_ids_go_with_an_array():
+    request = request_of(
+        "/acquire", "pool", rows_of(np.ones((2, 3)).T, "pool"), {"ids": ["a", "b", "c"], "k": 1}, {}
+    )(None)
+    assert request.query == {"k": "1"}
+    with np.load(io.BytesIO(request.content), allow_pickle=False) as arrays:
+        assert arrays["ids"].tolist() == ["a", "b", "c"]
+        assert arrays["pool"].shape == (3, 2)

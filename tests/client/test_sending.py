@@ -1,0 +1,260 @@
+"""When requests are sent again, and what answers of failure become. Steps are done by hand: nothing sleeps here."""
+
+import copy
+import io
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import httpx
+import numpy as np
+import pytest
+
+from dubito import calls
+from dubito.errors import (
+    AnswerError,
+    Conflict,
+    DeadlineExceeded,
+    DubitoError,
+    Forbidden,
+    InvalidInput,
+    JobFailed,
+    NoAnswer,
+    NoSpace,
+    NotFound,
+    NotReady,
+    Overloaded,
+    ServerError,
+    TooLarge,
+    Unauthorized,
+    error_of,
+)
+from dubito.sending import LONGEST_PAUSE_S, Limits, Pause, Request, retry_after_s, send
+
+LIMITS = Limits(timeout_s=90.0, retries=2)
+CUT = httpx.ReadError("cut")
+
+
+def problem(status, detail="the service says so", **headers):
+    return httpx.Response(status, json={"detail": detail}, headers=headers)
+
+
+def made(left_s):
+    return Request("GET", "/models", {} if left_s is None else {"deadline_s": str(left_s)})
+
+
+def outcome(steps, *came):
+    """What steps give when these come for their requests, in turn, and the seconds that they pause."""
+    answers, pauses, step = iter(came), [], next(steps)
+    try:
+        while True:
+            if isinstance(step, Pause):
+                pauses.append(step.seconds)
+                step = steps.send(None)
+            else:
+                step = steps.send(next(answers))
+    except StopIteration as end:
+        result = end.value
+    except DubitoError as error:
+        result = error
+    assert next(answers, None) is None, "more was to come"
+    return result, pauses
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("is_repeatable", [True, False])
+def test_a_refusal_that_says_when_to_come_back_is_heeded(status, is_repeatable):
+    good = httpx.Response(200)
+    steps = send(made, LIMITS, is_repeatable)
+    result, pauses = outcome(steps, problem(status, **{"Retry-After": "7"}), good)
+    assert result is good
+    assert len(pauses) == 1
+    assert 7 <= pauses[0] <= 7 * 1.25
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [problem(503), problem(429), problem(500, **{"Retry-After": "1"}), problem(503, **{"Retry-After": "3600"})],
+    ids=["503", "429", "500", "an hour"],
+)
+def test_other_refusals_are_errors_at_once(refusal):
+    result, pauses = outcome(send(made, LIMITS), refusal)
+    assert isinstance(result, AnswerError)
+    assert (result.status, pauses) == (refusal.status_code, [])
+
+
+def test_tries_come_to_an_end():
+    refusal = problem(429, **{"Retry-After": "2"})
+    result, pauses = outcome(send(made, LIMITS), refusal, refusal, refusal)
+    assert isinstance(result, Overloaded)
+    assert (result.retry_after_s, len(pauses)) == (2, LIMITS.retries)
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError("no"), httpx.ConnectTimeout("no"), httpx.PoolTimeout("no")])
+def test_what_was_not_sent_is_sent_again_whatever_it_does(error):
+    good = httpx.Response(200)
+    result, pauses = outcome(send(made, LIMITS, is_repeatable=False), error, error, good)
+    assert result is good
+    assert 0 < pauses[0] <= 0.5
+    assert 0.5 <= pauses[1] <= 1
+
+
+@pytest.mark.parametrize("error", [CUT, httpx.WriteError("cut"), httpx.RemoteProtocolError("cut")])
+def test_what_may_have_been_done_is_sent_again_only_if_that_does_no_more(error):
+    good = httpx.Response(200)
+    assert outcome(send(made, LIMITS), error, good)[0] is good
+    result, pauses = outcome(send(made, LIMITS, is_repeatable=False), error)
+    assert isinstance(result, NoAnswer)
+    assert pauses == []
+    assert result.__cause__ is error
+
+
+def test_a_job_is_not_asked_for_twice():
+    for steps in (calls.predict_job(LIMITS, np.ones((1, 2)), {}), calls.acquire_job(LIMITS, np.ones((1, 2)), 1, {})):
+        assert isinstance(outcome(steps, CUT)[0], NoAnswer)
+
+
+@pytest.mark.parametrize(("keep", "tries"), [(True, 1), (False, 3)])
+def test_rows_are_not_set_aside_twice(keep, tries):
+    steps = calls.acquire(LIMITS, np.ones((2, 2)), 1, None, {"keep": keep, "ids": ["a", "b"]})
+    assert isinstance(outcome(steps, *[CUT] * tries)[0], NoAnswer)
+
+
+def test_pauses_after_lost_connections_do_not_grow_forever():
+    _, pauses = outcome(send(made, Limits(90.0, 9)), *[CUT] * 10)
+    assert max(pauses) <= LONGEST_PAUSE_S
+
+
+def test_no_answer_in_time_is_not_asked_for_again():
+    result, pauses = outcome(send(made, LIMITS), httpx.ReadTimeout(""))
+    assert isinstance(result, DeadlineExceeded)
+    assert pauses == []
+
+
+def test_a_deadline_is_told_and_bounds_waits_and_pauses():
+    limits = LIMITS.within(20.0)
+    steps = send(made, limits)
+    request = next(steps)
+    assert request.timeout_s == float(request.query["deadline_s"])
+    assert 19 < request.timeout_s <= 20
+    with pytest.raises(Overloaded):  # rather than to come back when the time is up
+        steps.send(problem(429, **{"Retry-After": "21"}))
+    with pytest.raises(DeadlineExceeded):
+        next(send(made, LIMITS.within(0.0)))
+
+
+def test_a_deadline_that_passes_while_connecting_is_said():
+    result, pauses = outcome(send(made, LIMITS.within(0.2)), httpx.ConnectTimeout(""))
+    assert isinstance(result, DeadlineExceeded)
+    assert pauses == []
+
+
+def test_without_a_deadline_none_is_told():
+    request = next(send(made, LIMITS))
+    assert (request.query, request.timeout_s) == ({}, 90.0)
+
+
+def test_a_retry_after_may_be_a_date():
+    when = format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True)
+    assert 90 < retry_after_s(problem(503, **{"Retry-After": when})) <= 100
+    assert retry_after_s(problem(503, **{"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})) == 0
+    assert retry_after_s(problem(503, **{"Retry-After": "soon"})) is None
+    assert retry_after_s(problem(503)) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, AnswerError),
+        (401, Unauthorized),
+        (403, Forbidden),
+        (404, NotFound),
+        (408, DeadlineExceeded),
+        (409, Conflict),
+        (413, TooLarge),
+        (422, InvalidInput),
+        (429, Overloaded),
+        (500, ServerError),
+        (502, ServerError),
+        (503, NotReady),
+        (504, DeadlineExceeded),
+        (507, NoSpace),
+    ],
+)
+def test_each_status_is_an_error_of_its_own(status, kind):
+    error = error_of(problem(status, "labels.3.id: expected another, got one of them"))
+    assert type(error) is kind
+    assert str(error) == "labels.3.id: expected another, got one of them"
+    if status not in (408, 504):
+        assert error.field == "labels.3.id"
+
+
+@pytest.mark.parametrize(
+    "error", [error_of(problem(422)), error_of(problem(429), 3.0), JobFailed("a", "is failed")], ids=str
+)
+def test_errors_can_be_copied_and_so_sent_between_processes(error):
+    again = copy.deepcopy(error)
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+def test_a_wrong_field_is_taken_apart():
+    detail = "inputs.0: expected an array of 64 (rows have shape (8, 8), or 64 numbers flat), got an array of 63"
+    error = error_of(problem(422, detail))
+    assert (error.field, error.got) == ("inputs.0", "an array of 63")
+    assert error.expected == "an array of 64 (rows have shape (8, 8), or 64 numbers flat)"
+    assert isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize("page", [b"<html>Bad Gateway</html>", b"[1]", b"{}", b'{"detail": 3}', b"{"])
+def test_an_answer_that_is_no_problem_document_is_told_by_its_status(page):
+    for kind in ("text/html", "application/json"):
+        error = error_of(httpx.Response(502, content=page, headers={"Content-Type": kind}))
+        assert (str(error), error.field) == ("HTTP status 502", "")
+
+
+def npz(rows, **arrays):
+    file = io.BytesIO()
+    np.savez(file, model="m", version="3", seed=5, flag=np.zeros(rows, bool), **arrays)
+    return httpx.Response(200, content=file.getvalue())
+
+
+def test_parts_share_the_draws_and_the_version_of_the_first():
+    shares = []
+    steps = calls.predict(LIMITS, np.ones((5, 2)), None, 2, shares.append, {"version": "latest", "fpr": 0.1})
+    first = next(steps)
+    second = steps.send(npz(2, unknown_categories=[1, 0]))
+    third = steps.send(npz(2, unknown_categories=[0, 2]))
+    with pytest.raises(StopIteration) as end:
+        steps.send(npz(1, unknown_categories=[1, 1]))
+    assert first.query == {"version": "latest", "fpr": "0.1"}
+    assert second.query == third.query == {"model": "m", "version": "3", "seed": "5", "fpr": "0.1"}
+    assert [len(np.load(io.BytesIO(request.content))) for request in (first, second, third)] == [2, 2, 1]
+    assert shares == [0.4, 0.8, 1.0]
+    answer = end.value.value
+    assert (len(answer), answer.seed, answer["unknown_categories"].tolist()) == (5, 5, [2, 3])
+
+
+def test_a_wrong_row_is_named_by_its_place_among_all():
+    detail = "inputs.1.age: expected a number, got a string of 3 characters"
+    error, _ = outcome(calls.predict(LIMITS, np.ones((5, 2)), None, 2, None, {}), npz(2), problem(422, detail))
+    assert (error.field, str(error)) == ("inputs.3.age", detail.replace("1", "3", 1))
+    of_all = "fpr: expected a number, got null"
+    error, _ = outcome(calls.predict(LIMITS, np.ones((5, 2)), None, 2, None, {}), npz(2), problem(422, of_all))
+    assert str(error) == of_all
+
+
+def test_groups_go_with_their_rows():
+    steps = calls.predict(LIMITS, np.ones((3, 2)), None, 2, None, {"groups": ["a", "b", "c"]})
+    assert b'"groups":["a","b"]' in next(steps).content
+    assert b'"groups":["c"]' in steps.send(npz(2)).content
+    with pytest.raises(InvalidInput, match="groups: expected 3"):
+        next(calls.predict(LIMITS, np.ones((3, 2)), None, 2, None, {"groups": ["a"]}))
+
+
+def test_rows_whose_flags_are_decided_together_go_together():
+    steps = calls.predict(LIMITS, np.ones((5, 2)), None, 2, None, {"fdr": 0.1})
+    assert len(np.load(io.BytesIO(next(steps).content))) == 5
+
+
+def test_only_settle_may_be_none():
+    steps = calls.predict(LIMITS, np.ones((1, 2)), None, None, None, {"settle": None, "seed": None, "model": "m"})
+    assert next(steps).query == {"settle": "null", "model": "m"}
