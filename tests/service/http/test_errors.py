@@ -187,9 +187,12 @@ def test_a_rate_that_the_calibration_cannot_tell_is_refused_however_the_rows_com
     assert_problem(client.post("/predict", params=rate, files=[("inputs", ("x", rows))]), 422, words)
 
 
-@pytest.mark.parametrize(("path", "field"), [("/predict", "inputs"), ("/acquire", "pool")])
-def test_missing_rows_are_named(client, path, field):
-    assert_problem(client.post(path, json={}), 422, f"{field}: expected a value, got none")
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("/predict", "inputs: expected a value, got none"), ("/acquire", "pool: expected at least one row, got none")],
+)
+def test_missing_rows_are_named(client, path, expected):
+    assert_problem(client.post(path, json={}), 422, expected)
 
 
 def test_a_long_unknown_field_is_not_repeated_whole(client):
