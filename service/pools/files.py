@@ -112,7 +112,7 @@ class PoolFile(ABC):
 
 
 class NpyFile(PoolFile):
-    """An array, mapped from the disk."""
+    """An array, looked at without reading it whole."""
 
     ENDING = ".npy"
 
@@ -131,9 +131,19 @@ class NpyFile(PoolFile):
         return None
 
     def parts(self, first: int = 0) -> Iterator[Part]:
-        """Yield rows as arrays."""
-        for start in range(first, self.rows, self.at_once):
-            yield np.asarray(self._array[start : start + self.at_once])
+        """Yield rows as arrays; of a file in C order they are read, since mapped pages stay in memory."""
+        array = self._array
+        if not isinstance(array, np.memmap) or not array.flags.c_contiguous:
+            for start in range(first, self.rows, self.at_once):
+                yield np.asarray(array[start : start + self.at_once])
+            return
+        row_numbers = math.prod(array.shape[1:])
+        with _binary(self.source) as file:
+            file.seek(array.offset + first * row_numbers * array.itemsize)
+            for start in range(first, self.rows, self.at_once):
+                n = min(self.at_once, self.rows - start)
+                part = np.fromfile(file, array.dtype, n * row_numbers)
+                yield part.reshape(n, *array.shape[1:])
 
 
 class NpzFile(PoolFile):
