@@ -1,12 +1,15 @@
-"""Check a running service: it is ready, and answers its own examples, twice the same.
+"""Check a running service: it is ready, answers its own examples, twice the same, and runs a job.
 
 `python docker/smoke.py [URL]`, with nothing but Python's standard library; the exit code is 0 where all is well.
 """
 
 import json
 import sys
+import time
 from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
+
+JOB_S = 60.0  # that a job of one row may take, on a machine that is busy
 
 direct = build_opener(ProxyHandler({}))
 
@@ -31,6 +34,18 @@ def main() -> None:
             sys.exit(f"expected the example's first row to be a 3, got {rows[0]['label']!r}")
         if call(f"{url}/predict", {**example["value"], "seed": answer["seed"]})["predictions"] != rows:
             sys.exit("expected the same answer from the same seed, got another")
+    row = next(iter(operation["requestBody"]["content"]["application/json"]["examples"].values()))["value"]["inputs"]
+    job = call(f"{url}/predict/jobs", {"inputs": row, "format": "parquet"})
+    end = time.monotonic() + JOB_S
+    while job["state"] in ("queued", "running") and time.monotonic() < end:
+        time.sleep(0.2)
+        job = call(f"{url}/jobs/{job['id']}")
+    print("job:", job["state"], job["error"] or "")
+    if job["state"] != "done":
+        sys.exit(f"expected a job that is done within {JOB_S:.0f} s, got one that is {job['state']}: {job['error']}")
+    with direct.open(f"{url}{job['result']}", timeout=30) as response:
+        if response.read(4) != b"PAR1":
+            sys.exit("expected a Parquet file as the job's result, got another")
 
 
 if __name__ == "__main__":
