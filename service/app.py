@@ -88,6 +88,7 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
         routers.append(admin.router)
     for router in routers:
         app.include_router(router)
+    app.state.routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     _show_examples(app, context)
     problems.install(app)
     asked_most = [r for part in (predict, acquire) for r in part.router.routes if isinstance(r, APIRoute)]

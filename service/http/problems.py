@@ -8,6 +8,7 @@ from traceback import clear_frames
 import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from model_store.errors import (
     BrokenArtifact,
@@ -75,14 +76,23 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     clear_frames(error.__traceback__)
     record_of(request.scope).reason = _reason(HTTPStatus(error.status_code).phrase)
+    headers = dict(error.headers or {})
     if error.status_code == 404:
         detail = "path: expected one of those that GET /docs lists, got another"
     elif error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "another")
+        allowed = _allowed(request) or headers.get("Allow", "another")
+        headers["Allow"] = allowed
         detail = f"method: expected {allowed}, got {request.method}"
     else:
         detail = str(error.detail)
-    return problem(error.status_code, detail, dict(error.headers or {}))
+    return problem(error.status_code, detail, headers)
+
+
+def _allowed(request: Request) -> str:
+    """Return the methods of all routes of the service that a request's path is of."""
+    routes: list[Route] = request.app.state.routes
+    matching = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
+    return ", ".join(sorted({method for route in matching for method in route.methods or ()}))
 
 
 @cache
