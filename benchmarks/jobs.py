@@ -175,7 +175,7 @@ def beside(port: int, rounds: int) -> dict[str, list[list[float]]]:
             if job is not None:
                 job = request(port, "GET", f"/jobs/{job['id']}")
                 assert job["state"] == "running", "the pool is too small: the job ended before the requests did"
-                request(port, "DELETE", f"/jobs/{job['id']}")
+                request(port, "POST", f"/jobs/{job['id']}/cancel")
                 while request(port, "GET", f"/jobs/{job['id']}")["state"] == "running":
                     time.sleep(0.1)
     return found

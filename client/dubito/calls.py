@@ -114,7 +114,13 @@ def job(limits: Limits, name: str) -> Steps[Job]:
 
 
 def cancel(limits: Limits, name: str) -> Steps[Job]:
-    """Cancel a job, or delete one that is over."""
+    """Cancel a job; one that is over stays as it is."""
+    request = Request("POST", f"/jobs/{quote(name, safe='')}/cancel")
+    return job_of((yield from send(lambda _: request, limits, is_repeatable=True)).json())
+
+
+def delete(limits: Limits, name: str) -> Steps[Job]:
+    """Delete a job that is over, with its result."""
     request = Request("DELETE", f"/jobs/{quote(name, safe='')}")
     return job_of((yield from send(lambda _: request, limits, is_repeatable=False)).json())
 

@@ -221,8 +221,12 @@ class Client:
         return self._done(calls.jobs(self._limits))
 
     def cancel(self, job: Job | str) -> Job:
-        """Cancel a job, or delete one that is over, with its result."""
+        """Cancel a job; one that is over stays as it is."""
         return self._done(calls.cancel(self._limits, _id(job)))
+
+    def delete(self, job: Job | str) -> Job:
+        """Delete a job that is over, with its result."""
+        return self._done(calls.delete(self._limits, _id(job)))
 
     def models(self) -> list[Model]:
         """List the published models."""
@@ -395,6 +399,10 @@ class AsyncClient:
     async def cancel(self, job: Job | str) -> Job:
         """Do as `Client.cancel` does."""
         return await self._done(calls.cancel(self._limits, _id(job)))
+
+    async def delete(self, job: Job | str) -> Job:
+        """Do as `Client.delete` does."""
+        return await self._done(calls.delete(self._limits, _id(job)))
 
     async def models(self) -> list[Model]:
         """Do as `Client.models` does."""

@@ -132,17 +132,24 @@ async def get_job_result(request: Request, job: str) -> Response:
     return FileResponse(path, media_type=media_type, filename=f"{found.id}{path.suffix}")
 
 
-@router.delete("/jobs/{job}", responses={200: {"model": JobAnswer}, 404: ERRORS[404]})
-async def delete_job(request: Request, job: str) -> Response:
-    """Cancel a job, or delete one that is over, with its result."""
+@router.post("/jobs/{job}/cancel", responses={200: {"model": JobAnswer}, **ERRORS})
+async def post_job_cancel(request: Request, job: str) -> Response:
+    """Have a job end: at once if it is queued, soon if it runs. One that is over stays as it is."""
     context = context_of(request)
     found = await _found(request, job)
-    jobs = Jobs(context.state)
-    if found.is_over:
-        await context.threads.state(partial(jobs.forget, found.id))
-    else:
-        found = await context.threads.state(partial(jobs.cancel, found.id))
-        context.runner.wake()
+    found = await context.threads.state(lambda: Jobs(context.state).cancel(found.id))
+    context.runner.wake()
+    return _json(_job_json(found, context.settings.job_kept_s))
+
+
+@router.delete("/jobs/{job}", responses={200: {"model": JobAnswer}, 404: ERRORS[404], 409: problem_content()})
+async def delete_job(request: Request, job: str) -> Response:
+    """Delete a job that is over, with its result."""
+    context = context_of(request)
+    found = await _found(request, job)
+    if not found.is_over:
+        raise NotDone(f"job: expected one that is over (POST /jobs/{{job}}/cancel ends it), got one {found.state}")
+    await context.threads.state(lambda: Jobs(context.state).forget(found.id))
     return _json(_job_json(found, context.settings.job_kept_s))
 
 

@@ -260,7 +260,8 @@ def test_jobs_give_what_requests_give(client, digits_rows, tmp_path):
     assert (done.state, done.rows, done.read_as, done.is_over) == ("done", 40, "the array x", True)
     with pytest.raises(InvalidInput, match="job: expected one of kind predict, got one of kind acquire"):
         client.predictions(ranked)
-    assert client.cancel(ranked).id == ranked.id
+    assert client.cancel(ranked).state == "done"
+    assert client.delete(ranked).id == ranked.id
     with pytest.raises(NotFound):
         client.job(ranked)
 

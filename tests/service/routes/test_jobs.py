@@ -165,7 +165,8 @@ def test_progress_comes_as_events_and_a_job_is_cancelled_then_deleted(service):
                     early = service.get(f"/jobs/{job['id']}/result")
                     assert early.status_code == 409
                     assert "got one that is running" in early.json()["detail"]
-                    assert service.delete(f"/jobs/{job['id']}").status_code == 200
+                    assert service.delete(f"/jobs/{job['id']}").status_code == 409
+                    assert service.post(f"/jobs/{job['id']}/cancel").status_code == 200
     assert events[-1]["state"] == "cancelled"
     assert [event["progress"] for event in events] == sorted(event["progress"] for event in events)
     assert job["id"] in [found["id"] for found in service.get("/jobs").json()["jobs"]]
@@ -222,7 +223,7 @@ def test_a_file_that_changed_since_fails_the_job(service, pools, digits_rows):
     blocking = asked(service, "/acquire/jobs", {"pool_file": "long.npy", "num_samples": 1000})
     job = asked(service, "/acquire/jobs", {"pool_file": "changing.npy"})
     np.save(pools / "changing.npy", digits_rows[:9])
-    service.delete(f"/jobs/{blocking['id']}")
+    service.post(f"/jobs/{blocking['id']}/cancel")
     assert "the file as it was when the job was asked for" in over(service, job)["error"]
 
 
@@ -303,6 +304,7 @@ def test_keys_see_their_own_jobs_alone(digits_store, pools, tmp_path):
         for path in (f"/jobs/{job['id']}", f"/jobs/{job['id']}/result", f"/jobs/{job['id']}/events"):
             assert two.get(path).status_code == 404
         assert two.delete(f"/jobs/{job['id']}").status_code == 404
+        assert two.post(f"/jobs/{job['id']}/cancel").status_code == 404
         assert two.get("/jobs").json() == {"jobs": []}
         assert httpx.get(f"{url}/jobs/{job['id']}").status_code == 401
         assert one.post("/predict/jobs", json={"inputs_file": "rows.npz"}).status_code == 403
