@@ -34,6 +34,7 @@ from service.jobs.work import Work
 
 SELECTED_FILE = "selected.npz"
 ANSWER_FILE = "answer.json"
+TIMES_FIRST_LAP = 1.5  # times the first lap of a race is all of it, of pools of which few rows are uncertain
 
 
 class AcquireWork(Work):
@@ -103,9 +104,11 @@ class AcquireWork(Work):
         """Return what comes of a race, each lap of which is kept."""
         asked = self.asked
         laps = race(len(kept), self._k, stages, asked.num_samples, probability, asked.field)
-        self._work, number, lap = 0, 0, next(laps)
+        least = int(TIMES_FIRST_LAP * len(kept) * stages[0])  # about what it comes to, so that progress does not fall
+        wanted, number, lap = 0, 0, next(laps)
         while True:
-            self._work += len(lap.rows) * lap.num_draws
+            wanted += len(lap.rows) * lap.num_draws
+            self._work = max(wanted, least)
             scored = self._lap(f"lap {number}", kept[lap.rows], lap.num_draws)
             try:
                 number, lap = number + 1, laps.send(scored)

@@ -6,7 +6,6 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from fastapi.responses import FileResponse, StreamingResponse
 
 from model_store.acquisition.choice import candidates_of, checked_acquisition, race_stages
 from model_store.acquisition.control import select
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, NotFound
 from model_store.state.database import of_disk
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from service.context import Context, context_of
@@ -329,8 +328,10 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
         if job.is_over or context.ending.is_set():
             return
         await asyncio.sleep(EVENTS_S)
-        with suppress(asyncio.CancelledError):
+        try:
             job = await context.threads.state(partial(Jobs(context.state).get, job.id))
+        except NotFound:  # cancelled and deleted meanwhile
+            return
 
 
 def _owner(request: Request) -> str:

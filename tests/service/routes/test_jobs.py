@@ -174,6 +174,19 @@ def test_progress_comes_as_events_and_a_job_is_cancelled_then_deleted(service):
     assert service.get(f"/jobs/{job['id']}").status_code == 404
 
 
+def test_events_end_where_the_job_is_deleted(digits_store, pools, tmp_path):
+    settings = {"DUBITO_POOLS": str(pools), "DUBITO_STATE": str(tmp_path), "DUBITO_JOBS_AT_ONCE": "0"}
+    with serving(digits_store, **settings) as (url, _), httpx.Client(base_url=url, timeout=10) as client:
+        job = asked(client, "/acquire/jobs", {"pool_file": "rows.npz"})
+        with client.stream("GET", f"/jobs/{job['id']}/events") as stream:
+            lines = stream.iter_lines()
+            assert next(lines) == "event: queued"
+            with httpx.Client(base_url=url) as other:
+                assert other.post(f"/jobs/{job['id']}/cancel").json()["state"] == "cancelled"
+                assert other.delete(f"/jobs/{job['id']}").status_code == 200
+            assert [line for line in lines if line.startswith("event: ")] in ([], ["event: cancelled"])
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
