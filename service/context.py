@@ -42,7 +42,7 @@ from service.middleware.key_file import KeyRing
 from service.observability.metrics import Metrics
 from service.observability.records import record_of
 from service.observability.worker_metrics import WorkerMetrics
-from service.pools.files import PoolFile
+from service.pools.pool_file import PoolFile
 from service.pools.rows import pool_array
 from service.process.budget import lease_of
 from service.process.clients import client_of

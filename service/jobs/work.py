@@ -22,7 +22,8 @@ from service.engine.batching import part_rows
 from service.engine.threads import at_once
 from service.jobs.asked import Asked
 from service.jobs.column_files import ColumnFiles
-from service.pools.files import Part, PoolFile, check_ids, open_pool, stamp_of
+from service.pools.files import check_ids, open_pool, stamp_of
+from service.pools.pool_file import Part, PoolFile
 from service.pools.rows import numbers_of
 from service.process.budget import ByteBudget, Lease
 

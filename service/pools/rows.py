@@ -9,7 +9,7 @@ from model_store.artifacts.manifest import InputSpec
 from model_store.inputs.columns import from_cells
 from model_store.types import Steps
 from service.http.requests import rows_array
-from service.pools.files import Part, PoolFile
+from service.pools.pool_file import Part, PoolFile
 from service.process.budget import Lease
 
 if TYPE_CHECKING:

@@ -32,7 +32,8 @@ from service.http.requests import (
 from service.http.responses import stated_priors
 from service.http.schemas import AcquireAnswer, AcquireRequest
 from service.observability.records import record_of
-from service.pools.files import PoolFile, check_ids, open_pool, path_in
+from service.pools.files import check_ids, open_pool, path_in
+from service.pools.pool_file import PoolFile
 from service.process.budget import lease_of
 from service.registry.models import Served
 from service.registry.reservoir import fresh_seed

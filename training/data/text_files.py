@@ -1,21 +1,19 @@
 """CSV files as tables of text: encoding, delimiter and decimals, recognised or as a recipe says."""
 
 import csv
-import io
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model_store.errors import InvalidInput
+from model_store.inputs.delimiters import delimiter_of
 from training.messages import log
 
 if TYPE_CHECKING:
     from training.recipe import DataSection
 
 SAMPLE_BYTES = 1 << 16
-SAMPLE_LINES = 100
 MOST_LINES = 20  # of a file's last cell: more are the rest of a file after a quote that nobody closed
-DELIMITERS = (",", ";", "\t", "|")
 BOMS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?", re.ASCII)
 POINT_NUMBER = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?", re.ASCII)
@@ -81,17 +79,6 @@ def has_points(table: Any) -> bool:
     """Whether some number is written with a decimal point, and nothing else."""
     texts = (text for column in table.columns for text in column[:10_000].unique().to_pylist() if text is not None)
     return any(POINT_NUMBER.fullmatch(text.strip()) for text in texts)
-
-
-def delimiter_of(sample: str) -> str:
-    """Return the delimiter by which all lines of a sample have as many cells, most of all delimiters; or a comma."""
-    best, cells = ",", 1
-    for delimiter in DELIMITERS:
-        rows = [row for row in csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter) if row]
-        widths = {len(row) for row in rows[: max(1, min(SAMPLE_LINES, len(rows) - 1))]}
-        if len(widths) == 1 and (width := widths.pop()) > cells:
-            best, cells = delimiter, width
-    return best
 
 
 def _read(path: Path, sample: bytes, encoding: str, section: "DataSection") -> Any:

@@ -13,7 +13,7 @@ from PIL import Image
 from model_store.artifacts.manifest import CategoricalColumn, ImageSpec, InputSpec, NumericColumn
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import from_cells, from_objects
-from service.pools import files
+from service.pools import pool_file
 from service.pools.files import check_ids, open_pool, path_in
 
 ARRAYS = InputSpec(shape=(2, 3), minimum=0.0, maximum=9.0)
@@ -29,7 +29,7 @@ FLAT = X.reshape(10, 6)
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch):
-    monkeypatch.setattr(files, "MOST_AT_ONCE", 4)
+    monkeypatch.setattr(pool_file, "MOST_AT_ONCE", 4)
 
 
 def png_bytes(pixels):
@@ -37,6 +37,20 @@ def png_bytes(pixels):
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
+
+
+def npy_bytes(array):
+    """An npy file."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def array_of_objects(rows):
+    """The header of an npy file that says Python objects follow; none do."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "|O", "fortran_order": False, "shape": (rows,)})
+    return file.getvalue() + bytes(100)
 
 
 def gathered(pool, first=0):
@@ -155,6 +169,36 @@ def test_decimal_commas_are_read_as_such_where_no_number_has_a_point(tmp_path):
     refused(path, TABLE, "pool_file: expected numbers with decimal points or with decimal commas, got both")
 
 
+def test_what_may_be_thousands_or_no_number_is_refused_and_not_guessed(tmp_path):
+    path = tmp_path / "rows.csv"
+    for cell in ('"1,234"', "1_000"):
+        path.write_text(f"width,colour\n{cell},red\n")
+        pool = open_pool(path, TABLE, "pool_file")
+        with pytest.raises(InvalidInput, match=r"pool_file\.0\.width: expected a number, or null, got a string"):
+            from_cells(next(pool.parts()), COLUMNS, "pool_file")
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-8", "utf-8-sig"])
+def test_a_csv_file_of_another_encoding_is_read_and_said(tmp_path, encoding):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(("width;colour\n" + "1;grün\n" * 9).encode(encoding))
+    pool = open_pool(path, TABLE, "pool_file")
+    assert next(pool.parts())["colour"] == ["grün"] * 4
+    said = "" if encoding.startswith("utf-8") else f", as {encoding}"
+    assert pool.read_as == "2 columns by name" + said
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_told(tmp_path):
+    path = written(tmp_path, "npy")
+    pool = open_pool(path, ARRAYS, "pool_file")
+    parts = pool.parts()
+    next(parts)
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 100)
+    with pytest.raises(InvalidInput, match="a whole npy file of numbers, got one that has become shorter"):
+        list(parts)
+
+
 def test_a_zip_s_files_are_rows_in_the_order_of_their_names(tmp_path):
     path = tmp_path / "images.zip"
     with zipfile.ZipFile(path, "w") as archive:
@@ -187,9 +231,11 @@ def test_what_is_no_pool_is_refused_with_the_reason(tmp_path):
     refused(tmp_path / "wide.npy", ARRAYS, r"shape \(N, 2, 3\) or \(N, 6\), got shape \(3, 7\)")
     np.save(tmp_path / "none.npy", np.zeros((0, 6)))
     refused(tmp_path / "none.npy", ARRAYS, "at least one row, got none")
-    np.save(tmp_path / "objects.npy", np.array([{}] * 3), allow_pickle=True)
+    (tmp_path / "objects.npy").write_bytes(array_of_objects(3))
     refused(tmp_path / "objects.npy", ARRAYS, "a whole npy file of numbers")
-    np.savez(tmp_path / "objects.npz", x=FLAT, ids=np.array([{}] * 10))
+    with zipfile.ZipFile(tmp_path / "objects.npz", "w") as archive:
+        for name, content in (("x.npy", npy_bytes(FLAT)), ("ids.npy", array_of_objects(10))):
+            archive.writestr(name, content)
     refused(
         tmp_path / "objects.npz", ARRAYS, "ids: expected an array of numbers or strings, got one of Python objects"
     )
