@@ -1,9 +1,10 @@
 """A job on a large pool: its rows a second beside the kernel's, its memory, and one-row requests beside it.
 
-    python -m benchmarks.jobs [--rows 200000] [--whole 1000000] [--precision int8 float32] [--rounds 3] [--write]
+    python -m benchmarks.jobs [--rows 200000] [--whole 1000000] [--precision int8 float32] [--rounds 3] [--draws 100]
+        [--write]
 
-The pool is `--rows` rows of 784 random pixels in an npy file, ranked by BALD with 100 draws; with `--whole` the first
-precision ranks one of so many rows too. In one run:
+The pool is `--rows` rows of 784 random pixels in an npy file, ranked by BALD with `--draws` draws; with `--whole` the
+first precision ranks one of so many rows too. In one run:
 
 * the kernel: the published version's own graph on the rows that are computed at once, again and again, before the
   job and after it, on the same threads; a job's figure is its rows a second over the mean of both. A job's time
@@ -34,7 +35,6 @@ from model_store.processors import available_processors
 from service.engine.batching import part_rows
 
 RESULTS = ROOT / "docs" / "results"
-DRAWS = 100
 SECONDS = 10.0  # of one-row requests, each way and round
 KERNEL_S = 5.0
 RUN = "service.jobs.run"
@@ -47,11 +47,12 @@ def main() -> None:
     parser.add_argument("--whole", type=int, help="rows of a further pool, of the first precision")
     parser.add_argument("--precision", nargs="+", default=["int8", "float32"])
     parser.add_argument("--rounds", type=int, default=3, help="of one-row requests")
+    parser.add_argument("--draws", type=int, default=100)
     parser.add_argument("--write", action="store_true", help="write docs/results/jobs.md and jobs.png")
     options = parser.parse_args()
-    measured = [measure(precision, options.rows, options.rounds) for precision in options.precision]
+    measured = [measure(name, options.rows, options.rounds, options.draws) for name in options.precision]
     if options.whole is not None:
-        measured.append(measure(options.precision[0], options.whole, 0))
+        measured.append(measure(options.precision[0], options.whole, 0, options.draws))
     text = table(measured, options)
     print(text)
     if options.write:
@@ -60,7 +61,7 @@ def main() -> None:
         plot(measured, RESULTS / "jobs.png")
 
 
-def measure(precision: str, rows: int, rounds: int) -> dict[str, Any]:
+def measure(precision: str, rows: int, rounds: int, draws: int) -> dict[str, Any]:
     """Return what was measured of a model of a precision."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -73,11 +74,11 @@ def measure(precision: str, rows: int, rounds: int) -> dict[str, Any]:
         model = Model.load(store.open(NAME, store.resolve(NAME), wanted=NEEDED), available_processors())
         state = {"DUBITO_STATE": str(folder / "state"), "DUBITO_POOLS": str(pools)}
         with server(folder / "models", **state) as running:
-            few = ranked(running.port, "few.npy")
-            before = kernel_rate(model)
-            job = ranked(running.port, "pool.npy")
-            after = kernel_rate(model)
-            latencies = beside(running.port, rounds)
+            few = ranked(running.port, "few.npy", draws, 0.05)
+            before = kernel_rate(model, draws)
+            job = ranked(running.port, "pool.npy", draws, 1.0)
+            after = kernel_rate(model, draws)
+            latencies = beside(running.port, rounds, draws)
     kernel = (before + after) / 2
     return {
         "precision": precision,
@@ -103,27 +104,27 @@ def write_pool(path: Path, rows: int) -> None:
     array.flush()
 
 
-def kernel_rate(model: Model) -> float:
+def kernel_rate(model: Model, draws: int) -> float:
     """Return rows a second of the published graph, on as many rows as are computed at once."""
-    rows = part_rows(model, DRAWS)
+    rows = part_rows(model, draws)
     x = np.random.default_rng(0).integers(0, 256, (rows, model.row_size)).astype(np.float32)
-    draws = model.runtime.draw_set(0, DRAWS)
-    model.runtime.run_set(x, draws)
+    drawn = model.runtime.draw_set(0, draws)
+    model.runtime.run_set(x, drawn)
     calls, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < KERNEL_S:
-        model.runtime.run_set(x, draws)
+        model.runtime.run_set(x, drawn)
         calls += 1
     return calls * rows / (time.perf_counter() - begun)
 
 
-def ranked(port: int, pool: str) -> dict[str, Any]:
-    """Have a job rank a pool, and return what it took."""
-    asked = json.dumps({"pool_file": pool, "k": 10, "seed": 0, "num_samples": DRAWS}).encode()
+def ranked(port: int, pool: str, draws: int, look_s: float) -> dict[str, Any]:
+    """Have a job rank a pool, and return what it took; looking often takes the processor from it."""
+    asked = json.dumps({"pool_file": pool, "k": 10, "seed": 0, "num_samples": draws}).encode()
     job = request(port, "POST", "/acquire/jobs", asked)
     largest = 0
     while job["state"] in ("queued", "running"):
         largest = max(largest, largest_bytes())
-        time.sleep(1.0)  # looking takes the processor from the job
+        time.sleep(look_s)
         job = request(port, "GET", f"/jobs/{job['id']}")
     assert job["state"] == "done", job
     return {
@@ -155,17 +156,17 @@ def largest_bytes() -> int:
     return 0
 
 
-def beside(port: int, rounds: int) -> dict[str, list[list[float]]]:
+def beside(port: int, rounds: int, draws: int) -> dict[str, list[list[float]]]:
     """Return p50 and p99 of one-row requests in milliseconds, without a job and beside one, a pair a round."""
     row = np.random.default_rng(1).integers(0, 256, 784).tolist()
-    requests = [post("/predict", json.dumps({"inputs": [row], "num_samples": DRAWS}).encode())]
-    rate = closed_loop(port, requests, 1, 3.0).rate / 4
+    requests = [post("/predict", json.dumps({"inputs": [row], "num_samples": draws}).encode())]
+    rate = closed_loop(port, requests, 1, 3.0).rate / 4 if rounds else 0.0
     found: dict[str, list[list[float]]] = {"alone": [], "beside": []}
     for _ in range(rounds):
         for how in ("alone", "beside"):
             job = None
             if how == "beside":
-                asked = json.dumps({"pool_file": "pool.npy", "num_samples": DRAWS}).encode()
+                asked = json.dumps({"pool_file": "pool.npy", "num_samples": draws}).encode()
                 job = request(port, "POST", "/acquire/jobs", asked)
                 while request(port, "GET", f"/jobs/{job['id']}")["progress"] == 0.0:
                     time.sleep(0.1)
@@ -184,8 +185,9 @@ def beside(port: int, rounds: int) -> dict[str, list[list[float]]]:
 def table(measured: list[dict[str, Any]], options: argparse.Namespace) -> str:
     """Return the page."""
     whole = "" if options.whole is None else f"--whole {options.whole} "
+    whole += "" if options.draws == 100 else f"--draws {options.draws} "
     lines = [
-        f"# Jobs on pools of 784 numbers a row, {DRAWS} draws",
+        f"# Jobs on pools of 784 numbers a row, {options.draws} draws",
         "",
         f"`python -m benchmarks.jobs --rows {options.rows} {whole}--rounds {options.rounds} --write`; "
         f"{available_processors()} processors, 784-800-800-10. `benchmarks/jobs.py` says how it is measured.",
@@ -232,7 +234,7 @@ def plot(measured: list[dict[str, Any]], path: Path) -> None:
     rates.bar(places - 0.2, kernel, 0.4, label="kernel")
     rates.bar(places + 0.2, [one["job_rows_s"] for one in measured], 0.4, label="job")
     names = [f"{one['precision']}\n{one['rows']:,}" for one in measured]
-    rates.set(ylabel=f"rows a second, {DRAWS} draws", xticks=places, xticklabels=names)
+    rates.set(ylabel="rows a second", xticks=places, xticklabels=names)
     measured = [one for one in measured if one["latencies_ms"]["alone"]]
     places = np.arange(len(measured))
     for i, how in enumerate(("alone", "beside")):

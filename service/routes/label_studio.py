@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import Manifest
 from model_store.errors import InvalidInput
+from model_store.inference.prediction import check_computed
 from model_store.scores.classification import Scores
 from model_store.state.labels import is_known
 from service.context import Context, context_of
@@ -92,7 +93,9 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         job = Job(served, x, num_samples, None, deadline, client=client)
         lease.reserve(kept_bytes(job), "answer")
         predicted = await context.engine.predict(job, partial(hung_up, request))
-    scores = reported(predicted.prediction.scores)
+    prediction = predicted.prediction
+    check_computed(prediction.scores.by_name()[prediction.scores.overall], "tasks")
+    scores = reported(prediction.scores)
     version, classes = model_version(served), manifest.classes or ()
     if isinstance(scores, Scores):
         values: list[Any] = [classes[i] for i in scores.label.tolist()]

@@ -66,6 +66,7 @@ def test_what_does_not_suit_is_refused_by_name(service, digits_rows):
         ({"tasks": [], "label_config": CONFIG}, "tasks: expected an array of tasks"),
         ({"tasks": [{"data": {}}], "label_config": CONFIG}, "tasks.0.data: expected the field"),
         ({"tasks": [{"data": {INPUT: row[:-1]}}], "label_config": CONFIG}, "tasks.0: expected an array of 64"),
+        ({"tasks": [{"data": {INPUT: [3e38] * 64}}], "label_config": CONFIG}, "tasks.0: expected numbers that the"),
     ):
         answer = service.post("/label-studio/digits/predict", json=content)
         assert (answer.status_code, answer.json()["detail"][: len(detail)]) == (422, detail)
