@@ -127,7 +127,7 @@ def race(
             break
         found, errors = yield Lap(left, n)
         assert errors is not None
-        _check_some(found, left, field)
+        check_scores_of(found, left, field)
         best = left[np.argsort(-found, kind="stable")[: REFERENCES * k]]
         best = best[~is_known[best]]
         if len(best):
@@ -141,7 +141,7 @@ def race(
     if len(left):
         scores[left], _ = yield Lap(left, num_samples)
         is_known[left] = True
-    _check_some(scores[is_known], np.flatnonzero(is_known), field)
+    check_scores_of(scores[is_known], np.flatnonzero(is_known), field)
     return Raced(scores, int(is_known.sum()))
 
 
@@ -158,8 +158,8 @@ def _at_least_as_alike(
     return np.maximum(errors, alike)
 
 
-def _check_some(scores: Float64[np.ndarray, "n"], rows: Int64[np.ndarray, "n"], field: str) -> None:
-    """Raise InvalidInput for the first of some rows whose score is not a number."""
+def check_scores_of(scores: Float64[np.ndarray, "n"], rows: Int64[np.ndarray, "n"], field: str) -> None:
+    """Raise InvalidInput for the first of some rows, given their places, whose score is not a number."""
     odd = np.flatnonzero(~np.isfinite(scores))
     if len(odd):
         check_computed(scores[odd[:1]], field, int(rows[odd[0]]))

@@ -115,14 +115,22 @@ def _answer_head(
         "num_samples": num_samples,
         "seed": seed,
         **_judged_by(options),
-        "priors": stated_priors(served, options.priors),
+        "priors": _stated_priors(served.model.manifest, options.priors),
         "unknown_categories": unknown_categories(x, served.model.manifest.input.columns),
     }
 
 
-def stated_priors(served: Served, priors: tuple[float, ...] | None) -> dict[str, float] | None:
+def acquire_answer(
+    manifest: Manifest, *, priors: tuple[float, ...] | None, ranking: list[dict[str, Any]], **about: Any
+) -> dict[str, Any]:
+    """Return the answer of /acquire, and of a job that ranks; `about` are its other fields."""
+    head = {"model": manifest.name, "version": manifest.version, **about}
+    return {**head, "priors": _stated_priors(manifest, priors), "ranking": ranking}
+
+
+def _stated_priors(manifest: Manifest, priors: tuple[float, ...] | None) -> dict[str, float] | None:
     """Return the shares of the classes that an answer is for, by class, None if those of the training data."""
-    return None if priors is None else dict(zip(served.model.manifest.classes or (), priors, strict=True))
+    return None if priors is None else dict(zip(manifest.classes or (), priors, strict=True))
 
 
 def _judged_by(options: DecisionOptions) -> dict[str, float | None]:

@@ -13,6 +13,7 @@ from model_store.acquisition.choice import (
     Raced,
     Scored,
     candidates_of,
+    check_scores_of,
     copies_among,
     joint_ranking,
     power_ranking,
@@ -28,6 +29,7 @@ from model_store.scores.joint import Candidates
 from model_store.state.labels import AcquiredRow, Acquisition, row_format
 from service.engine.keeping import acquired_rows, control_said, set_aside
 from service.engine.threads import at_once
+from service.http.responses import acquire_answer
 from service.jobs.asked import Asked
 from service.jobs.column_files import ColumnFiles
 from service.jobs.work import Work
@@ -83,21 +85,18 @@ class AcquireWork(Work):
         ranked += set_aside(control.tolist(), ids, len(ranked))
         if asked.keep:
             self._keep_rows(ranked)
-        answer = {
-            "model": asked.model,
-            "version": asked.version,
-            "acquisition": asked.acquisition,
-            "num_samples": asked.num_samples,
-            "seed": asked.seed,
-            "pool_size": asked.rows,
-            "priors": None
-            if asked.priors is None
-            else dict(zip(model.manifest.classes or (), asked.priors, strict=True)),
-            "race": asked.race,
-            "finalists": finalists,
-            "excluded": asked.excluded,
-            "ranking": ranked,
-        }
+        answer = acquire_answer(
+            model.manifest,
+            acquisition=asked.acquisition,
+            num_samples=asked.num_samples,
+            seed=asked.seed,
+            pool_size=asked.rows,
+            excluded=asked.excluded,
+            priors=asked.priors,
+            race=asked.race,
+            finalists=finalists,
+            ranking=ranked,
+        )
         return self._written(ANSWER_FILE, lambda path: path.write_text(json.dumps(answer)))
 
     def _race(self, kept: Int64[np.ndarray, "M"], stages: tuple[int, ...], probability: float) -> Raced:
@@ -127,7 +126,7 @@ class AcquireWork(Work):
                 of_rows = {"score": pool_scores(*request)}
             else:
                 of_rows = dict(zip(("score", "error"), race_scores(*request), strict=True))
-            check_computed(of_rows["score"], asked.field, int(rows[columns.rows]))
+            check_scores_of(of_rows["score"], rows[columns.rows : columns.rows + len(x)], asked.field)
             columns.append(of_rows)
             self._advance(len(x) * num_draws, columns)
         columns.sync()
@@ -142,7 +141,6 @@ class AcquireWork(Work):
         copies = copies_among(digests)
         if asked.acquisition not in model.predictive.joint_scores:
             return power_ranking(scores, copies, ids, asked.seed, self._k)
-        check_computed(scores, asked.field)
         most = candidates_of(asked.acquisition, model, len(copies.first), self._k, asked.num_samples)
         assert most is not None
         rows = np.lexsort((np.arange(len(copies.first)), -scores[copies.first]))[:most]

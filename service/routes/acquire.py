@@ -29,7 +29,7 @@ from service.http.requests import (
     read_body,
     request_media_type,
 )
-from service.http.responses import stated_priors
+from service.http.responses import acquire_answer
 from service.http.schemas import AcquireAnswer, AcquireRequest
 from service.observability.records import record_of
 from service.pools.files import check_ids, open_pool, path_in
@@ -107,19 +107,18 @@ async def post_acquire(request: Request) -> Response:
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.ranked(served.key, pool_size, draws)
     record.used(served.name, served.version, pool_size, draws)
-    answer = {
-        "model": served.name,
-        "version": served.version,
-        "acquisition": acquisition,
-        "num_samples": num_samples,
-        "seed": ranked.seed,
-        "pool_size": pool_size,
-        "excluded": chosen.excluded,
-        "priors": stated_priors(served, priors),
-        "race": envelope.race,
-        "finalists": ranked.finalists,
-        "ranking": answered,
-    }
+    answer = acquire_answer(
+        served.model.manifest,
+        acquisition=acquisition,
+        num_samples=num_samples,
+        seed=ranked.seed,
+        pool_size=pool_size,
+        excluded=chosen.excluded,
+        priors=priors,
+        race=envelope.race,
+        finalists=ranked.finalists,
+        ranking=answered,
+    )
     return Response(orjson.dumps(answer), media_type=JSON)
 
 

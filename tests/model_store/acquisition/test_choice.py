@@ -7,6 +7,7 @@ import pytest
 
 from model_store.acquisition.choice import (
     LOST,
+    check_scores_of,
     checked_acquisition,
     copies_of,
     id_hashes,
@@ -213,3 +214,8 @@ def test_copies_are_the_same_in_whatever_order_rows_come():
     again = at_once(copies_of(x[order]))
     assert x[order][again.first].tobytes() == x[copies.first].tobytes()
     assert again.group.tolist() == copies.group[order].tolist()
+
+
+def test_a_row_without_a_score_is_named_by_its_place_among_all():
+    with pytest.raises(InvalidInput, match=r"pool_file\.70"):
+        check_scores_of(np.array([1.0, np.inf, np.nan]), np.array([3, 70, 90]), "pool_file")
