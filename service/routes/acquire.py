@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from model_store.acquisition.choice import RANDOM, checked_acquisition
 from model_store.acquisition.control import Selection, select
+from model_store.errors import InvalidInput
 from model_store.state.labels import Acquisition, has_state, keep_acquired, row_format
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
@@ -88,8 +89,11 @@ async def post_acquire(request: Request) -> Response:
         wait = partial(hung_up, request)
         job = Job(served, x, num_samples, seed, deadline, acquisition=acquisition, client=client, priors=priors)
         pool_ranking = PoolRanking(context.engine, context.threads.answers, lease, wait)
-        ranked = await pool_ranking.ranked(job, left, envelope.k - len(chosen.control), envelope.race)
         places = chosen.ranked.tolist()
+        try:
+            ranked = await pool_ranking.ranked(job, left, envelope.k - len(chosen.control), envelope.race)
+        except InvalidInput as error:
+            raise _in_pool(error, places) from None
         answered = [{**row, "index": places[row["index"]], "control": False} for row in ranked.rows]
         said: list[dict[str, Any]] = []
         if len(chosen.control):
@@ -154,6 +158,14 @@ async def _opened(
         most = context.settings.max_pool_rows
         raise TooLarge(f"{pool.field}: expected at most {most} rows, got {pool.rows} (/acquire/jobs takes more)")
     return pool
+
+
+def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
+    """Return an error of a row among those that are ranked as one of the whole pool's."""
+    row = error.field.removeprefix("pool.")
+    if not row.isdigit():
+        return error
+    return InvalidInput(f"pool.{places[int(row)]}", error.expected, error.got)
 
 
 def _names(envelope: AcquireRequest, pool: PoolFile | None, rows: int) -> list[str] | None:

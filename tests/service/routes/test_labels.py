@@ -42,6 +42,9 @@ def test_what_was_acquired_is_labelled_by_id_and_not_acquired_again(own, digits_
     assert again["excluded"] == 5 and again["pool_size"] == 100
     longer = client.post("/acquire", json={**pool, "k": 10, "exclude_labelled": False}).json()["ranking"]
     assert [(row["index"], row["id"]) for row in again["ranking"]] == [(r["index"], r["id"]) for r in longer[5:]]
+    odd = [*pool["pool"][:-1], [3e38] * 64]  # the last row cannot be computed
+    refused = client.post("/acquire", json={**pool, "pool": odd})
+    assert refused.json()["detail"].startswith("pool.99: expected numbers that the model can compute with")
     page = client.get("/models/digits/labels").json()
     assert (page["acquired"], page["waiting"], page["labels"], page["control_labels"]) == (5, 0, 5, 0)
     assert "too few labels of control rows" in page["null_because"]["live.1.figures"]
