@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.options import RESULTS, parser_of
 from model_store.scores.joint import MOST_CONFIGURATIONS, BatchBald, greedy
-from service.engine.threads import at_once
+from model_store.types import at_once
 
 COLUMNS = 64
 K = 10

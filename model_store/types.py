@@ -9,7 +9,7 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]  # work that is done in steps of some milliseconds, and what it comes to
 
 
-def finished(steps: Steps[T]) -> T:
+def at_once(steps: Steps[T]) -> T:
     """Do all steps of some work, one right after the other, and return what it comes to."""
     while True:
         try:

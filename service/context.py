@@ -17,10 +17,10 @@ from model_store.inference.trials import TrialProcess
 from model_store.inputs.columns import Columns, OddCells, odd_cells
 from model_store.state.database import Database
 from model_store.state.labels import has_state, labelled
-from model_store.types import Steps
+from model_store.types import Steps, at_once
 from service.engine.admission import Admission
 from service.engine.batching import Engine
-from service.engine.threads import Threads, at_once
+from service.engine.threads import Threads
 from service.errors import PastDeadline
 from service.http.json_blocks import JsonRows
 from service.http.requests import (

@@ -26,16 +26,6 @@ SLICE_S = 0.004  # of steps of one piece of work, before it is another's turn
 SLICE_BYTES = 64 << 10  # that are about read in it
 
 
-def at_once(steps: Steps[T]) -> T:
-    """Do all steps here and now, and return what they come to."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as ended:
-            result: T = ended.value
-            return result
-
-
 @dataclass(eq=False)
 class _Work(Generic[T]):
     steps: Steps[T]

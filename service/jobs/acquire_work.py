@@ -27,8 +27,8 @@ from model_store.inference.model import Model
 from model_store.inference.prediction import check_computed
 from model_store.scores.joint import Candidates
 from model_store.state.labels import AcquiredRow, Acquisition, row_format
+from model_store.types import at_once
 from service.engine.keeping import acquired_rows, control_said, set_aside
-from service.engine.threads import at_once
 from service.http.responses import acquire_answer
 from service.jobs.asked import Asked
 from service.jobs.column_files import ColumnFiles

@@ -18,8 +18,8 @@ from jaxtyping import Float32, Int64
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.runtime import DrawSet
+from model_store.types import at_once
 from service.engine.batching import part_rows
-from service.engine.threads import at_once
 from service.jobs.asked import Asked
 from service.jobs.column_files import ColumnFiles
 from service.pools.files import check_ids, open_pool, stamp_of

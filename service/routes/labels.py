@@ -20,8 +20,8 @@ from model_store.state.labels import (
     row_format,
 )
 from model_store.state.live import FEWEST, live_figures
+from model_store.types import at_once
 from service.context import Context, context_of
-from service.engine.threads import at_once
 from service.errors import TooLarge, Unsupported
 from service.http.openapi import ERRORS, problem_content
 from service.http.requests import JSON, parse_json, read_body, request_media_type, rows_array

@@ -11,13 +11,12 @@ from jaxtyping import Bool, Float64, Int64
 from model_store.inference.explanation import explain
 from model_store.inference.prediction import Prediction, check_computed
 from model_store.inputs.columns import OddCells
-from model_store.types import Steps
+from model_store.types import Steps, at_once
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.decision import Decision, DecisionOptions, decide
 from service.engine.explaining import more_rows, predicted_as_usual
 from service.engine.jobs import Job, Predicted
-from service.engine.threads import at_once
 from service.http.explanations import Explained, explanation_bytes
 from service.http.openapi import ERRORS, request_body
 from service.http.options import (

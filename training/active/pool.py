@@ -21,7 +21,7 @@ from model_store.acquisition.choice import (
 )
 from model_store.errors import InvalidInput
 from model_store.scores.tasks import AnyScores, Predictive
-from model_store.types import Task, finished
+from model_store.types import Task, at_once
 from training.seeds import ActiveStream, generator
 
 SCORED_AT_ONCE = 1000  # rows
@@ -94,10 +94,10 @@ def chosen(
     if name == RANDOM:
         return _indices(ranking(None, ids, seed, k))
     if name in predictive.joint_scores:
-        copies, score = finished(copies_of(x)), predictive.joint_scores[name]
+        copies, score = at_once(copies_of(x)), predictive.joint_scores[name]
         samples = predictive.samples(predict(copies.first, slice(0, draws)))
         joint = score(score.of(samples), draws, seed)
-        return _indices(finished(joint_ranking(joint, np.arange(len(copies.first)), copies, ids, k)))
+        return _indices(at_once(joint_ranking(joint, np.arange(len(copies.first)), copies, ids, k)))
     stages = race_stages(wanted.race if name in predictive.raced else None, name, wanted.task, draws)
     if stages:
         assert wanted.race is not None
@@ -108,7 +108,7 @@ def chosen(
         [predictive.acquisition(_scores(part, predictive, jackknifed), name) for part in _parts(outputs)]
     )
     if name in predictive.sampled:
-        return _indices(power_ranking(scores, finished(copies_of(x)), ids, seed, k))
+        return _indices(power_ranking(scores, at_once(copies_of(x)), ids, seed, k))
     return _indices(ranking(scores, ids, seed, k))
 
 

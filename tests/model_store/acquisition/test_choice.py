@@ -20,8 +20,8 @@ from model_store.acquisition.choice import (
 )
 from model_store.errors import InvalidInput
 from model_store.scores.joint import BatchBald
+from model_store.types import at_once
 from service.engine.jobs import Best
-from service.engine.threads import at_once
 
 DRAWS, ROWS = 8, 60
 IDS = [f"row {i}" for i in range(40)]

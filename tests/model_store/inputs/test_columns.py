@@ -11,7 +11,7 @@ from model_store.artifacts.manifest import CategoricalColumn, InputSpec, Numeric
 from model_store.errors import InvalidInput
 from model_store.inference.explanation import rows_as_usual
 from model_store.inputs.columns import OddCells, category_text, encode, from_objects, odd_cells, usual_row
-from service.engine.threads import at_once
+from model_store.types import at_once
 
 COLUMNS = (
     NumericColumn(name="age", mean=40.0, std=10.0, indicator=False),

@@ -7,7 +7,7 @@ import pytest
 
 from model_store.scores import joint as joint_module
 from model_store.scores.joint import BatchBald, ClassMaxDet, TargetMaxDet, greedy
-from service.engine.threads import at_once
+from model_store.types import at_once
 
 JOINT = {"batchbald": BatchBald, "max_det of classes": ClassMaxDet, "max_det of targets": TargetMaxDet}
 

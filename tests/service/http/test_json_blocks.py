@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.errors import DubitoError, InvalidInput
-from service.engine.threads import at_once
+from model_store.types import at_once
 from service.errors import TooLarge
 from service.http import json_blocks
 from service.http.json_blocks import take_apart

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from model_store.artifacts.manifest import ImageSpec, InputSpec
-from service.engine.threads import at_once
+from model_store.types import at_once
 from service.http import requests
 from service.http.requests import rows_array
 from service.process.budget import ByteBudget, Lease

@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from model_store.artifacts.manifest import InputSpec
+from model_store.types import at_once
 from service.app import create_app
-from service.engine.threads import at_once
 from service.http.json_blocks import take_apart
 from service.http.requests import rows_array
 from service.process.budget import ByteBudget, Lease

@@ -9,7 +9,7 @@ from PIL import Image
 
 from model_store.artifacts.manifest import ImageSpec, InputSpec, TextSpec
 from model_store.inputs.text import TextEncoder
-from service.engine.threads import at_once
+from model_store.types import at_once
 from service.errors import Overloaded, TooLarge
 from service.http.requests import rows_array
 from service.process.budget import SMALL_BYTES, TIMES_LEFT, ByteBudget, Lease
