@@ -121,10 +121,10 @@ export async function show(view, app, link) {
     const detail = h("div");
     const open = [...answerPlace.querySelectorAll("details")].map((each) => each.open); // stays so with the next answer
     const chosen = (i) => {
+      answerPlace.querySelectorAll(".cards button").forEach((each, n) => each.setAttribute("aria-pressed", String(n === i)));
       fill(detail, shownAnswer(answer.predictions[i], answer, manifest));
       detail.querySelectorAll("details").forEach((each, n) => (each.open = open[n] ?? false));
     };
-    chosen(0);
     const many = answer.predictions.length > 1
       ? h("ul", { class: "cards", "aria-label": "Rows" }, answer.predictions.slice(0, 200).map((row, i) =>
           h("li", {}, h("button", { type: "button", onclick: () => chosen(i) }, pictures?.[i] ?? null, h("span", {}, `${i + 1}: ${row.label ?? number(row.mean, 4)}`), badges(row)))))
@@ -133,6 +133,7 @@ export async function show(view, app, link) {
     const link = h("button", { type: "button", onclick: copyLink }, "Copy a link that replays it");
     const asJson = h("button", { type: "button", onclick: () => download("answer.json", JSON.stringify(answer, null, 1), "application/json") }, "Save the answer");
     fill(answerPlace, hidden, many, detail, unknown(answer), h("p", { class: "actions" }, link, " ", asJson, " ", h("span", { class: "quiet" }, `${number(milliseconds, 2)} ms`)), h("p", { id: "link-said", role: "status" }));
+    chosen(0);
   }
 
   async function copyLink() {
