@@ -77,8 +77,10 @@ class JobRunner:
             try:
                 if (self.settings.state / FILE).exists():  # else nobody ever asked for anything
                     self._look(Jobs(self._state()))
+                self.metrics.state_usable.set(1)
                 said = ""
             except DubitoError as error:
+                self.metrics.state_usable.set(0)
                 if str(error) != said:  # once
                     logger.error("jobs do not run: %s", error)
                 said = str(error)
