@@ -22,7 +22,7 @@ from service.observability.tracing import tracing_of
 from service.process.memory import FreedMemory
 from service.process.shutdown import CloseConnections, end_with_notice
 from service.process.supervisor import WorkerPlace
-from service.routes import acquire, admin, health, jobs, label_studio, labels, models, predict, report
+from service.routes import acquire, admin, health, jobs, label_studio, labels, models, page, predict, report
 from service.settings import Settings
 
 # FastAPI's own telemetry, which the environment could turn on: its spans repeat queries.
@@ -84,6 +84,8 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
     )
     app.state.context = context
     routers = [r.router for r in (predict, acquire, jobs, labels, label_studio, models, report, health)]
+    if settings.page:
+        routers.append(page.router)
     if key_ring.keys.has_administration:
         routers.append(admin.router)
     for router in routers:

@@ -41,8 +41,8 @@ SCOPE_OF_PATH: Final[dict[str, Scope]] = {
 OTHER_PATHS: Final[Scope] = "read"
 ADMIN_PREFIX = "/admin/"
 LABEL_STUDIO_PREFIX = "/label-studio/"
-OPEN_PATHS = {"/health/live", "/health/ready", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
-OPEN_PREFIX = "/static-offline-docs/"  # the scripts of /docs
+OPEN_PATHS = {"/", "/health/live", "/health/ready", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
+OPEN_PREFIXES = ("/static-offline-docs/", "/page/")  # the scripts of /docs and of the page
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Keys:
         """Return the scope that a key needs for a path; None where the path is open."""
         if path.startswith(ADMIN_PREFIX) and self.has_administration:
             return "admin"
-        if self.api_is_open or path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
+        if self.api_is_open or path in OPEN_PATHS or path.startswith(OPEN_PREFIXES):
             return None
         if path.startswith(LABEL_STUDIO_PREFIX) and not path.endswith("/health"):
             return "label" if path.endswith("/webhook") else "predict"
