@@ -1,12 +1,13 @@
 """Look after a model store: `python -m model_store list | show | verify | alias | keep | delete | keygen | sign`."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
+from model_store.artifacts.place import store_of_environment
 from model_store.artifacts.signature import read_private_key, read_public_key, write_key_pair
-from model_store.artifacts.store import LATEST, ModelStore, is_version
+from model_store.artifacts.storage import is_version
+from model_store.artifacts.store import LATEST, ModelStore
 from model_store.artifacts.summary import summary
 from model_store.errors import DubitoError, InvalidInput, StoreError
 
@@ -14,7 +15,7 @@ from model_store.errors import DubitoError, InvalidInput, StoreError
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; return the exit code: 0 done, 1 a version is broken, 2 a wrong call."""
     parser = argparse.ArgumentParser(prog="python -m model_store", description=__doc__)
-    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
+    parser.add_argument("--store", metavar="PLACE", help="a folder or s3://bucket/prefix, in place of DUBITO_STORE")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="every model, its versions and aliases")
     show = commands.add_parser("show", help="what a version is")
@@ -39,8 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     _add_version(sign)
     sign.add_argument("--key", type=Path, metavar="FILE", required=True, help="the private key")
     options = parser.parse_args(arguments)
-    store = ModelStore(options.store)
     try:
+        store = store_of_environment(options.store)
         match options.command:
             case "list":
                 for name in store.names():

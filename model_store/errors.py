@@ -6,7 +6,8 @@ DubitoError
 ├── StoreError
 │   ├── NotFound          no such model, version or alias
 │   ├── BrokenArtifact    a version that must not be served: the file and what is wrong with it
-│   └── UnsupportedFormat a version written in a format that this reader does not know
+│   ├── UnsupportedFormat a version written in a format that this reader does not know
+│   └── StoreUnreachable  a bucket that cannot be reached, or refuses
 └── StateUnusable         jobs and labels cannot be read or written
     └── NoSpace           the disk is full
 """
@@ -51,6 +52,14 @@ class BrokenArtifact(StoreError):
 
 class UnsupportedFormat(StoreError):
     """A version whose `format_version` this reader does not know."""
+
+
+class StoreUnreachable(StoreError):
+    """A bucket that cannot be reached, or, if `is_refused`, that refuses what it is asked."""
+
+    def __init__(self, text: str, is_refused: bool = False) -> None:
+        super().__init__(text)
+        self.is_refused = is_refused
 
 
 class StateUnusable(DubitoError):

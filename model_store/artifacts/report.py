@@ -6,36 +6,36 @@ one is deleted. The report that counts is that of the highest number.
 """
 
 import json
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
-from model_store.artifacts.store import (
-    EVIDENCE,
-    ModelStore,
-    is_name,
-    is_version,
-    read_regular,
-    sync_folder,
-    write_synced,
-)
+from model_store.artifacts.storage import EVIDENCE, REPORT, is_name
+from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, InvalidInput, NotFound
 
-REPORT = "evidence.json"
 MAX_FILE_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """A report: its content, and the folder that holds it and the files of its list."""
+    """A report: its content, and where it and the files of its list are."""
 
     name: str
     version: str
     report: dict[str, Any]
-    folder: Path
+    store: ModelStore
+    number: int
+
+    @property
+    def path(self) -> str:
+        """Where it is in the store."""
+        return f"{_parent(self.name, self.version)}/{self.number}"
+
+    @property
+    def folder(self) -> Path:
+        """Its folder, in a store in one."""
+        return self.store.root / self.path
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ class EvaluationReport:
         """
         if file not in self.files:
             raise NotFound(f"file: expected one of {list(self.files)}, got another")
-        return _read(self.folder, file)
+        return _read(self.store, self.path, file)
 
 
 def publish_report(
@@ -66,24 +66,20 @@ def publish_report(
         if not is_name(file) or file == REPORT:
             raise InvalidInput("files", "names of files", repr(file)[:80])
     store.resolve(name, version)
-    with store.writing(name) as folder:
+    content = {**report, "files": sorted(files)}
+    seal = json.dumps(content, indent=1, allow_nan=False).encode()
+    parent = _parent(name, version)
+    with store.writing(name):
         if version not in store.versions(name):
             raise NotFound(f"version: expected one of {store.versions(name)} of model {name}, got {version!r}")
-        reports = folder / EVIDENCE / version
-        reports.mkdir(parents=True, exist_ok=True)
-        earlier = _numbers(reports)
-        draft = Path(mkdtemp(prefix=".draft-", dir=folder))
-        content = {**report, "files": sorted(files)}
-        for file, data in {**files, REPORT: json.dumps(content, indent=1, allow_nan=False).encode()}.items():
-            write_synced(draft / file, data)
-        draft.chmod(0o755)
-        sync_folder(draft)
-        target = reports / str(max(earlier, default=0) + 1)
-        draft.rename(target)
-        sync_folder(reports)
-        for number in earlier:
-            shutil.rmtree(reports / str(number))
-    return EvaluationReport(name, version, content, target)
+        while True:  # until no other writer has the number
+            earlier = store.storage.reports(name, version)
+            number = store.storage.last_number(parent) + 1
+            if store.storage.create(f"{parent}/{number}", {**files, REPORT: seal}):
+                break
+        for old in earlier:
+            store.storage.delete(f"{parent}/{old}")
+    return EvaluationReport(name, version, content, store, number)
 
 
 def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationReport | None:
@@ -95,22 +91,23 @@ def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationR
     """
     if version not in store.versions(name):
         raise NotFound(f"version: expected one of {store.versions(name)} of model {name}, got another")
-    reports = store.folder(name) / EVIDENCE / version
-    if reports.is_symlink() or reports.parent.is_symlink():
-        return None
-    while numbers := _numbers(reports):
-        folder = reports / str(numbers[-1])
+    while numbers := sorted(store.storage.reports(name, version)):
+        path = f"{_parent(name, version)}/{numbers[-1]}"
         try:
-            content = json.loads(_read(folder, REPORT))
+            content = json.loads(_read(store, path, REPORT))
         except (ValueError, RecursionError, NotFound):
             content = None
         if _is_report(content):
-            return EvaluationReport(name, version, content, folder)
-        if numbers == _numbers(reports):  # else a newer report has taken its place meanwhile
+            return EvaluationReport(name, version, content, store, numbers[-1])
+        if numbers == sorted(store.storage.reports(name, version)):  # else a newer one has taken its place meanwhile
             raise BrokenArtifact(
                 name, version, REPORT, "is no evaluation report: run `python -m training evaluate` again"
             )
     return None
+
+
+def _parent(name: str, version: str) -> str:
+    return f"{name}/{EVIDENCE}/{version}"
 
 
 def _is_report(content: Any) -> bool:
@@ -118,16 +115,9 @@ def _is_report(content: Any) -> bool:
     return isinstance(files, list) and all(isinstance(file, str) and is_name(file) for file in files)
 
 
-def _numbers(reports: Path) -> list[int]:
-    if not reports.is_dir():
-        return []
-    found = [entry for entry in os.scandir(reports) if entry.is_dir(follow_symlinks=False) and is_version(entry.name)]
-    return sorted(int(entry.name) for entry in found)
-
-
-def _read(folder: Path, file: str) -> bytes:
+def _read(store: ModelStore, path: str, file: str) -> bytes:
     try:
-        content = read_regular(folder / file, MAX_FILE_BYTES)
+        content = store.storage.read(f"{path}/{file}", MAX_FILE_BYTES)
     except OSError:
         raise NotFound(f"file: expected {file} of an evaluation report, which is gone or cannot be read") from None
     if len(content) > MAX_FILE_BYTES:

@@ -101,7 +101,7 @@ def _short(value: Any) -> str:
 def _signature(store: ModelStore, name: str, version: str) -> str:
     if store.trusted is not None:  # else the manifest would have been refused
         return "by the trusted key"
-    return "there is one; --key checks it" if (store.folder(name) / version / SIGNATURE).is_file() else "none"
+    return "there is one; --key checks it" if store.storage.has(f"{name}/{version}/{SIGNATURE}") else "none"
 
 
 def _evidence(store: ModelStore, name: str, version: str) -> str:

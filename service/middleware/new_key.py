@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
 from model_store.artifacts.manifest import NAME_PATTERN
-from model_store.artifacts.store import is_name
+from model_store.artifacts.storage import is_name
 from model_store.errors import InvalidInput
 from service.middleware.keys import SCOPES
 

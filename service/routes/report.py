@@ -7,7 +7,8 @@ from urllib.parse import quote
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from model_store.artifacts.report import REPORT, EvaluationReport, evaluation_report
+from model_store.artifacts.report import EvaluationReport, evaluation_report
+from model_store.artifacts.storage import REPORT
 from model_store.errors import NotFound, StoreError
 from service.context import context_of
 from service.http.openapi import ERRORS

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Compare, print a table, and keep it with a plot in a folder of the runs."""
-    store = folders.store()
+    store = folders.store(writes=False)
     artifacts = [open_version(store, name, (WEIGHTS, *NEEDED)) for name in (options.first, options.second)]
     versions = [parent_of(artifact, "model") for artifact in artifacts]
 

@@ -10,14 +10,22 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from model_store.artifacts.place import store_of_environment
 from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput
 from training.recipe import DataSection
 
 
-def store() -> ModelStore:
-    """Return the model store, of DUBITO_STORE."""
-    return ModelStore(Path(os.environ.get("DUBITO_STORE", "models")))
+def store(writes: bool = True) -> ModelStore:
+    """Return the model store, of DUBITO_STORE.
+
+    Raises:
+        InvalidInput: if it is no bucket, or, for a command that `writes`, one that writers cannot share.
+    """
+    found = store_of_environment()
+    if writes:
+        found.storage.check_writable()  # now, rather than when hours have gone by
+    return found
 
 
 def runs() -> Path:

@@ -28,11 +28,12 @@ def publish_draft(store: ModelStore, name: str, draft: Draft, alias: str = LATES
         TrialError: if the service cannot; nothing is published.
         InvalidInput: if the name is not fit for a model.
     """
-    store.root.mkdir(parents=True, exist_ok=True)
-    for left in store.root.glob(f"{PREFIX}*"):
+    scratch = store.storage.scratch
+    scratch.mkdir(parents=True, exist_ok=True)
+    for left in scratch.glob(f"{PREFIX}*"):
         if time.time() - left.stat().st_mtime > ABANDONED_S:
             shutil.rmtree(left, ignore_errors=True)
-    with TemporaryDirectory(prefix=PREFIX, dir=store.root) as folder:  # there is room for the version, as in no /tmp
+    with TemporaryDirectory(prefix=PREFIX, dir=scratch) as folder:  # there is room for the version, as in no /tmp
         drafted = ModelStore(Path(folder)).publish(name, draft.description, draft.files)
         with closing(TrialProcess()) as process:
             failure = process.tried(Path(folder), name, drafted.version, TRIAL_S)

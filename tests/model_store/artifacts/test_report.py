@@ -3,7 +3,8 @@
 import pytest
 
 from model_store.artifacts.manifest import FILES, Description
-from model_store.artifacts.report import REPORT, evaluation_report, publish_report
+from model_store.artifacts.report import evaluation_report, publish_report
+from model_store.artifacts.storage import REPORT
 from model_store.errors import BrokenArtifact, NotFound
 from tests.support.refusals import refused
 

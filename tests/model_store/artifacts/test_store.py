@@ -147,7 +147,7 @@ def test_keeping_none_or_of_no_model_is_refused(published):
 
 def test_a_version_published_under_another_alias_leaves_latest_where_it_is(store):
     store.publish("m", DESCRIPTION, CONTENT)
-    (store.folder("m") / "aliases" / "latest").unlink()  # as after a kill between the version and its alias
+    (store.root / "m" / "aliases" / "latest").unlink()  # as after a kill between the version and its alias
     assert store.publish("m", DESCRIPTION, CONTENT, alias="candidate").version == "2"
     assert store.aliases("m") == {"latest": "1", "candidate": "2"}
     store.publish("n", DESCRIPTION, CONTENT, alias="candidate")

@@ -1,0 +1,297 @@
+"""Copies of versions in a folder of this machine, verified when they are made, of bounded size together.
+
+The folder has a store's layout, so that a version in it is opened like any other. Who uses a version holds a lock on
+its folder; what no one holds may be deleted to make room, first what no alias names, then what was used longest ago.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import NamedTuple
+
+from model_store.artifacts.disk import digest, make_folder, read_regular, write_synced
+from model_store.artifacts.manifest import ENCODER, Manifest
+from model_store.artifacts.signature import SIGNATURE
+from model_store.artifacts.storage import MANIFEST, Lease, is_name, is_version
+from model_store.errors import BrokenArtifact, StoreError
+
+LISTS = ".lists.json"
+MAX_LISTS_BYTES = 1 << 24
+DRAFT = ".draft-"
+
+
+class CachedLists(NamedTuple):
+    """Versions and what aliases say, by model."""
+
+    versions: dict[str, list[str]]
+    aliases: dict[str, dict[str, str]]
+
+
+class HeldLease(Lease):
+    """A copy that is not deleted while its folder is locked."""
+
+    def __init__(self, root: Path, folder: Path, delete: Callable[[], None]) -> None:
+        """Lock a copy; raises FileNotFoundError if there is none (any more)."""
+        super().__init__(root, folder)
+        self._delete = delete
+        self._handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_SH)
+            if os.fstat(self._handle).st_ino != folder.stat().st_ino:
+                raise FileNotFoundError(2, "deleted meanwhile")
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the copy."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def discard(self) -> bool:
+        """Delete the copy."""
+        self.close()
+        self._delete()
+        return True
+
+    def __del__(self) -> None:
+        """Let go of the copy."""
+        if getattr(self, "_handle", -1) >= 0:
+            self.close()
+
+
+class Cache:
+    """Copies of one bucket's versions. Several threads and processes may share it."""
+
+    def __init__(self, folder: Path, url: str, max_bytes: int) -> None:
+        self.root = folder / hashlib.sha256(url.encode()).hexdigest()[:16]
+        self.max_bytes = max_bytes
+        self._verified: set[str] = set()  # digests of the copies that this process has verified
+        self._kept: str | None = None  # what is written of lists
+
+    def lease(
+        self,
+        manifest: Manifest,
+        pieces: Callable[[str], Iterator[bytes]],
+        get: Callable[[str], tuple[bytes, str] | None],
+        named: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> Lease:
+        """Return a copy of a version, verified by this process, made if there is none.
+
+        `pieces` and `get` read an object; `named` says by model what each alias names.
+
+        Raises:
+            BrokenArtifact: if what is read is not what the manifest says.
+            StoreError: if there is no room for it.
+        """
+        folder = self.root / manifest.name / manifest.version
+        lease = self._found(folder, manifest)
+        if lease is None:
+            with self._making():  # whoever waited may find it made
+                lease = self._found(folder, manifest) or self._made(folder, manifest, pieces, get, named or {})
+        os.utime(folder)
+        return lease
+
+    def _made(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        pieces: Callable[[str], Iterator[bytes]],
+        get: Callable[[str], tuple[bytes, str] | None],
+        named: Mapping[str, Mapping[str, str]],
+    ) -> Lease:
+        self._delete(folder, even_held=True)  # what is there is not this version
+        self._make_room(sum(spec.size for spec in manifest.files.values()), named)
+        make_folder(folder.parent)
+        draft = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
+        self._fill(draft, manifest, pieces, get)
+        draft.chmod(0o755)
+        draft.rename(folder)
+        self._verified.add(manifest.digest)
+        return self._held(folder, manifest)
+
+    def _found(self, folder: Path, manifest: Manifest) -> Lease | None:
+        """Return a copy that is there and whole."""
+        try:
+            lease = self._held(folder, manifest)
+            written = json.loads(read_regular(folder / MANIFEST, MAX_LISTS_BYTES))
+        except (OSError, ValueError):
+            return None
+        is_whole = isinstance(written, dict) and written.get("digest") == manifest.digest
+        if is_whole and manifest.digest not in self._verified:
+            try:
+                is_whole = all(
+                    digest(folder / file, spec.size) == (spec.size, spec.sha256)
+                    for file, spec in manifest.files.items()
+                )
+            except OSError:
+                is_whole = False
+        if not is_whole:
+            lease.close()
+            return None
+        self._verified.add(manifest.digest)
+        return lease
+
+    def _fill(
+        self,
+        draft: Path,
+        manifest: Manifest,
+        pieces: Callable[[str], Iterator[bytes]],
+        get: Callable[[str], tuple[bytes, str] | None],
+    ) -> None:
+        of_version = f"{manifest.name}/{manifest.version}"
+        for file, spec in manifest.files.items():
+            if file == ENCODER and self._linked(draft / file, spec.sha256, spec.size):
+                continue
+            made, size = hashlib.sha256(), 0
+            try:
+                with (draft / file).open("wb") as copy:
+                    for part in pieces(f"{of_version}/{file}"):
+                        size += len(part)
+                        if size > spec.size:
+                            break
+                        made.update(part)
+                        copy.write(part)
+            except FileNotFoundError as error:
+                raise BrokenArtifact(
+                    manifest.name, manifest.version, file, error.strerror or "No such file or directory"
+                ) from None
+            if size != spec.size:
+                what = f"more than {spec.size}" if size > spec.size else str(size)
+                raise BrokenArtifact(
+                    manifest.name,
+                    manifest.version,
+                    file,
+                    f"expected {spec.size} bytes as in the manifest, got {what}",
+                )
+            if made.hexdigest() != spec.sha256:
+                raise BrokenArtifact(manifest.name, manifest.version, file, "its SHA-256 is not the manifest's")
+        for file in (SIGNATURE, MANIFEST):
+            found = get(f"{of_version}/{file}")
+            if found is not None:
+                write_synced(draft / file, found[0])
+
+    def _linked(self, target: Path, sha256: str, size: int) -> bool:
+        """Make `target` a link to a file of a copy that has the same content, if there is one."""
+        for _, _, folder in self._copies():
+            with suppress(OSError):
+                os.link(folder / target.name, target, follow_symlinks=False)
+                if digest(target, size) == (size, sha256):
+                    return True
+                target.unlink()
+        return False
+
+    def read(self, path: str, limit: int) -> bytes | None:
+        """Return a file of a copy, None if there is none."""
+        try:
+            return read_regular(self.root / path, limit)
+        except OSError:
+            return None
+
+    def _held(self, folder: Path, manifest: Manifest) -> Lease:
+        def discard() -> None:
+            with self._making():
+                self._verified.discard(manifest.digest)
+                self._delete(folder, even_held=True)
+
+        return HeldLease(self.root, folder, discard)
+
+    def keep_lists(self, lists: CachedLists) -> None:
+        """Keep what a look at the bucket said, for a start without it."""
+        text = json.dumps({"versions": lists.versions, "aliases": lists.aliases}, sort_keys=True)
+        if text == self._kept:
+            return
+        with suppress(OSError):  # a disk without room: then the next start needs the bucket
+            make_folder(self.root)
+            draft = self.root / f"{DRAFT}{os.getpid()}"
+            draft.write_text(text)
+            draft.replace(self.root / LISTS)
+            self._kept = text
+
+    def lists(self) -> CachedLists | None:
+        """Return what an earlier look said: of versions those of which there is a copy."""
+        try:
+            content = json.loads(read_regular(self.root / LISTS, MAX_LISTS_BYTES))
+            versions = {
+                name: [number for number in numbers if (self.root / name / number / MANIFEST).is_file()]
+                for name, numbers in content["versions"].items()
+                if is_name(name) and all(map(is_version, numbers))
+            }
+            aliases = {
+                name: {str(alias): str(of) for alias, of in content["aliases"].get(name, {}).items()}
+                for name in versions
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        there = {name: numbers for name, numbers in versions.items() if numbers}
+        return CachedLists(there, {name: aliases[name] for name in there})
+
+    def _make_room(self, needed: int, named: Mapping[str, Mapping[str, str]]) -> None:
+        """Delete copies that nobody holds until there is room.
+
+        Raises:
+            StoreError: if there cannot be.
+        """
+        copies = sorted(self._copies(), key=lambda copy: (_is_named(copy[2], named), copy[0]))
+        total = sum(size for _, size, _ in copies)
+        for _, size, folder in copies:
+            if total + needed <= self.max_bytes:
+                return
+            if self._delete(folder):
+                total -= size
+        if total + needed > self.max_bytes:
+            raise StoreError(
+                f"DUBITO_CACHE_BYTES: expected room for {needed} bytes of a version, got {self.max_bytes} bytes of "
+                f"which {total} are in use"
+            )
+
+    def _copies(self) -> list[tuple[int, int, Path]]:
+        """Return when each copy was last used, its size, and its folder."""
+        found = []
+        for folder in self.root.glob("*/*"):
+            if is_version(folder.name) and folder.is_dir():
+                with suppress(OSError):
+                    size = sum(file.stat().st_size for file in folder.iterdir())
+                    found.append((folder.stat().st_mtime_ns, size, folder))
+        return found
+
+    def _delete(self, folder: Path, even_held: bool = False) -> bool:
+        """Delete a copy, unless somebody holds it; return whether it is gone."""
+        try:
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            return not folder.exists()
+        try:
+            if not even_held:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            grave = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
+            folder.rename(grave / folder.name)
+        except OSError:
+            return False
+        finally:
+            os.close(handle)
+        shutil.rmtree(grave, ignore_errors=True)
+        return True
+
+    @contextmanager
+    def _making(self) -> Iterator[None]:
+        """Be the only one that makes and deletes copies, with what killed ones left behind cleared away."""
+        make_folder(self.root)
+        with (self.root / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                for left in self.root.glob(f"*/{DRAFT}*"):
+                    shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_named(folder: Path, named: Mapping[str, Mapping[str, str]]) -> bool:
+    return folder.name in named.get(folder.parent.name, {}).values()

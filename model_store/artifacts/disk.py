@@ -1,0 +1,54 @@
+"""Files and folders on a disk: read without following links, written so that they outlast a loss of power."""
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+PIECE_BYTES = 1 << 20  # of a file that is read and not kept
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """Read a regular file of at most `limit` bytes (and one more, to see that it is longer)."""
+    with open_regular(path) as file:
+        return file.read(limit + 1)
+
+
+def digest(path: Path, limit: int) -> tuple[int, str]:
+    """Return the size and SHA-256 of a file as `read_regular` would read it, of which little is kept at a time."""
+    size, digest = 0, hashlib.sha256()
+    with open_regular(path) as file:
+        while part := file.read(min(PIECE_BYTES, limit + 1 - size)):
+            size += len(part)
+            digest.update(part)
+    return size, digest.hexdigest()
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read it, unless it is a link; what is no regular file keeps nobody waiting."""
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file, and wait until it is on the disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it unless they are there, and wait until they are on the disk."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until a folder's entries are on the disk, where the file system can do that."""
+    handle = os.open(path, os.O_RDONLY)
+    with suppress(OSError):  # some file systems cannot sync a folder
+        os.fsync(handle)
+    os.close(handle)

