@@ -33,7 +33,7 @@ test-quick: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
-test-real: install .venv-schemathesis .venv-label-studio .venv-examples/installed .venv-page/installed
+test-real: install .venv-schemathesis .venv-label-studio .venv-examples/installed .venv-page/installed .venv-buckets/installed
 	$(BIN)/python -m pytest -m real tests/real
 
 .venv-label-studio: # likewise
@@ -42,6 +42,10 @@ test-real: install .venv-schemathesis .venv-label-studio .venv-examples/installe
 .venv-page/installed: tests/real/page-requirements.txt # selenium, and axe where there is npm
 	$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	if command -v npm > /dev/null; then cd $(@D) && npm pack --silent axe-core@$(AXE) && tar xzf axe-core-$(AXE).tgz package/axe.min.js; fi
+	touch $@
+
+.venv-buckets/installed: tests/real/bucket-requirements.txt # servers of buckets
+	$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
 .venv-schemathesis: # an environment of its own: it brings much that nothing else here needs

@@ -15,7 +15,7 @@ RUN --mount=type=cache,target=/var/cache/pip \
 FROM ${PYTHON}
 RUN groupadd --gid 10001 dubito \
  && useradd --uid 10001 --gid dubito --no-create-home --home-dir /tmp --shell /usr/sbin/nologin dubito \
- && install --directory --owner dubito --group dubito /models /state /pools
+ && install --directory --owner dubito --group dubito /models /state /pools /cache
 COPY --from=dependencies /opt/venv /opt/venv
 RUN find /opt/venv -type d -path '*/nvidia/*/lib' > /etc/ld.so.conf.d/nvidia.conf && ldconfig
 ENV PATH=/opt/venv/bin:$PATH \
@@ -24,6 +24,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     DUBITO_STORE=/models \
     DUBITO_STATE=/state \
+    DUBITO_CACHE=/cache \
     DUBITO_POOLS=/pools \
     DUBITO_HOST=0.0.0.0 \
     DUBITO_PORT=8000

@@ -18,7 +18,7 @@ RUN --mount=type=cache,target=/var/cache/pip \
 FROM ${PYTHON}
 RUN groupadd --gid 10001 dubito \
  && useradd --uid 10001 --gid dubito --no-create-home --home-dir /tmp --shell /usr/sbin/nologin dubito \
- && install --directory --owner dubito --group dubito /models /runs /data /state
+ && install --directory --owner dubito --group dubito /models /runs /data /state /cache
 COPY --from=dependencies /opt/venv /opt/venv
 RUN find /opt/venv -type d -path '*/nvidia/*/lib' > /etc/ld.so.conf.d/nvidia.conf && ldconfig
 ENV PATH=/opt/venv/bin:$PATH \
@@ -29,7 +29,8 @@ ENV PATH=/opt/venv/bin:$PATH \
     DUBITO_STORE=/models \
     DUBITO_RUNS=/runs \
     DUBITO_DATA=/data \
-    DUBITO_STATE=/state
+    DUBITO_STATE=/state \
+    DUBITO_CACHE=/cache
 WORKDIR /app
 COPY model_store model_store
 COPY training training

@@ -12,8 +12,9 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from model_store.artifacts.place import open_store
 from model_store.artifacts.signature import read_public_key
-from model_store.errors import DubitoError, InvalidInput
+from model_store.errors import DubitoError, InvalidInput, StoreUnreachable
 from model_store.inference.trials import TrialProcess
 from service.label_studio import sync
 from service.middleware import new_key
@@ -45,7 +46,7 @@ def main() -> int:
         settings = read_settings()
         KeyRing(settings)  # here, not in a worker that would be started again and again
         check_tracing(settings)
-        check_store(settings.store)
+        check_store(settings, place is None)
         if settings.verify_key_file is not None:
             read_public_key(settings.verify_key_file, VERIFY_KEY_VARIABLE)
     except DubitoError as error:
@@ -58,7 +59,7 @@ def main() -> int:
     if taken is not None:  # before models are loaded
         print(f"error: {taken}", file=sys.stderr)
         return 3
-    if not settings.store.exists():
+    if isinstance(settings.store, Path) and not settings.store.exists():
         logger.warning("DUBITO_STORE: the folder %s does not exist; waiting for it", settings.store.absolute())
     if settings.page and settings.port != 0:
         here = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
@@ -79,10 +80,27 @@ def set_options(arguments: list[str]) -> None:
         os.environ["DUBITO_PORT"] = str(options.port)
 
 
-def check_store(store: Path) -> None:
-    """Raise InvalidInput if the store is there and is no folder."""
-    if store.exists() and not store.is_dir():
-        raise InvalidInput("DUBITO_STORE", "a folder", str(store.absolute()))
+def check_store(settings: Settings, is_first: bool) -> None:
+    """Raise InvalidInput if the store is there and is no folder, or is a bucket that refuses to be read.
+
+    A bucket is asked by the first process alone; one that cannot be reached may be later.
+    """
+    store = settings.store
+    if isinstance(store, Path):
+        if store.exists() and not store.is_dir():
+            raise InvalidInput("DUBITO_STORE", "a folder", str(store.absolute()))
+        return
+    bucket = open_store(store, cache=settings.cache, cache_bytes=settings.cache_bytes)
+    if is_first:
+        try:
+            bucket.names()
+        except StoreUnreachable as error:
+            if error.is_refused:
+                raise InvalidInput("DUBITO_STORE", "a bucket that can be read", str(error)) from None
+
+
+def _is_there(store: Path | str) -> bool:
+    return isinstance(store, str) or store.is_dir()
 
 
 def cannot_listen(host: str, port: int) -> str | None:
@@ -112,7 +130,7 @@ def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again when it has stopped in good order
     if place is not None:
         place.beat()
-    spare = TrialProcess() if place is None and settings.trial_s > 0 and settings.store.is_dir() else None
+    spare = TrialProcess() if place is None and settings.trial_s > 0 and _is_there(settings.store) else None
     import uvicorn  # not needed by a supervisor, and heartbeats begin before it
 
     from service.app import create_app

@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from model_store.artifacts.place import CACHE, CACHE_BYTES, is_url
 from model_store.errors import InvalidInput
 from model_store.inference.trials import WORKING_BYTES
 from model_store.processors import available_processors
@@ -22,7 +23,15 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
-    store: Path = Field(default=Path("models"), description="root folder of the model store")
+    store: Path | str = Field(
+        default=Path("models"),
+        description="root folder of the model store, or a bucket's URL: `s3://`, `gs://` or `az://bucket/prefix`",
+    )
+    cache: Path = Field(default=CACHE, description="folder for copies of versions, where the store is a bucket")
+    cache_bytes: Annotated[int, Field(ge=1)] = Field(
+        default=CACHE_BYTES,
+        description="most bytes of copies there; those that no alias names and nobody uses go first",
+    )
     state: Path = Field(
         default=Path("state"),
         description="folder for what must not be forgotten: jobs, their results, what was acquired, and labels; made "
@@ -175,6 +184,11 @@ class Settings(BaseSettings):
     notice_s: Annotated[float, Field(ge=0, le=3600)] = Field(
         default=1.0, description="seconds after SIGTERM in which the service still listens, but says it is not ready"
     )
+
+    @field_validator("store", mode="before")
+    @classmethod
+    def _url_or_folder(cls, value: object) -> object:
+        return value if isinstance(value, str) and is_url(value) else Path(str(value))
 
     def label_studio_secret(self) -> str | None:
         """Return the token of Label Studio, of the setting or the file.

@@ -16,6 +16,7 @@ from service.settings import OF_TRAINING, Settings
 ROOT = Path(__file__).parent.parent
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 MONITORED = yaml.safe_load((ROOT / "docker" / "monitoring" / "prometheus" / "prometheus.yml").read_text())
+BUCKET = yaml.safe_load((ROOT / "docker-compose.bucket.yml").read_text().replace("!reset null", "null"))
 GPU = yaml.safe_load((ROOT / "docker-compose.gpu.yml").read_text())
 BUILT = [name for name, service in COMPOSE["services"].items() if "build" in service]
 OURS = [name for name in COMPOSE["services"] if name != "label-studio"]
@@ -38,6 +39,32 @@ def test_every_container_is_hardened(name):
     assert service["mem_limit"] and service["pids_limit"] > 0
     assert service["cpus"] == f"${{{name.upper().replace('-', '_')}_CPUS:-2}}"
     assert {"max-size", "max-file"} <= set(service["logging"]["options"])
+
+
+def test_the_bucket_is_hardened_and_has_a_secret_that_no_file_here_knows():
+    service, bucket = COMPOSE["services"]["service"], BUCKET["services"]["bucket"]
+    for key in ("init", "read_only", "tmpfs", "cap_drop", "security_opt", "logging"):
+        assert bucket[key] == service[key]
+    assert bucket["mem_limit"] and bucket["pids_limit"] and bucket["cpus"] == "${BUCKET_CPUS:-2}"
+    assert re.fullmatch(r"[\w/]+:\d+\.\d+", bucket["image"])
+    assert bucket["ports"] == ["127.0.0.1:${BUCKET_PORT:-8333}:8333"]
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        assert bucket["environment"][name].startswith(f"${{{name}:?")
+        assert not any(name in part or "SECRET" in part for part in bucket["command"])
+
+
+def test_with_the_bucket_everything_that_has_models_uses_it_over_a_network_of_its_own():
+    reached = {name for name, service in BUCKET["services"].items() if "bucket" in service["networks"]}
+    assert reached == {"service", "training", "learn", "bucket"}
+    for name in COMPUTING:
+        service = BUCKET["services"][name]
+        assert service["environment"]["DUBITO_STORE"] == "${DUBITO_BUCKET_URL:-s3://models/dubito}"
+        assert service["environment"]["AWS_SECRET_ACCESS_KEY"] is None  # handed on
+        assert service["volumes"] == ["cache:/cache"]
+        assert service.get("network_mode") is None
+    for image in IMAGES.values():
+        assert "DUBITO_CACHE=/cache" in image
+        assert "/cache" in re.search(r"--group dubito (.*)$", image, re.M)[1].split()
 
 
 @pytest.mark.parametrize("name", BUILT)
@@ -125,7 +152,7 @@ def test_containers_are_killed_only_after_the_drain():
 
 def test_every_setting_reaches_the_service():
     environment = COMPOSE["services"]["service"]["environment"]
-    in_image = {"DUBITO_STORE", "DUBITO_STATE", "DUBITO_POOLS", "DUBITO_HOST", "DUBITO_PORT"}
+    in_image = {"DUBITO_STORE", "DUBITO_CACHE", "DUBITO_STATE", "DUBITO_POOLS", "DUBITO_HOST", "DUBITO_PORT"}
     assert all(f"{name}=" in IMAGES["service"] for name in in_image)
     assert set(environment) == {f"DUBITO_{name.upper()}" for name in Settings.model_fields} - in_image
     assert [name for name, value in environment.items() if value is not None] == ["DUBITO_DRAIN_S"]

@@ -65,7 +65,16 @@ class Bucket(Storage):
         """The folder of the cache."""
         return self.cache.root
 
+    def place(self, path: str) -> str:
+        """Return the object's URL."""
+        return f"{self.objects.url.rstrip('/')}/{path}"
+
     # Reading
+
+    @property
+    def was_seen(self) -> bool:
+        """Whether there was a look at the bucket, in this process or an earlier one."""
+        return self._lists is not None
 
     def look(self) -> None:
         """List the bucket, in one request for each thousand objects, and read aliases that have changed.
@@ -181,10 +190,12 @@ class Bucket(Storage):
 
         Raises:
             InvalidInput: if it does not.
+            StoreUnreachable: if there is no such bucket.
         """
         if self._is_writable:
             return
         path = f"{PROBE}{uuid.uuid4().hex}"
+        self.objects.entries(path)  # a server that makes a bucket for whoever writes says here that there is none
         try:
             created = self.objects.create(path, b"1")
             again = self.objects.create(path, b"2")

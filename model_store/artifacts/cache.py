@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from model_store.artifacts.disk import digest, make_folder, read_regular, write_synced
 from model_store.artifacts.manifest import ENCODER, Manifest
-from model_store.artifacts.signature import SIGNATURE
+from model_store.artifacts.signature import SIGNATURE, SIGNATURE_BYTES
 from model_store.artifacts.storage import MANIFEST, Lease, is_name, is_version
 from model_store.errors import BrokenArtifact, StoreError
 
@@ -108,7 +108,8 @@ class Cache:
         named: Mapping[str, Mapping[str, str]],
     ) -> Lease:
         self._delete(folder, even_held=True)  # what is there is not this version
-        self._make_room(sum(spec.size for spec in manifest.files.values()), named)
+        itself = len(manifest.model_dump_json(indent=2).encode()) + SIGNATURE_BYTES
+        self._make_room(sum(spec.size for spec in manifest.files.values()) + itself, named)
         make_folder(folder.parent)
         draft = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
         self._fill(draft, manifest, pieces, get)

@@ -50,8 +50,17 @@ class Folder(Storage):
         """The folder itself."""
         return self.root
 
+    def place(self, path: str) -> str:
+        """Return the file's path."""
+        return str(self.root / path)
+
+    @property
+    def was_seen(self) -> bool:
+        """Return True: what is asked is looked up."""
+        return True
+
     def look(self) -> None:
-        """Do nothing: what is asked is looked up."""
+        """Do nothing."""
 
     def names(self) -> list[str]:
         """Return the names of models with at least one version."""

@@ -188,11 +188,3 @@ def _reason(text: str) -> tuple[str, bool]:
         return "it cannot be reached", False
     status = found.group(1)
     return STATUSES.get(status, f"the server answers {status}"), status in STATUSES
-
-
-def secret_free(environment: dict[str, str]) -> dict[str, str]:
-    """Return an environment without what opens buckets, for processes that need none."""
-    return {name: value for name, value in environment.items() if not name.startswith(OF_BUCKETS)}
-
-
-OF_BUCKETS = ("AWS_", "AZURE_", "GOOGLE_")

@@ -42,6 +42,10 @@ class EvaluationReport:
         """Names of the report's files, the report's own first."""
         return (REPORT, *self.report["files"])
 
+    def place(self, file: str) -> str:
+        """Return a file's path or URL, for people."""
+        return self.store.storage.place(f"{self.path}/{file}")
+
     def read(self, file: str) -> bytes:
         """Return a file's content.
 

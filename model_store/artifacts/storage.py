@@ -66,6 +66,15 @@ class Storage(ABC):
         """A folder of this machine with room for versions."""
 
     @abstractmethod
+    def place(self, path: str) -> str:
+        """Return where a file is, as a path of this machine or a URL, for people."""
+
+    @property
+    @abstractmethod
+    def was_seen(self) -> bool:
+        """Whether lists need no further look."""
+
+    @abstractmethod
     def look(self) -> None:
         """Look at what is there now; where looking costs a request, lists say what was seen then until the next look.
 

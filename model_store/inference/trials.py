@@ -48,7 +48,8 @@ class TrialProcess:
     def __init__(self) -> None:
         packages = str(Path(model_store.__path__[0]).parent)
         path = os.pathsep.join([packages, *filter(None, [os.environ.get("PYTHONPATH")])])
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("DUBITO_")}  # no keys
+        secret = ("DUBITO_", "AWS_", "AZURE_", "GOOGLE_")  # keys, and what opens buckets
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(secret)}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", TRIAL],
             env={**kept, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},  # trials run on the processor

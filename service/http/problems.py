@@ -18,6 +18,7 @@ from model_store.errors import (
     NoSpace,
     NotFound,
     StateUnusable,
+    StoreUnreachable,
     UnsupportedFormat,
 )
 from service.errors import InUse, NotDone, NotReady, Overloaded, PastDeadline, TooLarge, TooLargeToLoad, Unsupported
@@ -32,6 +33,7 @@ STATUS: dict[type[DubitoError], int] = {
     NotFound: 404,
     BrokenArtifact: 503,
     UnsupportedFormat: 503,
+    StoreUnreachable: 503,
     TooLargeToLoad: 503,
     InUse: 409,
     NotDone: 409,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from model_store.artifacts.place import open_store
 from model_store.artifacts.signature import read_public_key
 from model_store.artifacts.store import ModelStore
 from model_store.errors import DubitoError, InvalidInput, NoSpace, StateUnusable, StoreError
@@ -43,7 +44,8 @@ def main() -> int:
     database = Database(Path(told["state"]))
     jobs = Jobs(database)
     key = told["verify_key_file"]
-    store = ModelStore(Path(told["store"]), None if key is None else read_public_key(Path(key), VERIFY_KEY_VARIABLE))
+    trusted = None if key is None else read_public_key(Path(key), VERIFY_KEY_VARIABLE)
+    store = open_store(told["store"], trusted, Path(told["cache"]), told["cache_bytes"])
     try:
         job = jobs.get(told["job"])
         return run(jobs, job, store, told["threads"], ending, partial(keep_acquired, database))

@@ -173,7 +173,9 @@ def _started(settings: Settings, job: Job, slot: int) -> subprocess.Popen[bytes]
     told = {
         "job": job.id,
         "state": str(settings.state.resolve()),
-        "store": str(settings.store.resolve()),
+        "store": settings.store if isinstance(settings.store, str) else str(settings.store.resolve()),
+        "cache": str(settings.cache.resolve()),
+        "cache_bytes": settings.cache_bytes,
         "verify_key_file": None if settings.verify_key_file is None else str(settings.verify_key_file.resolve()),
         "threads": settings.worker_threads,
     }

@@ -29,6 +29,7 @@ class LoadedCollector(Collector):
         seen = GaugeMetricFamily(
             "dubito_store_seen_timestamp_seconds", "When the whole store was last read, in seconds since 1970"
         )
+        reachable = GaugeMetricFamily("dubito_store_reachable", "1 while the store can be reached, else 0")
         expected = GaugeMetricFamily(
             "dubito_expected_flag_rate",
             "Share of p-values of .05 and less on rows like the calibration data",
@@ -62,4 +63,17 @@ class LoadedCollector(Collector):
         for alias in self.models.all_aliases():
             aliases.add_metric(alias, 1.0)
         seen.add_metric((), self.models.seen)
-        yield from (loaded, broken, aliases, seen, flag_rate, expected, calibration, p_values, evidence, alarm)
+        reachable.add_metric((), float(self.models.reachable))
+        yield from (
+            loaded,
+            broken,
+            aliases,
+            seen,
+            reachable,
+            flag_rate,
+            expected,
+            calibration,
+            p_values,
+            evidence,
+            alarm,
+        )

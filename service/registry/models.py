@@ -18,12 +18,11 @@ import numpy as np
 from jaxtyping import Float32
 
 from model_store.artifacts.manifest import ENCODER, GRAPHS, TOKENIZER, TRAINING_ROWS, Manifest
-from model_store.artifacts.signature import read_public_key
-from model_store.artifacts.store import LATEST, ModelStore
+from model_store.artifacts.store import LATEST
 from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.conformal.rank_tables import RankTables
 from model_store.conformal.stopping import StoppingRule
-from model_store.errors import BrokenArtifact, InvalidInput, NotFound, StoreError, one_line
+from model_store.errors import BrokenArtifact, InvalidInput, NotFound, StoreError, StoreUnreachable, one_line
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, TOKENIZER_COPIES, Model
 from model_store.inference.prediction import Prediction
 from model_store.inference.trials import LOOK_S, Failure
@@ -31,7 +30,7 @@ from service.errors import InUse, NotReady, TooLargeToLoad
 from service.registry.drift import Drift, row_hashes
 from service.registry.reservoir import READY_BYTES, Reservoir
 from service.registry.trials import Trials
-from service.settings import VERIFY_KEY_VARIABLE, Settings
+from service.settings import Settings
 
 logger = logging.getLogger("dubito")
 
@@ -74,8 +73,7 @@ class Models:
     def __init__(self, settings: Settings, idle: threading.Event, ending: threading.Event, trials: Trials) -> None:
         self.idle = idle  # set while no request is in work
         self.trials = trials
-        key = settings.verify_key_file
-        self.store = ModelStore(settings.store, None if key is None else read_public_key(key, VERIFY_KEY_VARIABLE))
+        self.store = trials.store
         self.settings = settings
         self._serves: dict[str, dict[str, str]] = {}  # by model the version that each alias serves
         self._latest: dict[str, Manifest] = {}  # of what `latest` serves, in memory or not
@@ -88,6 +86,7 @@ class Models:
         self._looking = threading.Lock()  # held while the store is looked at
         self.awaits_trials = False  # whether the last look found a version that is being tried
         self.seen = 0.0  # when the whole store was last looked at, in seconds since 1970
+        self.reachable = True  # whether the last look at the store came to anything; a folder always is
         self._ending = ending
         self._watcher = threading.Thread(target=self._watch, name="store-watcher", daemon=True)
 
@@ -142,6 +141,30 @@ class Models:
 
     def _look_once(self) -> None:
         self.awaits_trials = False
+        all_seen = self._look_at_store()
+        if self.store.storage.was_seen:
+            all_seen = self._follow_all() and all_seen
+        if all_seen:
+            self.seen = time.time()
+
+    def _look_at_store(self) -> bool:
+        """Look at the store anew; return whether it can be reached, and say so when that has changed."""
+        try:
+            self.store.storage.look()
+        except StoreUnreachable as error:
+            if self.reachable:
+                logger.error(
+                    "%s; going on with what was seen of it and is in %s", one_line(error), self.settings.cache
+                )
+            self.reachable = False
+        else:
+            if not self.reachable:
+                logger.info("the store can be reached again")
+            self.reachable = True
+        return self.reachable
+
+    def _follow_all(self) -> bool:
+        """Follow the aliases of all models; return whether all could be read."""
         names, all_seen = self.store.names(), True
         for name in names:
             try:
@@ -152,8 +175,7 @@ class Models:
             else:
                 self._follow(name, aliases)
         self._forget_gone({name: self.store.versions(name) for name in names})
-        if all_seen:
-            self.seen = time.time()
+        return all_seen
 
     def _follow(self, name: str, aliases: dict[str, str]) -> None:
         """Serve by each alias the version that it names, or go on with the one before where that cannot be served."""
@@ -284,6 +306,8 @@ class Models:
         try:
             yield
         except StoreError as error:
+            if isinstance(error, StoreUnreachable):  # which says nothing of the version
+                raise
             if version not in self.store.versions(name):  # deleted meanwhile
                 raise NotFound(f"version: expected one that is published of model {name}, got another") from None
             with self._lock:

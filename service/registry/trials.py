@@ -9,17 +9,20 @@ import json
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from model_store.artifacts.manifest import Manifest
-from model_store.errors import BrokenArtifact
+from model_store.artifacts.place import open_store
+from model_store.artifacts.signature import read_public_key
+from model_store.errors import BrokenArtifact, StoreUnreachable
 from model_store.inference.trials import LOOK_S, Failure, GivenUp, TrialProcess
 from service.errors import NotReady
-from service.settings import Settings
+from service.settings import VERIFY_KEY_VARIABLE, Settings
 
 AT_ONCE = 2
+RETRY_UNREACHABLE_S = 1.0
 RETRY_FAILED_S = 600.0  # after which a version that failed is tried again, should it want to be served
 
 
@@ -38,6 +41,9 @@ class Trials:
         `spare` is a process for the first trial, started ahead.
         """
         self.settings = settings
+        key = settings.verify_key_file
+        trusted = None if key is None else read_public_key(key, VERIFY_KEY_VARIABLE)
+        self.store = open_store(settings.store, trusted, settings.cache, settings.cache_bytes)
         self.news = threading.Event()  # set when a trial is over
         self._ending = ending
         self._folder = folder
@@ -51,7 +57,7 @@ class Trials:
         """Return what a trial says of a version, or will say; one begins where there was none of late."""
         with self._lock:
             begun, future = self._known.get(manifest.digest, (0.0, None))
-            if future is None or (_has_failed(future) and time.monotonic() - begun > RETRY_FAILED_S):
+            if future is None or (_has_failed(future) and time.monotonic() - begun > _retried_after(future)):
                 if self.settings.trial_s > 0:
                     future = self._pool.submit(self._once, manifest)
                     self._wanted += 1
@@ -67,10 +73,11 @@ class Trials:
         Raises:
             BrokenArtifact: if it failed.
             NotReady: if the service is about to end.
+            StoreError: if there is no copy of it to be had.
         """
         try:
             failure = self.of(manifest).result()
-        except GivenUp:
+        except GivenUp:  # and StoreError: there is no copy to try
             raise NotReady("the service is about to end") from None
         if failure is not None and failure.is_read:  # else reading it says so too
             raise BrokenArtifact(manifest.name, manifest.version, failure.file, failure.reason)
@@ -134,7 +141,8 @@ class Trials:
             process = TrialProcess()
         settings, version = self.settings, (manifest.name, manifest.version)
         try:
-            failure = process.tried(settings.store, *version, settings.trial_s, settings.trial_bytes, self._ending)
+            with closing(self.store.storage.lease(manifest)) as lease:
+                failure = process.tried(lease.root, *version, settings.trial_s, settings.trial_bytes, self._ending)
         except BaseException:
             process.close()
             raise
@@ -148,6 +156,11 @@ class Trials:
 
 def _has_failed(future: "Future[Failure | None]") -> bool:
     return future.done() and (future.cancelled() or future.exception() is not None or future.result() is not None)
+
+
+def _retried_after(future: "Future[Failure | None]") -> float:
+    is_unreachable = not future.cancelled() and isinstance(future.exception(), StoreUnreachable)
+    return RETRY_UNREACHABLE_S if is_unreachable else RETRY_FAILED_S
 
 
 def _locked(handle: int) -> bool:

@@ -3,14 +3,24 @@
 Where the programs are missing it is skipped: `make test-real` installs them.
 """
 
+import random
+import subprocess
+import sys
+import time
 import uuid
 from itertools import count
 
+import httpx
 import pytest
 
 from model_store.artifacts.place import open_store
-from tests.support.buckets import BUCKET, PROGRAMS, SeaweedFS, credentials
+from model_store.artifacts.store import ModelStore
+from tests.support import tiny
+from tests.support.buckets import BUCKET, PROGRAMS, SECRET, SeaweedFS, credentials, rclone
+from tests.support.environment import ROOT, environment_with
+from tests.support.serving import SOON, WITH_TRIALS, metric, serving, wait_until
 from tests.support.storage_properties import PROPERTIES
+from tests.support.stores import tiny_description, tiny_files
 
 MISSING = [name for name, path in PROGRAMS.items() if not path.exists()]
 
@@ -39,3 +49,170 @@ def url(server, monkeypatch):
 def test_a_bucket_has_the_properties_of_a_store(url, tmp_path, holds):
     numbers = count()
     holds(lambda: open_store(url, cache=tmp_path / str(next(numbers))))
+
+
+PUBLISHER = """
+import os, sys
+from pathlib import Path
+from model_store.artifacts.manifest import FILES, Description
+from model_store.artifacts.place import open_store
+
+store = open_store(sys.argv[1], cache=Path(sys.argv[3]))
+description = Description.model_validate_json(sys.argv[2])
+print("ready", flush=True)
+while True:
+    version = store.publish("m", description, {file: os.urandom(20_000) for file in FILES}).version
+    store.set_alias("m", "champion", version)
+    store.keep("m", 4)
+"""
+
+
+def test_racing_publishers_killed_at_any_moment_leave_no_version_half_there(url, tmp_path):
+    """Three writers at a time publish, move an alias and delete without end, and are killed, thirty in all."""
+    store = open_store(url, cache=tmp_path / "reader")
+    published = int(store.publish("m", tiny_description(), tiny_files()).version)
+    for batch in range(10):
+        arguments = [url, tiny_description().model_dump_json(), str(tmp_path / "writers")]
+        command = [sys.executable, "-c", PUBLISHER, *arguments]
+        writers = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(3)]
+        for writer in writers:
+            assert writer.stdout.readline() == b"ready\n"
+        time.sleep(random.uniform(0.0, 0.5))
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
+        versions = store.versions("m")
+        assert int(versions[-1]) >= published
+        published = int(versions[-1])
+        for version in {*versions, *store.aliases("m").values()}:
+            assert open_store(url, cache=tmp_path / f"{batch}").open("m", version).manifest.version == version
+    assert published > 10
+    given = store.publish("m", tiny_description(), tiny_files()).version
+    assert int(given) > published
+    assert store.resolve("m") == given
+
+
+def test_the_service_serves_from_a_bucket_and_survives_its_absence(server, url, tmp_path):
+    store = open_store(url, cache=tmp_path / "writer")
+    tiny.publish(store)
+    settings = {**SOON, **WITH_TRIALS, "DUBITO_CACHE": str(tmp_path / "cache"), "DUBITO_JOBS_AT_ONCE": "0"}
+
+    def version(address):
+        answer = httpx.post(f"{address}/predict", json={"inputs": [[0.1, 0.2, 0.3]], "seed": 1}, timeout=60)
+        return answer.json()["version"] if answer.status_code == 200 else str(answer.status_code)
+
+    def is_reachable(address):
+        return metric(httpx.get(f"{address}/metrics").text, "dubito_store_reachable")
+
+    with serving(url, **settings) as (address, _):
+        wait_until(lambda: version(address) == "1", 60)
+        tiny.publish(store)
+        wait_until(lambda: version(address) == "2", 60)
+        server.stop()
+        try:
+            wait_until(lambda: is_reachable(address) == 0, 60)
+            assert version(address) == "2"
+            assert httpx.get(f"{address}/health/ready").status_code == 200
+            with serving(url, **settings) as (other, _):  # a start without the bucket
+                wait_until(lambda: version(other) == "2", 60)
+                assert is_reachable(other) == 0
+        finally:
+            server.start()
+        wait_until(lambda: is_reachable(address) == 1, 60)
+        tiny.publish(store)
+        wait_until(lambda: version(address) == "3", 60)
+
+
+def test_workers_and_jobs_take_versions_from_a_bucket(url, tmp_path):
+    store = open_store(url, cache=tmp_path / "writer")
+    tiny.publish(store)
+    settings = {**SOON, **WITH_TRIALS, "DUBITO_CACHE": str(tmp_path / "cache"), "DUBITO_WORKERS": "2"}
+    with serving(url, **settings) as (address, _):
+        wait_until(lambda: httpx.get(f"{address}/health/ready").status_code == 200, 60)
+        asked = {"inputs": [[0.1, 0.2, 0.3]] * 4, "seed": 1}
+        job = httpx.post(f"{address}/predict/jobs", json=asked, timeout=60)
+        assert job.status_code == 202, job.text
+        path = f"{address}/jobs/{job.json()['id']}"
+        wait_until(lambda: httpx.get(path).json()["state"] in ("done", "failed"), 60)
+        assert httpx.get(path).json()["state"] == "done", httpx.get(path).text
+
+
+def run(*command, **environment):
+    """What a command printed, and its exit code."""
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        env=environment_with(**environment),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_commands_take_a_url(url, tmp_path, quick_recipe):
+    """A fit and its report; and what the store's own commands say of them."""
+    settings = {
+        "DUBITO_STORE": url,
+        "DUBITO_CACHE": str(tmp_path / "cache"),
+        "DUBITO_RUNS": str(tmp_path / "runs"),
+        "DUBITO_DATA": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+    }
+    commands = [
+        ("training", "fit", str(quick_recipe), "--quiet", "--device", "cpu"),
+        ("training", "evaluate", "digits", "--rows", "32", "--quiet"),
+        ("model_store", "alias", "digits", "champion", "1"),
+        ("model_store", "verify"),
+    ]
+    for command in commands:
+        code, said = run(*command, **settings)
+        assert code == 0, said
+        assert SECRET not in said
+    code, said = run("model_store", "list", **settings)
+    assert said == "digits: versions 1 (champion -> 1, latest -> 1)\n"
+    _, said = run("model_store", "--store", url, "show", "digits", **{**settings, "DUBITO_STORE": "elsewhere"})
+    assert "evidence" in said and "report of" in said
+    code, said = run("model_store", "delete", "digits", "--force", **settings)
+    assert (code, open_store(url, cache=tmp_path / "other").names()) == (0, [])
+
+
+def test_a_server_that_ignores_conditions_is_read_and_refused_for_writing(tmp_path, monkeypatch):
+    """It serves a folder, so a store that was made as a folder is read as a bucket."""
+    with rclone(tmp_path / "rclone") as address:
+        ModelStore(tmp_path / "rclone" / BUCKET / "prefix").publish("m", tiny_description(), tiny_files())
+        settings = {
+            **credentials(address),
+            "DUBITO_STORE": f"s3://{BUCKET}/prefix",
+            "DUBITO_CACHE": str(tmp_path / "c"),
+        }
+        assert run("model_store", "verify", **settings) == (0, "m version 1: whole\n")
+        for command in (("alias", "m", "champion", "1"), ("keep", "m", "1"), ("delete", "m", "--force")):
+            code, said = run("model_store", *command, **settings)
+            assert code == 2
+            assert said.startswith(
+                "error: DUBITO_STORE: expected a bucket that honours conditional writes, got one that"
+            )
+            assert "ignores If-None-Match" in said and len(said.splitlines()) == 1
+        code, said = run("training", "prune", "m", "--fraction", "0.5", **settings)
+        assert code != 0 and "ignores If-None-Match" in said
+
+
+WRONG = {
+    "no credentials": {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
+    "another secret": {"AWS_SECRET_ACCESS_KEY": "another-secret-of-tests"},
+    "no such bucket": {"DUBITO_STORE": "s3://elsewhere/prefix"},
+    "plain http": {"AWS_ALLOW_HTTP": "false"},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("command", [("service",), ("model_store", "list"), ("training", "evaluate", "m")])
+def test_bad_input_ends_with_one_clear_line(url, tmp_path, wrong, command):
+    settings = {"DUBITO_STORE": url, "DUBITO_CACHE": str(tmp_path), **WRONG[wrong]}
+    code, said = run(*command, **settings)
+    assert code in (1, 2), said
+    (line,) = said.splitlines()
+    assert "error: " in line and "s3://" in line
+    assert SECRET not in line and "another-secret" not in line

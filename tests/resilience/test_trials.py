@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -13,6 +14,7 @@ import pytest
 
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact
+from model_store.inference.trials import TrialProcess
 from service.registry.trials import Trials
 from service.settings import Settings
 from tests.support.environment import ROOT
@@ -140,6 +142,16 @@ def test_a_version_is_tried_once_for_all_workers_and_once_for_all_its_names(own_
     ending.set()
     first.close()
     other.close()
+
+
+def test_a_trial_is_told_no_keys_and_nothing_that_opens_buckets(monkeypatch):
+    for name in ("DUBITO_API_KEYS", "AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_KEY", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.setenv(name, KEY)
+    with closing(TrialProcess()) as process:
+        told = Path(f"/proc/{process._process.pid}/environ").read_bytes()
+        assert process.tried(Path("/nowhere"), "m", "1", 30.0).file == "manifest.json"
+    assert b"PYTHONPATH" in told
+    assert KEY.encode() not in told
 
 
 def test_without_trials_versions_are_loaded_at_once(own_store):

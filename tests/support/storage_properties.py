@@ -136,7 +136,7 @@ def one_of_many_replacements_of_the_same_alias_wins(make):
 
 
 def no_move_is_lost(make):
-    """Racers add to what is written, each as often as the others: nothing is written over what it was not read from."""
+    """Racers add to what is written: nothing is written over what was not read."""
     publish(make())
     begin = threading.Barrier(4)
 
@@ -153,7 +153,7 @@ def no_move_is_lost(make):
 
 
 def a_reader_in_the_middle_sees_whole_versions(make):
-    """While versions come and go: what is listed opens, unless it is gone by then, and `latest` names what is there."""
+    """While versions come and go: what `latest` names opens, unless it is gone by then."""
     publish(make())
     done = threading.Event()
 

@@ -46,4 +46,4 @@ def run(options: argparse.Namespace) -> None:
     for key, value in found.report["summary"].items():
         low, high = intervals[key]
         print(f"  {key:40} {value:.4f} ({low:.4f} to {high:.4f})")
-    print(f"evidence of {version.label}: {found.folder / 'evidence.md'}")
+    print(f"evidence of {version.label}: {found.place('evidence.md')}")

@@ -1,0 +1,390 @@
+"""Stores in a bucket: servers that ignore conditions, writers that are killed, buckets that go away, copies."""
+
+import builtins
+import json
+import os
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from model_store.artifacts.bucket import CLAIM
+from model_store.artifacts.objects import Objects, check_url
+from model_store.artifacts.place import open_store
+from model_store.artifacts.report import evaluation_report, publish_report
+from model_store.errors import BrokenArtifact, InvalidInput, NotFound, StoreError, StoreUnreachable
+from tests.support.faulty_bucket import SECRET, FaultyBucket, Killed
+from tests.support.stores import tiny_description, tiny_files
+
+CONTENT, DESCRIPTION = tiny_files(), tiny_description()
+SIZE = sum(map(len, CONTENT.values()))
+
+
+@pytest.fixture
+def server():
+    return FaultyBucket()
+
+
+@pytest.fixture
+def store(server, tmp_path):
+    return server.store(tmp_path / "cache")
+
+
+def paths(server):
+    return sorted(entry["path"] for entry in server.memory.list().collect())
+
+
+# What lies where
+
+
+def test_a_bucket_has_the_layout_of_a_folder(server, store):
+    store.publish("m", DESCRIPTION, CONTENT)
+    publish_report(store, "m", "1", {"seed": 1}, {"roc.png": b"picture"})
+    expected = ["m/aliases/latest", "m/evidence/1/1/evidence.json", "m/evidence/1/1/roc.png"]
+    assert paths(server) == sorted([*expected, *(f"m/1/{file}" for file in [*CONTENT, "manifest.json"])])
+    assert bytes(server.memory.get("m/aliases/latest").bytes()) == b"1"
+    store.delete("m", "1", force=True)
+    assert paths(server) == ["m/aliases/.last-deleted", "m/aliases/latest"]
+
+
+# Conditions
+
+
+@pytest.mark.parametrize(("ignored", "reason"), [("create", "ignores If-None-Match"), ("e_tag", "ignores If-Match")])
+def test_a_server_that_ignores_conditions_is_read_but_not_written_to(server, store, tmp_path, ignored, reason):
+    store.publish("m", DESCRIPTION, CONTENT)
+    before = paths(server)
+    server.heeds = {"create", "e_tag"} - {ignored}
+    careless = server.store(tmp_path / "other")
+    assert careless.open("m", "1").files == CONTENT
+    changes = [
+        lambda: careless.publish("m", DESCRIPTION, CONTENT),
+        lambda: careless.set_alias("m", "champion", "1"),
+        lambda: careless.keep("m", 1),
+        lambda: careless.delete("m", force=True),
+        lambda: publish_report(careless, "m", "1", {}, {}),
+        careless.storage.check_writable,
+    ]
+    for change in changes:
+        with pytest.raises(InvalidInput, match=rf"DUBITO_STORE: expected a bucket that honours .*{reason}"):
+            change()
+    assert paths(server) == before
+
+
+def test_a_writer_tries_the_server_once(server, store):
+    store.publish("m", DESCRIPTION, CONTENT)
+    first = server.requests["put"]
+    store.set_alias("m", "champion", "1")
+    assert server.requests["put"] == first + 1
+
+
+# Writers that are killed
+
+
+def test_a_publisher_killed_at_any_request_leaves_nothing_that_a_reader_sees(tmp_path):
+    outcomes = set()
+    for stops_at in range(1, 100):
+        server = FaultyBucket()
+        server.store(tmp_path / "cache").publish("m", DESCRIPTION, CONTENT)
+        server.changes, server.stops_at = 0, stops_at
+        content = CONTENT | {"weights.safetensors": b"second"}
+        try:
+            server.store(tmp_path / "cache").publish("m", DESCRIPTION, content)
+            killed = False
+        except Killed:
+            killed = True
+        server.stops_at = None
+        reader = server.store(tmp_path / f"{stops_at}")
+        versions = reader.versions("m")
+        assert versions in (["1"], ["1", "2"])
+        assert reader.resolve("m") in versions
+        if "2" in versions:
+            assert reader.open("m", "2").files == content
+        given = reader.publish("m", DESCRIPTION, CONTENT).version
+        assert int(given) > int(versions[-1])
+        assert reader.resolve("m") == given
+        outcomes.add((tuple(versions), killed))
+        if not killed:
+            break
+    assert outcomes == {(("1",), True), (("1", "2"), True), (("1", "2"), False)}
+
+
+def test_what_a_killed_writer_left_is_deleted_a_day_later_and_not_before(server, store):
+    store.publish("m", DESCRIPTION, CONTENT)
+    server.memory.put(f"m/2/{CLAIM}", b"")
+    server.memory.put("m/2/network.onnx", b"half")
+    server.memory.put("m/evidence/1/1/roc.png", b"half")
+    server.memory.put("m/evidence/7/1/evidence.json", b"of a version that is gone")
+    before = paths(server)
+    assert store.publish("m", DESCRIPTION, CONTENT).version == "3"
+    assert {*before} <= {*paths(server)}
+    store.storage._clear("m", datetime.now(UTC) + timedelta(hours=23))
+    assert {*before} <= {*paths(server)}
+    store.storage._clear("m", datetime.now(UTC) + timedelta(hours=25))
+    assert not [path for path in paths(server) if path.startswith(("m/2/", "m/evidence/"))]
+    assert store.versions("m") == ["1", "3"]
+    assert store.open("m", "3").files == CONTENT
+
+
+def test_a_number_that_was_given_and_taken_back_meanwhile_is_not_given_again(server, store, tmp_path):
+    """A publisher that stops after it has looked for a number, while others publish that one and delete it."""
+    store.publish("m", DESCRIPTION, CONTENT)
+    assert store.storage.last_number("m") == 1
+    other = server.store(tmp_path / "other")
+    other.publish("m", DESCRIPTION, CONTENT)
+    other.delete("m", "2", force=True)
+    assert store.storage.create("m/2", {**CONTENT, "manifest.json": b"{}"}) is False
+    other.publish("m", DESCRIPTION, CONTENT)
+    other.publish("m", DESCRIPTION, CONTENT)
+    other.keep("m", 1)
+    assert store.storage.create("m/3", {**CONTENT, "manifest.json": b"{}"}) is False
+    assert store.versions("m") == ["4"]
+    assert not [path for path in paths(server) if path.startswith(("m/2/", "m/3/"))]
+
+
+def test_a_publication_whose_answer_was_lost_is_known_again(server, store):
+    manifest = store.publish("m", DESCRIPTION, CONTENT)
+    text = bytes(server.memory.get("m/1/manifest.json").bytes())
+    assert store.storage._is("m/1/manifest.json", text)
+    assert not store.storage._is("m/1/manifest.json", text + b" ")
+    assert manifest.digest in text.decode()
+
+
+# Looking
+
+
+def test_a_look_is_one_request_whatever_there_is(server, store):
+    for name in ("a", "b", "c"):
+        for _ in range(3):
+            store.publish(name, DESCRIPTION, CONTENT)
+    reader = store.storage
+    reader.look()
+    server.requests.clear()
+    for _ in range(5):
+        reader.look()
+        for name in store.names():
+            assert (store.versions(name), store.aliases(name)) == (["1", "2", "3"], {"latest": "3"})
+    assert server.requests == {"list": 5}
+
+
+def test_an_alias_that_moves_while_it_is_looked_at_names_what_it_named(server, store, tmp_path):
+    """`latest` of versions 1 to 3 was rolled back to 1; version 4 is published between the list and the read."""
+    for _ in range(3):
+        store.publish("m", DESCRIPTION, CONTENT)
+    store.set_alias("m", "latest", "1")
+    reader = server.store(tmp_path / "reader")
+
+    def publish(path):
+        server.before_get = lambda path: None
+        server.store(tmp_path / "writer").publish("m", DESCRIPTION, CONTENT)
+
+    server.before_get = publish
+    reader.storage.look()
+    assert reader.aliases("m") == {"latest": "4"}
+
+
+def test_an_alias_of_what_is_not_there_costs_no_further_requests(server, store):
+    store.publish("m", DESCRIPTION, CONTENT)
+    server.memory.put("m/aliases/dangling", b"9")
+    store.storage.look()
+    server.requests.clear()
+    store.storage.look()
+    assert store.aliases("m") == {"latest": "1"}
+    assert server.requests == {"list": 1}
+
+
+def test_objects_that_are_not_of_the_layout_are_passed_over(server, store):
+    store.publish("m", DESCRIPTION, CONTENT)
+    for path in ("readme", "m/7", "m/x/manifest.json", ".hidden/1/manifest.json", "m/8/network.onnx", "m/a/b/c/d/e"):
+        server.memory.put(path, b"1")
+    assert (store.names(), store.versions("m")) == (["m"], ["1"])
+
+
+# Without the bucket
+
+
+def test_without_the_bucket_what_was_seen_and_copied_goes_on(server, store, tmp_path):
+    store.publish("m", DESCRIPTION, CONTENT)
+    store.publish("m", DESCRIPTION, CONTENT)
+    store.set_alias("m", "champion", "1")
+    store.storage.look()
+    store.open("m", "2")
+    server.is_reachable = False
+    for reader in (store, server.store(tmp_path / "cache")):  # the same process, and one that starts now
+        with pytest.raises(StoreUnreachable, match="cannot list in s3://bucket/prefix: it cannot be reached"):
+            reader.storage.look()
+        assert reader.open("m", "2").files == CONTENT
+        assert reader.resolve("m") == "2"
+        with pytest.raises(StoreError):
+            reader.open("m", "1")
+    assert reader.versions("m") == ["2"]  # what there is no copy of is not there
+    other = server.store(tmp_path / "empty")
+    with pytest.raises(StoreUnreachable):
+        other.storage.look()
+    assert not other.storage.was_seen
+    server.is_reachable = True
+    reader.storage.look()
+    assert (reader.versions("m"), reader.aliases("m")) == (["1", "2"], {"latest": "2", "champion": "1"})
+
+
+def test_an_error_holds_nothing_that_the_library_said(server, store):
+    server.is_reachable = False
+    for use in (store.names, lambda: store.open("m", "1"), lambda: store.publish("m", DESCRIPTION, CONTENT)):
+        with pytest.raises(StoreUnreachable) as raised:
+            use()
+        assert SECRET not in f"{raised.value!r}"
+        assert raised.value.__cause__ is None and raised.value.__suppress_context__
+
+
+# Copies
+
+
+def test_a_version_is_downloaded_once_and_verified(server, store, tmp_path):
+    store.publish("m", DESCRIPTION, CONTENT)
+    store.open("m", "1")
+    server.requests.clear()
+    assert server.store(tmp_path / "cache").open("m", "1").files == CONTENT
+    assert server.requests == {"get": 1}  # the manifest
+    server.memory.put("m/1/network.onnx", b"the bytes of network.ONNX")
+    assert store.open("m", "1").files == CONTENT
+    with pytest.raises(BrokenArtifact, match=r"network\.onnx: its SHA-256 is not the manifest's"):
+        server.store(tmp_path / "other").open("m", "1")
+    assert not [*(tmp_path / "other").rglob("*.onnx")]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("damage", [b"other", b"the bytes of network.ONNX", None])
+def test_a_damaged_copy_is_fetched_again(server, store, tmp_path, damage, is_known):
+    store.publish("m", DESCRIPTION, CONTENT)
+    (copy,) = (store.open("m", "1").folder.parent / "1").glob("network.onnx")
+    copy.unlink()
+    if damage is not None:
+        copy.write_bytes(damage)
+    reader = store if is_known else server.store(tmp_path / "cache")
+    assert reader.open("m", "1").files == CONTENT
+    assert copy.read_bytes() == CONTENT["network.onnx"]
+
+
+def test_another_version_of_the_same_number_is_no_copy(server, store, tmp_path):
+    """The bucket was emptied and filled anew."""
+    store.publish("m", DESCRIPTION, CONTENT)
+    held = store.open("m", "1")
+    store.delete("m", force=True)
+    server.memory.delete("m/aliases/.last-deleted")
+    server.store(tmp_path / "other").publish("m", DESCRIPTION, CONTENT | {"network.onnx": b"other"})
+    assert store.open("m", "1").files["network.onnx"] == b"other"
+    assert held.files == CONTENT
+
+
+def test_copies_are_bounded_and_what_is_held_or_named_stays(server, tmp_path):
+    for _ in range(6):
+        manifest = server.store(tmp_path / "cache").publish("m", DESCRIPTION, CONTENT)
+    store = server.store(tmp_path / "cache", 3 * (SIZE + len(manifest.model_dump_json(indent=2)) + 100))
+    store.set_alias("m", "champion", "2")
+    store.storage.look()
+    copies = tmp_path / "cache" / store.storage.scratch.name / "m"
+
+    def there():
+        return sorted(entry.name for entry in copies.iterdir() if entry.name.isdigit())
+
+    held = store.open("m", "1")
+    for number, version in enumerate(["2", "3", "4", "5"]):
+        folder = store.open("m", version).folder
+        os.utime(folder, (number, number))
+        assert (
+            sum(file.stat().st_size for file in copies.rglob("*") if file.is_file()) <= store.storage.cache.max_bytes
+        )
+        assert "1" in there() and version in there()
+    assert "2" in there()  # which an alias names, though it was used longest ago
+    del held
+    store.open("m", "6")
+    assert "6" in there() and len(there()) == 3
+    with pytest.raises(StoreError, match="DUBITO_CACHE_BYTES: expected room for"):
+        server.store(tmp_path / "small", SIZE - 1).open("m", "6")
+    assert [*(tmp_path / "small").rglob("network.onnx")] == []
+
+
+def test_what_a_killed_download_left_is_cleared(server, store, tmp_path):
+    store.publish("m", DESCRIPTION, CONTENT)
+    left = store.storage.scratch / "m" / ".draft-abc"
+    left.mkdir(parents=True)
+    (left / "network.onnx").write_bytes(b"half")
+    store.open("m", "1")
+    assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"{", b'{"versions": 3}', b'{"versions": {"../x": ["1"]}, "aliases": {}}']
+)
+def test_lists_that_are_damaged_are_as_if_there_were_none(server, store, tmp_path, text):
+    store.publish("m", DESCRIPTION, CONTENT)
+    store.storage.look()
+    store.open("m", "1")
+    (store.storage.scratch / ".lists.json").write_bytes(text)
+    server.is_reachable = False
+    reader = server.store(tmp_path / "cache")
+    with pytest.raises(StoreUnreachable):
+        reader.storage.look()
+    assert not reader.storage.was_seen or reader.names() == []
+
+
+def test_copies_of_two_buckets_are_apart(tmp_path):
+    assert json.dumps([str(open_store(url, cache=tmp_path).storage.scratch) for url in ("s3://a/x", "s3://b/x")])
+    first, second = (open_store(url, cache=tmp_path).storage.scratch for url in ("s3://a/x", "s3://b/x"))
+    assert first != second and first.parent == second.parent == tmp_path
+
+
+# URLs
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["s3://", "s3:///prefix", "ftp://bucket/x", "http://bucket/x", "s3://key:secret@bucket/x", "az://b/x?sig=secret"],
+)
+def test_what_is_no_url_of_a_bucket_is_refused_and_what_is_secret_in_it_not_repeated(url):
+    with pytest.raises(InvalidInput, match="DUBITO_STORE: expected a folder, or a URL such as") as raised:
+        open_store(url)
+    assert "secret" not in str(raised.value)
+
+
+def test_the_urls_of_three_kinds_are_taken():
+    for url in ("s3://bucket", "s3://bucket/a/b", "gs://bucket/prefix", "az://container/prefix"):
+        check_url(url)
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name.startswith("obstore"):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(InvalidInput, match="the package of the extra `scale`"):
+        Objects.of("s3://bucket/prefix")
+
+
+def test_plain_http_is_refused_unless_it_is_allowed(monkeypatch, tmp_path):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
+    with pytest.raises(StoreUnreachable, match="the endpoint is http://, which AWS_ALLOW_HTTP=true must allow"):
+        open_store("s3://bucket/x", cache=tmp_path).names()
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    with pytest.raises(StoreUnreachable, match="it cannot be reached") as raised:
+        open_store("s3://bucket/x", cache=tmp_path).names()
+    assert not raised.value.is_refused
+
+
+def test_reports_without_the_bucket_are_not_there(server, store):
+    store.publish("m", DESCRIPTION, CONTENT)
+    publish_report(store, "m", "1", {"seed": 1}, {"roc.png": b"picture"})
+    store.storage.look()
+    assert evaluation_report(store, "m", "1").report["seed"] == 1
+    server.is_reachable = False
+    found = evaluation_report(store, "m", "1")  # as it was remembered
+    with pytest.raises(StoreUnreachable):
+        found.read("roc.png")
+    with pytest.raises(NotFound):
+        found.read("other")
