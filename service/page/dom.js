@@ -152,3 +152,19 @@ export function duration(seconds) {
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
   return `${number(seconds / 3600, 2)} h`;
 }
+
+/** A size in bytes as people read it. */
+export function bytes(size) {
+  if (size === null || size === undefined) return "–";
+  const power = size < 1000 ? 0 : Math.min(4, Math.floor(Math.log10(size) / 3));
+  return `${number(size / 1000 ** power)} ${["bytes", "kB", "MB", "GB", "TB"][power]}`;
+}
+
+/** A moment, of ISO 8601 or in seconds since 1970, as the reader's clock has it: 2026-11-22 16:51. */
+export function moment(time) {
+  if (time === null || time === undefined) return "–";
+  const date = new Date(typeof time === "number" ? 1000 * time : time);
+  if (Number.isNaN(date.getTime())) return String(time);
+  const two = (x) => String(x).padStart(2, "0");
+  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${two(date.getHours())}:${two(date.getMinutes())}`;
+}
