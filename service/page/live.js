@@ -88,7 +88,7 @@ export async function show(view, app) {
 
   function draw() {
     const looks = history.since(shownMs);
-    fill(troublePlace, [...new Set(Object.values(told))].filter(Boolean).map((text) => notice(text)));
+    replace(troublePlace, [...new Set(Object.values(told))].filter(Boolean).map((text) => notice(text)));
     const latest = Math.max(looks.at(-1)?.time ?? 0, drifts.at(-1)?.time ?? 0);
     state.textContent = latest ? `Asked every ${POLL_MS / 1000} seconds, last at ${new Date(latest).toLocaleTimeString()}. What was seen is kept in this page for an hour.` : "Asking for the first time.";
     routesOf(looks);
@@ -153,13 +153,13 @@ export async function show(view, app) {
         const { rows, flags, bins } = flagged(looks[0], looks.at(-1));
         const band = expectedBand(rate, rows, calibration);
         const spans = spansOf(looks).map(({ from, to }) => ({ from, to, ...flagged(from, to) })).filter((one) => one.rows > 0);
-        said.push(h("p", { id: "live-band" }, bandSays(rows, flags, rate, band)));
+        said.push(h("p", { class: "band" }, bandSays(rows, flags, rate, band)));
         if (rows) tiles.push([`p-values up to ${FLAG_AT}`, percent(flags / rows), flags / rows > band[1] ? "bad" : null]);
         put(places.flags, lines.flags(spans.map((one) => ({ ...one, band: expectedBand(rate, one.rows, calibration) })), rate));
         put(places.pValues, rows ? lines.pValues(bins, rows) : null);
       } else if (drift.flag_rate !== null) tiles.push([`p-values up to ${FLAG_AT}, of late`, percent(drift.flag_rate)]);
       tiles.push(["drift evidence", `${number(drift.evidence, 2)} of ${number(drift.alarm_at, 2)}`, drift.alarm ? "bad" : null]);
-      fill(driftPlace, said);
+      replace(driftPlace, said);
       put(places.evidence, lines.evidence(evidenceOf(of, where), drift.alarm_at));
     } else fill(driftPlace, h("p", { class: "quiet" }, "No rows of this model are watched for drift."));
     if (isCounted) {
@@ -199,6 +199,11 @@ function spansOf(looks) {
 }
 
 const within = (seconds) => (seconds === null ? "–" : seconds === Infinity ? "over 30 s" : duration(seconds));
+
+/** Put elements in place of others that say something else: what is said again is not read out again. */
+function replace(place, fresh) {
+  if (place.textContent !== fresh.map((element) => element.textContent).join("")) fill(place, fresh);
+}
 
 /** Put a figure where another one was; what of it is open or focused stays so. */
 function put(place, fresh) {

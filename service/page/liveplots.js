@@ -93,15 +93,20 @@ export function flags(spans, rate) {
     { heads: ["from", "to", "rows", "up to .05", "expected from", "to"], rows: spans.map((s, i) => [clock(s.from.time), clock(s.to.time), number(s.rows), percent(points[i].share), percent(points[i].low), percent(points[i].high)]), numeric: [2, 3, 4, 5] });
 }
 
-/** The p-values of rows: even where they are like the calibration data. `bins`: {from, to, count}. */
+/** The p-values of rows, in ten even bins: as many in each where they are like the calibration data. */
 export function pValues(bins, rows) {
-  const rects = bins.filter((bin) => bin.to <= 1).map((bin) => ({ ...bin, density: bin.count / rows / (bin.to - bin.from) }));
-  return figure(`p-values of ${number(rows)} rows: density, usually about 1`, `Even would be usual; ${percent(rects.filter((bin) => bin.to <= 0.1).reduce((sum, bin) => sum + bin.count, 0) / rows)} are up to .1.`,
+  const known = bins.filter((bin) => bin.to <= 1);
+  const bars = Array.from({ length: 10 }, (_, i) => {
+    const inside = known.filter((bin) => bin.to > i / 10 + 1e-9 && bin.to <= (i + 1) / 10 + 1e-9);
+    return { from: i / 10, to: (i + 1) / 10, share: inside.reduce((sum, bin) => sum + bin.count, 0) / rows };
+  });
+  return figure(`p-values of ${number(rows)} rows`, `${percent(bars[0].share)} are up to .1, where 10 % would be usual.`,
     {
-      height: HEIGHT, x: { domain: [0, 1], label: "p-value", labelAnchor: "center", labelArrow: "none" }, y: { label: null, grid: true, ...from0([1.5, ...rects.map((d) => d.density)]) },
-      marks: [globalThis.Plot.rect(rects, { x1: "from", x2: "to", y1: () => 0, y2: "density", fill: ACCENT, fillOpacity: 0.45, insetLeft: 0.5, insetRight: 0.5 }), globalThis.Plot.ruleY([1], { stroke: INK, strokeDasharray: "4 3" }), globalThis.Plot.ruleY([0], { stroke: QUIET })],
+      height: HEIGHT, marginLeft: 48, x: { domain: [0, 1], label: "p-value", labelAnchor: "center", labelArrow: "none" },
+      y: { label: null, grid: true, tickFormat: (x) => percent(x), ticks: 5, ...from0([0.2, ...bars.map((d) => d.share)]) },
+      marks: [globalThis.Plot.rect(bars, { x1: "from", x2: "to", y1: () => 0, y2: "share", fill: ACCENT, fillOpacity: 0.45, insetLeft: 0.5, insetRight: 0.5 }), globalThis.Plot.ruleY([0.1], { stroke: INK, strokeDasharray: "4 3" }), globalThis.Plot.ruleY([0], { stroke: QUIET })],
     },
-    { heads: ["above", "up to", "rows", "share"], rows: rects.map((bin) => [number(bin.from), number(bin.to), number(bin.count), percent(bin.count / rows)]), numeric: [0, 1, 2, 3] });
+    { heads: ["above", "up to", "rows", "share"], rows: known.map((bin) => [number(bin.from), number(bin.to), number(bin.count), percent(bin.count / rows)]), numeric: [0, 1, 2, 3] });
 }
 
 /** Evidence of drift. `points`: {time, evidence, worker}. */
