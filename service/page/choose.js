@@ -59,7 +59,7 @@ export async function show(view, app) {
   const start = h("button", { type: "submit", class: "main" }, "Choose");
   const stop = h("button", { type: "button", hidden: true, onclick: () => busy?.abort() }, "Stop");
   const place = h("section", { class: "chosen", "aria-label": "Rows to label" }, h("p", { class: "quiet" }, "The rows to label come here."));
-  const acquisitionField = field("Because", acquisition);
+  const acquisitionField = field("Take a row because", acquisition);
   acquisitionField.append(acquisitionSaid);
   const jobs = jobsOf({ show: showJob });
   const form = h("form", { novalidate: true, onsubmit: (event) => { event.preventDefault(); choose(); } },

@@ -19,7 +19,7 @@ export function jobsOf({ show }) {
   const trouble = h("div");
   const body = h("tbody");
   const region = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Jobs" },
-    h("table", { class: "jobs" }, h("caption", {}, "Jobs, the latest first"), h("thead", {}, h("tr", {}, ["state", "asked for", "what", "rows", "progress", "time left", ""].map((head) => h("th", { scope: "col" }, head)))), body));
+    h("table", { class: "jobs" }, h("caption", {}, "Jobs, the latest first"), h("thead", {}, h("tr", {}, ["state", "asked for", "what", "rows", "progress", "time left", "actions"].map((head) => h("th", { scope: "col" }, head)))), body));
   const element = h("section", { "aria-label": "Jobs", class: "job-list" }, h("h2", {}, "Jobs"), trouble, said, region, h("p", { class: "actions" }, h("button", { type: "button", onclick: refresh }, "Refresh the list")));
   let timer = null;
   let left = false;
@@ -35,6 +35,7 @@ export function jobsOf({ show }) {
       for (const job of latest) take(job);
       body.replaceChildren(...latest.map((job) => rows.get(job.id).element));
       said.textContent = jobs.length ? "" : "There are none.";
+      region.hidden = jobs.length === 0;
       next();
     } catch (error) {
       failed(error);
@@ -145,6 +146,7 @@ export function jobsOf({ show }) {
       awaited.add(job.id);
       take(job);
       body.prepend(rows.get(job.id).element);
+      region.hidden = false;
       said.textContent = "";
       next();
     },

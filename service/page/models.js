@@ -21,6 +21,9 @@ const PLOTS = {
   "fgsm.png": "Under attack: accuracy and scores by the size of the change",
 };
 
+/** The order of plots, of entries of a report's files. */
+const byPlot = ([a], [b]) => Object.keys(PLOTS).indexOf(a) - Object.keys(PLOTS).indexOf(b);
+
 /** Show it; `link` names the model, and one or two of its versions. */
 export async function show(view, app, link) {
   const [linked, ...wanted] = link ? link.split("/").map(decodeURIComponent) : [];
@@ -115,7 +118,7 @@ export async function show(view, app, link) {
 
   function evidenceOf(version, report) {
     if (!version.evidence) return h("p", { class: "quiet" }, "No evaluation report: ", h("code", {}, `python -m training evaluate ${version.name}:${version.version}`), " makes one.");
-    const files = Object.entries(version.evidence.files);
+    const files = Object.entries(version.evidence.files).sort(byPlot);
     const saved = files.filter(([file]) => !file.endsWith(".png"));
     return [
       h("h3", {}, "Evaluation report"),
@@ -133,7 +136,7 @@ export async function show(view, app, link) {
       const without = two.filter((_, i) => !plots[i].length).map((version) => version.version);
       return h("p", { class: "quiet" }, `Plots side by side need a report of both: version ${without.join(" and version ")} has none.`);
     }
-    const files = [...new Set(plots.flat().map(([file]) => file))];
+    const files = [...new Set(plots.flat().sort(byPlot).map(([file]) => file))];
     return h("details", { class: "pairs" }, h("summary", {}, "The reports' plots, side by side"),
       files.map((file) => h("div", { class: "pair" }, two.map((version) => {
         const href = version.evidence.files[file];

@@ -43,7 +43,7 @@ function rowsOf(rows, shown) {
 }
 
 function scoreOf(row) {
-  return row.control ? h("span", { class: "badge told" }, "set aside") : h("span", { class: "quiet" }, number(row.score));
+  return row.control ? h("span", { class: "badge told" }, "set aside") : h("span", { class: "quiet" }, `score ${number(row.score)}`);
 }
 
 function asCsv(ranking) {

@@ -138,7 +138,7 @@ function ofNumbers({ rows }, spec) {
   const first = rows.values().next().value ?? [];
   if (first.length !== size) throw new Error(`a row has ${first.length} numbers in place of ${size}`);
   const planes = planesOf(spec);
-  if (planes) return { kind: "pictures", of: new Map([...rows].map(([index, row]) => [index, drawn(row, planes, spec)])) };
+  if (planes) return { kind: "pictures", of: new Map([...rows].map(([index, row]) => [index, drawn(row, planes, spec, index)])) };
   const names = spec.columns.length && spec.columns.length === size ? spec.columns.map((column) => column.name) : Array.from({ length: size }, (_, i) => String(i));
   return ofCells(names, new Map([...rows].map(([index, row]) => [index, row.map((x) => String(Number(x.toPrecision(5))))])));
 }
@@ -158,8 +158,8 @@ function planesOf({ shape, dtype, columns, text }) {
 }
 
 /** A row on a canvas: photographs as they are; of other grey numbers the large ones are ink. */
-function drawn(row, { channels, height, width, at }, { image, minimum, maximum }) {
-  const canvas = h("canvas", { width, height, class: "thumbnail", role: "img", "aria-label": `${width} × ${height} pixels` });
+function drawn(row, { channels, height, width, at }, { image, minimum, maximum }, index) {
+  const canvas = h("canvas", { width, height, class: "thumbnail", role: "img", "aria-label": `Row ${index}, as a picture` });
   const on = canvas.getContext("2d");
   const pixels = on.createImageData(width, height);
   const [low, high] = image ? [0, 255] : [minimum, maximum];
