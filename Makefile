@@ -5,6 +5,7 @@ BIN := .venv/bin
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder  # tests of a file share what they need; long files first
 SCHEMATHESIS := 4.32.5
 LABEL_STUDIO := 1.23.2
+AXE := 4.14.1
 SBOM_TOOL := cyclonedx-bom==7.5.0
 STORE := $(or $(DUBITO_STORE),models)
 
@@ -32,11 +33,16 @@ test-quick: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
-test-real: install .venv-schemathesis .venv-label-studio .venv-examples/installed
+test-real: install .venv-schemathesis .venv-label-studio .venv-examples/installed .venv-page/installed
 	$(BIN)/python -m pytest -m real tests/real
 
 .venv-label-studio: # likewise
 	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check label-studio==$(LABEL_STUDIO)
+
+.venv-page/installed: tests/real/page-requirements.txt # selenium, and axe where there is npm
+	$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	if command -v npm > /dev/null; then cd $(@D) && npm pack --silent axe-core@$(AXE) && tar xzf axe-core-$(AXE).tgz package/axe.min.js; fi
+	touch $@
 
 .venv-schemathesis: # an environment of its own: it brings much that nothing else here needs
 	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check schemathesis==$(SCHEMATHESIS)

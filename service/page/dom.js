@@ -130,7 +130,7 @@ export function number(x, digits = 3) {
   if (x === null || x === undefined) return "–";
   if (typeof x === "string") return x; // as orjson never writes, but a file may
   if (x !== 0 && Math.abs(x) < 1e-4) return x.toExponential(1);
-  return x.toLocaleString("en", { maximumSignificantDigits: Math.abs(x) >= 1000 ? 21 : digits, maximumFractionDigits: Math.abs(x) >= 1000 ? 0 : 6 });
+  return x.toLocaleString("en", Math.abs(x) >= 1000 ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: digits });
 }
 
 /** A share as a percentage, with as many digits as tell it from 0 and 100: 95 %, 99.4 %, 99.97 %. */

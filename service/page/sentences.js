@@ -7,7 +7,7 @@ const DETECTORS = {
   entropy: "how unsure the prediction is",
   bald: "how much the draws disagree",
   mean_std: "how far the draws' probabilities are spread",
-  variation_ratio: "how improbable the label is not to be the right one",
+  variation_ratio: "how probable it is that the label is wrong",
   std: "how wide the prediction is",
   aleatoric_std: "how much noise the draws expect",
   epistemic_std: "how much the draws disagree",
