@@ -9,7 +9,7 @@ AXE := 4.14.1
 SBOM_TOOL := cyclonedx-bom==7.5.0
 STORE := $(or $(DUBITO_STORE),models)
 
-.PHONY: install serve test test-quick test-slow test-real check mutants audit laplace examples bench compose-check constraints sbom base-image
+.PHONY: install serve test test-quick test-slow test-real screenshots check mutants audit laplace examples bench compose-check constraints sbom base-image
 
 install: .venv/installed-$(RUNTIME)
 
@@ -35,6 +35,9 @@ test-slow: install
 
 test-real: install .venv-schemathesis .venv-label-studio .venv-examples/installed .venv-page/installed
 	$(BIN)/python -m pytest -m real tests/real
+
+screenshots: install .venv-page/installed
+	$(BIN)/python -m tests.support.screenshots
 
 .venv-label-studio: # likewise
 	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check label-studio==$(LABEL_STUDIO)
