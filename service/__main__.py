@@ -60,6 +60,9 @@ def main() -> int:
         return 3
     if not settings.store.exists():
         logger.warning("DUBITO_STORE: the folder %s does not exist; waiting for it", settings.store.absolute())
+    if settings.page and settings.port != 0:
+        here = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
+        logger.info("the page for people: http://%s:%s/", here, settings.port)
     return serve(settings) if settings.workers == 1 else supervise(settings)
 
 

@@ -33,6 +33,7 @@ from service.routes import (
     mlflow,
     models,
     open_inference,
+    page,
     predict,
     report,
 )
@@ -98,6 +99,8 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
     app.state.context = context
     own = (predict, acquire, jobs, labels, label_studio, models, report, health)
     routers = [r.router for r in (*own, open_inference, mlflow)]
+    if settings.page:
+        routers.append(page.router)
     if key_ring.keys.has_administration:
         routers.append(admin.router)
     for router in routers:

@@ -33,6 +33,7 @@ class Settings(BaseSettings):
     )
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="port to listen on; 0 takes any")
+    page: bool = Field(default=True, description="whether `GET /` is a page for people")
     default_model: str | None = Field(
         default=None, description="model of requests that name none; needed only where several are published"
     )

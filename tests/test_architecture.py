@@ -14,8 +14,9 @@ PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 
 
 def rooms(package):
-    """The folders of a package that hold modules, as the page writes them."""
-    folders = {path.parent for path in (ROOT / package).rglob("*.py")} - {ROOT / package}
+    """The folders of a package that hold modules, or a page's files, as the page writes them."""
+    modules = [*(ROOT / package).rglob("*.py"), *(ROOT / package).rglob("index.html")]
+    folders = {path.parent for path in modules} - {ROOT / package}
     return {f"{folder.relative_to(ROOT)}/" for folder in folders}
 
 

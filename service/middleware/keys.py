@@ -44,8 +44,8 @@ ADMIN_PREFIX = "/admin/"
 LABEL_STUDIO_PREFIX = "/label-studio/"
 OPEN_INFERENCE_PREFIX = "/v2/models/"
 OF_HEALTH = {"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/ping"}
-OPEN_PATHS = OF_HEALTH | {"/docs", "/docs/oauth2-redirect", "/openapi.json", "/version"}
-OPEN_PREFIX = "/static-offline-docs/"  # the scripts of /docs
+OPEN_PATHS = OF_HEALTH | {"/", "/docs", "/docs/oauth2-redirect", "/openapi.json", "/version"}
+OPEN_PREFIXES = ("/static-offline-docs/", "/page/")  # the scripts of /docs and of the page
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Keys:
         """Return the scope that a key needs for a path; None where the path is open."""
         if path.startswith(ADMIN_PREFIX) and self.has_administration:
             return "admin"
-        if self.api_is_open or path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
+        if self.api_is_open or path in OPEN_PATHS or path.startswith(OPEN_PREFIXES):
             return None
         if path.startswith(LABEL_STUDIO_PREFIX) and not path.endswith("/health"):
             return "label" if path.endswith("/webhook") else "predict"

@@ -1,4 +1,4 @@
-"""`GET /models`, `GET /models/{name}`: what is served, and what cannot be and why."""
+"""`GET /models`, `GET /models/{name}` and of its versions: what is served, and what cannot be and why."""
 
 from functools import partial
 from typing import Any
@@ -33,6 +33,33 @@ async def get_model(request: Request, name: str) -> Response:
     context = context_of(request)
     content = await context.threads.files(partial(_description, context.models, context.models.name(name)))
     return Response(orjson.dumps(content), media_type=JSON)
+
+
+@router.get("/models/{name}/versions/{version}", responses={404: ERRORS[404], 503: ERRORS[503]})
+async def get_version(request: Request, name: str, version: str) -> Response:
+    """Describe a version: aliases that name it, whether it can be served, its manifest and evidence."""
+    context = context_of(request)
+    content = await context.threads.files(partial(_version, context.models, name, version))
+    return Response(orjson.dumps(content), media_type=JSON)
+
+
+def _version(models: Models, name: str, version: str) -> dict[str, Any]:
+    """Return what there is to know of a version, whether it is served or not. Reads files.
+
+    Raises:
+        NotFound: if there is no such model or version.
+        BrokenArtifact, UnsupportedFormat: if its manifest cannot be read.
+    """
+    name = models.name(name)
+    number = models.resolve(name, version)
+    return {
+        "name": name,
+        "version": number,
+        "aliases": sorted(alias for alias, named in models.store.aliases(name).items() if named == number),
+        "broken": models.broken(name).get(number),
+        "manifest": models.store.manifest(name, number).model_dump(mode="json"),
+        "evidence": report_links(models, name, number),
+    }
 
 
 def _description(models: Models, name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from service.settings import Settings
 from tests.support.environment import ROOT
 from tests.support.extremes import assert_extremes_are_answered_or_refused
 
-NOT_DOCUMENTED = {"/metrics", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
+NOT_DOCUMENTED = {"/", "/page/{path:path}", "/metrics", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
 
 
 OF_OTHERS = ("open_inference", "mlflow")  # modules of protocols that others have specified

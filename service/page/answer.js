@@ -1,0 +1,48 @@
+// One row's answer, as people read it.
+
+import { h, number, percent, table } from "./dom.js";
+import * as plots from "./plots.js";
+import { detectorSays, inputWord, says } from "./sentences.js";
+
+/** The answer about `row`, one of `answer.predictions`, by a version with that manifest. */
+export function shownAnswer(row, answer, manifest) {
+  const isClassified = manifest.task !== "regression";
+  return h(
+    "article",
+    { class: "answer" },
+    h("h2", {}, isClassified ? row.label : number(row.mean, 4), " ", badges(row)),
+    h("p", { class: "says", role: "status" }, says(row, answer, manifest)),
+    isClassified ? setOf(row, answer) : null,
+    isClassified
+      ? plots.probabilities(manifest.output.classes, row)
+      : plots.target(manifest.target ?? "the target", row, answer.coverage),
+    plots.detectors(row, answer.fpr, manifest.detectors.combined, (name) => detectorSays(name, inputWord(manifest.input))),
+    scores(row, isClassified),
+    h("p", { class: "quiet" }, `${answer.model}, version ${answer.version}; ${row.num_samples} draws of seed ${answer.seed}.`, category(row)),
+  );
+}
+
+/** What is to be seen at once: flagged, undecided. */
+export function badges(row) {
+  return [
+    row.flag ? h("span", { class: "badge bad" }, "flagged") : h("span", { class: "badge good" }, "usual"),
+    row.abstain === true ? h("span", { class: "badge bad" }, "undecided") : null,
+  ];
+}
+
+function setOf(row, answer) {
+  const sure = answer.confidence === null ? "on average" : `with a confidence of ${percent(answer.confidence)}`;
+  return h("p", {}, `With ${percent(answer.coverage)} (${sure}) it is `, h("strong", {}, row.prediction_set.join(" or ")), ".");
+}
+
+function category(row) {
+  return row.category === null ? "" : ` Judged among ${row.category.rows} rows of ${row.category.name ?? "no known category"}.`;
+}
+
+function scores(row, isClassified) {
+  const names = isClassified
+    ? [["entropy", "all doubt, in nats"], ["expected_entropy", "doubt of every single draw"], ["bald", "disagreement of the draws"], ["bald_corrected", "the same, were there no end of draws"], ["mean_std", "spread of the probabilities"], ["variation_ratio", "1 - the largest probability"]]
+    : [["std", "all doubt, in the target's units"], ["aleatoric_std", "noise of the data"], ["epistemic_std", "disagreement of the draws"]];
+  const rows = names.map(([name, meaning]) => [name, number(row[name]), row.standard_error[name] ? `± ${number(row.standard_error[name], 2)}` : "–", meaning]);
+  return h("details", {}, h("summary", {}, "Scores"), table("Scores, and how much they may change with other draws", ["score", "value", "standard error", "what it is"], rows, [1, 2]));
+}

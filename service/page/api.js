@@ -1,0 +1,85 @@
+// The service, asked as any client may ask it. A key is kept in this module's memory, and nowhere else.
+
+let key = null;
+let asking = null; // the dialog that asks for a key, while it is open
+
+/** An answer of another status than asked for: `status`, and `message` as the service says it. */
+export class Refused extends Error {
+  constructor(status, message, retryAfter) {
+    super(message);
+    this.status = status;
+    this.retryAfter = retryAfter;
+  }
+}
+
+/** Ask the service; `path` is relative to where the page lies, so that it also works below a prefix. */
+export async function ask(path, { method = "GET", json, body, type, query, signal } = {}) {
+  const url = new URL(path.replace(/^\//, ""), document.baseURI.replace(/#.*/, ""));
+  for (const [name, value] of Object.entries(query ?? {})) {
+    if (value !== null && value !== undefined) url.searchParams.append(name, value);
+  }
+  for (;;) {
+    const sent = key;
+    const headers = {};
+    if (json !== undefined) headers["Content-Type"] = "application/json";
+    else if (type) headers["Content-Type"] = type;
+    if (sent) headers.Authorization = `Bearer ${sent}`;
+    let answer;
+    try {
+      const content = json === undefined ? body : JSON.stringify(json);
+      answer = await fetch(url, { method, headers, body: content, signal, credentials: "omit", redirect: "error" });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new Refused(0, "The service cannot be reached.");
+    }
+    if (answer.status === 401) {
+      if (key === sent) await askForKey(sent !== null); // else it was given meanwhile
+      continue;
+    }
+    if (answer.ok) return answer;
+    throw new Refused(answer.status, await reason(answer), Number(answer.headers.get("Retry-After")) || null);
+  }
+}
+
+/** The same, and read the JSON of its answer. */
+export async function askJson(path, options) {
+  return (await ask(path, options)).json();
+}
+
+/** Ask for a picture and return a URL of it for an <img>; revoke it when it is no longer shown. */
+export async function askPicture(path) {
+  return URL.createObjectURL(await (await ask(path)).blob());
+}
+
+async function reason(answer) {
+  try {
+    const problem = await answer.json();
+    return problem.detail ?? problem.title ?? answer.statusText;
+  } catch {
+    return `${answer.status} ${answer.statusText}`;
+  }
+}
+
+function askForKey(wasWrong) {
+  asking ??= new Promise((resolve) => {
+    const dialog = document.getElementById("key");
+    const given = document.getElementById("key-given");
+    document.getElementById("key-why").textContent = wasWrong
+      ? "The key that was given is not valid here, or has expired."
+      : "Whoever runs it can give you one, with the scopes read, predict, acquire and metrics for all of this page.";
+    given.value = "";
+    dialog.addEventListener("cancel", (event) => event.preventDefault());
+    dialog.addEventListener(
+      "close",
+      () => {
+        key = given.value.trim();
+        given.value = "";
+        asking = null;
+        resolve();
+      },
+      { once: true },
+    );
+    dialog.showModal();
+  });
+  return asking;
+}

@@ -1,0 +1,9 @@
+// The view `choose`.
+
+import { fill, h } from "./dom.js";
+
+/** Show it. */
+export async function show(view) {
+  fill(view, h("h1", {}, "choose"));
+  return () => {};
+}

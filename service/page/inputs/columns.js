@@ -1,0 +1,97 @@
+// A row of columns, as a form: each with its usual value, its categories or range, and "missing".
+
+import { h, number } from "../dom.js";
+
+const OTHER = "\u0000other"; // no category is called so
+
+/** The input of a model of columns. */
+export function columnsInput(spec, changed) {
+  const columns = spec.columns.map((column) => oneColumn(column, changed));
+  return {
+    element: h("div", { class: "columns" }, columns.map((column) => column.element)),
+    rows: () => [Object.fromEntries(columns.map((column, i) => [spec.columns[i].name, column.value()]))],
+    saved: () => columns.map((column) => column.value()),
+    restore(saved) {
+      columns.forEach((column, i) => column.restore(saved[i]));
+    },
+  };
+}
+
+let made = 0;
+
+function oneColumn(column, changed) {
+  const { control, value, restore, hint } = { numeric, categorical, time }[column.kind](column, changed);
+  const missing = h("input", { type: "checkbox", id: `missing-${++made}` });
+  control.id = `column-${made}`;
+  const known = h("span", {}, control);
+  missing.addEventListener("change", () => {
+    known.querySelectorAll("input, select").forEach((each) => (each.disabled = missing.checked));
+    changed();
+  });
+  const element = h(
+    "div",
+    { class: "column" },
+    h("label", { for: control.id }, column.name),
+    known,
+    h("label", { class: "quiet", for: missing.id }, missing, " missing"),
+    hint && h("span", { class: "quiet hint", id: `hint-${made}` }, hint),
+  );
+  if (hint) control.setAttribute("aria-describedby", `hint-${made}`);
+  return {
+    element,
+    value: () => (missing.checked ? null : value()),
+    restore(saved) {
+      missing.checked = saved === null;
+      known.querySelectorAll("input, select").forEach((each) => (each.disabled = missing.checked));
+      if (saved !== null) restore(saved);
+    },
+  };
+}
+
+function numeric(column, changed) {
+  const usual = column.usual ?? column.mean;
+  const control = h("input", { type: "number", step: "any", value: Number(usual.toPrecision(4)), oninput: changed });
+  return {
+    control,
+    hint: `mostly ${number(column.mean - 2 * column.std)} to ${number(column.mean + 2 * column.std)}`,
+    value: () => (control.value === "" ? null : Number(control.value)),
+    restore: (saved) => (control.value = saved),
+  };
+}
+
+function categorical(column, changed) {
+  const usual = column.usual ?? column.categories[0];
+  const options = column.categories.map((name) => h("option", { value: name, selected: name === usual }, name));
+  const control = h("select", { onchange: onPick }, options, h("option", { value: OTHER }, "another …"));
+  const another = h("input", { type: "text", "aria-label": `${column.name}: another category`, hidden: true, oninput: changed });
+  const both = h("span", {}, another);
+  function onPick() {
+    another.hidden = control.value !== OTHER;
+    if (!control.parentElement.contains(another)) control.after(both);
+    changed();
+  }
+  return {
+    control,
+    hint: null,
+    value: () => (control.value === OTHER ? another.value : control.value),
+    restore(saved) {
+      const isKnown = column.categories.includes(saved);
+      control.value = isKnown ? saved : OTHER;
+      another.value = isKnown ? "" : saved;
+      onPick();
+    },
+  };
+}
+
+function time(column, changed) {
+  const withDay = column.cycles.includes("day");
+  const usual = new Date(1000 * (column.usual ?? column.mean)).toISOString().slice(0, withDay ? 16 : 10);
+  const control = h("input", { type: withDay ? "datetime-local" : "date", value: usual, oninput: changed });
+  const end = (sign) => new Date(1000 * (column.mean + sign * 2 * column.std)).toISOString().slice(0, 10);
+  return {
+    control,
+    hint: `mostly ${end(-1)} to ${end(1)}${withDay ? ", in UTC" : ""}`,
+    value: () => (control.value === "" ? null : control.value),
+    restore: (saved) => (control.value = saved),
+  };
+}

@@ -1,0 +1,79 @@
+// The frame of the page: which view is shown, and of which model.
+
+import { askJson, Refused } from "./api.js";
+import { fill, h, notice } from "./dom.js";
+
+const VIEWS = {
+  ask: () => import("./ask.js"),
+  models: () => import("./models.js"),
+  live: () => import("./live.js"),
+  choose: () => import("./choose.js"),
+};
+const FIRST = "ask";
+
+/** What the views share. `models` are as GET /models lists them, `model` is the name of the one that is looked at. */
+const app = {
+  models: [],
+  model: null,
+  descriptions: new Map(),
+  replayed: null, // a question that a link brought: the view `ask` takes it
+  /** What GET /models/{name} says, or of another version than `latest` what it says of that one. */
+  async describe(name, { fresh = false } = {}) {
+    if (fresh || !this.descriptions.has(name)) {
+      this.descriptions.set(name, await askJson(`models/${encodeURIComponent(name)}`));
+    }
+    return this.descriptions.get(name);
+  },
+  /** Ask again which models there are. */
+  async refresh() {
+    this.models = (await askJson("models")).models;
+    const served = this.models.filter((model) => model.serving !== null);
+    if (!served.some((model) => model.name === this.model)) this.model = served[0]?.name ?? null;
+    fill(select, served.map((model) => h("option", { value: model.name, selected: model.name === this.model }, model.name)));
+    select.closest("p").hidden = served.length < 2;
+    return this.models;
+  },
+  choose(name) {
+    this.model = name;
+    select.value = name;
+  },
+};
+
+const view = document.getElementById("view");
+const select = document.getElementById("model");
+let leave = () => {};
+let shown = 0;
+
+/** Show the view that the address names: `#/ask`, and after a further slash what is for the view. */
+async function show() {
+  const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
+  const wanted = VIEWS[name] ? name : FIRST;
+  const turn = ++shown;
+  leave();
+  leave = () => {};
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.getAttribute("href") === `#/${wanted}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = `Dubito: ${wanted}`;
+  fill(view, h("p", { class: "quiet" }, "One moment."));
+  try {
+    const [module] = await Promise.all([VIEWS[wanted](), app.models.length ? null : app.refresh()]);
+    if (turn !== shown) return; // somebody went on meanwhile
+    fill(view);
+    leave = (await module.show(view, app, rest.join("/"))) ?? (() => {});
+    if (turn !== shown) leave();
+  } catch (error) {
+    if (turn !== shown) return;
+    fill(view, notice(error instanceof Refused ? error.message : `This view failed: ${error.message}`));
+    if (!(error instanceof Refused)) throw error;
+  }
+}
+
+select.addEventListener("change", () => {
+  app.choose(select.value);
+  if (location.hash.split("/").length > 2) location.hash = `#/${location.hash.split("/")[1]}`;
+  else show();
+});
+addEventListener("hashchange", show);
+show();

@@ -1,0 +1,138 @@
+// Plots, made with Observable Plot. Each returns a <figure> with what it shows in words, and a table in <details>.
+
+import { h, number, percent, table } from "./dom.js";
+
+const WIDTH = 560;
+export const INK = "var(--ink)";
+export const ACCENT = "var(--accent)";
+export const BAD = "var(--bad)";
+export const QUIET = "var(--quiet)";
+const CLASSES_SHOWN = 12;
+
+/** A plot in a figure: `label` says to those who do not see it what it shows; `rows` is the same as a table. */
+export function figure(title, label, options, data = null) {
+  const { width = WIDTH, ...rest } = options;
+  const svg = globalThis.Plot.plot({ width, ariaLabel: label, marginTop: 12, marginBottom: 40, ...rest });
+  svg.setAttribute("role", "img");
+  const more = data && h("details", {}, h("summary", {}, "As a table"), table(title, data.heads, data.rows, data.numeric));
+  return h("figure", {}, h("figcaption", {}, title), svg, more);
+}
+
+/** A number in [-1, 1] that looks random and is the same each time, so that dots do not dance. */
+const jitter = (i) => 2 * ((i * 0.6180339887498949) % 1) - 1;
+
+/**
+ * Probabilities of classes: a bar for the mean, a dot for each draw (`samples`, draws x classes, or null).
+ * Of many classes the most probable are shown.
+ */
+export function probabilities(classes, row) {
+  const inside = new Set(row.prediction_set ?? []);
+  const order = classes.map((name, c) => c).sort((a, b) => row.probabilities[b] - row.probabilities[a]);
+  const kept = classes.length <= CLASSES_SHOWN ? classes.map((_, c) => c) : order.slice(0, CLASSES_SHOWN);
+  const means = kept.map((c) => ({ name: classes[c], p: row.probabilities[c] }));
+  const draws = (row.samples ?? []).flatMap((draw, k) => kept.map((c) => ({ name: classes[c], p: draw[c], k })));
+  const band = 22;
+  const spread = (c) => spreadOf((row.samples ?? []).map((draw) => draw[c]));
+  const left = Math.min(180, 24 + 7 * Math.max(...kept.map((c) => classes[c].length)));
+  const says = `${row.label}: ${percent(Math.max(...row.probabilities))}`;
+  return figure(
+    `Probability of each class${classes.length > kept.length ? `, the ${kept.length} most probable of ${classes.length}` : ""}`,
+    `${says}; ${row.samples ? "a dot is one of the draws, " : ""}a bar their mean.`,
+    {
+      marginLeft: left,
+      marginRight: 52,
+      height: 56 + band * kept.length,
+      x: { domain: [0, 1], label: "probability", labelAnchor: "center", labelArrow: "none", grid: true, ticks: 5 },
+      y: { domain: kept.map((c) => classes[c]), label: null, tickSize: 0 },
+      marks: [
+        globalThis.Plot.barX(means, { x: "p", y: "name", fill: (d) => (inside.has(d.name) ? ACCENT : QUIET), fillOpacity: 0.28, insetTop: 3, insetBottom: 3 }),
+        globalThis.Plot.dot(draws, { x: "p", y: "name", r: 2, fill: ACCENT, fillOpacity: draws.length > 400 ? 0.25 : 0.45, ...spreadOut(draws) }),
+        globalThis.Plot.tickX(means, { x: "p", y: "name", stroke: INK, strokeWidth: 2, insetTop: 2, insetBottom: 2 }),
+        globalThis.Plot.text(means, { x: 1, y: "name", text: (d) => percent(d.p), textAnchor: "start", dx: 6, fill: INK }),
+      ],
+    },
+    {
+      heads: ["class", "probability", "5 % of the draws are below", "5 % are above", "in the prediction set"],
+      rows: kept.map((c) => [classes[c], percent(row.probabilities[c]), ...spread(c), inside.has(classes[c]) ? "yes" : "no"]),
+      numeric: [1, 2, 3],
+    },
+  );
+}
+
+/** Have each dot a little above or below the middle of its band: no channel of Plot's does it for bands. */
+function spreadOut(draws) {
+  return {
+    render(index, scales, values, dimensions, context, next) {
+      const ys = Float64Array.from(values.y);
+      for (const i of index) ys[i] += 7 * jitter(draws[i].k + 1);
+      return next(index, scales, { ...values, y: ys }, dimensions, context);
+    },
+  };
+}
+
+function spreadOf(values) {
+  if (values.length < 2) return ["–", "–"];
+  const sorted = [...values].sort((a, b) => a - b);
+  return [0.05, 0.95].map((q) => percent(sorted[Math.round(q * (sorted.length - 1))]));
+}
+
+/** A target: each draw's mean and standard deviation, from least to greatest, beside the interval. */
+export function target(name, row, coverage) {
+  const draws = (row.samples ?? []).map(({ mean, std }) => ({ mean, low: mean - std, high: mean + std }));
+  draws.sort((a, b) => a.mean - b.mean);
+  draws.forEach((draw, i) => (draw.i = i));
+  const [low, high] = row.interval;
+  const ends = [low, high].filter((end) => end !== null);
+  const says = `${number(row.mean)}, with ${percent(coverage)} between ${bound(low, "minus infinity")} and ${bound(high, "infinity")}`;
+  return figure(
+    `${name}: what each draw says, and where it lies with ${percent(coverage)}`,
+    `${says}; a line is one of the draws and its standard deviation.`,
+    {
+      height: 190,
+      x: { label: name, grid: true, nice: true },
+      y: { axis: null, domain: [-1, Math.max(1, draws.length)] },
+      marks: [
+        globalThis.Plot.rectX([row], { x1: low ?? Math.min(...draws.map((d) => d.low)), x2: high ?? Math.max(...draws.map((d) => d.high)), fill: ACCENT, fillOpacity: 0.12 }),
+        globalThis.Plot.ruleX(ends, { stroke: ACCENT }),
+        globalThis.Plot.ruleY(draws, { x1: "low", x2: "high", y: "i", stroke: QUIET, strokeOpacity: 0.5 }),
+        globalThis.Plot.dot(draws, { x: "mean", y: "i", r: 2, fill: ACCENT }),
+        globalThis.Plot.ruleX([row.mean], { stroke: INK, strokeWidth: 2 }),
+      ],
+    },
+  );
+}
+
+const bound = (end, infinite) => (end === null ? infinite : number(end, 4));
+
+/** The detectors' p-values: what is left of the line fires. `combined` are those that the flag is made of. */
+export function detectors(row, fpr, combined, describe) {
+  const shown = Object.entries(row.detectors).map(([name, found]) => ({
+    name: name.replaceAll("_", " "), p: Math.max(found.p_value, 1e-4), ...found, told: describe(name), isCombined: combined.includes(name),
+  }));
+  shown.sort((a, b) => b.isCombined - a.isCombined || a.p - b.p);
+  const all = { name: "all together", p: Math.max(row.p_value, 1e-4), fired: row.flag, isCombined: true };
+  const rows = [all, ...shown];
+  const least = Math.min(fpr / 5, 0.01, ...rows.map((d) => d.p)) * 0.8;
+  return figure(
+    "How usual the row is: p-values of the detectors",
+    `All together: p = ${number(row.p_value)}. ${shown.filter((d) => d.fired).map((d) => d.name).join(", ") || "None"} fired.`,
+    {
+      marginLeft: 142,
+      marginRight: 52,
+      height: 56 + 20 * rows.length,
+      x: { type: "log", domain: [least, 1], label: `p-value: left of ${number(fpr)} is unusual`, labelAnchor: "center", labelArrow: "none", grid: true, ticks: 4, tickFormat: (x) => String(Number(x.toPrecision(1))) },
+      y: { domain: rows.map((d) => d.name), label: null, tickSize: 0 },
+      marks: [
+        globalThis.Plot.ruleX([fpr], { stroke: BAD, strokeDasharray: "4 3" }),
+        globalThis.Plot.ruleY(rows, { y: "name", x1: least, x2: "p", stroke: QUIET, strokeOpacity: 0.35 }),
+        globalThis.Plot.dot(rows, { x: "p", y: "name", r: (d) => (d === all ? 6 : 4.5), fill: (d) => (d.fired ? BAD : d.isCombined ? ACCENT : "none"), stroke: (d) => (d.fired ? BAD : ACCENT), title: "told" }),
+        globalThis.Plot.text(rows, { x: 1, y: "name", text: (d) => number(d.p, 2), textAnchor: "start", dx: 6, fill: INK }),
+      ],
+    },
+    {
+      heads: ["detector", "p-value", "score", "fired", "of the flag", "what it looks at"],
+      rows: shown.map((d) => [d.name, number(d.p_value), number(d.score), d.fired ? "yes" : "no", d.isCombined ? "yes" : "no", d.told]),
+      numeric: [1, 2],
+    },
+  );
+}

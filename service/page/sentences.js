@@ -1,0 +1,94 @@
+// What an answer means, in words.
+
+import { number, percent } from "./dom.js";
+
+/** What each detector looks at; `{input}` becomes what the model takes: the pixels, the columns, ... */
+const DETECTORS = {
+  entropy: "how unsure the prediction is",
+  bald: "how much the draws disagree",
+  mean_std: "how far the draws' probabilities are spread",
+  variation_ratio: "how improbable the label is not to be the right one",
+  std: "how wide the prediction is",
+  aleatoric_std: "how much noise the draws expect",
+  epistemic_std: "how much the draws disagree",
+  residual: "what of {input} the training data cannot explain",
+  mahalanobis: "how far {input} are from the training data, as those vary",
+  input_neighbours: "whether any training row has {input} like these",
+  feature_neighbours: "whether the network sees in it what it saw in any training row",
+  cosine_neighbours: "whether the encoder sees in it what it saw in any training row",
+  feature_gaussian: "how far what the network sees in it is from every class",
+  roughness: "whether neighbouring pixels differ as noise does",
+};
+const OF_THE_POSTERIOR = new Set(["entropy", "bald", "mean_std", "variation_ratio", "std", "aleatoric_std", "epistemic_std"]);
+
+/** What a detector looks at, of what a model takes. */
+export function detectorSays(name, input) {
+  return (DETECTORS[name] ?? name.replaceAll("_", " ")).replace("{input}", input);
+}
+
+/** What a model takes, as a plural: the pixels, the columns. */
+export function inputWord(spec) {
+  if (spec.text) return "the words";
+  if (spec.columns.length) return "the columns";
+  if (spec.image || (spec.shape.length >= 2 && !spec.dtype.startsWith("int"))) return "the pixels";
+  return "the numbers";
+}
+
+/** One or two sentences on an answer: how sure, and why. `manifest` is of the version that answered. */
+export function says(row, answer, manifest) {
+  return [...(manifest.task === "regression" ? ofTarget(row, answer, manifest) : ofLabel(row, answer)), ofFlag(row, answer, manifest), ofAbstention(row, answer)]
+    .filter(Boolean)
+    .join(" ");
+}
+
+function ofLabel(row, answer) {
+  const p = Math.max(...row.probabilities);
+  const others = (row.prediction_set ?? []).filter((name) => name !== row.label);
+  const also = others.length === 0 ? "" : others.length > 4 ? ` or one of ${others.length} others` : ` or ${others.join(" or ")}`;
+  const what = p > 0.99 ? `Almost certainly ${row.label}` : p > 0.9 && !also ? `Most likely ${row.label}` : `Perhaps ${row.label}${also}`;
+  const share = row.entropy > 0 ? row.bald / row.entropy : 0;
+  let why;
+  if (answer.num_samples === 1) why = "one draw cannot say how sure it is";
+  else if (row.entropy < 0.1) why = "the draws agree, and each is sure";
+  else if (share > 0.4) why = "the draws disagree: labels of rows like it would teach the model";
+  else if (share > 0.15) why = "the draws disagree somewhat, and each is unsure by itself";
+  else why = "the draws agree that it is ambiguous: more labels would not help";
+  return [`${what} (${percent(p)}): ${why}.`];
+}
+
+function ofTarget(row, answer, manifest) {
+  const [low, high] = row.interval;
+  const between =
+    low === null && high === null
+      ? `no interval has a coverage of ${percent(answer.coverage)} with so few calibration rows`
+      : `with ${percent(answer.coverage)} between ${low === null ? "minus infinity" : number(low, 4)} and ${high === null ? "infinity" : number(high, 4)}`;
+  const share = row.epistemic_std === null ? null : row.epistemic_std ** 2 / row.std ** 2;
+  const why =
+    share === null ? "one draw cannot say how sure it is"
+    : share > 0.5 ? "most of the doubt is the model's: the draws disagree, and labels of rows like it would teach it"
+    : share > 0.15 ? "the doubt is the data's noise, and in part the model's own"
+    : "the doubt is the data's noise: the draws agree";
+  const name = manifest.target ?? "it";
+  return [`${name === "it" ? "About" : `${name} is about`} ${number(row.mean, 4)}, ${between}; ${why}.`];
+}
+
+function ofFlag(row, answer, manifest) {
+  const combined = Object.entries(row.detectors).filter(([name]) => manifest.detectors.combined.includes(name));
+  const [name, strongest] = combined.sort(([, a], [, b]) => a.p_value - b.p_value)[0] ?? [null, null];
+  const input = inputWord(manifest.input);
+  if (!row.flag) {
+    const odd = strongest && strongest.fired ? `, though ${label(name)} alone fired (p = ${number(strongest.p_value, 2)})` : "";
+    return `It looks like the data that the model was calibrated on (p = ${number(row.p_value, 2)}${odd}).`;
+  }
+  const p = strongest ? ` (${label(name)}, p = ${number(strongest.p_value, 2)})` : "";
+  const what = name && OF_THE_POSTERIOR.has(name) ? "the model is less sure than it usually is" : `${input} are unlike the data`;
+  const fdr = answer.fdr === null ? `at most ${percent(answer.fpr)} of usual rows are` : `false flags are at most ${percent(answer.fdr)}`;
+  return `But ${what}${p}: flagged, as ${fdr}. Do not trust the answer before you have looked.`;
+}
+
+function ofAbstention(row, answer) {
+  if (row.abstain !== true) return "";
+  return `Undecided: among rows as unsure as this, more than ${percent(answer.risk)} of the labels may be wrong.`;
+}
+
+const label = (name) => name.replaceAll("_", " ");
