@@ -34,13 +34,13 @@ router = APIRouter(include_in_schema=False)
 async def get_ping(request: Request) -> Response:
     """Say that there is a model to predict with."""
     refuse_unready(context_of(request))
-    return Response(b"\n", media_type=JSON)
+    return Response(b"\n", media_type="text/plain")
 
 
 @router.get("/version")
 async def get_version() -> Response:
     """Say which version of Dubito this is."""
-    return Response(VERSION.encode(), media_type=JSON)
+    return Response(VERSION.encode(), media_type="text/plain")
 
 
 @router.post("/invocations")

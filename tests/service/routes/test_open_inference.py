@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.raw import Connection, request
+from tests.support.raw import Connection
 from tests.support.serving import metric, serving
 from tests.support.tiny import GROUPS
 
