@@ -5,6 +5,7 @@ Each runs in an environment of its own, which `make test-real` makes, on every k
 
 import base64
 import json
+import re
 import subprocess
 from urllib.parse import urlsplit
 
@@ -78,6 +79,21 @@ def told(client, url, folder):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
+
+
+def test_the_guide_s_examples_run(url):
+    guide = (ROOT / "docs" / "open-inference.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    parts = urlsplit(url)
+    for name, block in zip(("tritonclient", "kserve", "mlserver", "mlflow"), blocks, strict=True):
+        python = ROOT / f".venv-{name}" / "bin" / "python"
+        if python.exists():
+            here = block.replace("127.0.0.1:8000", parts.netloc).replace(
+                '"127.0.0.1", 8000', f'"{parts.hostname}", {parts.port}'
+            )
+            done = subprocess.run([python, "-c", here], capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr[-2000:]
+            assert "label" in done.stdout or "['" in done.stdout or "[b'" in done.stdout, done.stdout
 
 
 def flat(rows, name):

@@ -13,7 +13,9 @@ pytestmark = pytest.mark.slow
 
 def test_twenty_thousand_bad_requests_of_other_protocols(serve, kinds):
     begun = time.monotonic()
-    first, outcome, growth = fuzz_service(serve, kinds, parameter("REQUESTS", 20_000), parameter("SEED", 0), BadInference)
+    first, outcome, growth = fuzz_service(
+        serve, kinds, parameter("REQUESTS", 20_000), parameter("SEED", 0), BadInference
+    )
     sent, parsed = first.sent + outcome.sent, first.past_parsing + outcome.past_parsing
     statuses = first.statuses + outcome.statuses
     counts = ", ".join(f"{status}: {number}" for status, number in sorted(statuses.items()))
