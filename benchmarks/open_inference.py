@@ -89,7 +89,7 @@ def table(found: dict[tuple[int, int], list[list[tuple[float, float]]]], rounds:
         "",
         f"{command}; 784-800-800-10, {CONNECTIONS} connections, median over rounds (least - most).",
         "Times: the npy route's rate over the protocol's in the same round, and the protocol's processor time over",
-        "the npy route's; below 1 the protocol is faster. Processor time is the server's: other work disturbs it less.",
+        "the npy route's; below 1 the protocol is faster. Processor time is the server's.",
     ]
     for part, (what, digits) in enumerate((("answers a second", 1), ("processor ms an answer", 2))):
         lines += ["", f"| rows | draws | {' | '.join(f'{way}: {what}' for way in WAYS)} | JSON, times | npz, times |"]
