@@ -6,10 +6,11 @@ IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder  # tests of a file share w
 SCHEMATHESIS := 4.32.5
 LABEL_STUDIO := 1.23.2
 CLIENTS := .venv-tritonclient .venv-kserve .venv-mlserver .venv-mlflow
+AXE := 4.14.1
 SBOM_TOOL := cyclonedx-bom==7.5.0
 STORE := $(or $(DUBITO_STORE),models)
 
-.PHONY: install serve test test-quick test-slow test-real check mutants audit laplace examples bench compose-check constraints sbom base-image
+.PHONY: install serve test test-quick test-slow test-real screenshots check mutants audit laplace examples bench compose-check constraints sbom base-image
 
 install: .venv/installed-$(RUNTIME)
 
@@ -33,8 +34,11 @@ test-quick: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
-test-real: install .venv-schemathesis .venv-label-studio .venv-examples/installed $(CLIENTS)
+test-real: install .venv-schemathesis .venv-label-studio .venv-examples/installed .venv-page/installed $(CLIENTS)
 	$(BIN)/python -m pytest -m real tests/real
+
+screenshots: install .venv-page/installed
+	$(BIN)/python -m tests.support.screenshots
 
 .venv-label-studio: # likewise
 	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check label-studio==$(LABEL_STUDIO)
@@ -45,6 +49,11 @@ test-real: install .venv-schemathesis .venv-label-studio .venv-examples/installe
 .venv-mlflow: CLIENT = mlflow-skinny==3.17.2 pandas==3.1.1 scipy==1.17.1
 $(CLIENTS): # each in an environment of its own: their dependencies clash
 	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check $(CLIENT)
+
+.venv-page/installed: tests/real/page-requirements.txt # selenium, and axe where there is npm
+	$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	if command -v npm > /dev/null; then cd $(@D) && npm pack --silent axe-core@$(AXE) && tar xzf axe-core-$(AXE).tgz package/axe.min.js; fi
+	touch $@
 
 .venv-schemathesis: # an environment of its own: it brings much that nothing else here needs
 	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check schemathesis==$(SCHEMATHESIS)

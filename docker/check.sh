@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export COMPOSE_PROJECT_NAME=dubito-check IMAGE_TAG=check DUBITO_HOST=127.0.0.1 DUBITO_PORT="${CHECK_PORT:-18000}"
 
-docker compose config --quiet
+docker compose --profile monitoring config --quiet
 docker compose -f docker-compose.yml -f docker-compose.gpu.yml config --quiet
 trap 'docker compose --profile train down --volumes' EXIT
 docker compose --profile train build

@@ -74,6 +74,7 @@ class Context:
         }
         self.notices = Notices(place, actions)
         self.metrics = Metrics()
+        self.metrics.max_queued_row_draws.set(settings.max_queued_row_draws)
         self.runner = JobRunner(settings, lambda: self.state, self.metrics)
         self.metrics.registry.register(LoadedCollector(self.models))
         self.admission = Admission(settings, idle)
@@ -88,7 +89,14 @@ class Context:
         """Return this process's metrics as Prometheus' text."""
         self.metrics.queued_row_draws.set(self.admission.row_draws)
         self.metrics.queued_requests.set(self.admission.in_work)
+        self.metrics.ready.set(float(bool(self.serving())))
         return generate_latest(self.metrics.registry)
+
+    def serving(self) -> dict[str, str]:
+        """Return by model the version that `latest` serves; none once the service is about to end."""
+        if self.ending.is_set():
+            return {}
+        return {name: latest.version for name in self.models.names() if (latest := self.models.latest(name))}
 
     @property
     def state(self) -> Database:

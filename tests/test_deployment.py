@@ -16,6 +16,7 @@ from service.settings import OF_TRAINING, Settings
 
 ROOT = Path(__file__).parent.parent
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+MONITORED = yaml.safe_load((ROOT / "docker" / "monitoring" / "prometheus" / "prometheus.yml").read_text())
 GPU = yaml.safe_load((ROOT / "docker-compose.gpu.yml").read_text())
 BUILT = [name for name, service in COMPOSE["services"].items() if "build" in service]
 OURS = [name for name in COMPOSE["services"] if name != "label-studio"]
@@ -62,6 +63,37 @@ def test_label_studio_has_no_more_rights_than_it_needs_and_is_for_this_machine_a
     assert studio["ports"] == ["127.0.0.1:${LABEL_STUDIO_PORT:-8080}:8080"]
     assert sync["image"] == COMPOSE["services"]["service"]["image"] and "volumes" not in sync
     assert studio["profiles"] == sync["profiles"] == ["label-studio"]
+
+
+def test_monitoring_is_for_this_machine_alone_and_sees_nothing_but_its_own_files_and_metrics():
+    services = COMPOSE["services"]
+    for name, port in (("prometheus", 9090), ("grafana", 3000)):
+        service = services[name]
+        assert service["profiles"] == ["monitoring"]
+        assert service["ports"] == [f"127.0.0.1:${{{name.upper()}_PORT:-{port}}}:{port}"]
+        assert re.fullmatch(r"[\w/]+:v?\d+\.\d+\.\d+", service["image"])
+        *mounted, data = service["volumes"]
+        assert all(volume.endswith(":ro") for volume in mounted)
+        assert data.split(":")[0] == name and not data.endswith(":ro")
+        ours = [volume for volume in mounted if not volume.startswith("${PROMETHEUS_KEY_FILE")]
+        assert all(volume.startswith("./docker/monitoring/") for volume in ours)
+    key = "${PROMETHEUS_KEY_FILE:-/dev/null}:/run/keys/metrics:ro"
+    assert key in services["prometheus"]["volumes"]
+    (scraped,) = MONITORED["scrape_configs"]
+    assert scraped["authorization"] == {"credentials_file": "/run/keys/metrics"}
+    assert scraped["static_configs"] == [{"targets": ["service:8000"]}]
+
+
+def test_grafana_has_a_password_and_lets_in_nobody_without():
+    grafana = COMPOSE["services"]["grafana"]
+    (secret,) = grafana["secrets"]
+    environment = grafana["environment"]
+    assert environment["GF_SECURITY_ADMIN_PASSWORD__FILE"] == f"/run/secrets/{secret}"
+    assert "GF_SECURITY_ADMIN_PASSWORD" not in environment
+    assert environment["GF_AUTH_ANONYMOUS_ENABLED"] == environment["GF_USERS_ALLOW_SIGN_UP"] == "false"
+    file = COMPOSE["secrets"][secret]["file"]
+    assert file == "${GRAFANA_PASSWORD_FILE:-./secrets/grafana-password}"
+    assert "/secrets/" in (ROOT / ".gitignore").read_text().splitlines()  # and no image holds it: those rules let in
 
 
 def test_learning_runs_in_training_s_image_with_training_s_rights_and_the_state():

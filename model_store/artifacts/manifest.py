@@ -80,7 +80,7 @@ class NumericColumn(Record):
     """A column of numbers, encoded as (value - mean) / std, a missing value as 0.
 
     With an `indicator` a further number says whether the value was missing. With `written` a text is read as well.
-    `usual` is the median.
+    `usual` is the median, and nine tenths of the training rows lie in `mostly`, a twentieth on either side of it.
     """
 
     name: str
@@ -88,6 +88,7 @@ class NumericColumn(Record):
     mean: FiniteFloat
     std: Annotated[FiniteFloat, Field(gt=0)]
     usual: FiniteFloat | None = None
+    mostly: tuple[FiniteFloat, FiniteFloat] | None = None
     indicator: bool
     written: NumberWriting | None = None
 
@@ -104,6 +105,7 @@ class CategoricalColumn(Record):
     usual: str | None = None
 
 
+DESCRIBING: set[str] = {"usual", "mostly"}  # what of columns tells of the data, and is no part of how rows are read
 Cycle = Literal["year", "week", "day"]
 
 
@@ -111,8 +113,8 @@ class TimeColumn(Record):
     """A column of dates or times: (time - mean) / std, in seconds since 1970 in UTC, and for each of `cycles` the
     sine and cosine of where in it the time is; a missing value as 0.
 
-    With an `indicator` a further number says whether the value was missing. `usual` is the median. With `written`,
-    the format of a date as Python's strptime takes it, a text so written is read beside ISO 8601.
+    With an `indicator` a further number says whether the value was missing. `usual` and `mostly` are as of numbers.
+    With `written`, the format of a date as Python's strptime takes it, a text so written is read beside ISO 8601.
     """
 
     name: str
@@ -120,6 +122,7 @@ class TimeColumn(Record):
     mean: FiniteFloat
     std: Annotated[FiniteFloat, Field(gt=0)]
     usual: FiniteFloat | None = None
+    mostly: tuple[FiniteFloat, FiniteFloat] | None = None
     cycles: tuple[Cycle, ...] = ()
     indicator: bool
     written: Annotated[str, StringConstraints(min_length=1, max_length=100)] | None = None

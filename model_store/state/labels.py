@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float32
 
 from model_store.acquisition.choice import RANDOM
-from model_store.artifacts.manifest import TOKENIZER, Manifest
+from model_store.artifacts.manifest import DESCRIBING, TOKENIZER, Manifest
 from model_store.errors import Conflict, InvalidInput
 from model_store.state.database import FILE, Database
 
@@ -92,7 +92,7 @@ class LabelledRows:
 def row_format(manifest: Manifest) -> str:
     """Return what tells rows of numbers apart that mean something else: a digest of what a version takes."""
     spec = manifest.input.model_dump(
-        mode="json", exclude={"minimum": True, "maximum": True, "columns": {"__all__": {"usual"}}}
+        mode="json", exclude={"minimum": True, "maximum": True, "columns": {"__all__": DESCRIBING}}
     )
     tokenizer = manifest.files[TOKENIZER].sha256 if TOKENIZER in manifest.files else None
     return sha256(json.dumps([spec, tokenizer], sort_keys=True).encode()).hexdigest()[:32]

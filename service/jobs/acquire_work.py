@@ -39,6 +39,15 @@ ANSWER_FILE = "answer.json"
 TIMES_FIRST_LAP = 1.5  # times the first lap of a race is all of it, of pools of which few rows are uncertain
 
 
+def rows_answered(folder: Path, asked: Asked) -> tuple[int, int]:
+    """Return how many rows the answer of a job in a folder has, and how many of them are set aside."""
+    if not asked.selected:
+        return min(asked.k, asked.rows), 0
+    with np.load(folder / SELECTED_FILE, allow_pickle=False) as selected:
+        ranked, control = len(selected["ranked"]), len(selected["control"])
+    return control + min(asked.k - control, ranked), control
+
+
 class AcquireWork(Work):
     """The work of `POST /acquire/jobs`."""
 

@@ -23,6 +23,8 @@ import service
 from model_store.errors import DubitoError
 from model_store.state.database import FILE, Database
 from model_store.state.jobs import Job, Jobs
+from service.jobs.acquire_work import rows_answered
+from service.jobs.asked import Asked
 from service.jobs.run import PUT_BACK
 from service.observability.metrics import Metrics
 from service.settings import Settings
@@ -77,8 +79,10 @@ class JobRunner:
             try:
                 if (self.settings.state / FILE).exists():  # else nobody ever asked for anything
                     self._look(Jobs(self._state()))
+                self.metrics.state_usable.set(1)
                 said = ""
             except DubitoError as error:
+                self.metrics.state_usable.set(0)
                 if str(error) != said:  # once
                     logger.error("jobs do not run: %s", error)
                 said = str(error)
@@ -133,6 +137,10 @@ class JobRunner:
             job = jobs.get(running.job.id)
             if job.is_over:
                 self.metrics.jobs.labels(job.kind, job.state).inc()
+            if job.kind == "acquire" and job.state == "done" and job.request["keep"]:
+                asked = Asked.from_json(job.request)
+                with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+                    self.metrics.acquired((asked.model, asked.version), *rows_answered(jobs.folder / job.id, asked))
             logger.info("job %s is %s", job.id, job.state)
         finally:
             running.slot.close()

@@ -4,7 +4,10 @@ import threading
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from functools import cache
+from itertools import product
+from typing import get_args
 
 import numpy as np
 from jaxtyping import Float64
@@ -12,6 +15,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from prometheus_client import Histogram as PrometheusHistogram
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from model_store.state.jobs import ENDED, Kind
+from model_store.state.labels import Accepted
 
 # Upper ends of buckets, inclusive.
 SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -25,6 +31,8 @@ COUNTERS = {
     "rows": "Rows predicted",
     "flags": "Rows flagged, of those predicted",
     "pool_rows": "Rows ranked",
+    "acquired_rows": "Rows of rankings that were kept, for labels to come",
+    "control_rows": "Rows set aside at random, of those kept",
     "draws": "Posterior draws of answers; rows of a request share theirs",
     "draws_made": "Posterior draws made for answers",
     "draws_reused": "Posterior draws of answers that were made for earlier ones",
@@ -37,6 +45,7 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "entropy": ("Entropy of rows predicted, in nats", NATS),
     "std": ("Predictive standard deviation of rows predicted, in the target's units", TARGET_UNITS),
 }
+KINDS = get_args(Kind)
 OF_MODEL = ("model", "version")
 VersionKey = tuple[str, str]  # model and version
 
@@ -109,9 +118,22 @@ class Metrics:
             "dubito_queued_row_draws", "Rows x draws waiting or in work", registry=self.registry
         )
         self.queued_requests = Gauge("dubito_queued_requests", "Requests waiting or in work", registry=self.registry)
+        self.max_queued_row_draws = Gauge(
+            "dubito_max_queued_row_draws", "Rows x draws beyond which requests are refused", registry=self.registry
+        )
+        self.ready = Gauge("dubito_ready", "1 while there is a model to predict with", registry=self.registry)
+        self.labels = Counter(
+            "dubito_labels", "Labels that came, by what became of them", ("model", "outcome"), registry=self.registry
+        )
         self.jobs = Counter("dubito_jobs", "Jobs that ended", ("kind", "state"), registry=self.registry)
+        for kind, state in product(KINDS, ENDED):  # a counter that begins above 0 has no rate to begin with
+            self.jobs.labels(kind, state)
         self.jobs_running = Gauge("dubito_jobs_running", "Jobs that run", registry=self.registry)
         self.jobs_queued = Gauge("dubito_jobs_queued", "Jobs that wait for their turn", registry=self.registry)
+        self.state_usable = Gauge(
+            "dubito_state_usable", "0 while jobs and labels cannot be read or written", registry=self.registry
+        )
+        self.state_usable.set(1)
         self._versions: OrderedDict[VersionKey, OfVersion] = OrderedDict()
         self._lock = threading.Lock()
         self._of_route = cache(self._labelled)  # looking labels up takes longer than counting
@@ -142,6 +164,18 @@ class Metrics:
         with version.lock:
             version.counts["pool_rows"] += rows
             version.counts["draws"] += draws
+
+    def acquired(self, key: VersionKey, rows: int, control: int) -> None:
+        """Count rows of a ranking that were kept, and how many of them were set aside at random."""
+        version = self.of_version(key)
+        with version.lock:
+            version.counts["acquired_rows"] += rows
+            version.counts["control_rows"] += control
+
+    def labelled(self, model: str, accepted: Accepted) -> None:
+        """Count labels of a model by what became of them."""
+        for outcome, count in asdict(accepted).items():
+            self.labels.labels(model, outcome).inc(count)
 
     def batch(self, key: VersionKey, rows: int, queue_s: Sequence[float], compute_s: float) -> None:
         """Count a micro-batch: its rows, how long each of its requests waited, and how long its arithmetic took."""

@@ -11,7 +11,12 @@ const AGAIN_MS = 1000; // before one asks again who was too early
 
 /** Show it; `link` is a question of another time. */
 export async function show(view, app, link) {
-  const question = link ? await replay.read(link) : null;
+  let question = null, damaged = null;
+  try {
+    if (link) question = await replay.read(link);
+  } catch (error) {
+    damaged = notice(error.message);
+  }
   if (question) app.choose(question.model);
   if (!app.model) {
     fill(view, h("h1", {}, "There is no model to ask yet"), h("p", {}, "Publish one: ", h("code", {}, "python -m training fit"), ". The page sees it by itself when it is loaded again."));
@@ -33,6 +38,7 @@ export async function show(view, app, link) {
   fill(
     view,
     h("h1", {}, `Ask ${app.model}`),
+    damaged,
     h("div", { class: "two" },
       h("section", { "aria-label": "Question" }, inputPlace, h("p", { class: "actions" }, h("button", { type: "button", class: "main", onclick: now }, "Ask")), h("details", { class: "options" }, h("summary", {}, "Options"), field("Version", version), optionsPlace), h("p", { class: "quiet" }, summary(description))),
       answerPlace),
@@ -113,8 +119,12 @@ export async function show(view, app, link) {
   function showAnswer(answer, milliseconds) {
     const pictures = input.pictures();
     const detail = h("div");
-    const chosen = (i) => fill(detail, shownAnswer(answer.predictions[i], answer, manifest));
-    chosen(0);
+    const open = [...answerPlace.querySelectorAll("details")].map((each) => each.open); // stays so with the next answer
+    const chosen = (i) => {
+      answerPlace.querySelectorAll(".cards button").forEach((each, n) => each.setAttribute("aria-pressed", String(n === i)));
+      fill(detail, shownAnswer(answer.predictions[i], answer, manifest));
+      detail.querySelectorAll("details").forEach((each, n) => (each.open = open[n] ?? false));
+    };
     const many = answer.predictions.length > 1
       ? h("ul", { class: "cards", "aria-label": "Rows" }, answer.predictions.slice(0, 200).map((row, i) =>
           h("li", {}, h("button", { type: "button", onclick: () => chosen(i) }, pictures?.[i] ?? null, h("span", {}, `${i + 1}: ${row.label ?? number(row.mean, 4)}`), badges(row)))))
@@ -123,6 +133,7 @@ export async function show(view, app, link) {
     const link = h("button", { type: "button", onclick: copyLink }, "Copy a link that replays it");
     const asJson = h("button", { type: "button", onclick: () => download("answer.json", JSON.stringify(answer, null, 1), "application/json") }, "Save the answer");
     fill(answerPlace, hidden, many, detail, unknown(answer), h("p", { class: "actions" }, link, " ", asJson, " ", h("span", { class: "quiet" }, `${number(milliseconds, 2)} ms`)), h("p", { id: "link-said", role: "status" }));
+    chosen(0);
   }
 
   async function copyLink() {

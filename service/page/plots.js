@@ -2,7 +2,8 @@
 
 import { h, number, percent, table } from "./dom.js";
 
-const WIDTH = 560;
+const WIDTH = 560; // at most: on a phone a plot is as wide as the screen
+const BESIDE = 64; // of the screen, left and right of a plot
 export const INK = "var(--ink)";
 export const ACCENT = "var(--accent)";
 export const BAD = "var(--bad)";
@@ -11,9 +12,13 @@ const CLASSES_SHOWN = 12;
 
 /** A plot in a figure: `label` says to those who do not see it what it shows; `rows` is the same as a table. */
 export function figure(title, label, options, data = null) {
-  const { width = WIDTH, ...rest } = options;
+  const { width = Math.min(WIDTH, Math.max(280, document.documentElement.clientWidth - BESIDE)), ...rest } = options;
   const svg = globalThis.Plot.plot({ width, ariaLabel: label, marginTop: 12, marginBottom: 40, ...rest });
   svg.setAttribute("role", "img");
+  for (const mark of svg.querySelectorAll("[aria-label]")) {
+    mark.dataset.mark = mark.getAttribute("aria-label"); // "dot": of no use to who cannot see it, and not allowed there
+    mark.removeAttribute("aria-label");
+  }
   const more = data && h("details", {}, h("summary", {}, "As a table"), table(title, data.heads, data.rows, data.numeric));
   return h("figure", {}, h("figcaption", {}, title), svg, more);
 }
@@ -94,7 +99,7 @@ export function target(name, row, coverage) {
       marks: [
         globalThis.Plot.rectX([row], { x1: low ?? Math.min(...draws.map((d) => d.low)), x2: high ?? Math.max(...draws.map((d) => d.high)), fill: ACCENT, fillOpacity: 0.12 }),
         globalThis.Plot.ruleX(ends, { stroke: ACCENT }),
-        globalThis.Plot.ruleY(draws, { x1: "low", x2: "high", y: "i", stroke: QUIET, strokeOpacity: 0.5 }),
+        globalThis.Plot.ruleY(draws, { x1: "low", x2: "high", y: "i", stroke: QUIET, strokeOpacity: 0.25 }),
         globalThis.Plot.dot(draws, { x: "mean", y: "i", r: 2, fill: ACCENT }),
         globalThis.Plot.ruleX([row.mean], { stroke: INK, strokeWidth: 2 }),
       ],

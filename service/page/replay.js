@@ -18,7 +18,7 @@ export async function read(link) {
     const unpacked = await through(new DecompressionStream("deflate-raw"), Uint8Array.from(text, (c) => c.charCodeAt(0)));
     return JSON.parse(new TextDecoder().decode(unpacked));
   } catch {
-    throw new Error("the link is damaged: it may have been cut off where it was copied");
+    throw new Error("This link is damaged: it may have been cut off where it was copied.");
   }
 }
 

@@ -12,14 +12,31 @@ from service.registry.models import Models
 
 
 class LoadedCollector(Collector):
-    """The versions in memory and their drift."""
+    """What is served, what is in memory and its drift, and what is broken."""
 
     def __init__(self, models: Models) -> None:
         self.models = models
 
     def collect(self) -> Iterator[Metric]:
-        """Yield which versions are loaded, the flag's rate and p-values, and evidence and alarm of drift."""
+        """Yield what is served, loaded and broken; the flag's rate and p-values; evidence and alarm of drift."""
         loaded = GaugeMetricFamily("dubito_loaded_version", "1 for each version in memory", labels=OF_MODEL)
+        broken = GaugeMetricFamily(
+            "dubito_broken_version", "1 for each version that cannot be served", labels=OF_MODEL
+        )
+        aliases = GaugeMetricFamily(
+            "dubito_alias", "1 for each alias that is served", labels=("model", "alias", "version")
+        )
+        seen = GaugeMetricFamily(
+            "dubito_store_seen_timestamp_seconds", "When the whole store was last read, in seconds since 1970"
+        )
+        expected = GaugeMetricFamily(
+            "dubito_expected_flag_rate",
+            "Share of p-values of .05 and less on rows like the calibration data",
+            labels=OF_MODEL,
+        )
+        calibration = GaugeMetricFamily(
+            "dubito_calibration_rows", "Calibration rows that the flag's p-values are ranks among", labels=OF_MODEL
+        )
         flag_rate = GaugeMetricFamily(
             "dubito_flag_rate", "Share of p-values of .05 and less among the latest rows watched", labels=OF_MODEL
         )
@@ -36,6 +53,13 @@ class LoadedCollector(Collector):
             counts = np.cumsum(report.binned_rows).tolist()
             buckets = [*zip(map(str, EDGES.tolist()), counts, strict=True), ("+Inf", report.rows)]
             p_values.add_metric(of_version, buckets, report.p_value_sum)
+            expected.add_metric(of_version, report.expected_flag_rate)
+            calibration.add_metric(of_version, report.calibration_rows)
             evidence.add_metric(of_version, report.evidence)
             alarm.add_metric(of_version, float(report.alarm))
-        yield from (loaded, flag_rate, p_values, evidence, alarm)
+        for version in self.models.all_broken():
+            broken.add_metric(version, 1.0)
+        for alias in self.models.all_aliases():
+            aliases.add_metric(alias, 1.0)
+        seen.add_metric((), self.models.seen)
+        yield from (loaded, broken, aliases, seen, flag_rate, expected, calibration, p_values, evidence, alarm)

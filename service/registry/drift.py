@@ -62,6 +62,7 @@ class DriftReport:
     `one_client` says that there was evidence enough, but that it comes from the rows of one client alone: no alarm.
     """
 
+    calibration_rows: int
     rows: int
     flag_rate: float | None  # of late
     expected_flag_rate: float
@@ -167,6 +168,7 @@ class Drift:
             rows, late = int(self._all.seen.sum()), self._all.late
             of_several = self._is_of_several()
             return DriftReport(
+                calibration_rows=int(self._gaps.sum()) - 1,
                 rows=rows,
                 flag_rate=_flag_rate(late) if rows else None,
                 expected_flag_rate=_flag_rate(self._gaps),

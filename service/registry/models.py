@@ -87,6 +87,7 @@ class Models:
         self._loading = threading.Lock()  # held while a version is loaded
         self._looking = threading.Lock()  # held while the store is looked at
         self.awaits_trials = False  # whether the last look found a version that is being tried
+        self.seen = 0.0  # when the whole store was last looked at, in seconds since 1970
         self._ending = ending
         self._watcher = threading.Thread(target=self._watch, name="store-watcher", daemon=True)
 
@@ -141,15 +142,18 @@ class Models:
 
     def _look_once(self) -> None:
         self.awaits_trials = False
-        names = self.store.names()
+        names, all_seen = self.store.names(), True
         for name in names:
             try:
                 aliases = self.store.aliases(name)
             except OSError as error:  # unreadable: of no consequence for other models
+                all_seen = False
                 self._say_once(name, LATEST, f"cannot read model {name}: {error.strerror}")
             else:
                 self._follow(name, aliases)
         self._forget_gone({name: self.store.versions(name) for name in names})
+        if all_seen:
+            self.seen = time.time()
 
     def _follow(self, name: str, aliases: dict[str, str]) -> None:
         """Serve by each alias the version that it names, or go on with the one before where that cannot be served."""
@@ -363,6 +367,16 @@ class Models:
         """Return what is wrong with each version of a model that was found broken."""
         with self._lock:
             return {version: str(error) for (of, version), (_, error) in sorted(self._broken.items()) if of == name}
+
+    def all_broken(self) -> list[tuple[str, str]]:
+        """Return all versions that were found broken, by model and version."""
+        with self._lock:
+            return sorted(self._broken)
+
+    def all_aliases(self) -> list[tuple[str, str, str]]:
+        """Return each model's aliases and the version that each serves: model, alias, version."""
+        with self._lock:
+            return [(name, *served) for name, serves in self._serves.items() for served in serves.items()]
 
     def loaded(self) -> list[Served]:
         """Return all versions in memory."""

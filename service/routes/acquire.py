@@ -107,6 +107,7 @@ async def post_acquire(request: Request) -> Response:
             how = Acquisition(served.name, served.version, numbers, acquisition, ranked.seed, num_samples)
             kept = acquired_rows(whole, answered, said)
             await context.threads.state(lambda: keep_acquired(context.state, how, kept))
+            context.metrics.acquired(served.key, len(kept), len(chosen.control))
         record.worked_on(pool_ranking.phases)
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.ranked(served.key, pool_size, draws)

@@ -29,7 +29,7 @@ async def get_ready(request: Request) -> dict[str, Any]:
     models, may_see_names = context.models, auth.may_see_names(request.scope, context.key_ring.keys)
     if context.ending.is_set():
         raise NotReady("the service is about to end")
-    serving = {name: latest.version for name in models.names() if (latest := models.latest(name))}
+    serving = context.serving()
     if not serving:
         broken = [text for name in models.names() for text in models.broken(name).values()]
         otherwise = BEING_TRIED if models.awaits_trials else HOW_TO_PUBLISH

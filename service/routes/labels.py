@@ -101,6 +101,7 @@ def keep_labels(
         seen.add(entry.id)
         labels.append(Label(entry.id, label_value(manifest, entry, n), _row(context, served, entry, n, lease)))
     accepted = accept(context.state, served.name, row_format(manifest), labels, replace, key)
+    context.metrics.labelled(served.name, accepted)
     return accepted, counts(context.state, served.name)["labels"]
 
 

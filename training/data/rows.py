@@ -7,7 +7,7 @@ from hashlib import sha256
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped, UInt8
 
-from model_store.artifacts.manifest import ImageSpec, InputSpec, TextSpec
+from model_store.artifacts.manifest import DESCRIBING, ImageSpec, InputSpec, TextSpec
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import Columns
 from training.data.splitting import Keys, SplitSizes
@@ -80,7 +80,7 @@ class Dataset:
 
     def digest(self) -> str:
         """Return a SHA-256 over all rows, so that a run knows its data again."""
-        spec = self.input.model_dump(exclude={"columns": {"__all__": {"usual"}}})
+        spec = self.input.model_dump(exclude={"columns": {"__all__": DESCRIBING}})
         # What was added to manifests later counts where it says something.
         if self.text is None:
             del spec["text"]

@@ -233,12 +233,11 @@ def fit_columns(table: Table) -> list[AnyColumn]:
 
 
 def _fit_numbers(name: str, values: Numbers, written: NumberWriting | None) -> NumericColumn:
-    mean, std, usual, indicator = _moments(name, values)
-    return NumericColumn(name=name, mean=mean, std=std, usual=usual, indicator=indicator, written=written)
+    return NumericColumn(name=name, written=written, **_moments(name, values))
 
 
 def _fit_times(name: str, values: Numbers, written: str | None) -> TimeColumn:
-    mean, std, usual, indicator = _moments(name, values)
+    moments = _moments(name, values)
     present = values[~np.isnan(values)]
     span = np.ptp(present)
     is_seen = {
@@ -247,11 +246,13 @@ def _fit_times(name: str, values: Numbers, written: str | None) -> TimeColumn:
         "day": (np.mod(present, DAY_S) != 0).any(),
     }
     cycles: tuple[Cycle, ...] = tuple(cycle for cycle in get_args(Cycle) if is_seen[cycle])
-    return TimeColumn(name=name, mean=mean, std=std, usual=usual, cycles=cycles, indicator=indicator, written=written)
+    return TimeColumn(name=name, cycles=cycles, written=written, **moments)
 
 
-def _moments(name: str, values: Numbers) -> tuple[float, float, float, bool]:
-    """Return mean, standard deviation (1 of a constant) and median of a column, and whether values are missing."""
+def _moments(name: str, values: Numbers) -> dict[str, Any]:
+    """Return what columns of numbers and of times both say: mean, standard deviation (1 of a constant), median,
+    where nine tenths of the values lie, and whether some are missing.
+    """
     present = values[~np.isnan(values)]
     if len(present) == 0:
         raise InvalidInput(f"column {name}", "a value in some training row (or `ignored` in data.columns)", "none")
@@ -259,7 +260,9 @@ def _moments(name: str, values: Numbers) -> tuple[float, float, float, bool]:
         mean, std = float(present.mean()), float(present.std())
     if not np.isfinite([mean, std]).all():
         raise InvalidInput(f"column {name}", "numbers whose variance float64 can hold", "larger ones")
-    return mean, std or 1.0, float(np.median(present)), len(present) < len(values)
+    low, usual, high = (float(x) for x in np.quantile(present, (0.05, 0.5, 0.95)))
+    missing = len(present) < len(values)
+    return {"mean": mean, "std": std or 1.0, "usual": usual, "mostly": (low, high), "indicator": missing}
 
 
 def _fit_categories(name: str, values: Categories) -> CategoricalColumn:

@@ -53,7 +53,7 @@ function numeric(column, changed) {
   const control = h("input", { type: "number", step: "any", value: Number(usual.toPrecision(4)), oninput: changed });
   return {
     control,
-    hint: `mostly ${number(column.mean - 2 * column.std)} to ${number(column.mean + 2 * column.std)}`,
+    hint: column.mostly ? `mostly ${number(column.mostly[0])} to ${number(column.mostly[1])}` : `on average ${number(column.mean)}`,
     value: () => (control.value === "" ? null : Number(control.value)),
     restore: (saved) => (control.value = saved),
   };
@@ -87,10 +87,10 @@ function time(column, changed) {
   const withDay = column.cycles.includes("day");
   const usual = new Date(1000 * (column.usual ?? column.mean)).toISOString().slice(0, withDay ? 16 : 10);
   const control = h("input", { type: withDay ? "datetime-local" : "date", value: usual, oninput: changed });
-  const end = (sign) => new Date(1000 * (column.mean + sign * 2 * column.std)).toISOString().slice(0, 10);
+  const day = (seconds) => new Date(1000 * seconds).toISOString().slice(0, 10);
   return {
     control,
-    hint: `mostly ${end(-1)} to ${end(1)}${withDay ? ", in UTC" : ""}`,
+    hint: `${column.mostly ? `mostly ${day(column.mostly[0])} to ${day(column.mostly[1])}` : `on average ${day(column.mean)}`}${withDay ? ", in UTC" : ""}`,
     value: () => (control.value === "" ? null : control.value),
     restore: (saved) => (control.value = saved),
   };

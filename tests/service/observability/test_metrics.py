@@ -1,7 +1,9 @@
 """GET /metrics: each counter counts what it says."""
 
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import httpx
 import numpy as np
@@ -10,8 +12,10 @@ from prometheus_client import generate_latest
 
 from service.engine.batching import BATCH_ROW_DRAWS
 from service.observability.metrics import MAX_VERSIONS, NATS, SECONDS, Histogram, Metrics
+from service.settings import Settings
 from tests.support.environment import ROOT
-from tests.support.serving import metric
+from tests.support.serving import SOON, metric, wait_until
+from tests.support.stores import publish_again
 
 OF_MODEL = {"model": "digits", "version": "1"}
 
@@ -173,6 +177,61 @@ def test_every_metric_is_in_the_guide(client):
     kinds = re.findall(r"^# TYPE (dubito_\w+) (\w+)$", client.get("/metrics").text, re.M)
     assert len(kinds) > 20
     assert [name for name, _ in kinds if not name.endswith("_created") and f"`{name}`" not in guide] == []
+
+
+def test_labels_and_rows_kept_for_them_are_counted(fresh, digits_rows):
+    pool = {"pool": digits_rows[:20].tolist(), "ids": [f"r{i}" for i in range(20)], "k": 10, "num_samples": 10}
+    fresh.post("/acquire", json=pool)
+    fresh.post("/acquire", json={**pool, "keep": True, "control": 0.5})
+    page = fresh.get("/metrics").text
+    assert metric(page, "dubito_acquired_rows_total", **OF_MODEL) == 10
+    assert metric(page, "dubito_control_rows_total", **OF_MODEL) == 5
+    rows = digits_rows[:3].tolist()
+    labels = [{"id": f"own{n}", "label": "3", "input": row} for n, row in enumerate(rows)]
+    for sent in ({"labels": labels}, {"labels": labels[:2]}, {"labels": [{"id": "unknown", "label": "3"}]}):
+        fresh.post("/labels", json=sent)
+    fresh.post("/labels", json={"labels": [{**labels[0], "label": "4"}], "replace": True})
+    page = fresh.get("/metrics").text
+    counted = {
+        outcome: metric(page, "dubito_labels_total", model="digits", outcome=outcome)
+        for outcome in ("accepted", "known", "replaced")
+    }
+    assert counted == {"accepted": 3, "known": 2, "replaced": 1}
+
+
+def test_what_is_served_and_what_it_was_calibrated_on(fresh, digits_rows):
+    fresh.post("/predict", json={"inputs": digits_rows[:3].tolist()})
+    page = fresh.get("/metrics").text
+    assert metric(page, "dubito_ready") == 1
+    assert metric(page, "dubito_alias", model="digits", alias="latest", version="1") == 1
+    assert "dubito_broken_version{" not in page
+    assert time.time() - 60 < metric(page, "dubito_store_seen_timestamp_seconds") <= time.time()
+    assert metric(page, "dubito_max_queued_row_draws") == Settings().max_queued_row_draws
+    calibration = metric(page, "dubito_calibration_rows", **OF_MODEL)
+    assert calibration == fresh.get("/models/digits").json()["manifest"]["detectors"]["ranking_rows"]
+    expected = metric(page, "dubito_expected_flag_rate", **OF_MODEL)
+    assert 0.05 - 1 / calibration < expected <= 0.05
+
+
+def test_what_cannot_be_served_or_kept_is_told(serve, own_store, digits_store, tmp_path):
+    publish_again(own_store, digits_store, network=b"nothing")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "state.sqlite").write_text("no database" * 100)
+    with (
+        serve(own_store.root, **SOON, DUBITO_STATE=str(tmp_path / "state")) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        wait_until(lambda: "dubito_state_usable 0.0" in client.get("/metrics").text)
+        page = client.get("/metrics").text
+    assert metric(page, "dubito_broken_version", model="digits", version="2") == 1
+    assert "dubito_ready 0.0" in page
+    assert "dubito_alias{" not in page
+
+
+def test_jobs_are_counted_from_0_on(metrics):
+    page = generate_latest(metrics.registry).decode()
+    for kind, state in product(("acquire", "predict"), ("done", "failed", "cancelled")):
+        assert f'dubito_jobs_total{{kind="{kind}",state="{state}"}} 0.0' in page
 
 
 def test_a_regression_is_counted_by_its_standard_deviations(metrics):

@@ -47,6 +47,27 @@ class Clock:
     def monotonic(self):
         return self.now
 
+    def time(self):
+        return self.now
+
+
+def test_the_store_counts_as_seen_when_all_of_it_was(monkeypatch, models):
+    clock = Clock()
+    monkeypatch.setattr("service.registry.models.time", clock)
+    models.refresh()
+    assert models.seen == clock.now
+    clock.now += 60
+
+    def unreadable(_):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as changes:
+        changes.setattr(models.store, "aliases", unreadable)
+        models.refresh()
+        assert models.seen == clock.now - 60
+    models.refresh()
+    assert models.seen == clock.now
+
 
 def test_a_broken_version_is_refused_from_memory_for_half_a_minute_and_then_tried_again(monkeypatch, store, models):
     clock = Clock()

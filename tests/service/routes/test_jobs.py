@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.serving import serving, wait_until
+from tests.support.serving import metric, serving, wait_until
 
 K = 20
 IDS = [f"row {i}" for i in range(359)]
@@ -58,6 +58,12 @@ def over(client, job, seconds=60):
     """A job when it is over."""
     wait_until(lambda: client.get(f"/jobs/{job['id']}").json()["state"] not in ("queued", "running"), seconds)
     return client.get(f"/jobs/{job['id']}").json()
+
+
+def rows_kept(client):
+    """What the metrics say: rows kept for labels, and those of them that were set aside."""
+    page, of_model = client.get("/metrics").text, {"model": "digits", "version": "1"}
+    return tuple(metric(page, f"dubito_{kind}_rows_total", **of_model) for kind in ("acquired", "control"))
 
 
 def result(client, job):
@@ -341,15 +347,17 @@ def test_a_job_keeps_sets_aside_and_leaves_out_as_a_request_does(service, digits
     pool = {"pool": digits_rows.tolist()}
     refused = service.post("/acquire/jobs", json={**pool, "k": 40, "keep": True})
     assert refused.status_code == 422 and refused.json()["detail"].startswith("ids: expected names of the rows")
-    before = service.get("/models/digits/labels").json()["acquired"]
+    before, counted = service.get("/models/digits/labels").json()["acquired"], rows_kept(service)
     job = asked(service, "/acquire/jobs", {**request, **pool})
     assert over(service, job)["state"] == "done"
+    wait_until(lambda: rows_kept(service) == (counted[0] + 40, counted[1] + 20))
     by_job = result(service, job).json()
     assert service.get("/models/digits/labels").json()["acquired"] == before + 40
     assert by_job == service.post("/acquire", json={**request, **pool}).json()
     assert sum(row["control"] for row in by_job["ranking"]) == 20
     labels = [{"id": row["id"], "label": "3"} for row in by_job["ranking"]]
     assert service.post("/labels", json={"labels": labels}).json()["accepted"] == 40
+    counted = rows_kept(service)
     job = asked(service, "/acquire/jobs", {**request, **pool, "keep": False, "control": 0})
     assert over(service, job)["state"] == "done"
     again = result(service, job).json()
@@ -358,3 +366,4 @@ def test_a_job_keeps_sets_aside_and_leaves_out_as_a_request_does(service, digits
     whole = {"pool": pool["pool"][:2], "ids": [row["id"] for row in by_job["ranking"][:2]]}
     job = asked(service, "/acquire/jobs", whole)
     assert over(service, job)["state"] == "done" and result(service, job).json()["ranking"] == []
+    assert rows_kept(service) == counted

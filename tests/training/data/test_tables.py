@@ -279,12 +279,17 @@ def test_columns_have_usual_values_of_which_the_data_s_digest_knows_nothing(tmp_
     train = split(data, split_sizes(recipe_of("csv:a.csv", target="label"))).train
     age, city, vip, income = data.columns
     assert age.usual == pytest.approx(np.median(train.x[:, 0].astype(float) * age.std + age.mean), abs=1e-4)
+    years = np.sort(train.x[:, 0].astype(float) * age.std + age.mean)
+    low, high = age.mostly
+    of_all = len(years) - 1
+    assert years[int(0.05 * of_all)] - 1e-3 <= low <= years[int(0.05 * of_all) + 1] + 1e-3
+    assert years[int(0.95 * of_all)] - 1e-3 <= high <= years[int(0.95 * of_all) + 1] + 1e-3
     there = train.x[train.x[:, -1] == 0, -2].astype(float)
     assert income.usual == pytest.approx(np.median(there * income.std + income.mean), abs=1e-4)
     of_city = train.x[:, 1:3].sum(axis=0)
     assert of_city[city.categories.index(city.usual)] == of_city.max()
     assert vip.usual == "false"
-    older = [column.model_copy(update={"usual": None}) for column in data.columns]
+    older = [column.model_copy(update={"usual": None, "mostly": None}) for column in data.columns]
     assert load(recipe_of("csv:a.csv", target="label"), tmp_path, older).digest() == data.digest()
 
 

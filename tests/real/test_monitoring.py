@@ -1,0 +1,162 @@
+"""Prometheus itself: its tool accepts the files and their tests, it scrapes a service, and says when inputs drift.
+
+Debian's package `prometheus` has both programs.
+"""
+
+import copy
+import shutil
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+
+import httpx
+import numpy as np
+import pytest
+import yaml
+
+from tests.support.environment import ROOT
+from tests.support.serving import answers, serving, wait_until
+from tests.test_monitoring import DASHBOARD, PANELS, PROMETHEUS
+
+FOLDER = ROOT / "docker" / "monitoring" / "prometheus"
+KEY = "the-key-of-prometheus-itself"
+ABSENT = [name for name in ("prometheus", "promtool") if shutil.which(name) is None]
+NOTHING_TO_SHOW = {"Mean standard deviation"}  # there is no regression
+
+pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(ABSENT), reason=f"not installed: {', '.join(ABSENT)}")]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("check", "config", "--syntax-only", "prometheus.yml"),
+        ("check", "rules", "rules.yml"),
+        ("test", "rules", "rules_test.yml"),
+    ],
+    ids=" ".join,
+)
+def test_promtool_finds_nothing_wrong(command):
+    done = subprocess.run(["promtool", *command], cwd=FOLDER, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SUCCESS" in done.stdout
+
+
+@contextmanager
+def prometheus(folder, urls):
+    """A Prometheus as ours is, but each second, of services by the names of their jobs; yields a client of it."""
+    config = copy.deepcopy(PROMETHEUS)
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["rule_files"] = [str(FOLDER / name) for name in config["rule_files"]]
+    (job,) = config.pop("scrape_configs")
+    (folder / "key").write_text(KEY)
+    keys = {"dubito": "/dev/null", "with-keys": str(folder / "key")}
+    config["scrape_configs"] = [
+        job
+        | {"job_name": name, "authorization": {"credentials_file": keys[name]}}
+        | {"static_configs": [{"targets": [url.removeprefix("http://")]}]}
+        for name, url in urls.items()
+    ]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
+    try:
+        wait_until(lambda: process.poll() is not None or answers(f"http://{address}/-/ready"), 60)
+        assert process.poll() is None, (folder / "log").read_text()[-2000:]
+        with httpx.Client(base_url=f"http://{address}", timeout=30) as client:
+            yield client
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def watched(digits_store, tmp_path_factory):
+    """A client of a service, and of a Prometheus that scrapes it, and another that has keys."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    (folder / "keys.toml").write_text(f'[[keys]]\nname = "prometheus"\nkey = "{KEY}"\nscopes = ["metrics"]\n')
+    with (
+        serving(digits_store) as (url, _),
+        serving(digits_store, DUBITO_KEYS_FILE=str(folder / "keys.toml")) as (closed, _),
+        httpx.Client(base_url=url, timeout=60) as service,
+        prometheus(folder, {"dubito": url, "with-keys": closed}) as server,
+    ):
+        yield service, server
+
+
+def asked(server, query):
+    """What Prometheus answers to a query now: values by labels."""
+    answer = server.get("/api/v1/query", params={"query": query})
+    assert answer.status_code == 200, (query, answer.text)
+    result = answer.json()["data"]["result"]
+    return [({**sample["metric"]}, float(sample["value"][1])) for sample in result]
+
+
+def firing(server):
+    """The alerts that fire now, by their names."""
+    alerts = server.get("/api/v1/alerts").json()["data"]["alerts"]
+    return {alert["labels"]["alertname"]: alert for alert in alerts if alert["state"] == "firing"}
+
+
+def send(service, rows):
+    for start in range(0, len(rows), 16):
+        service.post("/predict", json={"inputs": rows[start : start + 16].tolist()}).raise_for_status()
+
+
+def test_services_with_and_without_keys_are_scraped(watched):
+    _, server = watched
+    wait_until(lambda: {labels["job"]: up for labels, up in asked(server, "up")} == {"dubito": 1, "with-keys": 1})
+
+
+def test_the_drift_alert_fires_when_inputs_drift_and_not_before(watched, digits_rows):
+    service, server = watched
+    send(service, digits_rows)
+    seen = 'dubito_flag_p_value_count{job="dubito"}'
+    wait_until(lambda: any(rows >= len(digits_rows) - 1 for _, rows in asked(server, seen)))
+    time.sleep(3)  # three times the rules are looked at
+    assert asked(server, 'dubito_drift_alarm{job="dubito"}')[0][1] == 0
+    assert "DubitoDrift" not in firing(server)
+    send(service, np.random.default_rng().uniform(0, 16, (160, 64)))
+    wait_until(lambda: "DubitoDrift" in firing(server))
+    alert = firing(server)["DubitoDrift"]
+    assert (alert["labels"]["model"], alert["labels"]["version"]) == ("digits", "1")
+    assert alert["annotations"]["description"].startswith("Rows that come to model digits version 1 differ")
+    assert firing(server).keys() <= {"DubitoDrift"}
+
+
+def test_every_panel_of_the_dashboard_has_data(watched, digits_rows):
+    service, server = watched
+    rows = digits_rows[:20]
+    job = service.post("/predict/jobs", json={"inputs": rows.tolist()})
+    job.raise_for_status()
+    wait_until(lambda: service.get(f"/jobs/{job.json()['id']}").json()["state"] == "done")
+    pool = {"pool": rows.tolist(), "ids": [f"r{n}" for n in range(20)], "k": 10, "keep": True, "control": 0.2}
+    service.post("/acquire", json=pool).raise_for_status()
+    label = {"id": "of a test", "label": "3", "input": rows[0].tolist()}
+    service.post("/labels", json={"labels": [label]}).raise_for_status()
+    service.post("/predict", json={})
+    send(service, rows)
+
+    def empty():
+        return {
+            (panel["title"], target["refId"])
+            for panel in PANELS
+            for target in panel["targets"]
+            if not asked(server, chosen(target["expr"])) and panel["title"] not in NOTHING_TO_SHOW
+        }
+
+    send(service, digits_rows[:50])
+    wait_until(lambda: not empty(), 60)
+    for annotation in DASHBOARD["annotations"]["list"][1:]:
+        asked(server, chosen(annotation["expr"]))
+
+
+def chosen(expression):
+    """A panel's expression with all jobs and models, as Grafana would send it."""
+    for variable, value in (("$__rate_interval", "30s"), ("$job", ".*"), ("$model", ".*")):
+        expression = expression.replace(variable, value)
+    return expression

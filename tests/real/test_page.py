@@ -1,0 +1,224 @@
+"""The page in Chromium: what is drawn is answered, noise is flagged, links replay, keys are asked for.
+
+Where Chromium, its driver or selenium are missing it is skipped.
+"""
+
+import json
+import time
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.support.browser import AXE, MISSING, chromium, complaints, draw
+from tests.support.serving import serving
+
+pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+THREE = [
+    [
+        (0.3, 0.2),
+        (0.5, 0.12),
+        (0.7, 0.2),
+        (0.7, 0.38),
+        (0.5, 0.48),
+        (0.72, 0.6),
+        (0.72, 0.78),
+        (0.5, 0.88),
+        (0.28, 0.8),
+    ]
+]
+ONE = [[(0.5, 0.1), (0.5, 0.9)]]
+KEY = "the-key-of-the-people"
+WAIT_S = 20
+LISTEN = "const f = fetch; window.asked = []; window.fetch = (u, o) => { asked.push(o.body); return f(u, o); }"
+MOST_BYTES = 300_000  # of all that the page loads
+
+
+@pytest.fixture(scope="module")
+def service(digits_store, tmp_path_factory):
+    with serving(digits_store) as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def driver():
+    with chromium() as driver:
+        yield driver
+
+
+def opened(driver, address):
+    """The page at an address, opened anew."""
+    driver.get("about:blank")
+    driver.get(address)
+    until(driver, lambda: driver.find_elements("css selector", "main h1"))
+    return driver
+
+
+def until(driver, condition):
+    end = time.monotonic() + WAIT_S
+    while not (found := condition()):
+        assert time.monotonic() < end, driver.find_element("tag name", "main").text
+        time.sleep(0.05)
+    return found
+
+
+def text_of(driver, selector):
+    """The text of the first such element, empty where there is none; in one step, since answers change."""
+    found = driver.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
+    return found.replace("\xa0", " ")
+
+
+def plot_says(driver, number):
+    """What a plot of the answer says to those who do not see it."""
+    script = "return document.querySelectorAll('.answer figure > svg')[arguments[0]].getAttribute('aria-label')"
+    return driver.execute_script(script, number)
+
+
+def press(driver, name):
+    driver.find_element("xpath", f"//button[normalize-space()='{name}']").click()
+
+
+def test_a_digit_that_is_drawn_is_answered_while_it_is_drawn(driver, service):
+    opened(driver, service)
+    draw(driver, driver.find_element("id", "board"), THREE)
+    until(driver, lambda: text_of(driver, ".answer h2").startswith("3"))
+    says = text_of(driver, ".says")
+    assert "3" in says
+    assert "p = " in says
+    count = "return document.querySelector('.answer figure > svg').querySelectorAll('[data-mark=dot] circle').length"
+    assert driver.execute_script(count) == 10 * 100, "each draw is a dot of each class"
+    assert plot_says(driver, 0).startswith("3: ")
+    assert complaints(driver) == []
+
+
+def test_what_is_sent_is_what_the_service_answers_again(driver, service):
+    """The numbers that the page shows are those of the API, for the row that it says it sent."""
+    opened(driver, service)
+    draw(driver, driver.find_element("id", "board"), ONE)
+    until(driver, lambda: text_of(driver, ".answer h2"))
+    driver.execute_script(LISTEN)
+    before = text_of(driver, ".answer > p.quiet")
+    press(driver, "Ask")
+    until(driver, lambda: text_of(driver, ".answer > p.quiet") not in ("", before))
+    asked = json.loads(driver.execute_script("return window.asked.at(-1)"))
+    row = np.array(asked["inputs"][0]).reshape(8, 8)
+    assert row.min() == 0
+    assert row[0].max() > 4, "the drawing fills the frame, as such data do"
+    assert row[-1].max() > 4
+    seed = int(text_of(driver, ".answer > p.quiet").partition("draws of seed ")[2].split(".")[0])
+    answer = httpx.post(f"{service}/predict", json={**asked, "seed": seed}).json()["predictions"][0]
+    assert text_of(driver, ".answer h2").split()[0] == answer["label"]
+    assert f"p = {answer['p_value']:.3g}." in plot_says(driver, 1)
+
+
+def test_noise_is_flagged(driver, service):
+    opened(driver, service)
+    press(driver, "Noise")
+    until(driver, lambda: "flagged" in text_of(driver, ".answer h2"))
+    assert "unlike the data" in text_of(driver, ".says") or "less sure" in text_of(driver, ".says")
+    assert complaints(driver) == []
+
+
+def test_a_link_replays_an_answer_to_the_last_digit(driver, service):
+    opened(driver, service)
+    press(driver, "Noise")
+    until(driver, lambda: text_of(driver, ".answer h2"))
+    press(driver, "Copy a link that replays it")
+    until(driver, lambda: "no key" in text_of(driver, "#link-said"))
+    address = driver.current_url
+    assert "#/ask/" in address
+    driver.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    before = text_of(driver, ".answer")
+    with chromium() as another:
+        opened(another, address)
+        until(another, lambda: text_of(another, ".answer h2"))
+        another.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+        assert text_of(another, ".answer") == before
+        opened(another, address[:-20])
+        assert "link is damaged" in until(another, lambda: text_of(another, ".notice"))
+
+
+def test_one_can_draw_with_the_keyboard(driver, service):
+    opened(driver, service)
+    board = driver.find_element("id", "board")
+    board.send_keys("\ue013" * 9, " ", "\ue015" * 18, " ")  # up, pen down, down, pen up
+    until(driver, lambda: text_of(driver, ".answer h2"))
+    assert complaints(driver) == []
+
+
+def test_options_are_asked_for_as_they_stand(driver, service):
+    opened(driver, service)
+    draw(driver, driver.find_element("id", "board"), THREE)
+    until(driver, lambda: text_of(driver, ".answer h2"))
+    driver.execute_script(LISTEN)
+    driver.execute_script("document.querySelector('details.options').open = true")
+    driver.find_element("xpath", "//label[starts-with(., 'The same draws')]/following-sibling::input").click()
+    driver.find_element("xpath", "//label[starts-with(., 'Be undecided')]/following-sibling::input").click()
+    until(driver, lambda: "seed 7." in text_of(driver, ".answer"))
+    until(driver, lambda: "risk" in (driver.execute_script("return window.asked.at(-1)") or ""))
+    asked = json.loads(driver.execute_script("return window.asked.at(-1)"))
+    assert (asked["seed"], asked["num_samples"], asked["fpr"], asked["coverage"]) == (7, 100, 0.05, 0.95)
+    assert 0.03 < asked["risk"] < 0.5
+
+
+def test_what_the_service_refuses_is_said_in_its_own_words(driver, service):
+    opened(driver, service)
+    press(driver, "Numbers")
+    driver.find_element("css selector", "textarea").send_keys("1 2 three")
+    press(driver, "Ask")
+    said = until(driver, lambda: text_of(driver, ".answers .notice"))
+    assert said == httpx.post(f"{service}/predict", json={"inputs": [[1, 2, "three"]]}).json()["detail"]
+
+
+def test_a_key_is_asked_for_and_kept_nowhere(digits_store):
+    with serving(digits_store, DUBITO_API_KEYS=KEY) as (url, _), chromium() as driver:
+        driver.get(url)
+        given = until(driver, lambda: [e for e in driver.find_elements("id", "key-given") if e.is_displayed()])[0]
+        given.send_keys("a wrong key, of course", "\ue007")
+        until(driver, lambda: "not valid" in text_of(driver, "#key-why"))
+        given.send_keys(KEY, "\ue007")
+        until(driver, lambda: driver.find_elements("id", "board"))
+        draw(driver, driver.find_element("id", "board"), THREE)
+        until(driver, lambda: text_of(driver, ".answer h2").startswith("3"))
+        kept = "return JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])"
+        assert KEY not in driver.execute_script(kept)
+        press(driver, "Copy a link that replays it")
+        until(driver, lambda: text_of(driver, "#link-said"))
+        assert KEY not in driver.execute_script(kept)
+        driver.refresh()
+        until(driver, lambda: [e for e in driver.find_elements("id", "key-given") if e.is_displayed()])
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe is not there: it needs npm")
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1200, 390])
+def test_axe_finds_nothing_against_the_page(service, dark, width):
+    with chromium(width, dark=dark) as driver:
+        opened(driver, service)
+        press(driver, "Noise")
+        until(driver, lambda: text_of(driver, ".answer h2"))
+        for view in ("ask", "models", "live", "choose"):
+            if view != "ask":
+                opened(driver, f"{service}/#/{view}")
+                time.sleep(1)
+            driver.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+            driver.execute_script(AXE.read_text())
+            found = driver.execute_async_script("axe.run().then((r) => arguments[0](r.violations))")
+            told = [(each["id"], each["impact"], [node["html"][:200] for node in each["nodes"]]) for each in found]
+            assert told == [], view
+            overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert driver.execute_script(overflow) <= 0, f"{view} is wider than the screen"
+
+
+def test_the_page_is_small_and_asks_no_other_host(driver, service):
+    driver.execute_cdp_cmd("Network.clearBrowserCache", {})
+    opened(driver, service)
+    loaded = driver.execute_script(
+        "return performance.getEntriesByType('resource').map((e) => [e.name, e.transferSize])"
+    )
+    loaded += driver.execute_script(
+        "return performance.getEntriesByType('navigation').map((e) => [e.name, e.transferSize])"
+    )
+    assert all(name.startswith(service) for name, _ in loaded)
+    assert len(loaded) > 10
+    assert 100_000 < sum(size for _, size in loaded) < MOST_BYTES

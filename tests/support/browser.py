@@ -1,0 +1,80 @@
+"""Chromium, driven by selenium, which has an environment of its own: `.venv-page`, made by `make test-real`."""
+
+import shutil
+import site
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.support.environment import ROOT
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+PACKAGES = ROOT / ".venv-page" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+AXE = ROOT / ".venv-page" / "package" / "axe.min.js"
+MISSING = next(
+    (
+        f"{what} is not there"
+        for what, found in (
+            ("chromium", CHROMIUM),
+            ("chromedriver (Debian's chromium-driver)", DRIVER),
+            ("the environment of the page's tests (make test-real)", PACKAGES.exists()),
+        )
+        if not found
+    ),
+    None,
+)
+
+
+@contextmanager
+def chromium(width: int = 1200, height: int = 1400, *, dark: bool = False, downloads: str = "") -> Iterator[Any]:
+    """Run Chromium without a window; yields selenium's driver, whose log has what the console says.
+
+    `dark`: as where the reader's system is dark. `downloads`: the folder for files that a page saves.
+    """
+    site.addsitedir(str(PACKAGES))
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    flags = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--force-device-scale-factor=1",
+    ]
+    for flag in [*flags, f"--window-size={width},{height}"]:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    if downloads:
+        options.add_experimental_option("prefs", {"download.default_directory": downloads})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    try:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        yield driver
+    finally:
+        driver.quit()
+
+
+def complaints(driver: Any) -> list[str]:
+    """What the console complains of since it was last asked: errors, files not found, what the policy blocked."""
+    return [entry["message"] for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+def draw(driver: Any, board: Any, strokes: list[list[tuple[float, float]]]) -> None:
+    """Draw on a canvas with the pointer; points are shares of its sides."""
+    from selenium.webdriver import ActionChains
+
+    box = board.rect
+    for stroke in strokes:
+        actions = ActionChains(driver, duration=10)
+        offsets = [(round((x - 0.5) * box["width"]), round((y - 0.5) * box["height"])) for x, y in stroke]
+        actions.move_to_element_with_offset(board, *offsets[0]).click_and_hold()
+        for offset in offsets[1:]:
+            actions.move_to_element_with_offset(board, *offset)
+        actions.release().perform()
