@@ -16,12 +16,12 @@ export function comparison(two, reports) {
   const body = groups.map(([title, rows]) => h("tbody", {}, h("tr", { class: "group" }, h("th", { scope: "rowgroup", colspan: 4 }, title)), rows.map(rowOf)));
   const shown = h("table", { class: "versions" },
     h("caption", {}, "What differs is marked with ≠. Whether a difference is more than chance, the intervals of the reports show."),
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, ""), two.map((version) => h("th", { scope: "col" }, `version ${version.version}`)), h("th", { scope: "col" }, "difference"))),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "what"), two.map((version) => h("th", { scope: "col" }, `version ${version.version}`)), h("th", { scope: "col" }, "difference"))),
     body);
   only.addEventListener("change", () => shown.classList.toggle("only", only.checked));
   return [
     h("p", {}, only, " ", h("label", { for: only.id }, "Only what differs")),
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Two versions side by side" }, shown),
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "What differs" }, shown),
   ];
 }
 

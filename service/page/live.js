@@ -33,6 +33,8 @@ export async function show(view, app) {
   const troublePlace = h("div");
   const tilesPlace = h("dl", { class: "tiles" });
   const driftPlace = h("div");
+  const figuresPlace = h("div");
+  const bandPlace = h("p", { class: "band" });
   const places = Object.fromEntries(["requests", "seconds", "flags", "pValues", "evidence", "doubt", "queue", "draws"].map((name) => [name, h("div", { id: `live-${name}` })]));
   let timer = null;
   let left = false;
@@ -41,7 +43,7 @@ export async function show(view, app) {
 
   fill(view, h("h1", {}, "Live"), h("div", { class: "live-options" }, field("The last", span), field("Requests", route)), state, troublePlace, tilesPlace,
     h("section", { "aria-label": "Requests" }, h("h2", {}, "The service"), h("div", { class: "plots" }, places.requests, places.seconds, places.queue, places.draws)),
-    h("section", { "aria-label": "Rows" }, h("h2", {}, `Rows of ${app.model}`), driftPlace, h("div", { class: "plots" }, places.flags, places.pValues, places.evidence, places.doubt)));
+    h("section", { "aria-label": "Rows" }, h("h2", {}, `Rows of ${app.model}`), driftPlace, figuresPlace, bandPlace, h("div", { class: "plots" }, places.flags, places.pValues, places.evidence, places.doubt)));
   document.addEventListener("visibilitychange", changed);
   draw();
   poll();
@@ -58,6 +60,7 @@ export async function show(view, app) {
     await Promise.all([pollMetrics(time), pollModel(time)]);
     if (left) return;
     draw();
+    clearTimeout(timer); // of another look that was under way
     if (!document.hidden) timer = setTimeout(poll, Math.max(POLL_MS / 5, time + POLL_MS - Date.now()));
   }
 
@@ -148,25 +151,35 @@ export async function show(view, app) {
         const all = bins.reduce((sum, bin) => sum + bin.count, 0);
         return { rows: all, flags: bins.filter((bin) => bin.to <= FLAG_AT).reduce((sum, bin) => sum + bin.count, 0), bins };
       };
-      const said = [driftSays(drift)];
+      const watched = told.metrics === null && looks.length ? ofWorkers(drift, looks.at(-1), where) : drift;
+      const said = driftSays(watched);
       if (isCounted) {
         const { rows, flags, bins } = flagged(looks[0], looks.at(-1));
         const band = expectedBand(rate, rows, calibration);
         const spans = spansOf(looks).map(({ from, to }) => ({ from, to, ...flagged(from, to) })).filter((one) => one.rows > 0);
-        said.push(h("p", { class: "band" }, bandSays(rows, flags, rate, band)));
+        bandPlace.textContent = bandSays(rows, flags, rate, band);
         if (rows) tiles.push([`p-values up to ${FLAG_AT}`, percent(flags / rows), flags / rows > band[1] ? "bad" : null]);
         put(places.flags, lines.flags(spans.map((one) => ({ ...one, band: expectedBand(rate, one.rows, calibration) })), rate));
         put(places.pValues, rows ? lines.pValues(bins, rows) : null);
       } else if (drift.flag_rate !== null) tiles.push([`p-values up to ${FLAG_AT}, of late`, percent(drift.flag_rate)]);
-      tiles.push(["drift evidence", `${number(drift.evidence, 2)} of ${number(drift.alarm_at, 2)}`, drift.alarm ? "bad" : null]);
-      replace(driftPlace, said);
+      tiles.push(["drift evidence", `${number(watched.evidence, 2)} of ${number(drift.alarm_at, 2)}`, watched.alarm ? "bad" : null]);
+      replace(driftPlace, said.alarm ? [said.alarm] : []);
+      fill(figuresPlace, said.figures);
       put(places.evidence, lines.evidence(evidenceOf(of, where), drift.alarm_at));
-    } else fill(driftPlace, h("p", { class: "quiet" }, "No rows of this model are watched for drift."));
+    } else fill(figuresPlace, h("p", { class: "quiet" }, "No rows of this model are watched for drift."));
     if (isCounted) {
       const isClassified = manifest?.task !== "regression";
       const bins = history.bins(looks[0], looks.at(-1), isClassified ? "dubito_entropy" : "dubito_std", where);
       put(places.doubt, lines.doubt(bins, isClassified));
     }
+  }
+
+  /** What is said of drift, of several workers: whichever answered spoke of its own rows. */
+  function ofWorkers(drift, look, where) {
+    const workers = history.gauges(look, "dubito_drift_evidence_nats", where).map(({ value }) => value);
+    if (workers.length < 2) return drift;
+    const alarm = history.gauges(look, "dubito_drift_alarm", where).some(({ value }) => value === 1);
+    return { ...drift, evidence: Math.max(...workers), alarm, one_client: drift.one_client && !alarm, rows: null, workers: workers.length };
   }
 
   /** The evidence over time: of each worker where there are metrics, else as one was told of the model. */
@@ -215,11 +228,14 @@ function put(place, fresh) {
   table?.replaceWith(freshTable);
 }
 
+/** Alarms are read out once: the figures, which change at each look, stand apart from them. */
 function driftSays(drift) {
-  if (drift.alarm) return notice(`Drift: these rows are not like those that the flag was calibrated on (evidence of ${number(drift.largest_evidence, 2)} nats after ${number(drift.rows)} rows; the alarm is at ${number(drift.alarm_at, 2)}).`);
-  if (drift.one_client) return notice("There would be a drift alarm, but the evidence comes from the rows of one client alone: those have drifted, or it wants an alarm.", "told");
-  if (drift.rows === 0) return h("p", {}, "No row of this version was asked about since it was loaded.");
-  return h("p", {}, `No drift: evidence of ${number(drift.evidence, 2)} nats after ${number(drift.rows)} rows, and ${number(drift.alarm_at, 2)} would be an alarm.`);
+  const after = drift.rows === null ? `, the largest of ${drift.workers} workers` : ` after ${number(drift.rows)} rows`;
+  const figures = drift.rows === 0 ? "No row of this version was asked about since it was loaded." : `Evidence of drift: ${number(drift.evidence, 2)} nats${after}; the alarm is at ${number(drift.alarm_at, 2)}.`;
+  const alarm = drift.alarm ? notice(`Drift: rows are not like those that the flag was calibrated on. Evidence reached the alarm, ${number(drift.alarm_at, 2)} nats.`)
+    : drift.one_client ? notice("There would be a drift alarm, but the evidence comes from the rows of one client alone: those have drifted, or it wants an alarm.", "told")
+    : null;
+  return { alarm, figures: h("p", {}, figures) };
 }
 
 function bandSays(rows, flags, rate, [low, high]) {

@@ -39,6 +39,7 @@ export async function show(view, app, link) {
   fill(view, h("h1", {}, "Models"), linked && !named ? notice(`There is no model called ${linked}.`) : null, listPlace,
     h("p", { class: "actions" }, h("button", { type: "button", onclick: refresh }, "Refresh"), said), modelPlace);
   await build();
+  if (wanted.length) modelPlace.querySelector(wanted[1] ? ".versus" : ".version")?.scrollIntoView();
 
   async function refresh() {
     said.textContent = "Asking …";
@@ -93,9 +94,12 @@ export async function show(view, app, link) {
       const showTwo = async () => {
         const two = [before, after].map((select) => readable.find((version) => version.version === select.value));
         const reports = await Promise.all(two.map(reportOf));
-        fill(place, comparison(two, reports), plotPairs(two, reports));
+        fill(place, comparison(two, reports), plotPairs(two));
       };
       await showTwo();
+      for (const select of [before, after]) {
+        select.addEventListener("change", () => history.replaceState(null, "", `#/models/${[name, before.value, after.value].map(encodeURIComponent).join("/")}`));
+      }
     }
     return parts;
 

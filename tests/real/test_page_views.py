@@ -82,8 +82,8 @@ def store(evaluated_store, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def service(store):
-    with serving(store, DUBITO_POLL_INTERVAL_S="0.2") as (url, _):
+def service(store, pool):
+    with serving(store, DUBITO_POLL_INTERVAL_S="0.2", DUBITO_POOLS=str(pool[0].parent)) as (url, _):
         httpx.post(
             f"{url}/predict", json={"version": "3", "inputs": [[0.0] * 64]}
         )  # which finds out that it is broken
@@ -407,6 +407,20 @@ def test_a_job_goes_to_its_end_and_its_ids_are_saved(driver, service, saved, poo
     press(driver, "Delete")
     until(driver, lambda: "There are none" in text_of(driver, ".job-list"))
     assert httpx.get(f"{service}/jobs").json()["jobs"] == []
+
+
+def test_a_pool_at_the_service_is_ranked_by_a_job(driver, service, pool):
+    opened(driver, f"{service}/#/choose")
+    press(driver, "At the service")
+    field(driver, "File").send_keys("nothing.npz")
+    press(driver, "Choose")
+    assert "pool_file" in until(driver, lambda: text_of(driver, ".chosen .notice"))
+    set_field(driver, "File", pool[0].name)
+    press(driver, "Choose")
+    until(driver, lambda: "Label these 10 rows of 40" in text_of(driver, ".chosen h2"), 60)
+    assert "lies at the service" in text_of(driver, ".chosen")
+    assert {row[1] for row in table_of(driver, "Rows to label")} <= {f"row, {i}" for i in range(40)}
+    press(driver, "Delete")
 
 
 def test_what_is_wrong_with_a_pool_is_said_in_the_service_s_words(driver, service, tmp_path):
