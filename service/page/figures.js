@@ -40,7 +40,7 @@ export function figureOf(key) {
   }
   const told = /^(.+)_flag_auroc$/.exec(plain);
   if (told) {
-    return { name: `Flag against ${told[1].replaceAll("_", " ")} rows`, write: number, better: "more", says: "AUROC: 1 tells all of them from test rows, .5 is chance" };
+    return { name: `Flag against ${told[1].replaceAll("_", " ")} rows`, write: (x) => number(x, 4), better: "more", says: "AUROC: 1 tells all of them from test rows, .5 is chance" };
   }
   return { name: plain.replaceAll("_", " "), write: number, better: null, says: "" };
 }

@@ -220,7 +220,7 @@ def test_two_versions_stand_side_by_side_and_what_differs_is_marked(driver, serv
     rows = {row[0].removeprefix("≠ "): row for row in table_of(driver, "What differs is marked") if len(row) == 4}
     accuracy = next(row for name, row in rows.items() if name == "Accuracy (more is better)")
     assert accuracy[1:3] == [f"{100 * v['quality']['test_accuracy']:.2f} %" for v in (one, two)]
-    assert accuracy[3] == "−1.00 %"
+    assert accuracy[3] == "−1.00 points"
     marked = {name for name, row in rows.items() if row[0].startswith("≠ ")}
     assert {"Accuracy (more is better)"} <= marked
     assert not {"Method", "Draws", "Classes", "Parameters", "Temperature"} & marked
@@ -407,6 +407,20 @@ def test_a_job_goes_to_its_end_and_its_ids_are_saved(driver, service, saved, poo
     press(driver, "Delete")
     until(driver, lambda: "There are none" in text_of(driver, ".job-list"))
     assert httpx.get(f"{service}/jobs").json()["jobs"] == []
+
+
+def test_chosen_rows_are_kept_and_some_set_aside_where_one_says_so(driver, service, pool):
+    opened(driver, f"{service}/#/choose")
+    driver.find_element("id", "pool-files").send_keys(str(pool[0]))
+    driver.execute_script("document.querySelector('details.options').open = true")
+    set_field(driver, "Rows to label", "4")
+    field(driver, "Keep the chosen rows").click()
+    set_field(driver, "Share set aside", "0.5")
+    press(driver, "Choose")
+    until(driver, lambda: "Label these 4 rows" in text_of(driver, ".chosen h2"))
+    badges = [e.text for e in driver.find_elements("css selector", ".chosen-rows .badge")]
+    assert badges == ["set aside", "set aside"]
+    assert httpx.get(f"{service}/models/digits/labels").json()["acquired"] == 4
 
 
 def test_a_pool_at_the_service_is_ranked_by_a_job(driver, service, pool):
