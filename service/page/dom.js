@@ -139,9 +139,9 @@ export function percent(x) {
   const value = 100 * x;
   for (const digits of [0, 1, 2, 3]) {
     const text = value.toFixed(digits);
-    if (Math.abs(Number(text) - value) <= 0.05 * Math.min(value, 100 - value) + 1e-9) return `${text} %`;
+    if (Math.abs(Number(text) - value) <= 0.05 * Math.min(value, 100 - value) + 1e-9) return `${text} %`;
   }
-  return x < 0.5 ? "< 0.001 %" : "> 99.999 %";
+  return x < 0.5 ? "< 0.001 %" : "> 99.999 %";
 }
 
 /** A time in seconds as people read it. */
