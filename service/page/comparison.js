@@ -58,7 +58,7 @@ function quality(two, reports) {
 function numbers(name, values, write, each = (value) => write(value)) {
   const [a, b] = values;
   const both = typeof a === "number" && typeof b === "number";
-  const change = both && a !== b ? `${b > a ? "+" : "−"}${write(Math.abs(b - a)).replace(" %", " points")}` : "";
+  const change = both && a !== b ? `${b > a ? "+" : "−"}${write(Math.abs(b - a)).replace("\u00a0%", " points")}` : "";
   return { name, texts: values.map((value, i) => each(value, i)), differs: a !== b, difference: change };
 }
 

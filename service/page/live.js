@@ -11,7 +11,7 @@ const MOST_SPANS = 60; // of a plot over time
 const FLAG_AT = 0.05; // p-values up to this are what the drift test calls flagged, whatever the requests' own rates
 const HISTOGRAMS = ["dubito_request_seconds", "dubito_flag_p_value", "dubito_entropy", "dubito_std"];
 const COUNTING = [...HISTOGRAMS.map((name) => `${name}_bucket`), "dubito_requests_total", "dubito_rows_total", "dubito_flags_total", "dubito_draws_made_total", "dubito_draws_reused_total"];
-const GAUGES = ["dubito_queued_row_draws", "dubito_queued_requests", "dubito_drift_evidence_nats", "dubito_drift_alarm"];
+const GAUGES = ["dubito_queued_row_draws", "dubito_queued_requests", "dubito_drift_evidence_nats", "dubito_drift_alarm", "dubito_calibration_rows"];
 // Routes that look at the service; the others have it compute, or keep something.
 const LOOKING = /^\/($|page\/|metrics|health|models|docs|redoc|openapi|jobs|admin|v2\/health|ping|version)/;
 
@@ -94,7 +94,7 @@ export async function show(view, app) {
     replace(troublePlace, [...new Set(Object.values(told))].filter(Boolean).map((text) => notice(text)));
     const latest = Math.max(looks.at(-1)?.time ?? 0, drifts.at(-1)?.time ?? 0);
     state.textContent = latest ? `Asked every ${POLL_MS / 1000} seconds, last at ${new Date(latest).toLocaleTimeString()}. What was seen is kept in this page for an hour.` : "Asking for the first time.";
-    routesOf(looks);
+    routesOf();
     const isService = looks.length > 1;
     if (!isService && told.metrics === null) state.textContent += " Rates need two looks: the second is on its way.";
     for (const name of ["requests", "seconds", "queue", "draws"]) places[name].hidden = !isService;
@@ -105,12 +105,11 @@ export async function show(view, app) {
     fill(tilesPlace, tiles.map(([name, value, kind]) => h("div", { class: kind ?? null }, h("dt", {}, name), h("dd", {}, value))));
   }
 
-  function routesOf(looks) {
+  /** The routes that were seen, which are only ever more. */
+  function routesOf() {
     const seen = [...new Set(history.of("dubito_requests_total").map((place) => history.series[place].labels.route))].sort();
     const wanted = ["", "*", ...seen];
-    if (route.options.length === wanted.length || !looks.length) {
-      if (route.options.length) return;
-    }
+    if (route.options.length === wanted.length) return;
     const name = (value) => ({ "": "for answers", "*": "of all routes" })[value] ?? value;
     fill(route, wanted.map((value) => h("option", { value, selected: value === shownRoute }, name(value))));
   }
@@ -145,7 +144,8 @@ export async function show(view, app) {
     const isCounted = looks.length > 1;
     if (drift) {
       const rate = drift.expected_flag_rate;
-      const calibration = manifest.detectors.ranking_rows;
+      const counted = isCounted ? history.gauges(looks.at(-1), "dubito_calibration_rows", where) : [];
+      const calibration = counted[0]?.value ?? manifest.detectors.ranking_rows;
       const flagged = (from, to) => {
         const bins = history.bins(from, to, "dubito_flag_p_value", where);
         const all = bins.reduce((sum, bin) => sum + bin.count, 0);

@@ -37,14 +37,14 @@ import(new URL(`page/${path}`, document.baseURI))
 
 
 TABLE = """
-const cells = (row) => [...row.cells].map((cell) => cell.textContent);
+const cells = (row) => [...row.cells].map((cell) => cell.textContent.replaceAll('\u00a0', ' '));
 const tables = [...document.querySelectorAll('table')];
 const found = tables.find((table) => table.caption?.innerText.startsWith(arguments[0]));
 return found ? [...found.tBodies].flatMap((body) => [...body.rows].map(cells)) : null;
 """
 ROWS = """
 const rows = document.querySelectorAll(`#live-${arguments[0]} tbody tr`);
-return [...rows].map((row) => [...row.cells].map((cell) => cell.textContent));
+return [...rows].map((row) => [...row.cells].map((cell) => cell.textContent.replaceAll('\u00a0', ' ')));
 """
 LOADED = "const i = arguments[0].querySelector('img'); return i.complete && i.naturalWidth > 100 && i.alt"
 HISTORY = """({ History, parsed }, ...pages) => {
