@@ -26,6 +26,7 @@ export async function show(view, app) {
     fill(view, h("h1", {}, "Live"), h("p", {}, "There is no model yet: ", h("code", {}, "python -m training fit"), "."));
     return () => {};
   }
+  const model = app.model; // another one may be chosen while an answer is on its way
   const span = h("select", { onchange: () => { shownMs = Number(span.value); draw(); } },
     [[HOUR_MS / 12, "5 minutes"], [HOUR_MS / 4, "15 minutes"], [HOUR_MS, "hour"]].map(([ms, name]) => h("option", { value: ms, selected: ms === shownMs }, name)));
   const route = h("select", { onchange: () => { shownRoute = route.value; draw(); } });
@@ -43,7 +44,7 @@ export async function show(view, app) {
 
   fill(view, h("h1", {}, "Live"), h("div", { class: "live-options" }, field("The last", span), field("Requests", route)), state, troublePlace, tilesPlace,
     h("section", { "aria-label": "Requests" }, h("h2", {}, "The service"), h("div", { class: "plots" }, places.requests, places.seconds, places.queue, places.draws)),
-    h("section", { "aria-label": "Rows" }, h("h2", {}, `Rows of ${app.model}`), driftPlace, figuresPlace, bandPlace, h("div", { class: "plots" }, places.flags, places.pValues, places.evidence, places.doubt)));
+    h("section", { "aria-label": "Rows" }, h("h2", {}, `Rows of ${model}`), driftPlace, figuresPlace, bandPlace, h("div", { class: "plots" }, places.flags, places.pValues, places.evidence, places.doubt)));
   document.addEventListener("visibilitychange", changed);
   draw();
   poll();
@@ -78,10 +79,10 @@ export async function show(view, app) {
 
   async function pollModel(time) {
     try {
-      description = await app.describe(app.model, { fresh: true });
+      description = await app.describe(model, { fresh: true });
       told.service = null;
       if (!description.drift) return;
-      drifts.push({ time, model: app.model, version: description.serving, drift: description.drift });
+      drifts.push({ time, model, version: description.serving, drift: description.drift });
       drifts = drifts.filter((one) => one.time > time - HOUR_MS);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
@@ -98,7 +99,7 @@ export async function show(view, app) {
     const isService = looks.length > 1;
     if (!isService && told.metrics === null) state.textContent += " Rates need two looks: the second is on its way.";
     for (const name of ["requests", "seconds", "queue", "draws"]) places[name].hidden = !isService;
-    const of = { model: app.model, version: description?.serving };
+    const of = { model, version: description?.serving };
     const tiles = [];
     if (isService) drawService(looks, tiles);
     if (description) drawRows(looks, of, tiles);
