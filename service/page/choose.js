@@ -63,7 +63,7 @@ export async function show(view, app) {
   const place = h("section", { class: "chosen", "aria-label": "Rows to label" }, h("p", { class: "quiet" }, "The rows to label come here."));
   const acquisitionField = field("Take a row because", acquisition);
   acquisitionField.append(acquisitionSaid);
-  const jobs = jobsOf({ show: showJob });
+  const jobs = jobsOf({ show: showJob, without: (job) => fill(place, notice(job.error ?? `The job was ${job.state}.`)) });
   const form = h("form", { novalidate: true, onsubmit: (event) => { event.preventDefault(); choose(); } },
     source.element, field("Rows to label (k)", k), acquisitionField,
     h("p", { class: "actions" }, start, stop),

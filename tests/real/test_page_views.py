@@ -114,6 +114,7 @@ def pool(digits_rows, tmp_path_factory):
 
 def opened(driver, address):
     driver.get("about:blank")
+    complaints(driver)  # of the test before
     driver.get(address)
     until(driver, lambda: driver.find_elements("css selector", "main h1"))
 
@@ -435,6 +436,21 @@ def test_a_pool_at_the_service_is_ranked_by_a_job(driver, service, pool):
     assert "lies at the service" in text_of(driver, ".chosen")
     assert {row[1] for row in table_of(driver, "Rows to label")} <= {f"row, {i}" for i in range(40)}
     press(driver, "Delete")
+
+
+def test_a_job_is_cancelled(driver, store, pool):
+    with serving(store, DUBITO_JOBS_AT_ONCE="0") as (url, _):  # which takes jobs and runs none
+        opened(driver, f"{url}/#/choose")
+        driver.find_element("id", "pool-files").send_keys(str(pool[0]))
+        driver.execute_script("document.querySelector('details.options').open = true")
+        set_field(driver, "Rank", "job")
+        press(driver, "Choose")
+        until(driver, lambda: [row[0] for row in table_of(driver, "Jobs") or []] == ["queued"])
+        press(driver, "Cancel")
+        until(driver, lambda: text_of(driver, ".chosen .notice") == "The job was cancelled.")
+        assert [row[0] for row in table_of(driver, "Jobs")] == ["cancelled"]
+        assert [job["state"] for job in httpx.get(f"{url}/jobs").json()["jobs"]] == ["cancelled"]
+    assert complaints(driver) == []
 
 
 def test_what_is_wrong_with_a_pool_is_said_in_the_service_s_words(driver, service, tmp_path):
