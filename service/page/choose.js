@@ -1,9 +1,9 @@
 // The view that chooses: a pool of rows in a file, and which of them to label.
 
 import { askJson, Refused } from "./api.js";
-import { bytes, field, fill, h, notice, number } from "./dom.js";
+import { bytes, field, fill, h, notice, number, tabs } from "./dom.js";
 import { jobsOf } from "./jobs.js";
-import { ACCEPTED, poolOf } from "./pools/index.js";
+import { ACCEPTED, poolAtService, poolOf } from "./pools/index.js";
 import { shownRanking } from "./ranking.js";
 
 const LARGE_ROW_DRAWS = 1_000_000; // of a pool that is better ranked by a job
@@ -47,6 +47,8 @@ export async function show(view, app) {
   const files = h("input", { type: "file", multiple: true, accept: ACCEPTED.join(), id: "pool-files", "aria-describedby": "pool-hint", onchange: () => take(files.files) });
   const poolSaid = h("p", { role: "status" });
   const drop = h("div", { class: "drop" }, h("label", { for: files.id }, "The pool"), " ", files, h("p", { class: "quiet", id: "pool-hint" }, hint(manifest.input)), poolSaid);
+  const named = h("input", { type: "text", spellcheck: "false" });
+  const source = tabs("Where the pool is", [["Your files", h("div", {}, drop)], ["At the service", h("div", {}, field("File", named, "its name in the service's folder of pools, if it has one (DUBITO_POOLS)"))]]);
   const k = h("input", { type: "number", min: 1, step: 1, value: 10 });
   const acquisition = h("select", { onchange: explain });
   const acquisitionSaid = h("span", { class: "quiet" });
@@ -61,9 +63,9 @@ export async function show(view, app) {
   const place = h("section", { class: "chosen", "aria-label": "Rows to label" }, h("p", { class: "quiet" }, "The rows to label come here."));
   const acquisitionField = field("Take a row because", acquisition);
   acquisitionField.append(acquisitionSaid);
-  const jobs = jobsOf({ show: showJob });
+  const jobs = jobsOf({ show: showJob, without: (job) => fill(place, notice(job.error ?? `The job was ${job.state}.`)) });
   const form = h("form", { novalidate: true, onsubmit: (event) => { event.preventDefault(); choose(); } },
-    drop, field("Rows to label (k)", k), acquisitionField,
+    source.element, field("Rows to label (k)", k), acquisitionField,
     h("p", { class: "actions" }, start, stop),
     h("details", { class: "options" }, h("summary", {}, "Options"), field("Version", version), field("Draws", draws), field("Seed", seed, "empty: fresh draws, and the answer says which"), field("Rank", how, "large pools become a job: it goes on when this page is closed"),
       field("Leave out labelled rows", excluded, "those whose id has a label already"), field("Keep the chosen rows", keep, "on the service's disk, so that a label needs the id alone; the pool must have ids"), field("Share set aside", control, "of the k rows, at random: their labels judge the model. Needs kept rows")));
@@ -119,12 +121,14 @@ export async function show(view, app) {
   }
 
   async function choose() {
-    if (!pool) {
-      fill(place, notice("Choose the file of the pool first."));
-      files.focus();
+    const isOwn = source.chosen === 0;
+    const asked = isOwn ? pool : named.value.trim() ? poolAtService(named.value.trim()) : null;
+    if (!asked) {
+      fill(place, notice(isOwn ? "Choose the file of the pool first." : "Write the name of the pool's file first."));
+      (isOwn ? files : named).focus();
       return;
     }
-    const asked = pool, controller = (busy = new AbortController()), wanted = fields();
+    const controller = (busy = new AbortController()), wanted = fields();
     const rows = await asked.rows();
     const isLarge = rows === null ? asked.size > LARGE_BYTES : rows * (wanted.num_samples ?? 1) > LARGE_ROW_DRAWS;
     const isJob = how.value === "job" || (how.value === "" && isLarge);
@@ -136,7 +140,7 @@ export async function show(view, app) {
       const answer = await (await asked.send(isJob ? "acquire/jobs" : "acquire", wanted, controller.signal)).json();
       if (left) return;
       if (isJob) {
-        fill(place, h("p", { role: "status" }, `It is a job now, of ${number(answer.rows)} rows. Its result comes here, also if you come back later: see the jobs below.`));
+        fill(place, h("p", { role: "status" }, `It is a job now, of ${number(answer.rows)} rows. Its result comes here; later it is found in the list of jobs below.`));
         jobs.add(answer, asked);
       } else await showRanking(answer, asked);
     } catch (error) {

@@ -7,7 +7,7 @@ import { figureOf, figuresOf } from "./figures.js";
 export function comparison(two, reports) {
   const groups = [
     ["Quality", quality(two, reports)],
-    ["Data", data(two)],
+    ["Data", data(two, reports)],
     ["Method", method(two)],
     ["Draws and detectors", detectors(two)],
     ["Recipe, where it differs", recipe(two)],
@@ -16,12 +16,12 @@ export function comparison(two, reports) {
   const body = groups.map(([title, rows]) => h("tbody", {}, h("tr", { class: "group" }, h("th", { scope: "rowgroup", colspan: 4 }, title)), rows.map(rowOf)));
   const shown = h("table", { class: "versions" },
     h("caption", {}, "What differs is marked with ≠. Whether a difference is more than chance, the intervals of the reports show."),
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, ""), two.map((version) => h("th", { scope: "col" }, `version ${version.version}`)), h("th", { scope: "col" }, "difference"))),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "what"), two.map((version) => h("th", { scope: "col" }, `version ${version.version}`)), h("th", { scope: "col" }, "difference"))),
     body);
   only.addEventListener("change", () => shown.classList.toggle("only", only.checked));
   return [
     h("p", {}, only, " ", h("label", { for: only.id }, "Only what differs")),
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Two versions side by side" }, shown),
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "What differs" }, shown),
   ];
 }
 
@@ -58,17 +58,18 @@ function quality(two, reports) {
 function numbers(name, values, write, each = (value) => write(value)) {
   const [a, b] = values;
   const both = typeof a === "number" && typeof b === "number";
-  const change = both && a !== b ? `${b > a ? "+" : "−"}${write(Math.abs(b - a))}` : "";
+  const change = both && a !== b ? `${b > a ? "+" : "−"}${write(Math.abs(b - a)).replace("\u00a0%", " points")}` : "";
   return { name, texts: values.map((value, i) => each(value, i)), differs: a !== b, difference: change };
 }
 
-function data(two) {
+function data(two, reports) {
   const of = (f) => two.map(({ manifest }) => f(manifest.training?.recipe?.data ?? {}, manifest));
   const sizes = [...new Set(two.flatMap(({ manifest }) => Object.keys(manifest.training?.rows ?? {})))];
   return [
     row("Source", of((data) => data.source)),
-    row("The same data, by digest", two.map(({ manifest }) => manifest.training?.data_digest?.slice(0, 12))),
-    ...sizes.map((name) => row(`Rows to ${name === "train" ? "train on" : name === "test" ? "test on" : `${name} on`}`.replace("validation on", "validate on").replace("reference on", "refer to").replace("ranking on", "calibrate on"), two.map(({ manifest }) => manifest.training?.rows?.[name]))),
+    row("Digest of the data", two.map(({ manifest }) => manifest.training?.data_digest?.slice(0, 12))),
+    ...sizes.map((name) => row(`${name === "train" ? "Training" : `${name[0].toUpperCase()}${name.slice(1)}`} rows`, two.map(({ manifest }) => manifest.training?.rows?.[name]))),
+    row("The report is of", reports.map((report) => (report && !report.cannot ? `${number(report.test?.rows)} rows of ${report.data}, ${number(report.draws)} draws` : null))),
     row("Target", of((data, manifest) => manifest.output.target ?? data.target)),
     row("Classes", two.map(({ manifest }) => manifest.output.classes), (classes) => (classes ? String(classes.length) : "–")),
     row("Input", two.map(({ manifest }) => manifest.input.shape), (shape) => shape.join(" × ")),

@@ -3,7 +3,7 @@
 import { number } from "./dom.js";
 
 /** A share with two digits, so that two versions can be told apart. */
-export const share = (x) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(2)} %`);
+export const share = (x) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(2)}\u00a0%`);
 
 const FIGURES = {
   accuracy: ["Accuracy", share, "more", "share of the labels that are right"],
@@ -35,12 +35,12 @@ export function figureOf(key) {
   }
   const flagged = /^flagged_at_(.+)$/.exec(plain);
   if (flagged) {
-    const rate = `${Number((100 * Number(flagged[1])).toPrecision(3))} %`;
+    const rate = `${Number((100 * Number(flagged[1])).toPrecision(3))}\u00a0%`;
     return { name: `Usual rows flagged at ${rate}`, write: share, better: `nearer to ${rate}`, says: "test rows that are flagged at this false-positive rate" };
   }
   const told = /^(.+)_flag_auroc$/.exec(plain);
   if (told) {
-    return { name: `Flag against ${told[1].replaceAll("_", " ")} rows`, write: number, better: "more", says: "AUROC: 1 tells all of them from test rows, .5 is chance" };
+    return { name: `Flag against ${told[1].replaceAll("_", " ")} rows`, write: (x) => number(x, 4), better: "more", says: "AUROC: 1 tells all of them from test rows, .5 is chance" };
   }
   return { name: plain.replaceAll("_", " "), write: number, better: null, says: "" };
 }

@@ -11,14 +11,14 @@ const ENDINGS = { "application/x-npz": "npz", "application/vnd.apache.parquet": 
 
 const pools = new Map(); // by job, also for when one comes back to the view
 
-/** The list; `show(job, pool)` shows the ranking of a job that is done. */
-export function jobsOf({ show }) {
+/** The list; `show(job, pool)` shows the ranking of a job that is done, `without(job)` that there will be none. */
+export function jobsOf({ show, without }) {
   const rows = new Map(); // by id: {job, element, update}
   const awaited = new Set(); // jobs of this visit, whose results are shown when they are done
   const said = h("p", { role: "status", class: "quiet" });
   const trouble = h("div");
   const body = h("tbody");
-  const region = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Jobs" },
+  const region = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "List of jobs" },
     h("table", { class: "jobs" }, h("caption", {}, "Jobs, the latest first"), h("thead", {}, h("tr", {}, ["state", "asked for", "what", "rows", "progress", "time left", "actions"].map((head) => h("th", { scope: "col" }, head)))), body));
   const element = h("section", { "aria-label": "Jobs", class: "job-list" }, h("h2", {}, "Jobs"), trouble, said, region, h("p", { class: "actions" }, h("button", { type: "button", onclick: refresh }, "Refresh the list")));
   let timer = null;
@@ -52,7 +52,9 @@ export function jobsOf({ show }) {
 
   function ended(job) {
     said.textContent = `The job of ${number(job.rows)} rows is ${job.state}${job.error ? `: ${job.error}` : "."}`;
-    if (awaited.delete(job.id) && job.state === "done" && job.kind === "acquire") show(job, pools.get(job.id) ?? null);
+    if (!awaited.delete(job.id)) return;
+    if (job.state === "done") show(job, pools.get(job.id) ?? null);
+    else without(job);
   }
 
   /** Ask after the jobs that are not over, each second, while there are some and one looks. */

@@ -11,7 +11,7 @@ const MOST_SPANS = 60; // of a plot over time
 const FLAG_AT = 0.05; // p-values up to this are what the drift test calls flagged, whatever the requests' own rates
 const HISTOGRAMS = ["dubito_request_seconds", "dubito_flag_p_value", "dubito_entropy", "dubito_std"];
 const COUNTING = [...HISTOGRAMS.map((name) => `${name}_bucket`), "dubito_requests_total", "dubito_rows_total", "dubito_flags_total", "dubito_draws_made_total", "dubito_draws_reused_total"];
-const GAUGES = ["dubito_queued_row_draws", "dubito_queued_requests", "dubito_drift_evidence_nats", "dubito_drift_alarm"];
+const GAUGES = ["dubito_queued_row_draws", "dubito_queued_requests", "dubito_drift_evidence_nats", "dubito_drift_alarm", "dubito_calibration_rows"];
 // Routes that look at the service; the others have it compute, or keep something.
 const LOOKING = /^\/($|page\/|metrics|health|models|docs|redoc|openapi|jobs|admin|v2\/health|ping|version)/;
 
@@ -26,6 +26,7 @@ export async function show(view, app) {
     fill(view, h("h1", {}, "Live"), h("p", {}, "There is no model yet: ", h("code", {}, "python -m training fit"), "."));
     return () => {};
   }
+  const model = app.model; // another one may be chosen while an answer is on its way
   const span = h("select", { onchange: () => { shownMs = Number(span.value); draw(); } },
     [[HOUR_MS / 12, "5 minutes"], [HOUR_MS / 4, "15 minutes"], [HOUR_MS, "hour"]].map(([ms, name]) => h("option", { value: ms, selected: ms === shownMs }, name)));
   const route = h("select", { onchange: () => { shownRoute = route.value; draw(); } });
@@ -33,6 +34,8 @@ export async function show(view, app) {
   const troublePlace = h("div");
   const tilesPlace = h("dl", { class: "tiles" });
   const driftPlace = h("div");
+  const figuresPlace = h("div");
+  const bandPlace = h("p", { class: "band" });
   const places = Object.fromEntries(["requests", "seconds", "flags", "pValues", "evidence", "doubt", "queue", "draws"].map((name) => [name, h("div", { id: `live-${name}` })]));
   let timer = null;
   let left = false;
@@ -41,7 +44,7 @@ export async function show(view, app) {
 
   fill(view, h("h1", {}, "Live"), h("div", { class: "live-options" }, field("The last", span), field("Requests", route)), state, troublePlace, tilesPlace,
     h("section", { "aria-label": "Requests" }, h("h2", {}, "The service"), h("div", { class: "plots" }, places.requests, places.seconds, places.queue, places.draws)),
-    h("section", { "aria-label": "Rows" }, h("h2", {}, `Rows of ${app.model}`), driftPlace, h("div", { class: "plots" }, places.flags, places.pValues, places.evidence, places.doubt)));
+    h("section", { "aria-label": "Rows" }, h("h2", {}, `Rows of ${model}`), driftPlace, figuresPlace, bandPlace, h("div", { class: "plots" }, places.flags, places.pValues, places.evidence, places.doubt)));
   document.addEventListener("visibilitychange", changed);
   draw();
   poll();
@@ -58,6 +61,7 @@ export async function show(view, app) {
     await Promise.all([pollMetrics(time), pollModel(time)]);
     if (left) return;
     draw();
+    clearTimeout(timer); // of another look that was under way
     if (!document.hidden) timer = setTimeout(poll, Math.max(POLL_MS / 5, time + POLL_MS - Date.now()));
   }
 
@@ -75,10 +79,10 @@ export async function show(view, app) {
 
   async function pollModel(time) {
     try {
-      description = await app.describe(app.model, { fresh: true });
+      description = await app.describe(model, { fresh: true });
       told.service = null;
       if (!description.drift) return;
-      drifts.push({ time, model: app.model, version: description.serving, drift: description.drift });
+      drifts.push({ time, model, version: description.serving, drift: description.drift });
       drifts = drifts.filter((one) => one.time > time - HOUR_MS);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
@@ -91,23 +95,22 @@ export async function show(view, app) {
     replace(troublePlace, [...new Set(Object.values(told))].filter(Boolean).map((text) => notice(text)));
     const latest = Math.max(looks.at(-1)?.time ?? 0, drifts.at(-1)?.time ?? 0);
     state.textContent = latest ? `Asked every ${POLL_MS / 1000} seconds, last at ${new Date(latest).toLocaleTimeString()}. What was seen is kept in this page for an hour.` : "Asking for the first time.";
-    routesOf(looks);
+    routesOf();
     const isService = looks.length > 1;
     if (!isService && told.metrics === null) state.textContent += " Rates need two looks: the second is on its way.";
     for (const name of ["requests", "seconds", "queue", "draws"]) places[name].hidden = !isService;
-    const of = { model: app.model, version: description?.serving };
+    const of = { model, version: description?.serving };
     const tiles = [];
     if (isService) drawService(looks, tiles);
     if (description) drawRows(looks, of, tiles);
     fill(tilesPlace, tiles.map(([name, value, kind]) => h("div", { class: kind ?? null }, h("dt", {}, name), h("dd", {}, value))));
   }
 
-  function routesOf(looks) {
+  /** The routes that were seen, which are only ever more. */
+  function routesOf() {
     const seen = [...new Set(history.of("dubito_requests_total").map((place) => history.series[place].labels.route))].sort();
     const wanted = ["", "*", ...seen];
-    if (route.options.length === wanted.length || !looks.length) {
-      if (route.options.length) return;
-    }
+    if (route.options.length === wanted.length) return;
     const name = (value) => ({ "": "for answers", "*": "of all routes" })[value] ?? value;
     fill(route, wanted.map((value) => h("option", { value, selected: value === shownRoute }, name(value))));
   }
@@ -142,31 +145,42 @@ export async function show(view, app) {
     const isCounted = looks.length > 1;
     if (drift) {
       const rate = drift.expected_flag_rate;
-      const calibration = manifest.detectors.ranking_rows;
+      const counted = isCounted ? history.gauges(looks.at(-1), "dubito_calibration_rows", where) : [];
+      const calibration = counted[0]?.value ?? manifest.detectors.ranking_rows;
       const flagged = (from, to) => {
         const bins = history.bins(from, to, "dubito_flag_p_value", where);
         const all = bins.reduce((sum, bin) => sum + bin.count, 0);
         return { rows: all, flags: bins.filter((bin) => bin.to <= FLAG_AT).reduce((sum, bin) => sum + bin.count, 0), bins };
       };
-      const said = [driftSays(drift)];
+      const watched = told.metrics === null && looks.length ? ofWorkers(drift, looks.at(-1), where) : drift;
+      const said = driftSays(watched);
       if (isCounted) {
         const { rows, flags, bins } = flagged(looks[0], looks.at(-1));
         const band = expectedBand(rate, rows, calibration);
         const spans = spansOf(looks).map(({ from, to }) => ({ from, to, ...flagged(from, to) })).filter((one) => one.rows > 0);
-        said.push(h("p", { class: "band" }, bandSays(rows, flags, rate, band)));
+        bandPlace.textContent = bandSays(rows, flags, rate, band);
         if (rows) tiles.push([`p-values up to ${FLAG_AT}`, percent(flags / rows), flags / rows > band[1] ? "bad" : null]);
         put(places.flags, lines.flags(spans.map((one) => ({ ...one, band: expectedBand(rate, one.rows, calibration) })), rate));
         put(places.pValues, rows ? lines.pValues(bins, rows) : null);
       } else if (drift.flag_rate !== null) tiles.push([`p-values up to ${FLAG_AT}, of late`, percent(drift.flag_rate)]);
-      tiles.push(["drift evidence", `${number(drift.evidence, 2)} of ${number(drift.alarm_at, 2)}`, drift.alarm ? "bad" : null]);
-      replace(driftPlace, said);
+      tiles.push(["drift evidence", `${number(watched.evidence, 2)} of ${number(drift.alarm_at, 2)}`, watched.alarm ? "bad" : null]);
+      replace(driftPlace, said.alarm ? [said.alarm] : []);
+      fill(figuresPlace, said.figures);
       put(places.evidence, lines.evidence(evidenceOf(of, where), drift.alarm_at));
-    } else fill(driftPlace, h("p", { class: "quiet" }, "No rows of this model are watched for drift."));
+    } else fill(figuresPlace, h("p", { class: "quiet" }, "No rows of this model are watched for drift."));
     if (isCounted) {
       const isClassified = manifest?.task !== "regression";
       const bins = history.bins(looks[0], looks.at(-1), isClassified ? "dubito_entropy" : "dubito_std", where);
       put(places.doubt, lines.doubt(bins, isClassified));
     }
+  }
+
+  /** What is said of drift, of several workers: whichever answered spoke of its own rows. */
+  function ofWorkers(drift, look, where) {
+    const workers = history.gauges(look, "dubito_drift_evidence_nats", where).map(({ value }) => value);
+    if (workers.length < 2) return drift;
+    const alarm = history.gauges(look, "dubito_drift_alarm", where).some(({ value }) => value === 1);
+    return { ...drift, evidence: Math.max(...workers), alarm, one_client: drift.one_client && !alarm, rows: null, workers: workers.length };
   }
 
   /** The evidence over time: of each worker where there are metrics, else as one was told of the model. */
@@ -215,11 +229,14 @@ function put(place, fresh) {
   table?.replaceWith(freshTable);
 }
 
+/** Alarms are read out once: the figures, which change at each look, stand apart from them. */
 function driftSays(drift) {
-  if (drift.alarm) return notice(`Drift: these rows are not like those that the flag was calibrated on (evidence of ${number(drift.largest_evidence, 2)} nats after ${number(drift.rows)} rows; the alarm is at ${number(drift.alarm_at, 2)}).`);
-  if (drift.one_client) return notice("There would be a drift alarm, but the evidence comes from the rows of one client alone: those have drifted, or it wants an alarm.", "told");
-  if (drift.rows === 0) return h("p", {}, "No row of this version was asked about since it was loaded.");
-  return h("p", {}, `No drift: evidence of ${number(drift.evidence, 2)} nats after ${number(drift.rows)} rows, and ${number(drift.alarm_at, 2)} would be an alarm.`);
+  const after = drift.rows === null ? `, the largest of ${drift.workers} workers` : ` after ${number(drift.rows)} rows`;
+  const figures = drift.rows === 0 ? "No row of this version was asked about since it was loaded." : `Evidence of drift: ${number(drift.evidence, 2)} nats${after}; the alarm is at ${number(drift.alarm_at, 2)}.`;
+  const alarm = drift.alarm ? notice(`Drift: rows are not like those that the flag was calibrated on. Evidence reached the alarm, ${number(drift.alarm_at, 2)} nats.`)
+    : drift.one_client ? notice("There would be a drift alarm, but the evidence comes from the rows of one client alone: those have drifted, or it wants an alarm.", "told")
+    : null;
+  return { alarm, figures: h("p", {}, figures) };
 }
 
 function bandSays(rows, flags, rate, [low, high]) {

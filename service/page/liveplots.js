@@ -3,7 +3,8 @@
 import { duration, h, number, percent } from "./dom.js";
 import { ACCENT, BAD, figure, INK, QUIET } from "./plots.js";
 
-const HEIGHT = 220;
+/** On a phone plots are narrower, so that what is written in them is not. */
+const size = () => ({ width: Math.max(300, Math.min(560, document.documentElement.clientWidth - 32)), height: 220 });
 const clock = (time) => new Date(time).toLocaleTimeString();
 const range = ({ from, to }) => ({ x1: new Date(from.time), x2: new Date(to.time), seconds: (to.time - from.time) / 1000 });
 const time = { type: "time", label: null, ticks: 5 };
@@ -25,7 +26,7 @@ export function requests(spans) {
   const key = KINDS.filter((_, i) => seen[i] > 0).map(([name, , , , sort]) => h("span", { class: `swatch ${sort}` }, name));
   return withKey(key, figure("Requests a second", `${says || "None in this time"}.`,
     {
-      height: HEIGHT, x: domain(counted), y: { label: null, grid: true, ...from0(rects.map((d) => d.y2)) },
+      ...size(), x: domain(counted), y: { label: null, grid: true, ...from0(rects.map((d) => d.y2)) },
       marks: [globalThis.Plot.rect(rects, { x1: "x1", x2: "x2", y1: "y1", y2: "y2", fill: "colour", fillOpacity: "opacity", title: "name", inset: 0.25 }), globalThis.Plot.ruleY([0], { stroke: QUIET })],
     },
     { heads: ["from", "to", ...KINDS.map(([name]) => name)], rows: spans.map((span, i) => [clock(span.from.time), clock(span.to.time), ...counted[i].counts.map((count) => number(count))]), numeric: [2, 3, 4, 5] }));
@@ -39,7 +40,7 @@ export function seconds(spans) {
   const last = known.slice(-1);
   return figure("Time to answer", last.length ? `Half within ${duration(last[0].p50)}, 99 % within ${duration(last[0].p99)} at the end.` : "No requests in this time.",
     {
-      height: HEIGHT, marginLeft: 56, marginRight: 44, x: domain(spans.map(range)), y: { label: null, grid: true, tickFormat: (s) => duration(s), ticks: 5, ...from0(known.map((d) => d.p99)) },
+      ...size(), marginLeft: 56, marginRight: 44, x: domain(spans.map(range)), y: { label: null, grid: true, tickFormat: (s) => duration(s), ticks: 5, ...from0(known.map((d) => d.p99)) },
       marks: [["p50", ACCENT], ["p99", QUIET]].flatMap(([name, colour]) => [
         globalThis.Plot.lineY(points, { x: "x", y: name, stroke: colour, strokeWidth: 2 }),
         globalThis.Plot.dot(known, { x: "x", y: name, r: 2, fill: colour }),
@@ -54,7 +55,7 @@ export function queue(points) {
   const most = Math.max(...points.map((point) => point.rowDraws));
   return figure("In the queue: rows × draws", `${number(points.at(-1).rowDraws)} now, at most ${number(most)} when it was looked at.`,
     {
-      height: HEIGHT, marginLeft: 56, x: domain(points.map((p) => ({ x1: new Date(p.time), x2: new Date(p.time) }))), y: { label: null, grid: true, ...from0(points.map((p) => p.rowDraws)) },
+      ...size(), marginLeft: 56, x: domain(points.map((p) => ({ x1: new Date(p.time), x2: new Date(p.time) }))), y: { label: null, grid: true, ...from0(points.map((p) => p.rowDraws)) },
       marks: [globalThis.Plot.ruleY([0], { stroke: QUIET }), globalThis.Plot.areaY(points, { x: (p) => new Date(p.time), y: "rowDraws", fill: ACCENT, fillOpacity: 0.2 }), globalThis.Plot.lineY(points, { x: (p) => new Date(p.time), y: "rowDraws", stroke: ACCENT })],
     },
     { heads: ["at", "rows × draws", "requests"], rows: points.slice(-60).map((p) => [clock(p.time), number(p.rowDraws), number(p.requests)]), numeric: [1, 2] });
@@ -70,7 +71,7 @@ export function draws(spans) {
   const [made, reused] = ["made", "reused"].map((name) => spans.reduce((sum, span) => sum + span[name], 0));
   return figure("Draws a second", `${number(made)} were made for answers, ${number(reused)} had been made for earlier ones (lighter).`,
     {
-      height: HEIGHT, marginLeft: 56, x: domain(spans.map(range)), y: { label: null, grid: true, ...from0(rects.map((d) => d.y2)) },
+      ...size(), marginLeft: 56, x: domain(spans.map(range)), y: { label: null, grid: true, ...from0(rects.map((d) => d.y2)) },
       marks: [globalThis.Plot.rect(rects, { x1: "x1", x2: "x2", y1: "y1", y2: "y2", fill: ACCENT, fillOpacity: "opacity", title: "name", inset: 0.25 }), globalThis.Plot.ruleY([0], { stroke: QUIET })],
     },
     { heads: ["from", "to", "made", "made earlier"], rows: spans.map((s) => [clock(s.from.time), clock(s.to.time), number(s.made), number(s.reused)]), numeric: [2, 3] });
@@ -83,7 +84,7 @@ export function flags(spans, rate) {
   const out = points.filter((p) => p.share > p.high || p.share < p.low).length;
   return figure("Share of p-values up to .05, and where it is expected", `${points.length - out} of ${points.length} times within the band that is expected.`,
     {
-      height: HEIGHT, marginLeft: 48, x: domain(points), y: { label: null, grid: true, tickFormat: (x) => percent(x), ticks: 5, ...from0([0.1, ...points.flatMap((p) => [p.share, p.high])]) },
+      ...size(), marginLeft: 48, x: domain(points), y: { label: null, grid: true, tickFormat: (x) => percent(x), ticks: 5, ...from0([0.1, ...points.flatMap((p) => [p.share, p.high])]) },
       marks: [
         globalThis.Plot.rect(points, { x1: "x1", x2: "x2", y1: "low", y2: "high", fill: ACCENT, fillOpacity: 0.15 }),
         globalThis.Plot.ruleY([rate], { stroke: QUIET, strokeDasharray: "4 3" }),
@@ -102,7 +103,7 @@ export function pValues(bins, rows) {
   });
   return figure(`p-values of ${number(rows)} rows`, `${percent(bars[0].share)} are up to .1, where 10 % would be usual.`,
     {
-      height: HEIGHT, marginLeft: 48, x: { domain: [0, 1], label: "p-value", labelAnchor: "center", labelArrow: "none" },
+      ...size(), marginLeft: 48, x: { domain: [0, 1], label: "p-value", labelAnchor: "center", labelArrow: "none" },
       y: { label: null, grid: true, tickFormat: (x) => percent(x), ticks: 5, ...from0([0.2, ...bars.map((d) => d.share)]) },
       marks: [globalThis.Plot.rect(bars, { x1: "from", x2: "to", y1: () => 0, y2: "share", fill: ACCENT, fillOpacity: 0.45, insetLeft: 0.5, insetRight: 0.5 }), globalThis.Plot.ruleY([0.1], { stroke: INK, strokeDasharray: "4 3" }), globalThis.Plot.ruleY([0], { stroke: QUIET })],
     },
@@ -117,7 +118,7 @@ export function evidence(points, alarmAt) {
   const values = [...points.map((point) => point.evidence), alarmAt * 1.15, 0];
   return figure(`Evidence of drift, in nats${workers > 1 ? `, of ${workers} workers` : ""}`, `${number(now, 2)} now; ${number(alarmAt, 2)} is an alarm.`,
     {
-      height: HEIGHT, marginRight: 44, x: domain(points.map((p) => ({ x1: new Date(p.time), x2: new Date(p.time) }))), y: { label: null, grid: true, domain: [Math.min(...values), Math.max(...values)], nice: true },
+      ...size(), marginRight: 44, x: domain(points.map((p) => ({ x1: new Date(p.time), x2: new Date(p.time) }))), y: { label: null, grid: true, domain: [Math.min(...values), Math.max(...values)], nice: true },
       marks: [
         globalThis.Plot.ruleY([alarmAt], { stroke: BAD, strokeDasharray: "4 3" }),
         globalThis.Plot.text([alarmAt], { y: (x) => x, frameAnchor: "right", dx: 4, textAnchor: "start", text: () => "alarm", fill: BAD }),
@@ -134,10 +135,11 @@ export function doubt(bins, isClassified) {
   if (!all) return null;
   const first = bins.findIndex((bin) => bin.count > 0), last = bins.findLastIndex((bin) => bin.count > 0);
   const bars = bins.slice(Math.max(0, first - 1), last + 2).map((bin) => ({ ...bin, share: bin.count / all, name: bin.to === Infinity ? "more" : number(bin.to) }));
+  const every = Math.ceil(bars.length / (size().width / 45)); // of the bars has its end written below it
   const what = isClassified ? "Entropies" : "Predicted standard deviations";
   return figure(`${what} of ${number(all)} rows`, `Most often up to ${bars.reduce((a, b) => (b.count > a.count ? b : a)).name}.`,
     {
-      height: HEIGHT, marginLeft: 48, x: { domain: bars.map((bar) => bar.name), label: isClassified ? "up to so many nats" : "up to, in the target's units", labelAnchor: "center", labelArrow: "none", tickSize: 0 },
+      ...size(), marginLeft: 48, x: { domain: bars.map((bar) => bar.name), label: isClassified ? "up to so many nats" : "up to, in the target's units", labelAnchor: "center", labelArrow: "none", tickSize: 0, ticks: bars.filter((_, i) => i % every === 0).map((bar) => bar.name) },
       y: { label: null, grid: true, tickFormat: (x) => percent(x), ticks: 5, ...from0(bars.map((bar) => bar.share)) },
       marks: [globalThis.Plot.barY(bars, { x: "name", y: "share", fill: ACCENT, fillOpacity: 0.45, inset: 0.5 }), globalThis.Plot.ruleY([0], { stroke: QUIET })],
     },

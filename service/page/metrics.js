@@ -94,7 +94,7 @@ export class History {
     return place;
   }
 
-  /** The looks of the last `ms` milliseconds before the latest, and the one before them. */
+  /** The looks of the `ms` milliseconds up to the latest. */
   since(ms) {
     const end = this.looks.at(-1)?.time ?? 0;
     const first = this.looks.findIndex((look) => look.time >= end - ms);

@@ -26,7 +26,7 @@ const byPlot = ([a], [b]) => Object.keys(PLOTS).indexOf(a) - Object.keys(PLOTS).
 
 /** Show it; `link` names the model, and one or two of its versions. */
 export async function show(view, app, link) {
-  const [linked, ...wanted] = link ? link.split("/").map(decodeURIComponent) : [];
+  const [linked, ...wanted] = link ? link.split("/").map(plain) : [];
   const pictures = new Set(); // URLs to be revoked
   let left = false;
   const named = linked && app.models.some((model) => model.name === linked) ? linked : null;
@@ -39,6 +39,7 @@ export async function show(view, app, link) {
   fill(view, h("h1", {}, "Models"), linked && !named ? notice(`There is no model called ${linked}.`) : null, listPlace,
     h("p", { class: "actions" }, h("button", { type: "button", onclick: refresh }, "Refresh"), said), modelPlace);
   await build();
+  if (wanted.length) modelPlace.querySelector(wanted[1] ? ".versus" : ".version")?.scrollIntoView();
 
   async function refresh() {
     said.textContent = "Asking …";
@@ -93,9 +94,12 @@ export async function show(view, app, link) {
       const showTwo = async () => {
         const two = [before, after].map((select) => readable.find((version) => version.version === select.value));
         const reports = await Promise.all(two.map(reportOf));
-        fill(place, comparison(two, reports), plotPairs(two, reports));
+        fill(place, comparison(two, reports), plotPairs(two));
       };
       await showTwo();
+      for (const select of [before, after]) {
+        select.addEventListener("change", () => history.replaceState(null, "", `#/models/${[name, before.value, after.value].map(encodeURIComponent).join("/")}`));
+      }
     }
     return parts;
 
@@ -188,6 +192,15 @@ export async function show(view, app, link) {
     left = true;
     forget();
   };
+}
+
+/** A part of an address as it was before it became one. */
+function plain(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part; // it is none of ours
+  }
 }
 
 /** All models: what is served of each. */
@@ -307,10 +320,13 @@ function columnsOf(columns) {
 /** All figures of quality, with their intervals where there is a report. */
 function qualityOf(version, report) {
   const figures = figuresOf(version.manifest, version.evidence?.summary, report?.summary_intervals);
+  const isReported = figures.some(({ reported }) => reported !== null);
   const rows = figures.map(({ key, published, reported, interval }) => {
     const { name, write, better, says } = figureOf(key);
-    return [name, write(published), write(reported), interval ? `${write(interval[0])} to ${write(interval[1])}` : "–", `${says}${better ? `; ${better} is better` : ""}`];
+    const ofReport = isReported ? [write(reported), interval ? `${write(interval[0])} to ${write(interval[1])}` : "–"] : [];
+    return [name, write(published), ...ofReport, `${says}${better ? `; ${better} is better` : ""}`];
   });
   const level = report?.confidence_level ? `${share(report.confidence_level).replace(".00", "")} interval` : "interval";
-  return [h("h3", {}, "Quality"), table(`Quality of version ${version.version}`, ["figure", "when published", "report", level, "what it is"], rows, [1, 2, 3])];
+  const heads = ["figure", "when published", ...(isReported ? ["report", level] : []), "what it is"];
+  return [h("h3", {}, "Quality"), table(`Quality of version ${version.version}`, heads, rows, isReported ? [1, 2, 3] : [1])];
 }

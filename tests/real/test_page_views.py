@@ -37,14 +37,14 @@ import(new URL(`page/${path}`, document.baseURI))
 
 
 TABLE = """
-const cells = (row) => [...row.cells].map((cell) => cell.textContent);
+const cells = (row) => [...row.cells].map((cell) => cell.textContent.replaceAll('\u00a0', ' '));
 const tables = [...document.querySelectorAll('table')];
 const found = tables.find((table) => table.caption?.innerText.startsWith(arguments[0]));
 return found ? [...found.tBodies].flatMap((body) => [...body.rows].map(cells)) : null;
 """
 ROWS = """
 const rows = document.querySelectorAll(`#live-${arguments[0]} tbody tr`);
-return [...rows].map((row) => [...row.cells].map((cell) => cell.textContent));
+return [...rows].map((row) => [...row.cells].map((cell) => cell.textContent.replaceAll('\u00a0', ' ')));
 """
 LOADED = "const i = arguments[0].querySelector('img'); return i.complete && i.naturalWidth > 100 && i.alt"
 HISTORY = """({ History, parsed }, ...pages) => {
@@ -82,8 +82,8 @@ def store(evaluated_store, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def service(store):
-    with serving(store, DUBITO_POLL_INTERVAL_S="0.2") as (url, _):
+def service(store, pool):
+    with serving(store, DUBITO_POLL_INTERVAL_S="0.2", DUBITO_POOLS=str(pool[0].parent)) as (url, _):
         httpx.post(
             f"{url}/predict", json={"version": "3", "inputs": [[0.0] * 64]}
         )  # which finds out that it is broken
@@ -114,6 +114,7 @@ def pool(digits_rows, tmp_path_factory):
 
 def opened(driver, address):
     driver.get("about:blank")
+    complaints(driver)  # of the test before
     driver.get(address)
     until(driver, lambda: driver.find_elements("css selector", "main h1"))
 
@@ -220,7 +221,7 @@ def test_two_versions_stand_side_by_side_and_what_differs_is_marked(driver, serv
     rows = {row[0].removeprefix("≠ "): row for row in table_of(driver, "What differs is marked") if len(row) == 4}
     accuracy = next(row for name, row in rows.items() if name == "Accuracy (more is better)")
     assert accuracy[1:3] == [f"{100 * v['quality']['test_accuracy']:.2f} %" for v in (one, two)]
-    assert accuracy[3] == "−1.00 %"
+    assert accuracy[3] == "−1.00 points"
     marked = {name for name, row in rows.items() if row[0].startswith("≠ ")}
     assert {"Accuracy (more is better)"} <= marked
     assert not {"Method", "Draws", "Classes", "Parameters", "Temperature"} & marked
@@ -407,6 +408,49 @@ def test_a_job_goes_to_its_end_and_its_ids_are_saved(driver, service, saved, poo
     press(driver, "Delete")
     until(driver, lambda: "There are none" in text_of(driver, ".job-list"))
     assert httpx.get(f"{service}/jobs").json()["jobs"] == []
+
+
+def test_chosen_rows_are_kept_and_some_set_aside_where_one_says_so(driver, service, pool):
+    opened(driver, f"{service}/#/choose")
+    driver.find_element("id", "pool-files").send_keys(str(pool[0]))
+    driver.execute_script("document.querySelector('details.options').open = true")
+    set_field(driver, "Rows to label", "4")
+    field(driver, "Keep the chosen rows").click()
+    set_field(driver, "Share set aside", "0.5")
+    press(driver, "Choose")
+    until(driver, lambda: "Label these 4 rows" in text_of(driver, ".chosen h2"))
+    badges = [e.text for e in driver.find_elements("css selector", ".chosen-rows .badge")]
+    assert badges == ["set aside", "set aside"]
+    assert httpx.get(f"{service}/models/digits/labels").json()["acquired"] == 4
+
+
+def test_a_pool_at_the_service_is_ranked_by_a_job(driver, service, pool):
+    opened(driver, f"{service}/#/choose")
+    press(driver, "At the service")
+    field(driver, "File").send_keys("nothing.npz")
+    press(driver, "Choose")
+    assert "pool_file" in until(driver, lambda: text_of(driver, ".chosen .notice"))
+    set_field(driver, "File", pool[0].name)
+    press(driver, "Choose")
+    until(driver, lambda: "Label these 10 rows of 40" in text_of(driver, ".chosen h2"), 60)
+    assert "lies at the service" in text_of(driver, ".chosen")
+    assert {row[1] for row in table_of(driver, "Rows to label")} <= {f"row, {i}" for i in range(40)}
+    press(driver, "Delete")
+
+
+def test_a_job_is_cancelled(driver, store, pool):
+    with serving(store, DUBITO_JOBS_AT_ONCE="0") as (url, _):  # which takes jobs and runs none
+        opened(driver, f"{url}/#/choose")
+        driver.find_element("id", "pool-files").send_keys(str(pool[0]))
+        driver.execute_script("document.querySelector('details.options').open = true")
+        set_field(driver, "Rank", "job")
+        press(driver, "Choose")
+        until(driver, lambda: [row[0] for row in table_of(driver, "Jobs") or []] == ["queued"])
+        press(driver, "Cancel")
+        until(driver, lambda: text_of(driver, ".chosen .notice") == "The job was cancelled.")
+        assert [row[0] for row in table_of(driver, "Jobs")] == ["cancelled"]
+        assert [job["state"] for job in httpx.get(f"{url}/jobs").json()["jobs"]] == ["cancelled"]
+    assert complaints(driver) == []
 
 
 def test_what_is_wrong_with_a_pool_is_said_in_the_service_s_words(driver, service, tmp_path):

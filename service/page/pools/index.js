@@ -19,7 +19,10 @@ const ROWS = ["pool", "inputs", "x", "X", "rows", "features"]; // arrays of an n
 const MOST_READ = 256 << 20; // bytes of a packed array that are gone through
 const MOST_TABLE = 64 << 20; // bytes of a CSV file
 const MOST_PICTURE = 16 << 20; // bytes of one image
+const MOST_PICTURES = 128 << 20; // bytes of all that are unpacked
 const MOST_TEXT = 1 << 20;
+const MOST_NUMBERS = 8_000_000; // of the rows of an array
+const MOST_SIDE = 256; // pixels of a picture of numbers; of larger ones some are left out
 const LETTERS = 400; // of a text
 const COLUMNS = 12; // of a row that are shown
 export const ACCEPTED = [".npy", ".npz", ".parquet", ".csv", ".zip", ".txt", "image/png", "image/jpeg", "image/webp", "image/bmp"];
@@ -32,6 +35,18 @@ export async function poolOf(files, spec) {
   if (tables.length) return fileOfRows(files[0], ending(files[0]), spec);
   if (!spec.image && !spec.text) throw new Error("This model takes a file of rows: .npy, .npz, .parquet or .csv.");
   return severalFiles(files, spec);
+}
+
+/** A pool that lies in the service's own folder of pools. It is taken for a large one. */
+export function poolAtService(name) {
+  const given = (fields) => Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== null && value !== undefined));
+  return {
+    name,
+    size: Infinity,
+    rows: async () => null,
+    send: (path, fields, signal) => ask(path, { method: "POST", json: { ...given(fields), pool_file: name }, signal }),
+    shown: async () => ({ kind: "none", why: "The pool lies at the service, so index and id alone are shown." }),
+  };
 }
 
 function fileOfRows(file, kind, spec) {
@@ -81,15 +96,14 @@ async function rowsIn(file, kind) {
 }
 
 async function showNpy(file, spec, ranking) {
-  return ofNumbers(await npy.rowsOf(file, ranking.map((row) => row.index), MOST_READ), spec);
+  return ofNumbers(file, spec, ranking);
 }
 
 async function showNpz(file, spec, ranking) {
   const entries = await zip.entriesOf(file);
   const names = [...entries.keys()].filter((name) => name.endsWith(".npy")).map((name) => name.slice(0, -4)).filter((name) => name !== "ids");
   const name = names.length === 1 ? names[0] : ROWS.find((one) => names.includes(one));
-  const content = await zip.contentOf(file, entries.get(`${name}.npy`));
-  return ofNumbers(await npy.rowsOf(content, ranking.map((row) => row.index), MOST_READ), spec);
+  return ofNumbers(await zip.contentOf(file, entries.get(`${name}.npy`)), spec, ranking);
 }
 
 async function showCsv(file, spec, ranking) {
@@ -105,10 +119,13 @@ async function showCsv(file, spec, ranking) {
 
 async function showZip(file, spec, ranking) {
   const entries = await zip.entriesOf(file);
+  let left = MOST_PICTURES;
   const one = async (row, most) => {
     const entry = entries.get(row.id);
     if (!entry) throw new Error("its file was not found");
-    return new Blob([await zip.bytesOf(await zip.contentOf(file, entry), most)], { type: typeOf(row.id) });
+    const bytes = await zip.bytesOf(await zip.contentOf(file, entry), Math.min(most, left));
+    left -= bytes.length;
+    return new Blob([bytes], { type: typeOf(row.id) });
   };
   return shownFiles(ranking, spec, one);
 }
@@ -123,7 +140,7 @@ async function shownFiles(ranking, spec, blobOf) {
       else {
         const url = URL.createObjectURL(blob);
         urls.push(url);
-        of.set(row.index, h("img", { src: url, alt: row.id }));
+        of.set(row.index, h("img", { src: url, alt: row.id, loading: "lazy" }));
       }
     } catch (error) {
       of.set(row.index, h("span", { class: "quiet" }, error.message));
@@ -133,12 +150,16 @@ async function shownFiles(ranking, spec, blobOf) {
 }
 
 /** Rows of numbers, as pictures where they are some, else as columns. */
-function ofNumbers({ rows }, spec) {
+async function ofNumbers(content, spec, ranking) {
   const size = spec.shape.reduce((a, b) => a * b, 1);
+  const shown = ranking.slice(0, Math.floor(MOST_NUMBERS / size)).map((row) => row.index);
+  if (!shown.length) throw new Error(`a row has ${size} numbers`);
+  const { rows } = await npy.rowsOf(content, shown, MOST_READ);
+  const why = shown.length < ranking.length ? `The first ${shown.length} rows are shown, as large as they are.` : null;
   const first = rows.values().next().value ?? [];
   if (first.length !== size) throw new Error(`a row has ${first.length} numbers in place of ${size}`);
   const planes = planesOf(spec);
-  if (planes) return { kind: "pictures", of: new Map([...rows].map(([index, row]) => [index, drawn(row, planes, spec, index)])) };
+  if (planes) return { kind: "pictures", of: new Map([...rows].map(([index, row]) => [index, drawn(row, planes, spec, index)])), why };
   const names = spec.columns.length && spec.columns.length === size ? spec.columns.map((column) => column.name) : Array.from({ length: size }, (_, i) => String(i));
   return ofCells(names, new Map([...rows].map(([index, row]) => [index, row.map((x) => String(Number(x.toPrecision(5))))])));
 }
@@ -152,23 +173,25 @@ function ofCells(names, of) {
 function planesOf({ shape, dtype, columns, text }) {
   if (columns.length || text || dtype !== "float32" || shape.length < 2 || shape.length > 3) return null;
   const [channels, height, width] = shape.length === 2 ? [1, ...shape] : shape[2] <= 3 && shape[0] > 3 ? [shape[2], shape[0], shape[1]] : shape;
-  if (![1, 3].includes(channels) || Math.min(height, width) < 2 || Math.max(height, width) > 4096) return null;
+  if (![1, 3].includes(channels) || Math.min(height, width) < 2) return null;
   const isLast = shape.length === 3 && shape[2] <= 3 && shape[0] > 3;
   return { channels, height, width, at: (y, x, c) => (isLast ? (y * width + x) * channels + c : (c * height + y) * width + x) };
 }
 
 /** A row on a canvas: photographs as they are; of other grey numbers the large ones are ink. */
 function drawn(row, { channels, height, width, at }, { image, minimum, maximum }, index) {
-  const canvas = h("canvas", { width, height, class: "thumbnail", role: "img", "aria-label": `Row ${index}, as a picture` });
+  const step = Math.ceil(Math.max(height, width) / MOST_SIDE);
+  const [tall, wide] = [height, width].map((side) => Math.ceil(side / step));
+  const canvas = h("canvas", { width: wide, height: tall, class: "thumbnail", role: "img", "aria-label": `Row ${index}, as a picture` });
   const on = canvas.getContext("2d");
-  const pixels = on.createImageData(width, height);
+  const pixels = on.createImageData(wide, tall);
   const [low, high] = image ? [0, 255] : [minimum, maximum];
   const scaled = (value) => Math.min(255, Math.max(0, (255 * (value - low)) / (high - low || 1)));
-  for (let y = 0; y < height; y++) {
-    for (let x = 0; x < width; x++) {
-      const place = 4 * (y * width + x);
+  for (let y = 0; y < tall; y++) {
+    for (let x = 0; x < wide; x++) {
+      const place = 4 * (y * wide + x);
       for (let c = 0; c < 3; c++) {
-        const value = scaled(row[at(y, x, channels === 3 ? c : 0)]);
+        const value = scaled(row[at(y * step, x * step, channels === 3 ? c : 0)]);
         pixels.data[place + c] = channels === 1 && !image ? 255 - value : value;
       }
       pixels.data[place + 3] = 255;
