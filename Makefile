@@ -5,11 +5,12 @@ BIN := .venv/bin
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder  # tests of a file share what they need; long files first
 SCHEMATHESIS := 4.32.5
 LABEL_STUDIO := 1.23.2
+CLIENTS := .venv-tritonclient .venv-kserve .venv-mlserver .venv-mlflow
 AXE := 4.14.1
 SBOM_TOOL := cyclonedx-bom==7.5.0
 STORE := $(or $(DUBITO_STORE),models)
 
-.PHONY: install serve test test-quick test-slow test-real check mutants audit laplace examples bench compose-check constraints sbom base-image
+.PHONY: install serve test test-quick test-slow test-real screenshots check mutants audit laplace examples bench compose-check constraints sbom base-image
 
 install: .venv/installed-$(RUNTIME)
 
@@ -33,11 +34,21 @@ test-quick: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
-test-real: install .venv-schemathesis .venv-label-studio .venv-examples/installed .venv-page/installed .venv-buckets/installed
+test-real: install .venv-schemathesis .venv-label-studio .venv-examples/installed .venv-page/installed .venv-buckets/installed $(CLIENTS)
 	$(BIN)/python -m pytest -m real tests/real
+
+screenshots: install .venv-page/installed
+	$(BIN)/python -m tests.support.screenshots
 
 .venv-label-studio: # likewise
 	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check label-studio==$(LABEL_STUDIO)
+
+.venv-tritonclient: CLIENT = 'tritonclient[http]==2.73.0'
+.venv-kserve: CLIENT = kserve==0.21.0
+.venv-mlserver: CLIENT = mlserver==1.7.1 pandas==2.3.3 httpx==0.28.1
+.venv-mlflow: CLIENT = mlflow-skinny==3.17.2 pandas==3.1.1 scipy==1.17.1
+$(CLIENTS): # each in an environment of its own: their dependencies clash
+	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check $(CLIENT)
 
 .venv-page/installed: tests/real/page-requirements.txt # selenium, and axe where there is npm
 	$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<

@@ -1,1 +1,3 @@
 """The online half: a FastAPI application that draws posterior samples for every request."""
+
+VERSION = "0.1.0"

@@ -10,6 +10,7 @@ from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 
 from model_store.inference.trials import TrialProcess
+from service import VERSION
 from service.context import Context
 from service.http import problems
 from service.http.examples import with_examples
@@ -22,7 +23,20 @@ from service.observability.tracing import tracing_of
 from service.process.memory import FreedMemory
 from service.process.shutdown import CloseConnections, end_with_notice
 from service.process.supervisor import WorkerPlace
-from service.routes import acquire, admin, health, jobs, label_studio, labels, models, page, predict, report
+from service.routes import (
+    acquire,
+    admin,
+    health,
+    jobs,
+    label_studio,
+    labels,
+    mlflow,
+    models,
+    open_inference,
+    page,
+    predict,
+    report,
+)
 from service.settings import Settings
 
 # FastAPI's own telemetry, which the environment could turn on: its spans repeat queries.
@@ -76,14 +90,15 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
     app = FastAPIOffline(
         title="Dubito",
         description=DESCRIPTION,
-        version="0.1.0",
+        version=VERSION,
         lifespan=lifespan,
         redoc_url=None,
         redirect_slashes=False,  # else to whatever host the request names, and clients resend their keys there
         telemetry=NO_TELEMETRY,
     )
     app.state.context = context
-    routers = [r.router for r in (predict, acquire, jobs, labels, label_studio, models, report, health)]
+    own = (predict, acquire, jobs, labels, label_studio, models, report, health)
+    routers = [r.router for r in (*own, open_inference, mlflow)]
     if settings.page:
         routers.append(page.router)
     if key_ring.keys.has_administration:
@@ -93,8 +108,9 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
     app.state.routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     _show_examples(app, context)
     problems.install(app)
-    asked_most = [r for part in (predict, acquire) for r in part.router.routes if isinstance(r, APIRoute)]
-    app.add_middleware(Shortcut, routes=asked_most)  # innermost
+    asked_most = [r for part in (predict, acquire, open_inference) for r in part.router.routes]
+    posts = [r for r in asked_most if isinstance(r, APIRoute) and r.methods == {"POST"}]
+    app.add_middleware(Shortcut, routes=posts)  # innermost
     auth.install(app, key_ring)
     app.add_middleware(CloseConnections, ending=context.ending)
     app.add_middleware(Observe, metrics=context.metrics, log=request_log(settings), tracing=tracing)

@@ -28,6 +28,7 @@ from service.http.requests import (
     JSON,
     NUMBERS_AT_ONCE,
     SMALL_JSON_BYTES,
+    Cells,
     Rows,
     hung_up,
     read_request,
@@ -189,7 +190,9 @@ class Context:
         lease.reserve(4 * numbers, rows_field)
         model, most_pixels = served.model, self.settings.max_image_pixels
         steps = rows_array(rows, model.manifest.input, rows_field, most_pixels, lease, model.text_encoder)
-        is_dear = isinstance(rows, JsonRows) or (isinstance(rows, list) and isinstance(rows[0], str | bytes | dict))
+        is_dear = isinstance(rows, JsonRows | Cells) or (
+            isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)
+        )
         if numbers > NUMBERS_AT_ONCE or is_dear:
             size = 4 * numbers
             return await self.threads.requests.run(steps, client, size, deadline, partial(hung_up, request))

@@ -93,6 +93,22 @@ def evaluated_store(tmp_path_factory: pytest.TempPathFactory, digits_store: Path
 
 
 @pytest.fixture(scope="session")
+def tables(tmp_path_factory: pytest.TempPathFactory, digits_store: Path, fits: None) -> Path:
+    """A store with `digits`, a table, pictures and a regression: `publish_tables`. Do not change it."""
+    from tests.support.kinds import publish_tables
+
+    return once_a_run(tmp_path_factory, "tables", lambda root: publish_tables(root, digits_store)) / "models"
+
+
+@pytest.fixture(scope="session")
+def kinds(tmp_path_factory: pytest.TempPathFactory, tables: Path) -> Path:
+    """A store with a model of every kind of input: `publish_kinds`. Do not change it."""
+    from tests.support.kinds import publish_kinds
+
+    return once_a_run(tmp_path_factory, "kinds", lambda root: publish_kinds(root, tables)) / "models"
+
+
+@pytest.fixture(scope="session")
 def digits_rows() -> np.ndarray:
     """The 359 test rows of digits, (N, 64) float32 from 0 to 16."""
     from training.data import digits

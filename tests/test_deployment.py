@@ -11,6 +11,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from service.routes import open_inference
 from service.settings import OF_TRAINING, Settings
 
 ROOT = Path(__file__).parent.parent
@@ -269,6 +270,35 @@ def test_service_image_says_when_it_is_unwell_without_curl():
 def test_images_start_a_module_without_a_shell(name):
     command = re.findall(r"^CMD (.*)$", IMAGES[name], re.M)
     assert [yaml.safe_load(line)[:3] for line in command] == [["python", "-m", name]]
+
+
+def test_kserve_s_manifest_fits_the_image_and_the_service():
+    manifest = yaml.safe_load((ROOT / "docs" / "kserve.yaml").read_text())
+    assert (manifest["apiVersion"], manifest["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
+    predictor = manifest["spec"]["predictor"]
+    (container,) = predictor["containers"]
+    assert container["image"].partition(":")[0] == COMPOSE["services"]["service"]["image"].partition(":")[0]
+    image = IMAGES["service"]
+    (port,) = container["ports"]
+    assert f"EXPOSE {port['containerPort']}\n" in image
+    paths = {route.path for route in open_inference.router.routes}
+    for name, path in (("readinessProbe", "/v2/health/ready"), ("livenessProbe", "/v2/health/live")):
+        assert container[name]["httpGet"] == {"path": path, "port": port["containerPort"]}
+        assert path in paths
+    settings = {f"DUBITO_{name.upper()}" for name in Settings.model_fields}
+    env = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert set(env) - settings == {"PROTOCOL"}
+    own = {name.removeprefix("DUBITO_").lower(): value for name, value in env.items() if name in settings}
+    served = Settings(**own)
+    assert predictor["terminationGracePeriodSeconds"] > served.drain_s + served.notice_s
+    assert f"USER {predictor['securityContext']['runAsUser']}:{predictor['securityContext']['runAsGroup']}\n" in image
+    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    assert mounts["/models"]["readOnly"] and "DUBITO_STORE=/models" in image and "DUBITO_STATE=/state" in image
+    assert set(mounts) == {"/models", "/state", "/tmp"}
+    assert {mount["name"] for mount in mounts.values()} == {volume["name"] for volume in predictor["volumes"]}
+    confined = container["securityContext"]
+    assert confined["readOnlyRootFilesystem"] and not confined["allowPrivilegeEscalation"]
+    assert confined["capabilities"] == {"drop": ["ALL"]} and predictor["securityContext"]["runAsNonRoot"]
 
 
 def test_gpu_file_changes_the_runtime_and_reserves_a_device():

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from service.http.problems import PROBLEM_JSON
+from service.error_forms import PROBLEM_JSON
 from service.http.requests import FILE_ENDINGS, FORM, JSON, NPY
 from service.http.schemas import Envelope, Problem
 

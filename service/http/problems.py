@@ -1,11 +1,12 @@
-"""Errors as `application/problem+json` (RFC 9457): one table from errors to statuses, no echo of the input."""
+"""Errors as `application/problem+json` (RFC 9457), or as the path's protocol has them: one table from errors to
+statuses, no echo of the input.
+"""
 
 import re
 from functools import cache
 from http import HTTPStatus
 from traceback import clear_frames
 
-import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
@@ -21,11 +22,9 @@ from model_store.errors import (
     StoreUnreachable,
     UnsupportedFormat,
 )
+from service.error_forms import error_form, is_of_others
 from service.errors import InUse, NotDone, NotReady, Overloaded, PastDeadline, TooLarge, TooLargeToLoad, Unsupported
 from service.observability.records import record_of
-
-PROBLEM_JSON = "application/problem+json"
-
 
 STATUS: dict[type[DubitoError], int] = {
     InvalidInput: 422,
@@ -47,12 +46,10 @@ STATUS: dict[type[DubitoError], int] = {
 }
 
 
-def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
-    """Return a problem response."""
-    content = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
-    # A lone surrogate can reach us by a path or query, and is not UTF-8.
-    body = orjson.dumps({k: _printable(v) if isinstance(v, str) else v for k, v in content.items()})
-    return Response(body, status, headers, media_type=PROBLEM_JSON)
+def problem(path: str, status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+    """Return the answer that is an error, as the path's protocol has it."""
+    status, body, media_type = error_form(path, status, detail)
+    return Response(body, status, headers, media_type=media_type)
 
 
 def install(app: FastAPI) -> None:
@@ -67,7 +64,7 @@ def domain_error(request: Request, error: Exception) -> Response:
     record_of(request.scope).reason = _reason(type(error).__name__)
     status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else None
-    return problem(status, str(error), headers)
+    return problem(request.scope["path"], status, str(error), headers)
 
 
 async def _domain_error(request: Request, error: Exception) -> Response:
@@ -80,14 +77,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
     record_of(request.scope).reason = _reason(HTTPStatus(error.status_code).phrase)
     headers = dict(error.headers or {})
     if error.status_code == 404:
-        detail = "path: expected one of those that GET /docs lists, got another"
+        where = "docs/open-inference.md" if is_of_others(request.scope["path"]) else "GET /docs"
+        detail = f"path: expected one of those that {where} lists, got another"
     elif error.status_code == 405:
         allowed = _allowed(request) or headers.get("Allow", "another")
         headers["Allow"] = allowed
         detail = f"method: expected {allowed}, got {request.method}"
     else:
         detail = str(error.detail)
-    return problem(error.status_code, detail, headers)
+    return problem(request.scope["path"], error.status_code, detail, headers)
 
 
 def _allowed(request: Request) -> str:
@@ -101,7 +99,3 @@ def _allowed(request: Request) -> str:
 def _reason(name: str) -> str:
     """Return a name in the form of metrics' labels: `TooLarge` is `too_large`, `Not Found` is `not_found`."""
     return re.sub(r"(?<=[a-z]) ?(?=[A-Z])", "_", name).lower()
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,11 +1,14 @@
 """Reading requests: bodies within limits, strict JSON, npy arrays, forms with images, rows of the model's shape."""
 
+import asyncio
 import base64
 import binascii
 import io
 import math
+import zlib
 from array import array
 from collections.abc import Generator, Iterable
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
-from model_store.inputs.columns import from_objects
+from model_store.inputs.columns import from_cells, from_objects
 from model_store.inputs.images import decoded_pixels, open_image, pixels, resized_pixels
 from service.errors import TooLarge, Unsupported
 from service.http.json_blocks import JsonRows, parse, take_apart
@@ -47,9 +50,28 @@ MAX_NESTED = 1_000_000
 # What is kept for each, at most: a number (as float32, and whether it is finite), a row's place, and half of a string
 # that stands beside the rows; rows that are objects have fewer numbers than commas and colons.
 JSON_OBJECT_BYTES = {",": 5, "[": 32, "{": 32, '"': 40, ":": 5}
+WINDOWS = {"gzip": 31, "deflate": 15}  # of zlib, by the encoding of a body
+INFLATED_AT_ONCE = 256 << 10  # bytes: a millisecond or so
 ARRAY_BYTES = 5  # of a number of an array: as float32, and whether it is finite
 
-Rows = list[Any] | np.ndarray | JsonRows
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Rows as the cells of each column, as `from_cells` takes them."""
+
+    of: dict[str, list[Any] | np.ndarray]
+    count: int
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return self.count
+
+    def take(self, rows: slice) -> dict[str, list[Any] | np.ndarray]:
+        """Return the cells of some rows."""
+        return {name: cells[rows] for name, cells in self.of.items()}
+
+
+Rows = list[Any] | np.ndarray | JsonRows | Cells
 
 
 async def read_body(request: Request, limit: int, json_limit: int) -> bytes | bytearray:
@@ -83,6 +105,49 @@ async def read_body(request: Request, limit: int, json_limit: int) -> bytes | by
         elif part:
             body = body if isinstance(body, bytearray) else bytearray(body)
             body += part
+    return body
+
+
+async def read_inflated(request: Request, limit: int) -> bytes | bytearray:
+    """Read a request's body of at most `limit` bytes, which may be compressed by gzip or deflate (zlib).
+
+    What is inflated counts as it comes, a step of `INFLATED_AT_ONCE` before it is there.
+
+    Raises:
+        TooLarge, Overloaded: before more than that is inflated and kept, as `read_body`.
+        Unsupported: if it is encoded otherwise.
+        InvalidInput: if it is not one whole compressed body.
+    """
+    coding = header(request, b"content-encoding", "identity").strip().lower()
+    if coding == "identity":
+        return await read_body(request, limit, limit)
+    if coding not in WINDOWS:
+        raise Unsupported(f"Content-Encoding: expected none, {' or '.join(WINDOWS)}, got another")
+    wrong = InvalidInput("body", f"one body compressed by {coding}, as its Content-Encoding says", "something else")
+    lease, inflater, body = lease_of(request.scope), zlib.decompressobj(WINDOWS[coding]), bytearray()
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part, more = message.get("body", b""), message.get("more_body", False)
+        inflated = None
+        while part or inflated is None or len(inflated) == INFLATED_AT_ONCE:  # of which more may be to come
+            lease.acquire(INFLATED_AT_ONCE)
+            try:
+                inflated = inflater.decompress(part, INFLATED_AT_ONCE)
+            except zlib.error:
+                raise wrong from None
+            lease.release(INFLATED_AT_ONCE - len(inflated))
+            if len(body) + len(inflated) > limit:
+                raise TooLarge(f"body: expected at most {limit} bytes once inflated, got more")
+            body += inflated
+            if inflater.unused_data:
+                raise wrong
+            part = inflater.unconsumed_tail
+            await asyncio.sleep(0)  # others' turn: a small part may become much
+    if not inflater.eof:
+        raise wrong
     return body
 
 
@@ -285,6 +350,13 @@ def rows_array(
         _check_finite(flat, field, first_row)
         return flat
     at_once = max(1, NUMBERS_AT_ONCE // size)
+    if isinstance(rows, Cells):
+        x = np.empty((len(rows), size), dtype=np.float32)
+        for first in range(0, len(rows), at_once):
+            here = slice(first, first + at_once)
+            x[here] = from_cells(rows.take(here), spec.columns, field, first_row + first)
+            yield
+        return x
     if isinstance(rows, list) and len(rows) <= at_once and not _is_long(rows[0], spec):
         return _Reader(rows[0], spec, field, max_pixels, lease, encoder).block(rows, first_row)
     blocks: Iterable[list[Any]]

@@ -29,9 +29,9 @@ PART_BYTES = 512 << 10  # of an answer that are sent at once
 class PartsResponse(Response):
     """An answer in parts: the next is sent when the client has read the one before, so none is copied with others."""
 
-    def __init__(self, parts: Sequence[bytes], media_type: str) -> None:
+    def __init__(self, parts: Sequence[bytes], media_type: str, headers: dict[str, str]) -> None:
         length = sum(map(len, parts))
-        super().__init__(b"", media_type=media_type, headers={"content-length": str(length)})
+        super().__init__(b"", media_type=media_type, headers={"content-length": str(length), **headers})
         views = [memoryview(part) for part in parts]
         self.parts = [view[at : at + PART_BYTES] for view in views for at in range(0, len(view), PART_BYTES)]
 
@@ -42,11 +42,11 @@ class PartsResponse(Response):
             await send({"type": "http.response.body", "body": part, "more_body": i < len(self.parts)})
 
 
-def response(parts: Sequence[bytes], media_type: str) -> Response:
+def response(parts: Sequence[bytes], media_type: str, headers: dict[str, str] | None = None) -> Response:
     """Return an answer of 200, given its body in parts."""
     if len(parts) == 1 and len(parts[0]) <= PART_BYTES:
-        return Response(parts[0], media_type=media_type)
-    return PartsResponse(parts, media_type)
+        return Response(parts[0], media_type=media_type, headers=headers)
+    return PartsResponse(parts, media_type, headers or {})
 
 
 def predict_json(
@@ -114,7 +114,7 @@ def _answer_head(
         "version": served.version,
         "num_samples": num_samples,
         "seed": seed,
-        **_judged_by(options),
+        **judged_by(options),
         "priors": _stated_priors(served.model.manifest, options.priors),
         "unknown_categories": unknown_categories(x, served.model.manifest.input.columns),
     }
@@ -133,7 +133,7 @@ def _stated_priors(manifest: Manifest, priors: tuple[float, ...] | None) -> dict
     return None if priors is None else dict(zip(manifest.classes or (), priors, strict=True))
 
 
-def _judged_by(options: DecisionOptions) -> dict[str, float | None]:
+def judged_by(options: DecisionOptions) -> dict[str, float | None]:
     """Return the rates that rows were judged by."""
     names = ("fpr", "fdr", "coverage", "confidence", "risk")
     return {name: getattr(options, name) for name in names}
@@ -263,7 +263,7 @@ def about_arrays(manifest: Manifest, seed: int, options: DecisionOptions) -> Ite
     yield "model", np.array(manifest.name)
     yield "version", np.array(manifest.version)
     yield "seed", np.array(seed)
-    for name, rate in _judged_by(options).items():
+    for name, rate in judged_by(options).items():
         if rate is not None:
             yield name, np.array(rate)
     if options.priors is not None:

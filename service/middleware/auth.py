@@ -55,11 +55,12 @@ def _refusal(scope: Scope, keys: Keys) -> Response | None:
     if valid is None:
         record.reason = "unauthorized" if key is None else "expired_key"
         detail = f"{EXPECTED}, got none, an unknown one or one that has expired"
-        return problem(401, detail, {"WWW-Authenticate": REALM})
+        return problem(scope["path"], 401, detail, {"WWW-Authenticate": REALM})
     if needed not in valid.scopes:
         record.reason = "forbidden"
         headers = {"WWW-Authenticate": f'{REALM}, error="insufficient_scope", scope="{needed}"'}
-        return problem(403, f"key: expected one with the scope {needed}, got one without", headers)
+        detail = f"key: expected one with the scope {needed}, got one without"
+        return problem(scope["path"], 403, detail, headers)
     return None
 
 

@@ -37,11 +37,14 @@ SCOPE_OF_PATH: Final[dict[str, Scope]] = {
     "/acquire/jobs": "acquire",
     "/labels": "label",
     "/metrics": "metrics",
+    "/invocations": "predict",
 }
 OTHER_PATHS: Final[Scope] = "read"
 ADMIN_PREFIX = "/admin/"
 LABEL_STUDIO_PREFIX = "/label-studio/"
-OPEN_PATHS = {"/", "/health/live", "/health/ready", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
+OPEN_INFERENCE_PREFIX = "/v2/models/"
+OF_HEALTH = {"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/ping"}
+OPEN_PATHS = OF_HEALTH | {"/", "/docs", "/docs/oauth2-redirect", "/openapi.json", "/version"}
 OPEN_PREFIXES = ("/static-offline-docs/", "/page/")  # the scripts of /docs and of the page
 
 
@@ -85,6 +88,8 @@ class Keys:
             return None
         if path.startswith(LABEL_STUDIO_PREFIX) and not path.endswith("/health"):
             return "label" if path.endswith("/webhook") else "predict"
+        if path.startswith(OPEN_INFERENCE_PREFIX) and path.endswith("/infer"):
+            return "predict"
         return SCOPE_OF_PATH.get(path, OTHER_PATHS)
 
 

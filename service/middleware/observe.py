@@ -51,7 +51,7 @@ class Observe:
             logger.error("unexpected error in request %s: %s", record.request_id, where(error))
             if status is None:  # else it is too late for another answer, and the server ends the connection
                 detail = "an error that Dubito did not expect; the service's log has it under this X-Request-ID"
-                await problem(500, detail)(scope, receive, sending)
+                await problem(scope["path"], 500, detail)(scope, receive, sending)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             seconds = time.perf_counter() - record.begun

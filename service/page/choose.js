@@ -1,9 +1,188 @@
-// The view `choose`.
+// The view that chooses: a pool of rows in a file, and which of them to label.
 
-import { fill, h } from "./dom.js";
+import { askJson, Refused } from "./api.js";
+import { bytes, field, fill, h, notice, number, tabs } from "./dom.js";
+import { jobsOf } from "./jobs.js";
+import { ACCEPTED, poolAtService, poolOf } from "./pools/index.js";
+import { shownRanking } from "./ranking.js";
+
+const LARGE_ROW_DRAWS = 1_000_000; // of a pool that is better ranked by a job
+const LARGE_BYTES = 8 << 20; // the same, where the number of rows is not known
+/** What to choose by, the first of a task being its default. */
+export const ACQUISITIONS = {
+  classification: [
+    ["bald", "the draws disagree about its label (BALD): the usual choice"],
+    ["bald_corrected", "the same, were there no end of draws"],
+    ["entropy", "it is unsure, for whatever reason"],
+    ["mean_std", "its probabilities differ from draw to draw"],
+    ["variation_ratio", "its label is improbable"],
+    ["power_bald", "by chance, more likely the more the draws disagree: for large batches"],
+    ["batchbald", "it adds most to those before it: for batches of about ten"],
+    ["max_det", "it differs from those before it: for batches of up to 1000"],
+    ["random", "by chance alone, to compare with"],
+  ],
+  regression: [
+    ["epistemic_variance", "the draws disagree about its target: the usual choice"],
+    ["variance", "it is unsure, for whatever reason"],
+    ["max_det", "it differs from those before it: for batches of up to 1000"],
+    ["random", "by chance alone, to compare with"],
+  ],
+};
 
 /** Show it. */
-export async function show(view) {
-  fill(view, h("h1", {}, "choose"));
-  return () => {};
+export async function show(view, app) {
+  if (!app.model) {
+    fill(view, h("h1", {}, "There is no model to choose with yet"), h("p", {}, "Publish one: ", h("code", {}, "python -m training fit"), "."));
+    return () => {};
+  }
+  const description = await app.describe(app.model);
+  let manifest = description.manifest;
+  let pool = null;
+  let busy = null; // the controller of the question on its way
+  let forget = () => {}; // of the pictures that are shown
+  let left = false;
+
+  const versions = [...new Set([...Object.keys(description.aliases), ...description.versions])];
+  const version = h("select", { onchange: changeVersion }, versions.map((name) => h("option", { value: name, selected: name === "latest" }, name)));
+  const files = h("input", { type: "file", multiple: true, accept: ACCEPTED.join(), id: "pool-files", "aria-describedby": "pool-hint", onchange: () => take(files.files) });
+  const poolSaid = h("p", { role: "status" });
+  const drop = h("div", { class: "drop" }, h("label", { for: files.id }, "The pool"), " ", files, h("p", { class: "quiet", id: "pool-hint" }, hint(manifest.input)), poolSaid);
+  const named = h("input", { type: "text", spellcheck: "false" });
+  const source = tabs("Where the pool is", [["Your files", h("div", {}, drop)], ["At the service", h("div", {}, field("File", named, "its name in the service's folder of pools, if it has one (DUBITO_POOLS)"))]]);
+  const k = h("input", { type: "number", min: 1, step: 1, value: 10 });
+  const acquisition = h("select", { onchange: explain });
+  const acquisitionSaid = h("span", { class: "quiet" });
+  const draws = h("input", { type: "number", min: 1, max: manifest.noise.max_draws ?? 1000, step: 1, value: manifest.noise.default_draws });
+  const seed = h("input", { type: "number", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1 });
+  const how = h("select", {}, [["", "by its size"], ["now", "at once"], ["job", "as a job"]].map(([value, name]) => h("option", { value }, name)));
+  const excluded = h("input", { type: "checkbox", checked: true });
+  const keep = h("input", { type: "checkbox", onchange: () => (control.disabled = !keep.checked) });
+  const control = h("input", { type: "number", min: 0, max: 1, step: 0.05, value: 0, disabled: true });
+  const start = h("button", { type: "submit", class: "main" }, "Choose");
+  const stop = h("button", { type: "button", hidden: true, onclick: () => busy?.abort() }, "Stop");
+  const place = h("section", { class: "chosen", "aria-label": "Rows to label" }, h("p", { class: "quiet" }, "The rows to label come here."));
+  const acquisitionField = field("Take a row because", acquisition);
+  acquisitionField.append(acquisitionSaid);
+  const jobs = jobsOf({ show: showJob, without: (job) => fill(place, notice(job.error ?? `The job was ${job.state}.`)) });
+  const form = h("form", { novalidate: true, onsubmit: (event) => { event.preventDefault(); choose(); } },
+    source.element, field("Rows to label (k)", k), acquisitionField,
+    h("p", { class: "actions" }, start, stop),
+    h("details", { class: "options" }, h("summary", {}, "Options"), field("Version", version), field("Draws", draws), field("Seed", seed, "empty: fresh draws, and the answer says which"), field("Rank", how, "large pools become a job: it goes on when this page is closed"),
+      field("Leave out labelled rows", excluded, "those whose id has a label already"), field("Keep the chosen rows", keep, "on the service's disk, so that a label needs the id alone; the pool must have ids"), field("Share set aside", control, "of the k rows, at random: their labels judge the model. Needs kept rows")));
+  fill(view, h("h1", {}, `Choose what to label for ${app.model}`), h("div", { class: "two" }, h("section", { "aria-label": "Pool" }, form), place), jobs.element);
+  drop.addEventListener("dragover", (event) => event.preventDefault());
+  drop.addEventListener("drop", (event) => {
+    event.preventDefault();
+    take(event.dataTransfer.files);
+  });
+  acquisitionsOf();
+  await jobs.begin();
+
+  function acquisitionsOf() {
+    const known = ACQUISITIONS[manifest.task];
+    const before = acquisition.value;
+    fill(acquisition, known.map(([name]) => h("option", { value: name, selected: name === before }, name.replaceAll("_", " "))));
+    explain();
+  }
+
+  function explain() {
+    acquisitionSaid.textContent = ACQUISITIONS[manifest.task].find(([name]) => name === acquisition.value)[1];
+  }
+
+  async function changeVersion() {
+    try {
+      manifest = version.value === "latest" ? description.manifest : (await askJson(`models/${encodeURIComponent(app.model)}/versions/${encodeURIComponent(version.value)}`)).manifest;
+      draws.value = manifest.noise.default_draws;
+      acquisitionsOf();
+    } catch (error) {
+      fail(error);
+    }
+  }
+
+  async function take(given) {
+    const chosen = [...given];
+    if (!chosen.length) return;
+    try {
+      pool = await poolOf(chosen, manifest.input);
+      const rows = await pool.rows();
+      fill(poolSaid, `${pool.name}: ${rows === null ? "" : `${number(rows)} rows, `}${bytes(pool.size)}.`);
+    } catch (error) {
+      pool = null;
+      fill(poolSaid, notice(error.message));
+    }
+  }
+
+  function fields() {
+    const asNumber = (input) => (input.value === "" ? null : Number(input.value));
+    return {
+      model: app.model, version: version.value, acquisition: acquisition.value, k: asNumber(k), num_samples: asNumber(draws), seed: asNumber(seed),
+      exclude_labelled: excluded.checked ? null : false, keep: keep.checked ? true : null, control: keep.checked && Number(control.value) > 0 ? Number(control.value) : null,
+    };
+  }
+
+  async function choose() {
+    const isOwn = source.chosen === 0;
+    const asked = isOwn ? pool : named.value.trim() ? poolAtService(named.value.trim()) : null;
+    if (!asked) {
+      fill(place, notice(isOwn ? "Choose the file of the pool first." : "Write the name of the pool's file first."));
+      (isOwn ? files : named).focus();
+      return;
+    }
+    const controller = (busy = new AbortController()), wanted = fields();
+    const rows = await asked.rows();
+    const isLarge = rows === null ? asked.size > LARGE_BYTES : rows * (wanted.num_samples ?? 1) > LARGE_ROW_DRAWS;
+    const isJob = how.value === "job" || (how.value === "" && isLarge);
+    start.disabled = true;
+    stop.hidden = false;
+    forget();
+    fill(place, h("p", { class: "quiet", role: "status" }, isJob ? "Sending the pool." : "Ranking."));
+    try {
+      const answer = await (await asked.send(isJob ? "acquire/jobs" : "acquire", wanted, controller.signal)).json();
+      if (left) return;
+      if (isJob) {
+        fill(place, h("p", { role: "status" }, `It is a job now, of ${number(answer.rows)} rows. Its result comes here; later it is found in the list of jobs below.`));
+        jobs.add(answer, asked);
+      } else await showRanking(answer, asked);
+    } catch (error) {
+      if (error.name === "AbortError") fill(place, h("p", { class: "quiet", role: "status" }, "Stopped."));
+      else fail(error);
+    } finally {
+      start.disabled = false;
+      stop.hidden = true;
+    }
+  }
+
+  async function showJob(job, asked) {
+    try {
+      const answer = await askJson(job.result);
+      if (!left) await showRanking(answer, asked);
+    } catch (error) {
+      fail(error);
+    }
+  }
+
+  async function showRanking(answer, asked) {
+    forget();
+    const shown = await shownRanking(answer, asked);
+    if (left) return shown.forget();
+    forget = shown.forget;
+    fill(place, shown.element);
+  }
+
+  function fail(error) {
+    fill(place, notice(error.message));
+    if (!(error instanceof Refused)) throw error;
+  }
+
+  return () => {
+    left = true;
+    busy?.abort();
+    forget();
+    jobs.end();
+  };
+}
+
+function hint(spec) {
+  const own = spec.text ? "a .csv with a column of texts, a .zip of text files, several .txt files" : spec.columns.length ? "a .csv with its columns" : spec.image ? "image files, or a .zip of them" : null;
+  return `${own ? `${own[0].toUpperCase()}${own.slice(1)}, or a` : "A"} file of rows: .npy, .npz or .parquet. A column or array of ids, or the files' names, name the rows.`;
 }

@@ -139,9 +139,9 @@ export function percent(x) {
   const value = 100 * x;
   for (const digits of [0, 1, 2, 3]) {
     const text = value.toFixed(digits);
-    if (Math.abs(Number(text) - value) <= 0.05 * Math.min(value, 100 - value) + 1e-9) return `${text} %`;
+    if (Math.abs(Number(text) - value) <= 0.05 * Math.min(value, 100 - value) + 1e-9) return `${text} %`;
   }
-  return x < 0.5 ? "< 0.001 %" : "> 99.999 %";
+  return x < 0.5 ? "< 0.001 %" : "> 99.999 %";
 }
 
 /** A time in seconds as people read it. */
@@ -151,4 +151,20 @@ export function duration(seconds) {
   if (seconds < 90) return `${number(seconds, 2)} s`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
   return `${number(seconds / 3600, 2)} h`;
+}
+
+/** A size in bytes as people read it. */
+export function bytes(size) {
+  if (size === null || size === undefined) return "–";
+  const power = size < 1000 ? 0 : Math.min(4, Math.floor(Math.log10(size) / 3));
+  return `${number(size / 1000 ** power)} ${["bytes", "kB", "MB", "GB", "TB"][power]}`;
+}
+
+/** A moment, of ISO 8601 or in seconds since 1970, as the reader's clock has it: 2026-11-22 16:51. */
+export function moment(time) {
+  if (time === null || time === undefined) return "–";
+  const date = new Date(typeof time === "number" ? 1000 * time : time);
+  if (Number.isNaN(date.getTime())) return String(time);
+  const two = (x) => String(x).padStart(2, "0");
+  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${two(date.getHours())}:${two(date.getMinutes())}`;
 }

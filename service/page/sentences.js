@@ -77,10 +77,10 @@ function ofFlag(row, answer, manifest) {
   const [name, strongest] = combined.sort(([, a], [, b]) => a.p_value - b.p_value)[0] ?? [null, null];
   const input = inputWord(manifest.input);
   if (!row.flag) {
-    const odd = strongest && strongest.fired ? `, though ${label(name)} alone fired (p = ${number(strongest.p_value, 2)})` : "";
-    return `It looks like the data that the model was calibrated on (p = ${number(row.p_value, 2)}${odd}).`;
+    const odd = strongest && strongest.fired ? `, though ${label(name)} alone fired (p = ${number(strongest.p_value, 2)})` : "";
+    return `It looks like the data that the model was calibrated on (p = ${number(row.p_value, 2)}${odd}).`;
   }
-  const p = strongest ? ` (${label(name)}, p = ${number(strongest.p_value, 2)})` : "";
+  const p = strongest ? ` (${label(name)}, p = ${number(strongest.p_value, 2)})` : "";
   const what = name && OF_THE_POSTERIOR.has(name) ? "the model is less sure than it usually is" : `${input} are unlike the data`;
   const fdr = answer.fdr === null ? `at most ${percent(answer.fpr)} of usual rows are` : `false flags are at most ${percent(answer.fdr)}`;
   return `But ${what}${p}: flagged, as ${fdr}. Do not trust the answer before you have looked.`;

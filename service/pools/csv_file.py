@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from model_store.artifacts.manifest import CategoricalColumn, InputSpec, NumericColumn
+from model_store.artifacts.manifest import AnyColumn, CategoricalColumn, InputSpec, NumericColumn
 from model_store.errors import InvalidInput
 from model_store.inputs.delimiters import delimiter_of
 from model_store.inputs.numbers import number_of
@@ -80,7 +80,7 @@ class CsvFile(PoolFile):
         if not self.spec.columns:
             return [row[places[self._columns[0]]] for row in part]
         return {
-            c.name: [_csv_cell(row[places[c.name]], c, self._has_commas) for row in part] for c in self.spec.columns
+            c.name: [cell_of(row[places[c.name]], c, self._has_commas) for row in part] for c in self.spec.columns
         }
 
     def _rows(self) -> Iterator[list[str]]:
@@ -101,8 +101,8 @@ class CsvFile(PoolFile):
             raise self._rows_error("a CSV file in UTF-8, UTF-16 or cp1252", "something else") from error
 
 
-def _csv_cell(text: str, column: Any, has_commas: bool) -> Any:
-    """Return a cell of a CSV file as JSON would have it; plain numbers may have decimal commas."""
+def cell_of(text: str, column: AnyColumn, has_commas: bool = False) -> Any:
+    """Return a cell that came as text as JSON would have it; plain numbers may have decimal commas."""
     stripped = text.strip()
     if isinstance(column, CategoricalColumn):
         return None if text in MISSING and text not in column.categories else text

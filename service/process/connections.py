@@ -16,6 +16,7 @@ from starlette.types import Scope
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from service.error_forms import error_form, is_of_others
 from service.process.budget import ByteBudget, Lease
 from service.process.clients import address_client
 from service.process.exchange import STATUS_LINES, Exchange
@@ -31,6 +32,13 @@ MOST_REFUSED = 100  # connections beyond the limit that get such a moment
 READ_AT_ONCE = 32 << 10  # bytes: who sends more at a time takes turns with others that do
 TURN_S = 0.001
 WRITTEN_AT_ONCE = 64 << 10  # head and body of an answer
+REFUSED = {  # what is said of a request that has not come whole, where its protocol says anything
+    400: "body: expected one that is framed as RFC 9112 has it, got another",
+    408: "body: expected it whole in time, got a part of it",
+    431: "body: expected less beside its data, got more",
+    500: "an error that Dubito did not expect",
+    503: "the service has no memory left for this request; try again in 1 s",
+}
 
 
 class Connections:
@@ -405,7 +413,12 @@ class HttpConnection(asyncio.Protocol):
         exchange = self.exchange
         if exchange is None or not exchange.started:
             retry = b"retry-after: 1\r\n" if status == 503 else b""
-            self.write(STATUS_LINES[status] + retry + b"content-length: 0\r\nconnection: close\r\n\r\n")
+            content, media_type = b"", b""
+            if exchange is not None and is_of_others(exchange.scope["path"]):  # whose clients look for a text
+                _, content, name = error_form(exchange.scope["path"], status, REFUSED[status])
+                media_type = b"content-type: %s\r\n" % name.encode()
+            length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(content)
+            self.write(STATUS_LINES[status] + retry + media_type + length + content)
         if exchange is not None and not exchange.answered:
             self._leave(exchange)
         self._end()

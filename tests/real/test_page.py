@@ -64,7 +64,8 @@ def until(driver, condition):
 
 def text_of(driver, selector):
     """The text of the first such element, empty where there is none; in one step, since answers change."""
-    return driver.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
+    found = driver.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
+    return found.replace("\xa0", " ")
 
 
 def plot_says(driver, number):

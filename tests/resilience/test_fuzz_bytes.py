@@ -5,6 +5,8 @@ import shutil
 from urllib.parse import urlsplit
 
 from model_store.artifacts.store import ModelStore
+from tests.support.bad_inference import BadInference
+from tests.support.bad_requests import BadRequests
 from tests.support.fuzz import fuzz
 from tests.support.process import pss_bytes
 from tests.support.stores import publish_again
@@ -24,13 +26,16 @@ def store_to_fuzz(digits_store, folder):
     return store.root
 
 
-def fuzz_service(serve, root, count, seed=0):
+def fuzz_service(serve, root, count, seed=0, requests=BadRequests):
     """What comes of bad requests to a service of its own; its log is read and shows no unexpected error."""
-    with serve(root, DUBITO_ADMIN_KEY=ADMIN_KEY, DUBITO_LOG_LEVEL="error") as (url, process):
+    with serve(root, DUBITO_ADMIN_KEY=ADMIN_KEY, DUBITO_LOG_LEVEL="error", DUBITO_DEFAULT_MODEL="digits") as (
+        url,
+        process,
+    ):
         port = urlsplit(url).port
-        first = fuzz(port, count // 10, f"{seed}.warm", ADMIN_KEY)
+        first = fuzz(port, count // 10, f"{seed}.warm", ADMIN_KEY, requests=requests)
         before = pss_bytes(process.pid)
-        outcome = fuzz(port, count - count // 10, seed, ADMIN_KEY)
+        outcome = fuzz(port, count - count // 10, seed, ADMIN_KEY, requests=requests)
         growth = pss_bytes(process.pid) - before
         process.terminate()
         log = process.communicate(timeout=60)[1]
@@ -47,4 +52,13 @@ def test_a_thousand_bad_requests_are_each_refused_and_a_good_one_between_them_is
     print(f"seed {seed}")
     _, outcome, _ = fuzz_service(serve, store_to_fuzz(digits_store, tmp_path), 1000, seed)
     assert outcome.past_parsing >= outcome.sent / 3
+    assert outcome.good > 0
+
+
+def test_a_thousand_bad_requests_of_other_protocols_are_each_refused(serve, kinds):
+    seed = int.from_bytes(os.urandom(4))
+    print(f"seed {seed}")
+    _, outcome, _ = fuzz_service(serve, kinds, 1000, seed, BadInference)
+    assert outcome.past_parsing >= outcome.sent / 3
+    assert outcome.statuses[200] >= outcome.sent / 20
     assert outcome.good > 0

@@ -12,7 +12,9 @@ from tests.support.odd_values import CANARY
 from tests.support.raw import JSON, Connection, Ended, request
 
 BY_DESIGN = {503, 504}
-PARSED = {200, 404, 413, 422, 503, 504}  # answers to requests that were read
+FORMS = ({"error"}, {"error_code", "message"})  # of errors, of others' protocols
+PARSED_TYPES = (JSON.encode(), b"application/x-npz", b"application/octet-stream")
+PARSED = {200, 400, 404, 413, 422, 503, 504}  # answers to requests that were read
 UNPARSED = ("body:", "query", "Content-")  # how the detail of those begins that were not
 GOOD_EVERY = 20  # cases between good requests on the same connection
 MOST_WRONG = 5  # of a client before it stops
@@ -44,7 +46,7 @@ class Outcome:
         )
 
 
-def fuzz(port, count, seed, admin_key, clients=4, within_s=20.0):
+def fuzz(port, count, seed, admin_key, clients=4, within_s=20.0, requests=BadRequests):
     """Send `count` cases from several clients at once; each is answered, or its connection ends, in `within_s`."""
     good = request("POST", "/predict", json.dumps({"inputs": [[8] * 64], "seed": 7}).encode())
     with Connection(port) as connection:
@@ -54,7 +56,7 @@ def fuzz(port, count, seed, admin_key, clients=4, within_s=20.0):
     threads = [
         threading.Thread(target=_client, args=(port, outcome, cases, good, expected.body, within_s))
         for outcome, cases in (
-            (outcome, itertools.islice(BadRequests(f"{seed}.{i}", admin_key), i, count, clients))
+            (outcome, itertools.islice(requests(f"{seed}.{i}", admin_key), i, count, clients))
             for i, outcome in enumerate(outcomes)
         )
     ]
@@ -128,10 +130,16 @@ def _wrong(answer):
     if answer.status >= 400 and answer.headers.get(b"content-type") == b"application/problem+json":
         if answer.body and json.loads(answer.body)["status"] != answer.status:
             return "another status in the problem"
+    elif answer.status >= 400 and answer.headers.get(b"content-type") == JSON.encode():
+        if answer.body and set(json.loads(answer.body)) not in FORMS:
+            return "an error that is of no protocol"
     elif answer.status >= 400 and len(answer.body) > 100:
         return "an error that is no problem"
     if answer.status == 200 and answer.headers.get(b"content-type") == JSON.encode() and answer.body:
-        json.loads(answer.body)
+        try:
+            json.loads(answer.body)
+        except ValueError:
+            return "no JSON"
     if answer.status != 200 and CANARY.encode() in answer.body:
         return "the request repeated"
     return "a traceback" if b"Traceback" in answer.body else None
@@ -140,8 +148,12 @@ def _wrong(answer):
 def _is_parsed(answer):
     """Whether the answer shows that a body was read and understood, whatever then became of it."""
     if answer.status == 200:
-        return answer.headers.get(b"content-type", b"") in (JSON.encode(), b"application/x-npz")
-    return answer.status in PARSED and not json.loads(answer.body)["detail"].startswith((*UNPARSED, "path"))
+        return answer.headers.get(b"content-type", b"") in PARSED_TYPES
+    if answer.status not in PARSED or not answer.body:
+        return False
+    said = json.loads(answer.body)
+    text = said.get("detail") or said.get("error") or said["message"]
+    return not text.startswith((*UNPARSED, "path"))
 
 
 def _together(outcomes):

@@ -1,0 +1,44 @@
+"""How an error is written: as the protocol of the path wants it that was asked.
+
+Our own routes answer with problems (RFC 9457). Clients of the Open Inference Protocol read `{"error": ...}`, those of
+MLflow `{"error_code": ..., "message": ...}`; both know 400 and no 422.
+"""
+
+from http import HTTPStatus
+
+import orjson
+
+PROBLEM_JSON = "application/problem+json"
+JSON = "application/json"
+OPEN_INFERENCE = "/v2"
+MLFLOW_PATHS = frozenset({"/invocations", "/ping", "/version"})
+MLFLOW_CODES = {
+    400: "BAD_REQUEST",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "RESOURCE_DOES_NOT_EXIST",
+    405: "BAD_REQUEST",
+    413: "BAD_REQUEST",
+    415: "BAD_REQUEST",
+    429: "REQUEST_LIMIT_EXCEEDED",
+    503: "TEMPORARILY_UNAVAILABLE",
+}
+
+
+def is_of_others(path: str) -> bool:
+    """Whether a path belongs to a protocol of others."""
+    return path == OPEN_INFERENCE or path.startswith(f"{OPEN_INFERENCE}/") or path in MLFLOW_PATHS
+
+
+def error_form(path: str, status: int, detail: str) -> tuple[int, bytes, str]:
+    """Return the status, body and media type of an error, for the path that was asked."""
+    # A lone surrogate can reach us by a path or query, and is not UTF-8.
+    detail = detail.encode("utf-8", "replace").decode("utf-8")
+    if not is_of_others(path):
+        content = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+        return status, orjson.dumps(content), PROBLEM_JSON
+    status = 400 if status == 422 else status
+    if path in MLFLOW_PATHS:
+        code = MLFLOW_CODES.get(status, "BAD_REQUEST" if status < 500 else "INTERNAL_ERROR")
+        return status, orjson.dumps({"error_code": code, "message": detail}), JSON
+    return status, orjson.dumps({"error": detail}), JSON

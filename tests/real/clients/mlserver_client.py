@@ -1,0 +1,81 @@
+"""What MLServer's types and codecs make of a service: `python mlserver_client.py URL FOLDER` prints it as JSON.
+
+FOLDER has `digits.npy`, rows of digits, and `picture.png`.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pandas
+from mlserver.codecs import Base64Codec, NumpyCodec, NumpyRequestCodec, PandasCodec, StringCodec
+from mlserver.types import (
+    InferenceErrorResponse,
+    InferenceRequest,
+    InferenceResponse,
+    MetadataModelResponse,
+    MetadataServerResponse,
+    Parameters,
+    RepositoryIndexResponse,
+)
+
+url, folder = sys.argv[1], Path(sys.argv[2])
+DIGITS = np.load(folder / "digits.npy")
+
+
+def asked(request):
+    request.parameters = Parameters.model_validate({**(request.parameters or Parameters()).model_dump(), "seed": 7})
+    request.id = "a request"
+    return request
+
+
+def post(model, request):
+    content = asked(request).model_dump_json(exclude_none=True)
+    return httpx.post(f"{url}/v2/models/{model}/infer", content=content, timeout=60)
+
+
+def plain(output):
+    codec = StringCodec if output.datatype == "BYTES" else NumpyCodec
+    return np.asarray(codec.decode_output(output)).ravel().tolist()
+
+
+def infer(model, request):
+    """What one request gets: its id, parameters, and tensors flat."""
+    answer = post(model, request)
+    assert answer.status_code == 200, answer.text
+    response = InferenceResponse.model_validate_json(answer.content)
+    outputs = {output.name: plain(output) for output in response.outputs}
+    told = {"id": response.id, "model_name": response.model_name, "parameters": response.parameters.model_dump()}
+    return {**told, **outputs}
+
+
+def one(item):
+    return InferenceRequest(inputs=[item])
+
+
+def refused(model, request):
+    answer = post(model, request)
+    return [answer.status_code, InferenceErrorResponse.model_validate_json(answer.content).error]
+
+
+picture = (folder / "picture.png").read_bytes()
+text = ["good film", "bad day"]
+table = pandas.DataFrame({"age": [31.0, np.nan], "city": ["Rome", "Oslo"]})
+missing = pandas.DataFrame({"age": [31.0, np.nan], "city": ["Rome", ""]})
+MetadataServerResponse.model_validate_json(httpx.get(f"{url}/v2").content)
+MetadataModelResponse.model_validate_json(httpx.get(f"{url}/v2/models/digits").content)
+RepositoryIndexResponse.model_validate_json(httpx.post(f"{url}/v2/repository/index", content=b"{}").content)
+answers = {
+    "digits": infer("digits", NumpyRequestCodec.encode_request(DIGITS)),
+    "digits_input": infer("digits", one(NumpyCodec.encode_input("inputs", DIGITS.astype(int)))),
+    "pictures": infer("pictures", one(Base64Codec.encode_input("inputs", [picture] * 2, use_bytes=False))),
+    "texts": infer("texts", one(StringCodec.encode_input("inputs", text, use_bytes=False))),
+    "people": infer("people", PandasCodec.encode_request(missing, use_bytes=False)),
+    "rents": infer("rents", PandasCodec.encode_request(missing, use_bytes=False)),
+    "others": infer("people", PandasCodec.encode_request(table, use_bytes=False)),
+    "unknown_model": refused("nothing", NumpyRequestCodec.encode_request(DIGITS)),
+    "wrong_shape": refused("digits", NumpyRequestCodec.encode_request(DIGITS[:, :63])),
+}
+print(json.dumps(answers))

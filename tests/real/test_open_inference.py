@@ -1,0 +1,165 @@
+"""Other people's clients against a service: tritonclient, KServe's, MLServer's codecs, and MLflow's scoring client.
+
+Each runs in an environment of its own, which `make test-real` makes, on every kind of input.
+"""
+
+import base64
+import json
+import re
+import subprocess
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support.environment import ROOT
+from tests.support.serving import serving
+
+pytestmark = pytest.mark.real
+CLIENTS = {
+    "triton": "tritonclient",
+    "kserve_client": "kserve",
+    "mlserver_client": "mlserver",
+    "mlflow_client": "mlflow",
+}
+# Cases of clients: what the same rows are asked as of /predict.
+DIGITS = ("digits", "digits_json", "digits_gzip", "digits_deflate", "digits_version", "digits_half", "digits_binary")
+SAME = {
+    **dict.fromkeys((*DIGITS, "digits_input", "digits_list", "digits_frame"), "digits"),
+    **dict.fromkeys(("pictures", "pictures_array"), "pictures"),
+    **dict.fromkeys(("texts", "texts_json"), "texts"),
+    "people": "people",
+    "rents": "rents",
+}
+TABLE = [{"age": 31.0, "city": "Rome"}, {"age": None, "city": None}]
+
+
+@pytest.fixture(scope="module")
+def url(kinds):
+    with serving(kinds, DUBITO_DEFAULT_MODEL="digits") as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, digits_rows):
+    """What clients send: rows of digits, and a picture."""
+    folder = tmp_path_factory.mktemp("clients")
+    np.save(folder / "digits.npy", digits_rows[:5])
+    Image.new("RGB", (1, 1), (128, 128, 128)).save(folder / "picture.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(url, folder):
+    """The predictions of /predict, by kind."""
+    picture = base64.b64encode((folder / "picture.png").read_bytes()).decode()
+    rows = {
+        "digits": np.load(folder / "digits.npy").tolist(),
+        "pictures": [picture] * 2,
+        "texts": ["good film", "bad day"],
+        "people": TABLE,
+        "rents": TABLE,
+    }
+    asked = {kind: {"model": kind, "inputs": inputs, "seed": 7} for kind, inputs in rows.items()}
+    answers = {kind: httpx.post(f"{url}/predict", json=request) for kind, request in asked.items()}
+    assert {answer.status_code for answer in answers.values()} == {200}
+    return {kind: answer.json()["predictions"] for kind, answer in answers.items()}
+
+
+def told(client, url, folder):
+    """What a client's script says that it got."""
+    python = ROOT / f".venv-{CLIENTS[client]}" / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{CLIENTS[client]} is not installed: make test-real")
+    parts = urlsplit(url)
+    where = {"triton": [parts.netloc], "mlflow_client": [parts.hostname, str(parts.port)]}.get(client, [url])
+    command = [str(python), str(ROOT / "tests" / "real" / "clients" / f"{client}.py"), *where, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def test_the_guide_s_examples_run(url):
+    guide = (ROOT / "docs" / "open-inference.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    parts = urlsplit(url)
+    for name, block in zip(("tritonclient", "kserve", "mlserver", "mlflow"), blocks, strict=True):
+        python = ROOT / f".venv-{name}" / "bin" / "python"
+        if python.exists():
+            here = block.replace("127.0.0.1:8000", parts.netloc).replace(
+                '"127.0.0.1", 8000', f'"{parts.hostname}", {parts.port}'
+            )
+            done = subprocess.run([python, "-c", here], capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr[-2000:]
+            assert "label" in done.stdout or "['" in done.stdout or "[b'" in done.stdout, done.stdout
+
+
+def flat(rows, name):
+    """A field of all predictions as a flat tensor."""
+    return np.asarray([row[name] for row in rows]).ravel().tolist()
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_gets_what_predict_answers_for_every_kind_of_input(client, url, folder, expected):
+    answers = told(client, url, folder)
+    compared = set()
+    for case, kind in SAME.items():
+        if case not in answers:
+            continue
+        compared.add(kind)
+        rows, answer = expected[kind], answers[case]
+        names = ("mean", "std", "interval") if kind == "rents" else ("probabilities", "label")
+        for name in (*names, *(("p_value", "flag") if case != "digits_version" else ())):
+            assert np.ravel(answer[name]).tolist() == flat(rows, name), (case, name)
+        if "parameters" in answer:
+            assert answer["parameters"]["seed"] == 7
+            assert answer["model_name"] == kind
+            assert answer["id"]
+    assert compared == set(expected)
+
+
+def test_triton_s_client_reads_all_that_it_asks(url, folder, expected):
+    answers = told("triton", url, folder)
+    assert [answers[name] for name in ("live", "ready", "model_ready", "none_ready")] == [True, True, True, False]
+    assert answers["server"]["extensions"][0] == "binary_tensor_data"
+    assert answers["model"]["inputs"] == [{"name": "inputs", "datatype": "FP32", "shape": [-1, 8, 8]}]
+    assert [column["datatype"] for column in answers["table_model"]["inputs"]] == ["FP64", "BYTES"]
+    assert answers["config"]["input"] == [{"name": "inputs", "data_type": "TYPE_FP32", "dims": [8, 8]}]
+    assert {(entry["name"], entry["state"]) for entry in answers["index"]} >= {
+        ("digits", "READY"),
+        ("rents", "READY"),
+    }
+    assert answers["digits"]["id"] == "a request"
+    assert "probabilities" in answers["digits"]["binary"], "clients ask for bytes where they name no outputs"
+    wanted = answers["digits_version"]
+    assert wanted["binary"] == ["label", "samples"], "an output's own flag is stronger"
+    assert len(wanted["samples"]) == 5 * wanted["parameters"]["num_samples"] * 10
+    assert answers["unknown_model"] == ["404", answers["unknown_model"][1]]
+    assert "expected one of" in answers["unknown_model"][1]
+    assert answers["wrong_shape"][0] == answers["wrong_parameter"][0] == "400"
+    assert answers["wrong_shape"][1].startswith("inputs: expected an array of shape (N, 8, 8) or (N, 64)")
+    assert answers["wrong_parameter"][1].startswith("parameters.fpr: expected")
+    assert answers["too_late"][0] == "504"
+
+
+def test_kserve_s_client_reads_all_that_it_asks(url, folder):
+    answers = told("kserve_client", url, folder)
+    assert [answers[name] for name in ("live", "ready", "model_ready", "none_ready")] == [True, True, True, False]
+    assert answers["digits"]["id"] == "a request"
+    assert answers["graph"] == ["step", 5]
+    assert answers["unknown_model"][0] == 404
+    assert answers["unknown_model"][1].startswith("model: expected one of"), "its error has our text"
+    assert answers["wrong_shape"][0] == 400
+
+
+def test_mlserver_s_and_mlflow_s_clients_read_errors(url, folder):
+    answers = told("mlserver_client", url, folder)
+    assert answers["unknown_model"][0] == 404
+    assert answers["wrong_shape"][1].startswith("inputs: expected an array of shape")
+    answers = told("mlflow_client", url, folder)
+    assert answers["version"]
+    assert len(answers["people_json"]["label"]) == 1
+    assert "RESOURCE_DOES_NOT_EXIST" in answers["unknown_model"]
+    assert "BAD_REQUEST" in answers["wrong_shape"]

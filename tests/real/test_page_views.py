@@ -1,0 +1,548 @@
+"""The page's views of models, of what is live and of what to choose, in Chromium: they show what the API says.
+
+Where Chromium, its driver or selenium are missing they are skipped.
+"""
+
+import base64
+import csv
+import io
+import json
+import re
+import shutil
+import time
+import zipfile
+
+import httpx
+import numpy as np
+import pytest
+from scipy import stats
+
+from model_store.acquisition.choice import ACQUISITIONS
+from model_store.artifacts.manifest import FILES, Description
+from model_store.artifacts.store import ModelStore
+from model_store.scores.tasks import PREDICTIVES
+from service.registry.drift import ALARM_AT
+from tests.support.browser import MISSING, chromium, complaints
+from tests.support.serving import metric, serving
+
+pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+WAIT_S = 20
+KEY = "a-key-that-reads-and-does-nothing-else"
+MODULE = """
+const [path, ...given] = arguments, done = given.pop();
+import(new URL(`page/${path}`, document.baseURI))
+  .then(async (module) => done({ is: await (WORK)(module, ...given) }))
+  .catch((error) => done({ failed: String(error) }));
+"""
+
+
+TABLE = """
+const cells = (row) => [...row.cells].map((cell) => cell.textContent.replaceAll('\u00a0', ' '));
+const tables = [...document.querySelectorAll('table')];
+const found = tables.find((table) => table.caption?.innerText.startsWith(arguments[0]));
+return found ? [...found.tBodies].flatMap((body) => [...body.rows].map(cells)) : null;
+"""
+ROWS = """
+const rows = document.querySelectorAll(`#live-${arguments[0]} tbody tr`);
+return [...rows].map((row) => [...row.cells].map((cell) => cell.textContent.replaceAll('\u00a0', ' ')));
+"""
+LOADED = "const i = arguments[0].querySelector('img'); return i.complete && i.naturalWidth > 100 && i.alt"
+HISTORY = """({ History, parsed }, ...pages) => {
+  const name = 'n_bucket', counting = ['n_total', name];
+  const history = new History({ kept: [...counting, 'q'], counting, keptMs: 1e9 });
+  pages.forEach((page, i) => history.take(1000 * i, parsed(page)));
+  const spans = history.looks.slice(1).map((to, i) => [history.looks[i], to]);
+  return {
+    rises: spans.map(([from, to]) => history.rise(from, to, history.of('n_total'))),
+    bins: spans.map(([from, to]) => history.bins(from, to, 'n').map((bin) => bin.count)),
+    gauge: history.gauges(history.looks.at(-1), 'q').map(({ value }) => value),
+  };
+}"""
+
+
+@pytest.fixture(scope="module")
+def store(evaluated_store, tmp_path_factory):
+    """Version 1 with a report, version 2 of another quality, and version 3 that is damaged; `latest` is 2."""
+    folder = tmp_path_factory.mktemp("views") / "models"
+    shutil.copytree(evaluated_store, folder)
+    store = ModelStore(folder)
+    artifact = store.open("digits", "1")
+    description = Description(**{field: getattr(artifact.manifest, field) for field in Description.model_fields})
+    files = {file: artifact.files[file] for file in FILES}
+    other = description.model_copy(
+        update={"quality": {**description.quality, "test_accuracy": description.quality["test_accuracy"] - 0.01}}
+    )
+    assert store.publish("digits", other, files).version == "2"
+    assert store.publish("digits", description, files).version == "3"
+    damaged = folder / "digits" / "3" / "weights.safetensors"
+    damaged.chmod(0o644)
+    damaged.write_bytes(b"nothing of the kind")
+    store.set_alias("digits", "latest", "2")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def service(store, pool):
+    with serving(store, DUBITO_POLL_INTERVAL_S="0.2", DUBITO_POOLS=str(pool[0].parent)) as (url, _):
+        httpx.post(
+            f"{url}/predict", json={"version": "3", "inputs": [[0.0] * 64]}
+        )  # which finds out that it is broken
+        yield url
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture(scope="module")
+def driver(saved):
+    with chromium(downloads=str(saved)) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def pool(digits_rows, tmp_path_factory):
+    """A packed npz of 40 rows with ids; its rows."""
+    folder = tmp_path_factory.mktemp("pools")
+    rows = digits_rows[:40]
+    np.savez_compressed(
+        folder / "pool.npz", pool=rows.reshape(-1, 8, 8), ids=np.array([f"row, {i}" for i in range(40)])
+    )
+    return folder / "pool.npz", rows
+
+
+def opened(driver, address):
+    driver.get("about:blank")
+    complaints(driver)  # of the test before
+    driver.get(address)
+    until(driver, lambda: driver.find_elements("css selector", "main h1"))
+
+
+def until(driver, condition, seconds=WAIT_S):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, driver.find_element("tag name", "main").text
+        time.sleep(0.05)
+    return found
+
+
+def text_of(driver, selector):
+    return driver.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
+
+
+def press(driver, name):
+    driver.find_element("xpath", f"//button[normalize-space()='{name}']").click()
+
+
+def table_of(driver, caption):
+    """The cells of the table of a caption, row by row; None where there is none."""
+    return driver.execute_script(TABLE, caption)
+
+
+def rows_of(driver, name):
+    """The cells of the table of one of the plots of what is live."""
+    return driver.execute_script(ROWS, name)
+
+
+def field(driver, label):
+    """The control of a label."""
+    found = driver.find_element("xpath", f"//label[starts-with(normalize-space(.), '{label}')]")
+    return driver.find_element("id", found.get_attribute("for"))
+
+
+def set_field(driver, label, value):
+    script = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change', {bubbles: true}))"
+    driver.execute_script(script, field(driver, label), value)
+
+
+def work(driver, path, source, *given):
+    """What a function of a module of the page's makes of JSON."""
+    answer = driver.execute_async_script(MODULE.replace("WORK", source), path, *given)
+    assert "failed" not in answer, answer
+    return answer["is"]
+
+
+def failure(driver, path, source, *given):
+    """What it says where it fails."""
+    return driver.execute_async_script(MODULE.replace("WORK", source), path, *given)["failed"]
+
+
+def file_saved(folder, ending):
+    """The content of the file that the browser has saved, which is then deleted."""
+    end = time.monotonic() + WAIT_S
+    while not (found := list(folder.glob(f"*{ending}"))):
+        assert time.monotonic() < end, list(folder.iterdir())
+        time.sleep(0.05)
+    content = found[0].read_bytes()
+    found[0].unlink()
+    return content.decode()
+
+
+def test_models_show_what_the_api_says(driver, service):
+    model = httpx.get(f"{service}/models/digits").json()
+    opened(driver, f"{service}/#/models")
+    until(driver, lambda: table_of(driver, "Quality of version 2"))
+    ((name, serves, count, *_),) = table_of(driver, "Models that are published")
+    assert (name, serves, count) == ("digits", model["serving"], "3")
+    versions = table_of(driver, "Versions")
+    assert [row[0] for row in versions] == ["3", "2", "1"]
+    assert [row[2] for row in versions] == ["broken", "served", "can be served"]
+    assert versions[1][1] == "latest"
+    assert [row[-1] for row in versions] == ["no", "no", "yes"]
+    assert model["broken"]["3"] in text_of(driver, "main .notice.bad")
+    quality = {row[0]: row[1] for row in table_of(driver, "Quality of version 2")}
+    assert quality["Accuracy"] == f"{100 * model['quality']['test_accuracy']:.2f} %"
+    assert len(quality) == len(model["quality"])
+    assert complaints(driver) == []
+
+
+def test_a_report_is_shown_with_its_intervals_and_its_plots(driver, service):
+    report = httpx.get(f"{service}/models/digits/versions/1/evidence").json()
+    opened(driver, f"{service}/#/models/digits/1")
+    until(driver, lambda: table_of(driver, "Quality of version 1"))
+    quality = {row[0]: row for row in table_of(driver, "Quality of version 1")}
+    low, high = report["summary_intervals"]["test_accuracy"]
+    assert quality["Accuracy"][2] == f"{100 * report['summary']['test_accuracy']:.2f} %"
+    assert quality["Accuracy"][3] == f"{100 * low:.2f} % to {100 * high:.2f} %"
+    pictures = [file for file in report["files"] if file.endswith(".png")]
+    figures = driver.find_elements("css selector", ".version figure")
+    assert len(figures) == len(pictures) > 3
+    for figure in figures:
+        driver.execute_script("arguments[0].scrollIntoView()", figure)
+        until(driver, lambda figure=figure: driver.execute_script(LOADED, figure))
+    assert complaints(driver) == []
+
+
+def test_two_versions_stand_side_by_side_and_what_differs_is_marked(driver, service):
+    one, two = (httpx.get(f"{service}/models/digits/versions/{v}").json()["manifest"] for v in ("1", "2"))
+    opened(driver, f"{service}/#/models/digits/1/2")
+    until(driver, lambda: table_of(driver, "What differs is marked"))
+    rows = {row[0].removeprefix("≠ "): row for row in table_of(driver, "What differs is marked") if len(row) == 4}
+    accuracy = next(row for name, row in rows.items() if name == "Accuracy (more is better)")
+    assert accuracy[1:3] == [f"{100 * v['quality']['test_accuracy']:.2f} %" for v in (one, two)]
+    assert accuracy[3] == "−1.00 points"
+    marked = {name for name, row in rows.items() if row[0].startswith("≠ ")}
+    assert {"Accuracy (more is better)"} <= marked
+    assert not {"Method", "Draws", "Classes", "Parameters", "Temperature"} & marked
+    assert {"Method", "Draws", "Classes", "Parameters", "Temperature"} <= set(rows)
+    driver.find_element("id", "only-differences").click()
+    script = (
+        "return [...document.querySelectorAll('.versions tbody tr:not(.group)')].filter((r) => r.checkVisibility())"
+    )
+    assert len(driver.execute_script(script)) == len(marked)
+
+
+def test_what_the_service_counts_is_shown_and_drift_raises_its_alarm(driver, service):
+    opened(driver, f"{service}/#/live")
+    until(driver, lambda: "last at" in text_of(driver, "#live-state"))
+    assert "Rates need two looks" in text_of(driver, "#live-state")
+    noise = np.random.default_rng(0).integers(0, 17, (12, 16, 64)).astype(float)
+    with httpx.Client(base_url=service, timeout=60) as client:
+        before = client.get("/models/digits").json()["drift"]
+        assert client.post("/predict", json={"inputs": [[1.0]]}).status_code == 422
+        for rows in noise:
+            assert client.post("/predict", json={"inputs": rows.tolist()}).status_code == 200
+        drift = client.get("/models/digits").json()["drift"]
+        page = client.get("/metrics").text
+    assert drift["alarm"]
+    assert drift["rows"] == before["rows"] + 192
+    assert f"{ALARM_AT:.2g}" in until(driver, lambda: text_of(driver, "main .notice.bad"))
+    until(driver, lambda: "192 rows watched" in text_of(driver, ".band"))
+    assert "more than expected" in text_of(driver, ".band")
+    p_values = rows_of(driver, "pValues")
+    assert sum(int(row[2]) for row in p_values) == 192
+    flagged = metric(page, "dubito_flag_p_value_bucket", model="digits", version="2", le="0.05")
+    assert sum(int(row[2]) for row in p_values if float(row[1]) <= 0.05) == flagged
+    requests = rows_of(driver, "requests")
+    assert (sum(int(row[2]) for row in requests), sum(int(row[3]) for row in requests)) == (12, 1)
+    assert float(rows_of(driver, "evidence")[-1][-1]) > ALARM_AT
+    assert sum(int(row[2]) for row in rows_of(driver, "doubt")) == 192
+    driver.execute_script("location.hash = '#/models'")  # another view and back: what was seen is still there
+    until(driver, lambda: table_of(driver, "Versions"))
+    driver.execute_script("location.hash = '#/live'")
+    until(driver, lambda: "192 rows watched" in text_of(driver, ".band"))
+    assert complaints(driver) == []
+
+
+def test_a_key_without_the_scope_of_metrics_still_sees_the_drift(store, tmp_path):
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[[keys]]\nname = "reader"\nkey = "{KEY}"\nscopes = ["read"]\n')
+    with serving(store, DUBITO_KEYS_FILE=str(file)) as (url, _), chromium() as driver:
+        driver.get(f"{url}/#/live")
+        until(driver, lambda: [e for e in driver.find_elements("id", "key-given") if e.is_displayed()])
+        driver.find_element("id", "key-given").send_keys(KEY, "\ue007")
+        said = until(driver, lambda: text_of(driver, "main .notice.bad"))
+        assert "metrics" in said
+        assert "Requests, latency" in said
+        until(driver, lambda: "drift evidence" in text_of(driver, ".tiles"))
+
+
+def test_counters_never_count_backwards(driver, service):
+    opened(driver, service)
+
+    def page(started, count, buckets, other=None):
+        lines = [f"process_start_time_seconds {started}", f'n_total{{a="x"}} {count}', "q 3"]
+        lines += [f'n_bucket{{le="{le}"}} {value}' for le, value in zip(("0.5", "1.0", "+Inf"), buckets, strict=True)]
+        return "\n".join(["# HELP n_total text", *lines, *([] if other is None else [f'n_total{{a="y"}} {other}'])])
+
+    pages = [
+        page(1, 5, (1, 2, 3)),
+        page(1, 9, (1, 4, 5)),
+        page(1, 2, (2, 2, 2)),  # began anew, though one bucket is larger than before
+        page(1, 2, (2, 2, 2), other=4),  # a new series
+        page(2, 7, (2, 2, 2), other=4),  # a new process that has counted further already
+        page(2, 7, (3, 4, 6), other=4),
+    ]
+    found = work(driver, "metrics.js", HISTORY, *pages)
+    assert found["rises"] == [4, 2, 4, 11, 0]
+    assert found["bins"] == [[0, 2, 0], [2, 0, 0], [0, 0, 0], [2, 0, 0], [1, 1, 2]]
+    assert found["gauge"] == [3]
+
+
+def test_labels_of_any_text_are_read(driver, service):
+    opened(driver, service)
+    text = 'n{a="quote \\" back \\\\ line \\n end",b="{}, x=\\"1\\""} 1.5e3\nbare NaN\nend{le="+Inf"} +Inf\n'
+    found = work(
+        driver,
+        "metrics.js",
+        "({ parsed }, text) => parsed(text).map((s) => [s.name, s.labels, String(s.value)])",
+        text,
+    )
+    assert found == [
+        ["n", {"a": 'quote " back \\ line \n end', "b": '{}, x="1"'}, "1500"],
+        ["bare", {}, "NaN"],
+        ["end", {"le": "+Inf"}, "Infinity"],
+    ]
+
+
+def test_quantiles_lie_in_the_bins_of_the_true_ones(driver, service):
+    opened(driver, service)
+    values = np.sort(np.random.default_rng(0).gamma(2.0, 0.05, 500))
+    ends = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0]
+    counts = np.histogram(values, [0, *ends])[0].tolist()
+    bins = [{"from": a, "to": b, "count": n} for a, b, n in zip([0, *ends], ends, counts, strict=False)]
+    for q in (0.01, 0.5, 0.99):
+        found = work(driver, "metrics.js", "({ quantile }, bins, q) => quantile(bins, q)", bins, q)
+        true = values[int(np.ceil(q * 500)) - 1]
+        assert np.searchsorted(ends, found) == np.searchsorted(ends, true)
+    assert work(driver, "metrics.js", "({ quantile }) => quantile([{from: 0, to: 1, count: 0}], 0.5)") is None
+
+
+@pytest.mark.parametrize(
+    ("rate", "rows", "calibration"), [(0.05, 40, 220), (11 / 221, 5000, 220), (0.02, 7, 60), (0.05, 300, None)]
+)
+def test_the_band_of_flags_is_that_of_the_urn(driver, service, rate, rows, calibration):
+    opened(driver, service)
+    low, high = work(
+        driver, "metrics.js", "({ expectedBand }, ...given) => expectedBand(...given)", rate, rows, calibration
+    )
+    balls = None if calibration is None else calibration + 1
+    counts = stats.binom(rows, rate) if balls is None else stats.betabinom(rows, rate * balls, (1 - rate) * balls)
+    assert (round(low * rows), round(high * rows)) == (counts.ppf(0.025), counts.ppf(0.975))
+
+
+def test_the_acquisitions_are_those_of_the_task(driver, service):
+    opened(driver, service)
+    for task, expected in ACQUISITIONS.items():
+        source = "({ ACQUISITIONS }, task) => ACQUISITIONS[task].map(([name]) => name)"
+        found = work(driver, "choose.js", source, task)
+        assert found[0] == PREDICTIVES[task].default_acquisition
+        assert set(found) == set(expected)
+
+
+def test_a_pool_is_ranked_as_the_api_ranks_it_and_its_rows_are_shown(driver, service, saved, pool):
+    path, rows = pool
+    opened(driver, f"{service}/#/choose")
+    driver.find_element("id", "pool-files").send_keys(str(path))
+    driver.execute_script("document.querySelector('details.options').open = true")
+    set_field(driver, "Rows to label", "4")
+    set_field(driver, "Seed", "7")
+    press(driver, "Choose")
+    until(driver, lambda: "Label these 4 rows of 40" in text_of(driver, ".chosen h2"))
+    query = {"k": "4", "seed": "7"}
+    headers = {"Content-Type": "application/x-npz"}
+    expected = httpx.post(f"{service}/acquire", params=query, content=path.read_bytes(), headers=headers).json()
+    press(driver, "Save the ids (CSV)")
+    lines = list(csv.DictReader(io.StringIO(file_saved(saved, ".csv"))))
+    assert [(row["id"], int(row["index"])) for row in lines] == [
+        (row["id"], row["index"]) for row in expected["ranking"]
+    ]
+    assert [float(row["score"]) for row in lines] == [row["score"] for row in expected["ranking"]]
+    press(driver, "Save the ids (JSON)")
+    assert json.loads(file_saved(saved, ".json")) == expected
+    pixels = driver.execute_script("""return [...document.querySelectorAll('.chosen-rows canvas')].map((c) =>
+        [...c.getContext('2d').getImageData(0, 0, 8, 8).data].filter((_, i) => i % 4 === 0))""")
+    low, high = (
+        json.loads(httpx.get(f"{service}/models/digits").text)["manifest"]["input"][end]
+        for end in ("minimum", "maximum")
+    )
+    for shown, row in zip(pixels, expected["ranking"], strict=True):
+        ink = 255 - 255 * (rows[row["index"]] - low) / (high - low)
+        np.testing.assert_allclose(shown, ink, atol=1)
+    assert complaints(driver) == []
+
+
+def test_a_job_goes_to_its_end_and_its_ids_are_saved(driver, service, saved, pool):
+    path, _ = pool
+    opened(driver, f"{service}/#/choose")
+    driver.find_element("id", "pool-files").send_keys(str(path))
+    driver.execute_script("document.querySelector('details.options').open = true")
+    set_field(driver, "Rank", "job")
+    set_field(driver, "Seed", "7")
+    set_field(driver, "Rows to label", "3")
+    press(driver, "Choose")
+    until(driver, lambda: "Label these 3 rows of 40" in text_of(driver, ".chosen h2"), 60)
+    (job,) = httpx.get(f"{service}/jobs").json()["jobs"]
+    state, _, what, rows, progress, _, _ = table_of(driver, "Jobs")[0]
+    assert (state, rows, progress.strip()) == ("done", "40", "100 %")
+    assert what.endswith(job["id"][:8])
+    press(driver, "Save the ids (JSON)")
+    assert json.loads(file_saved(saved, ".json")) == httpx.get(f"{service}{job['result']}").json()
+    assert len(driver.find_elements("css selector", ".chosen-rows canvas")) == 3
+    opened(driver, f"{service}/#/choose")  # loaded again, the page does not know the pool
+    until(driver, lambda: table_of(driver, "Jobs"))
+    press(driver, "Show")
+    until(driver, lambda: "does not know the pool" in text_of(driver, ".chosen"))
+    assert len(table_of(driver, "Rows to label")) == 3
+    press(driver, "Delete")
+    until(driver, lambda: "There are none" in text_of(driver, ".job-list"))
+    assert httpx.get(f"{service}/jobs").json()["jobs"] == []
+
+
+def test_chosen_rows_are_kept_and_some_set_aside_where_one_says_so(driver, service, pool):
+    opened(driver, f"{service}/#/choose")
+    driver.find_element("id", "pool-files").send_keys(str(pool[0]))
+    driver.execute_script("document.querySelector('details.options').open = true")
+    set_field(driver, "Rows to label", "4")
+    field(driver, "Keep the chosen rows").click()
+    set_field(driver, "Share set aside", "0.5")
+    press(driver, "Choose")
+    until(driver, lambda: "Label these 4 rows" in text_of(driver, ".chosen h2"))
+    badges = [e.text for e in driver.find_elements("css selector", ".chosen-rows .badge")]
+    assert badges == ["set aside", "set aside"]
+    assert httpx.get(f"{service}/models/digits/labels").json()["acquired"] == 4
+
+
+def test_a_pool_at_the_service_is_ranked_by_a_job(driver, service, pool):
+    opened(driver, f"{service}/#/choose")
+    press(driver, "At the service")
+    field(driver, "File").send_keys("nothing.npz")
+    press(driver, "Choose")
+    assert "pool_file" in until(driver, lambda: text_of(driver, ".chosen .notice"))
+    set_field(driver, "File", pool[0].name)
+    press(driver, "Choose")
+    until(driver, lambda: "Label these 10 rows of 40" in text_of(driver, ".chosen h2"), 60)
+    assert "lies at the service" in text_of(driver, ".chosen")
+    assert {row[1] for row in table_of(driver, "Rows to label")} <= {f"row, {i}" for i in range(40)}
+    press(driver, "Delete")
+
+
+def test_a_job_is_cancelled(driver, store, pool):
+    with serving(store, DUBITO_JOBS_AT_ONCE="0") as (url, _):  # which takes jobs and runs none
+        opened(driver, f"{url}/#/choose")
+        driver.find_element("id", "pool-files").send_keys(str(pool[0]))
+        driver.execute_script("document.querySelector('details.options').open = true")
+        set_field(driver, "Rank", "job")
+        press(driver, "Choose")
+        until(driver, lambda: [row[0] for row in table_of(driver, "Jobs") or []] == ["queued"])
+        press(driver, "Cancel")
+        until(driver, lambda: text_of(driver, ".chosen .notice") == "The job was cancelled.")
+        assert [row[0] for row in table_of(driver, "Jobs")] == ["cancelled"]
+        assert [job["state"] for job in httpx.get(f"{url}/jobs").json()["jobs"]] == ["cancelled"]
+    assert complaints(driver) == []
+
+
+def test_what_is_wrong_with_a_pool_is_said_in_the_service_s_words(driver, service, tmp_path):
+    np.save(tmp_path / "wide.npy", np.zeros((3, 65), dtype=np.float32))
+    opened(driver, f"{service}/#/choose")
+    press(driver, "Choose")
+    assert "Choose the file" in until(driver, lambda: text_of(driver, ".chosen .notice"))
+    driver.find_element("id", "pool-files").send_keys(str(tmp_path / "wide.npy"))
+    until(driver, lambda: "3 rows" in text_of(driver, ".drop"))
+    press(driver, "Choose")
+    said = until(
+        driver, lambda: text_of(driver, ".chosen .notice") if "65" in text_of(driver, ".chosen .notice") else ""
+    )
+    body = (tmp_path / "wide.npy").read_bytes()
+    answer = httpx.post(f"{service}/acquire", content=body, headers={"Content-Type": "application/x-npy"})
+    assert said == answer.json()["detail"]
+
+
+def test_arrays_of_all_kinds_are_read_where_they_lie(driver, service):
+    opened(driver, service)
+    source = """async ({ rowsOf }, base64, indices) => {
+      const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+      const plain = await rowsOf(new Blob([bytes]), indices, 1e9);
+      const streamed = await rowsOf(new Blob([bytes]).stream(), indices, 1e9);
+      return [plain, streamed].map(({ shape, rows }) => ({ shape, rows: indices.map((i) => rows.get(i)) }));
+    }"""
+    generator = np.random.default_rng(0)
+    for kind in ("<f4", ">f4", "<f8", "|i1", "|u1", "<i2", ">i4", "<u4", "<i8", "|b1"):
+        array = (100 * generator.random((3000, 4, 6))).astype(kind)
+        indices = [2999, 0, 17, 1500]
+        for found in work(driver, "pools/npy.js", source, base64_of(npy(array)), indices):
+            assert found["shape"] == [3000, 4, 6]
+            np.testing.assert_array_equal(found["rows"], array[indices].reshape(4, -1).astype(float))
+    failed = failure(driver, "pools/npy.js", source, base64_of(npy(np.asfortranarray(np.ones((3, 4))))), [0])
+    assert "Fortran order" in failed
+    failed = failure(driver, "pools/npy.js", source, base64_of(npy(np.ones((3, 4)))[:-1]), [2])
+    assert "short" in failed
+
+
+def test_zips_are_read_entry_by_entry(driver, service):
+    opened(driver, service)
+    contents = {"a/ä.txt": b"first " * 100, "b.txt": b"", "c.bin": bytes(range(256)) * 300}
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.comment = b"PK\x05\x06 is no end here"
+        for i, (name, content) in enumerate(contents.items()):
+            archive.writestr(name, content, zipfile.ZIP_DEFLATED if i % 2 == 0 else zipfile.ZIP_STORED)
+    source = """async (zip, base64, most) => {
+      const file = new Blob([Uint8Array.from(atob(base64), (c) => c.charCodeAt(0))]);
+      const found = {};
+      for (const [name, entry] of await zip.entriesOf(file)) {
+        const bytes = await zip.bytesOf(await zip.contentOf(file, entry), most);
+        found[name] = btoa([...bytes].map((b) => String.fromCharCode(b)).join(''));
+      }
+      return found;
+    }"""
+    found = work(driver, "pools/zip.js", source, base64_of(file.getvalue()), 1 << 20)
+    assert found == {name: base64_of(content) for name, content in contents.items()}
+    failed = failure(driver, "pools/zip.js", source, base64_of(file.getvalue()), 1000)
+    assert "too large" in failed
+    failed = failure(driver, "pools/zip.js", source, base64_of(b"no zip " * 10), 1000)
+    assert "no zip file" in failed
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_csv_rows_are_those_that_python_reads(driver, service, encoding, delimiter):
+    opened(driver, service)
+    rows = [
+        ["id", "text", "note"],
+        ["1", 'say "Grüße"', "a\nline"],
+        ["", "", ""],
+        ["2", f"x{delimiter}y", "é"],
+        ["3", "plain", ""],
+    ]
+    file = io.StringIO()
+    csv.writer(file, delimiter=delimiter, lineterminator="\r\n").writerows(rows)
+    text = re.sub("^2", "\r\n2", file.getvalue(), flags=re.MULTILINE)  # an empty line, which is no row
+    assert list(filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))) == rows
+    source = """({ rowsOf }, base64, indices) => {
+      const { names, rows } = rowsOf(Uint8Array.from(atob(base64), (c) => c.charCodeAt(0)), indices);
+      return [names, ...indices.map((i) => rows.get(i))];
+    }"""
+    found = work(driver, "pools/csv.js", source, base64_of(text.encode(encoding)), [3, 0, 2])
+    assert found == [rows[0], rows[4], rows[1], rows[3]]
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def base64_of(content):
+    return base64.b64encode(content).decode()

@@ -1,0 +1,58 @@
+"""Small models of every kind of input, none of them fitted but digits."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from model_store.artifacts.manifest import InputSpec
+from model_store.artifacts.store import ModelStore
+from tests.support import tiny
+from tests.support.models import publish_unfitted
+from tests.support.recipes import recipe_with
+from tests.support.texts import VOCABULARY, tokenizer
+
+COLUMNS = (
+    {"kind": "numeric", "name": "age", "mean": 50.0, "std": 20.0, "indicator": False},
+    {"kind": "categorical", "name": "city", "categories": ["Rome"]},
+)
+PEOPLE = {"shape": [3], "columns": COLUMNS}  # age and city
+PICTURES = {"shape": [3, 1, 1], "image": {"mode": "RGB"}}  # of one pixel
+TEXTS = {
+    "shape": [3],
+    "dtype": "int32",
+    "minimum": 0,
+    "maximum": VOCABULARY - 1,
+    "text": {"column": "text", "max_tokens": 3, "pad_id": 0},
+}
+
+
+def publish_tables(root: Path, digits: Path) -> None:
+    """Make a store, `root / "models"`: `digits`, tiny models `people` and `pictures`, and `rents` of people, a
+    regression."""
+    generator = np.random.default_rng(0)
+    age, city = generator.integers(18, 90, 300), generator.choice(["Rome", "Oslo"], 300)
+    lines = [f"{a},{c},{100 + 5 * a}" for a, c in zip(age, city, strict=True)]
+    (root / "rents.csv").write_text("\n".join(["age,city,rent", *lines]) + "\n")
+    sizes = {"validation_rows": 20, "reference_rows": 40, "ranking_rows": 60}
+    data = {"source": "csv:rents.csv", "target": "rent", **sizes}
+    store = ModelStore(root / "models")
+    shutil.copytree(digits / "digits", root / "models" / "digits")
+    publish_unfitted(store, recipe_with(name="rents", task="regression", data=data), root)
+    publish_tiny(store, "people", PEOPLE)
+    publish_tiny(store, "pictures", PICTURES)
+
+
+def publish_kinds(root: Path, tables: Path) -> None:
+    """Make a store with all of `publish_tables`, `texts`, and `groups`, which is calibrated by group."""
+    shutil.copytree(tables, root / "models")
+    store = ModelStore(root / "models")
+    publish_tiny(store, "texts", TEXTS, {"tokenizer.json": tokenizer().to_str().encode()})
+    tiny.publish(store, "groups", kind="group")
+
+
+def publish_tiny(store: ModelStore, name: str, spec: dict[str, object], more: dict[str, bytes] | None = None) -> None:
+    """Publish a tiny classification of rows of a kind."""
+    described = tiny.description()
+    taken = InputSpec.model_validate({**described.input.model_dump(), **spec})
+    store.publish(name, described.model_copy(update={"input": taken}), {**tiny.files(), **(more or {})})
