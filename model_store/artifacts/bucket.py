@@ -19,7 +19,7 @@ from pathlib import Path
 from model_store.artifacts.cache import Cache, CachedLists
 from model_store.artifacts.disk import PIECE_BYTES, open_regular
 from model_store.artifacts.manifest import Manifest
-from model_store.artifacts.objects import Entry, Objects
+from model_store.artifacts.objects import Content, Entry, Objects
 from model_store.artifacts.storage import (
     ALIASES,
     EVIDENCE,
@@ -44,8 +44,8 @@ MAX_ALIAS_BYTES = 1 << 10
 LOOKS = 3  # at a bucket that changes meanwhile
 ABANDONED = timedelta(days=1)  # after which what is no version is what a killed writer left
 PUBLICATION = timedelta(hours=12)  # in which a writer must be done, so that none loses what it has written so far
-REMEMBERED_BYTES = 1 << 20  # largest object that is kept in memory
-REMEMBERED = 256  # objects
+REMEMBERED_BYTES = 1 << 18  # largest object that is kept in memory
+REMEMBERED = 64  # objects
 
 
 class Bucket(Storage):
@@ -81,11 +81,13 @@ class Bucket(Storage):
 
         Where the bucket cannot be reached before it ever was, what the cache has from an earlier time counts.
         """
+        before = self._lists or Lists()
         try:
             for _ in range(LOOKS):
                 lists = Lists.of(self.objects.entries())
-                if self._read_aliases(lists):
+                if self._read_aliases(lists, before):
                     break
+                before = lists
         except StoreUnreachable:
             kept = self.cache.lists() if self._lists is None else None
             if kept is not None:
@@ -97,20 +99,18 @@ class Bucket(Storage):
         self._lists = lists
         self.cache.keep_lists(CachedLists(lists.versions, lists.texts))
 
-    def _read_aliases(self, lists: "Lists") -> bool:
-        """Read what aliases say; return whether it goes with the lists, or changed while they were made."""
+    def _read_aliases(self, lists: "Lists", before: "Lists") -> bool:
+        """Read what aliases say that have changed since; return whether it goes with the lists, or changed meanwhile."""
         goes_together = True
         for name, tags in lists.aliases.items():
             for alias, tag in tags.items():
                 path = f"{name}/{ALIASES}/{alias}"
-                content = self._recall(path, tag)
-                if content is None:
+                if tag and before.aliases.get(name, {}).get(alias) == tag:
+                    text = before.texts[name][alias]
+                else:
                     found = self.objects.get(path, MAX_ALIAS_BYTES)
-                    goes_together = goes_together and found is not None and found[1] == tag
-                    content = b"" if found is None else found[0]
-                    if found is not None:
-                        self._remember(path, found[1], content)
-                text = _text(content)
+                    goes_together = goes_together and found is not None and found.tag == tag
+                    text = "" if found is None else _text(found.content)
                 lists.texts.setdefault(name, {})[alias] = text
                 if text not in lists.versions.get(name, ()) and (path, tag) not in self._dangling:
                     self._dangling.add((path, tag))  # published since the first objects were listed, or deleted
@@ -164,17 +164,20 @@ class Bucket(Storage):
             return copy
         if found is None:
             raise FileNotFoundError(2, "No such file or directory")
-        self._remember(path, found[1], found[0])
-        return found[0]
+        self._remember(path, found)
+        return found.content
 
     def _recall(self, path: str, tag: str) -> bytes | None:
         with self._lock:
-            return self._remembered.get((path, tag)) if tag else None
+            content = self._remembered.get((path, tag)) if tag else None
+            if content is not None:
+                self._remembered.move_to_end((path, tag))
+            return content
 
-    def _remember(self, path: str, tag: str, content: bytes) -> None:
-        if tag and len(content) <= REMEMBERED_BYTES:
+    def _remember(self, path: str, found: Content) -> None:
+        if found.tag and len(found.content) <= REMEMBERED_BYTES:
             with self._lock:
-                self._remembered[path, tag] = content
+                self._remembered[path, found.tag] = found.content
                 while len(self._remembered) > REMEMBERED:
                     self._remembered.popitem(last=False)
 
@@ -182,6 +185,10 @@ class Bucket(Storage):
         """Return a copy of the version, downloaded and verified unless it is there."""
         named = None if self._lists is None else self._lists.texts
         return self.cache.lease(manifest, self.objects.pieces, lambda path: self.objects.get(path, 1 << 20), named)
+
+    def close(self) -> None:
+        """Give up downloads."""
+        self.objects.close()
 
     # Writing
 
@@ -201,7 +208,7 @@ class Bucket(Storage):
             again = self.objects.create(path, b"2")
             replaced = self.objects.replace(path, b"3", '"00000000000000000000000000000000"')
             found = self.objects.get(path, 1)
-            moved = found is not None and self.objects.replace(path, b"4", found[1])
+            moved = found is not None and self.objects.replace(path, b"4", found.tag, found.version)
         finally:
             self.objects.delete([path])
         if not created or again or replaced or not moved:
@@ -291,7 +298,7 @@ class Bucket(Storage):
     def _is(self, path: str, content: bytes) -> bool:
         """Whether an object is this: what was sent again after its answer was lost is there already."""
         found = self.objects.get(path, len(content))
-        return found is not None and found[0] == content
+        return found is not None and found.content == content
 
     def _put(self, path: str, content: bytes | Original) -> None:
         if isinstance(content, bytes):
@@ -314,14 +321,14 @@ class Bucket(Storage):
     def written(self, name: str, alias: str) -> Written | None:
         """Return what is written of an alias now."""
         found = self.objects.get(f"{name}/{ALIASES}/{alias}", MAX_ALIAS_BYTES)
-        return None if found is None else Written(_text(found[0]), found[1])
+        return None if found is None else Written(_text(found.content), found.tag, found.version)
 
     def replace(self, name: str, alias: str, text: str, before: Written | None) -> bool:
         """Write an alias, if its tag is what it was."""
         path, content = f"{name}/{ALIASES}/{alias}", text.encode()
         if before is None:
             return self.objects.create(path, content)
-        return self.objects.replace(path, content, before.tag)
+        return self.objects.replace(path, content, before.tag, before.version)
 
     def overwrite(self, path: str, content: bytes) -> None:
         """Write a file of a version."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from model_store.artifacts.disk import digest, make_folder, read_regular, write_synced
 from model_store.artifacts.manifest import ENCODER, Manifest
+from model_store.artifacts.objects import Content
 from model_store.artifacts.signature import SIGNATURE, SIGNATURE_BYTES
 from model_store.artifacts.storage import MANIFEST, Lease, is_name, is_version
 from model_store.errors import BrokenArtifact, StoreError
@@ -80,7 +81,7 @@ class Cache:
         self,
         manifest: Manifest,
         pieces: Callable[[str], Iterator[bytes]],
-        get: Callable[[str], tuple[bytes, str] | None],
+        get: Callable[[str], Content | None],
         named: Mapping[str, Mapping[str, str]] | None = None,
     ) -> Lease:
         """Return a copy of a version, verified by this process, made if there is none.
@@ -104,7 +105,7 @@ class Cache:
         folder: Path,
         manifest: Manifest,
         pieces: Callable[[str], Iterator[bytes]],
-        get: Callable[[str], tuple[bytes, str] | None],
+        get: Callable[[str], Content | None],
         named: Mapping[str, Mapping[str, str]],
     ) -> Lease:
         self._delete(folder, even_held=True)  # what is there is not this version
@@ -145,7 +146,7 @@ class Cache:
         draft: Path,
         manifest: Manifest,
         pieces: Callable[[str], Iterator[bytes]],
-        get: Callable[[str], tuple[bytes, str] | None],
+        get: Callable[[str], Content | None],
     ) -> None:
         of_version = f"{manifest.name}/{manifest.version}"
         for file, spec in manifest.files.items():
@@ -177,7 +178,7 @@ class Cache:
         for file in (SIGNATURE, MANIFEST):
             found = get(f"{of_version}/{file}")
             if found is not None:
-                write_synced(draft / file, found[0])
+                write_synced(draft / file, found.content)
 
     def _linked(self, target: Path, sha256: str, size: int) -> bool:
         """Make `target` a link to a file of a copy that has the same content, if there is one."""

@@ -108,6 +108,9 @@ class Folder(Storage):
         """Return the version's folder. Another process may delete it, though whoever has read it goes on."""
         return Lease(self.root, self.folder(manifest.name) / manifest.version)
 
+    def close(self) -> None:
+        """Do nothing: nothing is fetched."""
+
     def check_writable(self) -> None:
         """Do nothing: a folder's lock and renaming are the system's."""
 

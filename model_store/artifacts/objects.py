@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from model_store.errors import InvalidInput, StoreUnreachable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SCHEMES = ("s3", "gs", "az")
 PIECE_BYTES = 1 << 20  # of an object that is written to a file
 CONNECT_S = 5
-REQUEST_S = 20  # of a list or a small object
+REQUEST_S = 10  # of a list or a small object
 TRANSFER_S = 3600  # of a large one
 RETRIES = 2
 PLAIN_HTTP = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP")
@@ -42,6 +42,14 @@ class Entry:
     modified: datetime
 
 
+class Content(NamedTuple):
+    """What was read of an object, its tag, and its version where the bucket numbers them."""
+
+    content: bytes
+    tag: str
+    version: str | None
+
+
 class Objects:
     """The objects below a URL. Its methods may be called from several threads at once.
 
@@ -53,6 +61,7 @@ class Objects:
         self.url = url
         self._store = store
         self._transfers = transfers or store
+        self._is_closed = False
 
     @classmethod
     def of(cls, url: str) -> "Objects":
@@ -92,8 +101,8 @@ class Objects:
             found: Iterable[Any] = self._store.list(prefix or None).collect()
             return {entry["path"]: Entry(entry["e_tag"] or "", entry["last_modified"]) for entry in found}
 
-    def get(self, path: str, limit: int) -> tuple[bytes, str] | None:
-        """Return at most `limit` bytes of an object, and one more where it is longer, and its tag; None if none."""
+    def get(self, path: str, limit: int) -> Content | None:
+        """Return at most `limit` bytes of an object, and one more where it is longer; None if there is none."""
         try:
             with self._said("read"):
                 result = self._store.get(path)
@@ -102,7 +111,7 @@ class Objects:
                     content += bytes(part)
                     if len(content) > limit:
                         break
-                return content[: limit + 1], str(result.meta["e_tag"] or "")
+                return Content(content[: limit + 1], result.meta["e_tag"] or "", result.meta["version"])
         except FileNotFoundError:
             return None
 
@@ -110,7 +119,13 @@ class Objects:
         """Return an object in pieces; raises FileNotFoundError if there is none."""
         with self._said("read"):
             for part in self._transfers.get(path).stream(min_chunk_size=PIECE_BYTES):
+                if self._is_closed:
+                    raise StoreUnreachable(f"cannot read in {self.url}: it is not read any more")
                 yield bytes(part)
+
+    def close(self) -> None:
+        """End what is read in pieces, so that whoever is about to end need not wait for it."""
+        self._is_closed = True
 
     def put(self, path: str, content: "bytes | Iterator[bytes]") -> None:
         """Write an object, whatever was there."""
@@ -128,13 +143,15 @@ class Objects:
             return False
         return True
 
-    def replace(self, path: str, content: bytes, tag: str) -> bool:
-        """Write an object that has a tag; return whether it had."""
+    def replace(self, path: str, content: bytes, tag: str, version: str | None = None) -> bool:
+        """Write an object that has a tag, and a version where there are any; return whether it had."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         try:
             with self._said("write"):
-                self._store.put(path, content, mode={"e_tag": tag})
+                self._store.put(
+                    path, content, mode={"e_tag": tag} if version is None else {"e_tag": tag, "version": version}
+                )
         except (AlreadyExistsError, PreconditionError, FileNotFoundError):
             return False
         return True

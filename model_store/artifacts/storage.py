@@ -33,10 +33,11 @@ class Original:
 
 @dataclass(frozen=True)
 class Written:
-    """What an alias was written to say, and a tag that changes whenever that does."""
+    """What an alias was written to say, and a tag, or a tag and a version, that change whenever that does."""
 
     text: str
     tag: str
+    version: str | None = None
 
 
 class Lease:
@@ -113,6 +114,10 @@ class Storage(ABC):
     @abstractmethod
     def lease(self, manifest: Manifest) -> Lease:
         """Return a version's files on this machine."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give up what is being fetched: the process is about to end."""
 
     @abstractmethod
     def check_writable(self) -> None:

@@ -100,6 +100,7 @@ class Models:
 
     def stop(self) -> None:
         """End the watcher and the reservoirs' threads; `ending` is set."""
+        self.store.storage.close()
         self.trials.news.set()
         self._watcher.join()
         for served in self.loaded():

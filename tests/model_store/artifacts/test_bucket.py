@@ -251,6 +251,37 @@ def test_a_version_is_downloaded_once_and_verified(server, store, tmp_path):
     assert not [*(tmp_path / "other").rglob("*.onnx")]
 
 
+def test_a_download_ends_when_the_process_is_about_to(server, store, tmp_path):
+    store.publish("m", DESCRIPTION, CONTENT)
+    reader = server.store(tmp_path / "reader")
+    server.before_get = lambda path: reader.storage.close() if path.endswith(".onnx") else None
+    with pytest.raises(StoreUnreachable):
+        reader.open("m", "1")
+    assert [*(tmp_path / "reader").rglob("*.onnx")] == []
+
+
+def test_versions_of_objects_go_with_their_tags(store, server):
+    """Google's buckets tell what has changed by numbered versions, which a replacement must name."""
+    modes, put = [], server.put
+    server.put = lambda path, content, mode="overwrite": modes.append(mode) or put(path, content, mode)
+    server.memory.put("m/x", b"1")
+    tag = store.storage.objects.get("m/x", 1).tag
+    assert store.storage.objects.replace("m/x", b"2", tag, None)
+    assert not store.storage.objects.replace("m/x", b"3", tag, "7")
+    assert modes == [{"e_tag": tag}, {"e_tag": tag, "version": "7"}]
+
+
+def test_with_more_aliases_than_are_remembered_a_look_is_still_one_request(server, store):
+    store.publish("m", DESCRIPTION, CONTENT)
+    for number in range(300):
+        server.memory.put(f"m/aliases/a{number}", b"1")
+    store.storage.look()
+    server.requests.clear()
+    store.storage.look()
+    assert server.requests == {"list": 1}
+    assert len(store.aliases("m")) == 301
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("damage", [b"other", b"the bytes of network.ONNX", None])
 def test_a_damaged_copy_is_fetched_again(server, store, tmp_path, damage, is_known):
