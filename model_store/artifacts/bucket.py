@@ -100,7 +100,7 @@ class Bucket(Storage):
         self.cache.keep_lists(CachedLists(lists.versions, lists.texts))
 
     def _read_aliases(self, lists: "Lists", before: "Lists") -> bool:
-        """Read what aliases say that have changed since; return whether it goes with the lists, or changed meanwhile."""
+        """Read what aliases say that have changed since `before`; return whether it goes with the lists."""
         goes_together = True
         for name, tags in lists.aliases.items():
             for alias, tag in tags.items():
