@@ -1,9 +1,10 @@
-"""Check a running service: it is ready, answers its own examples, twice the same, and runs a job.
+"""Check a running service: it is ready, answers its own examples, twice the same, runs a job, and has its page.
 
 `python docker/smoke.py [URL]`, with nothing but Python's standard library; the exit code is 0 where all is well.
 """
 
 import json
+import re
 import sys
 import time
 from typing import Any
@@ -46,6 +47,14 @@ def main() -> None:
     with direct.open(f"{url}{job['result']}", timeout=30) as response:
         if response.read(4) != b"PAR1":
             sys.exit("expected a Parquet file as the job's result, got another")
+    with direct.open(f"{url}/", timeout=30) as response:
+        named = re.findall(r'(?:src|href)="(page/[^"]+)"', response.read().decode())
+    for file in named:
+        with direct.open(f"{url}/{file}", timeout=30) as response:
+            response.read()
+    print("page:", len(named), "files")
+    if not named:
+        sys.exit("expected a page with files of its own, got one without")
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ def chromium(width: int = 1200, height: int = 1400, *, dark: bool = False, downl
         "--disable-gpu",
         "--disable-dev-shm-usage",
         "--force-device-scale-factor=1",
+        "--hide-scrollbars",
     ]
     for flag in [*flags, f"--window-size={width},{height}"]:
         options.add_argument(flag)
