@@ -34,6 +34,7 @@ def read_invocation(body: bytes | bytearray, max_rows: int, lease: Lease) -> Ste
     if len(body) > SMALL_JSON_BYTES:
         items = body.count(b",") + body.count(b"[") + body.count(b"{") + body.count(b":")
         lease.reserve(ITEM_BYTES * items, "body")
+        yield
         content, rows = yield from take_apart(body, INPUTS, max_rows)
         if rows is not None:
             content[INPUTS] = rows
@@ -57,13 +58,14 @@ def envelope_of_params(params: dict[str, Any]) -> PredictRequest:
     return envelope_of(None, None, {**fields, **named}, PARAMS)
 
 
-def rows_of(form: str, given: Any, spec: InputSpec, max_rows: int) -> Rows:
+def rows_of(form: str, given: Any, spec: InputSpec, max_rows: int) -> Steps[Rows]:
     """Return the rows of a request as `/predict` takes them. Columns that the model does not take are passed over.
 
     Raises:
         InvalidInput: naming the field that is wrong.
         TooLarge: if there are more rows than there may be.
     """
+    yield
     rows: Rows
     if form == SPLIT:
         rows = _split(given, spec)

@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -48,7 +49,7 @@ def run(arguments: list[str], settings: Settings) -> None:
     key = None if options.key_file is None else key_file_text("--key-file", options.key_file).strip()
     service = Backend(f"{options.service.rstrip('/')}/label-studio/{quote(options.model)}", key)
     studio = LabelStudio(settings.label_studio_url, settings.label_studio_secret())
-    while True:
+    for look in count(1):
         try:
             print(synchronised(studio, service, options.project), flush=True)
         except DubitoError as error:
@@ -57,7 +58,12 @@ def run(arguments: list[str], settings: Settings) -> None:
             print(f"error: {error}", flush=True)  # the next time may find it put right
         if not options.watch:
             return
-        time.sleep(options.interval_s)
+        try:
+            if look == 1:
+                print(f"looking again every {options.interval_s:g} s", flush=True)
+            time.sleep(options.interval_s)
+        except KeyboardInterrupt:  # with nothing half done: a good end
+            return
 
 
 class Backend:

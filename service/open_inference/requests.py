@@ -107,7 +107,9 @@ def _large(text: bytes | bytearray, lease: Lease) -> Steps[dict[str, Any]]:
         raise TooLarge(f"body: expected at most {MAX_NESTED} arrays and objects, got {nested}")
     items = text.count(b",") + nested + text.count(b'"') // 2
     lease.reserve(JSON_NUMBER_BYTES * items, "body")
+    yield
     content, tensors = yield from take_apart(text, "inputs", MAX_TENSORS)
+    yield
     if tensors is not None:
         content["inputs"] = []
         for block in tensors.parsed():

@@ -15,7 +15,7 @@ export function shownAnswer(row, answer, manifest) {
     isClassified ? setOf(row, answer) : null,
     isClassified
       ? plots.probabilities(manifest.output.classes, row)
-      : plots.target(manifest.target ?? "the target", row, answer.coverage),
+      : plots.target(manifest.output.target ?? "the target", row, answer.coverage),
     plots.detectors(row, answer.fpr, manifest.detectors.combined, (name) => detectorSays(name, inputWord(manifest.input))),
     scores(row, isClassified),
     h("p", { class: "quiet" }, `${answer.model}, version ${answer.version}; ${row.num_samples} draws of seed ${answer.seed}.`, category(row)),

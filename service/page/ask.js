@@ -187,6 +187,12 @@ function summary(description) {
   return `${description.method}${told ? `, ${told}` : ""}.`;
 }
 
+/** The least number of two digits that is not below one, so that the least rate of a slider is one that holds. */
+function roundedUp(rate) {
+  const scale = 10 ** (1 - Math.floor(Math.log10(rate)));
+  return Math.min(0.5, Math.ceil(rate * scale) / scale);
+}
+
 /** The options of a question: draws, rates, coverage, and a seed. */
 function optionsFor(manifest, changed) {
   const { noise, abstention, detectors } = manifest;
@@ -196,11 +202,11 @@ function optionsFor(manifest, changed) {
   // The rates by their logarithms: the small ones are what matters.
   const logarithmic = (text, from, to, value, say) =>
     slider(text, { min: Math.log10(from), max: Math.log10(to), step: 0.01, value: Math.log10(value), write: (x) => Math.min(to, Math.max(from, Number((10 ** x).toPrecision(2)))), say, onchange: changed });
-  const fpr = logarithmic("False flags (fpr)", Math.min(0.5, Number((least * 1.01).toPrecision(2)) + 1e-3), 0.5, Math.max(0.05, least), percent);
+  const fpr = logarithmic("False flags (fpr)", roundedUp(least), 0.5, Math.max(0.05, least), percent);
   const coverage = slider("Coverage", { min: 0.5, max: 0.99, step: 0.01, value: 0.95, say: percent, onchange: changed });
   const usesRisk = h("input", { type: "checkbox", onchange: changed });
   const isClassified = manifest.task !== "regression" && abstention !== null;
-  const risk = isClassified ? logarithmic("Wrong labels (risk)", Math.min(0.5, Number((abstention.smallest_risk * 1.01).toPrecision(2))), 0.5, Math.max(0.05, abstention.smallest_risk), percent) : null;
+  const risk = isClassified ? logarithmic("Wrong labels (risk)", roundedUp(abstention.smallest_risk), 0.5, Math.max(0.05, abstention.smallest_risk), percent) : null;
   const seeded = h("input", { type: "checkbox", onchange: changed });
   const seed = h("input", { type: "number", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1, value: 7, oninput: () => seeded.checked && changed() });
   return {

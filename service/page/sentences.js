@@ -68,7 +68,7 @@ function ofTarget(row, answer, manifest) {
     : share > 0.5 ? "most of the doubt is the model's: the draws disagree, and labels of rows like it would teach it"
     : share > 0.15 ? "the doubt is the data's noise, and in part the model's own"
     : "the doubt is the data's noise: the draws agree";
-  const name = manifest.target ?? "it";
+  const name = manifest.output.target ?? "it";
   return [`${name === "it" ? "About" : `${name} is about`} ${number(row.mean, 4)}, ${between}; ${why}.`];
 }
 

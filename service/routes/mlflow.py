@@ -62,11 +62,13 @@ async def _read(request: Request, context: Context, client: Hashable, begun: flo
         raise Unsupported(f"Content-Type: expected {JSON} or {CSV}, got another")
     body = await read_body(request, settings.max_json_bytes, settings.max_json_bytes)
     steps = read_invocation(body, settings.max_rows, lease)
-    envelope, form, given = await in_steps(request, context, steps, client, len(body), begun + settings.deadline_s)
+    size = len(body)
+    envelope, form, given = await in_steps(request, context, steps, client, size, begun + settings.deadline_s)
     del body, steps
     record_of(request.scope).read = time.perf_counter()
     served = await context.served(envelope)
-    rows = rows_of(form, given, served.model.manifest.input, settings.max_rows)
+    making = rows_of(form, given, served.model.manifest.input, settings.max_rows)
+    rows = await in_steps(request, context, making, client, size, context.deadline(begun, envelope))
     return Asked(client, begun, envelope, served, rows)
 
 

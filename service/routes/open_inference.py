@@ -137,7 +137,7 @@ async def _read(
     envelope = envelope_of(name, version, infer.fields, "parameters")
     served = await context.served(envelope)
     making = rows_of(infer.tensors, served.model.manifest, settings.max_rows, infer.is_passed_on, lease)
-    size = sum(len(tensor.content) for tensor in infer.tensors if tensor.content is not None)
+    size += sum(len(tensor.content) for tensor in infer.tensors if tensor.content is not None)
     rows, groups = await in_steps(request, context, making, client, size, context.deadline(begun, envelope))
     infer.tensors.clear()
     if groups is not None:

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.support.browser import AXE, MISSING, chromium, complaints, draw
+from tests.support.browser import AXE, MISSING, chromium, complaints, draw, opened, press, text_of, until
 from tests.support.serving import serving
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
@@ -29,7 +29,6 @@ THREE = [
 ]
 ONE = [[(0.5, 0.1), (0.5, 0.9)]]
 KEY = "the-key-of-the-people"
-WAIT_S = 20
 LISTEN = "const f = fetch; window.asked = []; window.fetch = (u, o) => { asked.push(o.body); return f(u, o); }"
 MOST_BYTES = 300_000  # of all that the page loads
 
@@ -46,36 +45,10 @@ def driver():
         yield driver
 
 
-def opened(driver, address):
-    """The page at an address, opened anew."""
-    driver.get("about:blank")
-    driver.get(address)
-    until(driver, lambda: driver.find_elements("css selector", "main h1"))
-    return driver
-
-
-def until(driver, condition):
-    end = time.monotonic() + WAIT_S
-    while not (found := condition()):
-        assert time.monotonic() < end, driver.find_element("tag name", "main").text
-        time.sleep(0.05)
-    return found
-
-
-def text_of(driver, selector):
-    """The text of the first such element, empty where there is none; in one step, since answers change."""
-    found = driver.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
-    return found.replace("\xa0", " ")
-
-
 def plot_says(driver, number):
     """What a plot of the answer says to those who do not see it."""
     script = "return document.querySelectorAll('.answer figure > svg')[arguments[0]].getAttribute('aria-label')"
     return driver.execute_script(script, number)
-
-
-def press(driver, name):
-    driver.find_element("xpath", f"//button[normalize-space()='{name}']").click()
 
 
 def test_a_digit_that_is_drawn_is_answered_while_it_is_drawn(driver, service):

@@ -22,11 +22,10 @@ from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
 from model_store.scores.tasks import PREDICTIVES
 from service.registry.drift import ALARM_AT
-from tests.support.browser import MISSING, chromium, complaints
+from tests.support.browser import MISSING, WAIT_S, chromium, complaints, opened, press, text_of, until
 from tests.support.serving import metric, serving
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
-WAIT_S = 20
 KEY = "a-key-that-reads-and-does-nothing-else"
 MODULE = """
 const [path, ...given] = arguments, done = given.pop();
@@ -110,29 +109,6 @@ def pool(digits_rows, tmp_path_factory):
         folder / "pool.npz", pool=rows.reshape(-1, 8, 8), ids=np.array([f"row, {i}" for i in range(40)])
     )
     return folder / "pool.npz", rows
-
-
-def opened(driver, address):
-    driver.get("about:blank")
-    complaints(driver)  # of the test before
-    driver.get(address)
-    until(driver, lambda: driver.find_elements("css selector", "main h1"))
-
-
-def until(driver, condition, seconds=WAIT_S):
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, driver.find_element("tag name", "main").text
-        time.sleep(0.05)
-    return found
-
-
-def text_of(driver, selector):
-    return driver.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
-
-
-def press(driver, name):
-    driver.find_element("xpath", f"//button[normalize-space()='{name}']").click()
 
 
 def table_of(driver, caption):

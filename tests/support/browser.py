@@ -3,12 +3,14 @@
 import shutil
 import site
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tests.support.environment import ROOT
 
+WAIT_S = 20.0  # for what a page shows
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 PACKAGES = ROOT / ".venv-page" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
@@ -65,6 +67,35 @@ def chromium(width: int = 1200, height: int = 1400, *, dark: bool = False, downl
 def complaints(driver: Any) -> list[str]:
     """What the console complains of since it was last asked: errors, files not found, what the policy blocked."""
     return [entry["message"] for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+def opened(driver: Any, address: str) -> Any:
+    """Open the page at an address, anew, and forget what the console said before; return the driver."""
+    driver.get("about:blank")
+    driver.get_log("browser")
+    driver.get(address)
+    until(driver, lambda: driver.find_elements("css selector", "main h1"))
+    return driver
+
+
+def until(driver: Any, condition: Callable[[], Any], seconds: float = WAIT_S) -> Any:
+    """Wait for a condition and return what it comes to, or fail with what is shown."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, driver.find_element("tag name", "main").text
+        time.sleep(0.05)
+    return found
+
+
+def text_of(driver: Any, selector: str) -> str:
+    """The text of the first such element, empty where there is none; in one step, since answers change."""
+    found: str = driver.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
+    return found.replace("\xa0", " ")
+
+
+def press(driver: Any, name: str) -> None:
+    """Press the button of a name."""
+    driver.find_element("xpath", f"//button[normalize-space()='{name}']").click()
 
 
 def draw(driver: Any, board: Any, strokes: list[list[tuple[float, float]]]) -> None:

@@ -7,6 +7,7 @@ import argparse
 import os
 import time
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 from model_store.errors import DubitoError, InvalidInput
@@ -46,12 +47,17 @@ def run(options: argparse.Namespace) -> None:
     if not options.watch:
         _once(options, state)
         return
-    while True:
+    for look in count(1):
         try:
             _once(options, state)
         except DubitoError as error:  # the next look may find it put right
             log.error("%s", error)
-        time.sleep(options.interval_s)
+        try:
+            if look == 1:
+                log.info("looking again every %g s", options.interval_s)
+            time.sleep(options.interval_s)
+        except KeyboardInterrupt:  # with no fit to stop: a good end
+            return
 
 
 def _once(options: argparse.Namespace, state: Path) -> None:

@@ -1,0 +1,46 @@
+"""Commands that wait for something, again and again, end well when they are told to while there is nothing to do."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.environment import ROOT, environment_in
+
+COMMANDS = {
+    "candidate": (["training", "candidate", "digits", "--watch"], "no labels yet"),
+    "label-studio": (
+        ["service", "label-studio", "digits", "--project", "1", "--watch", "--service", "http://127.0.0.1:9"],
+        "error: ",  # there is no Label Studio: it tries again
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_waits_ends_well_by_an_interrupt(name, tmp_path):
+    arguments, said = COMMANDS[name]
+    environment = environment_in(tmp_path) | {
+        "DUBITO_STATE": str(tmp_path / "state"),
+        "DUBITO_LABEL_STUDIO_URL": "http://127.0.0.1:9",
+        "DUBITO_LABEL_STUDIO_TOKEN": "a-token-of-nobody",
+    }
+    if name == "candidate":
+        del environment["DUBITO_LABEL_STUDIO_URL"], environment["DUBITO_LABEL_STUDIO_TOKEN"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert said in process.stdout.readline()
+        assert "looking again every 60 s" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=30)
+        assert (process.returncode, rest) == (0, "")
+    finally:
+        process.kill()
