@@ -90,14 +90,18 @@ class Cache:
 
         Raises:
             BrokenArtifact: if what is read is not what the manifest says.
-            StoreError: if there is no room for it.
+            StoreError: if there is no room for it, or the folder cannot be written to.
         """
         folder = self.root / manifest.name / manifest.version
-        lease = self._found(folder, manifest)
-        if lease is None:
-            with self._making():  # whoever waited may find it made
-                lease = self._found(folder, manifest) or self._made(folder, manifest, pieces, get, named or {})
-        os.utime(folder)
+        try:
+            lease = self._found(folder, manifest)
+            if lease is None:
+                with self._making():  # whoever waited may find it made
+                    lease = self._found(folder, manifest) or self._made(folder, manifest, pieces, get, named or {})
+            os.utime(folder)
+        except OSError as error:
+            what = f"a folder with room for {manifest.name} version {manifest.version}"
+            raise StoreError(f"DUBITO_CACHE: expected {what}, got: {error.strerror or 'an error'}") from None
         return lease
 
     def _made(

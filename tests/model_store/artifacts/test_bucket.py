@@ -358,6 +358,23 @@ def test_lists_that_are_damaged_are_as_if_there_were_none(server, store, tmp_pat
     assert not reader.storage.was_seen or reader.names() == []
 
 
+def test_a_disk_that_takes_no_copy_is_named_by_its_setting(server, store, tmp_path, monkeypatch):
+    store.publish("m", DESCRIPTION, CONTENT)
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(StoreError, match="DUBITO_CACHE: expected a folder with room for m version 1, got: "):
+        server.store(tmp_path / "file").open("m", "1")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as changes:
+        changes.setattr("model_store.artifacts.cache.write_synced", full)
+        with pytest.raises(StoreError, match="got: No space left on device"):
+            store.open("m", "1")
+    assert [*(tmp_path / "cache").rglob("network.onnx")] == []
+    assert store.open("m", "1").files == CONTENT
+
+
 def test_copies_of_two_buckets_are_apart(tmp_path):
     assert json.dumps([str(open_store(url, cache=tmp_path).storage.scratch) for url in ("s3://a/x", "s3://b/x")])
     first, second = (open_store(url, cache=tmp_path).storage.scratch for url in ("s3://a/x", "s3://b/x"))
