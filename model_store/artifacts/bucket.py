@@ -287,9 +287,9 @@ class Bucket(Storage):
                 raise StoreUnreachable(f"cannot write in {self.objects.url}: it took longer than {PUBLICATION}")
             sealed = files[seal]
             assert isinstance(sealed, bytes)
+            unsealed, written = written, []  # where no answer comes it may be sealed, and then needs its files
             is_ours = self.objects.create(f"{path}/{seal}", sealed) or self._is(f"{path}/{seal}", sealed)
-            if is_ours:
-                del written[1:]
+            written = unsealed[:1] if is_ours else unsealed
             return is_ours
         finally:
             with suppress(StoreUnreachable):  # then they are left until a day is over

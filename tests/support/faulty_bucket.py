@@ -28,6 +28,7 @@ class FaultyBucket:
         self.is_reachable = True
         self.heeds = {"create", "e_tag"}  # conditions
         self.stops_at = None  # the changing request before which, and at every later one, the writer is killed
+        self.loses_answer_to = None  # the changing request that is done, and whose answer does not come
         self.changes = 0
         self.before_get = lambda path: None
 
@@ -39,6 +40,10 @@ class FaultyBucket:
             if self.stops_at is not None and self.changes >= self.stops_at:
                 raise Killed
         self.requests[what] += 1
+
+    def _answered(self):
+        if self.changes == self.loses_answer_to:
+            raise GenericError("Generic S3 error: HTTP error: operation timed out")
 
     def list(self, prefix=None):
         self._asked("list")
@@ -52,11 +57,14 @@ class FaultyBucket:
     def put(self, path, content, mode="overwrite"):
         self._asked("put", changes=True)
         condition = "create" if mode == "create" else "e_tag" if isinstance(mode, dict) else None
-        return self.memory.put(path, content, mode=mode if condition in self.heeds else "overwrite")
+        result = self.memory.put(path, content, mode=mode if condition in self.heeds else "overwrite")
+        self._answered()
+        return result
 
     def delete(self, path):
         self._asked("delete", changes=True)
-        return self.memory.delete(path)
+        self.memory.delete(path)
+        self._answered()
 
     def bucket(self, cache: Path, cache_bytes: int = 1 << 30) -> Bucket:
         return Bucket(Objects(URL, self), Cache(cache, URL, cache_bytes))

@@ -108,6 +108,28 @@ def test_a_publisher_killed_at_any_request_leaves_nothing_that_a_reader_sees(tmp
     assert outcomes == {(("1",), True), (("1", "2"), True), (("1", "2"), False)}
 
 
+def test_whatever_answer_is_lost_a_version_is_whole_or_not_there(tmp_path):
+    sealed = 0
+    for lost in range(1, 100):
+        server = FaultyBucket()
+        server.loses_answer_to = lost
+        failed = False
+        try:
+            server.store(tmp_path / "cache").publish("m", DESCRIPTION, CONTENT)
+        except StoreUnreachable:
+            failed = True
+        server.loses_answer_to = None
+        reader = server.store(tmp_path / f"{lost}")
+        for version in reader.versions("m"):
+            assert reader.open("m", version).files == CONTENT
+            sealed += failed
+        given = reader.publish("m", DESCRIPTION, CONTENT).version
+        assert reader.resolve("m") == given
+        if not failed and lost > server.changes:
+            break
+    assert sealed > 0, "one was published though its answer was lost"
+
+
 def test_what_a_killed_writer_left_is_deleted_a_day_later_and_not_before(server, store):
     store.publish("m", DESCRIPTION, CONTENT)
     server.memory.put(f"m/2/{CLAIM}", b"")
