@@ -6,6 +6,7 @@ and with `--write` keeps them in docs/results. `DUBITO_DATA` has a folder `mnist
 """
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +93,7 @@ def run() -> None:
     parser.add_argument("--report", action="store_true", help="simulate nothing")
     options = parser.parse_args()
     page = [TEXT.format(protocol=PROTOCOL)]
+    begun = 0
     for part in PARTS:
         page.append(f"## {part.title}\n")
         if main([*part.arguments, *(["--report"] if options.report else [])]) != DONE:
@@ -99,9 +101,14 @@ def run() -> None:
             continue
         table = (part.folder / "active.md").read_text().split("\n\n", 1)[1].replace("active.png", part.picture)
         page.append(table)
+        begun += 1
         if options.write:
             (RESULTS / part.picture).write_bytes((part.folder / "active.png").read_bytes())
     print("\n".join(page))
+    if options.write and begun == 0:
+        sys.exit(
+            "error: DUBITO_RUNS: expected a folder with runs of these arms, got one without; the page is as it was"
+        )
     if options.write:
         (RESULTS / "active-mnist.md").write_text("\n".join(page))
 
