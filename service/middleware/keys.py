@@ -81,7 +81,11 @@ class Keys:
         return self._by_digest.get(sha256(key).digest())
 
     def needed(self, path: str) -> Scope | None:
-        """Return the scope that a key needs for a path; None where the path is open."""
+        """Return the scope that a key needs for a path; None where the path is open.
+
+        A route's pattern also matches a path with a new line at its end (%0A), so that is not looked at here either.
+        """
+        path = path.removesuffix("\n")
         if path.startswith(ADMIN_PREFIX) and self.has_administration:
             return "admin"
         if self.api_is_open or path in OPEN_PATHS or path.startswith(OPEN_PREFIXES):

@@ -86,6 +86,24 @@ def test_a_key_does_what_its_scopes_say_and_nothing_else(keyed, needed):
     assert ask(keyed, "all", needed).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("needed", "method", "path"),
+    [
+        *((scope, *asked[:2]) for scope, asked in ASKED.items()),
+        ("label", "POST", "/labels"),
+        ("label", "POST", "/label-studio/digits/webhook"),
+        ("predict", "POST", "/v2/models/digits/infer"),
+        ("predict", "POST", "/invocations"),
+    ],
+)
+def test_a_new_line_at_a_path_s_end_opens_nothing(keyed, needed, method, path):
+    """A route's pattern matches before it too: its scope is that of the route."""
+    for scope in SCOPES:
+        if scope != needed:
+            headers = {"X-API-Key": key_of(f"only-{scope}")}
+            assert keyed.request(method, f"{path}%0A", json={}, headers=headers).status_code == 403, scope
+
+
 def test_a_key_that_has_expired_is_refused_as_an_unknown_one_is(keyed):
     late, unknown = ask(keyed, "late", "predict"), ask(keyed, "nobody", "predict")
     assert (late.status_code, unknown.status_code) == (401, 401)
