@@ -3,12 +3,15 @@
 Where Chromium, its driver or selenium are missing it is skipped.
 """
 
+import base64
+import io
 import json
 import time
 
 import httpx
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.support.browser import AXE, MISSING, chromium, complaints, draw, opened, press, text_of, until
 from tests.support.serving import serving
@@ -30,6 +33,11 @@ THREE = [
 ONE = [[(0.5, 0.1), (0.5, 0.9)]]
 KEY = "the-key-of-the-people"
 LISTEN = "const f = fetch; window.asked = []; window.fetch = (u, o) => { asked.push(o.body); return f(u, o); }"
+DROP = """
+const bytes = Uint8Array.from(atob(arguments[0]), (c) => c.charCodeAt(0)), dropped = new DataTransfer();
+dropped.items.add(new File([bytes], 'a.png', { type: 'image/png' }));
+document.getElementById('board').dispatchEvent(new DragEvent('drop', { dataTransfer: dropped, bubbles: true }));
+"""
 MOST_BYTES = 300_000  # of all that the page loads
 
 
@@ -117,6 +125,21 @@ def test_one_can_draw_with_the_keyboard(driver, service):
     board.send_keys("\ue013" * 9, " ", "\ue015" * 18, " ")  # up, pen down, down, pen up
     until(driver, lambda: text_of(driver, ".answer h2"))
     assert complaints(driver) == []
+
+
+def test_an_image_that_is_dropped_on_the_board_is_read_dark_on_light_too(driver, service, digits_rows):
+    answers = httpx.post(f"{service}/predict", json={"inputs": digits_rows[:20].tolist(), "seed": 7}).json()
+    n = int(np.argmax([max(row["probabilities"]) for row in answers["predictions"]]))
+    ink = np.kron(digits_rows[n].reshape(8, 8) / 16, np.ones((8, 8)))
+    for light in (True, False):
+        opened(driver, service)
+        file = io.BytesIO()
+        Image.fromarray(np.uint8(255 * ((1 - ink) if light else ink))).save(file, "PNG")
+        driver.execute_script(DROP, base64.b64encode(file.getvalue()).decode())
+        until(driver, lambda: text_of(driver, ".answer h2").startswith(answers["predictions"][n]["label"]))
+        assert driver.find_element("id", "inverted").is_selected() == light
+    driver.execute_script(DROP, base64.b64encode(b"no image").decode())
+    until(driver, lambda: "is no image" in text_of(driver, ".drawing"))
 
 
 def test_options_are_asked_for_as_they_stand(driver, service):

@@ -41,6 +41,7 @@ export function canvasInput(spec, changed) {
   const preview = h("canvas", { width, height, class: "preview", role: "img", "aria-label": `What the model gets: ${width} x ${height} pixels` });
   const fitted = h("input", { type: "checkbox", id: "fitted", checked: true, onchange: redo });
   const inverted = h("input", { type: "checkbox", id: "inverted", onchange: redo });
+  const said = h("p", { role: "status" });
   const element = h(
     "div",
     { class: "drawing" },
@@ -53,6 +54,7 @@ export function canvasInput(spec, changed) {
       h("p", {}, inverted, " ", h("label", { for: "inverted" }, "Swap ink and paper")),
       h("figure", { class: "small" }, preview, h("figcaption", {}, `What the model gets: ${width} x ${height}`)),
       h("p", { class: "quiet" }, "An image can be dropped or pasted on the board."),
+      said,
     ),
   );
 
@@ -117,7 +119,16 @@ export function canvasInput(spec, changed) {
   async function take(file) {
     if (!file) return;
     clear();
-    picture = await createImageBitmap(file);
+    said.textContent = "";
+    try {
+      picture = await createImageBitmap(file);
+    } catch {
+      said.textContent = `${file.name} is no image that this browser can read.`;
+      return;
+    }
+    inverted.checked = false;
+    const shares = ink();
+    inverted.checked = shares.reduce((sum, share) => sum + share, 0) > shares.length / 2; // dark on light, as on paper
     redo();
   }
 
