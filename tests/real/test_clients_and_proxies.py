@@ -5,13 +5,13 @@
 
 import json
 import shutil
-import socket
 import subprocess
 from contextlib import contextmanager
 
 import httpx
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.raw import Connection, request
 from tests.support.serving import wait_until
 
@@ -56,12 +56,6 @@ public class Client {
 
 def needs(program):
     return pytest.mark.skipif(shutil.which(program) is None, reason=f"{program} is not installed")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import base64
 import io
 import os
 import secrets
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import pytest
 from PIL import Image
 
 from tests.support.environment import ROOT, environment_in, environment_with, run_training
+from tests.support.ports import free_port
 from tests.support.recipes import write_recipe
 from tests.support.serving import answers, serving, wait_until
 
@@ -34,9 +34,7 @@ CONFIG = (
 @contextmanager
 def label_studio(folder):
     """Label Studio on a free port; yields its URL and the token of its one user."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     token = secrets.token_hex(20)
     environment = {
         "LABEL_STUDIO_BASE_DATA_DIR": str(folder),

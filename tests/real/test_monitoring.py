@@ -5,7 +5,6 @@ Debian's package `prometheus` has both programs.
 
 import copy
 import shutil
-import socket
 import subprocess
 import time
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import pytest
 import yaml
 
 from tests.support.environment import ROOT
+from tests.support.ports import free_port
 from tests.support.serving import answers, serving, wait_until
 from tests.test_monitoring import DASHBOARD, PANELS, PROMETHEUS
 
@@ -58,9 +58,7 @@ def prometheus(folder, urls):
         for name, url in urls.items()
     ]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)

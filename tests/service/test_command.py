@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.support.environment import ROOT, environment_with
+from tests.support.ports import free_port
 from tests.support.serving import answers, wait_until
 
 
@@ -16,11 +17,6 @@ def service(*arguments, **settings):
     command = [sys.executable, "-m", "service", *arguments]
     environment = environment_with(**settings)
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def test_help_says_the_options_and_where_the_settings_are():

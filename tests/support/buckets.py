@@ -14,6 +14,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from tests.support.environment import ROOT
+from tests.support.ports import free_port
 from tests.support.serving import wait_until
 
 PROGRAMS = {name: ROOT / ".venv-buckets" / "bin" / name for name in ("weed", "rclone")}
@@ -36,7 +37,7 @@ class SeaweedFS:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = dict(zip(("master", "filer", "volume", "s3"), _free_ports(4), strict=True))
+        self.ports = {part: free_port() for part in ("master", "filer", "volume", "s3")}
         self.url = f"http://127.0.0.1:{self.ports['s3']}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -46,7 +47,7 @@ class SeaweedFS:
         folder.mkdir(parents=True, exist_ok=True)
         command = [str(PROGRAMS["weed"]), "mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}"]
         command += [f"-{part}.port={port}" for part, port in self.ports.items()]
-        command += [f"-{part}.port.grpc={port}" for part, port in zip(self.ports, _free_ports(4), strict=True)]
+        command += [f"-{part}.port.grpc={free_port()}" for part in self.ports]
         command += ["-webdav=false", "-admin.ui=false", "-master.telemetry=false"]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -81,7 +82,7 @@ class SeaweedFS:
 def rclone(folder: Path) -> Iterator[str]:
     """A server that ignores conditions; yields its URL."""
     (folder / BUCKET).mkdir(parents=True)
-    (port,) = _free_ports(1)
+    port = free_port()
     command = [str(PROGRAMS["rclone"]), "serve", "s3", str(folder), "--addr", f"127.0.0.1:{port}"]
     process = subprocess.Popen(
         [*command, "--auth-key", f"{KEY},{SECRET}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -97,14 +98,3 @@ def rclone(folder: Path) -> Iterator[str]:
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on, below those that the system gives out."""
-    sockets = [socket.socket() for _ in range(count)]
-    for probe in sockets:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in sockets]
-    for probe in sockets:
-        probe.close()
-    return ports

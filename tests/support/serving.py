@@ -1,7 +1,6 @@
 """The service over real HTTP, in a process of a test's own, and what tests ask of it."""
 
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from tests.support.environment import ROOT, environment_with
+from tests.support.ports import free_port
 
 SOON = {"DUBITO_POLL_INTERVAL_S": "0.05", "DUBITO_THREADS": "1"}  # what is published is seen at once
 
@@ -26,9 +26,7 @@ def serving(store: Path, within: Sequence[str] = (), **settings: str) -> Iterato
 
     `within` is a command that becomes the one after it.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     own = TemporaryDirectory(prefix="state-")
     basics = {"DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_NOTICE_S": "0", **WITHOUT_TRIALS}
     environment = environment_with(**basics | {"DUBITO_STATE": own.name} | settings)
