@@ -10,7 +10,7 @@ AXE := 4.14.1
 SBOM_TOOL := cyclonedx-bom==7.5.0
 STORE := $(or $(DUBITO_STORE),models)
 
-.PHONY: install serve test test-quick test-slow test-real screenshots check mutants audit laplace examples bench compose-check constraints sbom base-image
+.PHONY: install serve test test-quick test-slow test-real screenshots check mutants audit laplace examples cluster bench compose-check constraints sbom base-image
 
 install: .venv/installed-$(RUNTIME)
 
@@ -34,7 +34,7 @@ test-quick: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
-test-real: install .venv-schemathesis .venv-label-studio .venv-examples/installed .venv-page/installed .venv-buckets/installed $(CLIENTS)
+test-real: install .venv-schemathesis .venv-label-studio .venv-examples/installed .venv-page/installed .venv-buckets/installed .venv-ray/installed $(CLIENTS)
 	$(BIN)/python -m pytest -m real tests/real
 
 screenshots: install .venv-page/installed
@@ -82,6 +82,8 @@ laplace: install .venv-laplace/installed
 
 examples: install .venv-examples/installed
 
+cluster: install .venv-ray/installed
+
 define BESIDE # an environment of others' packages, beside what .venv has
 $(PYTHON) -m venv $(@D)
 $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
@@ -96,6 +98,9 @@ endef
 	$(BESIDE)
 
 .venv-examples/installed: examples/requirements.txt
+	$(BESIDE)
+
+.venv-ray/installed: tests/real/ray-requirements.txt
 	$(BESIDE)
 
 bench: install

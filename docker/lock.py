@@ -13,9 +13,9 @@ from pathlib import Path
 
 LOCKED = Path("docker/locked")
 EXTRAS = {
-    "service": ["otel", "sign", "pools", "scale"],
-    "training": ["training", "sign", "scale"],
-    "dev": ["otel", "sign", "pools", "scale", "training", "dev", "bench"],
+    "service": ["otel", "sign", "pools", "bucket"],
+    "training": ["training", "sign", "bucket"],
+    "dev": ["otel", "sign", "pools", "bucket", "training", "dev", "bench"],
 }
 LEFT_OUT = ("huggingface-hub",)  # tokenizers names it, but imports it for downloads alone, which nothing here makes
 CUDA = re.compile(r"(triton|(nvidia|cuda)-[\w-]+)==")

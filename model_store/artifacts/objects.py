@@ -1,6 +1,6 @@
 """Objects of a bucket by path: the few requests that a store makes, over obstore, and what went wrong in plain words.
 
-obstore, of the extra `scale`, is imported only where there is a URL. What it says of an error may repeat a request
+obstore, of the extra `bucket`, is imported only where there is a URL. What it says of an error may repeat a request
 with what is secret in it, so nothing of that is passed on but the server's status.
 """
 
@@ -68,14 +68,14 @@ class Objects:
         """Return the objects of a URL, with credentials and endpoint as obstore finds them in the environment.
 
         Raises:
-            InvalidInput: if it is no such URL, or the extra `scale` is not installed.
+            InvalidInput: if it is no such URL, or the extra `bucket` is not installed.
         """
         check_url(url)
         try:
             from obstore.exceptions import BaseError
             from obstore.store import from_url
         except ImportError:
-            raise InvalidInput("DUBITO_STORE", "the package of the extra `scale` for a URL", "none of it") from None
+            raise InvalidInput("DUBITO_STORE", "the package of the extra `bucket` for a URL", "none of it") from None
         plain = any(os.environ.get(name, "").lower() in ("1", "true") for name in PLAIN_HTTP)
         stores = []
         for seconds in (REQUEST_S, TRANSFER_S):

@@ -30,7 +30,7 @@ def open_store(
     """Return the store in a folder or, with its copies in `cache`, in a bucket. Nothing is read yet.
 
     Raises:
-        InvalidInput: if a URL is none of a bucket, or the extra `scale` is not installed.
+        InvalidInput: if a URL is none of a bucket, or the extra `bucket` is not installed.
     """
     return ModelStore(_storage(place, cache, cache_bytes), trusted)
 

@@ -430,7 +430,7 @@ def test_a_missing_extra_is_named(monkeypatch):
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InvalidInput, match="the package of the extra `scale`"):
+    with pytest.raises(InvalidInput, match="the package of the extra `bucket`"):
         Objects.of("s3://bucket/prefix")
 
 
