@@ -272,7 +272,7 @@ def test_the_autoscaler_asks_for_a_metric_that_there_is_at_a_length_that_a_queue
     autoscaler = RESOURCES["HorizontalPodAutoscaler", "dubito"]["spec"]
     target = autoscaler["scaleTargetRef"]
     assert RESOURCES[target["kind"], target["name"]]["apiVersion"] == target["apiVersion"]
-    (pods,) = [metric["pods"] for metric in autoscaler["metrics"] if metric["type"] == "Pods"]
+    (pods,) = [metric["pods"] for metric in autoscaler["metrics"]]
     name = pods["metric"]["name"]
     assert f"\n# TYPE {name} gauge\n" in app.state.context.metrics_page().decode()
     (rule,) = ADAPTER["rules"]["custom"]

@@ -22,6 +22,7 @@ from service.engine.admission import FIRST_TRY_S, LAST_TRY_S, LASTING_S, REST_S,
 from service.engine.batching import BATCH_ROW_DRAWS, GATHER_S, LEAST_AT_ONCE, SMALL_ROW_DRAWS
 from service.registry.reservoir import PATIENCE_S, PIECE_DRAWS
 
+Balance = Literal["random", "two", "least"]
 OK, REFUSED, LOST = 200, 429, 0  # how a request ended; lost: its replica did
 IDLE, GATHERING, COMPUTING = range(3)  # what the thread of micro-batches does
 ASLEEP, WAITING, MAKING = range(3)  # what the thread of draws does
@@ -37,6 +38,7 @@ class Costs:
     row_draw_s: float  # of arithmetic
     draw_s: float  # of making a draw
     refuse_s: float = 0.0  # of answering that there is no room, before anything is read
+    cold_s: float = 0.0  # more, of a request that finds its core idle, with other things in its cache
     network_s: float = 0.0  # there and back
     client_s: float = 0.0  # of the client's processor, for a request
 
@@ -76,7 +78,7 @@ class Autoscaler:
     least: int = 2
     most: int = 20
     target_row_draws: float = 1600.0
-    target_busy: float = 0.6
+    target_busy: float = math.inf
     interval_s: float = 15.0
     scrape_s: float = 15.0
     window_s: float = 60.0  # over which the queue's length is averaged
@@ -94,18 +96,19 @@ class Cluster:
         balance: a replica at random, the less busy of two, or the least busy.
         retries: how often a request that was refused or lost is sent again: after `retry_s`, or at once.
         hedge_s: after which a request without an answer is sent to another replica as well.
-        ready_sets: draw sets that a replica keeps ready.
+        ready_sets: draw sets that a replica keeps ready, and has at first, unless it has `sets_at_first`.
     """
 
     replicas: int
     cores: tuple[int, ...] | None = None
     client_core: int | None = None
-    balance: Literal["random", "two", "least"] = "two"
+    balance: Balance = "two"
     draws: int = 100
     retries: int = 0
     retry_s: float = 1.0
     hedge_s: float | None = None
     ready_sets: int = 64
+    sets_at_first: int | None = None
     max_queued_row_draws: int = 200_000
     overload_row_draws: int = 6_400
     failure: Failure | None = None
@@ -280,7 +283,8 @@ class _Replica:
         self.queue: deque[_Request] = deque()
         self.model, self.model_turn = IDLE, 0
         self.gathered, self.at_once = 0, LEAST_AT_ONCE
-        self.stock = self.depth  # it has been idle for a while
+        at_first = clock.cluster.sets_at_first
+        self.stock = self.depth if at_first is None else min(at_first, self.depth)
         self.maker, self.maker_turn = ASLEEP, 0
 
     def end(self) -> list[_Request]:
@@ -318,7 +322,8 @@ class _Replica:
         if self.admission.refuses(self.clock.now, self.row_draws, 1):
             self.loop.appendleft((self.costs.refuse_s, self._refused, request))
         else:
-            self.loop.appendleft((self.costs.read_s, self._read, request))
+            cold_s = 0.0 if self.core.jobs else self.costs.cold_s
+            self.loop.appendleft((self.costs.read_s + cold_s, self._read, request))
 
     def _read(self, request: _Request) -> None:
         work = request.rows * self.draws
@@ -631,7 +636,8 @@ class _Scaling:
     def __init__(self, clock: _Simulation, rules: Autoscaler) -> None:
         self.clock, self.rules = clock, rules
         self.last_s = clock.times[-1] if clock.times else 0.0
-        self.samples: deque[float] = deque(maxlen=max(1, round(rules.window_s / rules.scrape_s)))
+        self.samples: dict[_Replica, deque[int]] = {}
+        self.window = max(1, round(rules.window_s / rules.scrape_s))
         self.busy: dict[_Replica, float] = {}
         self.share = 0.0
         self.wanted: deque[tuple[float, int]] = deque()
@@ -641,9 +647,9 @@ class _Scaling:
 
     def _scrape(self, _: None) -> None:
         clock, replicas = self.clock, self.clock.replicas
-        self.samples.append(sum(replica.row_draws for replica in replicas) / len(replicas))
-        clock.waiting.append((clock.now, self.samples[-1]))
+        clock.waiting.append((clock.now, sum(replica.row_draws for replica in replicas) / len(replicas)))
         for replica in replicas:
+            self.samples.setdefault(replica, deque(maxlen=self.window)).append(replica.row_draws)
             replica.core._advance()
         spent = [replica.core.busy_s - self.busy.get(replica, replica.core.busy_s) for replica in replicas]
         self.share = sum(spent) / (len(replicas) * self.rules.scrape_s)
@@ -654,8 +660,9 @@ class _Scaling:
     def _decide(self, _: None) -> None:
         clock, rules, now = self.clock, self.rules, self.clock.now
         there = len(clock.replicas)
-        if self.samples:
-            queue = sum(self.samples) / len(self.samples) / rules.target_row_draws
+        means = [sum(held) / len(held) for replica in clock.replicas if (held := self.samples.get(replica))]
+        if means:
+            queue = sum(means) / len(means) / rules.target_row_draws
             ratio = max(queue, self.share / rules.target_busy)
             wanted = there if abs(ratio - 1.0) <= rules.tolerance else math.ceil(there * ratio)
             total = there + self.coming

@@ -138,6 +138,9 @@ def test_a_lone_request_is_computed_at_once_under_ready_draws():
     alone = OURS.request_s(100, 1) - 100 * OURS.draw_s + 0.003
     assert outcome.latency_s == pytest.approx([alone, alone])
     assert outcome.busy_s.sum() == pytest.approx(2 * (alone - 0.003))  # half the sets are still there: none is made
+    cold = simulate(Cluster(1), replace(OURS, cold_s=0.001), np.array([1.0, 1.0, 2.0]), 0)
+    assert cold.latency_s[-1] == pytest.approx(alone - 0.003 + 0.001)
+    assert cold.busy_s.sum() > outcome.busy_s.sum()
 
 
 def test_requests_that_come_together_share_a_micro_batch():
@@ -189,16 +192,16 @@ def test_the_autoscaler_comes_to_the_processors_that_it_is_to_and_goes_back():
     """Load 1, then 10 processors for 150 s, then 1: at a busy share of .6 that is 2 replicas, 17, and 2 again."""
     costs = replace(ARITHMETIC, row_draw_s=0.1 / ALONE)
     times = poisson_times([(60, 10.0), (150, 100.0), (600, 10.0)], np.random.default_rng(0))
-    cluster = Cluster(2, autoscaler=Autoscaler(start_s=5.0, most=50, target_row_draws=math.inf), **ENDLESS)
+    cluster = Cluster(
+        2, autoscaler=Autoscaler(start_s=5.0, most=50, target_busy=0.6, target_row_draws=math.inf), **ENDLESS
+    )
     counts = simulate(cluster, costs, times, 0).replicas
     at_150 = [count for time, count in counts if time < 200][-1]
     assert 10 / (0.6 * 1.1) <= at_150 <= 10 / 0.6 * 1.5
     first_fewer = min(time for (time, count), (_, before) in zip(counts[1:], counts, strict=False) if count < before)
     assert 210 + 300 - 60 <= first_fewer <= 210 + 300 + 60  # stabilised; the load's changes are seen a while later
     assert counts[-1][1] < 6
-    by_queue = replace(
-        cluster, autoscaler=Autoscaler(start_s=5.0, most=50, target_busy=math.inf, target_row_draws=2 * ALONE)
-    )
+    by_queue = replace(cluster, autoscaler=Autoscaler(start_s=5.0, most=50, target_row_draws=2 * ALONE))
     most = max(count for _, count in simulate(by_queue, costs, times, 0).replicas)
     assert most > 10
 
