@@ -136,11 +136,14 @@ def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     from service.app import create_app
     from service.process.budget import ByteBudget
     from service.process.connections import Connections, HttpConnection
+    from service.siblings.board import FolderBoard
 
     connections = Connections(settings.deadline_s, settings.max_connections, ByteBudget(settings.memory_budget_bytes))
     allow_open_files(settings.max_connections)
     config = uvicorn.Config(
-        create_app(settings, place, spare),
+        create_app(
+            settings, None if place is None else FolderBoard(place), None if place is None else place.folder, spare
+        ),
         host=settings.host,
         port=settings.port,
         http=partial(HttpConnection, connections),  # type: ignore[arg-type]
