@@ -23,12 +23,11 @@ from service.observability.logs import configure
 from service.observability.tracing import check_tracing
 from service.process.memory import keep_heaps_whole
 from service.process.supervisor import WorkerPlace, supervise
-from service.settings import VERIFY_KEY_VARIABLE, Settings, read_settings
+from service.settings import SWITCH_S, VERIFY_KEY_VARIABLE, Settings, read_settings
 
 logger = logging.getLogger("dubito")
 
 SPARE_FILES = 256  # that a process has open beside its connections
-SWITCH_S = 0.0005  # how long a thread may hold the interpreter while another waits: threads of arithmetic wait often
 
 
 def main() -> int:
@@ -39,6 +38,10 @@ def main() -> int:
             if sys.argv[1:2] == ["key"]:
                 new_key.print_key(sys.argv[2:])
                 return 0
+            if sys.argv[1:2] == ["cluster"]:
+                from service.cluster import command  # of the extra `scale`, as all that it imports
+
+                return command.run(sys.argv[2:], read_settings())
             if sys.argv[1:2] == ["label-studio"]:
                 sync.run(sys.argv[2:], read_settings())
                 return 0
@@ -71,7 +74,8 @@ def set_options(arguments: list[str]) -> None:
     """Take options of the command line, each in place of its environment variable."""
     also = (
         "`python -m service key NAME ...` makes a key for DUBITO_KEYS_FILE; `python -m service label-studio NAME "
-        "...` brings a project of Label Studio and a model together."
+        "...` brings a project of Label Studio and a model together; `python -m service cluster` serves by "
+        "replicas on Ray (docs/cluster.md)."
     )
     parser = argparse.ArgumentParser(prog="python -m service", description=__doc__, epilog=also)
     parser.add_argument("--port", type=int, metavar="N", help="port to listen on, in place of DUBITO_PORT (8000)")

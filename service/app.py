@@ -62,6 +62,7 @@ def create_app(
     key_ring = KeyRing(settings)
     context = Context(settings, key_ring, board, trials, spare)
     tracing = tracing_of(settings)
+    runs_jobs = settings.state is not None and settings.jobs_at_once > 0
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -71,14 +72,14 @@ def create_app(
         key_ring.start()
         freed_memory.start()
         context.siblings.start()
-        if settings.jobs_at_once > 0:
+        if runs_jobs:
             context.runner.start()
         gc.collect()
         gc.freeze()  # what is there now stays: looking through it for garbage would stop all threads
         yield
         gc.unfreeze()
         context.siblings.stop()
-        if settings.jobs_at_once > 0:
+        if runs_jobs:
             context.runner.stop()
         freed_memory.stop()
         context.ending.set()

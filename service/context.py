@@ -13,7 +13,7 @@ from fastapi import Request
 from jaxtyping import Float32
 from prometheus_client import generate_latest
 
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, StateUnusable
 from model_store.inference.trials import TrialProcess
 from model_store.inputs.columns import Columns, OddCells, odd_cells
 from model_store.state.database import Database
@@ -53,6 +53,11 @@ from service.registry.trials import Trials
 from service.settings import Settings
 from service.siblings.board import Board
 from service.siblings.exchange import Siblings
+
+NO_STATE = (
+    "jobs and labels are not kept here: DUBITO_STATE is empty, since several machines that serve have no folder in "
+    "common; ask the one service that keeps them"
+)
 
 
 class Context:
@@ -107,10 +112,12 @@ class Context:
         """Jobs, what was acquired, and labels. Reads and writes files: use it from a worker thread.
 
         Raises:
-            StateUnusable: if they cannot be read or written.
+            StateUnusable: if there is no folder for them, or they cannot be read or written.
         """
         with self._opening_state:
             if self._state is None:
+                if self.settings.state is None:
+                    raise StateUnusable(NO_STATE)
                 self._state = Database(self.settings.state)
             return self._state
 
