@@ -27,6 +27,7 @@ from service.settings import VERIFY_KEY_VARIABLE, Settings, read_settings
 
 logger = logging.getLogger("dubito")
 
+DATA_SETS = ("score", "acquire")
 SPARE_FILES = 256  # that a process has open beside its connections
 SWITCH_S = 0.0005  # how long a thread may hold the interpreter while another waits: threads of arithmetic wait often
 
@@ -42,6 +43,10 @@ def main() -> int:
             if sys.argv[1:2] == ["label-studio"]:
                 sync.run(sys.argv[2:], read_settings())
                 return 0
+            if sys.argv[1:2] and sys.argv[1] in DATA_SETS:
+                from service.shards import command  # what only data sets need
+
+                return command.run(sys.argv[1], sys.argv[2:], read_settings())
             set_options(sys.argv[1:])
         settings = read_settings()
         KeyRing(settings)  # here, not in a worker that would be started again and again
@@ -71,7 +76,8 @@ def set_options(arguments: list[str]) -> None:
     """Take options of the command line, each in place of its environment variable."""
     also = (
         "`python -m service key NAME ...` makes a key for DUBITO_KEYS_FILE; `python -m service label-studio NAME "
-        "...` brings a project of Label Studio and a model together."
+        "...` brings a project of Label Studio and a model together; `python -m service score SRC --out DST` "
+        "predicts and `python -m service acquire SRC` ranks a whole data set."
     )
     parser = argparse.ArgumentParser(prog="python -m service", description=__doc__, epilog=also)
     parser.add_argument("--port", type=int, metavar="N", help="port to listen on, in place of DUBITO_PORT (8000)")
