@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
         add("--risk", type=float, metavar="P", help="abstain where a label is wrong with a larger probability")
         add("--settle", type=float, metavar="T", help="tolerance at which a row stops drawing")
     else:
-        add("-k", type=int, default=1000, metavar="N", help="how many rows to rank (1000)")
+        add("-k", "--k", type=int, default=1000, metavar="N", help="how many rows to rank (1000)")
         add("--acquisition", metavar="NAME", help="what to choose rows by: as /acquire has it (bald)")
         add("--exclude", type=Path, metavar="FILE", help="ids that are left out, one a line")
     add("--workers", type=int, metavar="N", help="processes, one thread each; by default one for each processor")
@@ -118,9 +119,8 @@ def _run(command: str, options: argparse.Namespace, settings: Settings) -> None:
         source, out = files_at(options.source, SOURCE), files_at(place, OUT)
         _refuse_overlap(options.source, place)
         out.check_output()
-        job = begun(out, source, asked, options.seed is not None, loaded.model.manifest.input)
-        if command == "acquire":
-            candidates_of(asked.acquisition, loaded.model, job.rows, asked.k, asked.num_samples)
+        check_rows = partial(_check_rows, asked, loaded.model)
+        job = begun(out, source, asked, options.seed is not None, loaded.model.manifest.input, check_rows)
         told = Told(
             *(JOB, _whole(options.source), _whole(place), _whole(str(settings.store))),
             *(str(settings.cache.resolve()), settings.cache_bytes),
@@ -192,6 +192,10 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         raise InvalidInput("priors", "a JSON object", "something else") from None
+
+
+def _check_rows(asked: Asked, model: Model, rows: int) -> None:
+    candidates_of(asked.acquisition, model, rows, asked.k, asked.num_samples)
 
 
 def _excluded(file: Path | None) -> list[str]:

@@ -5,7 +5,7 @@ the job does the same, or says what differs.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -101,11 +101,14 @@ class Job:
             raise InvalidInput(OUT, f"an output whose {JOB} is one", "something else") from None
 
 
-def begun(out: Files, source: Files, asked: Asked, is_seeded: bool, spec: InputSpec) -> Job:
+def begun(
+    out: Files, source: Files, asked: Asked, is_seeded: bool, spec: InputSpec, check_rows: Callable[[int], object]
+) -> Job:
     """Return the job whose output lies, or from now on lies, in a place.
 
     Args:
         is_seeded: whether the seed was given; otherwise that of a job that began earlier counts.
+        check_rows: raises InvalidInput if what is asked cannot be of so many rows.
 
     Raises:
         InvalidInput: if there is an output of something else, or the data set is none that the model takes.
@@ -118,6 +121,7 @@ def begun(out: Files, source: Files, asked: Asked, is_seeded: bool, spec: InputS
         if not listed:
             raise InvalidInput(SOURCE, "a data set of .parquet files", "none")
         planned = plan(source, listed, asked, spec)
+        check_rows(planned.rows)
         if out.create(JOB, planned.to_bytes()):
             return planned
         content = out.read(JOB) or b""
