@@ -163,10 +163,8 @@ class LocalFiles(Files):
                 os.fsync(file.fileno())
             os.link(draft, target)
             sync_folder(target.parent)
-        except FileExistsError:
-            return False
         except OSError as error:
-            if target.exists():  # and another cleared the draft away
+            if target.exists():  # another was first, and may have cleared the draft away
                 return False
             raise Stopped(f"{self.field}: cannot create {name} in {self.root}: {error.strerror}") from None
         finally:
@@ -250,12 +248,16 @@ class _BucketCopy(Copy):
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         super().__init__(Path(f"/dev/fd/{self._file.fileno()}"))
         self._held = 0, 0
-        size = min(FOOTER_BYTES, listed.size)
-        self._tail = self._fetched(listed.size - size, size)
-        footer = int.from_bytes(self._tail[-8:-4], "little") + 8
-        if size < footer <= listed.size:
-            self._tail = self._fetched(listed.size - footer, footer)
-        self._begin()
+        try:
+            size = min(FOOTER_BYTES, listed.size)
+            self._tail = self._fetched(listed.size - size, size)
+            footer = int.from_bytes(self._tail[-8:-4], "little") + 8
+            if size < footer <= listed.size:
+                self._tail = self._fetched(listed.size - footer, footer)
+            self._begin()
+        except BaseException:
+            self._file.close()
+            raise
 
     def _begin(self) -> None:
         self._file.truncate(0)

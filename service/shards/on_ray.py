@@ -81,7 +81,7 @@ def _round(ray: Any, told: Told, shards: list[int], workers: int | None) -> Iter
 def _cluster(address: str) -> Iterator[Any]:
     """Join a cluster, or start one on this machine for the time being; yield Ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # of what its library says on standard error
     try:
         import ray
         import ray.data
