@@ -27,6 +27,7 @@ from service.settings import SWITCH_S, VERIFY_KEY_VARIABLE, Settings, read_setti
 
 logger = logging.getLogger("dubito")
 
+DATA_SETS = ("score", "acquire")
 SPARE_FILES = 256  # that a process has open beside its connections
 
 
@@ -45,6 +46,10 @@ def main() -> int:
             if sys.argv[1:2] == ["label-studio"]:
                 sync.run(sys.argv[2:], read_settings())
                 return 0
+            if sys.argv[1:2] and sys.argv[1] in DATA_SETS:
+                from service.shards import command  # what only data sets need
+
+                return command.run(sys.argv[1], sys.argv[2:], read_settings())
             set_options(sys.argv[1:])
         settings = read_settings()
         KeyRing(settings)  # here, not in a worker that would be started again and again
@@ -75,7 +80,8 @@ def set_options(arguments: list[str]) -> None:
     also = (
         "`python -m service key NAME ...` makes a key for DUBITO_KEYS_FILE; `python -m service label-studio NAME "
         "...` brings a project of Label Studio and a model together; `python -m service cluster` serves by "
-        "replicas on Ray (docs/cluster.md)."
+        "replicas on Ray; `python -m service score SRC --out DST` predicts and `python -m service acquire SRC` ranks "
+        "a whole data set."
     )
     parser = argparse.ArgumentParser(prog="python -m service", description=__doc__, epilog=also)
     parser.add_argument("--port", type=int, metavar="N", help="port to listen on, in place of DUBITO_PORT (8000)")

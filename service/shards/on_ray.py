@@ -1,0 +1,114 @@
+"""Shards on Ray: Ray Data hands them to actors, each with the model in memory, and gives them to others if one dies.
+
+Nothing of the data goes through Ray: an actor is given a shard's number, reads its rows and writes its part.
+"""
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from model_store.errors import InvalidInput, one_line
+from service.shards.files import Stopped
+from service.shards.here import MOST_TRIES
+from service.shards.job import OUT
+from service.shards.work import Said, Told, Worker
+
+LOCAL = "local"  # Ray is started here, and ends with the job
+
+
+class ShardActor:
+    """Does the shard of each batch."""
+
+    def __init__(self, told: str, threads: int) -> None:
+        self._worker = Worker(Told.of_json(told), threads)
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return what is said of the shards."""
+        said = [self._worker.answered(int(number), lambda _: None) for number in batch["shard"]]
+        return {"said": np.array([json.dumps(asdict(one)) for one in said])}
+
+
+def run_on_ray(told: Told, todo: list[int], address: str, workers: int | None) -> Iterator[Said]:
+    """Do shards on a cluster, and yield what comes of them.
+
+    Raises:
+        InvalidInput: if there is no Ray, or no cluster at the address.
+        Stopped: if shards are lost again and again.
+    """
+    with _cluster(address) as ray:
+        left = set(todo)
+        why = "its actors died"
+        for _ in range(MOST_TRIES):
+            try:
+                for said in _round(ray, told, sorted(left), workers):
+                    if said.error is not None and said.may_pass:
+                        why = said.error
+                        continue
+                    left.discard(said.shard)
+                    yield said
+            except ray.exceptions.RayError as error:
+                why = one_line(error)
+            if not left:
+                return
+        raise Stopped(f"{OUT}: part {min(left)} was tried {MOST_TRIES} times: {why}")
+
+
+def _round(ray: Any, told: Told, shards: list[int], workers: int | None) -> Iterator[Said]:
+    """Have each shard done once, as far as its actor lives."""
+    processors = int(ray.cluster_resources().get("CPU", 1))
+    most = min(len(shards), workers or processors)
+    done = ray.data.from_items([{"shard": number} for number in shards], override_num_blocks=len(shards)).map_batches(
+        ShardActor,
+        fn_constructor_args=(told.to_json(), 1),
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=most, initial_size=most),
+        num_cpus=1,
+    )
+    for row in done.iter_rows():
+        content = json.loads(str(row["said"]))
+        yield Said(**{**content, "reasons": tuple(content["reasons"])})
+
+
+@contextmanager
+def _cluster(address: str) -> Iterator[Any]:
+    """Join a cluster, or start one on this machine for the time being; yield Ray."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # of what its library says on standard error
+    try:
+        import ray
+        import ray.data
+    except ImportError:
+        raise InvalidInput("ray", "Ray, of the extra `scale`", "none of it") from None
+    folder = None
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+    try:
+        if address == LOCAL:
+            folder = tempfile.mkdtemp(prefix="ray-")
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=folder,
+                **quiet,
+            )
+        else:
+            ray.init(address=address, **quiet)
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.max_errored_blocks = -1  # which the next round is for
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+        yield ray
+    except (ConnectionError, ValueError) as error:
+        raise InvalidInput("ray", "the address of a cluster, `local` or `auto`", one_line(error)) from None
+    finally:
+        ray.shutdown()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
