@@ -27,7 +27,7 @@ from service.settings import SWITCH_S, VERIFY_KEY_VARIABLE, Settings, read_setti
 
 logger = logging.getLogger("dubito")
 
-DATA_SETS = ("score", "acquire")
+COMMANDS = ("key", "label-studio", "cluster", "score", "acquire")
 SPARE_FILES = 256  # that a process has open beside its connections
 
 
@@ -36,20 +36,8 @@ def main() -> int:
     place = WorkerPlace.of_arguments(sys.argv[2:]) if sys.argv[1:2] == [WorkerPlace.OPTION] else None
     try:
         if place is None:
-            if sys.argv[1:2] == ["key"]:
-                new_key.print_key(sys.argv[2:])
-                return 0
-            if sys.argv[1:2] == ["cluster"]:
-                from service.cluster import command  # of the extra `scale`, as all that it imports
-
-                return command.run(sys.argv[2:], read_settings())
-            if sys.argv[1:2] == ["label-studio"]:
-                sync.run(sys.argv[2:], read_settings())
-                return 0
-            if sys.argv[1:2] and sys.argv[1] in DATA_SETS:
-                from service.shards import command  # what only data sets need
-
-                return command.run(sys.argv[1], sys.argv[2:], read_settings())
+            if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+                return run(sys.argv[1], sys.argv[2:])
             set_options(sys.argv[1:])
         settings = read_settings()
         KeyRing(settings)  # here, not in a worker that would be started again and again
@@ -73,6 +61,28 @@ def main() -> int:
         here = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
         logger.info("the page for people: http://%s:%s/", here, settings.port)
     return serve(settings) if settings.workers == 1 else supervise(settings)
+
+
+def run(command: str, arguments: list[str]) -> int:
+    """Do what a command says, each of which imports what it alone needs; return the exit code.
+
+    Raises:
+        DubitoError: saying what is wrong.
+    """
+    if command == "key":
+        new_key.print_key(arguments)
+        return 0
+    settings = read_settings()
+    if command == "label-studio":
+        sync.run(arguments, settings)
+        return 0
+    if command == "cluster":
+        from service.cluster import command as cluster
+
+        return cluster.run(arguments, settings)
+    from service.shards import command as data_sets
+
+    return data_sets.run(command, arguments, settings)
 
 
 def set_options(arguments: list[str]) -> None:
