@@ -91,7 +91,7 @@ def test_the_ray_service_fits_kuberay_s_reference_and_its_pods_kubernetes_schema
         template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": PODS[name]}
         kubernetes_validate.validate(template, VERSIONS[1], strict=True)
     assert WORKERS["minReplicas"] <= WORKERS["replicas"] <= WORKERS["maxReplicas"]
-    pinned = re.search(r"^ray==(.*)$", (ROOT / "tests" / "real" / "ray-requirements.txt").read_text(), re.M)[1]
+    pinned = re.search(r"^ray==(.*)$", (ROOT / "docker" / "ray.txt").read_text(), re.M)[1]
     assert CLUSTER["rayVersion"] == pinned
 
 

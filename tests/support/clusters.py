@@ -38,6 +38,7 @@ def nodes(*processors: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         yield process.stdout.readline().strip(), process
     finally:
         process.stdin.close()
+        process.stdout.close()
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
