@@ -115,7 +115,7 @@ def table(found: dict[str, Figures], rounds: int, seconds: float) -> str:
         "# Replicas on Ray Serve",
         "",
         f"`python -m benchmarks.cluster --rounds {rounds} --seconds {seconds:g} --write`; 784-800-800-10, one row",
-        f"and 100 draws, {os.cpu_count()} processors that the client and Ray share. Median over rounds (least - most).",
+        f"and 100 draws, {os.cpu_count()} processors of the client and Ray. Median of rounds (least - most).",
         "More is what an answer takes beyond the service alone in the same round, one request after the other; times",
         f"is the rate of {AT_ONCE} connections over the service alone in the same round.",
         "",
