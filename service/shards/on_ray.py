@@ -7,10 +7,12 @@ import json
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,15 +83,18 @@ def _round(ray: Any, told: Told, shards: list[int], workers: int | None) -> Iter
 def _cluster(address: str) -> Iterator[Any]:
     """Join a cluster, or start one on this machine for the time being; yield Ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # of what its library says on standard error
     try:
         import ray
         import ray.data
     except ImportError:
         raise InvalidInput("ray", "Ray, of the extra `scale`", "none of it") from None
-    folder = None
+    folder, stderr = None, sys.stderr
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+    ours = os.dup(2)  # what Ray's library itself says there goes nowhere
     try:
+        sys.stderr = os.fdopen(ours, "w", buffering=1)
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
         if address == LOCAL:
             folder = tempfile.mkdtemp(prefix="ray-")
             ray.init(
@@ -100,15 +105,22 @@ def _cluster(address: str) -> Iterator[Any]:
                 **quiet,
             )
         else:
+            host = address.rpartition(":")[0]
+            if host.startswith("127."):  # else the nodes would look for the driver at another address of this machine
+                quiet["_node_ip_address"] = host
             ray.init(address=address, **quiet)
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.max_errored_blocks = -1  # which the next round is for
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-        yield ray
+        with redirect_stdout(sys.stderr):  # where it says that nodes died
+            yield ray
     except (ConnectionError, ValueError) as error:
         raise InvalidInput("ray", "the address of a cluster, `local` or `auto`", one_line(error)) from None
     finally:
         ray.shutdown()
+        os.dup2(ours, 2)
+        sys.stderr.close()
+        sys.stderr = stderr
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
