@@ -83,6 +83,7 @@ laplace: install .venv-laplace/installed
 examples: install .venv-examples/installed
 
 cluster: install .venv-ray/installed
+	exec .venv-ray/bin/python -m service cluster
 
 define BESIDE # an environment of others' packages, beside what .venv has
 $(PYTHON) -m venv $(@D)

@@ -1,0 +1,44 @@
+"""`kubectl` puts the manifests together, and Ray accepts its part."""
+
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+from tests.support.environment import ROOT
+from tests.test_kubernetes import FOLDER, RAY, RESOURCES, SHARED
+
+RAY_PYTHON = ROOT / ".venv-ray" / "bin" / "python"
+CHECK = """
+import sys, yaml
+from ray.serve.schema import ServeDeploySchema
+(application,) = ServeDeploySchema.model_validate(yaml.safe_load(sys.stdin)).applications
+print(application.import_path)
+"""
+
+pytestmark = pytest.mark.real
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="not installed: kubectl")
+def test_kubectl_puts_the_files_together():
+    done = subprocess.run(["kubectl", "kustomize", str(FOLDER)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    made = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
+    (settings,) = [one for (kind, _), one in made.items() if kind == "ConfigMap"]
+    assert settings["data"] == SHARED
+    assert made.keys() - {("ConfigMap", settings["metadata"]["name"])} == RESOURCES.keys()
+    for one in made.values():
+        assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == "dubito"
+        if one["kind"] in ("Deployment", "StatefulSet"):
+            (container,) = one["spec"]["template"]["spec"]["containers"]
+            assert container["envFrom"][0] == {"configMapRef": {"name": settings["metadata"]["name"]}}
+            assert container["image"] == "dubito-service:latest"
+
+
+@pytest.mark.skipif(not RAY_PYTHON.exists(), reason="`make cluster` makes .venv-ray")
+def test_ray_accepts_the_configuration_of_serve():
+    config = RAY["spec"]["serveConfigV2"]
+    done = subprocess.run([RAY_PYTHON, "-c", CHECK], input=config, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "service.cluster.app:build"
