@@ -239,8 +239,7 @@ class BucketFiles(Files):
         return self.objects.create(name, content)
 
     def clear(self) -> None:
-        """Remove objects that were to try conditions."""
-        self.objects.delete([name for name in self.objects.entries() if name.startswith(PROBE)])
+        """Do nothing: objects appear whole."""
 
 
 class _BucketCopy(Copy):

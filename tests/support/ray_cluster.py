@@ -62,7 +62,7 @@ def main() -> None:
                 cluster.remove_node(nodes[place], allow_graceful=False)
                 nodes[place] = cluster.add_node(**node)
             else:
-                actors = processes(ACTOR)
+                actors = processes(ACTOR, os.getpid())
                 if not actors:
                     continue
                 os.kill(actors[int(random.integers(len(actors)))], signal.SIGKILL)
@@ -78,16 +78,24 @@ def main() -> None:
         cluster.shutdown()
 
 
-def processes(name: str) -> list[int]:
-    """Processes whose command begins so, sorted."""
-    found = []
+def processes(name: str, ancestor: int) -> list[int]:
+    """Processes below another one in whose command there is a name, sorted."""
+    parents, named = {}, []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if (process / "cmdline").read_bytes().startswith(name.encode()):
-                found.append(int(process.name))
-        except OSError:
+            parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            if name.encode() in (process / "cmdline").read_bytes():
+                named.append(int(process.name))
+        except (OSError, IndexError):
             continue
-    return sorted(found)
+    found = []
+    for number in sorted(named):
+        above = parents.get(number)
+        while above not in (None, 0, ancestor):
+            above = parents.get(above)
+        if above == ancestor:
+            found.append(number)
+    return found
 
 
 def run(python: Path, told: dict[str, Any], environment: dict[str, str], timeout_s: float) -> dict[str, Any]:

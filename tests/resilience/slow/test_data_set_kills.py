@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -63,19 +62,12 @@ def test_thirty_kills_of_workers_and_the_driver_change_nothing(undisturbed, digi
             driver.wait()
             driver = None
             killed["driver"] += 1
-        elif workers := [n for n in ray_cluster.processes(sys.executable) if is_worker(n)]:
+        elif workers := ray_cluster.processes(RUN, os.getpid()):
             os.kill(workers[int(random.integers(len(workers)))], signal.SIGKILL)
             killed["worker"] += 1
     assert driver.returncode == 0
     check(tmp_path / "out", expected)
     print(json.dumps({"where": "here", "rows": 4 * ROWS, "killed": killed}))
-
-
-def is_worker(number):
-    """Whether a process does shards, of whatever driver."""
-    with contextlib.suppress(OSError):
-        return RUN.encode() in Path(f"/proc/{number}/cmdline").read_bytes()
-    return False
 
 
 @pytest.mark.slow
