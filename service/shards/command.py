@@ -10,8 +10,8 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from service.registry.reservoir import fresh_seed
 from service.settings import Settings, processors
 from service.shards.files import Files, Stopped, files_at
 from service.shards.here import At, run_here
-from service.shards.job import JOB, OUT, REJECTS, SOURCE, Asked, Job, begun, shard_rows_of
+from service.shards.job import OUT, REJECTS, SOURCE, Asked, Job, begun, shard_rows_of
 from service.shards.progress import Progress
 from service.shards.ranking import RANKING, RankedParts
 from service.shards.work import Said, Told, digest_of, store_of
@@ -101,7 +101,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     add("--workers", type=int, metavar="N", help="processes, one thread each; by default one for each processor")
     add("--ray", metavar="ADDRESS", help="run on Ray: `local` starts it here, `auto` or host:port join a cluster")
     add("--max-rejects", type=float, default=MAX_REJECTS, metavar="SHARE", help="of all rows, that may be unreadable")
-    add("--shard-rows", type=int, metavar="N", help="most rows of a part; by default 65536, fewer of wide rows")
+    add("--shard-rows", type=int, metavar="N", help="most rows of a part; by default 32768, fewer of wide rows")
     add("--quiet", action="store_true", help="say nothing of progress")
     return parser
 
@@ -122,7 +122,7 @@ def _run(command: str, options: argparse.Namespace, settings: Settings) -> None:
         check_rows = partial(_check_rows, asked, loaded.model)
         job = begun(out, source, asked, options.seed is not None, loaded.model.manifest.input, check_rows)
         told = Told(
-            *(JOB, _whole(options.source), _whole(place), _whole(str(settings.store))),
+            *(_whole(options.source), _whole(place), _whole(str(settings.store))),
             *(str(settings.cache.resolve()), settings.cache_bytes),
             None if settings.verify_key_file is None else str(settings.verify_key_file.resolve()),
             tuple(excluded),
@@ -258,21 +258,22 @@ def _worked(job: Job, out: Files, told: Told, options: argparse.Namespace) -> Pr
     if not todo:
         return progress
     if options.ray is None:
-        running: Iterator[At | Said] = run_here(told, todo, options.workers or processors())
+        running: Generator[At | Said, None, None] = run_here(told, todo, options.workers or processors())
     else:
         from service.shards.on_ray import run_on_ray
 
         running = run_on_ray(told, todo, options.ray, options.workers)
-    for said in running:
-        if isinstance(said, At):
-            progress.at(said.shard, said.rows)
-            continue
-        if said.error is not None:
-            raise Stopped(said.error)
-        progress.done(said.shard, said.rejected, said.row_draws, said.cpu_s)
-        reasons += said.reasons
-        _check_rejects(job, progress, reasons, options)
-    progress.end()
+    with closing(running):
+        for said in running:
+            if isinstance(said, At):
+                progress.at(said.shard, said.rows)
+                continue
+            if said.error is not None:
+                raise Stopped(said.error)
+            progress.done(said.shard, said.rejected, said.row_draws, said.cpu_s)
+            reasons += said.reasons
+            _check_rejects(job, progress, reasons, options)
+        progress.end()
     return progress
 
 

@@ -10,6 +10,7 @@ import uuid
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from model_store.artifacts.disk import make_folder, sync_folder
@@ -186,16 +187,18 @@ class BucketFiles(Files):
         self.field = field
         self.objects = Objects.of(self.url, field)
 
+    @cached_property
+    def _read(self) -> tuple[Objects, str | None]:
+        """Where the data are: below the URL or, if nothing is and it names a file, that file alone beside others."""
+        parent, _, name = self.url.rpartition("/")
+        if not name.endswith(ENDING) or parent.endswith("/") or self.objects.entries():
+            return self.objects, None
+        return Objects.of(parent, self.field), name
+
     def data(self) -> list[Listed]:
         """Return the objects below the URL; if there are none, the one that it names."""
-        listed = self._below(self.objects)
-        parent, _, name = self.url.rpartition("/")
-        if not listed and name.endswith(ENDING) and not parent.endswith("/"):
-            objects = Objects.of(parent, self.field)
-            listed = [one for one in self._below(objects) if one.name == name]
-            if listed:
-                self.objects = objects
-        return listed
+        objects, alone = self._read
+        return [listed for listed in self._below(objects) if alone in (None, listed.name)]
 
     @staticmethod
     def _below(objects: Objects) -> list[Listed]:
@@ -208,7 +211,7 @@ class BucketFiles(Files):
 
     def open(self, listed: Listed) -> Copy:
         """Return a copy that has the footer."""
-        return _BucketCopy(self.objects, listed)
+        return _BucketCopy(self._read[0], listed)
 
     def check_output(self) -> None:
         """Create an object twice: the server must refuse the second."""
@@ -236,8 +239,7 @@ class BucketFiles(Files):
         return self.objects.create(name, content)
 
     def clear(self) -> None:
-        """Remove objects that were to try conditions."""
-        self.objects.delete([name for name in self.objects.entries() if name.startswith(PROBE)])
+        """Do nothing: objects appear whole."""
 
 
 class _BucketCopy(Copy):

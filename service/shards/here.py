@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,7 +97,7 @@ class _Pool:
         self.todo.appendleft(shard)
 
 
-def run_here(told: Told, todo: list[int], workers: int) -> Iterator[At | Said]:
+def run_here(told: Told, todo: list[int], workers: int) -> Generator[At | Said, None, None]:
     """Do shards, and yield what comes of them and how far they are.
 
     Raises:

@@ -19,7 +19,7 @@ from service.shards.files import Files, Listed
 FORMAT = 1
 JOB = "job.json"
 REJECTS = "rejects"
-MOST_ROWS = 1 << 16  # of a shard
+MOST_ROWS = 1 << 15  # of a shard
 MOST_NUMBERS = 1 << 26  # of a shard's rows
 MOST_OUTPUTS = 1 << 22  # of what is said of them
 SOURCE, OUT = "source", "out"  # the options that errors name

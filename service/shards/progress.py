@@ -2,7 +2,6 @@
 
 import sys
 import time
-from typing import TextIO
 
 from service.shards.job import Job
 
@@ -13,9 +12,9 @@ SAY_SELDOM_S = 10.0  # elsewhere
 class Progress:
     """Counts, and says so now and then."""
 
-    def __init__(self, job: Job, done: set[int], rejected: int, quiet: bool, output: TextIO = sys.stderr) -> None:
+    def __init__(self, job: Job, done: set[int], rejected: int, quiet: bool) -> None:
         """Begin with the shards that are done already."""
-        self._job, self._output, self._quiet = job, output, quiet
+        self._job, self._quiet = job, quiet
         self._done = len(done)
         self._rows_before = self._rows = sum(job.shards[number].rows for number in done)
         self._at: dict[int, int] = {}
@@ -63,18 +62,18 @@ class Progress:
 
     def end(self) -> None:
         """Leave the last line."""
-        if not self._quiet and self._output.isatty() and self._told:
-            self._output.write(f"\r\x1b[K{self.line()}\n")
-            self._output.flush()
+        if not self._quiet and sys.stderr.isatty() and self._told:
+            sys.stderr.write(f"\r\x1b[K{self.line()}\n")
+            sys.stderr.flush()
 
     def _say(self) -> None:
-        is_terminal = self._output.isatty()
+        is_terminal = sys.stderr.isatty()
         now = time.monotonic()
         if self._quiet or now - max(self._told, self._began) < (SAY_S if is_terminal else SAY_SELDOM_S):
             return
         self._told = now
-        self._output.write(f"\r\x1b[K{self.line()}" if is_terminal else f"{self.line()}\n")
-        self._output.flush()
+        sys.stderr.write(f"\r\x1b[K{self.line()}" if is_terminal else f"{self.line()}\n")
+        sys.stderr.flush()
 
 
 def _clock(seconds: float) -> str:

@@ -34,7 +34,7 @@ from service.jobs.table import table_columns, table_metadata
 from service.pools.pool_file import ID, IDS
 from service.settings import VERIFY_KEY_VARIABLE, Settings
 from service.shards.files import files_at
-from service.shards.job import OUT, SOURCE, Job, Shard
+from service.shards.job import JOB, OUT, SOURCE, Job, Shard
 from service.shards.rows import Reader, Rejects, Rows
 
 EXCLUDED = b"dubito.excluded"  # in a part's metadata: how many of its rows were left out
@@ -48,7 +48,6 @@ Report = Callable[[int], None]
 class Told:
     """What a worker needs to know, wherever it is."""
 
-    job: str
     source: str
     out: str
     store: str
@@ -93,9 +92,9 @@ def digest_of(manifest: Manifest) -> str:
     return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
 
 
-def needs_all_rows(asked_acquisition: str, model: Model) -> bool:
+def needs_all_rows(acquisition: str, model: Model) -> bool:
     """Whether an acquisition looks for copies among all rows, so that parts hold all of them."""
-    return asked_acquisition in model.predictive.batches
+    return acquisition in model.predictive.batches
 
 
 class Worker:
@@ -127,7 +126,7 @@ class _Ready:
 
     def __init__(self, told: Told, threads: int) -> None:
         out = files_at(told.out, OUT)
-        content = out.read(told.job)
+        content = out.read(JOB)
         if content is None:
             raise InvalidInput(OUT, "a place that every worker sees", "one without the job")
         self.out, self.job = out, Job.of_bytes(content)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -25,6 +24,7 @@ from service.shards import command, here, work
 from service.shards.files import Stopped
 from service.shards.work import Worker
 from tests.support.environment import ROOT, environment_with
+from tests.support.ray_cluster import processes
 from tests.support.serving import serving, wait_until
 
 SEED = 5
@@ -213,16 +213,7 @@ def test_what_is_there_is_not_done_again(run, data, scored, tmp_path):
 
 def workers():
     """Processes that this one has started to do shards."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            is_worker = here.RUN.encode() in (process / "cmdline").read_bytes()
-            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, IndexError):
-            continue
-        if is_worker and parent == os.getpid():
-            found.append(int(process.name))
-    return found
+    return processes(here.RUN, os.getpid())
 
 
 def test_a_worker_that_is_killed_is_replaced(run, data, scored, tmp_path):
