@@ -4,14 +4,19 @@ Where Ray is missing it is skipped: `make test-real` installs it.
 """
 
 import os
+import re
 import signal
+import subprocess
 import time
 
 import httpx
 import pytest
+import yaml
 
-from tests.support.clusters import PYTHON, Load, cluster, due_answers, nodes, replicas, tell
-from tests.support.serving import metric, serving, wait_until
+from tests.support.clusters import PYTHON, QUIET, Load, cluster, due_answers, nodes, replicas, tell
+from tests.support.environment import ROOT, environment_with
+from tests.support.ports import free_port
+from tests.support.serving import answers, metric, serving, wait_until
 from tests.support.stores import publish_again
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not PYTHON.exists(), reason="Ray is not installed")]
@@ -171,6 +176,32 @@ def test_more_replicas_come_with_more_work(digits_store, digits_rows, tmp_path):
         assert len(replicas()) == 1
         with Load(url, {"1": [(request, b"")]}, threads=8):
             wait_until(lambda: len(replicas()) == 2, 90)
+
+
+def test_the_guide_s_configuration_file_serves(digits_store, tmp_path):
+    (text,) = re.findall(r"```yaml\n(# serve.yaml\n.*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL)
+    config = yaml.safe_load(text)
+    port = free_port()
+    config["http_options"] |= {"host": "127.0.0.1", "port": port}
+    (application,) = config["applications"]
+    del application["args"]["keys_file"]
+    application["args"]["store"] = str(digits_store)
+    (deployment,) = application["deployments"]
+    deployment["ray_actor_options"]["num_cpus"] = 0.5
+    path, log = tmp_path / "serve.yaml", tmp_path / "log"
+    path.write_text(yaml.safe_dump(config))
+    url, environment = f"http://127.0.0.1:{port}", {**environment_with(), **QUIET}
+    with log.open("w") as file:
+        command = [str(PYTHON.with_name("serve")), "run", str(path)]
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
+    try:
+        wait_until(lambda: process.poll() is not None or answers(f"{url}/models"), 90)
+        answer = httpx.post(f"{url}/predict", json={"inputs": [[0.0] * 64], "seed": 1}, timeout=60)
+        assert answer.json()["seed"] == 1
+        assert httpx.get(f"{url}/jobs", timeout=60).status_code == 503  # no folder that all machines have
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 @pytest.mark.parametrize(
