@@ -70,6 +70,12 @@ def test_replicas_are_one_service(own_store, digits_store, digits_rows, tmp_path
         assert answer.json()["reset"]
         assert client.get(f"{url}/models/digits").json()["drift"]["rows"] == 0
 
+        # nobody joins Ray without its token
+        join = [str(PYTHON), "-c", "import ray; ray.init(address='auto', log_to_driver=False)"]
+        environment = {**environment_with(), **QUIET}
+        refusal = subprocess.run(join, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert refusal.returncode == 1 and "Authentication token is missing or incorrect" in refusal.stderr
+
         # an administrator is heard by all
         publish_again(own_store, digits_store)
         assert client.post(f"{url}/admin/refresh", headers=ADMIN).json()["models"]["digits"]["serving"] == "2"
