@@ -158,6 +158,11 @@ def test_ray_s_arguments_are_settings():
     assert application["import_path"] == "service.cluster.app:build" and application["route_prefix"] == "/"
     given = Settings(**application["args"])
     assert str(given.store) == SHARED["DUBITO_STORE"] and str(given.keys_file) == SHARED["DUBITO_KEYS_FILE"]
+    (deployment,) = application["deployments"]
+    workers = container_of(PODS["ray worker"])["resources"]["limits"]
+    assert deployment["ray_actor_options"]["num_cpus"] == quantity(workers["cpu"])
+    numbers = {name: deployment["autoscaling_config"][name] for name in ("min_replicas", "max_replicas")}
+    assert numbers == {"min_replicas": WORKERS["minReplicas"], "max_replicas": WORKERS["maxReplicas"]}
     assert SERVE["http_options"]["port"] == container_of(PODS["ray worker"])["ports"][0]["containerPort"]
 
 
