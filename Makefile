@@ -83,6 +83,7 @@ laplace: install .venv-laplace/installed
 examples: install .venv-examples/installed
 
 cluster: install .venv-ray/installed
+	exec .venv-ray/bin/python -m service cluster
 
 define BESIDE # an environment of others' packages, beside what .venv has
 $(PYTHON) -m venv $(@D)
@@ -100,7 +101,7 @@ endef
 .venv-examples/installed: examples/requirements.txt
 	$(BESIDE)
 
-.venv-ray/installed: tests/real/ray-requirements.txt
+.venv-ray/installed: docker/ray.txt
 	$(BESIDE)
 
 bench: install

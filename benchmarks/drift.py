@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.model import ROOT
 from model_store.conformal.rank_tables import conformal_p_value
-from service.registry.drift import ALARM_AT, Drift
+from service.registry.drift import ALARM_AT, Drift, Watched
 
 Scores = Callable[[np.random.Generator, int], np.ndarray]
 
@@ -30,7 +30,7 @@ MOST_ROWS = 10_000
 def largest_evidence(generator: np.random.Generator, n: int, rows: int) -> float:
     """Return the largest evidence over live rows like a calibration of n rows."""
     ranking = np.sort(generator.normal(size=n))
-    drift = Drift(ranking)
+    drift = Drift(Watched.of_ranking(ranking))
     for _ in range(rows // 16):
         drift.watch(conformal_p_value(generator.normal(size=16), ranking))
     return drift.report().largest_evidence
@@ -39,7 +39,7 @@ def largest_evidence(generator: np.random.Generator, n: int, rows: int) -> float
 def delay(generator: np.random.Generator, n: int, rows_before: int, drifted: Scores) -> float:
     """Return the rows of drift until the alarm, after so many rows without; infinite beyond `MOST_ROWS`."""
     ranking = np.sort(generator.normal(size=n))
-    drift = Drift(ranking)
+    drift = Drift(Watched.of_ranking(ranking))
     for _ in range(rows_before // 16):
         drift.watch(conformal_p_value(generator.normal(size=16), ranking))
     for rows in range(4, MOST_ROWS + 1, 4):
@@ -52,7 +52,7 @@ def delay(generator: np.random.Generator, n: int, rows_before: int, drifted: Sco
 def microseconds(generator: np.random.Generator, rows: int) -> float:
     """Return the mean time that a request of so many rows costs."""
     ranking = np.sort(generator.normal(size=1000))
-    drift, p_values = Drift(ranking), conformal_p_value(generator.normal(size=rows), ranking)
+    drift, p_values = Drift(Watched.of_ranking(ranking)), conformal_p_value(generator.normal(size=rows), ranking)
     begun = time.perf_counter()
     for _ in range(6400):
         drift.watch(p_values)

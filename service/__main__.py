@@ -23,12 +23,12 @@ from service.observability.logs import configure
 from service.observability.tracing import check_tracing
 from service.process.memory import keep_heaps_whole
 from service.process.supervisor import WorkerPlace, supervise
-from service.settings import VERIFY_KEY_VARIABLE, Settings, read_settings
+from service.settings import SWITCH_S, VERIFY_KEY_VARIABLE, Settings, read_settings
 
 logger = logging.getLogger("dubito")
 
+COMMANDS = ("key", "label-studio", "cluster", "score", "acquire")
 SPARE_FILES = 256  # that a process has open beside its connections
-SWITCH_S = 0.0005  # how long a thread may hold the interpreter while another waits: threads of arithmetic wait often
 
 
 def main() -> int:
@@ -36,12 +36,8 @@ def main() -> int:
     place = WorkerPlace.of_arguments(sys.argv[2:]) if sys.argv[1:2] == [WorkerPlace.OPTION] else None
     try:
         if place is None:
-            if sys.argv[1:2] == ["key"]:
-                new_key.print_key(sys.argv[2:])
-                return 0
-            if sys.argv[1:2] == ["label-studio"]:
-                sync.run(sys.argv[2:], read_settings())
-                return 0
+            if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+                return run(sys.argv[1], sys.argv[2:])
             set_options(sys.argv[1:])
         settings = read_settings()
         KeyRing(settings)  # here, not in a worker that would be started again and again
@@ -67,11 +63,35 @@ def main() -> int:
     return serve(settings) if settings.workers == 1 else supervise(settings)
 
 
+def run(command: str, arguments: list[str]) -> int:
+    """Do what a command says, each of which imports what it alone needs; return the exit code.
+
+    Raises:
+        DubitoError: saying what is wrong.
+    """
+    if command == "key":
+        new_key.print_key(arguments)
+        return 0
+    settings = read_settings()
+    if command == "label-studio":
+        sync.run(arguments, settings)
+        return 0
+    if command == "cluster":
+        from service.cluster import command as cluster
+
+        return cluster.run(arguments, settings)
+    from service.shards import command as data_sets
+
+    return data_sets.run(command, arguments, settings)
+
+
 def set_options(arguments: list[str]) -> None:
     """Take options of the command line, each in place of its environment variable."""
     also = (
         "`python -m service key NAME ...` makes a key for DUBITO_KEYS_FILE; `python -m service label-studio NAME "
-        "...` brings a project of Label Studio and a model together."
+        "...` brings a project of Label Studio and a model together; `python -m service cluster` serves by "
+        "replicas on Ray; `python -m service score SRC --out DST` predicts and `python -m service acquire SRC` ranks "
+        "a whole data set."
     )
     parser = argparse.ArgumentParser(prog="python -m service", description=__doc__, epilog=also)
     parser.add_argument("--port", type=int, metavar="N", help="port to listen on, in place of DUBITO_PORT (8000)")
@@ -136,11 +156,14 @@ def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     from service.app import create_app
     from service.process.budget import ByteBudget
     from service.process.connections import Connections, HttpConnection
+    from service.siblings.board import FolderBoard
 
     connections = Connections(settings.deadline_s, settings.max_connections, ByteBudget(settings.memory_budget_bytes))
     allow_open_files(settings.max_connections)
     config = uvicorn.Config(
-        create_app(settings, place, spare),
+        create_app(
+            settings, None if place is None else FolderBoard(place), None if place is None else place.folder, spare
+        ),
         host=settings.host,
         port=settings.port,
         http=partial(HttpConnection, connections),  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -22,7 +23,6 @@ from service.observability.logs import request_log
 from service.observability.tracing import tracing_of
 from service.process.memory import FreedMemory
 from service.process.shutdown import CloseConnections, end_with_notice
-from service.process.supervisor import WorkerPlace
 from service.routes import (
     acquire,
     admin,
@@ -38,6 +38,7 @@ from service.routes import (
     report,
 )
 from service.settings import Settings
+from service.siblings.board import Board
 
 # FastAPI's own telemetry, which the environment could turn on: its spans repeat queries.
 NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -48,14 +49,20 @@ there are none, or the API needs a key, of the digits model.
 """
 
 
-def create_app(settings: Settings, place: WorkerPlace | None = None, spare: TrialProcess | None = None) -> FastAPI:
-    """Return the application, alone or in a worker's place; it opens the model store when it starts.
+def create_app(
+    settings: Settings, board: Board | None = None, trials: Path | None = None, spare: TrialProcess | None = None
+) -> FastAPI:
+    """Return the application; it opens the model store when it starts.
 
-    `spare` is a process for the first trial of a version, started ahead.
+    Args:
+        board: of the processes that serve as one with this one, if there are others.
+        trials: a folder in which they find each other's trials of versions.
+        spare: a process for the first trial of a version, started ahead.
     """
     key_ring = KeyRing(settings)
-    context = Context(settings, key_ring, place, spare)
+    context = Context(settings, key_ring, board, trials, spare)
     tracing = tracing_of(settings)
+    runs_jobs = settings.state is not None and settings.jobs_at_once > 0
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -64,19 +71,17 @@ def create_app(settings: Settings, place: WorkerPlace | None = None, spare: Tria
         await context.threads.loads(context.models.start)
         key_ring.start()
         freed_memory.start()
-        context.worker_metrics.start()
-        context.notices.start()
-        if settings.jobs_at_once > 0:
+        context.siblings.start()
+        if runs_jobs:
             context.runner.start()
         gc.collect()
         gc.freeze()  # what is there now stays: looking through it for garbage would stop all threads
         yield
         gc.unfreeze()
-        context.notices.stop()
-        if settings.jobs_at_once > 0:
+        context.siblings.stop()
+        if runs_jobs:
             context.runner.stop()
         freed_memory.stop()
-        context.worker_metrics.stop()
         context.ending.set()
         context.engine.close()
         context.trials.close()

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from fastapi import Request
 from jaxtyping import Float32
 from prometheus_client import generate_latest
 
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, StateUnusable
 from model_store.inference.trials import TrialProcess
 from model_store.inputs.columns import Columns, OddCells, odd_cells
 from model_store.state.database import Database
@@ -42,37 +43,46 @@ from service.label_studio.client import LabelStudio
 from service.middleware.key_file import KeyRing
 from service.observability.metrics import Metrics
 from service.observability.records import record_of
-from service.observability.worker_metrics import WorkerMetrics
 from service.pools.pool_file import PoolFile
 from service.pools.rows import pool_array
 from service.process.budget import lease_of
 from service.process.clients import client_of
-from service.process.notices import Notices
-from service.process.supervisor import WorkerPlace
 from service.registry.collector import LoadedCollector
 from service.registry.models import Models, Served
 from service.registry.trials import Trials
 from service.settings import Settings
+from service.siblings.board import Board
+from service.siblings.exchange import Siblings
+
+NO_STATE = (
+    "jobs and labels are not kept here: DUBITO_STATE is empty, since several machines that serve have no folder in "
+    "common; ask the one service that keeps them"
+)
 
 
 class Context:
     """What the routes share, made once for an application."""
 
     def __init__(
-        self, settings: Settings, key_ring: KeyRing, place: WorkerPlace | None, spare: TrialProcess | None = None
+        self,
+        settings: Settings,
+        key_ring: KeyRing,
+        board: Board | None = None,
+        trials: Path | None = None,
+        spare: TrialProcess | None = None,
     ) -> None:
         self.settings = settings
         self.key_ring = key_ring
         idle = threading.Event()
         self.ending = threading.Event()
-        self.trials = Trials(settings, self.ending, None if place is None else place.folder, spare)
-        self.models = Models(settings, idle, self.ending, self.trials)
+        self.trials = Trials(settings, self.ending, trials, spare)
+        self.models = Models(settings, idle, self.ending, self.trials, board)
         actions: dict[str, Callable[..., Any]] = {
             "refresh": self.models.look,
             "unload": self.models.unload,
             "reset_drift": self.models.reset_drift,
         }
-        self.notices = Notices(place, actions)
+        self.siblings = Siblings(board, actions, self.metrics_page, self.models.bring_drift)
         self.metrics = Metrics()
         self.metrics.max_queued_row_draws.set(settings.max_queued_row_draws)
         self.runner = JobRunner(settings, lambda: self.state, self.metrics)
@@ -83,7 +93,6 @@ class Context:
         self._state: Database | None = None
         self._opening_state = threading.Lock()
         self._label_studio: LabelStudio | None = None
-        self.worker_metrics = WorkerMetrics(self.metrics_page, place)
 
     def metrics_page(self) -> bytes:
         """Return this process's metrics as Prometheus' text."""
@@ -103,10 +112,12 @@ class Context:
         """Jobs, what was acquired, and labels. Reads and writes files: use it from a worker thread.
 
         Raises:
-            StateUnusable: if they cannot be read or written.
+            StateUnusable: if there is no folder for them, or they cannot be read or written.
         """
         with self._opening_state:
             if self._state is None:
+                if self.settings.state is None:
+                    raise StateUnusable(NO_STATE)
                 self._state = Database(self.settings.state)
             return self._state
 

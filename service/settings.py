@@ -1,8 +1,9 @@
 """Settings: environment variables with prefix `DUBITO_`, read once at the entry point."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -14,6 +15,8 @@ from model_store.processors import available_processors
 
 PREFIX = "DUBITO_"
 VERIFY_KEY_VARIABLE = f"{PREFIX}VERIFY_KEY_FILE"
+SECRETS = {"api_keys", "admin_key", "label_studio_token"}  # settings that are secrets themselves
+SWITCH_S = 0.0005  # how long a thread may hold the interpreter while another waits: threads of arithmetic wait often
 OF_TRAINING = {"DUBITO_DATA", "DUBITO_RUNS"}  # read by `python -m training`, which shares the environment
 OF_CLIENT = {"DUBITO_CLIENT_URL", "DUBITO_CLIENT_KEY"}  # read by the client's command `dubito`
 
@@ -32,10 +35,10 @@ class Settings(BaseSettings):
         default=CACHE_BYTES,
         description="most bytes of copies there; those that no alias names and nobody uses go first",
     )
-    state: Path = Field(
+    state: Path | None = Field(
         default=Path("state"),
         description="folder for what must not be forgotten: jobs, their results, what was acquired, and labels; made "
-        "when there is something to keep",
+        "when there is something to keep. Empty: no jobs and labels here, as where several machines serve",
     )
     pools: Path | None = Field(
         default=None, description="folder of files that requests may name as `pool_file` or `inputs_file`"
@@ -190,6 +193,11 @@ class Settings(BaseSettings):
     def _url_or_folder(cls, value: object) -> object:
         return value if isinstance(value, str) and is_url(value) else Path(str(value))
 
+    @field_validator("state", mode="before")
+    @classmethod
+    def _none_where_empty(cls, value: object) -> object:
+        return None if value == "" else value
+
     def label_studio_secret(self) -> str | None:
         """Return the token of Label Studio, of the setting or the file.
 
@@ -235,9 +243,21 @@ def read_settings() -> Settings:
     for name in os.environ:
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             raise InvalidInput("environment", f"one of {sorted(known)}", name)
+    return settings_of({})
+
+
+def settings_of(given: Mapping[str, Any], place: str = "") -> Settings:
+    """Return settings: those that are given by name, and the environment's.
+
+    Raises:
+        InvalidInput: naming what is wrong or not known, after `place`; without one as environment variables.
+    """
     try:
-        return Settings()
+        return Settings(**given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = PREFIX + str(first["loc"][0]).upper()
-        raise InvalidInput(name, str(first["msg"]).removeprefix("Input should be "), repr(first["input"])) from None
+        name = str(first["loc"][0])
+        what = f"{place}{name}" if place else PREFIX + name.upper()
+        if first["type"] == "extra_forbidden":
+            raise InvalidInput(what, f"one of {sorted(Settings.model_fields)}", "another") from None
+        raise InvalidInput(what, str(first["msg"]).removeprefix("Input should be "), repr(first["input"])) from None

@@ -125,7 +125,7 @@ def loaded(work: Any, *arguments: Any, **options: Any) -> tuple[Load, float, flo
 
 
 def core_seconds(cores: set[int]) -> tuple[float, float]:
-    """Return the seconds that cores have spent so far on programs that are not niced and the system, and on others."""
+    """Return the seconds that cores have spent so far on programs that are not niced, and on those that are."""
     lines = Path("/proc/stat").read_text().splitlines()
     fields = [line.split() for line in lines if re.match(r"cpu\d", line) and int(line.split()[0][3:]) in cores]
     own = sum(int(one[1]) + int(one[3]) + int(one[6]) + int(one[7]) for one in fields)

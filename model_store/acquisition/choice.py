@@ -234,7 +234,7 @@ def power_ranking(
     """
     check_computed(bald, "pool")
     scores, hashes = power_scores(bald, ids, seed), id_hashes(ids, seed)
-    order = np.lexsort((hashes, -scores, _is_again(copies, hashes)))[:k]
+    order = np.lexsort((hashes, -scores, is_again(copies, hashes)))[:k]
     return _ranked(order, scores[order], ids)
 
 
@@ -296,12 +296,12 @@ def jointly(
     return indices, np.array([gain for _, gain in chosen])
 
 
-def _is_again(copies: Copies, hashes: UInt64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
+def is_again(copies: Copies, hashes: UInt64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
     """Return which rows are not the first of their group, by hash."""
     order = np.lexsort((hashes, copies.group))
-    is_again = np.empty(len(order), dtype=bool)
-    is_again[order] = np.diff(copies.group[order], prepend=-1) == 0
-    return is_again
+    again = np.empty(len(order), dtype=bool)
+    again[order] = np.diff(copies.group[order], prepend=-1) == 0
+    return again
 
 
 def top(scores: Float64[np.ndarray, "N"], hashes: UInt64[np.ndarray, "N"], k: int) -> Int64[np.ndarray, "K"]:

@@ -40,6 +40,7 @@ class Entry:
 
     tag: str
     modified: datetime
+    size: int  # bytes
 
 
 class Content(NamedTuple):
@@ -64,18 +65,19 @@ class Objects:
         self._is_closed = False
 
     @classmethod
-    def of(cls, url: str) -> "Objects":
-        """Return the objects of a URL, with credentials and endpoint as obstore finds them in the environment.
+    def of(cls, url: str, field: str = "DUBITO_STORE") -> "Objects":
+        """Return the objects of a URL, with credentials and endpoint as obstore finds them in the environment;
+        `field` is the setting or option that gave it.
 
         Raises:
             InvalidInput: if it is no such URL, or the extra `bucket` is not installed.
         """
-        check_url(url)
+        check_url(url, field)
         try:
             from obstore.exceptions import BaseError
             from obstore.store import from_url
         except ImportError:
-            raise InvalidInput("DUBITO_STORE", "the package of the extra `bucket` for a URL", "none of it") from None
+            raise InvalidInput(field, "the package of the extra `bucket` for a URL", "none of it") from None
         plain = any(os.environ.get(name, "").lower() in ("1", "true") for name in PLAIN_HTTP)
         stores = []
         for seconds in (REQUEST_S, TRANSFER_S):
@@ -91,7 +93,7 @@ class Objects:
                 )
             except BaseError as error:
                 said = str(error).splitlines()[0] if "specified" in str(error) else "one that obstore refuses"
-                raise InvalidInput("DUBITO_STORE", "a bucket with all that its kind needs", said) from None
+                raise InvalidInput(field, "a bucket with all that its kind needs", said) from None
             stores.append(store)
         return cls(url, *stores)
 
@@ -99,7 +101,9 @@ class Objects:
         """Return all objects whose path begins with that of a folder: one request for each thousand."""
         with self._said("list"):
             found: Iterable[Any] = self._store.list(prefix or None).collect()
-            return {entry["path"]: Entry(entry["e_tag"] or "", entry["last_modified"]) for entry in found}
+            return {
+                entry["path"]: Entry(entry["e_tag"] or "", entry["last_modified"], entry["size"]) for entry in found
+            }
 
     def get(self, path: str, limit: int) -> Content | None:
         """Return at most `limit` bytes of an object, and one more where it is longer; None if there is none."""
@@ -122,6 +126,12 @@ class Objects:
                 if self._is_closed:
                     raise StoreUnreachable(f"cannot read in {self.url}: it is not read any more")
                 yield bytes(part)
+
+    def span(self, path: str, first: int, size: int) -> tuple[bytes, str]:
+        """Return `size` bytes of an object from byte `first` on, and the object's tag; raises FileNotFoundError."""
+        with self._said("read"):
+            result = self._transfers.get(path, options={"range": (first, first + size)})
+            return bytes(result.bytes()), result.meta["e_tag"] or ""
 
     def close(self) -> None:
         """End what is read in pieces, so that whoever is about to end need not wait for it."""
@@ -179,7 +189,7 @@ class Objects:
             raise StoreUnreachable(f"cannot {what} in {self.url}: {reason}", is_refused) from None
 
 
-def check_url(url: str) -> None:
+def check_url(url: str, field: str = "DUBITO_STORE") -> None:
     """Raise InvalidInput for what is no URL of a bucket, or has what is secret in it."""
     try:
         parts = urlsplit(url)
@@ -189,9 +199,9 @@ def check_url(url: str) -> None:
         is_whole, holds_more = False, False
     expected = "a folder, or a URL such as s3://bucket/prefix (s3, gs or az)"
     if holds_more:
-        raise InvalidInput("DUBITO_STORE", f"{expected} with nothing else, credentials in the environment", "more")
+        raise InvalidInput(field, f"{expected} with nothing else, credentials in the environment", "more")
     if not is_whole:
-        raise InvalidInput("DUBITO_STORE", expected, repr(url[:80]))
+        raise InvalidInput(field, expected, repr(url[:80]))
 
 
 def _reason(text: str) -> tuple[str, bool]:

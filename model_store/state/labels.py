@@ -98,9 +98,9 @@ def row_format(manifest: Manifest) -> str:
     return sha256(json.dumps([spec, tokenizer], sort_keys=True).encode()).hexdigest()[:32]
 
 
-def has_state(folder: Path) -> bool:
-    """Return whether a folder has a database, so that looking for one makes none."""
-    return (folder / FILE).exists()
+def has_state(folder: Path | None) -> bool:
+    """Return whether there is a folder and it has a database, so that looking for one makes none."""
+    return folder is not None and (folder / FILE).exists()
 
 
 def checked_id(name: str, field: str) -> None:

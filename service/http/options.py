@@ -1,6 +1,7 @@
 """From a request's fields to the options that its rows are predicted and decided by."""
 
 import math
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Int64
@@ -10,17 +11,28 @@ from model_store.conformal.mondrian import UNKNOWN
 from model_store.conformal.sets import confident_rank, largest_coverage
 from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput
+from model_store.inference.model import Model
 from service.engine.decision import DecisionOptions
 from service.errors import TooLarge
 from service.http.schemas import Envelope, PredictRequest
-from service.registry.models import Served
 from service.settings import Settings
 
 SUMS_TO_1 = 1e-6  # how near shares of classes must come
 NOT_UNDER_PRIORS = ("fdr", "risk", "confidence", "settle")
 
 
-def num_samples_of(envelope: Envelope, served: Served, settings: Settings) -> int:
+class Named(Protocol):
+    """A model, by the name and version that errors say."""
+
+    @property
+    def model(self) -> Model: ...  # noqa: D102
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def version(self) -> str: ...  # noqa: D102
+
+
+def num_samples_of(envelope: Envelope, served: Named, settings: Settings) -> int:
     """Return the number of draws that a request wants.
 
     Raises:
@@ -36,14 +48,14 @@ def num_samples_of(envelope: Envelope, served: Served, settings: Settings) -> in
     return wanted
 
 
-def refuse_too_many_samples(envelope: PredictRequest, rows: int, num_samples: int, served: Served, most: int) -> None:
+def refuse_too_many_samples(envelope: PredictRequest, rows: int, num_samples: int, served: Named, most: int) -> None:
     """Raise TooLarge if a request wants more than `most` numbers back as its draws' samples."""
     numbers = rows * num_samples * served.model.manifest.output_size
     if envelope.return_samples and numbers > most:
         raise TooLarge(f"return_samples: expected at most {most} numbers to return, got {numbers}")
 
 
-def refuse_too_many_explained(envelope: PredictRequest, rows: int, served: Served, settings: Settings) -> None:
+def refuse_too_many_explained(envelope: PredictRequest, rows: int, served: Named, settings: Settings) -> None:
     """Raise TooLarge if a request wants more rows explained, or more numbers of their maps, than it may."""
     if envelope.explain and rows > settings.max_explained_rows:
         raise TooLarge(f"explain: expected at most {settings.max_explained_rows} rows to explain, got {rows}")
@@ -53,7 +65,7 @@ def refuse_too_many_explained(envelope: PredictRequest, rows: int, served: Serve
 
 
 def decision_options(
-    envelope: PredictRequest, served: Served, num_samples: int, settle: float | None
+    envelope: PredictRequest, served: Named, num_samples: int, settle: float | None
 ) -> DecisionOptions:
     """Return a request's options; `settle` is the tolerance of requests that do not say theirs.
 
@@ -80,7 +92,7 @@ def decision_options(
     return DecisionOptions(fpr, envelope.fdr, envelope.coverage, risk, rule, envelope.confidence)
 
 
-def priors_of(envelope: Envelope, served: Served) -> tuple[float, ...] | None:
+def priors_of(envelope: Envelope, served: Named) -> tuple[float, ...] | None:
     """Return the shares of the classes that a request states, in the model's order, None where it states none.
 
     Raises:
@@ -118,7 +130,7 @@ def priors_of(envelope: Envelope, served: Served) -> tuple[float, ...] | None:
     return shares
 
 
-def groups_of(envelope: PredictRequest, rows: int, served: Served) -> Int64[np.ndarray, "N"] | None:
+def groups_of(envelope: PredictRequest, rows: int, served: Named) -> Int64[np.ndarray, "N"] | None:
     """Return the number of each row's group, `UNKNOWN` of one that the model's calibration rows have not; None where
     there are no groups.
 
@@ -139,7 +151,7 @@ def groups_of(envelope: PredictRequest, rows: int, served: Served) -> Int64[np.n
     return np.array([numbers.get(group, UNKNOWN) for group in envelope.groups], dtype=np.int64)
 
 
-def _refuse_uncertain_coverage(envelope: PredictRequest, served: Served) -> None:
+def _refuse_uncertain_coverage(envelope: PredictRequest, served: Named) -> None:
     """Raise InvalidInput if there are too few calibration rows to keep the coverage with the confidence."""
     if envelope.confidence is None:
         return
@@ -161,7 +173,7 @@ def _rule(envelope: PredictRequest, fpr: float, settle: float | None) -> Stoppin
 
 
 def _risk(
-    wanted: float | None, served: Served, num_samples: int, fpr: float, rule: StoppingRule | None
+    wanted: float | None, served: Named, num_samples: int, fpr: float, rule: StoppingRule | None
 ) -> float | None:
     """Return the risk that is in force, if any."""
     spec, calibration = served.model.manifest.abstention, served.model.calibration

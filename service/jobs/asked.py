@@ -42,15 +42,20 @@ class Asked:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Asked":
         """Return what `to_json` made."""
-        options = content["options"]
-        if options is not None:
-            rule, priors = options["rule"], options["priors"]
-            options = DecisionOptions(
-                **{
-                    **options,
-                    "rule": None if rule is None else StoppingRule(**rule),
-                    "priors": None if priors is None else tuple(priors),
-                }
-            )
         priors = content["priors"]
+        options = options_of(content["options"])
         return cls(**{**content, "options": options, "priors": None if priors is None else tuple(priors)})
+
+
+def options_of(content: dict[str, Any] | None) -> DecisionOptions | None:
+    """Return options that came from JSON."""
+    if content is None:
+        return None
+    rule, priors = content["rule"], content["priors"]
+    return DecisionOptions(
+        **{
+            **content,
+            "rule": None if rule is None else StoppingRule(**rule),
+            "priors": None if priors is None else tuple(priors),
+        }
+    )

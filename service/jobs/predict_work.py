@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -17,6 +16,7 @@ from model_store.inputs.columns import unknown_categories
 from service.engine.decision import DecisionOptions, decide
 from service.http.responses import about_arrays, row_arrays
 from service.jobs.column_files import ColumnFiles, write_npz
+from service.jobs.table import table_columns, table_metadata
 from service.jobs.work import Work
 
 GROUPS_FILE = "groups.json"
@@ -38,7 +38,7 @@ class PredictWork(Work):
         inputs = model.manifest.input.columns
         unknown = columns.note.setdefault("unknown_categories", {})
         for first, x in self._in_runs(self._all(columns.rows), asked.num_samples):
-            prediction = _prediction(model, x, draws, options)
+            prediction = prediction_of(model, x, draws, options)
             check_computed(prediction.scores.by_name()[prediction.scores.overall], asked.field, first)
             if groups is not None:
                 prediction = prediction.of_groups(groups[first : first + len(x)])
@@ -71,7 +71,10 @@ class PredictWork(Work):
         return np.array([numbers.get(group, UNKNOWN) for group in json.loads(path.read_bytes())], dtype=np.int64)
 
 
-def _prediction(model: Model, x: Float32[np.ndarray, "N I"], draws: DrawSet, options: DecisionOptions) -> Prediction:
+def prediction_of(
+    model: Model, x: Float32[np.ndarray, "N I"], draws: DrawSet, options: DecisionOptions
+) -> Prediction:
+    """Return what a model says of rows under a draw set, each stopping where the options say so."""
     if options.rule is None:
         return model.prediction(*model.runtime.run_set(x, draws), options.priors)
     known, density = model.runtime.before_draws(x)
@@ -89,25 +92,17 @@ def _write_npz(
 def _write_parquet(
     path: Path, about: dict[str, np.ndarray], ids: list[str] | None, of_rows: dict[str, np.ndarray], model: Model
 ) -> None:
-    """Write a table: what has several numbers a row becomes a column for each, such as `probabilities.cat`."""
     import pyarrow
     import pyarrow.parquet
 
-    classes = model.manifest.classes or ()
-    parts = {"interval": ("low", "high"), "probabilities": classes, "prediction_set": classes}
     rows = len(next(iter(of_rows.values())))
-    metadata = {f"dubito.{name}": str(value.tolist()) for name, value in about.items()}
+    metadata = table_metadata(about)
     writer = None
     for first in range(0, rows, TABLE_ROWS):
         here = slice(first, first + TABLE_ROWS)
-        table: dict[str, Any] = {} if ids is None else {"id": ids[here]}
-        for name, column in of_rows.items():
-            values = np.asarray(column[here])
-            if values.ndim == 1:
-                table[name] = values.tolist() if values.dtype.kind == "U" else values
-            else:
-                table |= {f"{name}.{part}": values[:, i] for i, part in enumerate(parts[name])}
-        batch = pyarrow.table(table)
+        columns = ((name, np.asarray(column[here])) for name, column in of_rows.items())
+        named = {} if ids is None else {"id": ids[here]}
+        batch = pyarrow.table({**named, **table_columns(model.manifest, columns)})
         if writer is None:
             writer = pyarrow.parquet.ParquetWriter(path, batch.schema.with_metadata(metadata))
         writer.write_table(batch.replace_schema_metadata(metadata))

@@ -21,8 +21,9 @@ from pathlib import Path
 
 import service
 from model_store.errors import DubitoError
-from model_store.state.database import FILE, Database
+from model_store.state.database import Database
 from model_store.state.jobs import Job, Jobs
+from model_store.state.labels import has_state
 from service.jobs.acquire_work import rows_answered
 from service.jobs.asked import Asked
 from service.jobs.run import PUT_BACK
@@ -77,7 +78,7 @@ class JobRunner:
         said = ""
         while not self._ending:
             try:
-                if (self.settings.state / FILE).exists():  # else nobody ever asked for anything
+                if has_state(self.settings.state):  # else nobody ever asked for anything
                     self._look(Jobs(self._state()))
                 self.metrics.state_usable.set(1)
                 said = ""
@@ -170,6 +171,7 @@ def _started(settings: Settings, job: Job, slot: int) -> subprocess.Popen[bytes]
         stdout=subprocess.DEVNULL,
         pass_fds=[slot],
     )
+    assert settings.state is not None
     told = {
         "job": job.id,
         "state": str(settings.state.resolve()),

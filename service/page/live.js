@@ -152,8 +152,7 @@ export async function show(view, app) {
         const all = bins.reduce((sum, bin) => sum + bin.count, 0);
         return { rows: all, flags: bins.filter((bin) => bin.to <= FLAG_AT).reduce((sum, bin) => sum + bin.count, 0), bins };
       };
-      const watched = told.metrics === null && looks.length ? ofWorkers(drift, looks.at(-1), where) : drift;
-      const said = driftSays(watched);
+      const said = driftSays(drift);
       if (isCounted) {
         const { rows, flags, bins } = flagged(looks[0], looks.at(-1));
         const band = expectedBand(rate, rows, calibration);
@@ -163,7 +162,7 @@ export async function show(view, app) {
         put(places.flags, lines.flags(spans.map((one) => ({ ...one, band: expectedBand(rate, one.rows, calibration) })), rate));
         put(places.pValues, rows ? lines.pValues(bins, rows) : null);
       } else if (drift.flag_rate !== null) tiles.push([`p-values up to ${FLAG_AT}, of late`, percent(drift.flag_rate)]);
-      tiles.push(["drift evidence", `${number(watched.evidence, 2)} of ${number(drift.alarm_at, 2)}`, watched.alarm ? "bad" : null]);
+      tiles.push(["drift evidence", `${number(drift.evidence, 2)} of ${number(drift.alarm_at, 2)}`, drift.alarm ? "bad" : null]);
       replace(driftPlace, said.alarm ? [said.alarm] : []);
       fill(figuresPlace, said.figures);
       put(places.evidence, lines.evidence(evidenceOf(of, where), drift.alarm_at));
@@ -175,21 +174,13 @@ export async function show(view, app) {
     }
   }
 
-  /** What is said of drift, of several workers: whichever answered spoke of its own rows. */
-  function ofWorkers(drift, look, where) {
-    const workers = history.gauges(look, "dubito_drift_evidence_nats", where).map(({ value }) => value);
-    if (workers.length < 2) return drift;
-    const alarm = history.gauges(look, "dubito_drift_alarm", where).some(({ value }) => value === 1);
-    return { ...drift, evidence: Math.max(...workers), alarm, one_client: drift.one_client && !alarm, rows: null, workers: workers.length };
-  }
-
-  /** The evidence over time: of each worker where there are metrics, else as one was told of the model. */
+  /** The evidence over time, which all workers have alike: of the metrics where there are some, else as one was told of the model. */
   function evidenceOf(of, where) {
     const since = Date.now() - shownMs;
     const points = history.looks.filter((look) => look.time >= since).flatMap((look) =>
-      history.gauges(look, "dubito_drift_evidence_nats", where).map(({ labels, value }) => ({ time: look.time, evidence: value, worker: labels.worker ?? "" })));
+      history.gauges(look, "dubito_drift_evidence_nats", where).slice(0, 1).map(({ value }) => ({ time: look.time, evidence: value })));
     if (points.length && told.metrics === null) return points;
-    return drifts.filter((one) => one.time >= since && one.model === of.model && one.version === of.version).map((one) => ({ time: one.time, evidence: one.drift.evidence, worker: "" }));
+    return drifts.filter((one) => one.time >= since && one.model === of.model && one.version === of.version).map((one) => ({ time: one.time, evidence: one.drift.evidence }));
   }
 
   return () => {
@@ -231,7 +222,7 @@ function put(place, fresh) {
 
 /** Alarms are read out once: the figures, which change at each look, stand apart from them. */
 function driftSays(drift) {
-  const after = drift.rows === null ? `, the largest of ${drift.workers} workers` : ` after ${number(drift.rows)} rows`;
+  const after = ` after ${number(drift.rows)} rows${drift.of_all ? "" : " of the process that answered, which cannot reach the others"}`;
   const figures = drift.rows === 0 ? "No row of this version was asked about since it was loaded." : `Evidence of drift: ${number(drift.evidence, 2)} nats${after}; the alarm is at ${number(drift.alarm_at, 2)}.`;
   const alarm = drift.alarm ? notice(`Drift: rows are not like those that the flag was calibrated on. Evidence reached the alarm, ${number(drift.alarm_at, 2)} nats${drift.evidence < drift.alarm_at ? "; it has fallen since, but the alarm stays until it is reset" : ""}.`)
     : drift.one_client ? notice("There would be a drift alarm, but the evidence comes from the rows of one client alone: those have drifted, or it wants an alarm.", "told")

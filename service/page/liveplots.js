@@ -110,23 +110,22 @@ export function pValues(bins, rows) {
     { heads: ["above", "up to", "rows", "share"], rows: known.map((bin) => [number(bin.from), number(bin.to), number(bin.count), percent(bin.count / rows)]), numeric: [0, 1, 2, 3] });
 }
 
-/** Evidence of drift. `points`: {time, evidence, worker}. */
+/** Evidence of drift. `points`: {time, evidence}. */
 export function evidence(points, alarmAt) {
   if (!points.length) return null;
-  const workers = new Set(points.map((point) => point.worker)).size;
-  const now = Math.max(...points.slice(-workers).map((point) => point.evidence));
+  const now = points.at(-1).evidence;
   const values = [...points.map((point) => point.evidence), alarmAt * 1.15, 0];
-  return figure(`Evidence of drift, in nats${workers > 1 ? `, of ${workers} workers` : ""}`, `${number(now, 2)} now; ${number(alarmAt, 2)} is an alarm.`,
+  return figure("Evidence of drift, in nats", `${number(now, 2)} now; ${number(alarmAt, 2)} is an alarm.`,
     {
       ...size(), marginRight: 44, x: domain(points.map((p) => ({ x1: new Date(p.time), x2: new Date(p.time) }))), y: { label: null, grid: true, domain: [Math.min(...values), Math.max(...values)], nice: true },
       marks: [
         globalThis.Plot.ruleY([alarmAt], { stroke: BAD, strokeDasharray: "4 3" }),
         globalThis.Plot.text([alarmAt], { y: (x) => x, frameAnchor: "right", dx: 4, textAnchor: "start", text: () => "alarm", fill: BAD }),
-        globalThis.Plot.lineY(points, { x: (p) => new Date(p.time), y: "evidence", z: "worker", stroke: ACCENT, strokeWidth: 2 }),
-        globalThis.Plot.dot(points.slice(-workers), { x: (p) => new Date(p.time), y: "evidence", r: 3, fill: ACCENT }),
+        globalThis.Plot.lineY(points, { x: (p) => new Date(p.time), y: "evidence", stroke: ACCENT, strokeWidth: 2 }),
+        globalThis.Plot.dot(points.slice(-1), { x: (p) => new Date(p.time), y: "evidence", r: 3, fill: ACCENT }),
       ],
     },
-    { heads: ["at", ...(workers > 1 ? ["worker"] : []), "evidence"], rows: points.slice(-60).map((p) => [clock(p.time), ...(workers > 1 ? [p.worker] : []), number(p.evidence)]), numeric: [workers > 1 ? 2 : 1] });
+    { heads: ["at", "evidence"], rows: points.slice(-60).map((p) => [clock(p.time), number(p.evidence)]), numeric: [1] });
 }
 
 /** How unsure answers were: entropies, or of a regression standard deviations. `bins`: {from, to, count}. */

@@ -13,9 +13,17 @@ from model_store.artifacts.manifest import InputSpec, NumericColumn
 from model_store.errors import InvalidInput
 from service.pools.pool_file import ID, ROWS, Part, PoolFile, Source, opened, refuse_absent, text_of
 
+BUFFERED_BYTES = 32 << 20  # of a row group, which may be larger than memory, that are read ahead, of all columns
+LEAST_BUFFER, MOST_BUFFER = 16 << 10, 1 << 20  # of each
+
 
 class ParquetFile(PoolFile):
-    """A table; pyarrow reads it."""
+    """A table; pyarrow reads it.
+
+    Attributes:
+        groups: how many rows each row group has.
+        columns: those that rows are taken from.
+    """
 
     ENDING = ".parquet"
 
@@ -29,10 +37,11 @@ class ParquetFile(PoolFile):
             ) from None
         with self._told(), pyarrow.parquet.ParquetFile(opened(source)) as file:
             self.rows = file.metadata.num_rows
+            self.groups = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
             schema = file.schema_arrow
         self.has_ids = ID in schema.names
-        self._columns, self.read_as = self._wanted(schema)
-        self.ignored = [name for name in schema.names if name not in (*self._columns, ID)]
+        self.columns, self.read_as = self._wanted(schema)
+        self.ignored = [name for name in schema.names if name not in (*self.columns, ID)]
 
     def ids(self) -> list[str] | None:
         """Return the column `id` as strings."""
@@ -40,22 +49,39 @@ class ParquetFile(PoolFile):
             return None
         found: list[str] = []
         for batch in self._batches([ID]):
-            values = batch.column(0).to_pylist()
-            if None in values:
-                raise InvalidInput(ID, "a name for each row", f"none of row {len(found) + values.index(None)}")
-            found += map(text_of, values)
+            found += names_of(batch.column(0), len(found))
         return found
 
     def parts(self, first: int = 0) -> Iterator[Part]:
         """Yield rows as arrays, lists of files or texts, or cells by column."""
         start = 0
-        for batch in self._batches(self._columns):
+        for batch in self._batches(self.columns):
             ahead = max(0, first - start)
             start += batch.num_rows
             if ahead < batch.num_rows:
-                yield self._part(batch.slice(ahead), start - batch.num_rows + ahead)
+                yield self.part(batch.slice(ahead), start - batch.num_rows + ahead)
 
-    def _part(self, batch: Any, first: int) -> Part:
+    def batches(self, first: int, rows: int) -> Iterator[tuple[int, Any]]:
+        """Yield so many rows from `first` on in pyarrow's batches, with the place of the first row of each.
+
+        A batch has the columns that `part` takes, and behind them that of ids, if there is one. No other row groups
+        are read than those that the rows are in.
+        """
+        ends = np.cumsum([0, *self.groups])
+        groups = [i for i in range(len(self.groups)) if ends[i] < first + rows and ends[i + 1] > first]
+        start = int(ends[groups[0]]) if groups else 0
+        for batch in self._batches([*self.columns, *([ID] if self.has_ids else [])], groups):
+            begin, end = max(first - start, 0), min(first + rows - start, batch.num_rows)
+            if begin < end:
+                yield start + begin, batch.slice(begin, end - begin)
+            start += batch.num_rows
+
+    def part(self, batch: Any, first: int) -> Part:
+        """Return a batch's rows, the first of which is row `first` of the file.
+
+        Raises:
+            InvalidInput: naming a row that is none.
+        """
         spec = self.spec
         if spec.columns:
             return {c.name: _cells_of(batch.column(i), c) for i, c in enumerate(spec.columns)}
@@ -64,15 +90,15 @@ class ParquetFile(PoolFile):
             values = [value.get("bytes") if isinstance(value, dict) else value for value in values]
             if None in values:
                 row = first + values.index(None)
-                raise InvalidInput(f"{self.field}.{row}", f"a value in column {self._columns[0]}", "none")
+                raise InvalidInput(f"{self.field}.{row}", f"a value in column {self.columns[0]}", "none")
             return values
-        if len(self._columns) > 1 or self.row_size == 1:
-            cells = [_numbers_of(batch.column(i), name, first, self.field) for i, name in enumerate(self._columns)]
+        if len(self.columns) > 1 or self.row_size == 1:
+            cells = [_numbers_of(batch.column(i), name, first, self.field) for i, name in enumerate(self.columns)]
             return np.stack(cells, axis=1)
         column = batch.column(0)
         if column.null_count:
             row = first + column.is_null().to_pylist().index(True)
-            raise InvalidInput(f"{self.field}.{row}", f"{self.row_size} numbers in {self._columns[0]}", "none")
+            raise InvalidInput(f"{self.field}.{row}", f"{self.row_size} numbers in {self.columns[0]}", "none")
         flat = _flat(column)
         if len(flat) != len(column) * self.row_size or set(np.diff(_offsets(column)).tolist()) - {self.row_size}:
             lengths = [_length(value) for value in column.to_pylist()]
@@ -100,11 +126,12 @@ class ParquetFile(PoolFile):
             has_bytes = types.is_struct(kind) and kind.get_field_index("bytes") >= 0
             return has_bytes or types.is_binary(kind) or types.is_large_binary(kind)
 
-        def is_list(kind: Any) -> bool:
-            return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-
         def is_number(kind: Any) -> bool:
             return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+
+        def is_list(kind: Any) -> bool:
+            has_items = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+            return has_items and (is_number(kind.value_type) or is_list(kind.value_type))
 
         of = {name: schema.field(name).type for name in names}
         files = [name for name in names if is_file(of[name])] if spec.image is not None else []
@@ -121,11 +148,15 @@ class ParquetFile(PoolFile):
             expected += ", or one of image files"
         raise self._rows_error(expected, f"{len(lists)} of lists and {len(numbers)} of numbers")
 
-    def _batches(self, columns: list[str]) -> Iterator[Any]:
+    def _batches(self, columns: list[str], groups: list[int] | None = None) -> Iterator[Any]:
         import pyarrow.parquet
 
-        with self._told(), pyarrow.parquet.ParquetFile(opened(self.source), memory_map=True) as file:
-            for batch in file.iter_batches(self.at_once, columns=columns):
+        size = min(MOST_BUFFER, max(LEAST_BUFFER, BUFFERED_BYTES // len(columns)))
+        with (
+            self._told(),
+            pyarrow.parquet.ParquetFile(opened(self.source), buffer_size=size, pre_buffer=False) as file,
+        ):
+            for batch in file.iter_batches(self.at_once, row_groups=groups, columns=columns, use_threads=False):
                 yield batch.select(columns)
 
     @contextmanager
@@ -136,6 +167,29 @@ class ParquetFile(PoolFile):
             yield
         except (pyarrow.ArrowException, OSError) as error:
             raise self._rows_error("a whole parquet file", "something else") from error
+
+
+def names_of(column: Any, first: int) -> list[str]:
+    """Return a batch's column of ids as strings.
+
+    Raises:
+        InvalidInput: naming a row that has none, counted from `first`.
+    """
+    values = column.to_pylist()
+    if None in values:
+        raise InvalidInput(ID, "a name for each row", f"none of row {first + values.index(None)}")
+    return [text_of(value) for value in values]
+
+
+def byte_range(source: Source, groups: range) -> tuple[int, int]:
+    """Return from which byte to which, exclusive, a run of row groups lies in a file, whatever their columns."""
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(opened(source)) as file:
+        chunks = [file.metadata.row_group(i).column(j) for i in groups for j in range(file.metadata.num_columns)]
+    starts = [min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset) for chunk in chunks]
+    ends = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
+    return min(starts), max(ends)
 
 
 def _flat(column: Any) -> Any:

@@ -47,13 +47,13 @@ class LoadedCollector(Collector):
         evidence = GaugeMetricFamily("dubito_drift_evidence_nats", "Evidence of drift", labels=OF_MODEL)
         alarm = GaugeMetricFamily("dubito_drift_alarm", "1 once there was evidence enough", labels=OF_MODEL)
         for served in self.models.loaded():
-            of_version, report = (served.name, served.version), served.drift.report()
+            of_version, report, own = (served.name, served.version), served.drift.report(), served.drift.own_report()
             loaded.add_metric(of_version, 1.0)
             if report.flag_rate is not None:
                 flag_rate.add_metric(of_version, report.flag_rate)
-            counts = np.cumsum(report.binned_rows).tolist()
-            buckets = [*zip(map(str, EDGES.tolist()), counts, strict=True), ("+Inf", report.rows)]
-            p_values.add_metric(of_version, buckets, report.p_value_sum)
+            counts = np.cumsum(own.binned_rows).tolist()
+            buckets = [*zip(map(str, EDGES.tolist()), counts, strict=True), ("+Inf", own.rows)]
+            p_values.add_metric(of_version, buckets, own.p_value_sum)
             expected.add_metric(of_version, report.expected_flag_rate)
             calibration.add_metric(of_version, report.calibration_rows)
             evidence.add_metric(of_version, report.evidence)

@@ -27,7 +27,7 @@ from model_store.inference.model import CALIBRATION_FILE, NEEDED, TOKENIZER_COPI
 from model_store.inference.prediction import Prediction
 from model_store.inference.trials import LOOK_S, Failure
 from service.errors import InUse, NotReady, TooLargeToLoad
-from service.registry.drift import Drift, row_hashes
+from service.registry.drift import Drift, Evidence, SharedDrift, Watched, row_digests
 from service.registry.reservoir import READY_BYTES, Reservoir
 from service.registry.trials import Trials
 from service.settings import Settings
@@ -43,10 +43,13 @@ HOW_TO_PUBLISH = (
 )
 
 
+AnyDrift = Drift | SharedDrift
+
+
 class Served:
     """A model ready to serve, its fresh draws, and what its live rows look like."""
 
-    def __init__(self, model: Model, reservoir: Reservoir, drift: Drift, rule: StoppingRule | None = None) -> None:
+    def __init__(self, model: Model, reservoir: Reservoir, drift: AnyDrift, rule: StoppingRule | None = None) -> None:
         self.model = model
         self.reservoir = reservoir
         self.drift = drift
@@ -64,21 +67,30 @@ class Served:
         if not isinstance(rank_tables, RankTables):  # rows that are known to be others
             return
         if (rank_tables.num_draws, rank_tables.rule) == (self.model.manifest.noise.default_draws, self.rule):
-            self.drift.watch(prediction.p_values.p_value[rows], row_hashes(x), client)
+            self.drift.watch(prediction.p_values.p_value[rows], row_digests(x), client)
 
 
 class Models:
     """All models of a store, as the service sees them. Any thread may call its methods."""
 
-    def __init__(self, settings: Settings, idle: threading.Event, ending: threading.Event, trials: Trials) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        idle: threading.Event,
+        ending: threading.Event,
+        trials: Trials,
+        evidence: Evidence | None = None,
+    ) -> None:
+        """Begin; drift is watched by the rows of this process, unless there is `evidence` of several."""
         self.idle = idle  # set while no request is in work
         self.trials = trials
+        self._evidence = evidence
         self.store = trials.store
         self.settings = settings
         self._serves: dict[str, dict[str, str]] = {}  # by model the version that each alias serves
         self._latest: dict[str, Manifest] = {}  # of what `latest` serves, in memory or not
         self._loaded: OrderedDict[tuple[str, str], Served] = OrderedDict()  # the least recently used first
-        self._drifts: dict[tuple[str, str], Drift] = {}  # they outlive the version's stay in memory
+        self._drifts: dict[tuple[str, str], AnyDrift] = {}  # they outlive the version's stay in memory
         self._broken: dict[tuple[str, str], tuple[float, StoreError]] = {}
         self._said: dict[tuple[str, str], str] = {}  # by model and alias what the log says is wrong
         self._lock = threading.Lock()  # of all these, held for moments
@@ -326,8 +338,9 @@ class Models:
         settle = self.settings.settle
         rule = None if settle is None else StoppingRule(DEFAULT_FPR, settle)
         statistic = model.calibration.rank_tables(model.manifest.noise.default_draws, rule).statistic
+        key = (name, version)
         with self._lock:
-            drift = self._drifts.setdefault((name, version), Drift(statistic, f"model {name} version {version}"))
+            drift = self._drifts.setdefault(key, self._watching(Watched.of_ranking(statistic, *key)))
         return Served(model, Reservoir(model, 0, self.idle), drift, rule)
 
     def _make_room(self) -> None:
@@ -412,9 +425,24 @@ class Models:
         """Return the manifest of what `latest` serves of a model, if anything; it need not be in memory."""
         return self._latest.get(name)
 
-    def drift(self, manifest: Manifest) -> Drift | None:
+    def drift(self, manifest: Manifest) -> AnyDrift | None:
         """Return what live rows of a version look like."""
         return self._drifts.get((manifest.name, manifest.version))
+
+    def _watching(self, watched: Watched) -> AnyDrift:
+        return Drift(watched) if self._evidence is None else SharedDrift(watched, self._evidence)
+
+    def bring_drift(self) -> None:
+        """Bring what this process saw of live rows to the evidence of all, where there are several.
+
+        Raises:
+            OSError: if it cannot be reached.
+        """
+        with self._lock:
+            drifts = list(self._drifts.values())
+        for drift in drifts:
+            if isinstance(drift, SharedDrift):
+                drift.bring()
 
     def reset_drift(self, name: str, version: str) -> tuple[str, bool]:
         """Forget what live rows of a version looked like, given its number or an alias; return its number, and

@@ -39,5 +39,8 @@ async def get_ready(request: Request) -> dict[str, Any]:
 
 @router.get("/metrics", include_in_schema=False)
 async def get_metrics(request: Request) -> Response:
-    """Give the metrics of all workers, as Prometheus reads them."""
-    return Response(context_of(request).worker_metrics.all(), media_type=CONTENT_TYPE_LATEST)
+    """Give the metrics of all processes, as Prometheus reads them."""
+    context = context_of(request)
+    alone = context.siblings.board is None
+    page = context.metrics_page() if alone else await context.threads.files(context.siblings.pages)
+    return Response(page, media_type=CONTENT_TYPE_LATEST)

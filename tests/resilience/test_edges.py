@@ -10,7 +10,7 @@ import pytest
 
 from model_store.artifacts.report import publish_report
 from model_store.conformal.rank_tables import conformal_p_value
-from service.registry.drift import RECENT_ROWS, Drift, row_hashes
+from service.registry.drift import RECENT_ROWS, Drift, Watched, row_digests
 from tests.support.serving import wait_until
 
 ODD_JSON = {
@@ -91,11 +91,11 @@ def test_ids_of_a_form_are_an_array_item_by_item_as_openapi_says_or_as_json(clie
 
 def test_rows_that_repeat_count_once_and_raise_no_alarm():
     ranking, row = np.arange(200.0), np.ones((1, 4), dtype=np.float32)
-    again, once = Drift(ranking), Drift(ranking)
+    again, once = Drift(Watched.of_ranking(ranking)), Drift(Watched.of_ranking(ranking))
     for _ in range(500):
         p_values = conformal_p_value(np.array([190.5]), ranking)
         again.watch(p_values)
-        once.watch(p_values, row_hashes(row))
+        once.watch(p_values, row_digests(row))
     assert again.report().alarm
     assert (once.report().alarm, once.report().rows) == (False, 1)
 
@@ -103,11 +103,11 @@ def test_rows_that_repeat_count_once_and_raise_no_alarm():
 def test_rows_that_differ_count_as_before_and_their_memory_is_bounded():
     generator, ranking = np.random.default_rng(), np.arange(200.0)
     scores = generator.uniform(150, 200, 3 * RECENT_ROWS)
-    plain, hashed = Drift(ranking), Drift(ranking)
+    plain, hashed = Drift(Watched.of_ranking(ranking)), Drift(Watched.of_ranking(ranking))
     for part in np.split(scores, len(scores) // 16):
         p_values = conformal_p_value(part, ranking)
         plain.watch(p_values)
-        hashed.watch(p_values, row_hashes(generator.normal(size=(16, 4)).astype(np.float32)))
+        hashed.watch(p_values, row_digests(generator.normal(size=(16, 4)).astype(np.float32)))
     assert plain.report() == hashed.report()
     assert hashed.report().alarm
     assert len(hashed._recent) == RECENT_ROWS

@@ -22,7 +22,7 @@ from service.engine.batching import BATCH_ROW_DRAWS, LEAST_AT_ONCE, SUMMED_NUMBE
 from service.engine.jobs import Job
 from service.errors import Overloaded, PastDeadline
 from service.observability.metrics import Metrics
-from service.registry.drift import Drift
+from service.registry.drift import Drift, Watched
 from service.registry.models import Served
 from service.registry.reservoir import Reservoir
 from service.settings import Settings
@@ -41,7 +41,11 @@ def engine():
 @pytest.fixture(scope="module")
 def served(digits_store):
     model = Model.load(ModelStore(digits_store).open("digits", "1", wanted=NEEDED))
-    return Served(model, Reservoir(model, 0, threading.Event()), Drift(model.calibration.rank_tables(100).statistic))
+    return Served(
+        model,
+        Reservoir(model, 0, threading.Event()),
+        Drift(Watched.of_ranking(model.calibration.rank_tables(100).statistic)),
+    )
 
 
 def job(served, x, seed=None, draws=DRAWS, deadline=math.inf):

@@ -17,7 +17,7 @@ from service.engine.admission import Admission
 from service.engine.batching import Engine, part_rows
 from service.engine.jobs import Job
 from service.observability.metrics import Metrics
-from service.registry.drift import Drift
+from service.registry.drift import Drift, Watched
 from service.registry.models import Served
 from service.registry.reservoir import Reservoir
 from service.settings import Settings
@@ -67,7 +67,9 @@ class Requests:
         self.asked, self.held = [], None
 
     def _served(self, reservoir):
-        return Served(self.model, reservoir, Drift(self.model.calibration.rank_tables(tiny.DRAWS).statistic))
+        return Served(
+            self.model, reservoir, Drift(Watched.of_ranking(self.model.calibration.rank_tables(tiny.DRAWS).statistic))
+        )
 
     def ask(self, first, count, seed=None, num_samples=tiny.DRAWS, stopping=None, acquisition=None):
         """Ask for some rows; the answer is checked by `answers`."""

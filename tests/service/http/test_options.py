@@ -7,7 +7,7 @@ import pytest
 from model_store.errors import InvalidInput
 from service.http.options import decision_options
 from service.http.schemas import PredictRequest
-from service.registry.drift import Drift
+from service.registry.drift import Drift, Watched
 from service.registry.models import Served
 from service.registry.reservoir import Reservoir
 from tests.support import tiny
@@ -18,7 +18,11 @@ SMALLEST = 1 / (tiny.RANKING + 1)
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     model = tiny.loaded(tmp_path_factory.mktemp("tiny"))
-    return Served(model, Reservoir(model, 0, threading.Event()), Drift(model.calibration.rank_tables(20).statistic))
+    return Served(
+        model,
+        Reservoir(model, 0, threading.Event()),
+        Drift(Watched.of_ranking(model.calibration.rank_tables(20).statistic)),
+    )
 
 
 @pytest.mark.parametrize("field", ["fpr", "fdr"])

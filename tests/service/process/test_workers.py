@@ -14,8 +14,8 @@ import pytest
 
 from model_store.processors import available_processors
 from service.engine.batching import BATCH_ROW_DRAWS
-from service.observability.worker_metrics import merged
 from service.settings import Settings
+from service.siblings.pages import merged
 from tests.support.serving import answers, metric, wait_until
 from tests.support.stores import publish_again
 
@@ -115,7 +115,8 @@ def test_from_sigterm_on_the_service_is_not_ready_but_answers_until_its_notice_i
 
 def test_pages_of_metrics_become_one_with_a_label():
     page = '# HELP a_total What.\n# TYPE a_total counter\na_total{x="1"} 2.0\n# HELP b Less.\n# TYPE b gauge\nb 1.0\n'
-    assert merged({"1": page.replace("1.0", "3.5"), "0": page}) == (
+    pages = {"1": page.replace("1.0", "3.5").encode(), "0": page.encode()}
+    assert merged(pages).decode() == (
         "# HELP a_total What.\n# TYPE a_total counter\n"
         'a_total{worker="0",x="1"} 2.0\na_total{worker="1",x="1"} 2.0\n'
         '# HELP b Less.\n# TYPE b gauge\nb{worker="0"} 1.0\nb{worker="1"} 3.5\n'
@@ -174,3 +175,23 @@ def test_a_look_at_the_store_that_one_worker_is_told_to_take_is_taken_by_all(ser
         publish_again(own_store, digits_store)
         assert httpx.post(f"{url}/admin/refresh", headers=admin, timeout=60).status_code == 200
         wait_until(lambda: loaded() == [1, 1])
+
+
+def test_workers_watch_for_drift_together(serve, digits_store, digits_rows):
+    def of_workers(name):
+        page = httpx.get(f"{url}/metrics", timeout=60).text
+        return [metric(page, name, worker=worker, model="digits", version="1") for worker in "01"]
+
+    def rows_seen():
+        return {httpx.get(f"{url}/models/digits", timeout=60).json()["drift"]["rows"] for _ in range(8)}
+
+    with serve(digits_store, **TWO) as (url, process):
+        wait_until(lambda: answers(f"{url}/health/ready") and ready_workers(url) == {"0", "1"})
+        for start in range(0, 160, 4):  # each on a connection of its own, so that either worker answers
+            httpx.post(f"{url}/predict", json={"inputs": digits_rows[start : start + 4].tolist()}, timeout=60)
+        wait_until(lambda: rows_seen() == {160})
+        wait_until(lambda: min(of_workers("dubito_flag_p_value_count")) > 0)
+        evidence = httpx.get(f"{url}/models/digits", timeout=60).json()["drift"]["evidence"]
+        wait_until(lambda: of_workers("dubito_drift_evidence_nats") == [evidence, evidence])
+        os.kill(min(workers_of(process)), signal.SIGKILL)
+        wait_until(lambda: rows_seen() == {160} and len(workers_of(process)) == 2)

@@ -20,6 +20,8 @@ from service.registry.drift import (
     GROUPS,
     ROWS_OF_A_REQUEST,
     Drift,
+    LiveRows,
+    Watched,
 )
 from tests.support.serving import metric
 
@@ -33,7 +35,7 @@ def generator():
 
 def watched(ranking, scores, rows_at_once=16):
     """The report on live scores, in requests of so many rows."""
-    drift = Drift(ranking)
+    drift = Drift(Watched.of_ranking(ranking))
     for start in range(0, len(scores), rows_at_once):
         drift.watch(conformal_p_value(scores[start : start + rows_at_once], ranking))
     return drift.report()
@@ -49,7 +51,7 @@ def test_capital_is_1_in_expectation_whatever_is_seen(read_between):
     total = mean = 0.0
     alarmed = {1.02: 0.0, 1.1: 0.0, 1.3: 0.0}
     for gaps in product(range(4), repeat=ROWS):
-        drift, probability, balls = Drift(ranking), 1.0, np.ones(4)
+        drift, probability, balls = Drift(Watched.of_ranking(ranking)), 1.0, np.ones(4)
         for gap in gaps:
             drift.watch(conformal_p_value(np.array([gap + 0.5]), ranking))
             if read_between:
@@ -92,7 +94,7 @@ def test_evidence_is_reached_as_seldom_as_ville_says_over_many_calibrations(gene
 
 def test_the_log_says_once_that_an_alarm_has_risen_and_again_after_a_reset(generator, caplog):
     ranking = np.sort(generator.normal(size=200))
-    drift = Drift(ranking, "model m version 7")
+    drift = Drift(Watched.of_ranking(ranking, "m", "7"))
     for times in (1, 2):
         for _ in range(40):
             drift.watch(conformal_p_value(generator.normal(2.0, size=16), ranking))
@@ -148,7 +150,7 @@ def send(drift, ranking, scores, client, rows_at_once=4):
 def test_one_client_alone_makes_no_alarm_where_there_are_others(generator):
     ranking = np.sort(generator.normal(size=200))
     for attacker_first in (True, False):
-        drift, (attacker, *others) = Drift(ranking), (0, 1, 2)
+        drift, (attacker, *others) = Drift(Watched.of_ranking(ranking)), (0, 1, 2)
         for _ in range(20):
             for client in (attacker, *others) if attacker_first else (*others, attacker):
                 mean = 3.0 if client is attacker else 0.0
@@ -160,7 +162,7 @@ def test_one_client_alone_makes_no_alarm_where_there_are_others(generator):
 
 def test_an_alarm_that_one_client_raised_alone_goes_when_there_are_others(generator):
     ranking = np.sort(generator.normal(size=200))
-    drift, (attacker, other) = Drift(ranking), (0, 1)
+    drift, (attacker, other) = Drift(Watched.of_ranking(ranking)), (0, 1)
     send(drift, ranking, generator.normal(3.0, 1.0, 200), attacker)
     assert (drift.report().alarm, drift.report().one_client) == (True, False)  # it is all there is
     send(drift, ranking, generator.normal(0.0, 1.0, CLIENT_ROWS - 1), other)
@@ -171,7 +173,7 @@ def test_an_alarm_that_one_client_raised_alone_goes_when_there_are_others(genera
 
 def test_drift_of_several_clients_makes_an_alarm(generator):
     ranking = np.sort(generator.normal(size=200))
-    drift, clients = Drift(ranking), (0, 1, 2)
+    drift, clients = Drift(Watched.of_ranking(ranking)), (0, 1, 2)
     for _ in range(30):
         for client in clients:
             send(drift, ranking, generator.normal(2.0, 1.0, 4), client)
@@ -180,7 +182,10 @@ def test_drift_of_several_clients_makes_an_alarm(generator):
 
 def test_a_martingale_without_a_client_is_that_of_the_others_alone(generator):
     ranking = np.sort(generator.normal(size=200))
-    both, alone = Drift(ranking), {client: Drift(ranking) for client in (0, 1)}
+    both, alone = (
+        Drift(Watched.of_ranking(ranking)),
+        {client: Drift(Watched.of_ranking(ranking)) for client in (0, 1)},
+    )
     for _ in range(10):
         for client, drift in alone.items():
             scores = generator.normal(1.0, 1.0, BLOCK_ROWS // 2)
@@ -197,7 +202,7 @@ def test_a_martingale_without_a_client_is_that_of_the_others_alone(generator):
 
 def test_what_is_kept_of_clients_is_bounded(generator):
     ranking = np.sort(generator.normal(size=200))
-    drift = Drift(ranking)
+    drift = Drift(Watched.of_ranking(ranking))
     for client in range(1000):
         send(drift, ranking, generator.normal(size=1), f"client {client}")
     drift.report()
@@ -215,7 +220,7 @@ def test_the_level_is_what_the_page_says():
 
 def test_rows_are_counted_by_their_p_values_a_request_s_at_most_16(generator):
     ranking = np.sort(generator.normal(size=99))
-    drift = Drift(ranking)
+    drift = Drift(Watched.of_ranking(ranking))
     lone, many = np.arange(1, 101) / 100, np.arange(1, 1601) / 1600
     for p_value in lone:
         drift.watch(np.array([p_value]))
@@ -231,13 +236,13 @@ def test_rows_are_counted_by_their_p_values_a_request_s_at_most_16(generator):
 
 
 def test_nothing_seen_is_no_drift():
-    report = Drift(np.array([1.0])).report()
+    report = Drift(Watched.of_ranking(np.array([1.0]))).report()
     assert (report.rows, report.flag_rate, report.evidence, report.alarm) == (0, None, 0.0, False)
 
 
 def test_no_row_is_lost_between_threads(generator):
     ranking = np.sort(generator.normal(size=99))
-    drift = Drift(ranking)
+    drift = Drift(Watched.of_ranking(ranking))
 
     def watch(scores):
         for score in scores:
@@ -249,10 +254,10 @@ def test_no_row_is_lost_between_threads(generator):
 
 
 class Interrupted(list):
-    """Hashes that, when they are read, let another thread go as far as it may."""
+    """Digests that, when they are read, let another thread go as far as it may."""
 
-    def __init__(self, hashes, other):
-        super().__init__(hashes)
+    def __init__(self, digests, other):
+        super().__init__(digests)
         self.other, self.went_through = other, None
 
     def __iter__(self):
@@ -261,16 +266,19 @@ class Interrupted(list):
         self.went_through = not self.other.is_alive()
         return super().__iter__()
 
+    def tolist(self):
+        return self
+
 
 def test_a_request_is_taken_in_whole_before_the_next(generator):
     """Rows that two requests share count once: neither may come between the other's look and its note."""
     ranking = np.sort(generator.normal(size=99))
-    drift, p_values = Drift(ranking), np.array([0.5, 0.6, 0.7])
-    other = threading.Thread(target=lambda: drift.watch(p_values, [1, 2, 4]))
-    hashes = Interrupted([1, 2, 3], other)
-    drift.watch(p_values, hashes)
+    drift, p_values = Drift(Watched.of_ranking(ranking)), np.array([0.5, 0.6, 0.7])
+    other = threading.Thread(target=lambda: drift.watch(p_values, np.array([1, 2, 4], dtype=np.uint64)))
+    digests = Interrupted([1, 2, 3], other)
+    drift.take(LiveRows(p_values, digests, np.zeros(3, dtype=np.uint64)))
     other.join()
-    assert hashes.went_through is False
+    assert digests.went_through is False
     assert drift.report().rows == 4
 
 

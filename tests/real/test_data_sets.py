@@ -1,0 +1,151 @@
+"""Data sets on clusters of Ray, and in buckets of real servers. What is missing is skipped.
+
+`make test-real` installs it.
+"""
+
+import json
+import subprocess
+import sys
+import uuid
+
+import pytest
+from obstore.store import S3Store
+
+from tests.support import ray_cluster
+from tests.support.buckets import BUCKET, KEY, PROGRAMS, SECRET, SeaweedFS, credentials, rclone
+from tests.support.data_sets import content_of, write_digits
+from tests.support.environment import ROOT, environment_with
+
+RAY = ROOT / ".venv-ray" / "bin" / "python"
+MISSING = [name for name, path in PROGRAMS.items() if not path.exists()]
+with_ray = pytest.mark.skipif(not RAY.exists(), reason="not installed: ray")
+with_buckets = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+pytestmark = pytest.mark.real
+SHARDS = ["--seed", "1", "--shard-rows", "250"]
+
+
+def command(*arguments, python=sys.executable, **environment):
+    """Run `python -m service`."""
+    return subprocess.run(
+        [str(python), "-m", "service", *map(str, arguments)],
+        cwd=ROOT,
+        env=environment_with(**environment),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory, digits_rows):
+    """Two files of 2,000 rows."""
+    folder = tmp_path_factory.mktemp("whole") / "data"
+    write_digits(folder, digits_rows, 2, 2000)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scored(data, digits_store, tmp_path_factory):
+    """The output of `score` on this machine."""
+    out = tmp_path_factory.mktemp("scored") / "out"
+    done = command("score", data, "--out", out, "--num-samples", "1000", *SHARDS, DUBITO_STORE=str(digits_store))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@with_ray
+def test_a_cluster_does_the_same_while_its_workers_and_nodes_and_the_driver_are_killed(
+    data, scored, digits_store, tmp_path
+):
+    told = {
+        "nodes": 3,
+        "command": ["score", str(data), "--out", str(tmp_path / "out"), "--num-samples", "1000", *SHARDS],
+        "kills": [[8, "worker"], [1, "node"], [1, "worker"], [2, "driver"]],
+    }
+    done = ray_cluster.run(RAY, told, environment_with(DUBITO_STORE=str(digits_store)), 300)
+    assert done["code"] == 0, done
+    assert content_of(tmp_path / "out") == content_of(scored)
+
+
+@with_ray
+def test_ray_on_this_machine_ranks_the_same_and_says_nothing_else(data, digits_store):
+    arguments = ["acquire", data, "-k", "20", "--acquisition", "batchbald", "--num-samples", "10", *SHARDS]
+    here = command(*arguments, DUBITO_STORE=str(digits_store))
+    there = command(*arguments, "--ray", "local", "--quiet", python=RAY, DUBITO_STORE=str(digits_store))
+    assert (there.returncode, there.stderr) == (0, "")
+    assert json.loads(there.stdout) == json.loads(here.stdout)
+
+
+@with_ray
+def test_an_address_of_no_cluster_is_one_line(data, digits_store, tmp_path):
+    store = {"DUBITO_STORE": str(digits_store)}
+    done = command("score", data, "--out", tmp_path / "out", "--ray", "nonsense", python=RAY, **store)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ray: expected the address of a cluster")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    seaweed = SeaweedFS(tmp_path_factory.mktemp("seaweed"))
+    try:
+        seaweed.start()
+        yield seaweed
+    finally:
+        seaweed.stop()
+
+
+@pytest.fixture
+def bucket(server):
+    """A bucket's client."""
+    options = {"endpoint": server.url, "access_key_id": KEY, "secret_access_key": SECRET, "region": "us-east-1"}
+    return S3Store(BUCKET, **options, client_options={"allow_http": True})
+
+
+@with_buckets
+def test_source_output_and_store_may_lie_in_buckets(server, bucket, data, scored, digits_store, tmp_path):
+    root = uuid.uuid4().hex
+    for place, folder in (("data", data), ("models", digits_store)):
+        for path in folder.rglob("*"):
+            if path.is_file() and not path.name.startswith("."):
+                bucket.put(f"{root}/{place}/{path.relative_to(folder)}", path.read_bytes())
+    url = f"s3://{BUCKET}/{root}"
+    environment = credentials(server.url) | {"DUBITO_STORE": f"{url}/models", "DUBITO_CACHE": str(tmp_path / "cache")}
+    arguments = ["score", f"{url}/data", "--out", f"{url}/out", "--num-samples", "1000", *SHARDS]
+    for _ in range(2):  # the second time two parts are missing
+        done = command(*arguments, **environment)
+        assert done.returncode == 0, done.stderr
+        names = [entry["path"] for entry in bucket.list(f"{root}/out").collect()]
+        found = {name.removeprefix(f"{root}/out/"): bytes(bucket.get(name).bytes()) for name in names}
+        expected = content_of(scored)
+        stamps = found.pop("job.json"), expected.pop("job.json")
+        assert json.loads(stamps[0])["asked"] == json.loads(stamps[1])["asked"]
+        assert found == expected
+        bucket.delete([f"{root}/out/part-00003-of-00016.parquet", f"{root}/out/part-00009-of-00016.parquet"])
+    ranked = command("acquire", f"{url}/data/1.parquet", "-k", "5", *SHARDS, **environment)
+    here = command("acquire", data / "1.parquet", "-k", "5", *SHARDS, DUBITO_STORE=str(digits_store))
+    assert (ranked.returncode, json.loads(ranked.stdout)) == (0, json.loads(here.stdout))
+
+
+@with_buckets
+def test_what_is_wrong_with_a_bucket_is_one_line(server, data, digits_store, tmp_path):
+    right = credentials(server.url) | {"DUBITO_STORE": str(digits_store)}
+
+    def refused(source, out, said, **changes):
+        environment = {name: value for name, value in (right | changes).items() if value is not None}
+        done = command("score", source, "--out", out, **environment)
+        assert done.returncode == 2, done
+        assert done.stderr.count("\n") == 1
+        assert done.stderr.startswith(f"error: {said}"), done.stderr
+        assert SECRET not in done.stderr
+
+    here, there = f"s3://{BUCKET}/absent", f"s3://{BUCKET}/{uuid.uuid4().hex}"
+    none = {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}
+    refused(data, "s3://nowhere/out", "cannot list in s3://nowhere/out: there is no such bucket")
+    refused("s3://nowhere/data", there, "cannot list in s3://nowhere/data: there is no such bucket")
+    refused(here, there, "source: expected a data set of .parquet files, got none")
+    refused(data, there, "cannot list in", AWS_SECRET_ACCESS_KEY="another-secret")
+    refused(data, there, f"cannot list in {there}: there are no credentials", **none)
+    refused(data, "s3://key:secret@models/out", "out: expected a folder, or a URL such as s3://bucket/prefix")
+    with rclone(tmp_path / "rclone") as url:
+        refused(data, there, "out: expected a bucket that honours conditional writes", **credentials(url))

@@ -1,0 +1,164 @@
+"""The service as replicas on Ray, over real HTTP, and load on it whose every answer is known."""
+
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+
+from tests.support.environment import ROOT, environment_with
+from tests.support.ports import free_port
+from tests.support.serving import WITHOUT_TRIALS, answers, wait_until
+
+PYTHON = ROOT / ".venv-ray" / "bin" / "python"
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
+
+
+@contextmanager
+def nodes(*processors: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Nodes of Ray with so many processors each; yields the cluster's address, and what is told to kill them."""
+    command = [str(PYTHON), str(ROOT / "tests" / "support" / "ray_nodes.py"), *map(str, processors)]
+    process = subprocess.Popen(
+        command,
+        env={**environment_with(), **QUIET, "RAY_SERVE_ENABLE_HA_PROXY": "0"},
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdin is not None
+    try:
+        yield process.stdout.readline().strip(), process
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def tell(process: subprocess.Popen[str], what: str) -> None:
+    """Have nodes killed or added, and wait until they are."""
+    assert process.stdout is not None and process.stdin is not None
+    process.stdin.write(f"{what}\n")
+    process.stdin.flush()
+    while (line := process.stdout.readline()) != "done\n":  # Ray says on the way that a node is lost
+        assert line, "it has ended"
+
+
+@contextmanager
+def cluster(store: Path, folder: Path, options: Sequence[str] = (), **settings: str) -> Iterator[tuple[str, Path]]:
+    """`python -m service cluster`; yields its URL, once it is ready, and the file of what it says."""
+    port, log = free_port(), folder / "cluster.log"
+    basics = {"DUBITO_STORE": str(store), "DUBITO_STATE": str(folder / "state"), "DUBITO_NOTICE_S": "0"}
+    environment = {**environment_with(**basics, **WITHOUT_TRIALS, **settings), **QUIET}
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [str(PYTHON), "-m", "service", "cluster", "--port", str(port), *options],
+            env=environment,
+            cwd=ROOT,
+            stdout=file,
+            stderr=file,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: process.poll() is not None or answers(f"{url}/health/ready"), 90)
+        assert process.poll() is None, log.read_text()
+        yield url, log
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def replicas() -> list[int]:
+    """The process ids of all replicas on this machine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"ray::ServeReplica:dubito:Replica" in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+@dataclass
+class Load:
+    """Requests without end from several threads: each answer is compared with the one that is due."""
+
+    url: str
+    due: dict[str, list[tuple[dict[str, object], bytes]]]  # by version: requests and their answers
+    threads: int = 4
+    said: Counter[str] = field(default_factory=Counter)
+    good: list[tuple[float, str]] = field(default_factory=list)  # when, and of which version
+    wrong: list[str] = field(default_factory=list)
+    retry_after: set[str] = field(default_factory=set)
+    refusals: dict[str, str] = field(default_factory=dict)  # the latest of each status
+
+    def __post_init__(self) -> None:
+        self._ending = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(self.threads)]
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, first: int) -> None:
+        versions = list(self.due)
+        number = first
+        while not self._ending.is_set():
+            number = (number + self.threads) % len(self.due[versions[0]])
+            request = self.due[versions[0]][number][0]
+            try:
+                answer = httpx.post(f"{self.url}/predict", json=request, timeout=20)
+            except httpx.HTTPError as error:
+                self.said[type(error).__name__] += 1
+                time.sleep(0.02)
+                continue
+            self.said[str(answer.status_code)] += 1
+            if answer.status_code != 200:
+                self.refusals[str(answer.status_code)] = answer.text[:300]
+                self.retry_after.add(answer.headers.get("retry-after", ""))
+                time.sleep(0.02)
+                continue
+            version = answer.json()["version"]
+            if version in self.due and answer.content == self.due[version][number][1]:
+                self.good.append((time.monotonic(), version))
+            else:
+                self.wrong.append(answer.text[:200])
+
+    def wait_for(self, more: int, seconds: float = 60) -> None:
+        """Wait for so many more good answers."""
+        wanted = len(self.good) + more
+        wait_until(lambda: len(self.good) >= wanted, seconds)
+
+    def longest_pause_s(self, since: float) -> float:
+        """The longest time without a good answer after a moment."""
+        times = [since, *(when for when, _ in self.good if when >= since)]
+        return max((b - a for a, b in pairwise(times)), default=float("inf"))
+
+
+def due_answers(url: str, rows: Sequence[Sequence[float]], **fields: object) -> list[tuple[dict[str, object], bytes]]:
+    """Requests of one row with seeds, and what a single process answers them."""
+    requests = [{"inputs": [list(map(float, row))], "seed": seed, **fields} for seed, row in enumerate(rows)]
+    with httpx.Client(base_url=url, timeout=60) as client:
+        return [(request, client.post("/predict", json=request).content) for request in requests]

@@ -1,0 +1,111 @@
+"""A cluster of Ray on this machine, nodes of a processor each, on which a command runs while things are killed.
+
+    .venv-ray/bin/python -m tests.support.ray_cluster '{"nodes": 3, "command": [...], "kills": [[2.5, "node"], ...]}'
+
+`command` is given to `python -m service`, with the cluster's address. Each kill comes so many seconds after the one
+before: of a worker (an actor's process), of a node (a raylet and all its processes, replaced by another), or of the
+driver, which is then started again. Says in JSON how the driver ended, how often it was started, and what was killed.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.support.environment import ROOT
+
+ACTOR = "ray::MapWorker"
+
+
+def main() -> None:
+    """Run the command."""
+    told = json.loads(sys.argv[1])
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    # Ray takes 127.0.0.1 for another address of the machine.
+    node = {"num_cpus": 1, "node_ip_address": "127.0.0.2", "object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    nodes = [cluster.add_node(**node) for _ in range(told["nodes"] - 1)]
+    random = np.random.default_rng(told.get("seed", 0))
+    killed: Counter[str] = Counter()
+    starts = 0
+    try:
+        driver = None
+        for wait_s, what in [*told["kills"], [None, "nothing"]]:
+            end = time.monotonic() + (wait_s or 0)
+            while driver is None or wait_s is None or time.monotonic() < end:
+                if driver is None:
+                    command = [sys.executable, "-m", "service", *told["command"], "--ray", cluster.address]
+                    driver = subprocess.Popen(
+                        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                    )
+                    starts += 1
+                if driver.poll() is not None:
+                    break
+                time.sleep(0.05)
+            if driver.poll() is not None:
+                break
+            if what == "driver":
+                driver.kill()
+                driver.communicate()
+                driver = None
+            elif what == "node":
+                place = int(random.integers(len(nodes)))
+                cluster.remove_node(nodes[place], allow_graceful=False)
+                nodes[place] = cluster.add_node(**node)
+            else:
+                actors = processes(ACTOR, os.getpid())
+                if not actors:
+                    continue
+                os.kill(actors[int(random.integers(len(actors)))], signal.SIGKILL)
+            killed[what] += 1
+        assert driver is not None
+        output, errors = driver.communicate()
+        print(
+            json.dumps(
+                {"code": driver.returncode, "output": output, "errors": errors, "starts": starts, "killed": killed}
+            )
+        )
+    finally:
+        cluster.shutdown()
+
+
+def processes(name: str, ancestor: int) -> list[int]:
+    """Processes below another one in whose command there is a name, sorted."""
+    parents, named = {}, []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            if name.encode() in (process / "cmdline").read_bytes():
+                named.append(int(process.name))
+        except (OSError, IndexError):
+            continue
+    found = []
+    for number in sorted(named):
+        above = parents.get(number)
+        while above not in (None, 0, ancestor):
+            above = parents.get(above)
+        if above == ancestor:
+            found.append(number)
+    return found
+
+
+def run(python: Path, told: dict[str, Any], environment: dict[str, str], timeout_s: float) -> dict[str, Any]:
+    """Run all this in an environment that has Ray."""
+    command = [str(python), "-m", "tests.support.ray_cluster", json.dumps(told)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Several nodes of Ray on this machine, by an interpreter that has Ray: `ray_nodes.py CPUS...`, one for each.
+
+It says the cluster's address, and then does what it is told, a line each: `kill N` ends a node at once, `add CPUS`
+starts one. It ends with its input.
+"""
+
+import sys
+
+import ray
+from ray.cluster_utils import Cluster
+
+
+def main() -> None:
+    cluster = Cluster()
+    nodes = [cluster.add_node(num_cpus=int(cpus), include_dashboard=False) for cpus in sys.argv[1:]]
+    ray.init(address=cluster.address, log_to_driver=False)
+    print(cluster.address, flush=True)
+    for line in sys.stdin:
+        what, number = line.split()
+        if what == "kill":
+            cluster.remove_node(nodes[int(number)], allow_graceful=False)
+        else:
+            nodes.append(cluster.add_node(num_cpus=int(number)))
+        print("done", flush=True)
+    ray.shutdown()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()
