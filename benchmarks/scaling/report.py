@@ -99,7 +99,7 @@ def sides(costs: Costs, measured: list[Measured]) -> list[Side]:
         names = ("p50", "p95", "p99")
         simulated = {n: statistics.median(o.percentile(float(n[1:])) for o, _ in outcomes) for n in names}
         simulated["busy"] = statistics.median(busy for _, busy in outcomes)
-        was = {n: statistics.median(getattr(one, n) for one in rounds) for n in (*names, "busy")}
+        was = {n: statistics.median(getattr(one, n) for one in rounds) for n in (*names, "busy", "others", "niced")}
         found.append(Side(replicas, rate, len(rounds), was, simulated))
     return found
 
@@ -179,18 +179,23 @@ def check(checked: list[Side]) -> Iterator[str]:
         "simulated at the same arrival times, medians of rounds. Two replicas have a core each, of which the "
         "second is "
         "the client's too; of four, two share a core, which the simulation has as processor sharing, as it has the "
-        f"client. Rounds in which other programs took more than {OTHERS} processors are left out. * fitted."
+        f"client. Rounds in which other programs took more than {OTHERS} processors are left out, those of low "
+        "priority aside: `others'` are the processors that others took, of normal + of low priority. The latter run "
+        "in sessions of their own, among which Linux shares a core equally, so they wait less for the replicas than "
+        "their priority says; the simulation knows nothing of them. * fitted."
     )
     yield from (
         "",
-        "| replicas | requests/s | rounds | p50 | p95 | p99 | processors busy |",
-        "|---|---|---|---|---|---|---|",
+        "| replicas | requests/s | rounds | p50 | p95 | p99 | processors busy | others' |",
+        "|---|---|---|---|---|---|---|---|",
     )
     for one in checked:
         cells = [f"{1e3 * one.measured[n]:.1f} / {1e3 * one.simulated[n]:.1f}" for n in ("p50", "p95", "p99")]
         mark = " *" if one.is_fitted else ""
         busy = f"{one.measured['busy']:.2f} / {one.simulated['busy']:.2f}"
-        yield f"| {one.replicas} | {one.rate:.0f}{mark} | {one.rounds} | {' | '.join(cells)} | {busy} |"
+        niced = f"{one.measured['niced']:.2f}" if one.measured["niced"] >= 0 else "?"
+        others = f"{one.measured['others']:.2f} + {niced}"
+        yield f"| {one.replicas} | {one.rate:.0f}{mark} | {one.rounds} | {' | '.join(cells)} | {busy} | {others} |"
     yield ""
     unseen = [one for one in checked if not one.is_fitted]
     for n in ("p50", "p95", "p99"):

@@ -6,6 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.scaling.fitting import as_measured, undisturbed
+from benchmarks.scaling.measure import OTHERS, Measured
+from benchmarks.scaling.scenarios import Spread, by_second, most_rate
 from benchmarks.scaling.simulation import (
     LOST,
     OK,
@@ -214,3 +217,36 @@ def test_percentiles_are_of_answers_alone():
     assert outcome.percentile(50) == 2.0 and outcome.percentile(99) == 3.0
     assert outcome.share(REFUSED) == 0.25
     assert math.isnan(outcome.of(10.0).percentile(50))
+
+
+def measured(seed, others, failed=0.0):
+    """What a load of 200 requests a second might have given."""
+    return Measured(1, 200, seed, 200.0, failed, 0.01, 0.02, 0.03, 0.9, others, 0.5)
+
+
+def test_of_the_tries_of_a_load_the_least_disturbed_counts_if_it_was_little():
+    tries = [measured(0, 0.5), measured(0, 0.1), measured(1, OTHERS + 0.1), measured(2, 0.05, failed=0.1)]
+    assert undisturbed(tries) == [tries[1]]
+
+
+def test_what_is_simulated_beside_a_measurement_has_its_arrival_times_and_leaves_the_client_out():
+    costs = replace(OURS, draw_s=0.0, client_s=1e-4)
+    outcome, busy = as_measured(costs, measured(3, 0.0))
+    assert outcome.due_s.min() >= 1.0 and len(outcome.due_s) == pytest.approx(800, rel=0.2)
+    assert busy == pytest.approx(200 * costs.request_s(100, 1), rel=0.2)
+
+
+def test_the_largest_rate_is_within_the_limit_and_the_next_is_not():
+    """Without queues but for the core's: M/D/1 at one row a micro-batch."""
+    costs, cluster = ARITHMETIC, Cluster(1, balance="random", **ENDLESS)
+    rate = most_rate(cluster, costs, limit_s=4 * SERVICE_S)
+    assert 50 <= rate < 100  # M/D/1: p99 is 4 service times at a load of about .75
+
+
+def test_seconds_of_a_scenario_are_counted_by_when_requests_were_due():
+    outcome = simulate(Cluster(2, failure=Failure(1.0, 1, 0.5)), OURS, arrivals(300, 3), 0)
+    seconds = by_second(outcome)
+    assert [one.replicas for one in seconds] == [2, 2, 1]
+    assert sum(one.rate for one in seconds) == pytest.approx(900, rel=0.2)
+    assert seconds[1].lost > 0 == seconds[2].lost
+    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
