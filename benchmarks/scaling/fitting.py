@@ -29,9 +29,14 @@ def undisturbed(measured: Iterable[Measured]) -> list[Measured]:
     best: dict[tuple[int, float, int], Measured] = {}
     for one in measured:
         key = one.replicas, one.rate, one.seed
-        if key not in best or one.others < best[key].others:
+        if key not in best or disturbance(one) < disturbance(best[key]):
             best[key] = one
     return [one for one in best.values() if one.others <= OTHERS and not one.failed]
+
+
+def disturbance(one: Measured) -> float:
+    """Return the processors that other programs took, niced ones as well."""
+    return one.others + (one.niced or 0.0)
 
 
 def fitted(costs: Costs, measured: Sequence[Measured]) -> tuple[Costs, float]:

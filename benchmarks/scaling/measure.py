@@ -74,7 +74,7 @@ class Measured:
     p99: float
     busy: float
     others: float  # processor seconds a second that other programs took of both cores, niced ones left out
-    niced: float  # the same, of niced ones
+    niced: float | None  # the same, of niced ones; None where that was not looked at
 
 
 def row(store: ModelStore) -> list[int]:
