@@ -105,7 +105,7 @@ def measure(folder: Path, model: Model, command: str, where: str, options: argpa
 
 
 def kernel_rates(model: Model, draws: int) -> tuple[float, float]:
-    """Return rows a second, and a processor second, of the published graph on as many rows as are computed at once."""
+    """Return rows a second, and a processor second, of the published graph, on the rows that are computed at once."""
     rows = part_rows(model, draws)
     x = np.random.default_rng(0).integers(0, 256, (rows, model.row_size)).astype(np.float32)
     drawn = model.runtime.draw_set(0, draws)
@@ -118,7 +118,7 @@ def kernel_rates(model: Model, draws: int) -> tuple[float, float]:
 
 
 def run(folder: Path, command: str, where: str, data: str, options: argparse.Namespace) -> tuple[float, float, int]:
-    """Return the seconds that a command takes, the processor seconds of its shards, and its workers' largest memory."""
+    """Return the seconds of a command, the processor seconds of its shards, and its workers' largest memory."""
     out = tempfile.mkdtemp(dir=folder)
     arguments = [str(folder / data), "--out", out, "--seed", "0", "--num-samples", str(options.draws)]
     arguments += [] if options.shard_rows is None else ["--shard-rows", str(options.shard_rows)]
@@ -178,7 +178,8 @@ def table(measured: list[dict[str, Any]], options: argparse.Namespace) -> str:
         kernel = " and ".join(f"{rate:.0f}" for rate in one["kernel_rows_s"])
         lines.append(
             f"| `{one['command']}` | {one['where']} | {kernel} | {one['whole_s']:.1f} | {one['few_s']:.1f} | "
-            f"{one['ratio']:.2f} | {one['whole_ratio']:.2f} | {one['cpu_ratio']:.2f} | {one['largest_bytes'] / 2**20:.0f} MiB |"
+            f"{one['ratio']:.2f} | {one['whole_ratio']:.2f} | {one['cpu_ratio']:.2f} | "
+            f"{one['largest_bytes'] / 2**20:.0f} MiB |"
         )
     return "\n".join([*lines, ""])
 
