@@ -101,7 +101,7 @@ endef
 .venv-examples/installed: examples/requirements.txt
 	$(BESIDE)
 
-.venv-ray/installed: tests/real/ray-requirements.txt
+.venv-ray/installed: docker/ray.txt
 	$(BESIDE)
 
 bench: install

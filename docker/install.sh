@@ -8,7 +8,7 @@ install() { # LIST, which is whole: what a package names beside it is not wanted
 }
 
 case $name in
-service-*) ;;
+service-* | cluster-*) ;;
 *-gpu) install torch ;;
 *-cpu) # the build without CUDA, where an index or folder that pip is told of has it
     install torch-cpu || {

@@ -13,6 +13,7 @@ from pathlib import Path
 
 LOCKED = Path("docker/locked")
 EXTRAS = {
+    "cluster": ["otel", "sign", "scale"],  # the service with Ray
     "service": ["otel", "sign", "pools", "bucket"],
     "training": ["training", "sign", "bucket"],
     "dev": ["otel", "sign", "pools", "bucket", "training", "dev", "bench"],
@@ -57,7 +58,16 @@ def locked(extras: list[str], further: str) -> list[str]:
     """Return what some extras of the project install, each package with its hashes, on several lines."""
     command = [str(Path(sys.executable).with_name("uv")), "pip", "compile", "--quiet", "pyproject.toml", "-"]
     command += [option for extra in extras for option in ("--extra", extra)]
-    command += ["--constraint", "constraints.txt", "--generate-hashes", "--only-binary", ":all:", "--universal"]
+    command += [
+        "--constraint",
+        "constraints.txt",
+        "--constraint",
+        "docker/ray.txt",
+        "--generate-hashes",
+        "--only-binary",
+        ":all:",
+        "--universal",
+    ]
     command += ["--python-version", "3.11", "--no-header", "--no-annotate"]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as overrides:
         overrides.writelines(f"{name} ; python_version < '3'\n" for name in LEFT_OUT)

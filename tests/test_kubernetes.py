@@ -91,7 +91,7 @@ def test_the_ray_service_fits_kuberay_s_reference_and_its_pods_kubernetes_schema
         template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": PODS[name]}
         kubernetes_validate.validate(template, VERSIONS[1], strict=True)
     assert WORKERS["minReplicas"] <= WORKERS["replicas"] <= WORKERS["maxReplicas"]
-    pinned = re.search(r"^ray==(.*)$", (ROOT / "tests" / "real" / "ray-requirements.txt").read_text(), re.M)[1]
+    pinned = re.search(r"^ray==(.*)$", (ROOT / "docker" / "ray.txt").read_text(), re.M)[1]
     assert CLUSTER["rayVersion"] == pinned
 
 
@@ -150,7 +150,7 @@ def test_every_variable_is_a_setting_with_a_value_that_it_may_have(name):
     has = settings(name)
     assert str(has.store).startswith("s3://") and has.port == container_of(SERVICE[name])["ports"][0]["containerPort"]
     assert has.threads == quantity(container_of(SERVICE[name])["resources"]["limits"]["cpu"])
-    assert has.jobs_at_once == (1 if name == "state" else 0)
+    assert (has.state is None) == (name != "state")
 
 
 def test_ray_s_arguments_are_settings():
@@ -215,7 +215,7 @@ def test_the_pod_with_state_is_a_replica_with_a_volume_and_jobs():
     del replica["spec"]["topologySpreadConstraints"]
     assert state["spec"]["securityContext"].pop("fsGroupChangePolicy") == "OnRootMismatch"
     first, second = container_of(replica), container_of(state)
-    assert first["env"].pop() == {"name": "DUBITO_JOBS_AT_ONCE", "value": "0"}
+    assert first["env"].pop() == {"name": "DUBITO_STATE", "value": ""}
     assert second["volumeMounts"].pop() == {"name": "state", "mountPath": str(settings("state").state)}
     for container in (first, second):
         assert all(held.pop("memory") for held in container["resources"].values())
@@ -224,8 +224,7 @@ def test_the_pod_with_state_is_a_replica_with_a_volume_and_jobs():
 
 
 def test_a_replica_has_no_place_for_jobs_and_labels():
-    mounted = {mount["mountPath"] for mount in container_of(SERVICE["replica"])["volumeMounts"]}
-    assert str(settings("replica").state) not in mounted
+    assert settings("replica").state is None
     assert container_of(SERVICE["replica"])["securityContext"]["readOnlyRootFilesystem"]
 
 

@@ -23,7 +23,7 @@ class Ranking:
         acquisition: the score that they are ranked by.
         num_samples, seed: the draws that all rows were scored under.
         pool_size: rows of the pool.
-        excluded: rows that were left out, since they are labelled.
+        excluded: rows that were left out, since they are labelled; None where the service keeps no labels.
         index: (k,) integers, each row's place in the pool.
         id: (k,) strings, each row's name.
         score: (k,); NaN of control rows.
@@ -39,7 +39,7 @@ class Ranking:
     num_samples: int
     seed: int
     pool_size: int
-    excluded: int
+    excluded: int | None
     index: np.ndarray
     id: np.ndarray
     score: np.ndarray

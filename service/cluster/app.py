@@ -113,17 +113,20 @@ class Replica:
         }
 
 
-def build(
-    args: Mapping[str, Any], processors: int | None = None, replicas: int | None = None, most: int | None = None
-) -> Application:
-    """Return the application with these settings, by the names of `Settings`; each is a number or a string.
+def build(args: dict[str, Any]) -> Application:
+    """Return the application as a configuration file of Ray Serve names it, which says the rest under `deployments`.
 
-    A configuration file gives `args` alone, and the rest under `deployments`; else replicas have so many processors,
-    and are so many, up to `most` as there is work.
+    Args:
+        args: settings by the names of `Settings`, numbers or strings.
 
     Raises:
         InvalidInput: naming the setting that is wrong, not known, or a secret: arguments are shown on dashboards.
     """
+    return application(args)
+
+
+def application(args: Mapping[str, Any], **options: Any) -> Application:
+    """Return the application with these settings, as `build` does, and options of the deployment."""
     given = {name.lower().removeprefix("dubito_"): value for name, value in args.items()}
     for name in given:
         if name in SECRETS:
@@ -136,14 +139,16 @@ def build(
         raise InvalidInput(
             "args.workers", "1, since replicas are the processes (num_replicas)", f"{settings.workers}"
         )
-    options: dict[str, Any] = {"graceful_shutdown_timeout_s": settings.drain_s}
-    if processors is not None:
-        options["ray_actor_options"] = {"num_cpus": processors}
-    if replicas is not None and most is not None and most > replicas:
-        options |= {"num_replicas": "auto", "autoscaling_config": autoscaling(replicas, most)}
-    elif replicas is not None:
-        options["num_replicas"] = replicas
-    return Replica.options(**options).bind(given)  # type: ignore[attr-defined]
+    replica = Replica.options(graceful_shutdown_timeout_s=settings.drain_s, **options)  # type: ignore[attr-defined]
+    return replica.bind(given)
+
+
+def replicas(processors: int, least: int, most: int) -> dict[str, Any]:
+    """Return the deployment's options for so many replicas, each with so many processors."""
+    options: dict[str, Any] = {"ray_actor_options": {"num_cpus": processors}}
+    if most > least:
+        return options | {"num_replicas": "auto", "autoscaling_config": autoscaling(least, most)}
+    return options | {"num_replicas": least}
 
 
 def autoscaling(least: int, most: int) -> AutoscalingConfig:

@@ -37,11 +37,12 @@ def run(arguments: list[str], settings: Settings) -> int:
         from ray import serve
     except ImportError:
         raise InvalidInput("cluster", "the packages of the extra `scale`, Ray among them", "none of them") from None
-    from service.cluster.app import APP, build
+    from service.cluster.app import APP, application, replicas
 
     configure(settings)
     threads = settings.threads or max(1, processors() // options.replicas)
-    application = build(_given(settings, is_here) | {"threads": threads}, threads, options.replicas, options.most)
+    given = _given(settings, is_here) | {"threads": threads}
+    target = application(given, **replicas(threads, options.replicas, options.most))
     port = settings.port if options.port is None else options.port
     here = {  # replicas' threads are as many as they are told, whatever processors Ray takes there to be
         "num_cpus": max(processors(), options.most * threads),
@@ -62,7 +63,7 @@ def run(arguments: list[str], settings: Settings) -> int:
             },
             logging_config=quiet_serve,
         )
-        serve.run(application, name=APP, route_prefix="/", logging_config=quiet_serve)
+        serve.run(target, name=APP, route_prefix="/", logging_config=quiet_serve)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         why = str(error).strip().splitlines() or [type(error).__name__]
         print(f"error: cannot serve on Ray at {options.ray or 'this machine'}: {why[-1].strip()}", file=sys.stderr)

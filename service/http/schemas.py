@@ -432,7 +432,7 @@ class AcquireAnswer(BaseModel):
     num_samples: int
     seed: int
     pool_size: int
-    excluded: int
+    excluded: int | None
     priors: dict[str, float] | None
     race: float | None
     finalists: int | None

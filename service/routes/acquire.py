@@ -118,7 +118,7 @@ async def post_acquire(request: Request) -> Response:
         num_samples=num_samples,
         seed=ranked.seed,
         pool_size=pool_size,
-        excluded=chosen.excluded,
+        excluded=None if are_named and envelope.exclude_labelled and settings.state is None else chosen.excluded,
         priors=priors,
         race=envelope.race,
         finalists=ranked.finalists,

@@ -154,7 +154,7 @@ async def get_labels(request: Request, name: str) -> Response:
 def _figures(context: Context, name: str) -> dict[str, Any]:
     latest = context.models.latest(name)
     serving = None if latest is None else latest.version
-    if not has_state(context.settings.state):
+    if context.settings.state is not None and not has_state(context.settings.state):
         numbers, rows, tried = NONE_YET, [], []
     else:
         database = context.state

@@ -88,3 +88,10 @@ def test_a_public_key_that_is_none_is_refused(tmp_path):
     assert done.returncode == 2
     expected = "error: DUBITO_VERIFY_KEY_FILE: expected a public Ed25519 key in PEM, got another file"
     assert done.stderr.splitlines() == [expected]
+
+
+def test_a_cluster_needs_ray():
+    done = service("cluster")
+    assert done.returncode == 2
+    expected = "error: cluster: expected the packages of the extra `scale`, Ray among them, got none of them"
+    assert done.stderr.splitlines() == [expected]

@@ -38,6 +38,7 @@ def nodes(*processors: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         yield process.stdout.readline().strip(), process
     finally:
         process.stdin.close()
+        process.stdout.close()
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
@@ -45,12 +46,13 @@ def nodes(*processors: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
             process.wait()
 
 
-def tell(process: subprocess.Popen[str], line: str) -> None:
+def tell(process: subprocess.Popen[str], what: str) -> None:
     """Have nodes killed or added, and wait until they are."""
     assert process.stdout is not None and process.stdin is not None
-    process.stdin.write(f"{line}\n")
+    process.stdin.write(f"{what}\n")
     process.stdin.flush()
-    assert process.stdout.readline() == "done\n"
+    while (line := process.stdout.readline()) != "done\n":  # Ray says on the way that a node is lost
+        assert line, "it has ended"
 
 
 @contextmanager
