@@ -203,9 +203,10 @@ def _excluded(file: Path | None) -> list[str]:
     if file is None:
         return []
     try:
-        return sorted({line for line in file.read_text(encoding="utf-8").splitlines() if line})
+        lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError):
         raise InvalidInput("exclude", "a file of ids in UTF-8, one a line", f"{file}, which is none") from None
+    return sorted({line.removesuffix("\r") for line in lines} - {""})
 
 
 def _refuse_overlap(source: str, out: str) -> None:

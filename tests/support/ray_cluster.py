@@ -62,9 +62,10 @@ def main() -> None:
                 cluster.remove_node(nodes[place], allow_graceful=False)
                 nodes[place] = cluster.add_node(**node)
             else:
-                actors = processes(ACTOR, os.getpid())
+                while not (actors := processes(ACTOR, os.getpid())) and driver.poll() is None:
+                    time.sleep(0.05)
                 if not actors:
-                    continue
+                    break
                 os.kill(actors[int(random.integers(len(actors)))], signal.SIGKILL)
             killed[what] += 1
         assert driver is not None

@@ -72,16 +72,15 @@ def test_thirty_kills_of_workers_and_the_driver_change_nothing(undisturbed, digi
 
 @pytest.mark.slow
 @pytest.mark.skipif(not RAY.exists(), reason="not installed: ray")
-def test_thirty_kills_of_workers_nodes_and_the_driver_on_a_cluster_change_nothing(
-    undisturbed, digits_store, tmp_path
-):
+def test_kills_of_workers_nodes_and_the_driver_on_a_cluster_change_nothing(undisturbed, digits_store, tmp_path):
     arguments, expected = undisturbed
     random, begun = np.random.default_rng(0), time.monotonic()
     what = random.permutation(["worker", "node", "driver"] * (KILLS // 3)).tolist()
-    kills = [[float(random.uniform(1.0, 8.0)), one] for one in what]
+    kills = [[float(random.uniform(1.0, 5.0)), one] for one in what]
     told = {"nodes": 3, "command": [*arguments, "--out", str(tmp_path / "out"), "--quiet"], "kills": kills}
     done = ray_cluster.run(RAY, told, environment_with(DUBITO_STORE=str(digits_store)), 1200)
     assert done["code"] == 0, done
     check(tmp_path / "out", expected)
+    assert sum(done["killed"].values()) >= KILLS // 3  # the job may end before the last
     seconds = round(time.monotonic() - begun)
     print(json.dumps({"where": "on Ray", "rows": 4 * ROWS, "killed": done["killed"], "seconds": seconds}))
