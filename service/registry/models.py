@@ -7,6 +7,7 @@ alias serves, and those that were unloaded to make room, are loaded when a reque
 """
 
 import logging
+import random
 import threading
 import time
 from collections import OrderedDict
@@ -129,8 +130,12 @@ class Models:
             self.refresh(PATIENCE_S)
 
     def _watch(self) -> None:
+        pause_s = random.uniform(
+            0.0, self.settings.poll_interval_s
+        )  # so that replicas that start together take turns
         while not self._ending.is_set():
-            self.trials.news.wait(self.settings.poll_interval_s)  # also set when a trial is over
+            self.trials.news.wait(pause_s)  # also set when a trial is over
+            pause_s = self.settings.poll_interval_s
             self.trials.news.clear()
             if self._ending.is_set():
                 return
