@@ -89,7 +89,7 @@ def _cluster(address: str) -> Iterator[Any]:
         import ray.data
     except ImportError:
         raise InvalidInput("ray", "Ray, of the extra `scale`", "none of it") from None
-    folder = tempfile.mkdtemp(prefix="ray-")  # a short path, as sockets need it
+    folder = tempfile.mkdtemp(prefix="ray-") if address == LOCAL else None  # a short path, as sockets need it
     try:
         with _quiet():
             try:
@@ -106,10 +106,11 @@ def _cluster(address: str) -> Iterator[Any]:
             finally:
                 ray.shutdown()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _options(address: str, folder: str) -> dict[str, Any]:
+def _options(address: str, folder: str | None) -> dict[str, Any]:
     """Return how to begin at an address; `folder` is for the files of a cluster that is started."""
     if address == LOCAL:
         own = {"num_cpus": processors(), "object_store_memory": OBJECT_BYTES, "include_dashboard": False}
