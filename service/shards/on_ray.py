@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from model_store.errors import InvalidInput, one_line
+from service.cluster.environment import tell_ray
 from service.settings import processors
 from service.shards.files import Stopped
 from service.shards.here import MOST_TRIES
@@ -83,7 +84,7 @@ def _round(ray: Any, told: Told, shards: list[int], workers: int | None) -> Iter
 @contextmanager
 def _cluster(address: str) -> Iterator[Any]:
     """Join a cluster, or start one on this machine for the time being; yield Ray."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    tell_ray({}, address == LOCAL)
     try:
         import ray
         import ray.data
