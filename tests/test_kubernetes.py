@@ -19,7 +19,9 @@ FOLDER = ROOT / "docker" / "kubernetes"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
 OF_OTHERS = {"kustomization.yaml", "prometheus-adapter.yaml", "ray-service.yaml"}  # no resources of Kubernetes itself
 FILES = {path.name: list(yaml.safe_load_all(path.read_text())) for path in sorted(FOLDER.glob("*.yaml"))}
-RESOURCES = {(one["kind"], one["metadata"]["name"]): one for name in FILES.keys() - OF_OTHERS for one in FILES[name]}
+RESOURCES = {
+    (one["kind"], one["metadata"]["name"]): one for name in sorted(FILES.keys() - OF_OTHERS) for one in FILES[name]
+}
 (ADAPTER,) = FILES["prometheus-adapter.yaml"]
 (RAY,) = FILES["ray-service.yaml"]
 CLUSTER = RAY["spec"]["rayClusterConfig"]
