@@ -9,6 +9,8 @@ CLIENTS := .venv-tritonclient .venv-kserve .venv-mlserver .venv-mlflow
 AXE := 4.14.1
 SBOM_TOOL := cyclonedx-bom==7.5.0
 STORE := $(or $(DUBITO_STORE),models)
+# the digits model, where nothing is published
+PUBLISHED = @if [ -z "$$($(BIN)/python -m model_store --store '$(STORE)' list)" ]; then $(BIN)/python -m training fit recipes/digits.toml; fi
 
 .PHONY: install serve test test-quick test-slow test-real screenshots check mutants audit laplace examples cluster bench compose-check constraints sbom base-image
 
@@ -22,7 +24,7 @@ install: .venv/installed-$(RUNTIME)
 	touch $@
 
 serve: install
-	@if [ -z "$$($(BIN)/python -m model_store --store '$(STORE)' list)" ]; then $(BIN)/python -m training fit recipes/digits.toml; fi
+	$(PUBLISHED)
 	exec $(BIN)/python -m service
 
 test: install
@@ -83,6 +85,7 @@ laplace: install .venv-laplace/installed
 examples: install .venv-examples/installed
 
 cluster: install .venv-ray/installed
+	$(PUBLISHED)
 	exec .venv-ray/bin/python -m service cluster
 
 define BESIDE # an environment of others' packages, beside what .venv has

