@@ -73,7 +73,12 @@ def _round(ray: Any, told: Told, shards: list[int], workers: int | None) -> Iter
         ShardActor,
         fn_constructor_args=(told.to_json(), 1),
         batch_size=1,
-        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=most, initial_size=most),
+        compute=ray.data.ActorPoolStrategy(
+            min_size=1,
+            max_size=most,
+            initial_size=most,
+            max_tasks_in_flight_per_actor=1,  # none waits behind another
+        ),
         num_cpus=1,
     )
     for row in done.iter_rows():
