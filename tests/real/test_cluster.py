@@ -21,7 +21,7 @@ from tests.support.stores import publish_again
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not PYTHON.exists(), reason="Ray is not installed")]
 
-KEYS = {"DUBITO_API_KEYS": "secret-of-all"}
+KEYS = {"DUBITO_API_KEYS": "secret-of-all-the-nodes"}
 ADMIN = {"X-API-Key": "the-key-of-the-administrator"}
 ROWS = 40
 DIGITS = {"model": "digits", "version": "1"}
@@ -225,4 +225,4 @@ def test_what_is_wrong_is_said_in_one_line(digits_store, tmp_path, options, sett
         pass
     log = (tmp_path / "cluster.log").read_text()
     assert log.startswith(said) and log.count("\n") == 1, told
-    assert "secret-of-all" not in log
+    assert "secret-of-all-the-nodes" not in log
