@@ -209,10 +209,8 @@ def check(checked: list[Side]) -> Iterator[str]:
                 found.append(f"{n} {statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})")
             yield f"* {text}: simulated over measured {', '.join(found)}; median (least - most)."
     yield (
-        "* What others took differs between these. While one replica was measured, one fit of low priority ran; "
-        "while two and four were, several programs had a third to three quarters of both cores. So those rows say "
-        "how far a shared machine is from one of one's own; they do not check the simulation's balancing, which "
-        "takes a quiet machine."
+        "* Two and four replicas were measured later than one, on a quieter machine, once for each load; one replica "
+        "while a fit of low priority ran beside it."
     )
     yield ""
 
