@@ -18,6 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from model_store.errors import InvalidInput
 from service.app import create_app
 from service.cluster.board import ClusterBoard
+from service.cluster.router import MODELS
+from service.cluster.scaling import WORK
 from service.context import Context
 from service.observability.logs import configure
 from service.process.budget import SCOPE_KEY, ByteBudget, Lease
@@ -25,8 +27,6 @@ from service.process.memory import keep_heaps_whole
 from service.settings import SECRETS, SWITCH_S, settings_of
 
 APP = "dubito"
-WORK = "queued_row_draws"  # what a replica tells the autoscaler
-MODELS = "models"  # and the router: versions in memory
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 5.0
 ROUTING_PERIOD_S = 2.0  # between looks at which replica has which version
 

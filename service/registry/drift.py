@@ -56,6 +56,7 @@ PRIOR_ROWS = 50  # as the urn would have them, that the bet on p-values of late 
 SMALL_POWERS = (0.1, 0.3, 0.7)  # of bets on small p-values, of density k p^(k - 1)
 LARGE_POWER = 0.7  # of the bet on large ones, of density k (1 - p)^(k - 1)
 RECENT_ROWS = 4096  # different ones, each of which counts once: a probe that repeats itself is no drift
+MOST_WAITING = 1 << 16  # rows that are kept for others who cannot be reached: 1.5 MB
 BLOCK_ROWS = 64  # that are bet on at once: one row takes as long
 GROUPS = 16  # of clients: the first have one each, and whoever comes later counts as one with another
 CLIENT_ROWS = 50  # after which a group of clients counts as another than the rest
@@ -407,7 +408,7 @@ class SharedDrift:
             self._evidence.take(self.watched, rows)
         except OSError:
             with self._lock:
-                if sum(len(part.p_values) for part in self._waiting) < RECENT_ROWS:
+                if len(rows.p_values) <= MOST_WAITING:
                     self._waiting.insert(0, rows)
             raise
 

@@ -460,7 +460,10 @@ class Models:
         number = self._serves.get(name, {}).get(version) or self.resolve(name, version)
         drift = self._drifts.get((name, number))
         if drift is not None:
-            drift.reset()
+            try:
+                drift.reset()
+            except OSError:
+                raise NotReady("the evidence of all processes cannot be reached; try again") from None
         return number, drift is not None
 
     def name(self, name: str | None) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from model_store.conformal.rank_tables import conformal_p_value
 from service.process.supervisor import WorkerPlace
-from service.registry.drift import Drift, LiveRows, SharedDrift, Watched, row_digests
+from service.registry.drift import MOST_WAITING, Drift, LiveRows, SharedDrift, Watched, row_digests
 from service.siblings.board import FolderBoard
 from service.siblings.exchange import Siblings
 
@@ -108,6 +108,19 @@ def test_where_the_others_cannot_be_reached_own_rows_are_reported_and_brought_la
     board.folder = folder
     report = drift.report()
     assert (report.rows, report.of_all) == (2, True)
+
+
+def test_what_waits_for_others_who_cannot_be_reached_is_bounded(tmp_path, ranking):
+    (board,) = boards(tmp_path, 1)
+    drift = SharedDrift(Watched.of_ranking(ranking), board)
+    folder, board.folder = board.folder, tmp_path / "gone"
+    for _ in range(MOST_WAITING // 1000):
+        for _ in range(125):
+            drift.watch(np.full(16, 0.5))
+        with pytest.raises(OSError):
+            drift.bring()
+    board.folder = folder
+    assert 0 < drift.report().rows <= MOST_WAITING
 
 
 def test_notices_reach_the_others_and_pages_are_one(tmp_path):
