@@ -361,14 +361,16 @@ class Models:
     def unload(self, name: str, version: str) -> tuple[str, bool]:
         """Take a version out of memory, given its number or an alias; return its number, and whether it was there.
 
-        Requests in work keep it until they are answered. Reads files.
+        One that was deleted since it was loaded is taken out too. Requests in work keep it until they are answered.
+        Reads files.
 
         Raises:
             NotReady, NotFound: as `get` does.
             InUse: if `latest` serves it.
         """
         name = self.name(name)
-        number = self._serves.get(name, {}).get(version) or self.resolve(name, version)
+        is_loaded = (name, version) in self._loaded
+        number = self._serves.get(name, {}).get(version) or (version if is_loaded else self.resolve(name, version))
         if self._serves.get(name, {}).get(LATEST) == number:
             raise InUse(f"version: expected one that latest does not serve, got the one that it does: {number}")
         return number, self._unload(name, number)

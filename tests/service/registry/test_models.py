@@ -240,12 +240,16 @@ class AnyStore(RuleBasedStateMachine):
     @rule(data=st.data())
     def unload(self, data):
         number = data.draw(st.sampled_from(sorted(self.digests)))
+        was_loaded = number in self._in_memory()
         if number == self.serves.get("latest"):
             with pytest.raises(InUse):
                 self.models.unload("tiny", number)
-        elif number in self._published():
-            assert self.models.unload("tiny", number) == (number, number in self._in_memory())
+        elif was_loaded or number in self._published():
+            assert self.models.unload("tiny", number) == (number, was_loaded)
             assert number not in self._in_memory()
+        else:
+            with pytest.raises(NotFound):
+                self.models.unload("tiny", number)
 
     def _published(self):
         return self.store.versions("tiny")
