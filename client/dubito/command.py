@@ -33,11 +33,12 @@ OPTIONS = {
     "risk": (float, "largest share of wrong labels among those not abstained from"),
     "acquisition": (str, "what to choose by: bald, batchbald, ... (default: by the task)"),
     "race": (float, "chance at which a row may be left out, so that others take fewer draws"),
+    "beta": (float, "of power_bald: rows are taken by chance, with BALD to this power as their weights"),
     "control": (float, "share of the k rows that are set aside at random; needs --keep"),
 }
 OF_BOTH = ("num_samples", "seed")
 OF_PREDICT = ("fpr", "fdr", "coverage", "confidence", "risk")
-OF_ACQUIRE = ("acquisition", "race", "control")
+OF_ACQUIRE = ("acquisition", "race", "beta", "control")
 FILES = "npy, npz, Parquet, CSV or zip; or JSON lines (.jsonl); or images or texts, each a row"
 CLASSIFIED = ("label", "probability", "entropy", "bald", "p_value", "flag", "set")
 REGRESSED = ("mean", "std", "epistemic_std", "low", "high", "p_value", "flag")

@@ -103,6 +103,7 @@ class AcquireWork(Work):
             excluded=asked.excluded,
             priors=asked.priors,
             race=asked.race,
+            beta=asked.beta,
             finalists=finalists,
             ranking=ranked,
         )
@@ -149,7 +150,7 @@ class AcquireWork(Work):
         scores, digests = self._scores(kept)
         copies = copies_among(digests)
         if asked.acquisition not in model.predictive.joint_scores:
-            return power_ranking(scores, copies, ids, asked.seed, self._k)
+            return power_ranking(scores, copies, ids, asked.seed, self._k, asked.beta)
         most = candidates_of(asked.acquisition, model, len(copies.first), self._k, asked.num_samples)
         assert most is not None
         rows = np.lexsort((np.arange(len(copies.first)), -scores[copies.first]))[:most]

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from model_store.acquisition.choice import RANDOM, checked_acquisition
+from model_store.acquisition.choice import RANDOM, checked_acquisition, checked_beta
 from model_store.acquisition.control import Selection, select
 from model_store.errors import InvalidInput
 from model_store.state.labels import Acquisition, has_state, keep_acquired, row_format
@@ -61,6 +61,7 @@ async def post_acquire(request: Request) -> Response:
     served = await context.served(envelope)
     asked = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
     acquisition = checked_acquisition(asked, served.model.manifest.task)
+    beta = checked_beta(envelope.beta, acquisition, served.model.manifest.task)
     num_samples = num_samples_of(envelope, served, settings)
     priors = priors_of(envelope, served)
     record = record_of(request.scope)
@@ -91,7 +92,8 @@ async def post_acquire(request: Request) -> Response:
         pool_ranking = PoolRanking(context.engine, context.threads.answers, lease, wait)
         places = chosen.ranked.tolist()
         try:
-            ranked = await pool_ranking.ranked(job, left, envelope.k - len(chosen.control), envelope.race)
+            k = envelope.k - len(chosen.control)
+            ranked = await pool_ranking.ranked(job, left, k, envelope.race, beta)
         except InvalidInput as error:
             raise _in_pool(error, places) from None
         answered = [{**row, "index": places[row["index"]], "control": False} for row in ranked.rows]
@@ -121,6 +123,7 @@ async def post_acquire(request: Request) -> Response:
         excluded=None if are_named and envelope.exclude_labelled and settings.state is None else chosen.excluded,
         priors=priors,
         race=envelope.race,
+        beta=beta,
         finalists=ranked.finalists,
         ranking=answered,
     )

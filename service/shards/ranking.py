@@ -92,6 +92,7 @@ class RankedParts:
             excluded=self.excluded,
             priors=asked.priors,
             race=None,
+            beta=asked.beta,
             finalists=None,
             ranking=ranked,
         )

@@ -233,7 +233,7 @@ class _Ready:
                     rejects.add(int(rows.places[i]), rows.ids[i], NOT_COMPUTED)
                 rows, found = rows.take(computed), found[computed]
             places.append(rows.places)
-            scores.append(power_scores(found, rows.ids, asked.seed) if is_power else found)
+            scores.append(power_scores(found, rows.ids, asked.seed, asked.beta) if is_power else found)
             ids += rows.ids
             if is_batch:
                 digests.append(row_digests(rows.x))
