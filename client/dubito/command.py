@@ -149,7 +149,16 @@ def _acquire(client: Client, asked: argparse.Namespace) -> None:
             answer = client.acquire(pool, k=asked.k, **options)
     columns = answer.table()
     if asked.json:
-        said = ("model", "version", "acquisition", "num_samples", "seed", "pool_size", "excluded")
+        said = (
+            "model",
+            "version",
+            "acquisition",
+            "num_samples",
+            "seed",
+            "pool_size",
+            "excluded",
+            "unknown_categories",
+        )
         about = {name: getattr(answer, name) for name in said}
         print(json.dumps({**about, "ranking": list(_objects(columns))}))
         return
@@ -157,6 +166,8 @@ def _acquire(client: Client, asked: argparse.Namespace) -> None:
     print(table(list(columns), list(zip(*columns.values(), strict=True))))
     left_out = f", {answer.excluded} left out since they are labelled" if answer.excluded else ""
     print(f"\n{len(answer)} of {answer.pool_size} rows{left_out}")
+    for name, count in answer.unknown_categories.items():
+        print(f"{name}: {count} rows have a category that the model does not know, or none")
 
 
 def _models(client: Client, asked: argparse.Namespace) -> None:

@@ -31,6 +31,7 @@ class Ranking:
         race: the `race` that was asked for, if one was.
         beta: of `power_bald`, the power of BALD that rows were taken by chance with.
         finalists: of a race, the rows that took all draws.
+        unknown_categories: by column, scored rows whose category the model does not tell apart, or that have none.
         priors: shares of the classes that the scores are for, if not those of the training data.
     """
 
@@ -48,6 +49,7 @@ class Ranking:
     race: float | None = None
     beta: float | None = None
     finalists: int | None = None
+    unknown_categories: Mapping[str, int] = field(default_factory=dict)
     priors: Mapping[str, float] | None = None
 
     def __len__(self) -> int:

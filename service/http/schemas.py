@@ -161,8 +161,8 @@ class AcquireRequest(Envelope):
         default=None,
         ge=LEAST_BETA,
         le=MOST_BETA,
-        description="of `power_bald`: rows are taken by chance, with BALD to this power as their weights; 1 by default. "
-        "The larger, the more BALD decides",
+        description="of `power_bald`: rows are taken by chance, with BALD to this power as their weights; 1 by "
+        "default. The larger, the more BALD decides",
     )
     exclude_labelled: bool = Field(
         default=True, description="leave out rows whose id has a label already; without `ids` there are none"
@@ -444,6 +444,7 @@ class AcquireAnswer(BaseModel):
     race: float | None
     beta: float | None
     finalists: int | None
+    unknown_categories: dict[str, int]
     ranking: list[RankedRow]
 
 
@@ -501,6 +502,8 @@ def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
             raise InvalidInput(_shortened(field), f"one of {sorted(kind.model_fields)}", "an unknown field") from None
         if first["type"] == "missing":
             raise InvalidInput(field, "a value", "none") from None
+        if first["type"] == "too_short":
+            raise InvalidInput(field, f"at least {first['ctx']['min_length']}", kind_of(first["input"])) from None
         raise InvalidInput(
             field, str(first["msg"]).removeprefix("Input should be "), kind_of(first["input"])
         ) from None

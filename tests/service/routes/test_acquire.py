@@ -39,7 +39,9 @@ def test_the_answer_has_the_contract_s_fields(client, digits_rows):
         "excluded": 0,
         "priors": None,
         "race": None,
+        "beta": None,
         "finalists": None,
+        "unknown_categories": {},
     }
     assert [row["rank"] for row in ranking] == [1, 2, 3, 4, 5]
     for row in ranking:
