@@ -75,5 +75,8 @@ select.addEventListener("change", () => {
   if (location.hash.split("/").length > 2) location.hash = `#/${location.hash.split("/")[1]}`;
   else show();
 });
+// A file that misses its place would otherwise be opened in place of the page, and what was asked would be lost.
+addEventListener("dragover", (event) => event.preventDefault());
+addEventListener("drop", (event) => event.preventDefault());
 addEventListener("hashchange", show);
 show();
