@@ -5,6 +5,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from model_store.artifacts.manifest import AnyColumn, CategoricalColumn, InputSpec, NumericColumn
@@ -15,6 +16,7 @@ from service.pools.pool_file import ID, Part, PoolFile, Source, binary, refuse_a
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null")  # cells that hold nothing, as in training
 COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
+CLOSED = "a CSV file with quotes that are closed"
 SAMPLE_BYTES = 1 << 16  # of a file, that its delimiter is recognised by
 
 
@@ -94,11 +96,18 @@ class CsvFile(PoolFile):
                 binary(self.source) as content,
                 io.TextIOWrapper(content, encoding=self._encoding, newline="") as file,
             ):
-                for row in csv.reader(file, delimiter=self._delimiter):
-                    if row:
-                        yield row
-        except (UnicodeDecodeError, csv.Error) as error:
+                end = ["end", "of file"]  # a line of its own, unless a quote before it is still open
+                before: list[str] = []
+                for row in csv.reader(chain(file, [self._delimiter.join(end)]), delimiter=self._delimiter):
+                    if before:
+                        yield before
+                    before = row
+        except UnicodeDecodeError as error:
             raise self._rows_error("a CSV file in UTF-8, UTF-16 or cp1252", "something else") from error
+        except csv.Error as error:
+            raise self._rows_error(CLOSED, f"a cell of more than {csv.field_size_limit()} characters") from error
+        if before != end:
+            raise self._rows_error(CLOSED, "one that is open at the end")
 
 
 def cell_of(text: str, column: AnyColumn, has_commas: bool = False) -> Any:
