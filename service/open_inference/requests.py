@@ -175,9 +175,8 @@ def _tensor(item: Any, place: str, after: memoryview, lease: Lease) -> tuple[Ten
         raise InvalidInput(place, "either data or parameters.binary_data_size", got)
     if size is None:
         if datatype == BYTES:
-            return Tensor(
-                place, name, datatype, shape, None, strings_of_json(data, shape, place), None, is_base64
-            ), after
+            elements = strings_of_json(data, shape, place)
+            return Tensor(place, name, datatype, shape, None, elements, None, is_base64), after
         array = array_of_json(data, datatype, shape, place)
     else:
         if type(size) is not int or not 0 <= size <= len(after):

@@ -597,6 +597,47 @@ def test_zips_are_read_entry_by_entry(driver, service):
     assert "no zip file" in failed
 
 
+def test_models_that_come_change_and_go_are_seen_by_a_page_that_stays_open(driver, service, store):
+    opened(driver, f"{service}/#/ask")
+    artifact = ModelStore(store).open("digits", "1")
+    described = Description(**{field: getattr(artifact.manifest, field) for field in Description.model_fields})
+    files = {file: artifact.files[file] for file in FILES}
+
+    def serving(version):
+        models = {m["name"]: m["serving"] for m in httpx.get(f"{service}/models").json()["models"]}
+        return models.get("late") == version
+
+    def seen(view):
+        driver.execute_script(f"location.hash = '#/{view}'")
+        until(driver, lambda: "One moment" not in text_of(driver, "main"))
+        return [o.get_attribute("value") for o in driver.find_elements("css selector", "#model option")]
+
+    for version, name in (("1", "<img src=x onerror=alert(1)>"), ("2", "\u05e9\u05dc\u05d5\u05dd")):
+        names = tuple(f"{name} {i}" for i in range(10))
+        renamed = described.output.model_copy(update={"classes": names})
+        ModelStore(store).publish("late", described.model_copy(update={"output": renamed}), files)
+        until(driver, lambda version=version: serving(version))
+        assert seen("live") == ["digits", "late"]
+        seen("ask")
+        if version == "1":
+            script = (
+                "const s = document.getElementById('model'); s.value = 'late'; s.dispatchEvent(new Event('change'))"
+            )
+            driver.execute_script(script)
+            until(driver, lambda: text_of(driver, "main h1") == "Ask late")
+        press(driver, "Noise")
+        until(driver, lambda name=name: text_of(driver, ".answer h2").startswith(name))
+        options = driver.find_elements("css selector", "details.options option")
+        assert [o.get_attribute("value") for o in options] == ["latest", *("21" if version == "2" else "1")]
+    shutil.rmtree(store / "late")
+    until(driver, lambda: serving(None))
+    press(driver, "Noise")
+    until(driver, lambda: "model: expected one of ['digits']" in text_of(driver, ".answers .notice"))
+    seen("live")
+    assert seen("ask") == ["digits"]
+    assert text_of(driver, "main h1") == "Ask digits"
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_csv_rows_are_those_that_python_reads(driver, service, encoding, delimiter):

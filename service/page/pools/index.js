@@ -15,7 +15,7 @@ import * as npy from "./npy.js";
 import * as parquet from "./parquet.js";
 import * as zip from "./zip.js";
 
-const TYPES = { npy: "application/x-npy", npz: "application/x-npz", parquet: "application/vnd.apache.parquet", csv: "text/csv", zip: "application/zip" };
+const TYPES = { npy: "application/x-npy", npz: "application/x-npz", parquet: "application/vnd.apache.parquet", csv: "text/csv", tsv: "text/csv", zip: "application/zip" };
 const ROWS = ["pool", "inputs", "x", "X", "rows", "features"]; // arrays of an npz that rows are looked for in
 const MOST_READ = 256 << 20; // bytes of a packed array that are gone through
 const MOST_TABLE = 64 << 20; // bytes of a CSV file
@@ -26,7 +26,7 @@ const MOST_NUMBERS = 8_000_000; // of the rows of an array
 const MOST_SIDE = 256; // pixels of a picture of numbers; of larger ones some are left out
 const LETTERS = 400; // of a text
 const COLUMNS = 12; // of a row that are shown
-export const ACCEPTED = [".npy", ".npz", ".parquet", ".csv", ".zip", ".txt", "image/png", "image/jpeg", "image/webp", "image/bmp"];
+export const ACCEPTED = [".npy", ".npz", ".parquet", ".csv", ".tsv", ".zip", ".txt", "image/png", "image/jpeg", "image/webp", "image/bmp"];
 
 /** The pool that chosen files are. Throws, in words, where they are none. */
 export async function poolOf(files, spec) {
@@ -51,7 +51,7 @@ export function poolAtService(name) {
 }
 
 function fileOfRows(file, kind, spec) {
-  const show = { npy: showNpy, npz: showNpz, parquet: showParquet, csv: showCsv, zip: showZip }[kind];
+  const show = { npy: showNpy, npz: showNpz, parquet: showParquet, csv: showCsv, tsv: showCsv, zip: showZip }[kind];
   return {
     name: file.name,
     size: file.size,
