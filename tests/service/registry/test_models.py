@@ -14,7 +14,7 @@ from model_store.artifacts.manifest import ENCODER, FileSpec
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, NotFound
 from model_store.inference.model import Model
-from service.errors import InUse
+from service.errors import InUse, NotReady
 from service.registry.models import Models
 from service.registry.trials import Trials
 from service.settings import Settings
@@ -161,6 +161,24 @@ def test_a_version_published_anew_under_a_number_given_before_begins_with_no_dri
     assert tiny.publish(store) == "2"
     models.refresh()
     assert models.get("tiny", "2").drift is not before.drift
+
+
+def test_what_is_in_memory_is_administered_though_its_version_was_deleted(store, models):
+    models.get("tiny", "1")
+    shutil.rmtree(store.root / "tiny" / "1")
+    assert models.reset_drift("tiny", "1") == ("1", True)
+    assert models.unload("tiny", "1") == ("1", True)
+    with pytest.raises(NotFound):
+        models.unload("tiny", "1")
+
+
+def test_drift_is_not_reset_where_the_evidence_of_all_cannot_be_reached(monkeypatch, models):
+    def away():
+        raise OSError
+
+    monkeypatch.setattr(models.get("tiny", "2").drift, "reset", away)
+    with pytest.raises(NotReady, match="cannot be reached; try again"):
+        models.reset_drift("tiny", "2")
 
 
 class AnyStore(RuleBasedStateMachine):
