@@ -80,7 +80,7 @@ def worse_beyond_chance(
     seed: int,
     rows: str = "rows",
 ) -> list[str]:
-    """Return a line for each metric that is worse, and log one for each that is not; `rows` says which they are of."""
+    """Return a line for each metric that is worse, and log one for each that is not; `rows` says of which."""
     failed = []
     for metric, allowed in gate.metrics.items():
         mine, its = figures.get(metric), others.get(metric)
