@@ -145,8 +145,8 @@ class Report:
         ]
         for count in counts:
             values = found.curves.at(count)
-            spread = f" ± {number(np.std(values, ddof=1), 2)}" if len(values) > 1 else ""
-            cells.append(f"{number(np.mean(values))}{spread}")
+            spread = f" ± {number(float(np.std(values, ddof=1)), 2)}" if len(values) > 1 else ""
+            cells.append(f"{number(float(np.mean(values)))}{spread}")
         return f"| {' | '.join(cells)} |"
 
     def _verdicts(self) -> list[str]:

@@ -15,6 +15,8 @@ from model_store.errors import InvalidInput
 from model_store.inputs.columns import from_cells, from_objects
 from service.pools import pool_file
 from service.pools.files import check_ids, open_pool, path_in
+from service.pools.parquet import ParquetFile
+from service.shards.files import Listed
 
 NAMED = InputSpec(
     shape=(7,),
@@ -250,6 +252,22 @@ def test_numbers_in_strings_and_an_index_of_pandas_in_parquet(tmp_path):
     pq.write_table(pa.table({**{f"p{i}": FLAT[:, i] for i in range(6)}, **index}), path)
     pool = open_pool(path, ARRAYS, "pool_file")
     assert (pool.ignored, gathered(pool).tolist()) == (["__index_level_0__"], FLAT.tolist())
+
+
+def test_a_column_may_be_in_the_names_of_folders(tmp_path):
+    """As Spark and Hive divide data sets."""
+    listed = Listed("width=2.5/city=S%C3%A3o Paulo/is sold=__HIVE_DEFAULT_PARTITION__/part-0.parquet", 1, "")
+    assert listed.of_folders == {"width": "2.5", "city": "São Paulo", "is sold": None}
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"is sold": [True, None], "city": ["Oslo", "Rome"]}), path)
+    pool = ParquetFile(path, NAMED, "source", {"width": "2.5", "city": "Bern"})
+    part = {
+        "width": [2.5, 2.5],
+        "is sold": [True, None],
+        "city": ["Oslo", "Rome"],
+    }  # the file's own, where it has some
+    assert list(pool.parts()) == [part]
+    refused(path, NAMED, "pool_file.width: expected a column of that name, got columns is sold, city")
 
 
 def test_what_may_be_thousands_or_no_number_is_refused_and_not_guessed(tmp_path):
