@@ -17,6 +17,8 @@ from service.pools import pool_file
 from service.pools.files import check_ids, open_pool, path_in
 from service.pools.parquet import ParquetFile
 from service.shards.files import Listed
+from tests.support.recipes import recipe_of
+from training.data import load
 
 NAMED = InputSpec(
     shape=(7,),
@@ -198,6 +200,47 @@ def test_a_csv_file_is_read_as_it_is_in_training(tmp_path):
     pool = open_pool(path, NAMED, "pool_file")
     assert pool.read_as == "3 columns by name, with decimal commas"
     assert next(pool.parts())["width"] == [1.5, 1.234]
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "encoding", "before", "point", "none"),
+    [
+        (",", "utf-8", "", ".", ""),
+        (",", "utf-8-sig", " ", ".", "NULL"),
+        (";", "cp1252", "", ",", "n/a"),
+        ("\t", "utf-16", " ", ".", "?"),
+        ("|", "utf-16-le", "", ".", "#N/A"),
+        (",", "latin-1", "", ",", "?"),
+    ],
+)
+def test_the_file_that_was_fitted_has_the_same_rows_as_a_pool(tmp_path, delimiter, encoding, before, point, none):
+    """Whatever training makes of a CSV file, the service makes of it."""
+    rng = np.random.default_rng(0)
+    names = ["key", "age", "city", "vip", "income", "joined", "label"]
+    odd = "Lag\x81" if encoding == "latin-1" else "Köln"
+    rows = [
+        [
+            f"k{i:03d}",
+            str(rng.integers(18, 80)),
+            [odd, "Oslo", none][i % 3],
+            str(i % 4 == 0),
+            none if i % 5 == 0 else f"{rng.normal():.2f}".replace(".", point),
+            f"2024-05-{1 + i % 28:02d}",
+            ["no", "yes"][i % 2],
+        ]
+        for i in range(40)
+    ]
+    content = io.StringIO()
+    csv.writer(content, delimiter=delimiter).writerows([[before + cell for cell in row] for row in [names, *rows]])
+    (tmp_path / "a.csv").write_bytes(content.getvalue().encode(encoding))
+    recipe = recipe_of("csv:a.csv", "classification", target="label", id="key", missing_values=["?"])
+    data = load(recipe, tmp_path)
+    pool = open_pool(tmp_path / "a.csv", data.input, "pool_file")
+    x = np.concatenate([from_cells(part, data.columns, "pool_file") for part in pool.parts()])
+    assert [column.name for column in data.columns] == names[1:-1]
+    assert sorted(x.tolist()) == sorted(np.concatenate([data.train.x, data.test.x]).tolist())
+    assert pool.ids() == [before + row[0] for row in rows]
+    assert data.classes == ("no", "yes")
 
 
 def test_columns_that_are_there_twice_and_rows_without_ids_are_named(tmp_path):
