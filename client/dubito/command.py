@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dubito.calls import Progress
-from dubito.client import URL, Client
+from dubito.client import AGENT, URL, Client
 from dubito.errors import DubitoError
 from dubito.predictions import OF_ALL_ROWS, Predictions
 from dubito.results import Job, Model
@@ -36,10 +36,11 @@ OPTIONS = {
     "beta": (float, "of power_bald: rows are taken by chance, with BALD to this power as their weights"),
     "control": (float, "share of the k rows that are set aside at random; needs --keep"),
 }
+JSON_LINES = (".jsonl", ".ndjson")
 OF_BOTH = ("num_samples", "seed")
 OF_PREDICT = ("fpr", "fdr", "coverage", "confidence", "risk")
 OF_ACQUIRE = ("acquisition", "race", "beta", "control")
-FILES = "npy, npz, Parquet, CSV or zip; or JSON lines (.jsonl); or images or texts, each a row"
+FILES = "npy, npz, Parquet, CSV (.csv, .tsv) or zip; or JSON (.json, .jsonl); or images or texts, each a row"
 CLASSIFIED = ("label", "probability", "entropy", "bald", "p_value", "flag", "set")
 REGRESSED = ("mean", "std", "epistemic_std", "low", "high", "p_value", "flag")
 
@@ -64,9 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "dubito",
-        description="Ask a Dubito service.",
+        description="Ask a Dubito service. `dubito COMMAND --help` lists what a command takes.",
         epilog=f"{URL_VARIABLE} names the service where --url does not, {KEY_VARIABLE} holds an API key.",
     )
+    parser.add_argument("--version", action="version", version=AGENT.replace("/", " "))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     of_all = argparse.ArgumentParser(add_help=False)
     of_all.add_argument("--url", default=os.environ.get(URL_VARIABLE) or URL, help="of the service (%(default)s)")
@@ -80,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     _add(of_rows, OF_BOTH)
 
     predict = commands.add_parser("predict", parents=[of_all, of_rows], help="predict the rows of a file")
-    predict.add_argument("--rows", type=int, default=20, help="rows to show at most (%(default)s)")
+    predict.add_argument("--rows", type=_count, default=20, help="rows to show at most (%(default)s)")
     predict.add_argument("--out", type=Path, metavar="FILE", help="write all there is, as .csv or .npz")
     _add(predict, OF_PREDICT)
     predict.set_defaults(command=_predict)
@@ -102,6 +104,13 @@ def _add(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=meaning)
 
 
+def _count(text: str) -> int:
+    """Return a number of rows as it was written."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"expected 0, 1, 2, ..., got {text!r}")
+    return int(text)
+
+
 def _options(asked: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
     """Return the options of a request that were given."""
     given = {name: getattr(asked, name) for name in (*OF_BOTH, *names) if getattr(asked, name) is not None}
@@ -115,11 +124,14 @@ def _predict(client: Client, asked: argparse.Namespace) -> None:
     options, path = _options(asked, OF_PREDICT), asked.files[0]
     if asked.out is not None and asked.out.suffix not in (".csv", ".npz"):
         raise DubitoError(f"--out: expected a name that ends in .csv or .npz, got {asked.out.name}")
+    if asked.out is not None and not asked.out.absolute().parent.is_dir():
+        raise DubitoError(f"--out: expected a file in a folder that is there, got {asked.out}")  # before any work
+    not_read: Sequence[str] = ()
     is_read_there = _is_pool(asked.files) and (asked.job or not _is(path, ".npy"))
     with ProgressBar("predicting") as progress:
         if asked.job or is_read_there:
             job = client.predict_job(path if is_read_there else _rows(asked.files), **options)
-            answer = by_job(client, job, client.predictions, progress)
+            answer, not_read = by_job(client, job, client.predictions, progress), job.ignored_columns
         else:
             answer = client.predict(_rows(asked.files), on_progress=progress, **options)
     if asked.out is not None:
@@ -135,6 +147,18 @@ def _predict(client: Client, asked: argparse.Namespace) -> None:
     more = f"; {len(answer) - shown} more rows (--rows, --out)" if shown < len(answer) else ""
     flagged = int(answer.flag.sum())
     print(f"\n{flagged} of {len(answer)} rows flagged as unlike the data{more}")
+    for said in _noted(client, answer, not_read):
+        print(said)
+
+
+def _noted(client: Client, answer: Predictions, not_read: Sequence[str]) -> Iterator[str]:
+    """Yield what one should know of the rows: columns that were passed over, and categories that say nothing."""
+    if not_read:
+        yield f"columns that the model does not take: {', '.join(not_read)}"
+    if "unknown_categories" in answer and (counts := answer["unknown_categories"]).any():
+        names = [column["name"] for column in client.model(answer.model).columns or ()]
+        found = [f"{name} in {n}" for name, n in zip(names, counts.tolist(), strict=False) if n]
+        yield f"rows whose category is missing or unknown to the model: {', '.join(found)}"
 
 
 def _acquire(client: Client, asked: argparse.Namespace) -> None:
@@ -207,17 +231,25 @@ def _is_pool(files: Sequence[Path]) -> bool:
 
 
 def _rows(files: Sequence[Path]) -> RowsLike:
-    """Return the rows of files: of an npy file, of JSON lines, or each file a row."""
-    if len(files) > 1 or not _is(files[0], ".npy", ".jsonl"):
+    """Return the rows of files: of an npy file, of JSON, or each file a row."""
+    path = files[0]
+    if len(files) > 1 or not _is(path, ".npy", ".json", *JSON_LINES):
         return files
-    try:
-        if _is(files[0], ".npy"):
-            array: np.ndarray = np.load(files[0], mmap_mode="r", allow_pickle=False)
+    if _is(path, ".npy"):
+        try:
+            array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
             return array
-        with files[0].open(encoding="utf-8") as lines:
-            return [json.loads(line) for line in lines if line.strip()]
-    except (ValueError, EOFError):
-        raise DubitoError(f"{files[0]}: expected an npy file, or a JSON value on each line, got another") from None
+        except (ValueError, EOFError):
+            raise DubitoError(f"{path}: expected an npy file of numbers, got another") from None
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if _is(path, ".json"):
+            rows = json.loads(text)
+            return rows if isinstance(rows, list) else [rows]
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
+    except ValueError as error:
+        expected = "JSON" if _is(path, ".json") else "a JSON value on each line"
+        raise DubitoError(f"{path}: expected {expected}, got another: {error}") from None
 
 
 def _is(path: Path, *endings: str) -> bool:

@@ -1,6 +1,7 @@
 """Predictions as a frozen record with arrays by name."""
 
 import io
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dubito.errors import Absent
+from dubito.errors import Absent, ServerError
 
 if TYPE_CHECKING:
     import pandas
@@ -79,7 +80,11 @@ class Predictions:
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Return an array by its name, such as `detectors.residual.score`."""
+        if not isinstance(name, str):
+            raise TypeError(f"expected the name of an array, such as 'label', got {name!r}; rows are in to_pandas()")
         return self._array(name)
+
+    __iter__ = None  # neither names nor rows would be what everybody expects
 
     def __contains__(self, name: object) -> bool:
         """Return whether there is an array of that name."""
@@ -276,11 +281,11 @@ class Predictions:
                 columns |= {f"{name}.{part}": array[:, i] for i, part in enumerate(self._parts(name, array.shape[1]))}
         return columns
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """Return the table as a DataFrame of pandas."""
+    def to_pandas(self, index: "pandas.Index | Sequence[Any] | None" = None) -> "pandas.DataFrame":
+        """Return the table as a DataFrame of pandas; with the `index` of the frame that was sent it can be joined."""
         import pandas
 
-        return pandas.DataFrame(self.table())
+        return pandas.DataFrame(self.table(), index=index)
 
     def to_polars(self) -> "polars.DataFrame":
         """Return the table as a DataFrame of polars."""
@@ -312,9 +317,16 @@ class Predictions:
 
 
 def predictions_of(content: bytes) -> Predictions:
-    """Return the predictions of an npz answer."""
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        return _frozen({name: arrays[name] for name in arrays.files})
+    """Return the predictions of an npz answer.
+
+    Raises:
+        ServerError: if it is none.
+    """
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            return _frozen({name: arrays[name] for name in arrays.files})
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ServerError(200, f"expected predictions in an npz file, got {len(content)} bytes of another") from error
 
 
 def joined(parts: Sequence[Predictions]) -> Predictions:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, time
+from decimal import Decimal
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,14 @@ MEDIA_TYPES = {
     ".npz": NPZ,
     ".parquet": "application/vnd.apache.parquet",
     ".csv": "text/csv",
+    ".tsv": "text/csv",  # whatever stands between cells is recognised
     ".zip": "application/zip",
 }
 PART_BYTES = 8 << 20  # of the rows of a request, at most, but for a single one
 
 RowsLike = np.ndarray | Iterable[Any]
-"""An array of rows; a DataFrame of pandas or polars; a list of arrays, of objects keyed by column, of strings, of PIL
-images, or of files as `bytes` or paths."""
+"""An array of rows, or what numpy makes one of, such as a tensor; a DataFrame of pandas or polars, or a table of
+pyarrow; a list of arrays, of objects keyed by column, of strings, of PIL images, or of files as `bytes` or paths."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +106,7 @@ def rows_of(rows: RowsLike, field: str) -> Rows:
     Raises:
         InvalidInput: naming `field`, if they are none, or not rows.
     """
-    rows = _unframed(rows)
+    rows = _as_array(_unframed(rows, field), field)
     if isinstance(rows, np.ndarray) and rows.dtype.kind not in "biuf":
         rows = rows.tolist()  # strings, or whatever objects
     if isinstance(rows, np.ndarray):
@@ -116,6 +118,7 @@ def rows_of(rows: RowsLike, field: str) -> Rows:
         raise InvalidInput(field, "at least one row", "none")
     if isinstance(listed[0], bytes | PathLike) or _is_image(listed[0]):
         return FileRows([_file(row, f"{field}.{n}") for n, row in enumerate(listed)])
+    listed = [_as_array(row, f"{field}.{n}") for n, row in enumerate(listed)]
     if isinstance(listed[0], list | tuple | np.ndarray | int | float):
         array = _array(listed)
         if array is not None:
@@ -205,6 +208,8 @@ def plain(value: Any, field: str) -> Any:
         return {str(name): plain(part, f"{field}.{name}") for name, part in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
         return [plain(part, f"{field}.{n}") for n, part in enumerate(value)]
+    if isinstance(value, Decimal):
+        return plain(float(value), field)
     pandas = sys.modules.get("pandas")
     if pandas is not None and value is pandas.NA:
         return None
@@ -221,11 +226,12 @@ def with_deadline(options: Mapping[str, Any], left_s: float | None) -> dict[str,
     return dict(options) if left_s is None else {**options, "deadline_s": left_s}
 
 
-def _unframed(rows: Any) -> Any:
-    """Return a frame or series of pandas or polars as lists; neither is imported here."""
-    pandas, polars = sys.modules.get("pandas"), sys.modules.get("polars")
+def _unframed(rows: Any, field: str) -> Any:
+    """Return a frame or series of pandas or polars, or a table of pyarrow, as lists; none is imported here."""
+    pandas, polars, pyarrow = map(sys.modules.get, ("pandas", "polars", "pyarrow"))
     if pandas is not None:
         if isinstance(rows, pandas.DataFrame):
+            _refuse_double([str(name) for name in rows.columns], field)
             return rows.to_dict("records")
         if isinstance(rows, pandas.Series):
             return rows.tolist()
@@ -234,7 +240,39 @@ def _unframed(rows: Any) -> Any:
             return rows.to_dicts()
         if isinstance(rows, polars.Series):
             return rows.to_list()
+    if pyarrow is not None and isinstance(rows, pyarrow.Table | pyarrow.RecordBatch):
+        _refuse_double(rows.schema.names, field)
+        return rows.to_pylist()
     return rows
+
+
+def _refuse_double(names: Sequence[str], field: str) -> None:
+    """Raise InvalidInput where columns have one name: of an object for each row one of them would be left."""
+    double = [name for n, name in enumerate(names) if name in names[:n]]
+    if double:
+        raise InvalidInput(field, "columns of different names", f"more than one {double[0]!r}")
+
+
+def _as_array(value: Any, field: str) -> Any:
+    """Return what numpy makes an array of, such as a tensor, as one; all else as it is.
+
+    Raises:
+        InvalidInput: naming `field`, if it cannot be one, or would be another than it is.
+    """
+    if not isinstance(value, np.ndarray):
+        if not hasattr(value, "__array__") or isinstance(value, np.generic) or _is_image(value):
+            return value
+        try:
+            value = np.asarray(value)
+        except (TypeError, ValueError, RuntimeError) as error:  # a tensor on a GPU, or one of bfloat16
+            raise InvalidInput(field, "what numpy can make an array of", f"{type(value).__name__}: {error}") from None
+    if isinstance(value, np.ma.MaskedArray):
+        if value.mask.any():
+            raise InvalidInput(field, "an array without masked values", "one with some")
+        value = value.data
+    if value.dtype.kind in "mM":  # whose numbers are of no unit that a model knows
+        raise InvalidInput(field, "numbers; dates as texts, or in a DataFrame", f"an array of {value.dtype}")
+    return value
 
 
 def _numbers(array: np.ndarray, field: str) -> np.ndarray:

@@ -16,12 +16,13 @@ from typing import TypeVar
 
 import httpx
 
-from dubito.errors import DeadlineExceeded, DubitoError, NoAnswer, error_of
+from dubito.errors import DeadlineExceeded, DubitoError, NoAnswer, ServerError, error_of
 
 FIRST_PAUSE_S = 0.5  # after a connection failed; doubled each time
 LONGEST_PAUSE_S = 8.0
 LONGEST_RETRY_AFTER_S = 120.0  # one who is told to wait longer is told so
 LONGEST_DEADLINE_S = 86_400.0  # that the service takes
+MEDIA_TYPES = ("application/json", "application/x-npz")  # of answers that are no refusals
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 CUT_OFF = (httpx.NetworkError, httpx.RemoteProtocolError)  # it may have been sent
 
@@ -108,7 +109,7 @@ def send(
         came = yield replace(made(left), timeout_s=limits.timeout_s if left is None else left)
         assert came is not None
         if isinstance(came, httpx.Response) and came.is_success:
-            return came
+            return _of_the_service(came)
         error, pause = failure(came, tried, is_repeatable)
         is_in_time = pause is None or limits.ends - time.monotonic() > pause
         if not is_in_time and isinstance(error, NoAnswer):
@@ -117,6 +118,19 @@ def send(
             raise error from (came if isinstance(came, httpx.RequestError) else None)
         yield Pause(pause)
     raise AssertionError  # not reached
+
+
+def _of_the_service(answer: httpx.Response) -> httpx.Response:
+    """Return an answer of success, unless it is another's, such as the page of a proxy that wants a password.
+
+    Raises:
+        ServerError: if it is.
+    """
+    media_type = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if media_type in MEDIA_TYPES:
+        return answer
+    said = f"expected an answer of Dubito's, got {media_type or 'another'}"
+    raise ServerError(answer.status_code, said)
 
 
 def failure(
@@ -151,5 +165,10 @@ def retry_after_s(response: httpx.Response) -> float | None:
 
 
 def _said(error: httpx.RequestError) -> str:
-    """Say what went wrong with a connection; some of httpx's errors have no words."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """Say what went wrong with a connection, and whose; some of httpx's errors have no words."""
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        url = error.request.url
+    except RuntimeError:  # it knows of none
+        return said
+    return f"{said} (asked {url.scheme}://{url.netloc.decode()})"

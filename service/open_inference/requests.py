@@ -169,12 +169,14 @@ def _tensor(item: Any, place: str, after: memoryview, lease: Lease) -> tuple[Ten
     if unknown:  # shared memory, for one
         raise InvalidInput(f"{place}.parameters", "none but binary_data_size and content_type", "another")
     size, data = parameters.get("binary_data_size"), item.get("data")
+    is_base64 = parameters.get("content_type") == "base64"
     if (size is None) == (data is None):
         got = "both" if data is not None else "neither"
         raise InvalidInput(place, "either data or parameters.binary_data_size", got)
     if size is None:
         if datatype == BYTES:
-            return Tensor(place, name, datatype, shape, None, strings_of_json(data, shape, place)), after
+            elements = strings_of_json(data, shape, place)
+            return Tensor(place, name, datatype, shape, None, elements, None, is_base64), after
         array = array_of_json(data, datatype, shape, place)
     else:
         if type(size) is not int or not 0 <= size <= len(after):
@@ -182,7 +184,7 @@ def _tensor(item: Any, place: str, after: memoryview, lease: Lease) -> tuple[Ten
             raise InvalidInput(f"{place}.parameters.binary_data_size", expected, kind_of(size))
         own, after = after[:size], after[size:]
         if datatype == BYTES:
-            return Tensor(place, name, datatype, shape, None, content=own), after
+            return Tensor(place, name, datatype, shape, None, None, own, is_base64), after
         array = array_of_bytes(own, datatype, shape, place)
     lease.acquire(ARRAY_BYTES * array.size)
     return Tensor(place, name, datatype, shape, array), after

@@ -76,11 +76,19 @@ def _rows(tensor: Tensor, spec: InputSpec, lease: Lease) -> Steps[Rows]:
         if spec.image is None and spec.text is None:
             raise InvalidInput(f"{tensor.place}.datatype", "a datatype of numbers, FP32 for one", BYTES)
         _check_one_each(tensor)
+        if spec.image is None:
+            _refuse_base64(tensor)
         return (yield from tensor.values(lease))
     if tensor.datatype == BOOL:
         raise InvalidInput(f"{tensor.place}.datatype", "a datatype of numbers, FP32 for one", BOOL)
     assert tensor.array is not None
     return tensor.array
+
+
+def _refuse_base64(tensor: Tensor) -> None:
+    """Raise InvalidInput for texts that would be predicted as they are packed."""
+    if tensor.is_base64:
+        raise InvalidInput(f"{tensor.place}.parameters.content_type", "text as it is (str), or none", "base64")
 
 
 def _check_one_each(tensor: Tensor) -> None:
@@ -112,6 +120,7 @@ def _cells(tensors: list[Tensor], spec: InputSpec, max_rows: int, is_passed_on: 
             raise InvalidInput(f"{tensor.place}.shape", f"{count} rows, as the tensors before it", f"{tensor.size}")
         lease.reserve(CELL_BYTES * count, "inputs")
         if tensor.datatype == BYTES:
+            _refuse_base64(tensor)
             values = yield from tensor.values(lease)
             read = reader_of(column, spec.missing_values)
             cells[column.name] = [None if value is None else read(_text(value, tensor.place)) for value in values]

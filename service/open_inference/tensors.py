@@ -49,6 +49,7 @@ class Tensor:
     array: np.ndarray | None  # of numbers
     elements: list[Any] | None = None  # of BYTES in JSON: strings, or null
     content: memoryview | None = None  # of BYTES as bytes
+    is_base64: bool = False  # by what MLServer calls its content type
 
     @property
     def size(self) -> int:

@@ -4,13 +4,16 @@ import { h, number, percent, table } from "./dom.js";
 import * as plots from "./plots.js";
 import { detectorSays, inputWord, says } from "./sentences.js";
 
+const LONG_NAME = 30; // letters
+const MOST_NAMES = 20; // of a prediction set
+
 /** The answer about `row`, one of `answer.predictions`, by a version with that manifest. */
 export function shownAnswer(row, answer, manifest) {
   const isClassified = manifest.task !== "regression";
   return h(
     "article",
     { class: "answer" },
-    h("h2", {}, isClassified ? row.label : number(row.mean, 4), " ", badges(row)),
+    h("h2", { class: isClassified && row.label.length > LONG_NAME ? "long" : null }, isClassified ? h("bdi", {}, row.label) : number(row.mean, 4), " ", badges(row)),
     h("p", { class: "says", role: "status" }, says(row, answer, manifest)),
     isClassified ? setOf(row, answer) : null,
     isClassified
@@ -32,7 +35,9 @@ export function badges(row) {
 
 function setOf(row, answer) {
   const sure = answer.confidence === null ? "on average" : `with a confidence of ${percent(answer.confidence)}`;
-  return h("p", {}, `With ${percent(answer.coverage)} (${sure}) it is `, h("strong", {}, row.prediction_set.join(" or ")), ".");
+  const names = row.prediction_set.slice(0, MOST_NAMES), others = row.prediction_set.length - names.length;
+  const listed = names.flatMap((name, i) => [i ? " or " : null, h("bdi", {}, name)]);
+  return h("p", {}, `With ${percent(answer.coverage)} (${sure}) it is `, h("strong", {}, listed, others ? ` or one of ${number(others)} others` : null), ".");
 }
 
 function category(row) {

@@ -16,7 +16,7 @@ export class Refused extends Error {
 export async function ask(path, { method = "GET", json, body, type, query, signal } = {}) {
   const url = new URL(path.replace(/^\//, ""), document.baseURI.replace(/#.*/, ""));
   for (const [name, value] of Object.entries(query ?? {})) {
-    if (value !== null && value !== undefined) url.searchParams.append(name, value);
+    if (value !== null && value !== undefined) url.searchParams.append(name, asText(value));
   }
   for (;;) {
     const sent = key;
@@ -50,6 +50,9 @@ export async function askJson(path, options) {
 export async function askPicture(path) {
   return URL.createObjectURL(await (await ask(path)).blob());
 }
+
+/** A field as a query or a form has it: JSON where it is more than a word or a number. */
+export const asText = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
 
 async function reason(answer) {
   try {

@@ -82,11 +82,18 @@ export async function show(view, app, link) {
   }
 
   async function now() {
-    const rows = input.rows();
+    let rows = null, wrong = null;
+    try {
+      rows = input.rows();
+    } catch (error) {
+      wrong = notice(error.message);
+    }
     waiting = false;
     if (rows === null) {
+      asked++; // an answer that is on its way is to something else
+      busy?.abort();
       last = null;
-      fill(answerPlace, h("p", { class: "quiet" }, "The answer comes here as soon as there is something to ask."));
+      fill(answerPlace, wrong ?? h("p", { class: "quiet" }, "The answer comes here as soon as there is something to ask."));
       return;
     }
     const turn = ++asked;
@@ -106,7 +113,8 @@ export async function show(view, app, link) {
       if (error.name !== "AbortError" && turn === asked) {
         last = null;
         again = error.status === 429;
-        fill(answerPlace, notice(again ? `The service is busy; asking again. ${error.message}` : error.message));
+        const said = files ? named(error.message, files) : error.message;
+        fill(answerPlace, notice(again ? `The service is busy; asking again. ${said}` : said));
         if (!(error instanceof Refused)) throw error;
       }
     } finally {
@@ -168,6 +176,11 @@ async function askedBy(files, rows, fields, signal) {
   for (const [name, value] of Object.entries(fields)) form.append(name, String(value));
   for (const file of files) form.append("inputs", file);
   return (await ask("predict", { method: "POST", body: form, signal })).json();
+}
+
+/** What the service says of a row, with the name of its file. */
+function named(said, files) {
+  return said.replace(/^inputs\.(\d+)/, (field, row) => (files[row] ? `${files[row].name} (${field})` : field));
 }
 
 async function inBase64(file) {

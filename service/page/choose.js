@@ -1,7 +1,7 @@
 // The view that chooses: a pool of rows in a file, and which of them to label.
 
 import { askJson, Refused } from "./api.js";
-import { bytes, field, fill, h, notice, number, tabs } from "./dom.js";
+import { bytes, field, fill, h, notice, number, tabs, whenGiven } from "./dom.js";
 import { jobsOf } from "./jobs.js";
 import { ACCEPTED, poolAtService, poolOf } from "./pools/index.js";
 import { shownRanking } from "./ranking.js";
@@ -29,6 +29,15 @@ export const ACQUISITIONS = {
   ],
 };
 
+/** Those by which rows can race: the others need all draws of all rows. */
+export const RACED = {
+  classification: ["bald", "entropy", "mean_std", "variation_ratio"],
+  regression: ["epistemic_variance", "variance"],
+};
+const MOST_CLASSES = 100; // whose shares can be stated here
+
+const kept = new Map(); // by model, for when one comes back to the view: its pool, its ranking and what was asked
+
 /** Show it. */
 export async function show(view, app) {
   if (!app.model) {
@@ -37,7 +46,9 @@ export async function show(view, app) {
   }
   const description = await app.describe(app.model);
   let manifest = description.manifest;
-  let pool = null;
+  const before = kept.get(app.model);
+  let pool = before?.pool ?? null;
+  let ranked = null; // what is shown: {answer, asked}
   let busy = null; // the controller of the question on its way
   let forget = () => {}; // of the pictures that are shown
   let left = false;
@@ -54,6 +65,10 @@ export async function show(view, app) {
   const acquisitionSaid = h("span", { class: "quiet" });
   const draws = h("input", { type: "number", min: 1, max: manifest.noise.max_draws ?? 1000, step: 1, value: manifest.noise.default_draws });
   const seed = h("input", { type: "number", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1 });
+  const race = h("select", {}, [["", "no: each row takes all draws"], ["0.05", "yes; one is missed with 5 %"], ["0.01", "yes; one is missed with 1 %"], ["0.001", "yes; one is missed with .1 %"]].map(([value, name]) => h("option", { value }, name)));
+  const raceField = field("Race", race, "rows that cannot be among the best take fewer draws: quicker where few rows are uncertain");
+  const sharesPlace = h("div");
+  let shares = null; // of the classes, where they may be stated
   const how = h("select", {}, [["", "by its size"], ["now", "at once"], ["job", "as a job"]].map(([value, name]) => h("option", { value }, name)));
   const excluded = h("input", { type: "checkbox", checked: true });
   const keep = h("input", { type: "checkbox", onchange: () => (control.disabled = !keep.checked) });
@@ -67,26 +82,42 @@ export async function show(view, app) {
   const form = h("form", { novalidate: true, onsubmit: (event) => { event.preventDefault(); choose(); } },
     source.element, field("Rows to label (k)", k), acquisitionField,
     h("p", { class: "actions" }, start, stop),
-    h("details", { class: "options" }, h("summary", {}, "Options"), field("Version", version), field("Draws", draws), field("Seed", seed, "empty: fresh draws, and the answer says which"), field("Rank", how, "large pools become a job: it goes on when this page is closed"),
-      field("Leave out labelled rows", excluded, "those whose id has a label already"), field("Keep the chosen rows", keep, "on the service's disk, so that a label needs the id alone; the pool must have ids"), field("Share set aside", control, "of the k rows, at random: their labels judge the model. Needs kept rows")));
+    h("details", { class: "options" }, h("summary", {}, "Options"), field("Version", version), field("Draws", draws), field("Seed", seed, "empty: fresh draws, and the answer says which"), raceField, field("Rank", how, "large pools become a job: it goes on when this page is closed"),
+      field("Leave out labelled rows", excluded, "those whose id has a label already"), field("Keep the chosen rows", keep, "on the service's disk, so that a label needs the id alone; the pool must have ids"), field("Share set aside", control, "of the k rows, at random: their labels judge the model. Needs kept rows"),
+      sharesPlace));
+  const controls = { named, version, k, draws, seed, how, race, excluded, keep, control, acquisition };
   fill(view, h("h1", {}, `Choose what to label for ${app.model}`), h("div", { class: "two" }, h("section", { "aria-label": "Pool" }, form), place), jobs.element);
-  drop.addEventListener("dragover", (event) => event.preventDefault());
-  drop.addEventListener("drop", (event) => {
-    event.preventDefault();
-    take(event.dataTransfer.files);
-  });
+  whenGiven(drop, take);
   acquisitionsOf();
+  if (before) await restore();
   await jobs.begin();
 
   function acquisitionsOf() {
     const known = ACQUISITIONS[manifest.task];
     const before = acquisition.value;
     fill(acquisition, known.map(([name]) => h("option", { value: name, selected: name === before }, name.replaceAll("_", " "))));
+    shares = sharesOf(manifest);
+    fill(sharesPlace, shares?.element);
     explain();
   }
 
+  /** Put back what was asked and what came of it when one left the view. */
+  async function restore() {
+    source.choose(before.source);
+    version.value = before.values.version;
+    if (version.value !== "latest") await changeVersion();
+    for (const [name, value] of Object.entries(before.values)) if (controls[name].type === "checkbox") controls[name].checked = value;
+    else controls[name].value = value;
+    control.disabled = !keep.checked;
+    shares?.restore(before.shares);
+    explain();
+    if (pool) await sayPool();
+    if (before.ranked) await showRanking(before.ranked.answer, before.ranked.asked);
+  }
+
   function explain() {
-    acquisitionSaid.textContent = ACQUISITIONS[manifest.task].find(([name]) => name === acquisition.value)[1];
+    acquisitionSaid.textContent = ACQUISITIONS[manifest.task].find(([name]) => name === acquisition.value)?.[1] ?? "";
+    raceField.hidden = !RACED[manifest.task].includes(acquisition.value);
   }
 
   async function changeVersion() {
@@ -104,18 +135,23 @@ export async function show(view, app) {
     if (!chosen.length) return;
     try {
       pool = await poolOf(chosen, manifest.input);
-      const rows = await pool.rows();
-      fill(poolSaid, `${pool.name}: ${rows === null ? "" : `${number(rows)} rows, `}${bytes(pool.size)}.`);
+      await sayPool();
     } catch (error) {
       pool = null;
       fill(poolSaid, notice(error.message));
     }
   }
 
+  async function sayPool() {
+    const rows = await pool.rows();
+    fill(poolSaid, `${pool.name}: ${rows === null ? "" : `${number(rows)} ${rows === 1 ? "row" : "rows"}, `}${bytes(pool.size)}.`);
+  }
+
   function fields() {
     const asNumber = (input) => (input.value === "" ? null : Number(input.value));
     return {
       model: app.model, version: version.value, acquisition: acquisition.value, k: asNumber(k), num_samples: asNumber(draws), seed: asNumber(seed),
+      race: race.value === "" || raceField.hidden ? null : Number(race.value), priors: shares?.value() ?? null,
       exclude_labelled: excluded.checked ? null : false, keep: keep.checked ? true : null, control: keep.checked && Number(control.value) > 0 ? Number(control.value) : null,
     };
   }
@@ -135,6 +171,7 @@ export async function show(view, app) {
     start.disabled = true;
     stop.hidden = false;
     forget();
+    ranked = null;
     fill(place, h("p", { class: "quiet", role: "status" }, isJob ? "Sending the pool." : "Ranking."));
     try {
       const answer = await (await asked.send(isJob ? "acquire/jobs" : "acquire", wanted, controller.signal)).json();
@@ -166,6 +203,7 @@ export async function show(view, app) {
     const shown = await shownRanking(answer, asked);
     if (left) return shown.forget();
     forget = shown.forget;
+    ranked = { answer, asked };
     fill(place, shown.element);
   }
 
@@ -175,6 +213,8 @@ export async function show(view, app) {
   }
 
   return () => {
+    const values = Object.fromEntries(Object.entries(controls).map(([name, one]) => [name, one.type === "checkbox" ? one.checked : one.value]));
+    kept.set(description.name, { pool, ranked, values, source: source.chosen, shares: shares?.saved() ?? null });
     left = true;
     busy?.abort();
     forget();
@@ -185,4 +225,27 @@ export async function show(view, app) {
 function hint(spec) {
   const own = spec.text ? "a .csv with a column of texts, a .zip of text files, several .txt files" : spec.columns.length ? "a .csv with its columns" : spec.image ? "image files, or a .zip of them" : null;
   return `${own ? `${own[0].toUpperCase()}${own.slice(1)}, or a` : "A"} file of rows: .npy, .npz or .parquet. A column or array of ids, or the files' names, name the rows.`;
+}
+
+/** Fields for the shares of a model's classes in a pool; null where it can have no others than those of its training data. */
+function sharesOf({ output, categories }) {
+  if (!output.classes || !output.priors || categories || output.classes.length > MOST_CLASSES) return null;
+  const uses = h("input", { type: "checkbox", onchange: () => (of.hidden = !uses.checked) });
+  const inputs = output.classes.map((_, i) => h("input", { type: "number", min: 0, step: "any", value: Number((100 * output.priors[i]).toPrecision(3)) }));
+  const of = h("div", { class: "shares", hidden: true }, output.classes.map((name, i) => field(name, inputs[i])));
+  return {
+    element: [field("Other shares of classes", uses, "than in the training data: scores are those under the shares that you expect here, in %"), of],
+    /** Shares that sum to 1, by class; null where those of the training data hold. */
+    value() {
+      const sum = inputs.reduce((total, input) => total + Number(input.value), 0);
+      return uses.checked ? Object.fromEntries(output.classes.map((name, i) => [name, sum > 0 ? Number(inputs[i].value) / sum : 0])) : null;
+    },
+    saved: () => ({ uses: uses.checked, values: inputs.map((input) => input.value) }),
+    restore(saved) {
+      if (saved?.values.length !== inputs.length) return;
+      uses.checked = saved.uses;
+      of.hidden = !saved.uses;
+      saved.values.forEach((value, i) => (inputs[i].value = value));
+    },
+  };
 }

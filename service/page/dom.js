@@ -26,6 +26,22 @@ function add(element, children) {
   }
 }
 
+/** Hand over files that are dropped on an element, or pasted anywhere while it is shown. */
+export function whenGiven(element, take) {
+  element.addEventListener("dragover", (event) => event.preventDefault());
+  element.addEventListener("drop", (event) => {
+    event.preventDefault();
+    if (event.dataTransfer.files.length) take(event.dataTransfer.files);
+  });
+  document.addEventListener("paste", function pasted(event) {
+    if (!element.isConnected) document.removeEventListener("paste", pasted); // its view was left
+    else if (element.checkVisibility() && event.clipboardData.files.length) {
+      event.preventDefault();
+      take(event.clipboardData.files);
+    }
+  });
+}
+
 let made = 0;
 
 /** A label and its control, which belong together for screen readers too. */

@@ -24,9 +24,14 @@ const app = {
     }
     return this.descriptions.get(name);
   },
-  /** Ask again which models there are. */
+  /** Ask again which models there are; what was known of those that have changed is forgotten. */
   async refresh() {
+    const before = new Map(this.models.map((model) => [model.name, stateOf(model)]));
     this.models = (await askJson("models")).models;
+    for (const name of [...this.descriptions.keys()]) {
+      const now = this.models.find((model) => model.name === name);
+      if (!now || stateOf(now) !== before.get(name)) this.descriptions.delete(name);
+    }
     const served = this.models.filter((model) => model.serving !== null);
     if (!served.some((model) => model.name === this.model)) this.model = served[0]?.name ?? null;
     fill(select, served.map((model) => h("option", { value: model.name, selected: model.name === this.model }, model.name)));
@@ -39,6 +44,7 @@ const app = {
   },
 };
 
+const stateOf = ({ serving, versions, aliases }) => JSON.stringify([serving, versions, aliases]);
 const view = document.getElementById("view");
 const select = document.getElementById("model");
 let leave = () => {};
@@ -58,7 +64,7 @@ async function show() {
   document.title = `Dubito: ${wanted}`;
   fill(view, h("p", { class: "quiet" }, "One moment."));
   try {
-    const [module] = await Promise.all([VIEWS[wanted](), app.models.length ? null : app.refresh()]);
+    const [module] = await Promise.all([VIEWS[wanted](), wanted === "models" && app.models.length ? null : known()]);
     if (turn !== shown) return; // somebody went on meanwhile
     fill(view);
     leave = (await module.show(view, app, rest.join("/"))) ?? (() => {});
@@ -70,10 +76,22 @@ async function show() {
   }
 }
 
+/** Know which models there are now; where that cannot be asked, those that were there will do. */
+async function known() {
+  try {
+    await app.refresh();
+  } catch (error) {
+    if (!app.models.length) throw error;
+  }
+}
+
 select.addEventListener("change", () => {
   app.choose(select.value);
   if (location.hash.split("/").length > 2) location.hash = `#/${location.hash.split("/")[1]}`;
   else show();
 });
+// A file that misses its place would otherwise be opened in place of the page, and what was asked would be lost.
+addEventListener("dragover", (event) => event.preventDefault());
+addEventListener("drop", (event) => event.preventDefault());
 addEventListener("hashchange", show);
 show();

@@ -10,9 +10,17 @@ export const BAD = "var(--bad)";
 export const QUIET = "var(--quiet)";
 const CLASSES_SHOWN = 12;
 
+const plotWidth = () => Math.min(WIDTH, Math.max(280, document.documentElement.clientWidth - BESIDE));
+
+/** A name in so many letters, on one line. */
+function cut(name, letters) {
+  const line = [...name.replace(/\s+/g, " ")];
+  return line.length > letters ? `${line.slice(0, letters - 1).join("")}…` : line.join("");
+}
+
 /** A plot in a figure: `label` says to those who do not see it what it shows; `rows` is the same as a table. */
 export function figure(title, label, options, data = null) {
-  const { width = Math.min(WIDTH, Math.max(280, document.documentElement.clientWidth - BESIDE)), ...rest } = options;
+  const { width = plotWidth(), ...rest } = options;
   const svg = globalThis.Plot.plot({ width, ariaLabel: label, marginTop: 12, marginBottom: 40, ...rest });
   svg.setAttribute("role", "img");
   for (const mark of svg.querySelectorAll("[aria-label]")) {
@@ -38,7 +46,8 @@ export function probabilities(classes, row) {
   const draws = (row.samples ?? []).flatMap((draw, k) => kept.map((c) => ({ name: classes[c], p: draw[c], k })));
   const band = 22;
   const spread = (c) => spreadOf((row.samples ?? []).map((draw) => draw[c]));
-  const left = Math.min(180, 24 + 7 * Math.max(...kept.map((c) => classes[c].length)));
+  const left = Math.min(180, 0.4 * plotWidth(), 24 + 7 * Math.max(...kept.map((c) => classes[c].length)));
+  const letters = Math.floor((left - 20) / 7); // that there is room for
   const says = `${row.label}: ${percent(Math.max(...row.probabilities))}`;
   return figure(
     `Probability of each class${classes.length > kept.length ? `, the ${kept.length} most probable of ${classes.length}` : ""}`,
@@ -47,8 +56,8 @@ export function probabilities(classes, row) {
       marginLeft: left,
       marginRight: 52,
       height: 56 + band * kept.length,
-      x: { domain: [0, 1], label: "probability", labelAnchor: "center", labelArrow: "none", grid: true, ticks: 5 },
-      y: { domain: kept.map((c) => classes[c]), label: null, tickSize: 0 },
+      x: { domain: [0, 1], label: "probability", labelAnchor: "center", labelArrow: "none", grid: true, ticks: plotWidth() < 400 ? [0, 0.5, 1] : 5 },
+      y: { domain: kept.map((c) => classes[c]), label: null, tickSize: 0, tickFormat: (name) => cut(name, letters) },
       marks: [
         globalThis.Plot.barX(means, { x: "p", y: "name", fill: (d) => (inside.has(d.name) ? ACCENT : QUIET), fillOpacity: 0.28, insetTop: 3, insetBottom: 3 }),
         globalThis.Plot.dot(draws, { x: "p", y: "name", r: 2, fill: ACCENT, fillOpacity: draws.length > 400 ? 0.25 : 0.45, ...spreadOut(draws) }),

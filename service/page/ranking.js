@@ -27,7 +27,9 @@ export async function shownRanking(answer, pool) {
 function said(answer) {
   const excluded = answer.excluded ? ` ${number(answer.excluded)} that have labels were left out.` : "";
   const draws = answer.acquisition === "random" ? "" : `, ${number(answer.num_samples)} draws`;
-  return `By ${answer.acquisition.replaceAll("_", " ")}${draws}, seed ${answer.seed}; version ${answer.version}.${excluded}`;
+  const race = answer.race ? `, a race${answer.finalists === null ? "" : ` in which ${number(answer.finalists)} rows took all of them`}` : "";
+  const shares = answer.priors ? ", under the shares of classes that were stated" : "";
+  return `By ${answer.acquisition.replaceAll("_", " ")}${draws}${race}${shares}, seed ${answer.seed}; version ${answer.version}.${excluded}`;
 }
 
 function rowsOf(rows, shown) {

@@ -44,8 +44,9 @@ export function says(row, answer, manifest) {
 function ofLabel(row, answer) {
   const p = Math.max(...row.probabilities);
   const others = (row.prediction_set ?? []).filter((name) => name !== row.label);
-  const also = others.length === 0 ? "" : others.length > 4 ? ` or one of ${others.length} others` : ` or ${others.join(" or ")}`;
-  const what = p > 0.99 ? `Almost certainly ${row.label}` : p > 0.9 && !also ? `Most likely ${row.label}` : `Perhaps ${row.label}${also}`;
+  const also = others.length === 0 ? "" : others.length > 4 ? ` or one of ${others.length} others` : ` or ${others.map(asWritten).join(" or ")}`;
+  const name = asWritten(row.label);
+  const what = p > 0.99 ? `Almost certainly ${name}` : p > 0.9 && !also ? `Most likely ${name}` : `Perhaps ${name}${also}`;
   const share = row.entropy > 0 ? row.bald / row.entropy : 0;
   let why;
   if (answer.num_samples === 1) why = "one draw cannot say how sure it is";
@@ -90,5 +91,8 @@ function ofAbstention(row, answer) {
   if (row.abstain !== true) return "";
   return `Undecided: among rows as unsure as this, more than ${percent(answer.risk)} of the labels may be wrong.`;
 }
+
+/** A name whose letters may run from right to left, and leave those around it as they are. */
+const asWritten = (name) => `\u2068${name}\u2069`;
 
 const label = (name) => name.replaceAll("_", " ");

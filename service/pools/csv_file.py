@@ -5,6 +5,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 from model_store.artifacts.manifest import AnyColumn, CategoricalColumn, InputSpec, NumericColumn
@@ -17,6 +18,7 @@ from service.pools.pool_file import Part, PoolFile, Source, binary, refuse_absen
 BOOLEANS = {"true", "false"}
 COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
 THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}")  # which a number with a decimal comma may look like
+CLOSED = "a CSV file with quotes that are closed"
 SAMPLE_BYTES = 1 << 16  # of a file, that its delimiter is recognised by
 ENCODINGS = ("utf-8-sig", "cp1252", "latin-1")  # in the order in which they are tried, as in training
 MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -115,13 +117,18 @@ class CsvFile(PoolFile):
                 binary(self.source) as content,
                 io.TextIOWrapper(content, encoding=self._encoding, newline="") as file,
             ):
-                for row in csv.reader(file, delimiter=self._delimiter):
-                    if row:
-                        yield row
+                end = ["end", "of file"]  # a line of its own, unless a quote before it is still open
+                before: list[str] = []
+                for row in csv.reader(chain(file, [self._delimiter.join(end)]), delimiter=self._delimiter):
+                    if before:
+                        yield before
+                    before = row
         except UnicodeDecodeError as error:
             raise self._rows_error("a CSV file in UTF-8, UTF-16 or cp1252", "something else") from error
         except csv.Error as error:
-            raise self._rows_error("a CSV file", str(error)[:100]) from error
+            raise self._rows_error(CLOSED, str(error)[:100]) from error
+        if before != end:
+            raise self._rows_error(CLOSED, "one that is open at the end")
 
 
 def reader_of(column: AnyColumn, missing: tuple[str, ...], has_commas: bool = False) -> Callable[[str], Any]:

@@ -143,6 +143,7 @@ def test_a_frame_is_answered_as_objects_are(client, url, key, frame):
     assert list(table.columns[:3]) == ["label", "p_value", "flag"]
     assert list(table["probabilities.class 1"]) == answer.probabilities[:, 1].tolist()
     assert len(table) == 3
+    assert answer.to_pandas(index=["x", "y", "x"]).index.tolist() == ["x", "y", "x"]
 
 
 def test_images_are_answered_as_their_pixels_are(client, tmp_path):
@@ -185,6 +186,10 @@ def test_a_result_is_frozen_and_says_why_it_lacks_something(client, digits_rows)
     again = copy.deepcopy(answer)
     assert_same(again, answer.arrays)
     assert not again.flag.flags.writeable
+    with pytest.raises(TypeError, match="expected the name of an array, such as 'label', got 0"):
+        answer[0]
+    with pytest.raises(TypeError, match="not iterable"):
+        iter(answer)
     for name, why in {
         "abstain": "no `risk` applies",
         "mean": "model digits is of classification",

@@ -74,11 +74,20 @@ def test_a_table_is_read_by_the_service(run, tmp_path):
     rows = [line.split() for line in out.splitlines()[2:6]]
     assert rows[0] == ["row", "mean", "std", "epistemic_std", "low", "high", "p_value", "flag"]
     assert [row[0] for row in rows[2:]] == ["anna", "ben"]
+    (tmp_path / "people.tsv").write_text("age\tcity\trent\n31\tRome\t700\n31\tAtlantis\t800\n")
+    _, out, _ = run("predict", "people.tsv", "--model", "rents")
+    assert out.splitlines()[-2:] == [
+        "columns that the model does not take: rent",
+        "rows whose category is missing or unknown to the model: city in 1",
+    ]
 
 
 def test_json_lines_and_images_are_rows(run, tmp_path):
     (tmp_path / "people.jsonl").write_text('{"age": 31, "city": "Rome"}\n\n{"age": null, "city": "Oslo"}\n')
     printed = json.loads(run("predict", "people.jsonl", "--model", "people", "--json")[1])
+    assert len(printed["predictions"]) == 2
+    (tmp_path / "people.json").write_text('\ufeff[{"age": 31, "city": "Rome"}, {"age": 4, "city": "Oslo\u2028"}]')
+    printed = json.loads(run("predict", "people.json", "--model", "people", "--json")[1])
     assert len(printed["predictions"]) == 2
     for name in ("a.png", "b.png"):
         Image.new("RGB", (1, 1), "red").save(name)
@@ -130,19 +139,28 @@ def test_what_goes_wrong_is_a_line_and_a_status(run, monkeypatch, digits_rows):
     assert (status, out) == (1, "")
     assert re.fullmatch(r"dubito: inputs: expected .*, got shape \(2, 63\)\n", err)
     assert run("predict", "absent.npy")[0] == 1
-    for name in ("bad.npy", "bad.jsonl"):
-        Path(name).write_text("{")
-        status, _, err = run("predict", name)
-        assert (status, err) == (
-            1,
-            f"dubito: {name}: expected an npy file, or a JSON value on each line, got another\n",
-        )
+    for name, expected in (
+        ("npy", "an npy file of numbers"),
+        ("jsonl", "a JSON value on each line"),
+        ("json", "JSON"),
+    ):
+        Path(f"bad.{name}").write_text("{")
+        status, _, err = run("predict", f"bad.{name}")
+        assert status == 1
+        assert err.startswith(f"dubito: bad.{name}: expected {expected}, got another")
+    status, _, err = run("predict", "rows.npy", "--out", "nowhere/rows.csv")
+    assert (status, err) == (1, "dubito: --out: expected a file in a folder that is there, got nowhere/rows.csv\n")
     monkeypatch.setenv(KEY_VARIABLE, "wrong")
     status, out, err = run("models")
     assert (status, out, err.startswith("dubito: ")) == (1, "", True)
-    with pytest.raises(SystemExit) as raised:
-        main(["predict"])
-    assert raised.value.code == 2
+    status, _, err = run("models", "--url", "http://127.0.0.1:9")
+    assert status == 1
+    assert "ConnectError" in err
+    assert "(asked http://127.0.0.1:9)" in err
+    for wrong in (["predict"], ["predict", "rows.npy", "--rows", "-1"]):
+        with pytest.raises(SystemExit) as raised:
+            main(wrong)
+        assert raised.value.code == 2
 
 
 def test_the_module_is_the_command(url, key):

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas
 import polars
+import pyarrow
 import pytest
+import torch
 from PIL import Image
 
 from dubito.errors import InvalidInput
@@ -19,8 +21,17 @@ NUMBERS = [[1.5, 2.0], [3.0, 4.0]]
 
 @pytest.mark.parametrize(
     "rows",
-    [np.array(NUMBERS), NUMBERS, tuple(map(tuple, NUMBERS)), [np.array(row) for row in NUMBERS], iter(NUMBERS)],
-    ids=["array", "lists", "tuples", "arrays", "iterator"],
+    [
+        np.array(NUMBERS),
+        NUMBERS,
+        tuple(map(tuple, NUMBERS)),
+        [np.array(row) for row in NUMBERS],
+        iter(NUMBERS),
+        torch.tensor(NUMBERS),
+        [torch.tensor(row) for row in NUMBERS],
+        np.ma.masked_array(NUMBERS, mask=False),
+    ],
+    ids=["array", "lists", "tuples", "arrays", "iterator", "tensor", "tensors", "masked"],
 )
 def test_numbers_are_an_array(rows):
     found = rows_of(rows, "inputs")
@@ -57,9 +68,11 @@ EXPECTED = [
         pandas.DataFrame(FRAME).convert_dtypes(),
         pandas.DataFrame(FRAME).astype({"city": "category"}),
         polars.DataFrame(FRAME),
+        polars.DataFrame(FRAME).with_columns(polars.col("age").cast(polars.Decimal(5, 1))),
+        pyarrow.table(FRAME),
         [dict(zip(FRAME, values, strict=True)) for values in zip(*FRAME.values(), strict=True)],
     ],
-    ids=["pandas", "nullable", "category", "polars", "objects"],
+    ids=["pandas", "nullable", "category", "polars", "decimals", "pyarrow", "objects"],
 )
 def test_a_frame_is_rows_of_columns(rows):
     found = rows_of(rows, "inputs")
@@ -111,6 +124,23 @@ def test_images_and_files_are_files(tmp_path):
 def test_what_is_no_rows_is_refused_by_the_field(rows):
     with pytest.raises(InvalidInput, match=r"^pool: expected "):
         rows_of(rows, "pool")
+
+
+@pytest.mark.parametrize(
+    ("rows", "got"),
+    [
+        (np.ma.masked_array(NUMBERS, mask=[[0, 0], [1, 0]]), "one with some"),
+        (np.zeros((1, 2), dtype="datetime64[ns]"), "an array of datetime64"),
+        (pandas.DataFrame([[1, 2]], columns=["age", "age"]), "more than one 'age'"),
+        (pyarrow.table([[1], [2]], names=["age", "age"]), "more than one 'age'"),
+        (torch.ones((1, 2), requires_grad=True), "Tensor: .*detach"),
+        (torch.ones((1, 2), dtype=torch.bfloat16), "Tensor: .*BFloat16"),
+    ],
+    ids=["masked", "dates", "pandas", "pyarrow", "gradient", "bfloat16"],
+)
+def test_what_would_be_sent_as_something_else_is_refused(rows, got):
+    with pytest.raises(InvalidInput, match=rf"^inputs: expected .*, got {got}"):
+        rows_of(rows, "inputs")
 
 
 @pytest.mark.parametrize(("value", "got"), [(float("inf"), "inf"), (object(), "object"), (3j, "complex")])

@@ -63,7 +63,7 @@ def outcome(steps, *came):
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("is_repeatable", [True, False])
 def test_a_refusal_that_says_when_to_come_back_is_heeded(status, is_repeatable):
-    good = httpx.Response(200)
+    good = httpx.Response(200, json={})
     steps = send(made, LIMITS, is_repeatable)
     result, pauses = outcome(steps, problem(status, **{"Retry-After": "7"}), good)
     assert result is good
@@ -91,7 +91,7 @@ def test_tries_come_to_an_end():
 
 @pytest.mark.parametrize("error", [httpx.ConnectError("no"), httpx.ConnectTimeout("no"), httpx.PoolTimeout("no")])
 def test_what_was_not_sent_is_sent_again_whatever_it_does(error):
-    good = httpx.Response(200)
+    good = httpx.Response(200, json={})
     result, pauses = outcome(send(made, LIMITS, is_repeatable=False), error, error, good)
     assert result is good
     assert 0 < pauses[0] <= 0.5
@@ -100,7 +100,7 @@ def test_what_was_not_sent_is_sent_again_whatever_it_does(error):
 
 @pytest.mark.parametrize("error", [CUT, httpx.WriteError("cut"), httpx.RemoteProtocolError("cut")])
 def test_what_may_have_been_done_is_sent_again_only_if_that_does_no_more(error):
-    good = httpx.Response(200)
+    good = httpx.Response(200, json={})
     assert outcome(send(made, LIMITS), error, good)[0] is good
     result, pauses = outcome(send(made, LIMITS, is_repeatable=False), error)
     assert isinstance(result, NoAnswer)
@@ -214,7 +214,7 @@ def test_an_answer_that_is_no_problem_document_is_told_by_its_status(page):
 def npz(rows, **arrays):
     file = io.BytesIO()
     np.savez(file, model="m", version="3", seed=5, flag=np.zeros(rows, bool), **arrays)
-    return httpx.Response(200, content=file.getvalue())
+    return httpx.Response(200, content=file.getvalue(), headers={"Content-Type": "application/x-npz"})
 
 
 def test_parts_share_the_draws_and_the_version_of_the_first():
@@ -258,3 +258,19 @@ def test_rows_whose_flags_are_decided_together_go_together():
 def test_only_settle_may_be_none():
     steps = calls.predict(LIMITS, np.ones((1, 2)), None, None, None, {"settle": None, "seed": None, "model": "m"})
     assert next(steps).query == {"settle": "null", "model": "m"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({"Content-Type": "text/html; charset=utf-8"}, "expected an answer of Dubito's, got text/html"),
+        ({}, "expected an answer of Dubito's, got another"),
+        ({"Content-Type": "application/x-npz"}, "expected predictions in an npz file, got 13 bytes of another"),
+    ],
+)
+def test_an_answer_of_somebody_else_is_no_answer(headers, said):
+    steps = calls.predict(LIMITS, np.ones((1, 2)), None, None, None, {})
+    error, pauses = outcome(steps, httpx.Response(200, content=b"Please log in", headers=headers))
+    assert isinstance(error, ServerError)
+    assert said in str(error)
+    assert pauses == []

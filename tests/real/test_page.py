@@ -3,7 +3,6 @@
 Where Chromium, its driver or selenium are missing it is skipped.
 """
 
-import base64
 import io
 import json
 import time
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.browser import AXE, MISSING, chromium, complaints, draw, opened, press, text_of, until
+from tests.support.browser import AXE, MISSING, chromium, complaints, draw, give, opened, press, text_of, until
 from tests.support.serving import serving
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
@@ -32,12 +31,8 @@ THREE = [
 ]
 ONE = [[(0.5, 0.1), (0.5, 0.9)]]
 KEY = "the-key-of-the-people"
+ALL_OF_IT = ("\ue009", "a", "\ue009")  # control and A, to be typed over
 LISTEN = "const f = fetch; window.asked = []; window.fetch = (u, o) => { asked.push(o.body); return f(u, o); }"
-DROP = """
-const bytes = Uint8Array.from(atob(arguments[0]), (c) => c.charCodeAt(0)), dropped = new DataTransfer();
-dropped.items.add(new File([bytes], 'a.png', { type: 'image/png' }));
-document.getElementById('board').dispatchEvent(new DragEvent('drop', { dataTransfer: dropped, bubbles: true }));
-"""
 MOST_BYTES = 300_000  # of all that the page loads
 
 
@@ -51,6 +46,28 @@ def service(digits_store, tmp_path_factory):
 def driver():
     with chromium() as driver:
         yield driver
+
+
+@pytest.fixture(scope="module")
+def every_kind(kinds):
+    with serving(kinds) as (url, _):
+        yield url
+
+
+def look_at(driver, model):
+    """Choose a model, as people do."""
+    script = (
+        "const s = document.getElementById('model'); s.value = arguments[0]; s.dispatchEvent(new Event('change'))"
+    )
+    driver.execute_script(script, model)
+    until(driver, lambda: model in text_of(driver, "main h1"))
+
+
+def png(pixels):
+    """A PNG file of pixels, (H, W) or (H, W, channels)."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
 
 
 def plot_says(driver, number):
@@ -131,15 +148,55 @@ def test_an_image_that_is_dropped_on_the_board_is_read_dark_on_light_too(driver,
     answers = httpx.post(f"{service}/predict", json={"inputs": digits_rows[:20].tolist(), "seed": 7}).json()
     n = int(np.argmax([max(row["probabilities"]) for row in answers["predictions"]]))
     ink = np.kron(digits_rows[n].reshape(8, 8) / 16, np.ones((8, 8)))
-    for light in (True, False):
+    light, dark = np.uint8(255 * (1 - ink)), np.uint8(255 * ink)
+    transparent = np.stack([np.zeros_like(dark)] * 3 + [dark], axis=2)  # black ink on nothing
+    for event, place, pixels in (
+        ("drop", "#board", light),
+        ("drop", "#board", dark),
+        ("paste", "body", light),  # whatever has the focus
+        ("drop", "#board", transparent),
+    ):
         opened(driver, service)
-        file = io.BytesIO()
-        Image.fromarray(np.uint8(255 * ((1 - ink) if light else ink))).save(file, "PNG")
-        driver.execute_script(DROP, base64.b64encode(file.getvalue()).decode())
+        give(driver, event, place, ("a.png", "image/png", png(pixels)))
         until(driver, lambda: text_of(driver, ".answer h2").startswith(answers["predictions"][n]["label"]))
-        assert driver.find_element("id", "inverted").is_selected() == light
-    driver.execute_script(DROP, base64.b64encode(b"no image").decode())
+        assert driver.find_element("id", "inverted").is_selected() == (pixels is not dark)
+    give(driver, "drop", "#board", ("a.png", "image/png", b"no image"))
     until(driver, lambda: "is no image" in text_of(driver, ".drawing"))
+    assert text_of(driver, ".answer h2").startswith(answers["predictions"][n]["label"]), "what was there is kept"
+
+
+def test_images_are_pasted_and_dropped_and_one_that_is_none_is_named(driver, every_kind):
+    opened(driver, f"{every_kind}/#/ask")
+    look_at(driver, "pictures")
+    image = png(np.zeros((1, 1, 3), dtype=np.uint8))
+    press(driver, "Image files")
+    assert give(driver, "paste", "body", ("pasted.png", "image/png", image))
+    until(driver, lambda: text_of(driver, ".answer h2"))
+    driver.execute_script(LISTEN)
+    assert give(driver, "drop", ".drop", ("a.png", "image/png", image), ("b.heic", "", b"ftypheic"))
+    said = until(driver, lambda: text_of(driver, ".answers .notice"))
+    assert said.startswith("b.heic (inputs.1): expected a PNG")
+    assert give(driver, "drop", "h1", ("c.png", "image/png", image)), "beside its place it is not opened either"
+    assert not give(driver, "paste", "body"), "text is pasted as ever"
+    press(driver, "Numbers")
+    assert not give(driver, "paste", "body", ("pasted.png", "image/png", image)), "where no images are asked about"
+    assert len(complaints(driver)) == 1  # of the 422
+
+
+def test_what_is_no_number_is_not_taken_for_a_missing_one(driver, every_kind):
+    opened(driver, f"{every_kind}/#/ask")
+    look_at(driver, "rents")
+    press(driver, "Ask")
+    until(driver, lambda: text_of(driver, ".answer h2"))
+    age = driver.find_element("css selector", ".columns input[type=number]")
+    for written in ("1e999", "1-2"):
+        age.send_keys(*ALL_OF_IT, written)
+        assert "age: this is no number" in until(driver, lambda: text_of(driver, ".answers .notice"))
+    age.send_keys(*ALL_OF_IT, "\ue003")
+    until(driver, lambda: text_of(driver, ".answer h2"))
+    assert "missing: nothing is written" in text_of(driver, ".column")
+    age.send_keys("31.5")
+    until(driver, lambda: "nothing is written" not in text_of(driver, ".column"))
 
 
 def test_options_are_asked_for_as_they_stand(driver, service):

@@ -11,9 +11,13 @@ import re
 import shutil
 import time
 import zipfile
+from datetime import date
+from decimal import Decimal
 
 import httpx
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 from scipy import stats
 
@@ -22,7 +26,7 @@ from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
 from model_store.scores.tasks import PREDICTIVES
 from service.registry.drift import ALARM_AT
-from tests.support.browser import MISSING, WAIT_S, chromium, complaints, opened, press, text_of, until
+from tests.support.browser import MISSING, WAIT_S, chromium, complaints, give, opened, press, text_of, until
 from tests.support.serving import metric, serving
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
@@ -325,6 +329,9 @@ def test_the_acquisitions_are_those_of_the_task(driver, service):
         found = work(driver, "choose.js", source, task)
         assert found[0] == PREDICTIVES[task].default_acquisition
         assert set(found) == set(expected)
+        assert set(work(driver, "choose.js", "({ RACED }, task) => RACED[task]", task)) == set(
+            PREDICTIVES[task].raced
+        )
 
 
 def test_a_pool_is_ranked_as_the_api_ranks_it_and_its_rows_are_shown(driver, service, saved, pool):
@@ -356,6 +363,45 @@ def test_a_pool_is_ranked_as_the_api_ranks_it_and_its_rows_are_shown(driver, ser
     for shown, row in zip(pixels, expected["ranking"], strict=True):
         ink = 255 - 255 * (rows[row["index"]] - low) / (high - low)
         np.testing.assert_allclose(shown, ink, atol=1)
+    assert complaints(driver) == []
+
+
+def test_a_dropped_parquet_file_is_ranked_as_asked_and_the_ranking_waits_for_one(driver, service, pool):
+    file = io.BytesIO()
+    parquet.write_table(pa.table({"id": [f"row {i}" for i in range(40)], "x": list(pool[1])}), file)
+    opened(driver, f"{service}/#/choose")
+    assert give(driver, "drop", ".drop", ("pool.parquet", "", file.getvalue()))
+    until(driver, lambda: "pool.parquet: 40 rows" in text_of(driver, ".drop"))
+    driver.execute_script("document.querySelector('details.options').open = true")
+    for label, value in (("Rows to label", "3"), ("Seed", "7"), ("Race", "0.05"), ("Take a row", "entropy")):
+        set_field(driver, label, value)
+    field(driver, "Other shares").click()
+    shares = driver.find_elements("css selector", ".shares input")
+    for i, share in enumerate(shares):
+        driver.execute_script("arguments[0].value = arguments[1]", share, "55" if i == 3 else "5")
+    press(driver, "Choose")
+    until(driver, lambda: "Label these 3 rows of 40" in text_of(driver, ".chosen h2"))
+    assert "a race" in text_of(driver, ".chosen")
+    classes = httpx.get(f"{service}/models/digits").json()["manifest"]["output"]["classes"]
+    priors = {name: 0.55 if i == 3 else 0.05 for i, name in enumerate(classes)}
+    asked = {"pool": pool[1].tolist(), "ids": [f"row {i}" for i in range(40)], "k": 3, "seed": 7, "race": 0.05}
+    answer = httpx.post(f"{service}/acquire", json={**asked, "acquisition": "entropy", "priors": priors}).json()
+    shown = text_of(driver, ".chosen-rows")
+    assert re.findall(r"row \d+", shown) == [row["id"] for row in answer["ranking"]]
+    assert len(driver.find_elements("css selector", ".chosen-rows canvas")) == 3
+    for view, caption in (("models", "Versions"), ("choose", "")):
+        driver.execute_script(f"location.hash = '#/{view}'")
+        until(driver, lambda caption=caption: not caption or table_of(driver, caption))
+    until(driver, lambda: text_of(driver, ".chosen-rows") == shown)
+    assert len(driver.find_elements("css selector", ".chosen-rows canvas")) == 3
+    assert field(driver, "Seed").get_attribute("value") == "7"
+    assert field(driver, "Take a row").get_attribute("value") == "entropy"
+    driver.execute_script("document.querySelector('details.options').open = true")
+    assert driver.find_elements("css selector", ".shares input")[3].get_attribute("value") == "55"
+    set_field(driver, "Take a row", "batchbald")  # for which there is no race
+    assert not field(driver, "Race").is_displayed()
+    press(driver, "Choose")
+    until(driver, lambda: "By batchbald" in text_of(driver, ".chosen"))
     assert complaints(driver) == []
 
 
@@ -454,16 +500,76 @@ def test_arrays_of_all_kinds_are_read_where_they_lie(driver, service):
       return [plain, streamed].map(({ shape, rows }) => ({ shape, rows: indices.map((i) => rows.get(i)) }));
     }"""
     generator = np.random.default_rng(0)
-    for kind in ("<f4", ">f4", "<f8", "|i1", "|u1", "<i2", ">i4", "<u4", "<i8", "|b1"):
-        array = (100 * generator.random((3000, 4, 6))).astype(kind)
+    for kind in ("<f2", "<f4", ">f4", "<f8", "|i1", "|u1", "<i2", ">i4", "<u4", "<i8", "|b1", "fortran"):
+        array = 100 * generator.random((3000, 4, 6))
+        array = np.asfortranarray(array) if kind == "fortran" else array.astype(kind)
         indices = [2999, 0, 17, 1500]
         for found in work(driver, "pools/npy.js", source, base64_of(npy(array)), indices):
             assert found["shape"] == [3000, 4, 6]
             np.testing.assert_array_equal(found["rows"], array[indices].reshape(4, -1).astype(float))
-    failed = failure(driver, "pools/npy.js", source, base64_of(npy(np.asfortranarray(np.ones((3, 4))))), [0])
-    assert "Fortran order" in failed
-    failed = failure(driver, "pools/npy.js", source, base64_of(npy(np.ones((3, 4)))[:-1]), [2])
-    assert "short" in failed
+    for array in (np.ones((3, 4)), np.asfortranarray(np.ones((3, 4)))):
+        assert "short" in failure(driver, "pools/npy.js", source, base64_of(npy(array)[:-1]), [2])
+    halves = np.array([0, -0.0, 1.5, -65504, 6e-8, np.inf], dtype="<f2")
+    without = source.replace("=> {", "=> { delete DataView.prototype.getFloat16;", 1)
+    for found in work(driver, "pools/npy.js", without, base64_of(npy(halves)), list(range(5))):
+        np.testing.assert_array_equal(np.array(found["rows"])[:, 0], halves[:5].astype(float))
+
+
+PARQUET = """async ({ rowsOf, countOf }, base64, indices, spec) => {
+  const file = new Blob([Uint8Array.from(atob(base64), (c) => c.charCodeAt(0))]);
+  const { kind, rows } = await rowsOf(file, indices, spec);
+  const asJson = (row) => (row instanceof Uint8Array ? String.fromCharCode(...row) : row);
+  return { kind, count: await countOf(file), rows: indices.map((index) => asJson(rows.get(index))) };
+}"""
+
+
+@pytest.mark.parametrize("codec", ["snappy", "zstd", "none"])
+def test_parquet_rows_are_read_where_they_lie(driver, service, codec):
+    opened(driver, service)
+    generator = np.random.default_rng(0)
+    rows, indices = 50, [49, 0, 17]
+    numbers = generator.random((rows, 6)).astype(np.float32)
+    blobs = [generator.bytes(30) for _ in range(rows)]
+
+    def read(table, **spec):
+        file = io.BytesIO()
+        parquet.write_table(pa.table(table), file, row_group_size=20, compression=codec)
+        spec = {"columns": [], "text": None, "image": None, "shape": [6], **spec}
+        return work(driver, "pools/parquet.js", PARQUET, base64_of(file.getvalue()), indices, spec)
+
+    names = pa.array([f"row {i}" for i in range(rows)])
+    for column in (pa.array(list(numbers)), pa.array(list(numbers.reshape(rows, 2, 3).tolist()))):
+        found = read({"id": names, "x": column})
+        assert (found["kind"], found["count"]) == ("numbers", rows)
+        np.testing.assert_allclose(found["rows"], numbers[indices], rtol=1e-6)
+    found = read({"id": pa.array(range(rows)), **{f"c{i}": numbers[:, i] for i in range(6)}})
+    np.testing.assert_allclose(found["rows"], numbers[indices], rtol=1e-6)
+    as_structs = pa.array([{"bytes": blob, "path": "a.png"} for blob in blobs])
+    for column in (pa.array(blobs), as_structs):
+        found = read({"image": column, "note": names}, image={"mode": "L"})
+        assert found["kind"] == "files"
+        assert [row.encode("latin-1") for row in found["rows"]] == [blobs[i] for i in indices]
+    cells = {
+        "age": pa.array([None if i == 17 else i for i in range(rows)]),
+        "city": pa.array([f"Zürich {i}" for i in range(rows)]).dictionary_encode(),
+        "day": pa.array([date(2024, 5, 1 + i % 28) for i in range(rows)]),
+        "price": pa.array([Decimal(i) / 4 for i in range(rows)], pa.decimal128(9, 2)),
+    }
+    found = read({"other": names, **cells}, columns=[{"name": name} for name in cells])
+    assert found["rows"] == [
+        ["49", "Zürich 49", "2024-05-22", "12.25"],
+        ["0", "Zürich 0", "2024-05-01", "0"],
+        ["–", "Zürich 17", "2024-05-18", "4.25"],
+    ]
+    found = read({"words": names}, text={"column": "words"})
+    assert found["rows"] == ["row 49", "row 0", "row 17"]
+    spec = {"columns": [], "text": None, "image": None, "shape": [6]}
+    file = io.BytesIO()
+    parquet.write_table(pa.table({"x": list(numbers)}), file, compression="gzip")
+    assert "by gzip" in failure(driver, "pools/parquet.js", PARQUET, base64_of(file.getvalue()), [0], spec)
+    file = io.BytesIO()
+    parquet.write_table(pa.table({"words": names}), file)
+    assert "does not see" in failure(driver, "pools/parquet.js", PARQUET, base64_of(file.getvalue()), [0], spec)
 
 
 def test_zips_are_read_entry_by_entry(driver, service):
@@ -489,6 +595,47 @@ def test_zips_are_read_entry_by_entry(driver, service):
     assert "too large" in failed
     failed = failure(driver, "pools/zip.js", source, base64_of(b"no zip " * 10), 1000)
     assert "no zip file" in failed
+
+
+def test_models_that_come_change_and_go_are_seen_by_a_page_that_stays_open(driver, service, store):
+    opened(driver, f"{service}/#/ask")
+    artifact = ModelStore(store).open("digits", "1")
+    described = Description(**{field: getattr(artifact.manifest, field) for field in Description.model_fields})
+    files = {file: artifact.files[file] for file in FILES}
+
+    def serving(version):
+        models = {m["name"]: m["serving"] for m in httpx.get(f"{service}/models").json()["models"]}
+        return models.get("late") == version
+
+    def seen(view):
+        driver.execute_script(f"location.hash = '#/{view}'")
+        until(driver, lambda: "One moment" not in text_of(driver, "main"))
+        return [o.get_attribute("value") for o in driver.find_elements("css selector", "#model option")]
+
+    for version, name in (("1", "<img src=x onerror=alert(1)>"), ("2", "\u05e9\u05dc\u05d5\u05dd")):
+        names = tuple(f"{name} {i}" for i in range(10))
+        renamed = described.output.model_copy(update={"classes": names})
+        ModelStore(store).publish("late", described.model_copy(update={"output": renamed}), files)
+        until(driver, lambda version=version: serving(version))
+        assert seen("live") == ["digits", "late"]
+        seen("ask")
+        if version == "1":
+            script = (
+                "const s = document.getElementById('model'); s.value = 'late'; s.dispatchEvent(new Event('change'))"
+            )
+            driver.execute_script(script)
+            until(driver, lambda: text_of(driver, "main h1") == "Ask late")
+        press(driver, "Noise")
+        until(driver, lambda name=name: text_of(driver, ".answer h2").startswith(name))
+        options = driver.find_elements("css selector", "details.options option")
+        assert [o.get_attribute("value") for o in options] == ["latest", *("21" if version == "2" else "1")]
+    shutil.rmtree(store / "late")
+    until(driver, lambda: serving(None))
+    press(driver, "Noise")
+    until(driver, lambda: "model: expected one of ['digits']" in text_of(driver, ".answers .notice"))
+    seen("live")
+    assert seen("ask") == ["digits"]
+    assert text_of(driver, "main h1") == "Ask digits"
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])

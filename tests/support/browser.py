@@ -1,5 +1,6 @@
 """Chromium, driven by selenium, which has an environment of its own: `.venv-page`, made by `make test-real`."""
 
+import base64
 import shutil
 import site
 import sys
@@ -15,6 +16,15 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 PACKAGES = ROOT / ".venv-page" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
 AXE = ROOT / ".venv-page" / "package" / "axe.min.js"
+GIVE = """
+const [kind, selector, files] = arguments, given = new DataTransfer();
+const content = (base64) => Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+for (const [name, type, base64] of files) given.items.add(new File([content(base64)], name, { type }));
+const event = kind === 'paste' ? new ClipboardEvent(kind, { clipboardData: given, bubbles: true, cancelable: true })
+  : new DragEvent(kind, { dataTransfer: given, bubbles: true, cancelable: true });
+document.querySelector(selector).dispatchEvent(event);
+return event.defaultPrevented;
+"""
 MISSING = next(
     (
         f"{what} is not there"
@@ -110,3 +120,10 @@ def draw(driver: Any, board: Any, strokes: list[list[tuple[float, float]]]) -> N
         for offset in offsets[1:]:
             actions.move_to_element_with_offset(board, *offset)
         actions.release().perform()
+
+
+def give(driver: Any, event: str, selector: str, *files: tuple[str, str, bytes]) -> bool:
+    """Drop or paste files, (name, media type, content), on an element; return whether the page took them."""
+    packed = [(name, kind, base64.b64encode(content).decode()) for name, kind, content in files]
+    taken: bool = driver.execute_script(GIVE, event, selector, packed)
+    return taken

@@ -1,7 +1,7 @@
 // A canvas to draw on, for models of one channel of pixels. What is drawn is kept as strokes, and drawn again at the
 // size and place that such data have, so that neither the size nor the place of a drawing makes it odd.
 
-import { h } from "../dom.js";
+import { h, whenGiven } from "../dom.js";
 
 const SIZE = 280; // of the canvas, in its own pixels
 const PEN = 0.14; // the pen's width, of the drawing's height: as in MNIST, 3 of 20 pixels
@@ -53,7 +53,7 @@ export function canvasInput(spec, changed) {
       h("p", {}, fitted, " ", h("label", { for: "fitted" }, "Size and centre it as the data")),
       h("p", {}, inverted, " ", h("label", { for: "inverted" }, "Swap ink and paper")),
       h("figure", { class: "small" }, preview, h("figcaption", {}, `What the model gets: ${width} x ${height}`)),
-      h("p", { class: "quiet" }, "An image can be dropped or pasted on the board."),
+      h("p", { class: "quiet" }, "An image can be dropped on the board, or pasted."),
       said,
     ),
   );
@@ -84,12 +84,7 @@ export function canvasInput(spec, changed) {
   });
   board.addEventListener("focus", redraw);
   board.addEventListener("blur", redraw);
-  element.addEventListener("dragover", (event) => event.preventDefault());
-  element.addEventListener("drop", (event) => {
-    event.preventDefault();
-    take(event.dataTransfer.files[0]);
-  });
-  element.addEventListener("paste", (event) => take(event.clipboardData.files[0]));
+  whenGiven(element, (files) => take(files[0]));
   redraw();
 
   function place(event) {
@@ -117,15 +112,16 @@ export function canvasInput(spec, changed) {
   }
 
   async function take(file) {
-    if (!file) return;
-    clear();
     said.textContent = "";
+    let image;
     try {
-      picture = await createImageBitmap(file);
+      image = await createImageBitmap(file);
     } catch {
       said.textContent = `${file.name} is no image that this browser can read.`;
       return;
     }
+    clear();
+    picture = image;
     inverted.checked = false;
     const shares = ink();
     inverted.checked = shares.reduce((sum, share) => sum + share, 0) > shares.length / 2; // dark on light, as on paper
@@ -148,8 +144,11 @@ export function canvasInput(spec, changed) {
     if (!strokes.length && !picture) return null;
     const fine = h("canvas", { width: width * FINE, height: height * FINE });
     const on = fine.getContext("2d", { willReadFrequently: true });
-    if (picture) on.drawImage(picture, 0, 0, fine.width, fine.height);
-    else drawStrokes(on, fine.width, fine.height, fitted.checked);
+    if (picture) {
+      on.fillStyle = "#fff"; // below what is transparent, as most programs show it
+      on.fillRect(0, 0, fine.width, fine.height);
+      on.drawImage(picture, 0, 0, fine.width, fine.height);
+    } else drawStrokes(on, fine.width, fine.height, fitted.checked);
     const pixels = on.getImageData(0, 0, fine.width, fine.height).data;
     const shares = new Array(width * height).fill(0);
     for (let y = 0; y < fine.height; y++) {

@@ -24,6 +24,8 @@ function oneColumn(column, changed) {
   const missing = h("input", { type: "checkbox", id: `missing-${++made}` });
   control.id = `column-${made}`;
   const known = h("span", {}, control);
+  const empty = h("span", { hidden: true }, ": nothing is written");
+  known.addEventListener("input", () => (empty.hidden = value() !== null));
   missing.addEventListener("change", () => {
     known.querySelectorAll("input, select").forEach((each) => (each.disabled = missing.checked));
     changed();
@@ -33,7 +35,7 @@ function oneColumn(column, changed) {
     { class: "column" },
     h("label", { for: control.id }, column.name),
     known,
-    h("label", { class: "quiet", for: missing.id }, missing, " missing"),
+    h("label", { class: "quiet", for: missing.id }, missing, " missing", empty),
     hint && h("span", { class: "quiet hint", id: `hint-${made}` }, hint),
   );
   if (hint) control.setAttribute("aria-describedby", `hint-${made}`);
@@ -54,7 +56,10 @@ function numeric(column, changed) {
   return {
     control,
     hint: column.mostly ? `mostly ${number(column.mostly[0])} to ${number(column.mostly[1])}` : `on average ${number(column.mean)}`,
-    value: () => (control.value === "" ? null : Number(control.value)),
+    value() {
+      if (control.validity.badInput) throw new Error(`${column.name}: this is no number, or too large a one. The decimal sign is a point.`);
+      return control.value === "" ? null : Number(control.value);
+    },
     restore: (saved) => (control.value = saved),
   };
 }

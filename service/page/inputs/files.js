@@ -1,6 +1,6 @@
 // Image files: chosen, dropped or pasted.
 
-import { h } from "../dom.js";
+import { h, whenGiven } from "../dom.js";
 
 const TYPES = ["image/png", "image/jpeg", "image/webp", "image/bmp"];
 
@@ -16,17 +16,11 @@ export function filesInput(spec, changed) {
     { class: "drop" },
     h("label", { for: choose.id }, "Image files"),
     choose,
-    h("p", { class: "quiet", id: "image-hint" }, `PNG, JPEG, WebP or BMP, ${size}. Drop or paste them here as well.`),
+    h("p", { class: "quiet", id: "image-hint" }, `PNG, JPEG, WebP or BMP, ${size}. Drop them here, or paste one, as well.`),
     shown,
   );
   choose.addEventListener("change", () => take(choose.files));
-  element.addEventListener("dragover", (event) => event.preventDefault());
-  element.addEventListener("drop", (event) => {
-    event.preventDefault();
-    take(event.dataTransfer.files);
-  });
-  element.tabIndex = 0;
-  element.addEventListener("paste", (event) => take(event.clipboardData.files));
+  whenGiven(element, take);
 
   function take(given) {
     const taken = [...given];

@@ -1,9 +1,9 @@
 // What one asks with, by what the model takes. Each input is an object with
 //   element          what people see
-//   rows()           rows as JSON, or null while there is nothing to ask
+//   rows()           rows as JSON, or null while there is nothing to ask; throws, in words, where one is wrong
 //   files()          image files to send as a form instead, or null
 //   pictures()       for each row a picture of it, or null
-//   saved()          what `restore` brings back, for a link; null where it is too much for one
+//   saved()          what `restore` brings back, for a link; null where it is too much for one, or one is wrong
 //   restore(saved)
 
 import { h, tabs } from "../dom.js";
@@ -34,7 +34,12 @@ export function inputFor(spec, changed) {
     files: () => now().files?.() ?? null,
     pictures: () => now().pictures?.() ?? null,
     saved() {
-      const saved = now().saved();
+      let saved = null;
+      try {
+        saved = now().saved();
+      } catch {
+        // what is wrong is not kept
+      }
       return saved === null ? null : { kind: kinds[bar.chosen][0], saved };
     },
     restore({ kind, saved }) {

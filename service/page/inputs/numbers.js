@@ -29,5 +29,5 @@ function parsed(text) {
       return [trimmed];
     }
   }
-  return trimmed.split(/\n+/).map((line) => line.trim().split(/[\s,;]+/).map((x) => (x === "" || Number.isNaN(Number(x)) ? x : Number(x))));
+  return trimmed.split(/\n+/).map((line) => line.trim().split(/[\s,;]+/).map((x) => (x !== "" && Number.isFinite(Number(x)) ? Number(x) : x)));
 }

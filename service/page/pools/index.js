@@ -8,13 +8,14 @@
 //                                 "columns", "texts" or "none", `of` is what is shown of a row by its index, `why`
 //                                 says what is not shown, and `forget` lets go of pictures
 
-import { ask } from "../api.js";
+import { ask, asText } from "../api.js";
 import { h } from "../dom.js";
 import * as csv from "./csv.js";
 import * as npy from "./npy.js";
+import * as parquet from "./parquet.js";
 import * as zip from "./zip.js";
 
-const TYPES = { npy: "application/x-npy", npz: "application/x-npz", parquet: "application/vnd.apache.parquet", csv: "text/csv", zip: "application/zip" };
+const TYPES = { npy: "application/x-npy", npz: "application/x-npz", parquet: "application/vnd.apache.parquet", csv: "text/csv", tsv: "text/csv", zip: "application/zip" };
 const ROWS = ["pool", "inputs", "x", "X", "rows", "features"]; // arrays of an npz that rows are looked for in
 const MOST_READ = 256 << 20; // bytes of a packed array that are gone through
 const MOST_TABLE = 64 << 20; // bytes of a CSV file
@@ -25,7 +26,7 @@ const MOST_NUMBERS = 8_000_000; // of the rows of an array
 const MOST_SIDE = 256; // pixels of a picture of numbers; of larger ones some are left out
 const LETTERS = 400; // of a text
 const COLUMNS = 12; // of a row that are shown
-export const ACCEPTED = [".npy", ".npz", ".parquet", ".csv", ".zip", ".txt", "image/png", "image/jpeg", "image/webp", "image/bmp"];
+export const ACCEPTED = [".npy", ".npz", ".parquet", ".csv", ".tsv", ".zip", ".txt", "image/png", "image/jpeg", "image/webp", "image/bmp"];
 
 /** The pool that chosen files are. Throws, in words, where they are none. */
 export async function poolOf(files, spec) {
@@ -45,19 +46,18 @@ export function poolAtService(name) {
     size: Infinity,
     rows: async () => null,
     send: (path, fields, signal) => ask(path, { method: "POST", json: { ...given(fields), pool_file: name }, signal }),
-    shown: async () => ({ kind: "none", why: "The pool lies at the service, so index and id alone are shown." }),
+    shown: async () => ({ kind: "none", why: "The pool lies at the service, which gives the rows of its files to nobody: index and id alone are shown." }),
   };
 }
 
 function fileOfRows(file, kind, spec) {
-  const show = { npy: showNpy, npz: showNpz, csv: showCsv, zip: showZip }[kind];
+  const show = { npy: showNpy, npz: showNpz, parquet: showParquet, csv: showCsv, tsv: showCsv, zip: showZip }[kind];
   return {
     name: file.name,
     size: file.size,
     rows: () => rowsIn(file, kind),
     send: (path, fields, signal) => ask(path, { method: "POST", body: file, type: TYPES[kind], query: fields, signal }),
     async shown(ranking) {
-      if (!show) return { kind: "none", why: "The page cannot read Parquet files: index and id alone are shown." };
       try {
         return await show(file, spec, ranking);
       } catch (error) {
@@ -75,7 +75,7 @@ function severalFiles(files, spec) {
     rows: async () => sorted.length,
     send(path, fields, signal) {
       const form = new FormData();
-      for (const [name, value] of Object.entries(fields)) if (value !== null && value !== undefined) form.append(name, String(value));
+      for (const [name, value] of Object.entries(fields)) if (value !== null && value !== undefined) form.append(name, asText(value));
       form.append("ids", JSON.stringify(sorted.map((file) => file.name)));
       for (const file of sorted) form.append("pool", file);
       return ask(path, { method: "POST", body: form, signal });
@@ -89,6 +89,7 @@ async function rowsIn(file, kind) {
   try {
     if (kind === "npy") return npy.headerOf(new Uint8Array(await file.slice(0, 1 << 17).arrayBuffer())).shape[0];
     if (kind === "zip") return (await zip.entriesOf(file)).size;
+    if (kind === "parquet") return await parquet.countOf(file);
   } catch {
     return null; // the service says what is wrong with it
   }
@@ -104,6 +105,17 @@ async function showNpz(file, spec, ranking) {
   const names = [...entries.keys()].filter((name) => name.endsWith(".npy")).map((name) => name.slice(0, -4)).filter((name) => name !== "ids");
   const name = names.length === 1 ? names[0] : ROWS.find((one) => names.includes(one));
   return ofNumbers(await zip.contentOf(file, entries.get(`${name}.npy`)), spec, ranking);
+}
+
+async function showParquet(file, spec, ranking) {
+  const { kind, names, rows } = await parquet.rowsOf(file, ranking.map((row) => row.index), spec);
+  if (kind === "cells") return ofCells(names, new Map([...rows].map(([index, cells]) => [index, cells.map(shortened)])));
+  if (kind === "numbers") return ofRows(spec, ranking, async () => rows);
+  return shownFiles(ranking, spec, async (row, most) => {
+    const content = rows.get(row.index);
+    if (content.length > most) throw new Error("it is too large to be shown");
+    return new Blob([content]);
+  });
 }
 
 async function showCsv(file, spec, ranking) {
@@ -151,10 +163,15 @@ async function shownFiles(ranking, spec, blobOf) {
 
 /** Rows of numbers, as pictures where they are some, else as columns. */
 async function ofNumbers(content, spec, ranking) {
+  return ofRows(spec, ranking, async (indices) => (await npy.rowsOf(content, indices, MOST_READ)).rows);
+}
+
+/** The same of the rows that `read` gives, by their indices. */
+async function ofRows(spec, ranking, read) {
   const size = spec.shape.reduce((a, b) => a * b, 1);
   const shown = ranking.slice(0, Math.floor(MOST_NUMBERS / size)).map((row) => row.index);
   if (!shown.length) throw new Error(`a row has ${size} numbers`);
-  const { rows } = await npy.rowsOf(content, shown, MOST_READ);
+  const rows = await read(shown);
   const why = shown.length < ranking.length ? `The first ${shown.length} rows are shown, as large as they are.` : null;
   const first = rows.values().next().value ?? [];
   if (first.length !== size) throw new Error(`a row has ${first.length} numbers in place of ${size}`);

@@ -416,6 +416,11 @@ def test_what_is_no_pool_is_refused_with_the_reason(tmp_path):
     refused(tmp_path / "narrow.parquet", TABLE, r"pool_file\.width: expected a column of that name, got columns a")
     (tmp_path / "ragged.csv").write_text("width,colour\n1,red\n2\n")
     refused(tmp_path / "ragged.csv", TABLE, r"pool_file\.1: expected 2 cells, as the first line, got 1")
+    for text in ('width,colour\n1,red\n2,"red\n3,red\n', 'width,colour\n1,red\n2,"', 'width,"colour\n1,red\n'):
+        (tmp_path / "open.csv").write_text(text)
+        refused(tmp_path / "open.csv", TABLE, "with quotes that are closed, got one that is open at the end")
+    (tmp_path / "open.csv").write_text('width,colour\n1,"' + "2,red\n" * 3_000_000)
+    refused(tmp_path / "open.csv", TABLE, "with quotes that are closed, got field larger than")
 
 
 def test_a_list_of_another_length_is_named(tmp_path):

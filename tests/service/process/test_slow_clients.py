@@ -1,10 +1,17 @@
 """Clients that take for ever, or send heads without end: each is hung up on, and holds nothing."""
 
+import asyncio
+import json
 import select
+from functools import partial
 
 import httpx
 import pytest
+from uvicorn import Config
+from uvicorn.server import ServerState
 
+from service.process.budget import ByteBudget
+from service.process.connections import FREE_BYTES, REFUSED, Connections, HttpConnection
 from service.process.http1 import MAX_HEAD_BYTES
 from tests.support.process import open_files, settled
 from tests.support.raw import Connection, Ended, request
@@ -37,6 +44,43 @@ def test_a_request_that_does_not_come_whole_is_answered_408_and_the_connection_e
         assert (answer.status, answer.closes) == (408, True)
         with pytest.raises(Ended):
             connection.answer()
+
+
+@pytest.mark.parametrize(
+    ("path", "named"), [("/v2/models/digits/infer", "error"), ("/invocations", "message"), ("/predict", None)]
+)
+def test_what_is_refused_before_it_is_whole_is_refused_as_its_protocol_has_it(impatient, path, named):
+    """By a service that waits for the rest of a body, and by one that has no memory for what follows a request."""
+    port, _ = impatient
+    with Connection(port) as connection:
+        refused_as(connection.ask(request("POST", path, BODY)[:-1]), 408, named)
+
+    async def hears_nothing(scope, receive, send):
+        await asyncio.Event().wait()
+
+    async def ask():
+        state, shared = ServerState(), Connections(60.0, 10, ByteBudget(0))
+        make = partial(HttpConnection, shared, Config(hears_nothing, log_config=None), state, {})
+        server = await asyncio.get_running_loop().create_server(make, "127.0.0.1")
+        _, port = server.sockets[0].getsockname()
+        with Connection(port) as connection:
+            waiting = asyncio.to_thread(connection.ask, request("POST", path, BODY) + b"G" * (FREE_BYTES + 1))
+            refused_as(await waiting, 503, named)
+        server.close()
+        for task in state.tasks:
+            task.cancel()
+
+    asyncio.run(ask())
+
+
+def refused_as(answer, status, named):
+    """Look at a refusal: the text is in the field of a name, or there is none."""
+    assert (answer.status, answer.closes) == (status, True)
+    if named is None:
+        assert answer.body == b""
+    else:
+        assert answer.headers[b"content-type"] == b"application/json"
+        assert json.loads(answer.body)[named] == REFUSED[status]
 
 
 @pytest.mark.parametrize(

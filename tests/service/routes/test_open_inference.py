@@ -447,6 +447,11 @@ def test_tables_that_are_wrong_are_named(client):
     wide = {**tensor(np.array([[31.0, 2.0]]), "age")}
     assert refused(wide, city).startswith("inputs.0.shape: expected (N,) or (N, 1)")
     assert refused(strings(["old"], "age"), city) == "inputs.0.age: expected a number, or null, got a string"
+    packed = {"parameters": {"content_type": "base64"}}
+    expected = "parameters.content_type: expected text as it is (str), or none, got base64"
+    assert refused(age, {**strings(["Um9tZQ=="], "city"), **packed}) == f"inputs.1.{expected}"
+    text = {**strings(["Z29vZA=="], "text"), **packed}
+    assert refusal(post(client, {"inputs": [text]}, "texts")) == f"inputs.0.{expected}"
     true = {"name": "age", "datatype": "BOOL", "shape": [1], "data": [True]}
     assert refused(true, city) == "inputs.0.datatype: expected a datatype of numbers, or BYTES, got BOOL"
 

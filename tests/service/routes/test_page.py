@@ -61,7 +61,9 @@ def test_no_other_file_is_given(client):
 def test_what_others_made_is_as_it_was():
     written = (FOLDER / "vendor" / "README.md").read_text()
     listed = re.findall(r"^\| `(\S+)` .* `([0-9a-f]{64})` \|$", written, re.MULTILINE)
-    assert {name for name, _ in listed} == {path.name for path in (FOLDER / "vendor").glob("*.js")}
+    assert {name for name, _ in listed} == {
+        path.relative_to(FOLDER / "vendor").as_posix() for path in (FOLDER / "vendor").rglob("*.js")
+    }
     for name, digest in listed:
         assert sha256((FOLDER / "vendor" / name).read_bytes()).hexdigest() == digest
 
