@@ -5,7 +5,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -157,8 +157,13 @@ def _noted(client: Client, answer: Predictions, not_read: Sequence[str]) -> Iter
         yield f"columns that the model does not take: {', '.join(not_read)}"
     if "unknown_categories" in answer and (counts := answer["unknown_categories"]).any():
         names = [column["name"] for column in client.model(answer.model).columns or ()]
-        found = [f"{name} in {n}" for name, n in zip(names, counts.tolist(), strict=False) if n]
-        yield f"rows whose category is missing or unknown to the model: {', '.join(found)}"
+        yield _unknown({name: n for name, n in zip(names, counts.tolist(), strict=False) if n})
+
+
+def _unknown(counts: Mapping[str, int]) -> str:
+    """Say in how many rows categories are missing or unknown, by column."""
+    found = ", ".join(f"{name} in {n}" for name, n in counts.items())
+    return f"rows whose category is missing or unknown to the model: {found}"
 
 
 def _acquire(client: Client, asked: argparse.Namespace) -> None:
@@ -190,8 +195,8 @@ def _acquire(client: Client, asked: argparse.Namespace) -> None:
     print(table(list(columns), list(zip(*columns.values(), strict=True))))
     left_out = f", {answer.excluded} left out since they are labelled" if answer.excluded else ""
     print(f"\n{len(answer)} of {answer.pool_size} rows{left_out}")
-    for name, count in answer.unknown_categories.items():
-        print(f"{name}: {count} rows have a category that the model does not know, or none")
+    if answer.unknown_categories:
+        print(_unknown(answer.unknown_categories))
 
 
 def _models(client: Client, asked: argparse.Namespace) -> None:

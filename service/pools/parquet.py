@@ -1,6 +1,6 @@
 """Parquet files: columns by name, lists of numbers, or files in a column. Read by pyarrow, which may be missing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, datetime
 from decimal import Decimal
@@ -34,12 +34,16 @@ class ParquetFile(PoolFile):
     Attributes:
         groups: how many rows each row group has.
         columns: those that rows are taken from.
+        of_all: columns that the file has not, and what they say of all its rows, as text; None: nothing.
     """
 
     ENDING = ".parquet"
 
-    def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
+    def __init__(
+        self, source: Source, spec: InputSpec, field: str, of_all: Mapping[str, str | None] | None = None
+    ) -> None:
         super().__init__(source, spec, field)
+        self.of_all = of_all or {}
         try:
             import pyarrow.parquet
         except ImportError:
@@ -116,7 +120,13 @@ class ParquetFile(PoolFile):
         spec = self.spec
         if spec.columns:
             missing = spec.missing_values
-            return {c.name: _cells_of(batch.column(i), c, missing) for i, c in enumerate(spec.columns)}
+            place = {name: i for i, name in enumerate(self.columns)}
+            return {
+                c.name: _cells_of(batch.column(place[c.name]), c, missing)
+                if c.name in place
+                else self._cells_of_all(c, batch.num_rows)
+                for c in spec.columns
+            }
         if spec.text is not None or (spec.image is not None and self._is_files):
             values = batch.column(0).to_pylist()
             values = [value.get("bytes") if isinstance(value, dict) else value for value in values]
@@ -148,8 +158,10 @@ class ParquetFile(PoolFile):
 
         spec = self.spec
         if spec.columns:
-            refuse_absent([c.name for c in spec.columns], schema.names, self.field)
-            return [c.name for c in spec.columns], f"the {len(spec.columns)} columns that the model was fitted with"
+            names = [c.name for c in spec.columns]
+            refuse_absent(names, [*schema.names, *self.of_all], self.field)
+            there = [name for name in names if name in schema.names]
+            return there, f"the {len(names)} columns that the model was fitted with"
         if spec.text is not None:
             refuse_absent([spec.text.column], schema.names, self.field)
             return [spec.text.column], f"the column {spec.text.column}"
@@ -181,10 +193,15 @@ class ParquetFile(PoolFile):
             expected += ", or one of image files"
         raise self._rows_error(expected, f"{len(lists)} of lists and {len(numbers)} of numbers")
 
+    def _cells_of_all(self, column: AnyColumn, rows: int) -> list[Any]:
+        """Return the cells of a column that says the same of all rows."""
+        text = self.of_all[column.name]
+        return [None if text is None else reader_of(column, self.spec.missing_values)(text)] * rows
+
     def _batches(self, columns: list[str], groups: list[int] | None = None) -> Iterator[Any]:
         import pyarrow.parquet
 
-        size = min(MOST_BUFFER, max(LEAST_BUFFER, BUFFERED_BYTES // len(columns)))
+        size = min(MOST_BUFFER, max(LEAST_BUFFER, BUFFERED_BYTES // max(1, len(columns))))
         with (
             self._told(),
             pyarrow.parquet.ParquetFile(opened(self.source), buffer_size=size, pre_buffer=False) as file,

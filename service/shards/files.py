@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from urllib.parse import unquote
 
 from model_store.artifacts.disk import make_folder, sync_folder
 from model_store.artifacts.objects import Objects
@@ -22,6 +23,7 @@ from service.pools.files import stamp_of
 ENDING = ".parquet"
 DRAFT = ".draft-"
 PROBE = ".probe-"
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"  # in the name of a folder
 FOOTER_BYTES = 64 << 10  # read at a file's end at first, which most footers are smaller than
 PIECE_BYTES = 8 << 20  # of an object, read at a time
 MOST_BYTES = 1 << 30  # of what is read whole
@@ -38,6 +40,13 @@ class Listed:
     name: str  # below the data set, with slashes
     size: int  # bytes
     stamp: str  # changes whenever the file does
+
+    @property
+    def of_folders(self) -> dict[str, str | None]:
+        """What the names of its folders say of all its rows, as `date=2024-01-01`; None where they say nothing."""
+        pairs = (folder.partition("=") for folder in self.name.split("/")[:-1])
+        values = {unquote(name): unquote(value) for name, mark, value in pairs if mark}
+        return {name: None if value == NO_VALUE else value for name, value in values.items()}
 
     def changed(self) -> InvalidInput:
         """Return what is said where it is another by now."""

@@ -145,7 +145,7 @@ def plan(source: Files, listed: list[Listed], asked: Asked, spec: InputSpec) -> 
     for number, file in enumerate(listed):
         copy = source.open(file)
         try:
-            pool = ParquetFile(copy.path, spec, f"{SOURCE}: {file.name}")
+            pool = ParquetFile(copy.path, spec, f"{SOURCE}: {file.name}", file.of_folders)
         finally:
             copy.close()
         first = first or pool

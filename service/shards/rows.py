@@ -82,7 +82,7 @@ class Reader:
             self._open = (
                 shard.file,
                 copy,
-                ParquetFile(copy.path, self._model.manifest.input, f"source: {listed.name}"),
+                ParquetFile(copy.path, self._model.manifest.input, f"source: {listed.name}", listed.of_folders),
             )
         _, copy, pool = self._open
         ends = np.cumsum(pool.groups)

@@ -80,6 +80,12 @@ def test_a_table_is_read_by_the_service(run, tmp_path):
         "columns that the model does not take: rent",
         "rows whose category is missing or unknown to the model: city in 1",
     ]
+    (tmp_path / "pool.csv").write_text("age,city\n31,Rome\n31,Atlantis\n")
+    _, out, _ = run("acquire", "pool.csv", "--model", "rents")
+    assert out.splitlines()[-2:] == [
+        "2 of 2 rows",
+        "rows whose category is missing or unknown to the model: city in 1",
+    ]
 
 
 def test_json_lines_and_images_are_rows(run, tmp_path):

@@ -15,7 +15,14 @@ DOTS = 100  # to an inch
 STYLES = ("-", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # of acquisitions other than random choice, which is dashed
 
 
-def learning_curves(curves: Sequence[Curves], means: Sequence[Mean], target: float, metric: str) -> bytes:
+def number(value: float, digits: int = 4) -> str:
+    """Return a number as people read it: of as many digits, and whole from a thousand on."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
+
+
+def learning_curves(
+    curves: Sequence[Curves], means: Sequence[Mean], target: float, metric: str, unit: str = ""
+) -> bytes:
     """Draw the metric against labels, a panel for each start: an arm's mean over seeds within least and most, and
     where its labels needed lie; as a PNG.
 
@@ -35,8 +42,9 @@ def learning_curves(curves: Sequence[Curves], means: Sequence[Mean], target: flo
                 place = 0 if one.arm.is_control else acquisitions.index(one.arm.acquisition)
                 colour = recipes.index(one.arm.recipe.name) if len(recipes) > 1 else place + (not one.arm.is_control)
                 _draw(axis, one, mean, f"C{colour % 10}", "--" if one.arm.is_control else STYLES[place % len(STYLES)])
-        axis.legend(loc="lower right" if metric == "accuracy" else "upper right", fontsize="small")
-        axis.set(xlabel="labels", ylabel=f"test {metric}", title=f"{start} start; target {target:.4g}")
+        axis.legend(loc="best", fontsize="small")
+        of_what = f"test {metric}, in the units of {unit}" if unit else f"test {metric}"
+        axis.set(xlabel="labels", ylabel=of_what, title=f"{start} start; target {number(target)}")
         axis.grid(alpha=0.3)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=DOTS)

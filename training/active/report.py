@@ -9,7 +9,7 @@ import numpy as np
 
 from model_store.errors import InvalidInput
 from model_store.types import Task
-from training.active.plot import learning_curves
+from training.active.plot import learning_curves, number
 from training.active.protocol import End, Protocol
 from training.active.records import Curves
 from training.active.savings import Mean, Needed, Saved, has_ended, mean_needed, needed, saved
@@ -38,6 +38,7 @@ class Report:
     end: End
     target: float
     is_given: bool  # else the target is what random choice comes to
+    unit: str  # of an error: the target's name; "" of an accuracy
     arms: list[Findings]
     unfinished: dict[str, list[int]]  # seeds that did not end yet, by arm
 
@@ -50,7 +51,7 @@ class Report:
         """Return the page, in Markdown."""
         metric, counts = self.metric, self._shown_counts()
         lines = [
-            f"# Labels needed for a test {metric} of {self.target:.4g}",
+            f"# Labels needed for a test {metric} of {number(self.target)}",
             "",
             *self._told(),
             "",
@@ -91,7 +92,7 @@ class Report:
         return {
             "active.md": f"{self.text()}\n\n![learning curves](active.png)\n".encode(),
             "active.json": json.dumps(content, indent=1, allow_nan=False).encode(),
-            "active.png": learning_curves(curves, means, self.target, self.metric),
+            "active.png": learning_curves(curves, means, self.target, self.metric, self.unit),
         }
 
     def _told(self) -> list[str]:
@@ -103,7 +104,9 @@ class Report:
             f"random rows without a label, scored by {p.draws} draws"
             + (f" in a race (probability {p.race:g})" if p.race is not None else "")
             + (f", power_bald with beta {p.beta:g}" if p.beta != 1.0 else "")
-            + f"; {p.epochs} epochs a fit; the test {self.metric} is of {p.test_draws} draws, on test rows that are "
+            + f"; {p.epochs} epochs a fit; the test {self.metric}"
+            + (f", in the units of `{self.unit}`," if self.unit else "")
+            + f" is of {p.test_draws} draws, on test rows that are "
             f"used for nothing else. The target is {origin}. A fit sees the labels counted here and no others: none "
             "are held out for a checkpoint, a temperature or anything else. Labels needed are those of the first "
             "round at the target; in brackets the least and the most of the seeds.",
@@ -131,7 +134,7 @@ class Report:
         there = sum(one.is_reached for one in of_seeds)
         kept = [one.kept for one in of_seeds if one.kept is not None]
         least, most = min(one.labels for one in of_seeds), max(one.labels for one in of_seeds)
-        spread = f" ({least} to {most}{'' if there == len(of_seeds) else ' or more'})"
+        spread = f" ({least} to {most}{'' if there == len(of_seeds) else ' or more'})" if there else ""
         in_a_row = f"{np.mean(kept):.0f} ({len(kept)} of {len(of_seeds)})" if kept else "none"
         cells = [
             found.curves.arm.label,
@@ -142,8 +145,8 @@ class Report:
         ]
         for count in counts:
             values = found.curves.at(count)
-            spread = f" ± {np.std(values, ddof=1):.2g}" if len(values) > 1 else ""
-            cells.append(f"{np.mean(values):.4g}{spread}")
+            spread = f" ± {number(float(np.std(values, ddof=1)), 2)}" if len(values) > 1 else ""
+            cells.append(f"{number(float(np.mean(values)))}{spread}")
         return f"| {' | '.join(cells)} |"
 
     def _verdicts(self) -> list[str]:
@@ -192,7 +195,8 @@ def report(wanted: Sequence[Curves], source: str, protocol: Protocol, end: End) 
         for one in wanted
     }
     unfinished = {label: seeds for label, seeds in open_.items() if seeds}
-    return Report(task, source, protocol, end, target, end.target is not None, found, unfinished)
+    unit = "" if task == "classification" else wanted[0].arm.recipe.data.target or "y"
+    return Report(task, source, protocol, end, target, end.target is not None, unit, found, unfinished)
 
 
 def _shown(one: Needed) -> str:

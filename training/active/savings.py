@@ -30,7 +30,7 @@ class Mean:
     """A mean over seeds, or a bound of it."""
 
     value: float
-    bound: str  # "" of a mean, "at least" or "at most" of a bound, "unknown" where neither holds
+    bound: str  # "" of a mean, "at least", "at most" or "more than" of a bound, "unknown" where neither holds
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ def has_ended(rounds: Sequence[Round], end: End, task: Task, batch: int) -> bool
 
 
 def mean_needed(seeds: Sequence[Needed]) -> Mean:
-    """Return the mean of labels needed, or what it is at least."""
-    value = float(np.mean([one.labels for one in seeds]))
-    return Mean(value, "" if all(one.is_reached for one in seeds) else "at least")
+    """Return the mean of labels needed, or what it is at least, or more than where no seed came to the target."""
+    value, there = float(np.mean([one.labels for one in seeds])), sum(one.is_reached for one in seeds)
+    return Mean(value, "" if there == len(seeds) else "at least" if there else "more than")
 
 
 def saved(arm: Sequence[Needed], control: Sequence[Needed]) -> Saved:

@@ -18,6 +18,7 @@ from training.active.protocol import Arm, End, Protocol, Start
 from training.commands import folders
 from training.commands.fit import weights_digest
 from training.data import Dataset, load
+from training.messages import log
 from training.recipe import LaplaceSection, Recipe
 
 HELP = "simulate active learning on labelled data: how many labels are needed, and how many are saved"
@@ -179,6 +180,8 @@ def _end(options: argparse.Namespace, task: Task, rows: int) -> End:
         raise InvalidInput("--target-accuracy", "a number in (0, 1)", str(accuracy))
     if rmse is not None and not rmse > 0:
         raise InvalidInput("--target-rmse", "a number above 0", str(rmse))
+    if options.until > rows:
+        log.info("the data have %d training rows, so arms end at these (--until %d)", rows, options.until)
     return End(min(options.until, rows), rmse if accuracy is None else accuracy)
 
 

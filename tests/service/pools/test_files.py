@@ -15,6 +15,10 @@ from model_store.errors import InvalidInput
 from model_store.inputs.columns import from_cells, from_objects
 from service.pools import pool_file
 from service.pools.files import check_ids, open_pool, path_in
+from service.pools.parquet import ParquetFile
+from service.shards.files import Listed
+from tests.support.recipes import recipe_of
+from training.data import load
 
 NAMED = InputSpec(
     shape=(7,),
@@ -198,6 +202,47 @@ def test_a_csv_file_is_read_as_it_is_in_training(tmp_path):
     assert next(pool.parts())["width"] == [1.5, 1.234]
 
 
+@pytest.mark.parametrize(
+    ("delimiter", "encoding", "before", "point", "none"),
+    [
+        (",", "utf-8", "", ".", ""),
+        (",", "utf-8-sig", " ", ".", "NULL"),
+        (";", "cp1252", "", ",", "n/a"),
+        ("\t", "utf-16", " ", ".", "?"),
+        ("|", "utf-16-le", "", ".", "#N/A"),
+        (",", "latin-1", "", ",", "?"),
+    ],
+)
+def test_the_file_that_was_fitted_has_the_same_rows_as_a_pool(tmp_path, delimiter, encoding, before, point, none):
+    """Whatever training makes of a CSV file, the service makes of it."""
+    rng = np.random.default_rng(0)
+    names = ["key", "age", "city", "vip", "income", "joined", "label"]
+    odd = "Lag\x81" if encoding == "latin-1" else "Köln"
+    rows = [
+        [
+            f"k{i:03d}",
+            str(rng.integers(18, 80)),
+            [odd, "Oslo", none][i % 3],
+            str(i % 4 == 0),
+            none if i % 5 == 0 else f"{rng.normal():.2f}".replace(".", point),
+            f"2024-05-{1 + i % 28:02d}",
+            ["no", "yes"][i % 2],
+        ]
+        for i in range(40)
+    ]
+    content = io.StringIO()
+    csv.writer(content, delimiter=delimiter).writerows([[before + cell for cell in row] for row in [names, *rows]])
+    (tmp_path / "a.csv").write_bytes(content.getvalue().encode(encoding))
+    recipe = recipe_of("csv:a.csv", "classification", target="label", id="key", missing_values=["?"])
+    data = load(recipe, tmp_path)
+    pool = open_pool(tmp_path / "a.csv", data.input, "pool_file")
+    x = np.concatenate([from_cells(part, data.columns, "pool_file") for part in pool.parts()])
+    assert [column.name for column in data.columns] == names[1:-1]
+    assert sorted(x.tolist()) == sorted(np.concatenate([data.train.x, data.test.x]).tolist())
+    assert pool.ids() == [before + row[0] for row in rows]
+    assert data.classes == ("no", "yes")
+
+
 def test_columns_that_are_there_twice_and_rows_without_ids_are_named(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("width,colour,width\n1,red,1\n")
@@ -250,6 +295,22 @@ def test_numbers_in_strings_and_an_index_of_pandas_in_parquet(tmp_path):
     pq.write_table(pa.table({**{f"p{i}": FLAT[:, i] for i in range(6)}, **index}), path)
     pool = open_pool(path, ARRAYS, "pool_file")
     assert (pool.ignored, gathered(pool).tolist()) == (["__index_level_0__"], FLAT.tolist())
+
+
+def test_a_column_may_be_in_the_names_of_folders(tmp_path):
+    """As Spark and Hive divide data sets."""
+    listed = Listed("width=2.5/city=S%C3%A3o Paulo/is sold=__HIVE_DEFAULT_PARTITION__/part-0.parquet", 1, "")
+    assert listed.of_folders == {"width": "2.5", "city": "São Paulo", "is sold": None}
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"is sold": [True, None], "city": ["Oslo", "Rome"]}), path)
+    pool = ParquetFile(path, NAMED, "source", {"width": "2.5", "city": "Bern"})
+    part = {
+        "width": [2.5, 2.5],
+        "is sold": [True, None],
+        "city": ["Oslo", "Rome"],
+    }  # the file's own, where it has some
+    assert list(pool.parts()) == [part]
+    refused(path, NAMED, "pool_file.width: expected a column of that name, got columns is sold, city")
 
 
 def test_what_may_be_thousands_or_no_number_is_refused_and_not_guessed(tmp_path):

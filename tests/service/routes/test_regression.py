@@ -19,7 +19,6 @@ from tests.support.recipes import write_recipe
 from tests.support.serving import serving
 from training.__main__ import main
 from training.data import Rows
-from training.recipe import COMBINED_DENSITIES
 from training.scoring import draw_seed, scores_and_likelihoods
 
 USERS_MODULE = """
@@ -198,7 +197,7 @@ def test_the_answer_has_the_contract_s_fields(client, wavy):
         assert prediction["num_samples"] == answer["num_samples"] == 100
         assert set(prediction["standard_error"]) == set(MIXTURE_ERROR_NAMES)
         assert all(error > 0 for error in prediction["standard_error"].values())
-        assert set(prediction["detectors"]) == {*MIXTURE_SCORE_NAMES, *COMBINED_DENSITIES}
+        assert set(prediction["detectors"]) == {*MIXTURE_SCORE_NAMES, "residual"}
         assert prediction["flag"] == (prediction["p_value"] <= 0.05)
         for name in MIXTURE_SCORE_NAMES:
             assert prediction["detectors"][name]["score"] == prediction[name]

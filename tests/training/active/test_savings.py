@@ -55,6 +55,7 @@ def test_a_seed_below_the_target_makes_bounds_of_means_and_is_never_left_out():
     below = [*reached(100, 120), Needed(200, False, None)]
     there = reached(150, 160, 170)
     assert (mean_needed(below).value, mean_needed(below).bound) == (140.0, "at least")
+    assert mean_needed([one for one in below if not one.is_reached]).bound == "more than"
     mine, its = saved(there, below), saved(below, there)
     assert (mine.mean.value, mine.mean.bound, mine.high) == (-20.0, "at least", None)
     assert (its.mean.value, its.mean.bound, its.low) == (20.0, "at most", None)

@@ -39,7 +39,8 @@ TABLE = {"age": MOSTLY_AGES, "height": HEIGHTS, "label": LABELS}
 def test_a_column_that_is_numeric_but_for_a_few_cells_is_refused_with_the_cells_and_the_key(tmp_path, kind):
     said = "column age: expected numbers, as 37 of its 40 values are (data.missing_values = ["
     refused(lambda: read(tmp_path, kind, TABLE), said)
-    refused(lambda: read(tmp_path, kind, TABLE), "'?' in row 3, ' n/k' in row 17, '?' in row 30")
+    blank = "" if kind == "csv" else " "  # which is no part of a cell of a CSV file
+    refused(lambda: read(tmp_path, kind, TABLE), f"'?' in row 3, '{blank}n/k' in row 17, '?' in row 30")
     refused(lambda: read(tmp_path, kind, TABLE), 'data.missing_values = ["?", "n/k"]')
     many = [*(["?"] * 4), *AGES[4:]]
     refused(lambda: read(tmp_path, kind, {**TABLE, "age": many}), "'?' in row 2 and 1 more")
