@@ -4,6 +4,7 @@ Nothing of the three packages is imported when this module is: jaxtyping's check
 """
 
 import functools
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -38,6 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if used & SERVES:
             item.add_marker("serves")
     items.sort(key=lambda item: item.path not in fitting)
+    gc.collect()
+    gc.freeze()  # torch, and all tests: there is much, and it stays
 
 
 @pytest.fixture(scope="session")

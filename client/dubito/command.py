@@ -33,12 +33,13 @@ OPTIONS = {
     "risk": (float, "largest share of wrong labels among those not abstained from"),
     "acquisition": (str, "what to choose by: bald, batchbald, ... (default: by the task)"),
     "race": (float, "chance at which a row may be left out, so that others take fewer draws"),
+    "beta": (float, "of power_bald: rows are taken by chance, with BALD to this power as their weights"),
     "control": (float, "share of the k rows that are set aside at random; needs --keep"),
 }
 JSON_LINES = (".jsonl", ".ndjson")
 OF_BOTH = ("num_samples", "seed")
 OF_PREDICT = ("fpr", "fdr", "coverage", "confidence", "risk")
-OF_ACQUIRE = ("acquisition", "race", "control")
+OF_ACQUIRE = ("acquisition", "race", "beta", "control")
 FILES = "npy, npz, Parquet, CSV (.csv, .tsv) or zip; or JSON (.json, .jsonl); or images or texts, each a row"
 CLASSIFIED = ("label", "probability", "entropy", "bald", "p_value", "flag", "set")
 REGRESSED = ("mean", "std", "epistemic_std", "low", "high", "p_value", "flag")
@@ -172,7 +173,16 @@ def _acquire(client: Client, asked: argparse.Namespace) -> None:
             answer = client.acquire(pool, k=asked.k, **options)
     columns = answer.table()
     if asked.json:
-        said = ("model", "version", "acquisition", "num_samples", "seed", "pool_size", "excluded")
+        said = (
+            "model",
+            "version",
+            "acquisition",
+            "num_samples",
+            "seed",
+            "pool_size",
+            "excluded",
+            "unknown_categories",
+        )
         about = {name: getattr(answer, name) for name in said}
         print(json.dumps({**about, "ranking": list(_objects(columns))}))
         return
@@ -180,6 +190,8 @@ def _acquire(client: Client, asked: argparse.Namespace) -> None:
     print(table(list(columns), list(zip(*columns.values(), strict=True))))
     left_out = f", {answer.excluded} left out since they are labelled" if answer.excluded else ""
     print(f"\n{len(answer)} of {answer.pool_size} rows{left_out}")
+    for name, count in answer.unknown_categories.items():
+        print(f"{name}: {count} rows have a category that the model does not know, or none")
 
 
 def _models(client: Client, asked: argparse.Namespace) -> None:

@@ -71,6 +71,8 @@ class AcquireOptions(_Common, total=False):
     """What to choose by: `bald` by default, of a regression `epistemic_variance`."""
     race: float
     """Rows that cannot be among the best take fewer draws; the probability with which one that can is left out."""
+    beta: float
+    """Of `power_bald`: rows are taken by chance, with BALD to this power as their weights; 1 by default."""
     exclude_labelled: bool
     """Whether rows whose id has a label are left out; true by default."""
     keep: bool

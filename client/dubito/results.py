@@ -29,7 +29,9 @@ class Ranking:
         score: (k,); NaN of control rows.
         control: (k,) boolean, rows that no score chose: set aside at random to judge the model by.
         race: the `race` that was asked for, if one was.
+        beta: of `power_bald`, the power of BALD that rows were taken by chance with.
         finalists: of a race, the rows that took all draws.
+        unknown_categories: by column, scored rows whose category the model does not tell apart, or that have none.
         priors: shares of the classes that the scores are for, if not those of the training data.
     """
 
@@ -45,7 +47,9 @@ class Ranking:
     score: np.ndarray
     control: np.ndarray
     race: float | None = None
+    beta: float | None = None
     finalists: int | None = None
+    unknown_categories: Mapping[str, int] = field(default_factory=dict)
     priors: Mapping[str, float] | None = None
 
     def __len__(self) -> int:

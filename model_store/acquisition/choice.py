@@ -4,7 +4,7 @@
 |---|---|---|
 | `random` | its id | a uniform number |
 | a score | the score | the score |
-| `power_bald` | BALD | log BALD + Gumbel noise: a sample without replacement in which BALD is a row's weight |
+| `power_bald` | BALD | log BALD + Gumbel noise / beta: a sample without replacement, BALD^beta being a row's weight |
 | a joint score | what each draw says of it | a greedy choice |
 
 The latter two take rows that are the same bits as one, while others are left.
@@ -34,6 +34,7 @@ FEWEST_RACED = 10  # draws, whose standard errors can be relied on
 REFERENCES = 3  # times k rows take all draws, so that there are scores to exceed
 FEWEST_ALIKE, PARTS_ALIKE = 20, 40  # rows next to one in the order of scores: so many, or a part of all
 LOST = float(np.finfo(np.float64).min)  # the score of a row that was left out of a race
+LEAST_BETA, MOST_BETA = 1e-6, 1e6  # of power_bald: by chance alone, and by BALD alone
 LEAST_SCORE = 1e-300  # whose logarithm is a number
 AT_ONCE = 256  # rows that are compared in one step
 ACQUISITIONS: dict[Task, tuple[str, ...]] = {
@@ -53,6 +54,23 @@ def checked_acquisition(name: str | None, task: Task) -> str:
     if name not in ACQUISITIONS[task]:
         raise InvalidInput("acquisition", f"one of {list(ACQUISITIONS[task])} for a model of {task}", repr(name))
     return name
+
+
+def checked_beta(beta: float | None, acquisition: str, task: Task) -> float:
+    """Return the power of the weights that rows of a sampled acquisition have; it is 1 where nobody says.
+
+    Raises:
+        InvalidInput: if the acquisition has none, or it is out of bounds.
+    """
+    if beta is None:
+        return 1.0
+    sampled = PREDICTIVES[task].sampled
+    if acquisition not in sampled:
+        expected = f"the acquisition {sampled[0]} beside it" if sampled else f"none of a model of {task}"
+        raise InvalidInput("beta", expected, repr(acquisition))
+    if not LEAST_BETA <= beta <= MOST_BETA:
+        raise InvalidInput("beta", f"a number from {LEAST_BETA:g} to {MOST_BETA:g}", f"{beta:g}")
+    return beta
 
 
 def candidates_of(name: str, model: Model, rows: int, k: int, num_samples: int) -> int | None:
@@ -225,7 +243,7 @@ def ranking(scores: Float64[np.ndarray, "N"] | None, ids: Sequence[str], seed: i
 
 
 def power_ranking(
-    bald: Float64[np.ndarray, "N"], copies: Copies, ids: Sequence[str], seed: int, k: int
+    bald: Float64[np.ndarray, "N"], copies: Copies, ids: Sequence[str], seed: int, k: int, beta: float = 1.0
 ) -> list[dict[str, Any]]:
     """Return k rows that are chosen by `power_bald`, as /acquire answers them.
 
@@ -233,7 +251,7 @@ def power_ranking(
         InvalidInput: naming a row that the model cannot score.
     """
     check_computed(bald, "pool")
-    scores, hashes = power_scores(bald, ids, seed), id_hashes(ids, seed)
+    scores, hashes = power_scores(bald, ids, seed, beta), id_hashes(ids, seed)
     order = np.lexsort((hashes, -scores, is_again(copies, hashes)))[:k]
     return _ranked(order, scores[order], ids)
 
@@ -260,13 +278,16 @@ def _ranked(
     ]
 
 
-def power_scores(bald: Float64[np.ndarray, "N"], ids: Sequence[str], seed: int) -> Float64[np.ndarray, "N"]:
-    """Return log BALD + Gumbel noise: the largest are a sample without replacement, BALD being the weights.
+def power_scores(
+    bald: Float64[np.ndarray, "N"], ids: Sequence[str], seed: int, beta: float = 1.0
+) -> Float64[np.ndarray, "N"]:
+    """Return log BALD + Gumbel noise / beta: the largest are a sample without replacement, BALD^beta the weights.
 
-    Kirsch et al. 2023, "Stochastic batch acquisition", with beta 1; Vieira 2014, "Gumbel-max trick".
+    The larger beta, the more BALD decides and the less chance does. Kirsch et al. 2023, "Stochastic batch
+    acquisition", power acquisition; Vieira 2014, "Gumbel-max trick".
     """
     uniform = random_scores(id_hashes(ids, seed, b"gumbel")) + 2.0**-54  # above 0
-    scores: np.ndarray = np.log(np.maximum(bald, LEAST_SCORE)) - np.log(-np.log(uniform))
+    scores: np.ndarray = np.log(np.maximum(bald, LEAST_SCORE)) - np.log(-np.log(uniform)) / beta
     return scores
 
 

@@ -106,6 +106,7 @@ class CategoricalColumn(Record):
 
 
 DESCRIBING: set[str] = {"usual", "mostly"}  # what of columns tells of the data, and is no part of how rows are read
+OF_FILES: set[str] = {"missing_values", "id_column"}  # what of an input tells how files of rows are read
 Cycle = Literal["year", "week", "day"]
 
 
@@ -139,7 +140,8 @@ class InputSpec(Record):
     with `image`, PNG, JPEG, WebP and BMP files. Of dtype int32 they are ids: whole numbers from `minimum` to
     `maximum`, at most `LARGEST_ID`. Up to there float32 holds every whole number, so arrays of ids, too, are float32
     wherever rows are computed with, and the graph's input `x` is; the network makes them integers. With `text` they
-    are those of tokens, and a caller may send strings.
+    are those of tokens, and a caller may send strings. `missing_values` and `id_column` are of files: what cells say
+    that are missing, beside what always is, and the column that names rows where none is called `id`.
     """
 
     shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
@@ -149,6 +151,8 @@ class InputSpec(Record):
     image: ImageSpec | None = None
     columns: tuple[Column, ...] = ()
     text: TextSpec | None = None
+    missing_values: tuple[str, ...] = ()
+    id_column: str | None = None
 
     @property
     def takes_ids(self) -> bool:

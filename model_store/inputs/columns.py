@@ -171,6 +171,12 @@ def unknown_categories(x: Float32[np.ndarray, "N I"], columns: Columns) -> dict[
     return {name: count for name, count in counts.items() if count}
 
 
+def count_unknown(counts: dict[str, int], x: Float32[np.ndarray, "N I"], columns: Columns) -> None:
+    """Add the unknown categories of some more rows to those that were counted."""
+    for name, count in unknown_categories(x, columns).items():
+        counts[name] = counts.get(name, 0) + count
+
+
 def _refuse_keys(row: dict[str, Any], names: set[str], ordered: list[str], field: str) -> None:
     absent = [name for name in ordered if name not in row]
     if absent:

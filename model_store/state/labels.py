@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float32
 
 from model_store.acquisition.choice import RANDOM
-from model_store.artifacts.manifest import DESCRIBING, TOKENIZER, Manifest
+from model_store.artifacts.manifest import DESCRIBING, OF_FILES, TOKENIZER, Manifest
 from model_store.errors import Conflict, InvalidInput
 from model_store.state.database import FILE, Database
 
@@ -91,8 +91,9 @@ class LabelledRows:
 
 def row_format(manifest: Manifest) -> str:
     """Return what tells rows of numbers apart that mean something else: a digest of what a version takes."""
+    files = dict.fromkeys(OF_FILES, True)
     spec = manifest.input.model_dump(
-        mode="json", exclude={"minimum": True, "maximum": True, "columns": {"__all__": DESCRIBING}}
+        mode="json", exclude={"minimum": True, "maximum": True, "columns": {"__all__": DESCRIBING}, **files}
     )
     tokenizer = manifest.files[TOKENIZER].sha256 if TOKENIZER in manifest.files else None
     return sha256(json.dumps([spec, tokenizer], sort_keys=True).encode()).hexdigest()[:32]

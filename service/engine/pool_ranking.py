@@ -50,12 +50,13 @@ class PoolRanking:
     hung_up: HungUp
     phases: list[Phase] = field(default_factory=list)  # of all that was computed
 
-    async def ranked(self, job: Job, ids: list[str], k: int, probability: float | None) -> Ranked:
+    async def ranked(self, job: Job, ids: list[str], k: int, probability: float | None, beta: float = 1.0) -> Ranked:
         """Return the k best of a job's rows; fewer of a smaller pool, none of an empty one.
 
         Args:
             job: with an acquisition.
             probability: with which a race may leave a row out; None: there is no race.
+            beta: of the acquisition `power_bald`.
 
         Raises:
             InvalidInput: naming a row that the model cannot score, or an option that the acquisition has not.
@@ -76,7 +77,7 @@ class PoolRanking:
             copies = await self._in_steps(job, copies_of(job.x))
             distinct = job if most is None else replace(job, x=job.x[copies.first], candidates=most)
             scored = await self._score(distinct)
-            seed, steps = scored.seed, _batch(distinct, scored, copies, ids, k)
+            seed, steps = scored.seed, _batch(distinct, scored, copies, ids, k, beta)
         else:
             scored = await self._score(job)
             seed, steps = scored.seed, _by_scores(scored.scores, ids, scored.seed, k)
@@ -118,11 +119,13 @@ def _by_scores(
     return ranking(scores, ids, seed, k) if ids and k else []
 
 
-def _batch(job: Job, scored: PoolScores, copies: Copies, ids: list[str], k: int) -> Steps[list[dict[str, Any]]]:
+def _batch(
+    job: Job, scored: PoolScores, copies: Copies, ids: list[str], k: int, beta: float
+) -> Steps[list[dict[str, Any]]]:
     """Return the ranking of a pool of which a batch is chosen; for a joint score the job is of `copies.first`."""
     yield
     if scored.best is None:
-        return power_ranking(scored.scores, copies, ids, scored.seed, k)
+        return power_ranking(scored.scores, copies, ids, scored.seed, k, beta)
     check_computed(scored.scores[copies.group], "pool")
     assert job.acquisition is not None
     kind = job.served.model.predictive.joint_scores[job.acquisition]

@@ -340,7 +340,8 @@ def rows_array(
     size = math.prod(shape)
     if isinstance(rows, np.ndarray):
         if rows.shape[1:] not in (shape, (size,)):
-            expected = f"an array of shape (N, {', '.join(map(str, shape))}) or (N, {size})"
+            alternative = f" or (N, {size})" if len(shape) > 1 else ""
+            expected = f"an array of shape (N, {', '.join(map(str, shape))}){alternative}"
             raise InvalidInput(field, expected, f"shape {rows.shape}")
         flat = rows.reshape(len(rows), size)
         if spec.takes_ids:
@@ -425,7 +426,7 @@ class _Reader:
             row, field = _only(row, self.spec.text.column, field), f"{field}.{self.spec.text.column}"
         if isinstance(row, bytes):
             try:
-                row = row.decode()
+                row = row.decode("utf-8-sig")  # without the mark that some editors begin with
             except UnicodeDecodeError:
                 raise InvalidInput(field, "a text in UTF-8", "other bytes") from None
         if type(row) is not str:

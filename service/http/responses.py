@@ -15,7 +15,7 @@ from model_store.conformal.mondrian import UNKNOWN
 from model_store.inference.prediction import Prediction
 from model_store.inputs.columns import unknown_categories
 from model_store.scores.classification import Scores
-from model_store.scores.tasks import AnyScores
+from model_store.scores.tasks import PREDICTIVES, AnyScores
 from service.engine.decision import Decision, DecisionOptions
 from service.engine.jobs import Predicted
 from service.http.explanations import Explained, explanation_arrays, json_explanations
@@ -121,10 +121,18 @@ def _answer_head(
 
 
 def acquire_answer(
-    manifest: Manifest, *, priors: tuple[float, ...] | None, ranking: list[dict[str, Any]], **about: Any
+    manifest: Manifest,
+    *,
+    acquisition: str,
+    beta: float,
+    priors: tuple[float, ...] | None,
+    ranking: list[dict[str, Any]],
+    **about: Any,
 ) -> dict[str, Any]:
     """Return the answer of /acquire, and of a job that ranks; `about` are its other fields."""
-    head = {"model": manifest.name, "version": manifest.version, **about}
+    is_sampled = acquisition in PREDICTIVES[manifest.task].sampled
+    head = {"model": manifest.name, "version": manifest.version, "acquisition": acquisition, **about}
+    head["beta"] = beta if is_sampled else None
     return {**head, "priors": _stated_priors(manifest, priors), "ranking": ranking}
 
 

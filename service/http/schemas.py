@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from model_store.acquisition.choice import ACQUISITIONS
+from model_store.acquisition.choice import ACQUISITIONS, LEAST_BETA, MOST_BETA
 from model_store.errors import InvalidInput
 from model_store.inference.noise import MAX_SEED
 
@@ -156,6 +156,13 @@ class AcquireRequest(Envelope):
         lt=1,
         description="rows that cannot be among the k best take a tenth or a quarter of the draws; the probability "
         "with which one that can be is left out. By default all rows take all draws",
+    )
+    beta: float | None = Field(
+        default=None,
+        ge=LEAST_BETA,
+        le=MOST_BETA,
+        description="of `power_bald`: rows are taken by chance, with BALD to this power as their weights; 1 by "
+        "default. The larger, the more BALD decides",
     )
     exclude_labelled: bool = Field(
         default=True, description="leave out rows whose id has a label already; without `ids` there are none"
@@ -435,7 +442,9 @@ class AcquireAnswer(BaseModel):
     excluded: int | None
     priors: dict[str, float] | None
     race: float | None
+    beta: float | None
     finalists: int | None
+    unknown_categories: dict[str, int]
     ranking: list[RankedRow]
 
 
@@ -493,6 +502,8 @@ def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
             raise InvalidInput(_shortened(field), f"one of {sorted(kind.model_fields)}", "an unknown field") from None
         if first["type"] == "missing":
             raise InvalidInput(field, "a value", "none") from None
+        if first["type"] == "too_short":
+            raise InvalidInput(field, f"at least {first['ctx']['min_length']}", kind_of(first["input"])) from None
         raise InvalidInput(
             field, str(first["msg"]).removeprefix("Input should be "), kind_of(first["input"])
         ) from None

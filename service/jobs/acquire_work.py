@@ -25,6 +25,7 @@ from model_store.acquisition.choice import (
 from model_store.acquisition.scoring import pool_candidates, pool_scores, race_scores
 from model_store.inference.model import Model
 from model_store.inference.prediction import check_computed
+from model_store.inputs.columns import count_unknown
 from model_store.scores.joint import Candidates
 from model_store.state.labels import AcquiredRow, Acquisition, row_format
 from model_store.types import at_once
@@ -35,6 +36,7 @@ from service.jobs.column_files import ColumnFiles
 from service.jobs.work import Work
 
 SELECTED_FILE = "selected.npz"
+UNKNOWN = "unknown_categories"  # noted beside what was computed
 ANSWER_FILE = "answer.json"
 TIMES_FIRST_LAP = 1.5  # times the first lap of a race is all of it, of pools of which few rows are uncertain
 
@@ -63,6 +65,7 @@ class AcquireWork(Work):
         super().__init__(folder, asked, model, report)
         self._keep = keep
         self._k = asked.k
+        self._unknown: dict[str, int] = {}  # categories of the rows that are scored
 
     def run(self) -> Path:
         """Rank the pool, and return the file of the answer; as `Work.run`."""
@@ -103,7 +106,9 @@ class AcquireWork(Work):
             excluded=asked.excluded,
             priors=asked.priors,
             race=asked.race,
+            beta=asked.beta,
             finalists=finalists,
+            unknown_categories=self._unknown,
             ranking=ranked,
         )
         return self._written(ANSWER_FILE, lambda path: path.write_text(json.dumps(answer)))
@@ -128,7 +133,7 @@ class AcquireWork(Work):
         """Return the scores of some rows, in ascending order, under the first draws, and their standard errors."""
         asked, draws, columns = self.asked, self._draws(num_draws), ColumnFiles(self.folder / name)
         self._done += columns.rows * num_draws
-        is_last = num_draws == asked.num_samples
+        is_last, unknown = num_draws == asked.num_samples, columns.note.setdefault(UNKNOWN, {})
         for _, x in self._in_runs(self._some(rows[columns.rows :]), num_draws):
             request = self.model, x, draws, asked.acquisition, asked.priors
             if is_last:
@@ -137,8 +142,10 @@ class AcquireWork(Work):
                 of_rows = dict(zip(("score", "error"), race_scores(*request), strict=True))
             check_scores_of(of_rows["score"], rows[columns.rows : columns.rows + len(x)], asked.field)
             columns.append(of_rows)
+            count_unknown(unknown, x, self.model.manifest.input.columns)
             self._advance(len(x) * num_draws, columns)
         columns.sync()
+        self._unknown = self._unknown or unknown  # of the first lap, in which all rows are
         found = np.array(columns.column("score")), None if is_last else np.array(columns.column("error"))
         columns.close()
         return found
@@ -149,7 +156,7 @@ class AcquireWork(Work):
         scores, digests = self._scores(kept)
         copies = copies_among(digests)
         if asked.acquisition not in model.predictive.joint_scores:
-            return power_ranking(scores, copies, ids, asked.seed, self._k)
+            return power_ranking(scores, copies, ids, asked.seed, self._k, asked.beta)
         most = candidates_of(asked.acquisition, model, len(copies.first), self._k, asked.num_samples)
         assert most is not None
         rows = np.lexsort((np.arange(len(copies.first)), -scores[copies.first]))[:most]
@@ -194,12 +201,16 @@ class AcquireWork(Work):
         asked, draws = self.asked, self._draws(self.asked.num_samples)
         columns = ColumnFiles(self.folder / "scores")
         self._done += columns.rows * asked.num_samples
+        unknown, is_kept = columns.note.setdefault(UNKNOWN, {}), np.zeros(asked.rows, dtype=bool)
+        is_kept[rows] = True
         for first, x in self._in_runs(self._all(columns.rows), asked.num_samples):
             scores = pool_scores(self.model, x, draws, asked.acquisition, asked.priors)
             check_computed(scores, asked.field, first)
             columns.append({"score": scores, "digest": row_digests(x)})
+            count_unknown(unknown, x[is_kept[first : first + len(x)]], self.model.manifest.input.columns)
             self._advance(len(x) * asked.num_samples, columns)
         columns.sync()
+        self._unknown = unknown
         found = np.array(columns.column("score"))[rows], np.array(columns.column("digest"))[rows]
         columns.close()
         return found

@@ -28,6 +28,7 @@ class Asked:
     acquisition: str = ""
     k: int = 0
     race: float | None = None
+    beta: float = 1.0
     selected: bool = False  # whether the folder has a file of the rows that are ranked and set aside
     excluded: int = 0  # rows that were labelled already
     keep: bool = False  # the rows that are answered

@@ -12,7 +12,7 @@ from model_store.inference.draws import SharedDraws
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction, check_computed
 from model_store.inference.runtime import DrawSet
-from model_store.inputs.columns import unknown_categories
+from model_store.inputs.columns import count_unknown
 from service.engine.decision import DecisionOptions, decide
 from service.http.responses import about_arrays, row_arrays
 from service.jobs.column_files import ColumnFiles, write_npz
@@ -44,8 +44,7 @@ class PredictWork(Work):
                 prediction = prediction.of_groups(groups[first : first + len(x)])
             arrays = row_arrays(model.manifest, prediction, decide(prediction, options), asked.num_samples)
             columns.append(dict(arrays))
-            for name, count in unknown_categories(x, inputs).items():
-                unknown[name] = unknown.get(name, 0) + count
+            count_unknown(unknown, x, inputs)
             self._advance(len(x) * asked.num_samples, columns)
         columns.sync()
         about = dict(about_arrays(model.manifest, asked.seed, options))

@@ -10,7 +10,7 @@ from model_store.types import Steps
 from service.errors import TooLarge
 from service.http.requests import Cells, Rows
 from service.open_inference.tensors import BOOL, BYTES, Tensor
-from service.pools.csv_file import cell_of
+from service.pools.csv_file import reader_of
 from service.process.budget import Lease
 
 INPUT = "inputs"  # the one tensor of a model that takes one; any other name will do
@@ -122,9 +122,8 @@ def _cells(tensors: list[Tensor], spec: InputSpec, max_rows: int, is_passed_on: 
         if tensor.datatype == BYTES:
             _refuse_base64(tensor)
             values = yield from tensor.values(lease)
-            cells[column.name] = [
-                None if value is None else cell_of(_text(value, tensor.place), column) for value in values
-            ]
+            read = reader_of(column, spec.missing_values)
+            cells[column.name] = [None if value is None else read(_text(value, tensor.place)) for value in values]
         else:
             cells[column.name] = _numbers(tensor, column)
         yield

@@ -12,7 +12,7 @@ import numpy as np
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
-from service.pools.pool_file import IDS, ROWS, Part, PoolFile, Source, binary, opened, text_of, zip_of
+from service.pools.pool_file import ID, IDS, ROWS, Part, PoolFile, Source, binary, opened, texts_of, zip_of
 
 
 class NpyFile(PoolFile):
@@ -61,8 +61,9 @@ class NpzFile(PoolFile):
         super().__init__(source, spec, field)
         with self._archive() as archive:
             names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-            self.has_ids = IDS in names
-            arrays = [name for name in names if name != IDS]
+            self._ids = next((name for name in (IDS, ID) if name in names), "")
+            self.has_ids = self._ids != ""
+            arrays = [name for name in names if name != self._ids]
             named = [name for name in ROWS if name in arrays]
             if len(arrays) != 1 and len(named) != 1:
                 expected = f"one array of rows, or one of several that is named {' or '.join(ROWS)}"
@@ -74,19 +75,23 @@ class NpzFile(PoolFile):
                 self._array_of(shape, dtype)
             self.ignored = sorted(set(arrays) - {self._name})
             if self.has_ids:
-                with self._member(archive, IDS) as (_, shape, _, dtype):
+                with self._member(archive, self._ids) as (_, shape, _, dtype):
                     if dtype.kind not in "UiuS" or shape != (self.rows,):
                         got = f"{dtype} of shape {shape}"
-                        raise InvalidInput(IDS, f"{self.rows} strings or whole numbers, one for each row", got)
+                        raise InvalidInput(self._ids, f"{self.rows} strings or whole numbers, one for each row", got)
         self.read_as = f"the array {self._name}, {'' if self.has_ids else dtype}".rstrip(", ")
 
     def ids(self) -> list[str] | None:
-        """Return the array `ids` as strings."""
+        """Return the array of ids as strings.
+
+        Raises:
+            InvalidInput: naming a row whose id is no text.
+        """
         if not self.has_ids:
             return None
-        with self._archive() as archive, self._member(archive, IDS) as (file, shape, _, dtype):
+        with self._archive() as archive, self._member(archive, self._ids) as (file, shape, _, dtype):
             array = np.frombuffer(_read(file, shape[0] * dtype.itemsize), dtype=dtype)
-        return [text_of(value) for value in array.tolist()]
+        return texts_of(array.tolist(), self._ids, 0)
 
     def parts(self, first: int = 0) -> Iterator[Part]:
         """Yield rows as arrays, inflated as they come."""

@@ -4,6 +4,7 @@ What a file's rows are taken from is chosen by the model, and said: `read_as`. I
 them: an array `ids` of an npz, the column `id` of a table, the names of a zip's files.
 """
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -68,6 +69,14 @@ def stamp_of(path: Path) -> str:
     """Return what changes when a file does: its size and time."""
     stat = path.stat()
     return f"{stat.st_size}-{stat.st_mtime_ns}"
+
+
+def with_id(error: InvalidInput, ids: Sequence[str] | None) -> InvalidInput:
+    """Return an error of a row, with the row's id where it has one."""
+    place = next((part for part in error.field.split(".")[1:2] if part.isdigit()), None)
+    if place is None or ids is None:
+        return error
+    return InvalidInput(error.field, error.expected, f"{error.got} (id {ids[int(place)][:200]!r})")
 
 
 def check_ids(ids: list[str], rows: int) -> None:

@@ -9,9 +9,20 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from model_store.artifacts.manifest import InputSpec, NumericColumn
+from model_store.artifacts.manifest import AnyColumn, InputSpec, NumericColumn
 from model_store.errors import InvalidInput
-from service.pools.pool_file import ID, ROWS, Part, PoolFile, Source, opened, refuse_absent, text_of
+from service.pools.csv_file import reader_of
+from service.pools.pool_file import (
+    INDEX,
+    ROWS,
+    Part,
+    PoolFile,
+    Source,
+    opened,
+    refuse_absent,
+    refuse_repeated,
+    texts_of,
+)
 
 BUFFERED_BYTES = 32 << 20  # of a row group, which may be larger than memory, that are read ahead, of all columns
 LEAST_BUFFER, MOST_BUFFER = 16 << 10, 1 << 20  # of each
@@ -39,17 +50,19 @@ class ParquetFile(PoolFile):
             self.rows = file.metadata.num_rows
             self.groups = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
             schema = file.schema_arrow
-        self.has_ids = ID in schema.names
+        self.id_column = self._id_column(schema.names)
         self.columns, self.read_as = self._wanted(schema)
-        self.ignored = [name for name in schema.names if name not in (*self.columns, ID)]
+        refuse_repeated([*self.columns, *self._named], schema.names, field)
+        self.ignored = [name for name in schema.names if name not in (*self.columns, *self._named)]
+        self._say_ids()
 
     def ids(self) -> list[str] | None:
-        """Return the column `id` as strings."""
-        if not self.has_ids:
+        """Return the column of ids as strings."""
+        if self.id_column is None:
             return None
         found: list[str] = []
-        for batch in self._batches([ID]):
-            found += names_of(batch.column(0), len(found))
+        for batch in self._batches([self.id_column]):
+            found += self.names_of(batch, len(found))
         return found
 
     def parts(self, first: int = 0) -> Iterator[Part]:
@@ -70,11 +83,29 @@ class ParquetFile(PoolFile):
         ends = np.cumsum([0, *self.groups])
         groups = [i for i in range(len(self.groups)) if ends[i] < first + rows and ends[i + 1] > first]
         start = int(ends[groups[0]]) if groups else 0
-        for batch in self._batches([*self.columns, *([ID] if self.has_ids else [])], groups):
+        for batch in self._batches([*self.columns, *self._named], groups):
             begin, end = max(first - start, 0), min(first + rows - start, batch.num_rows)
             if begin < end:
                 yield start + begin, batch.slice(begin, end - begin)
             start += batch.num_rows
+
+    def names_of(self, batch: Any, first: int) -> list[str]:
+        """Return the ids of a batch whose last column they are; its first row is row `first` of the file.
+
+        Raises:
+            InvalidInput: naming a row that has none.
+        """
+        import pyarrow as pa
+        from pyarrow import types
+
+        assert self.id_column is not None
+        column = batch.column(batch.num_columns - 1)
+        if types.is_timestamp(column.type) and column.type.unit == "ns":
+            column = column.cast(pa.string())
+        values = column.to_pylist()
+        if types.is_fixed_size_binary(column.type):
+            values = [None if value is None else value.hex() for value in values]
+        return texts_of(values, self.id_column, first)
 
     def part(self, batch: Any, first: int) -> Part:
         """Return a batch's rows, the first of which is row `first` of the file.
@@ -84,7 +115,8 @@ class ParquetFile(PoolFile):
         """
         spec = self.spec
         if spec.columns:
-            return {c.name: _cells_of(batch.column(i), c) for i, c in enumerate(spec.columns)}
+            missing = spec.missing_values
+            return {c.name: _cells_of(batch.column(i), c, missing) for i, c in enumerate(spec.columns)}
         if spec.text is not None or (spec.image is not None and self._is_files):
             values = batch.column(0).to_pylist()
             values = [value.get("bytes") if isinstance(value, dict) else value for value in values]
@@ -114,7 +146,7 @@ class ParquetFile(PoolFile):
         """Return the columns that rows are taken from, and what that is in words."""
         import pyarrow.types as types
 
-        spec, names = self.spec, [name for name in schema.names if name != ID]
+        spec = self.spec
         if spec.columns:
             refuse_absent([c.name for c in spec.columns], schema.names, self.field)
             return [c.name for c in spec.columns], f"the {len(spec.columns)} columns that the model was fitted with"
@@ -133,7 +165,8 @@ class ParquetFile(PoolFile):
             has_items = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
             return has_items and (is_number(kind.value_type) or is_list(kind.value_type))
 
-        of = {name: schema.field(name).type for name in names}
+        names = [name for name in schema.names if name != self.id_column and not INDEX.fullmatch(name)]
+        of = {field.name: field.type for field in schema}
         files = [name for name in names if is_file(of[name])] if spec.image is not None else []
         lists = [name for name in names if is_list(of[name])]
         for kind, found in (("files in the column", files), ("the column", lists)):
@@ -167,18 +200,6 @@ class ParquetFile(PoolFile):
             yield
         except (pyarrow.ArrowException, OSError) as error:
             raise self._rows_error("a whole parquet file", "something else") from error
-
-
-def names_of(column: Any, first: int) -> list[str]:
-    """Return a batch's column of ids as strings.
-
-    Raises:
-        InvalidInput: naming a row that has none, counted from `first`.
-    """
-    values = column.to_pylist()
-    if None in values:
-        raise InvalidInput(ID, "a name for each row", f"none of row {first + values.index(None)}")
-    return [text_of(value) for value in values]
 
 
 def byte_range(source: Source, groups: range) -> tuple[int, int]:
@@ -227,11 +248,14 @@ def _numbers_of(column: Any, name: str, first: int, field: str) -> np.ndarray:
     return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
-def _cells_of(column: Any, of: Any) -> list[Any] | np.ndarray:
+def _cells_of(column: Any, of: AnyColumn, missing: tuple[str, ...]) -> list[Any] | np.ndarray:
     """Return cells as JSON would have them; of plain numbers an array, NaN where one is missing."""
+    import pyarrow as pa
     import pyarrow.types as types
 
     kind = column.type
+    if types.is_timestamp(kind) and kind.unit == "ns":  # which Python has no type for
+        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
     if isinstance(of, NumericColumn) and (types.is_floating(kind) or types.is_integer(kind)):
         return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
     cells = column.to_pylist()
@@ -241,6 +265,9 @@ def _cells_of(column: Any, of: Any) -> list[Any] | np.ndarray:
         return [cell.isoformat() if isinstance(cell, date | datetime) else None for cell in cells]
     if types.is_decimal(kind):
         return [float(cell) if isinstance(cell, Decimal) else None for cell in cells]
+    if any(type(cell) is str for cell in cells):
+        read = reader_of(of, missing)
+        return [read(cell) if type(cell) is str else cell for cell in cells]
     if isinstance(of, NumericColumn) and types.is_boolean(kind):
         return [None if cell is None else int(cell) for cell in cells]
     return cells

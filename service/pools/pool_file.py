@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -17,6 +18,8 @@ from model_store.errors import InvalidInput
 
 ID = "id"  # the column of a table that names its rows
 IDS = "ids"  # the array of an npz that does, and the field of a request
+# Indices that pandas wrote without a name: no features.
+INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
 # Names under which rows are looked for where there are several.
 ROWS = ("pool", "inputs", "x", "X", "rows", "features")
 NUMBERS_AT_ONCE = 1 << 21  # of a part: 8 MB as float32
@@ -38,6 +41,7 @@ class PoolFile(ABC):
         read_as: what the rows are taken from, in words.
         ignored: columns of the file that are not read.
         has_ids: whether it names its rows.
+        id_column: of a table, the column that does; None where there is none.
     """
 
     ENDING: ClassVar[str]
@@ -50,6 +54,7 @@ class PoolFile(ABC):
         self.read_as = ""
         self.ignored: list[str] = []
         self.has_ids = False
+        self.id_column: str | None = None
 
     @property
     def at_once(self) -> int:
@@ -75,6 +80,21 @@ class PoolFile(ABC):
     def parts(self, first: int = 0) -> Iterator[Part]:
         """Yield the rows from `first` on, in parts of at most `at_once` rows."""
 
+    @property
+    def _named(self) -> list[str]:
+        """The column of ids, if there is one."""
+        return [] if self.id_column is None else [self.id_column]
+
+    def _id_column(self, names: list[str]) -> str | None:
+        """Return which of a table's columns names its rows: the one called `id`, or the one that did in training."""
+        return next((name for name in (ID, self.spec.id_column) if name in names), None)
+
+    def _say_ids(self) -> None:
+        """Note whether rows have names, and say so where the column is not called as it usually is."""
+        self.has_ids = self.id_column is not None
+        if self.id_column not in (None, ID):
+            self.read_as += f", named by {self.id_column}"
+
     def _rows_error(self, expected: str, got: str) -> InvalidInput:
         return InvalidInput(self.field, expected, got)
 
@@ -84,9 +104,22 @@ class PoolFile(ABC):
         if dtype.kind not in "fiub" or dtype.itemsize > 8:
             raise self._rows_error("float or integer numbers of at most 64 bits", f"dtype {dtype.str[:20]}")
         if shape[1:] not in (spec.shape, (self.row_size,)):
-            expected = f"an array of shape (N, {', '.join(map(str, spec.shape))}) or (N, {self.row_size})"
+            expected = f"an array of shape {shapes_of(spec.shape)}"
             raise self._rows_error(expected, f"shape {shape}")
         self.rows = shape[0]
+
+
+def shapes_of(shape: tuple[int, ...]) -> str:
+    """Say what shapes an array of rows may have."""
+    flat = f" or (N, {math.prod(shape)})" if len(shape) > 1 else ""
+    return f"(N, {', '.join(map(str, shape))}){flat}"
+
+
+def refuse_repeated(wanted: list[str], names: list[str], field: str) -> None:
+    """Raise InvalidInput, naming the first wanted column that is there more than once."""
+    repeated = [name for name in wanted if names.count(name) > 1]
+    if repeated:
+        raise InvalidInput(f"{field}.{repeated[0][:80]}", "one column of that name", f"{names.count(repeated[0])}")
 
 
 def refuse_absent(wanted: list[str], names: list[str], field: str) -> None:
@@ -117,6 +150,28 @@ def zip_of(source: Source, expected: str, field: str) -> Iterator[zipfile.ZipFil
         raise InvalidInput(field, expected, "something else") from error
 
 
-def text_of(value: Any) -> str:
-    """Return an id as text."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+def texts_of(values: list[Any], column: str, first: int) -> list[str]:
+    """Return ids as text.
+
+    Raises:
+        InvalidInput: naming a row that has none, or one that is no text or number, counted from `first`.
+    """
+    found = []
+    for row, value in enumerate(values, start=first):
+        if value is None or value != value:
+            raise InvalidInput(column, "a name for each row", f"none of row {row}")
+        name = text_of(value)
+        if name is None:
+            raise InvalidInput(column, "a text or a number as the name of each row", f"another in row {row}")
+        found.append(name)
+    return found
+
+
+def text_of(value: Any) -> str | None:
+    """Return an id as text; None of what is no name, such as a list, or bytes that are no text."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
+    return None if isinstance(value, list | dict | tuple) else str(value)

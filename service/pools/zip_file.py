@@ -20,12 +20,16 @@ class ZipOfFiles(PoolFile):
         if spec.image is None and spec.text is None:
             raise self._rows_error("a zip for a model of images or text alone", "one for another model")
         with zip_of(source, "a whole zip file", field) as archive:
-            infos = [info for info in archive.infolist() if not info.is_dir() and not _is_of_system(info.filename)]
-        encrypted = [info for info in infos if info.flag_bits & 1]
-        if encrypted:
+            listed = [info for info in archive.infolist() if not info.is_dir()]
+        # Windows may write folders with \\.
+        named = [
+            (info.filename if "/" in info.filename else info.filename.replace("\\", "/"), info) for info in listed
+        ]
+        members = [(name, info) for name, info in named if not name.endswith("/") and not _is_of_system(name)]
+        if any(info.flag_bits & 1 for _, info in members):
             raise self._rows_error("a zip of files without passwords", "one with")
-        self._names, self.has_ids = sorted(info.filename for info in infos), True
-        self.rows = len(self._names)
+        self._members, self.has_ids = sorted(members, key=lambda member: member[0]), True
+        self.rows = len(self._members)
         self.read_as = "its files, in the order of their names"
 
     @property
@@ -34,14 +38,14 @@ class ZipOfFiles(PoolFile):
 
     def ids(self) -> list[str] | None:
         """Return the files' names."""
-        return self._names
+        return [name for name, _ in self._members]
 
     def parts(self, first: int = 0) -> Iterator[Part]:
         """Yield the bytes of files."""
         with zip_of(self.source, "a whole zip file", self.field) as archive:
             part, held = [], 0
-            for name in self._names[first:]:
-                part.append(self._content(archive, name))
+            for name, info in self._members[first:]:
+                part.append(self._content(archive, name, info))
                 held += len(part[-1])
                 if len(part) == self.at_once or held > BYTES_AT_ONCE:
                     yield part
@@ -49,8 +53,8 @@ class ZipOfFiles(PoolFile):
             if part:
                 yield part
 
-    def _content(self, archive: zipfile.ZipFile, name: str) -> bytes:
-        with archive.open(name) as file:
+    def _content(self, archive: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> bytes:
+        with archive.open(info) as file:
             content = file.read(MOST_MEMBER_BYTES + 1)
         if len(content) > MOST_MEMBER_BYTES:
             raise self._rows_error(f"files of at most {MOST_MEMBER_BYTES} bytes", f"a larger one, {name[:200]}")

@@ -361,17 +361,24 @@ class Models:
     def unload(self, name: str, version: str) -> tuple[str, bool]:
         """Take a version out of memory, given its number or an alias; return its number, and whether it was there.
 
-        Requests in work keep it until they are answered. Reads files.
+        One that was deleted since it was loaded is taken out too. Requests in work keep it until they are answered.
+        Reads files.
 
         Raises:
             NotReady, NotFound: as `get` does.
             InUse: if `latest` serves it.
         """
         name = self.name(name)
-        number = self._serves.get(name, {}).get(version) or self.resolve(name, version)
+        number = self._number(name, version)
         if self._serves.get(name, {}).get(LATEST) == number:
             raise InUse(f"version: expected one that latest does not serve, got the one that it does: {number}")
         return number, self._unload(name, number)
+
+    def _number(self, name: str, version: str) -> str:
+        """Return which version a number or an alias means: what is served by it, is in memory, or is in the store."""
+        with self._lock:
+            is_loaded = (name, version) in self._loaded
+        return self._serves.get(name, {}).get(version) or (version if is_loaded else self.resolve(name, version))
 
     def _unload(self, name: str, version: str) -> bool:
         """Drop a version, and return whether it was in memory; requests that hold it go on with it."""
@@ -454,10 +461,11 @@ class Models:
         whether any were watched. Reads files.
 
         Raises:
-            NotReady, NotFound: as `get` does.
+            NotFound: as `get` does.
+            NotReady: as `get` does, and if the evidence of several processes cannot be reached.
         """
         name = self.name(name)
-        number = self._serves.get(name, {}).get(version) or self.resolve(name, version)
+        number = self._number(name, version)
         drift = self._drifts.get((name, number))
         if drift is not None:
             try:

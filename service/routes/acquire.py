@@ -9,9 +9,10 @@ import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from model_store.acquisition.choice import RANDOM, checked_acquisition
+from model_store.acquisition.choice import RANDOM, checked_acquisition, checked_beta
 from model_store.acquisition.control import Selection, select
 from model_store.errors import InvalidInput
+from model_store.inputs.columns import unknown_categories
 from model_store.state.labels import Acquisition, has_state, keep_acquired, row_format
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
@@ -33,7 +34,7 @@ from service.http.requests import (
 from service.http.responses import acquire_answer
 from service.http.schemas import AcquireAnswer, AcquireRequest
 from service.observability.records import record_of
-from service.pools.files import check_ids, open_pool, path_in
+from service.pools.files import check_ids, open_pool, path_in, with_id
 from service.pools.pool_file import PoolFile
 from service.process.budget import lease_of
 from service.registry.models import Served
@@ -61,6 +62,7 @@ async def post_acquire(request: Request) -> Response:
     served = await context.served(envelope)
     asked = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
     acquisition = checked_acquisition(asked, served.model.manifest.task)
+    beta = checked_beta(envelope.beta, acquisition, served.model.manifest.task)
     num_samples = num_samples_of(envelope, served, settings)
     priors = priors_of(envelope, served)
     record = record_of(request.scope)
@@ -75,7 +77,10 @@ async def post_acquire(request: Request) -> Response:
             x = await context.rows(request, client, rows, served, "pool", deadline)
         else:
             assert pool is not None
-            x = await context.pool_rows(request, client, pool, served, deadline)
+            try:
+                x = await context.pool_rows(request, client, pool, served, deadline)
+            except InvalidInput as error:
+                raise with_id(error, names) from None
         del body, rows, pool  # which may be many times as large
         lease.shrink(x.nbytes)
         lease.reserve(ID_BYTES * len(x), "ids")
@@ -91,9 +96,11 @@ async def post_acquire(request: Request) -> Response:
         pool_ranking = PoolRanking(context.engine, context.threads.answers, lease, wait)
         places = chosen.ranked.tolist()
         try:
-            ranked = await pool_ranking.ranked(job, left, envelope.k - len(chosen.control), envelope.race)
+            k = envelope.k - len(chosen.control)
+            ranked = await pool_ranking.ranked(job, left, k, envelope.race, beta)
         except InvalidInput as error:
             raise _in_pool(error, places) from None
+        unknown = {} if acquisition == RANDOM else unknown_categories(x, served.model.manifest.input.columns)
         answered = [{**row, "index": places[row["index"]], "control": False} for row in ranked.rows]
         said: list[dict[str, Any]] = []
         if len(chosen.control):
@@ -121,7 +128,9 @@ async def post_acquire(request: Request) -> Response:
         excluded=None if are_named and envelope.exclude_labelled and settings.state is None else chosen.excluded,
         priors=priors,
         race=envelope.race,
+        beta=beta,
         finalists=ranked.finalists,
+        unknown_categories=unknown,
         ranking=answered,
     )
     return Response(orjson.dumps(answer), media_type=JSON)

@@ -16,7 +16,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
-from model_store.acquisition.choice import candidates_of, checked_acquisition, race_stages
+from model_store.acquisition.choice import candidates_of, checked_acquisition, checked_beta, race_stages
 from model_store.acquisition.control import select
 from model_store.errors import InvalidInput, NotFound
 from model_store.state.database import of_disk
@@ -276,11 +276,12 @@ def _asked_to_acquire(_: Context, envelope: AcquireRequest, served: Served, rows
     task = served.model.manifest.task
     named = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
     acquisition = checked_acquisition(named, task)
+    beta = checked_beta(envelope.beta, acquisition, task)
     num_samples = envelope.num_samples or served.model.manifest.noise.default_draws
     candidates_of(acquisition, served.model, rows, envelope.k, num_samples)
     race_stages(envelope.race, acquisition, task, num_samples)
     priors = priors_of(envelope, served)
-    return {"acquisition": acquisition, "k": envelope.k, "race": envelope.race, "priors": priors}
+    return {"acquisition": acquisition, "k": envelope.k, "race": envelope.race, "beta": beta, "priors": priors}
 
 
 def _asked_to_predict(context: Context, envelope: PredictJobRequest, served: Served, _: int) -> dict[str, Any]:

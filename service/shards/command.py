@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from model_store.acquisition.choice import candidates_of, checked_acquisition
+from model_store.acquisition.choice import candidates_of, checked_acquisition, checked_beta
 from model_store.artifacts.place import is_url
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
@@ -97,6 +97,12 @@ def _parser(command: str) -> argparse.ArgumentParser:
     else:
         add("-k", "--k", type=int, default=1000, metavar="N", help="how many rows to rank (1000)")
         add("--acquisition", metavar="NAME", help="what to choose rows by: as /acquire has it (bald)")
+        add(
+            "--beta",
+            type=float,
+            metavar="B",
+            help="of power_bald: rows are taken by chance, BALD^B their weights (1)",
+        )
         add("--exclude", type=Path, metavar="FILE", help="ids that are left out, one a line")
     add("--workers", type=int, metavar="N", help="processes, one thread each; by default one for each processor")
     add("--ray", metavar="ADDRESS", help="run on Ray: `local` starts it here, `auto` or host:port join a cluster")
@@ -159,7 +165,7 @@ def _asked(
     """Return what is asked, checked as a request is."""
     kind = PredictRequest if command == "score" else AcquireRequest
     names = ("num_samples", "seed", "priors", "fpr", "fdr", "coverage", "confidence", "risk", "settle")
-    given = {name: getattr(options, name, None) for name in (*names, "k", "acquisition")}
+    given = {name: getattr(options, name, None) for name in (*names, "k", "acquisition", "beta")}
     if given["priors"] is not None:
         given["priors"] = _json(given["priors"])
     rows: dict[str, Any] = {"inputs": []} if command == "score" else {}
@@ -182,9 +188,11 @@ def _asked(
         decided = decision_options(envelope, loaded, num_samples, settings.settle)
         return Asked("score", **basics, options=decided)
     assert isinstance(envelope, AcquireRequest)
-    acquisition = checked_acquisition(options.acquisition, model.manifest.task)
+    task = model.manifest.task
+    acquisition = checked_acquisition(options.acquisition, task)
+    beta = checked_beta(envelope.beta, acquisition, task)
     digest = hashlib.sha256("\n".join(excluded).encode()).hexdigest() if excluded else ""
-    return Asked("acquire", **basics, acquisition=acquisition, k=envelope.k, exclude=digest)
+    return Asked("acquire", **basics, acquisition=acquisition, k=envelope.k, beta=beta, exclude=digest)
 
 
 def _json(text: str) -> Any:

@@ -40,6 +40,7 @@ class Asked:
     options: DecisionOptions | None = None  # of score
     acquisition: str = ""  # of acquire, as those below
     k: int = 0
+    beta: float = 1.0
     exclude: str = ""  # SHA-256 of the ids that are left out; "": none
 
 

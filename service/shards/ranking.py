@@ -6,6 +6,7 @@ their digests, and copies are in one bin.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from service.pools.pool_file import ID
 from service.shards.files import Files, Stopped
 from service.shards.job import OUT, Job
 from service.shards.rows import Reader, Rejects
-from service.shards.work import EXCLUDED, check_different, needs_all_rows, table
+from service.shards.work import EXCLUDED, UNKNOWN_CATEGORIES, check_different, needs_all_rows, table
 
 RANKING = "ranking"  # .json, the answer of /acquire, and .parquet
 BIN_ROWS = 1 << 22  # about, that are looked at together: 40 bytes each, and half as much again to sort them
@@ -63,6 +64,7 @@ class RankedParts:
         self._job, self._out, self._model = job, out, model
         self._reader = Reader(source, job.files, model)
         self.excluded = 0
+        self.unknown: Counter[str] = Counter()  # categories
 
     def ranking(self) -> Ranked:
         """Return the k best rows as /acquire answers them.
@@ -92,7 +94,9 @@ class RankedParts:
             excluded=self.excluded,
             priors=asked.priors,
             race=None,
+            beta=asked.beta,
             finalists=None,
+            unknown_categories=dict(self.unknown),
             ranking=ranked,
         )
 
@@ -213,12 +217,13 @@ class RankedParts:
 
     def _parts(self) -> Iterator[Found]:
         """Yield what each part holds."""
-        self.excluded = 0
+        self.excluded, self.unknown = 0, Counter()
         is_batch = needs_all_rows(self._job.asked.acquisition, self._model)
         names = ["place", "score", "hash", *(("digest.0", "digest.1") if is_batch else ())]
         for shard in self._job.shards:
             columns = self._columns(shard.number, names)
             self.excluded += int(columns.schema.metadata[EXCLUDED])
+            self.unknown.update(json.loads(columns.schema.metadata.get(UNKNOWN_CATEGORIES, b"{}")))
             place, score, hashes, *digest = (columns[name].to_numpy() for name in names)
             none = np.zeros((len(place), 2), dtype=np.uint64)
             yield Found(place, score, hashes, np.stack(digest, axis=1) if is_batch else none)

@@ -11,7 +11,7 @@ from jaxtyping import Float32, Int64
 from model_store.errors import DubitoError
 from model_store.inference.model import Model
 from model_store.types import at_once
-from service.pools.parquet import ParquetFile, byte_range, names_of
+from service.pools.parquet import ParquetFile, byte_range
 from service.pools.rows import numbers_of
 from service.process.budget import ByteBudget, Lease
 from service.shards.files import Copy, Files, Listed
@@ -104,7 +104,7 @@ class Reader:
         named: list[str] | None = None
         try:
             if pool.has_ids:
-                named = names_of(batch.column(batch.num_columns - 1), first)
+                named = pool.names_of(batch, first)
             part = pool.part(batch, first)
             encoder = self._model.text_encoder
             x = at_once(numbers_of(part, spec, pool.field, first, MOST_PIXELS, self._lease, encoder))

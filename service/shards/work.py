@@ -25,7 +25,7 @@ from model_store.artifacts.store import ModelStore
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
-from model_store.inputs.columns import unknown_categories
+from model_store.inputs.columns import count_unknown
 from service.engine.batching import part_rows
 from service.engine.decision import decide
 from service.http.responses import about_arrays, row_arrays
@@ -38,6 +38,7 @@ from service.shards.job import JOB, OUT, SOURCE, Job, Shard
 from service.shards.rows import Reader, Rejects, Rows
 
 EXCLUDED = b"dubito.excluded"  # in a part's metadata: how many of its rows were left out
+UNKNOWN_CATEGORIES = b"dubito.unknown_categories"  # and how many have a category that the model does not tell apart
 NOT_COMPUTED = "expected numbers that the model can compute with, got some whose result is not finite"
 REASONS = 3  # of rejects, that are passed on
 
@@ -183,8 +184,7 @@ class _Ready:
                 arrays = {name: array[computed] for name, array in arrays.items()}
             ids += rows.ids
             parts.append(arrays)
-            for name, count in unknown_categories(rows.x, manifest.input.columns).items():
-                unknown[name] = unknown.get(name, 0) + count
+            count_unknown(unknown, rows.x, manifest.input.columns)
         if not parts:  # for the columns
             arrays, _ = self._predicted(np.zeros((1, model.row_size), dtype=np.float32))
             parts = [{name: array[:0] for name, array in arrays.items()}]
@@ -222,18 +222,20 @@ class _Ready:
         places, scores = [np.empty(0, dtype=np.int64)], [np.empty(0)]
         digests = [np.empty((0, 2), dtype=np.uint64)]
         ids: list[str] = []
+        unknown: dict[str, int] = {}
         for rows in self._runs(shard, rejects, report, wanted):
             if is_random:
                 found = random_scores(id_hashes(rows.ids, asked.seed))
             else:
                 found = pool_scores(model, rows.x, self.draws, asked.acquisition, asked.priors)
+                count_unknown(unknown, rows.x[np.isfinite(found)], model.manifest.input.columns)
             computed = np.isfinite(found)
             if not computed.all():
                 for i in np.flatnonzero(~computed):
                     rejects.add(int(rows.places[i]), rows.ids[i], NOT_COMPUTED)
                 rows, found = rows.take(computed), found[computed]
             places.append(rows.places)
-            scores.append(power_scores(found, rows.ids, asked.seed) if is_power else found)
+            scores.append(power_scores(found, rows.ids, asked.seed, asked.beta) if is_power else found)
             ids += rows.ids
             if is_batch:
                 digests.append(row_digests(rows.x))
@@ -251,7 +253,8 @@ class _Ready:
         if is_batch:
             digest = np.concatenate(digests)
             columns |= {"digest.0": digest[:, 0], "digest.1": digest[:, 1]}
-        content = table(columns, {EXCLUDED.decode(): str(excluded)})
+        said = {EXCLUDED.decode(): str(excluded), UNKNOWN_CATEGORIES.decode(): json.dumps(unknown)}
+        content = table(columns, said)
         return content, 0 if is_random else len(ids) * asked.num_samples
 
 

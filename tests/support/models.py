@@ -59,7 +59,7 @@ def publish_wide(store: ModelStore, name: str = "wide", classes: int = 1000) -> 
             "network": {"hidden": [8]},
             "posterior": {"couplings": 1, "hidden": 8},
             "training": {"epochs": 1},
-            "serving": {"draws": 20, "temperature": False},
+            "serving": {"draws": 20, "temperature": False, "combined": ["entropy", "residual"]},
         }
     )
     pixels = np.random.default_rng(0).integers(0, 256, (6 * classes, 256)).astype(np.float32)

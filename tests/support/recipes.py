@@ -1,11 +1,15 @@
-"""Recipes of tests: a small one of digits, and what a test changes of it."""
+"""Recipes of tests: a small one of digits, and what a test changes of it.
+
+It has one density detector of all, since half of the time of an export goes into theirs: `ALL_DETECTORS` brings them.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from training.recipe import Recipe
+from training.recipe import Recipe, _takes_ids
 
+ALL_DETECTORS = {"combined": None}  # in [serving]: those that a recipe has which says nothing
 SMALL = {
     "name": "small",
     "method": "bhn-realnvp",
@@ -22,7 +26,7 @@ QUICK = {
     "network": {"hidden": [64, 64]},
     "posterior": {"couplings": 2, "hidden": 50, "initial_log_std": -4.0},
     "training": {"epochs": 30, "batch_rows": 64},
-    "serving": {"draws": 100},
+    "serving": {"draws": 100, **ALL_DETECTORS},
 }
 SECONDS_LONG = {
     "data": {"reference_rows": 60, "ranking_rows": 60},
@@ -40,7 +44,10 @@ def content_with(**changes: Any) -> dict[str, Any]:
         for section, kept in SMALL.items()
         if isinstance(kept, dict) and section != "network"
     }
-    return {**content, **merged}
+    score = "epistemic_std" if content.get("task") == "regression" else "entropy"
+    few = {} if _takes_ids(merged["data"]) else {"combined": [score, "residual"]}
+    serving = {**few, **merged["serving"]}
+    return {**content, **merged, "serving": {key: value for key, value in serving.items() if value is not None}}
 
 
 def recipe_with(**changes: Any) -> Recipe:

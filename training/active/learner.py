@@ -94,7 +94,7 @@ class Learner:
                     raise Diverged(
                         f"training diverged in epoch {epoch + 1} on {len(x)} labels: a lower learning_rate"
                     )
-                take_step(optimizer, parameters, loss.total, recipe.training.gradient_norm)
+                take_step(optimizer, parameters, loss.total, recipe.training.gradient_norm, step)
                 step += 1
         model.eval()
 

@@ -31,11 +31,14 @@ Predict = Callable[[Index, slice], Float32[np.ndarray, "_ _ _"]]  # what some dr
 
 @dataclass(frozen=True)
 class Wanted:
-    """What chooses rows: an acquisition of a task and, where that is raced, how often it may go wrong."""
+    """What chooses rows: an acquisition of a task; where it is raced, how often it may go wrong; where it is sampled,
+    the power of the weights.
+    """
 
     acquisition: str
     task: Task
     race: float | None = None
+    beta: float = 1.0
 
 
 def initial_labels(y: np.ndarray, classes: int, count: int, seed: int) -> Index:
@@ -108,7 +111,7 @@ def chosen(
         [predictive.acquisition(_scores(part, predictive, jackknifed), name) for part in _parts(outputs)]
     )
     if name in predictive.sampled:
-        return _indices(power_ranking(scores, at_once(copies_of(x)), ids, seed, k))
+        return _indices(power_ranking(scores, at_once(copies_of(x)), ids, seed, k, wanted.beta))
     return _indices(ranking(scores, ids, seed, k))
 
 

@@ -21,6 +21,7 @@ class Protocol:
     test_draws: int = 100  # that predict test rows
     epochs: int = 50  # of each fit
     race: float | None = None  # how often a race may go wrong, where acquisitions are raced
+    beta: float = 1.0  # of power_bald
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ class Report:
             f"Simulated on `{self.source}`: {p.initial} labels first, {p.batch} an acquisition out of {p.candidates} "
             f"random rows without a label, scored by {p.draws} draws"
             + (f" in a race (probability {p.race:g})" if p.race is not None else "")
+            + (f", power_bald with beta {p.beta:g}" if p.beta != 1.0 else "")
             + f"; {p.epochs} epochs a fit; the test {self.metric} is of {p.test_draws} draws, on test rows that are "
             f"used for nothing else. The target is {origin}. A fit sees the labels counted here and no others: none "
             "are held out for a checkpoint, a temperature or anything else. Labels needed are those of the first "

@@ -105,7 +105,7 @@ def _acquired(
         len(eps),
         x.astype(np.float32),
         [str(i) for i in among],
-        Wanted(arm.acquisition, task, protocol.race),
+        Wanted(arm.acquisition, task, protocol.race, protocol.beta),
         PREDICTIVES[task],
         hash_key(seed, ActiveStream.CHOICE, number),
         protocol.batch,

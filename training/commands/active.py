@@ -9,8 +9,9 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
-from model_store.acquisition.choice import RANDOM, checked_acquisition
+from model_store.acquisition.choice import RANDOM, checked_acquisition, checked_beta
 from model_store.errors import InvalidInput
+from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
 from training import recipe as recipes
 from training.active.protocol import Arm, End, Protocol, Start
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--race", type=float, metavar="P", help="acquisitions that /acquire can race are, and may go wrong so often"
     )
+    parser.add_argument("--beta", type=float, metavar="B", help="of power_bald: BALD^B are the weights of rows (1)")
     parser.add_argument("--epochs", type=int, default=default.epochs, help="of each fit, whatever the recipe says")
     parser.add_argument("--seeds", type=int, default=5, help="how many, from the recipe's on")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
@@ -65,7 +67,7 @@ def run(options: argparse.Namespace) -> None:
     ]
     data = _data(loaded)
     rows = len(data[loaded[0].name].train)
-    protocol, end = _protocol(options), _end(options, loaded[0].task, rows)
+    protocol, end = _protocol(options, loaded[0].task), _end(options, loaded[0].task, rows)
     arms = [arm for recipe in loaded for arm in _arms(options, recipe)]
 
     from training.active.report import report  # wrong recipes and data are answered before torch is there
@@ -79,9 +81,12 @@ def run(options: argparse.Namespace) -> None:
         check_pixels(recipe, data[recipe.name])
     device = device_named(options.device)
     keep_freed_memory()
+    asked = {
+        name: value for name, value in asdict(protocol).items() if (name, value) != ("beta", 1.0)
+    }  # as before it
     runs = {}
     for recipe in loaded:
-        told = f"{recipe.digest()} {data[recipe.name].digest()} {device.type} {sorted(asdict(protocol).items())}"
+        told = f"{recipe.digest()} {data[recipe.name].digest()} {device.type} {sorted(asked.items())}"
         if recipe.network.weights is not None:
             told += f" {weights_digest(Path(recipe.network.weights))}"
         runs[recipe.name] = folders.runs() / FOLDER / f"{recipe.name}-{sha256(told.encode()).hexdigest()[:12]}"
@@ -130,7 +135,7 @@ def _data(loaded: list[Recipe]) -> dict[str, Dataset]:
     return data
 
 
-def _protocol(options: argparse.Namespace) -> Protocol:
+def _protocol(options: argparse.Namespace, task: Task) -> Protocol:
     """Return how the simulation goes.
 
     Raises:
@@ -145,6 +150,8 @@ def _protocol(options: argparse.Namespace) -> Protocol:
         raise InvalidInput("--until", f"at least {options.initial}, as many as --initial", str(options.until))
     if options.race is not None and not 0 < options.race < 1:
         raise InvalidInput("--race", "a number in (0, 1)", str(options.race))
+    sampled = [name for name in options.acquisition or [] if name in PREDICTIVES[task].sampled]
+    named = sampled or options.acquisition or [PREDICTIVES[task].default_acquisition]
     return Protocol(
         options.initial,
         options.batch,
@@ -153,6 +160,7 @@ def _protocol(options: argparse.Namespace) -> Protocol:
         options.test_draws,
         options.epochs,
         options.race,
+        checked_beta(options.beta, named[0], task),
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from model_store.artifacts.manifest import NumberWriting
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import Categories, Numbers, category_text
+from model_store.inputs.missing import MISSING
 from model_store.inputs.numbers import number_of
 from training.data.dates import times_of
 from training.data.writing import writing_of
@@ -33,6 +34,20 @@ def index_column(names: list[str], wanted: set[str]) -> str | None:
         if INDEX_NAMES.fullmatch(name) and name not in wanted and (name or names[0] == name):
             return name
     return None
+
+
+def trimmed(table: Any, as_written: set[str | None]) -> Any:
+    """Return a table of text without blanks around cells, but for some columns; one of blanks alone is missing."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    for i, name in enumerate(table.column_names):
+        if name in as_written or as_text(table.column(i)) is None:
+            continue
+        column = compute.utf8_trim_whitespace(table.column(i))
+        nothing = compute.is_in(column, pa.array(MISSING, column.type))
+        table = table.set_column(i, name, compute.if_else(nothing, pa.scalar(None, column.type), column))
+    return table
 
 
 def with_missing(table: Any, values: list[str]) -> tuple[Any, set[str]]:

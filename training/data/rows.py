@@ -7,7 +7,7 @@ from hashlib import sha256
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped, UInt8
 
-from model_store.artifacts.manifest import DESCRIBING, ImageSpec, InputSpec, TextSpec
+from model_store.artifacts.manifest import DESCRIBING, OF_FILES, ImageSpec, InputSpec, TextSpec
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import Columns
 from training.data.splitting import Keys, SplitSizes
@@ -64,6 +64,8 @@ class Dataset:
     takes_ids: bool = False
     text: TextSpec | None = None
     tokenizer: bytes | None = None  # the file, of text
+    missing_values: tuple[str, ...] = ()  # what cells of files say that are missing, and
+    id_column: str | None = None  # what names their rows
 
     @property
     def input(self) -> InputSpec:
@@ -76,11 +78,13 @@ class Dataset:
             image=self.image,
             columns=tuple(self.columns),
             text=self.text,
+            missing_values=self.missing_values,
+            id_column=self.id_column,
         )
 
     def digest(self) -> str:
         """Return a SHA-256 over all rows, so that a run knows its data again."""
-        spec = self.input.model_dump(exclude={"columns": {"__all__": DESCRIBING}})
+        spec = self.input.model_dump(exclude={"columns": {"__all__": DESCRIBING}, **dict.fromkeys(OF_FILES, True)})
         # What was added to manifests later counts where it says something.
         if self.text is None:
             del spec["text"]

@@ -31,6 +31,7 @@ from training.data.cells import (
     BOOLEANS,
     NumberFormat,
     index_column,
+    trimmed,
     typed,
     values_of,
     with_missing,
@@ -107,6 +108,7 @@ def csv_table(path: Path, task: str | None, section: "DataSection", columns: Col
     if section.target is not None and task is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
     booleans = {c.name for c in columns if isinstance(c, CategoricalColumn) and set(c.categories) <= BOOLEANS}
+    table = trimmed(table, {section.id, section.text})
     table, _ = with_missing(table, section.missing_values)
     has_commas = any("," in name for name in table.column_names)
     decimal = decimal_of(table, section, is_comma_free=not has_commas)
@@ -388,6 +390,7 @@ def dataset_of(
         data = replace(data, left_out=x_out)
     ids = kept[train] if section.id is None else _ids(whole.column(section.id), kept[train])
     data = replace(data, train=replace(data.train, ids=ids), groups=of_train.groups, times=of_train.times)
+    data = replace(data, missing_values=tuple(section.missing_values), id_column=section.id)
     group_names, numbers = _groups(whole, section, kept)
     if numbers is None:
         return data

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_store.errors import InvalidInput
 from model_store.inputs.delimiters import delimiter_of
+from model_store.inputs.missing import MISSING
 from training.messages import log
 
 if TYPE_CHECKING:
@@ -98,7 +99,9 @@ def _read(path: Path, sample: bytes, encoding: str, section: "DataSection") -> A
     try:
         with arrow.open_csv(str(path), read_options=reading, parse_options=parsing) as reader:
             names = reader.schema.names
-        options = arrow.ConvertOptions(column_types=dict.fromkeys(names, string()), strings_can_be_null=True)
+        options = arrow.ConvertOptions(
+            column_types=dict.fromkeys(names, string()), null_values=MISSING, strings_can_be_null=True
+        )
         table = arrow.read_csv(str(path), read_options=reading, parse_options=parsing, convert_options=options)
     except UnicodeError:
         raise

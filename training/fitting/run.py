@@ -296,7 +296,7 @@ class Run:
         decay_rates(self.optimizer, decay)
         x, y = self.train[0][index], self.train[1][index]
         loss = step_loss(self.model, self.recipe, self.shape, x, y, self.samples, self._kl_weight(step), step)
-        take_step(self.optimizer, self.parameters, loss.total, settings.gradient_norm)
+        take_step(self.optimizer, self.parameters, loss.total, settings.gradient_norm, step)
         error = self.model.likelihood.errors(loss.served[0].detach(), y).mean()
         nll, kl = loss.nll.detach(), loss.kl.detach().mean()
         self.losses[step % self.epoch_steps] = (nll + self.full_kl_weight * kl).double()

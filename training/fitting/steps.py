@@ -16,6 +16,8 @@ from training.seeds import Stream, hash_key
 
 FINAL_SPREAD_RATE = 3.0  # times the final learning rate
 SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
+FADED = 1e-30  # of Adam's means, below which they move no parameter
+FADES_OVER = 100  # steps, in which what is not faded yet does not become denormal
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +54,26 @@ def step_loss(
 
 
 def take_step(
-    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], loss: Tensor, gradient_norm: float
+    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], loss: Tensor, gradient_norm: float, step: int
 ) -> None:
-    """Change parameters by a loss's gradient, whose global norm is at most `gradient_norm`."""
+    """Change parameters by a loss's gradient, whose global norm is at most `gradient_norm`; steps count from 0."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     clip_gradient(parameters, gradient_norm)
     optimizer.step()
+    if step % FADES_OVER == 0:
+        drop_faded(optimizer)
+
+
+def drop_faded(optimizer: torch.optim.Optimizer) -> None:
+    """Set to zero what has faded of Adam's means of gradients that are zero by now, as those of units that are off.
+
+    They would become denormal numbers, over which a processor takes many times as long, and stay so.
+    """
+    for state in optimizer.state.values():
+        for mean in (state["exp_avg"], state["exp_avg_sq"]):
+            if mean.device.type == "cpu":
+                mean.masked_fill_(mean.abs() < FADED, 0.0)
 
 
 def spare_threads(model: BayesianModel, rows: int, samples: int) -> None:

@@ -264,7 +264,7 @@ def judged(store: ModelStore, found: Known, manifest: Manifest, root: Path) -> V
         figures, others = mine.figures(on_control), its.figures(on_control)
         control = {"rows": len(found.control), "figures": compared(others, figures, recipe.seed)}
         label = f"{LATEST} (version {found.parent.manifest.version})"
-        worse = worse_beyond_chance(gate, figures, others, label, recipe.seed)
+        worse = worse_beyond_chance(gate, figures, others, label, recipe.seed, "control rows")
         if worse:
             why = "\n".join([*([why] if why else []), "on control rows it is worse in", *worse])
     if not why and not found.labels.are_known:

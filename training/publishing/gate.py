@@ -73,9 +73,14 @@ def check_gate(recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows:
 
 
 def worse_beyond_chance(
-    gate: GateSection, figures: dict[str, Figure], others: dict[str, Figure], label: str, seed: int
+    gate: GateSection,
+    figures: dict[str, Figure],
+    others: dict[str, Figure],
+    label: str,
+    seed: int,
+    rows: str = "rows",
 ) -> list[str]:
-    """Return a line for each metric that is worse, and log one for each that is not."""
+    """Return a line for each metric that is worse, and log one for each that is not; `rows` says of which."""
     failed = []
     for metric, allowed in gate.metrics.items():
         mine, its = figures.get(metric), others.get(metric)
@@ -84,7 +89,7 @@ def worse_beyond_chance(
             failed.append(f"  {metric}: {values[0]} against {values[1]} of {label}, which cannot be compared")
             continue
         found = worsening(metric, mine, its, allowed, Resamples.of(mine.rows, seed))
-        line = f"  {metric}: {_said(mine, its, found, label)}, allowed {allowed:g}"
+        line = f"  {metric}: {_said(mine, its, found, label, rows)}, allowed {allowed:g}"
         if found.p_value <= gate.level and found.value > allowed + ROUNDING:
             failed.append(line)
         else:
@@ -92,10 +97,10 @@ def worse_beyond_chance(
     return failed
 
 
-def _said(mine: Figure, its: Figure, found: Worsening, label: str) -> str:
+def _said(mine: Figure, its: Figure, found: Worsening, label: str, rows: str) -> str:
     low, high = found.interval
     return (
-        f"{mine.value:.6g} against {its.value:.6g} of {label} on the same {mine.rows} rows, "
+        f"{mine.value:.6g} against {its.value:.6g} of {label} on the same {mine.rows} {rows}, "
         f"worse by {found.value:.6g} ({100 * LEVEL:g} % interval {low:.4g} to {high:.4g}), "
         f"p = {found.p_value:.2g} ({TESTS[found.test]})"
     )

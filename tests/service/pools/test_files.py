@@ -10,12 +10,24 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from model_store.artifacts.manifest import CategoricalColumn, ImageSpec, InputSpec, NumericColumn
+from model_store.artifacts.manifest import CategoricalColumn, ImageSpec, InputSpec, NumericColumn, TextSpec
 from model_store.errors import InvalidInput
 from model_store.inputs.columns import from_cells, from_objects
 from service.pools import pool_file
 from service.pools.files import check_ids, open_pool, path_in
 
+NAMED = InputSpec(
+    shape=(7,),
+    minimum=-9.0,
+    maximum=9.0,
+    columns=(
+        NumericColumn(name="width", mean=0.0, std=1.0, indicator=True),
+        CategoricalColumn(name="is sold", categories=("false", "true")),
+        CategoricalColumn(name="city", categories=("Oslo",)),
+    ),
+    missing_values=("?",),
+    id_column="key",
+)
 ARRAYS = InputSpec(shape=(2, 3), minimum=0.0, maximum=9.0)
 IMAGES = InputSpec(shape=(2, 3), minimum=0.0, maximum=255.0, image=ImageSpec(mode="L"))
 COLUMNS = (
@@ -169,6 +181,77 @@ def test_decimal_commas_are_read_as_such_where_no_number_has_a_point(tmp_path):
     refused(path, TABLE, "pool_file: expected numbers with decimal points or with decimal commas, got both")
 
 
+def test_a_csv_file_is_read_as_it_is_in_training(tmp_path):
+    """Booleans as pandas writes them, blanks around names and cells, what counts as missing, a column of ids."""
+    path = tmp_path / "rows.csv"
+    path.write_text(
+        "key, width ,is sold, city,note,note\n007, 1.5,True, Oslo,a,b\n008,?,FALSE,NULL,a,b\n 9,n/a,false,Rome,,\n"
+    )
+    pool = open_pool(path, NAMED, "pool_file")
+    assert pool.ids() == ["007", "008", " 9"]
+    assert (pool.read_as, pool.ignored) == ("3 columns by name, named by key", ["note", "note"])
+    expected = {"width": [1.5, None, None], "is sold": ["true", "false", "false"], "city": ["Oslo", None, "Rome"]}
+    assert next(pool.parts()) == expected
+    path.write_text('width,is sold,city\n"1,5",true,Oslo\n"1,234",true,Oslo\n')
+    pool = open_pool(path, NAMED, "pool_file")
+    assert pool.read_as == "3 columns by name, with decimal commas"
+    assert next(pool.parts())["width"] == [1.5, 1.234]
+
+
+def test_columns_that_are_there_twice_and_rows_without_ids_are_named(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("width,colour,width\n1,red,1\n")
+    refused(path, TABLE, r"pool_file\.width: expected one column of that name, got 2")
+    path.write_text("id,width,colour\na,1,red\n ,1,red\n")
+    with pytest.raises(InvalidInput, match="id: expected a name for each row, got none of row 1"):
+        open_pool(path, TABLE, "pool_file").ids()
+    path = tmp_path / "rows.parquet"
+    cells = [pa.array([1.0, 2.0]), pa.array(["red", "blue"]), pa.array([1.0, 2.0])]
+    pq.write_table(pa.Table.from_arrays(cells, names=["width", "colour", "width"]), path)
+    refused(path, TABLE, r"pool_file\.width: expected one column of that name, got 2")
+
+
+@pytest.mark.parametrize(
+    ("ids", "found"),
+    [
+        (pa.array([2**60, 2**60 + 1]), [str(2**60), str(2**60 + 1)]),
+        (pa.array([b"\x00" * 16, b"\xff" * 16], pa.binary(16)), ["00" * 16, "ff" * 16]),
+        (pa.array(["a", "b"]).dictionary_encode(), ["a", "b"]),
+        (
+            pa.array([10**18, 10**18 + 1], pa.timestamp("ns")),
+            ["2001-09-09 01:46:40.000000000", "2001-09-09 01:46:40.000000001"],
+        ),
+        (pa.array([1.0, float("nan")]), "a name for each row, got none of row 1"),
+        (pa.array([b"a", b"\xff"]), "a text or a number as the name of each row, got another in row 1"),
+        (pa.array([["a"], ["b"]]), "a text or a number as the name of each row, got another in row 0"),
+    ],
+    ids=["large", "uuid", "dictionary", "time", "nan", "bytes", "lists"],
+)
+def test_ids_are_kept_as_they_are_or_refused_by_row(tmp_path, ids, found):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"id": ids, "width": [1.0, 2.0], "colour": ["red", "red"]}), path)
+    pool = open_pool(path, TABLE, "pool_file")
+    if isinstance(found, list):
+        assert pool.ids() == found
+        return
+    with pytest.raises(InvalidInput, match=f"id: expected {found}"):
+        pool.ids()
+
+
+def test_numbers_in_strings_and_an_index_of_pandas_in_parquet(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(
+        pa.table({"width": ["1.5", " -2", "?", None], "is sold": ["True", None, "0", "false"], "city": ["Oslo"] * 4}),
+        path,
+    )
+    part = next(open_pool(path, NAMED, "pool_file").parts())
+    assert part == {"width": [1.5, -2.0, None, None], "is sold": ["true", None, "0", "false"], "city": ["Oslo"] * 4}
+    index = {"__index_level_0__": np.arange(10)}
+    pq.write_table(pa.table({**{f"p{i}": FLAT[:, i] for i in range(6)}, **index}), path)
+    pool = open_pool(path, ARRAYS, "pool_file")
+    assert (pool.ignored, gathered(pool).tolist()) == (["__index_level_0__"], FLAT.tolist())
+
+
 def test_what_may_be_thousands_or_no_number_is_refused_and_not_guessed(tmp_path):
     path = tmp_path / "rows.csv"
     for cell in ('"1,234"', "1_000"):
@@ -178,12 +261,13 @@ def test_what_may_be_thousands_or_no_number_is_refused_and_not_guessed(tmp_path)
             from_cells(next(pool.parts()), COLUMNS, "pool_file")
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "utf-16", "utf-16-le", "utf-8", "utf-8-sig"])
 def test_a_csv_file_of_another_encoding_is_read_and_said(tmp_path, encoding):
     path = tmp_path / "rows.csv"
-    path.write_bytes(("width;colour\n" + "1;grün\n" * 9).encode(encoding))
+    colour = "gr\x81n" if encoding == "latin-1" else "grün"  # a byte that cp1252 has not
+    path.write_bytes(("width;colour\n" + f"1;{colour}\n" * 9).encode(encoding))
     pool = open_pool(path, TABLE, "pool_file")
-    assert next(pool.parts())["colour"] == ["grün"] * 4
+    assert next(pool.parts())["colour"] == [colour] * 4
     said = "" if encoding.startswith("utf-8") else f", as {encoding}"
     assert pool.read_as == "2 columns by name" + said
 
@@ -209,6 +293,31 @@ def test_a_zip_s_files_are_rows_in_the_order_of_their_names(tmp_path):
     assert pool.ids() == ["a.png", "b/2.png"]
     assert [len(part) for part in pool.parts()] == [2]
     refused(path, ARRAYS, "pool_file: expected a zip for a model of images or text alone")
+
+
+def test_folders_in_a_zip_that_windows_made_are_folders(tmp_path):
+    path = tmp_path / "images.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("b\\", "b\\2.png", "b\\Thumbs.db", "__MACOSX\\._2.png", "a.png"):
+            info = zipfile.ZipInfo("x")
+            info.filename = name  # which ZipInfo would change
+            archive.writestr(info, png_bytes(X[0].astype(np.uint8)))
+    pool = open_pool(path, IMAGES, "pool_file")
+    assert pool.ids() == ["a.png", "b/2.png"]
+    assert [len(part) for part in pool.parts()] == [2]
+
+
+def test_a_cell_of_a_csv_file_may_be_as_long_as_a_text(tmp_path):
+    spec = InputSpec(
+        shape=(4,),
+        dtype="int32",
+        minimum=0.0,
+        maximum=9.0,
+        text=TextSpec(column="review", max_tokens=4, pad_id=0, padding="right", truncation="right"),
+    )
+    path = tmp_path / "rows.csv"
+    path.write_text(f"review\n{'a' * 200_000}\n")
+    assert [len(text) for part in open_pool(path, spec, "pool_file").parts() for text in part] == [200_000]
 
 
 def test_files_in_a_column_of_parquet_are_images(tmp_path):
@@ -249,8 +358,8 @@ def test_what_is_no_pool_is_refused_with_the_reason(tmp_path):
     for text in ('width,colour\n1,red\n2,"red\n3,red\n', 'width,colour\n1,red\n2,"', 'width,"colour\n1,red\n'):
         (tmp_path / "open.csv").write_text(text)
         refused(tmp_path / "open.csv", TABLE, "with quotes that are closed, got one that is open at the end")
-    (tmp_path / "open.csv").write_text('width,colour\n1,"' + "2,red\n" * 30_000)
-    refused(tmp_path / "open.csv", TABLE, "with quotes that are closed, got a cell of more than")
+    (tmp_path / "open.csv").write_text('width,colour\n1,"' + "2,red\n" * 3_000_000)
+    refused(tmp_path / "open.csv", TABLE, "with quotes that are closed, got field larger than")
 
 
 def test_a_list_of_another_length_is_named(tmp_path):

@@ -14,7 +14,7 @@ from model_store.artifacts.manifest import ENCODER, FileSpec
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, NotFound
 from model_store.inference.model import Model
-from service.errors import InUse
+from service.errors import InUse, NotReady
 from service.registry.models import Models
 from service.registry.trials import Trials
 from service.settings import Settings
@@ -163,6 +163,24 @@ def test_a_version_published_anew_under_a_number_given_before_begins_with_no_dri
     assert models.get("tiny", "2").drift is not before.drift
 
 
+def test_what_is_in_memory_is_administered_though_its_version_was_deleted(store, models):
+    models.get("tiny", "1")
+    shutil.rmtree(store.root / "tiny" / "1")
+    assert models.reset_drift("tiny", "1") == ("1", True)
+    assert models.unload("tiny", "1") == ("1", True)
+    with pytest.raises(NotFound):
+        models.unload("tiny", "1")
+
+
+def test_drift_is_not_reset_where_the_evidence_of_all_cannot_be_reached(monkeypatch, models):
+    def away():
+        raise OSError
+
+    monkeypatch.setattr(models.get("tiny", "2").drift, "reset", away)
+    with pytest.raises(NotReady, match="cannot be reached; try again"):
+        models.reset_drift("tiny", "2")
+
+
 class AnyStore(RuleBasedStateMachine):
     """Versions that are published, damaged, repaired and deleted, aliases that move, looks at the store and requests,
     in any order: what is served is whole, and it is what its alias named when the store was last looked at."""
@@ -240,12 +258,16 @@ class AnyStore(RuleBasedStateMachine):
     @rule(data=st.data())
     def unload(self, data):
         number = data.draw(st.sampled_from(sorted(self.digests)))
+        was_loaded = number in self._in_memory()
         if number == self.serves.get("latest"):
             with pytest.raises(InUse):
                 self.models.unload("tiny", number)
-        elif number in self._published():
-            assert self.models.unload("tiny", number) == (number, number in self._in_memory())
+        elif was_loaded or number in self._published():
+            assert self.models.unload("tiny", number) == (number, was_loaded)
             assert number not in self._in_memory()
+        else:
+            with pytest.raises(NotFound):
+                self.models.unload("tiny", number)
 
     def _published(self):
         return self.store.versions("tiny")

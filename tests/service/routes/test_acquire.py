@@ -39,7 +39,9 @@ def test_the_answer_has_the_contract_s_fields(client, digits_rows):
         "excluded": 0,
         "priors": None,
         "race": None,
+        "beta": None,
         "finalists": None,
+        "unknown_categories": {},
     }
     assert [row["rank"] for row in ranking] == [1, 2, 3, 4, 5]
     for row in ranking:
@@ -121,19 +123,38 @@ def test_rows_of_few_draws_run_no_race_and_other_acquisitions_have_none(client, 
 
 
 def test_power_bald_takes_rows_by_chance_and_more_often_those_of_more_bald(client, digits_rows):
-    """Of Gumbel noise on log BALD: the first is a row with the probability of its share of BALD."""
-    pool = digits_rows[:60].tolist()
+    """Of Gumbel noise on log BALD: the first is a row with the probability of its share of BALD^beta."""
+    pool, ids = digits_rows[:60].tolist(), [str(i) for i in range(60)]
     bald = {row["id"]: row["score"] for row in acquire(client, pool, seed=1, k=60)["ranking"]}
-    scores = [
-        power_scores(np.array([bald[str(i)] for i in range(60)]), [str(i) for i in range(60)], s) for s in range(2000)
-    ]
-    first = np.bincount(np.argmax(scores, axis=1), minlength=60) / 2000
-    share = np.array([bald[str(i)] for i in range(60)]) / sum(bald.values())
-    assert np.abs(first - share).max() < 0.05  # four standard errors of any share
-    answer = acquire(client, pool, acquisition="power_bald", seed=1, k=60)["ranking"]
-    expected = power_scores(np.array([bald[row["id"]] for row in answer]), [row["id"] for row in answer], 1)
-    assert [row["score"] for row in answer] == pytest.approx(expected.tolist(), abs=1e-9)
-    assert all(a["score"] >= b["score"] for a, b in pairwise(answer))
+    balds = np.array([bald[name] for name in ids])
+    for beta in (0.25, 1.0, 4.0):
+        first = np.argmax([power_scores(balds, ids, seed, beta) for seed in range(2000)], axis=1)
+        share = balds**beta / (balds**beta).sum()
+        assert np.abs(np.bincount(first, minlength=60) / 2000 - share).max() < 0.05  # four standard errors
+        asked = {} if beta == 1.0 else {"beta": beta}
+        answer = acquire(client, pool, acquisition="power_bald", seed=1, k=60, **asked)
+        ranking = answer["ranking"]
+        expected = power_scores(np.array([bald[row["id"]] for row in ranking]), [r["id"] for r in ranking], 1, beta)
+        assert [row["score"] for row in ranking] == pytest.approx(expected.tolist(), abs=1e-9)
+        assert all(a["score"] >= b["score"] for a, b in pairwise(ranking))
+        assert answer["beta"] == beta
+    alone = acquire(client, pool, acquisition="power_bald", seed=1, k=60, beta=1e6)["ranking"]
+    assert [row["id"] for row in alone] == [row["id"] for row in acquire(client, pool, seed=1, k=60)["ranking"]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"beta": 0.0, "acquisition": "power_bald"}, "beta: "),
+        ({"beta": 1e7, "acquisition": "power_bald"}, "beta: "),
+        ({"beta": "2", "acquisition": "power_bald"}, "beta: "),
+        ({"beta": 2.0}, "beta: expected the acquisition power_bald beside it, got 'bald'"),
+    ],
+)
+def test_beta_is_of_power_bald_alone(client, digits_rows, asked, expected):
+    refused = client.post("/acquire", json={"pool": digits_rows[:5].tolist(), **asked})
+    assert refused.status_code == 422
+    assert refused.json()["detail"].startswith(expected)
 
 
 @pytest.mark.parametrize("acquisition", [*SCORES, *BATCH, "random"])

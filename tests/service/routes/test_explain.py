@@ -81,6 +81,22 @@ def test_a_row_that_is_smoother_than_any_real_one_is_flagged_and_said_to_be_low(
     assert prediction["explanation"]["attributed"] < 0.05
 
 
+def test_a_pool_as_a_file_is_ranked_as_its_rows_and_what_the_model_does_not_know_of_it_is_said(ask):
+    """A file as pandas writes it: scores of the same rows as objects, unknown categories counted, errors by id."""
+    cities = ["Rome", "rome", None]
+    rows = [PERSON | {"a": 0.1 * n, "d": None if n else 1.5, "city": cities[n]} for n in range(3)]
+    lines = [f"p{n},{r['a']},{r['b']},{r['c']},{r['d'] or ''},{r['city'] or 'NULL'}" for n, r in enumerate(rows)]
+    asked = {"model": "people", **SEED}
+    csv = "\n".join([" id,a, b,c,d,city", *lines]) + "\n"
+    headers = {"Content-Type": "text/csv"}
+    answer = ask.client.post("/acquire", params=asked, content=csv, headers=headers).json()
+    assert answer["unknown_categories"] == {"city": 2}
+    expected = ask.client.post("/acquire", json={**asked, "pool": rows, "ids": ["p0", "p1", "p2"]}).json()
+    assert answer == expected
+    refused = ask.client.post("/acquire", params=asked, content=csv.replace("p1,0.1", "p1,ten"), headers=headers)
+    assert refused.json()["detail"] == "pool.1.a: expected a number, or null, got a string (id 'p1')"
+
+
 def fall_of(explanation):
     return {entry["column"]: entry["fall"] for entry in explanation["columns"]}
 

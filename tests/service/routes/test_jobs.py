@@ -78,7 +78,7 @@ def result(client, job):
     [
         {"acquisition": "bald"},
         {"acquisition": "random"},
-        {"acquisition": "power_bald"},
+        {"acquisition": "power_bald", "beta": 4.0},
         {"acquisition": "batchbald", "num_samples": 10, "k": 4},
         {"acquisition": "bald", "race": 0.05},
     ],

@@ -129,11 +129,12 @@ def test_options_are_those_of_predict(run, data, tmp_path, client, digits_rows):
         {"acquisition": "bald"},
         {"acquisition": "random"},
         {"acquisition": "power_bald"},
+        {"acquisition": "power_bald", "beta": 0.5},
         {"acquisition": "batchbald"},
         {"acquisition": "max_det"},
         {"acquisition": "entropy", "priors": {str(i): 0.55 if i == 8 else 0.05 for i in range(10)}},
     ],
-    ids=lambda options: options["acquisition"],
+    ids=lambda options: "-".join(str(value) for value in options.values() if not isinstance(value, dict)),
 )
 def test_a_data_set_is_ranked_as_acquire_does(run, data, capsys, client, digits_rows, options):
     asked = {"pool": digits_rows.tolist(), "ids": IDS, "k": 20, "seed": SEED, "num_samples": DRAWS, **options}

@@ -108,7 +108,7 @@ def model():
 @pytest.mark.usefixtures("fits")
 def test_the_graphs_serve_the_temperature_in_floats_and_in_integers(model):
     model, rows = model
-    served = served_network(model, torch.from_numpy(rows.x), 0)
+    served = served_network(model, torch.from_numpy(rows.x), 0, names=())
 
     def outputs():
         files = export(model, served)

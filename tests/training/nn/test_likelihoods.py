@@ -11,7 +11,7 @@ from scipy import integrate, stats
 
 from model_store.scores.regression import log_density
 from training.data import Rows
-from training.export.graphs import PARITY_TOLERANCE, export, parity, runtime_of
+from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, parity, runtime_of
 from training.export.served import fold, served_network
 from training.fitting.objectives import alpha_objective
 from training.nn.likelihoods import Gaussian, crps
@@ -128,7 +128,7 @@ def test_torch_and_onnxruntime_agree(case):
     model, x, y = case
     model.eval()
     fold(model)
-    served = served_network(model, x, 0)
+    served = served_network(model, x, 0, names=CHECKED_DETECTORS)
     runtime = runtime_of(model, export(model, served))
     assert runtime.task == "regression"
     worst = parity(model, served, runtime, Rows(x.numpy(), y.numpy()))

@@ -15,7 +15,7 @@ from tests.support.refusals import refused
 from tests.support.serving import serving
 from training.__main__ import main
 from training.data import Rows
-from training.export.graphs import export, parity, runtime_of
+from training.export.graphs import CHECKED_DETECTORS, export, parity, runtime_of
 from training.export.served import served_network
 from training.nn.model import build, initialise
 from training.nn.posteriors import noise
@@ -127,7 +127,7 @@ def test_units_that_no_weight_leads_out_of_are_left_out_with_what_leads_into_the
 def test_the_exported_network_puts_weights_into_place_as_torch_does_and_is_small(network):
     model, x = fitted_like(network=network)
     smaller = prune(model, strongest(model, 0.95 if "hidden" in network else 0.6))
-    served = served_network(smaller, x, 0)
+    served = served_network(smaller, x, 0, names=CHECKED_DETECTORS)
     files = export(smaller, served)
     graph = onnx.load_model_from_string(files["network.onnx"])
     (property,) = graph.metadata_props

@@ -17,7 +17,7 @@ from tests.support.recipes import write_recipe
 
 @pytest.mark.usefixtures("fits")
 def test_a_killed_publication_leaves_no_partial_version(tmp_path):
-    kill_publications(tmp_path, attempts=2)
+    kill_publications(tmp_path, attempts=1)
 
 
 def kill_publications(folder, attempts):
