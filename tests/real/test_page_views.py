@@ -280,6 +280,19 @@ def test_counters_never_count_backwards(driver, service):
     assert found["gauge"] == [3]
 
 
+def test_of_a_large_prediction_set_the_most_probable_classes_are_named(driver, service):
+    opened(driver, service)
+    source = "({ setOf }, ...given) => setOf(...given).textContent"
+    classes = [f"c{i}" for i in range(50)]
+    row = {"probabilities": [i / 1225 for i in range(50)], "prediction_set": classes[5:]}
+    said = work(driver, "answer.js", source, row, {"coverage": 0.95, "confidence": None}, classes)
+    assert re.findall(r"c\d+", said) == classes[:29:-1]
+    assert said.endswith("or one of 25 others.")
+    row["prediction_set"] = ["c3", "c49"]
+    said = work(driver, "answer.js", source, row, {"coverage": 0.95, "confidence": None}, classes)
+    assert said.endswith("it is c3 or c49.")
+
+
 def test_labels_of_any_text_are_read(driver, service):
     opened(driver, service)
     text = 'n{a="quote \\" back \\\\ line \\n end",b="{}, x=\\"1\\""} 1.5e3\nbare NaN\nend{le="+Inf"} +Inf\n'
