@@ -28,6 +28,7 @@ from dubito.rows import (
     RowsLike,
     body_request,
     json_request,
+    name_of,
     parts_of,
     plain,
     request_of,
@@ -179,14 +180,17 @@ def add_labels(
     replace: bool,
 ) -> Steps[LabelsKept]:
     """Send labels by the rows' ids, all in one request; the same again change nothing."""
-    inputs = inputs or {}
+    inputs = {} if inputs is None else inputs
+    for field, given in (("labels", labels), ("inputs", inputs)):
+        if not hasattr(given, "items"):
+            raise InvalidInput(field, "a mapping by the rows' ids", type(given).__name__)
     strange = [name for name in inputs if name not in labels]
     if strange:
         raise InvalidInput("inputs", "rows of ids that have a label", f"one of {strange[0]!r}")
     entries = []
     for name, value in labels.items():
         field = "label" if isinstance(value, str) else "target"
-        entry = {"id": name, field: plain(value, f"labels.{name}")}
+        entry = {"id": name_of(name, "labels"), field: plain(value, f"labels.{name}")}
         entries.append({**entry, "input": row_of(inputs[name], f"inputs.{name}")} if name in inputs else entry)
     content = {**({} if model is None else {"model": model}), "labels": entries, "replace": replace}
     request = json_request("POST", "/labels", content)
@@ -258,4 +262,6 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
 def _strings(values: Sequence[Any], name: str) -> list[str]:
     if isinstance(values, str):
         raise InvalidInput(name, "a list of strings", "a single string")
-    return [str(value) for value in values]
+    if name == "groups":  # of which one that is missing is an unknown one
+        return [str(value) for value in values]
+    return [name_of(value, f"{name}.{n}") for n, value in enumerate(values)]

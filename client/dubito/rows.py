@@ -130,7 +130,23 @@ def row_of(row: Any, field: str) -> Any:
     """Return a single row as JSON has it; a file or an image as base64."""
     if isinstance(row, bytes | PathLike) or _is_image(row):
         return base64.b64encode(_file(row, field)).decode()
-    return plain(row, field)
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(row, pandas.Series):  # a row of a frame
+        row = row.to_dict()
+    return plain(_as_array(row, field), field)
+
+
+def name_of(value: Any, field: str) -> str:
+    """Return an id as a string.
+
+    Raises:
+        InvalidInput: naming `field`, if it is missing: "None" and "nan" would be names like others.
+    """
+    pandas = sys.modules.get("pandas")
+    is_nothing = pandas is not None and (value is pandas.NA or value is pandas.NaT)
+    if value is None or is_nothing or (isinstance(value, float) and math.isnan(value)):
+        raise InvalidInput(field, "a name", "none")
+    return str(value)
 
 
 def parts_of(rows: Rows, most: int) -> Iterator[slice]:

@@ -15,7 +15,7 @@ export function shownAnswer(row, answer, manifest) {
     { class: "answer" },
     h("h2", { class: isClassified && row.label.length > LONG_NAME ? "long" : null }, isClassified ? h("bdi", {}, row.label) : number(row.mean, 4), " ", badges(row)),
     h("p", { class: "says", role: "status" }, says(row, answer, manifest)),
-    isClassified ? setOf(row, answer) : null,
+    isClassified ? setOf(row, answer, manifest.output.classes) : null,
     isClassified
       ? plots.probabilities(manifest.output.classes, row)
       : plots.target(manifest.output.target ?? "the target", row, answer.coverage),
@@ -33,9 +33,12 @@ export function badges(row) {
   ];
 }
 
-function setOf(row, answer) {
+/** The prediction set in words; of very many classes the most probable. */
+export function setOf(row, answer, classes) {
   const sure = answer.confidence === null ? "on average" : `with a confidence of ${percent(answer.confidence)}`;
-  const names = row.prediction_set.slice(0, MOST_NAMES), others = row.prediction_set.length - names.length;
+  const share = new Map(classes.map((name, c) => [name, row.probabilities[c]]));
+  const all = row.prediction_set.length > MOST_NAMES ? [...row.prediction_set].sort((a, b) => share.get(b) - share.get(a)) : row.prediction_set;
+  const names = all.slice(0, MOST_NAMES), others = all.length - names.length;
   const listed = names.flatMap((name, i) => [i ? " or " : null, h("bdi", {}, name)]);
   return h("p", {}, `With ${percent(answer.coverage)} (${sure}) it is `, h("strong", {}, listed, others ? ` or one of ${number(others)} others` : null), ".");
 }

@@ -104,10 +104,14 @@ export async function show(view, app) {
   /** Put back what was asked and what came of it when one left the view. */
   async function restore() {
     source.choose(before.source);
-    version.value = before.values.version;
+    for (const [name, value] of Object.entries(before.values)) {
+      if (controls[name].type === "checkbox") controls[name].checked = value;
+      else controls[name].value = value;
+    }
+    if (version.value === "") version.value = "latest"; // the one that was chosen is gone
     if (version.value !== "latest") await changeVersion();
-    for (const [name, value] of Object.entries(before.values)) if (controls[name].type === "checkbox") controls[name].checked = value;
-    else controls[name].value = value;
+    draws.value = before.values.draws;
+    if (acquisition.value === "") acquisition.selectedIndex = 0;
     control.disabled = !keep.checked;
     shares?.restore(before.shares);
     explain();

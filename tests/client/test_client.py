@@ -243,11 +243,22 @@ def test_labels_go_back_by_id_or_with_their_rows(client, digits_rows):
         client.add_labels({"a": 3.0})
     with pytest.raises(InvalidInput, match="a new class needs a new fit"):
         client.add_labels({"a": "ten"})
+    for nothing in (None, float("nan"), pandas.NA):
+        with pytest.raises(InvalidInput, match=r"^ids\.1: expected a name, got none"):
+            client.acquire(digits_rows[:2], ids=["a", nothing])
+        with pytest.raises(InvalidInput, match=r"^labels: expected a name, got none"):
+            client.add_labels({nothing: "3"}, inputs={nothing: digits_rows[0]})
+    with pytest.raises(InvalidInput, match=r"^labels: expected a mapping by the rows' ids, got list"):
+        client.add_labels([("a", "3")])
 
 
 def test_targets_are_labels_of_a_regression(client):
     kept = client.add_labels({"r": np.float64(700.5)}, model="rents", inputs={"r": {"age": np.nan, "city": "Rome"}})
     assert (kept.model, kept.accepted) == ("rents", 1)
+    of_frame = pandas.DataFrame({"age": [31], "city": ["Rome"]}, index=[17]).iloc[0]
+    assert client.add_labels(pandas.Series({17: 700.5}), model="rents", inputs={17: of_frame}).accepted == 1
+    with pytest.raises(InvalidInput, match=r"^inputs\.m: expected an array without masked values"):
+        client.add_labels({"m": 1.0}, model="rents", inputs={"m": np.ma.masked_array([1.0, 2.0], mask=[0, 1])})
 
 
 def test_jobs_give_what_requests_give(client, digits_rows, tmp_path):

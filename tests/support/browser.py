@@ -104,8 +104,17 @@ def text_of(driver: Any, selector: str) -> str:
 
 
 def press(driver: Any, name: str) -> None:
-    """Press the button of a name."""
-    driver.find_element("xpath", f"//button[normalize-space()='{name}']").click()
+    """Press the button of a name; again where an answer took its place meanwhile."""
+    from selenium.common.exceptions import StaleElementReferenceException
+
+    def pressed() -> bool:
+        try:
+            driver.find_element("xpath", f"//button[normalize-space()='{name}']").click()
+        except StaleElementReferenceException:
+            return False
+        return True
+
+    until(driver, pressed)
 
 
 def draw(driver: Any, board: Any, strokes: list[list[tuple[float, float]]]) -> None:
