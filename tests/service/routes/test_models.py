@@ -72,41 +72,45 @@ def test_a_version_that_is_deleted_is_no_longer_served(serve, digits_store, own_
         assert predict_blank(client).json()["version"] == "2"
 
 
-@pytest.mark.parametrize(
-    ("file", "how"),
-    [
-        ("manifest.json", "missing"),
-        ("manifest.json", "truncated"),
-        ("network.onnx", "missing"),
-        ("sampler.onnx", "truncated"),
-        ("calibration.safetensors", "changed"),
-        ("weights.safetensors", "longer"),
-    ],
+BROKEN = (
+    ("manifest.json", "missing"),
+    ("manifest.json", "truncated"),
+    ("network.onnx", "missing"),
+    ("sampler.onnx", "truncated"),
+    ("calibration.safetensors", "changed"),
+    ("weights.safetensors", "longer"),
 )
-def test_a_broken_version_refuses_by_name_while_others_are_served(serve, digits_store, own_store, file, how):
-    publish_again(own_store, digits_store)
-    publish_again(own_store, digits_store, "other")
-    damage(own_store.root / "digits" / "2", file, how)
+
+
+def test_broken_versions_refuse_by_name_while_others_are_served(serve, digits_store, own_store):
+    broken = {f"broken-{n}": damaged for n, damaged in enumerate(BROKEN)}
+    for name, (file, how) in broken.items():
+        for _ in range(2):
+            publish_again(own_store, digits_store, name)
+        damage(own_store.root / name / "2", file, how)
     with serve(own_store.root, **SOON) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        for fields in ({"model": "digits"}, {"model": "digits", "version": "2"}):
-            answer = predict_blank(client, **fields)
-            assert answer.status_code == 503
-            assert answer.headers["content-type"] == "application/problem+json"
-            assert answer.json()["detail"].startswith(f"model digits version 2: {file}: ")
-            assert str(own_store.root) not in answer.text
-        assert predict_blank(client, model="digits", version="1").json()["version"] == "1"
-        assert predict_blank(client, model="other").status_code == 200
-        assert client.get("/health/ready").json()["models"] == {"other": "1"}
-        model = client.get("/models/digits").json()
-        assert (model["serving"], model["manifest"], model["versions"]) == (None, None, ["1", "2"])
-        assert list(model["broken"]) == ["2"]
-        assert file in model["broken"]["2"]
-        shutil.rmtree(own_store.root / "other")
+        for name, (file, _) in broken.items():
+            for fields in ({"model": name}, {"model": name, "version": "2"}):
+                answer = predict_blank(client, **fields)
+                assert answer.status_code == 503
+                assert answer.headers["content-type"] == "application/problem+json"
+                assert answer.json()["detail"].startswith(f"model {name} version 2: {file}: ")
+                assert str(own_store.root) not in answer.text
+            assert predict_blank(client, model=name, version="1").json()["version"] == "1"
+            model = client.get(f"/models/{name}").json()
+            assert (model["serving"], model["manifest"], model["versions"]) == (None, None, ["1", "2"])
+            assert list(model["broken"]) == ["2"]
+            assert file in model["broken"]["2"]
+        assert predict_blank(client, model="digits").status_code == 200
+        assert client.get("/health/ready").json()["models"] == {"digits": "1"}
+        shutil.rmtree(own_store.root / "digits")
         wait_until(lambda: client.get("/health/ready").status_code == 503)
-        assert f"model digits version 2: {file}: " in client.get("/health/ready").json()["detail"]
-        shutil.rmtree(own_store.root / "digits" / "2")  # `latest` is then version 1, and nothing is broken any more
-        wait_until(lambda: predict_blank(client).status_code == 200)
-        wait_until(lambda: client.get("/models/digits").json()["broken"] == {})
+        name, (file, _) = next(iter(broken.items()))
+        assert f"model {name} version 2: {file}: " in client.get("/health/ready").json()["detail"]
+        for name in broken:  # `latest` is then version 1, and nothing is broken any more
+            shutil.rmtree(own_store.root / name / "2")
+        wait_until(lambda: all(predict_blank(client, model=name).status_code == 200 for name in broken))
+        wait_until(lambda: all(client.get(f"/models/{name}").json()["broken"] == {} for name in broken))
 
 
 def test_a_service_that_is_told_a_public_key_serves_nothing_else(serve, digits_store, own_store, tmp_path):

@@ -26,11 +26,13 @@ SMALL = {
     "ensemble": {"members": 3, "prior_std": 1.0},
 }
 STRUCTURES = {f"laplace-{structure}": {"structure": structure} for structure in ("full", "diagonal")}
+LIKE_ANOTHER = ("dropout-alpha", "mle-dropout", "bbb-mixture")  # to who serves them
 CASES = [
-    *((method, "mlp") for method in POSTERIORS),
+    *((method, "mlp") for method in POSTERIORS if method not in LIKE_ANOTHER),
     *(("dropout", "residuals"), ("bhn-iaf", "skips"), ("laplace-diagonal", "groups")),
 ]
 MORE_CASES = [
+    *((method, "mlp") for method in LIKE_ANOTHER),
     *((method, "residuals") for method in ("bhn-realnvp", "bbb-mixture", "ensemble")),
     *((method, "skips") for method in ("mvn", "variational-hypernet")),
     *((method, "mlp") for method in STRUCTURES),
