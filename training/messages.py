@@ -9,6 +9,17 @@ log = logging.getLogger("dubito.training")
 
 
 @contextmanager
+def unsaid() -> Iterator[None]:
+    """Keep messages of what was said already."""
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+@contextmanager
 def printed(is_quiet: bool = False) -> Iterator[None]:
     """Print messages to standard output, the message alone; of a quiet command, none."""
     handler, level = logging.StreamHandler(sys.stdout), log.level

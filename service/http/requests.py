@@ -499,7 +499,8 @@ def _block(
                 expected = f"an array of {length}"
                 if axis == 0:
                     expected += f" (rows have shape {shape}{_alternatives(spec)})"
-                raise InvalidInput(path(i, axis), expected, kind_of(part))
+                of_rows = "; a file of many rows is a body of its own" if isinstance(part, bytes) else ""
+                raise InvalidInput(path(i, axis), expected, kind_of(part) + of_rows)
         level = level[0] if len(level) == 1 else list(chain.from_iterable(level))
     if not set(map(type, level)) <= {int, float}:
         i = next(i for i, value in enumerate(level) if type(value) not in (int, float))

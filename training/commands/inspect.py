@@ -10,6 +10,7 @@ from model_store.errors import InvalidInput
 from training.commands import folders
 from training.data import load, split, split_sizes
 from training.data.near_duplicates import told
+from training.messages import unsaid
 from training.planning.findings import Findings, findings_of
 from training.planning.picture import draw
 from training.planning.plan import name_of, plan_of
@@ -46,6 +47,7 @@ def _across_splits(found: Findings, section: DataSection) -> list[str]:
         return []
     try:
         recipe = plan_of(found, section, None, None).recipe
-        return told(split(load(recipe, folders.data_root()), split_sizes(recipe)))
+        with unsaid():  # the data are read once more
+            return told(split(load(recipe, folders.data_root()), split_sizes(recipe)))
     except InvalidInput:
         return []

@@ -283,6 +283,7 @@ def test_an_image_sent_to_a_model_of_none_is_refused(client):
     assert_refused(predict(client, [text(picture())]), says + "string of")
     answer = client.post("/predict", files=[("inputs", ("x", picture()))], data={"model": "people"})
     assert_refused(answer, says + "file of")
+    assert "bytes; a file of many rows is a body of its own" in answer.json()["detail"]
     assert_refused(
         predict(client, [{"a": 1}], "pictures"), "inputs.0: expected an array of 144 (rows have shape (3, 6, 8)"
     )

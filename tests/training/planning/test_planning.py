@@ -216,6 +216,14 @@ def test_inspect_prints_and_draws(tmp_path, capsys):
         assert capsys.readouterr().err.startswith("error: --target: expected one of the columns ['id', 'name'")
 
 
+def test_inspect_says_once_how_a_column_is_read(tmp_path, capsys):
+    rows = "".join(f"{n % 60}%,{'yes' if n % 60 > 30 else 'no'}\n" for n in range(300))
+    (tmp_path / "shares.csv").write_text("share,left\n" + rows)
+    with working_in(tmp_path):
+        assert main(["inspect", "--data", "csv:shares.csv", "--target", "left"]) == 0
+    assert capsys.readouterr().out.count("column share: '0%' is read as 0") == 1
+
+
 def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(tmp_path, capsys, monkeypatch, fits):
     from model_store.artifacts.store import ModelStore
 
