@@ -58,14 +58,14 @@ def test_an_endless_graph_stops_neither_the_start_nor_other_models_nor_the_end(
     serve, own_store, digits_store, graphs
 ):
     publish_again(own_store, digits_store, "a-endless", sampler=endless(graphs["sampler"]))
-    settings = {**WITHIN, "DUBITO_API_KEYS": KEY, "DUBITO_TRIAL_S": "600"}
+    settings = {**WITHIN, "DUBITO_API_KEYS": KEY, "DUBITO_TRIAL_S": "600", "DUBITO_TRIAL_BYTES": str(4 << 30)}
     with serve(own_store.root, **settings) as (url, process):
         client = httpx.Client(base_url=url, headers={"X-API-Key": KEY}, timeout=30)
         with client:
             assert predict_blank(client).json()["version"] == "1"
             assert client.get("/health/ready").json()["models"] == {"digits": "1"}
             late = predict_blank(client, model="a-endless", deadline_s=0.5)
-            assert (late.status_code, "deadline" in late.json()["detail"]) == (504, True)
+            assert (late.status_code, "deadline" in late.json()["detail"]) == (504, True), late.text
             publish_again(own_store, digits_store)
             wait_until(lambda: predict_blank(client).json()["version"] == "2")
             assert client.get("/models/a-endless").json()["serving"] is None
