@@ -58,7 +58,7 @@ def test_an_endless_graph_stops_neither_the_start_nor_other_models_nor_the_end(
     serve, own_store, digits_store, graphs
 ):
     publish_again(own_store, digits_store, "a-endless", sampler=endless(graphs["sampler"]))
-    settings = {**WITHIN, "DUBITO_API_KEYS": KEY, "DUBITO_TRIAL_S": "600", "DUBITO_TRIAL_BYTES": str(4 << 30)}
+    settings = {**WITHIN, "DUBITO_API_KEYS": KEY, "DUBITO_TRIAL_S": "600"}
     with serve(own_store.root, **settings) as (url, process):
         client = httpx.Client(base_url=url, headers={"X-API-Key": KEY}, timeout=30)
         with client:

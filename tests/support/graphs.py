@@ -9,8 +9,9 @@ PRODUCTS = 2000  # of matrices, 0.1 s each or more
 
 
 def endless(graph: bytes) -> bytes:
-    """The graph with minutes of matrix products before its first output."""
-    nodes = [helper.make_node("ConstantOfShape", ["odd.shape"], ["odd.0"])]
+    """The graph with minutes of matrix products before its first output, which take their time when it is run: while
+    it is loaded all of them would be kept, and soon be too large."""
+    nodes = [*_shape_when_run(graph), helper.make_node("ConstantOfShape", ["odd.long"], ["odd.0"])]
     nodes += [helper.make_node("MatMul", [f"odd.{i}", f"odd.{i}"], [f"odd.{i + 1}"]) for i in range(PRODUCTS)]
     nodes.append(helper.make_node("ReduceSum", [f"odd.{PRODUCTS}"], ["odd.sum"], keepdims=0))
     return _before_output(graph, nodes, [SIDE, SIDE])
@@ -18,17 +19,20 @@ def endless(graph: bytes) -> bytes:
 
 def hungry(graph: bytes, numbers: int, when_loaded: bool) -> bytes:
     """The graph with so many float32 numbers before its first output, made when it is loaded or when it is run."""
-    model = onnx.load_model_from_string(graph)
-    nodes = [helper.make_node("Identity", ["odd.shape"], ["odd.long"])]
-    if not when_loaded:  # a shape that depends on what comes in
-        nodes = [
-            helper.make_node("Shape", [model.graph.input[0].name], ["odd.rows"], start=0, end=1),
-            helper.make_node("Min", ["odd.rows", "odd.one"], ["odd.first"]),
-            helper.make_node("Mul", ["odd.first", "odd.shape"], ["odd.long"]),
-        ]
+    nodes = [helper.make_node("Identity", ["odd.shape"], ["odd.long"])] if when_loaded else _shape_when_run(graph)
     nodes.append(helper.make_node("ConstantOfShape", ["odd.long"], ["odd.0"]))
     nodes.append(helper.make_node("ReduceSum", ["odd.0"], ["odd.sum"], keepdims=0))
     return _before_output(graph, nodes, [numbers])
+
+
+def _shape_when_run(graph):
+    """Nodes that give the shape as one that depends on what comes in, so that nothing of it is computed before."""
+    rows = onnx.load_model_from_string(graph).graph.input[0].name
+    return [
+        helper.make_node("Shape", [rows], ["odd.rows"], start=0, end=1),
+        helper.make_node("Min", ["odd.rows", "odd.one"], ["odd.first"]),
+        helper.make_node("Mul", ["odd.first", "odd.shape"], ["odd.long"]),
+    ]
 
 
 def _before_output(graph, nodes, shape):
