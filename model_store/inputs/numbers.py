@@ -11,6 +11,7 @@ from model_store.artifacts.manifest import NumberWriting
 
 SIGNS = "$€£¥%"
 SPACES = "\u00a0\u202f"  # that no line is broken at: as good as a space
+COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?", re.ASCII)
 LONGEST = 100  # characters of a text that is looked at
 
 

@@ -314,6 +314,12 @@ def text_fields(
     return fields
 
 
+def shapes_of(shape: tuple[int, ...]) -> str:
+    """Say what shapes an array of rows may have."""
+    flat = f" or (N, {math.prod(shape)})" if len(shape) > 1 else ""
+    return f"(N, {', '.join(map(str, shape))}){flat}"
+
+
 def rows_array(
     rows: Rows,
     spec: InputSpec,
@@ -340,9 +346,7 @@ def rows_array(
     size = math.prod(shape)
     if isinstance(rows, np.ndarray):
         if rows.shape[1:] not in (shape, (size,)):
-            alternative = f" or (N, {size})" if len(shape) > 1 else ""
-            expected = f"an array of shape (N, {', '.join(map(str, shape))}){alternative}"
-            raise InvalidInput(field, expected, f"shape {rows.shape}")
+            raise InvalidInput(field, f"an array of shape {shapes_of(shape)}", f"shape {rows.shape}")
         flat = rows.reshape(len(rows), size)
         if spec.takes_ids:
             _check_ids(flat, spec, field, first_row)

@@ -33,10 +33,9 @@ from service.engine.keeping import acquired_rows, control_said, set_aside
 from service.http.responses import acquire_answer
 from service.jobs.asked import Asked
 from service.jobs.column_files import ColumnFiles
-from service.jobs.work import Work
+from service.jobs.work import UNKNOWN_CATEGORIES, Work
 
 SELECTED_FILE = "selected.npz"
-UNKNOWN = "unknown_categories"  # noted beside what was computed
 ANSWER_FILE = "answer.json"
 TIMES_FIRST_LAP = 1.5  # times the first lap of a race is all of it, of pools of which few rows are uncertain
 
@@ -133,7 +132,7 @@ class AcquireWork(Work):
         """Return the scores of some rows, in ascending order, under the first draws, and their standard errors."""
         asked, draws, columns = self.asked, self._draws(num_draws), ColumnFiles(self.folder / name)
         self._done += columns.rows * num_draws
-        is_last, unknown = num_draws == asked.num_samples, columns.note.setdefault(UNKNOWN, {})
+        is_last, unknown = num_draws == asked.num_samples, columns.note.setdefault(UNKNOWN_CATEGORIES, {})
         for _, x in self._in_runs(self._some(rows[columns.rows :]), num_draws):
             request = self.model, x, draws, asked.acquisition, asked.priors
             if is_last:
@@ -201,7 +200,7 @@ class AcquireWork(Work):
         asked, draws = self.asked, self._draws(self.asked.num_samples)
         columns = ColumnFiles(self.folder / "scores")
         self._done += columns.rows * asked.num_samples
-        unknown, is_kept = columns.note.setdefault(UNKNOWN, {}), np.zeros(asked.rows, dtype=bool)
+        unknown, is_kept = columns.note.setdefault(UNKNOWN_CATEGORIES, {}), np.zeros(asked.rows, dtype=bool)
         is_kept[rows] = True
         for first, x in self._in_runs(self._all(columns.rows), asked.num_samples):
             scores = pool_scores(self.model, x, draws, asked.acquisition, asked.priors)

@@ -17,7 +17,7 @@ from service.engine.decision import DecisionOptions, decide
 from service.http.responses import about_arrays, row_arrays
 from service.jobs.column_files import ColumnFiles, write_npz
 from service.jobs.table import table_columns, table_metadata
-from service.jobs.work import Work
+from service.jobs.work import UNKNOWN_CATEGORIES, Work
 
 GROUPS_FILE = "groups.json"
 TABLE_ROWS = 1 << 16  # of a row group of parquet
@@ -36,7 +36,7 @@ class PredictWork(Work):
         columns = ColumnFiles(self.folder / "columns")
         self._done = columns.rows * asked.num_samples
         inputs = model.manifest.input.columns
-        unknown = columns.note.setdefault("unknown_categories", {})
+        unknown = columns.note.setdefault(UNKNOWN_CATEGORIES, {})
         for first, x in self._in_runs(self._all(columns.rows), asked.num_samples):
             prediction = prediction_of(model, x, draws, options)
             check_computed(prediction.scores.by_name()[prediction.scores.overall], asked.field, first)
@@ -49,7 +49,7 @@ class PredictWork(Work):
         columns.sync()
         about = dict(about_arrays(model.manifest, asked.seed, options))
         if inputs:
-            about["unknown_categories"] = np.array([unknown.get(column.name, 0) for column in inputs])
+            about[UNKNOWN_CATEGORIES] = np.array([unknown.get(column.name, 0) for column in inputs])
         of_rows = {name: columns.column(name) for name in columns.names}
         if options.fdr is not None:  # which all rows decide together
             of_rows["flag"] = benjamini_hochberg(np.array(of_rows["p_value"]), options.fdr)

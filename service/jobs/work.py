@@ -29,6 +29,7 @@ from service.process.budget import ByteBudget, Lease
 
 SYNC_S = 2.0  # between syncs, about
 IDS_FILE = "ids.json"
+UNKNOWN_CATEGORIES = "unknown_categories"  # noted beside what was computed
 MOST_PIXELS = 1 << 62  # of a part's images: each has its own bound, and they are decoded one after the other
 
 Rows = Iterator[tuple[int, Float32[np.ndarray, "n I"]]]  # the first one's place in the pool, and some

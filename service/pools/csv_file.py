@@ -12,11 +12,10 @@ from model_store.artifacts.manifest import AnyColumn, CategoricalColumn, InputSp
 from model_store.errors import InvalidInput
 from model_store.inputs.delimiters import delimiter_of
 from model_store.inputs.missing import MISSING
-from model_store.inputs.numbers import number_of
+from model_store.inputs.numbers import COMMA_NUMBER, number_of
 from service.pools.pool_file import Part, PoolFile, Source, binary, refuse_absent, refuse_repeated
 
 BOOLEANS = {"true", "false"}
-COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
 THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}")  # which a number with a decimal comma may look like
 CLOSED = "a CSV file with quotes that are closed"
 SAMPLE_BYTES = 1 << 16  # of a file, that its delimiter is recognised by

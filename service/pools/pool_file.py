@@ -15,6 +15,7 @@ import numpy as np
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
+from service.http.requests import shapes_of
 
 ID = "id"  # the column of a table that names its rows
 IDS = "ids"  # the array of an npz that does, and the field of a request
@@ -107,12 +108,6 @@ class PoolFile(ABC):
             expected = f"an array of shape {shapes_of(spec.shape)}"
             raise self._rows_error(expected, f"shape {shape}")
         self.rows = shape[0]
-
-
-def shapes_of(shape: tuple[int, ...]) -> str:
-    """Say what shapes an array of rows may have."""
-    flat = f" or (N, {math.prod(shape)})" if len(shape) > 1 else ""
-    return f"(N, {', '.join(map(str, shape))}){flat}"
 
 
 def refuse_repeated(wanted: list[str], names: list[str], field: str) -> None:

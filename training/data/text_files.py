@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from model_store.errors import InvalidInput
 from model_store.inputs.delimiters import delimiter_of
 from model_store.inputs.missing import MISSING
+from model_store.inputs.numbers import COMMA_NUMBER
 from training.messages import log
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 SAMPLE_BYTES = 1 << 16
 MOST_LINES = 20  # of a file's last cell: more are the rest of a file after a quote that nobody closed
 BOMS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?", re.ASCII)
 POINT_NUMBER = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?", re.ASCII)
 
 
