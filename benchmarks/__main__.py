@@ -1,6 +1,8 @@
-"""The short form: the kernel, one row over HTTP and what detectors cost, on an untrained model of MNIST's size.
+"""The short form: the kernel, one row over HTTP and what detectors cost, on an untrained model of
+MNIST's size.
 
-`python -m benchmarks` prints three tables in a few minutes; `docs/results/README.md` says how to run the long forms.
+`python -m benchmarks` prints three tables in a few minutes; `docs/results/README.md` says how to
+run the long forms.
 """
 
 import tempfile

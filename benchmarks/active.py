@@ -1,8 +1,9 @@
 """Figure 4 of Krueger et al. 2017, "Bayesian hypernetworks": active learning on MNIST.
 
-`python -m benchmarks.active [--write]` simulates what is missing of all arms by `python -m training active`. It takes
-many hours on two cores and goes on where it was stopped; with `--report` it simulates nothing. It prints the tables
-and with `--write` keeps them in docs/results. `DUBITO_DATA` has a folder `mnist`.
+`python -m benchmarks.active [--write]` simulates what is missing of all arms by `python -m training
+active`. It takes many hours on two cores and goes on where it was stopped; with `--report` it
+simulates nothing. It prints the tables and with `--write` keeps them in docs/results. `DUBITO_DATA`
+has a folder `mnist`.
 """
 
 import os
@@ -14,7 +15,8 @@ from benchmarks.options import RESULTS, parser_of
 from training.__main__ import DONE, main
 
 PROTOCOL = (
-    "--initial 20 --batch 10 --until 300 --target-accuracy .95 --candidates 2000 --draws 50 --test-draws 10 "
+    "--initial 20 --batch 10 --until 300 --target-accuracy .95 --candidates 2000 --draws 50 "
+    "--test-draws 10 "
     "--epochs 50 --seeds 5"
 )
 TEXT = """\
@@ -99,7 +101,12 @@ def run() -> None:
         if main([*part.arguments, *(["--report"] if options.report else [])]) != DONE:
             page.append("Not run yet.\n")
             continue
-        table = (part.folder / "active.md").read_text().split("\n\n", 1)[1].replace("active.png", part.picture)
+        table = (
+            (part.folder / "active.md")
+            .read_text()
+            .split("\n\n", 1)[1]
+            .replace("active.png", part.picture)
+        )
         page.append(table)
         begun += 1
         if options.write:
@@ -107,7 +114,8 @@ def run() -> None:
     print("\n".join(page))
     if options.write and begun == 0:
         sys.exit(
-            "error: DUBITO_RUNS: expected a folder with runs of these arms, got one without; the page is as it was"
+            "error: DUBITO_RUNS: expected a folder with runs of these arms, got one without; the "
+            "page is as it was"
         )
     if options.write:
         (RESULTS / "active-mnist.md").write_text("\n".join(page))

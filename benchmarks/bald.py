@@ -1,7 +1,8 @@
 """What few draws make of BALD, and what its correction mends.
 
-`python -m benchmarks.bald NAME [--write]` scores a published version's test rows, and as many of uniform noise,
-under `--seeds` seeds with few draws each, and once with `TRUE_DRAWS`, whose corrected BALD is the truth.
+`python -m benchmarks.bald NAME [--write]` scores a published version's test rows, and as many of
+uniform noise, under `--seeds` seeds with few draws each, and once with `TRUE_DRAWS`, whose
+corrected BALD is the truth.
 
 * value: the sum over rows and seeds, over that of the truth;
 * order: Spearman's correlation with the truth, and the share of the truth's first tenth of rows in the first tenth;
@@ -48,7 +49,9 @@ def stopped(
     most = model.manifest.noise.default_draws
     known, density = model.runtime.before_draws(x)
     rows = SharedDraws(model.runtime, known, model.runtime.draw_set(seed, most))
-    scores = model.prediction_with_stopping(rows, density, most, StoppingRule(FPR, tolerance)).scores
+    scores = model.prediction_with_stopping(
+        rows, density, most, StoppingRule(FPR, tolerance)
+    ).scores
     assert isinstance(scores, Scores)
     return scores, scores.num_draws < most
 
@@ -67,15 +70,19 @@ def main() -> None:
     lines = [
         f"# BALD of few draws: {options.name} version {model.manifest.version}",
         "",
-        f"`python -m benchmarks.bald {options.name} --seeds {options.seeds} --seed {options.seed}`:",
-        f"{len(test)} test rows, and as many of uniform noise. The truth is corrected BALD of {TRUE_DRAWS:,} draws.",
+        f"`python -m benchmarks.bald {options.name} --seeds {options.seeds} --seed "
+        f"{options.seed}`:",
+        f"{len(test)} test rows, and as many of uniform noise. The truth is corrected BALD of "
+        f"{TRUE_DRAWS:,} draws.",
         "",
-        "| rows | draws | value: `bald` | `bald_corrected` | order (Spearman): `bald` | `bald_corrected` "
+        "| rows | draws | value: `bald` | `bald_corrected` | order (Spearman): `bald` | "
+        "`bald_corrected` "
         "| first tenth found: `bald` | `bald_corrected` |",
         "|---|---|---|---|---|---|---|---|",
     ]
     settled = [
-        "| rows | tolerance | stop | value: `bald` | `bald_corrected` | moved, in tolerances: median | largest |",
+        "| rows | tolerance | stop | value: `bald` | `bald_corrected` | moved, in tolerances: "
+        "median | largest |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, x in sets.items():
@@ -89,7 +96,11 @@ def main() -> None:
                 scores = scored(model, x, draw_seed(options.seed, number), num_draws)
                 for k, bald in enumerate((scores.bald, scores.bald_corrected)):
                     share = len(first & set(np.argsort(-bald)[:tenth].tolist())) / tenth
-                    found[number, :, k] = bald.sum() / truth.sum(), stats.spearmanr(bald, truth).statistic, share
+                    found[number, :, k] = (
+                        bald.sum() / truth.sum(),
+                        stats.spearmanr(bald, truth).statistic,
+                        share,
+                    )
             cells = [f"{value:.3f}" for value in found.mean(axis=0).ravel()]
             lines.append(f"| {name} | {num_draws} | {' | '.join(cells)} |")
         for tolerance in TOLERANCES:
@@ -103,7 +114,8 @@ def main() -> None:
             every = np.concatenate(moved)
             share = stops / (options.seeds * len(x))
             settled.append(
-                f"| {name} | {tolerance:g} | {share:.2f} | {sums[0] / sums[2]:.3f} | {sums[1] / sums[2]:.3f} "
+                f"| {name} | {tolerance:g} | {share:.2f} | {sums[0] / sums[2]:.3f} | "
+                f"{sums[1] / sums[2]:.3f} "
                 f"| {np.median(every):.3f} | {every.max():.2f} |"
             )
     text = "\n".join([*lines, "", "## Rows that stop early", "", *settled]) + "\n"

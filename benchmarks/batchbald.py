@@ -1,10 +1,11 @@
 """BatchBALD beside `batchbald_redux`, the authors' package, in one run on the same draws.
 
-`.venv-audit/bin/python -m benchmarks.batchbald [--write]` chooses 10 of 10,000 rows of 10 classes under 100
-draws, from pools whose draws disagree little or much; both count at most 10,000 configurations of labels,
-and sample as many beyond. Rows are Gaussian, of random size; draws are softmax layers with Gaussian weights.
-No probability is below 1e-5, as batchbald_redux says NaN of products that are 0 in float32. Of 10 classes
-both are exact for the first five rows; of the pool of two classes for all ten, and there both compute in float64.
+`.venv-audit/bin/python -m benchmarks.batchbald [--write]` chooses 10 of 10,000 rows of 10 classes
+under 100 draws, from pools whose draws disagree little or much; both count at most 10,000
+configurations of labels, and sample as many beyond. Rows are Gaussian, of random size; draws are
+softmax layers with Gaussian weights. No probability is below 1e-5, as batchbald_redux says NaN of
+products that are 0 in float32. Of 10 classes both are exact for the first five rows; of the pool of
+two classes for all ten, and there both compute in float64.
 
 * time: all from the draws' log probabilities to the ten rows; a thread each;
 * same: how many of the rows that both choose exactly are the same ones, in the same order.
@@ -29,7 +30,8 @@ from model_store.types import at_once
 COLUMNS = 64
 K = 10
 DRAWS = 100
-LEAST = 1e-5  # probability: of smaller ones the product over rows is 0 in float32, and batchbald_redux says NaN
+# probability: of smaller ones the product over rows is 0 in float32, and batchbald_redux says NaN
+LEAST = 1e-5
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,10 @@ class Result:
     def same(self) -> int:
         """How many rows that both choose exactly are the same."""
         ours, theirs = (chosen[: self.pool.exact] for chosen in self.chosen)
-        return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), self.pool.exact)
+        return next(
+            (i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b),
+            self.pool.exact,
+        )
 
 
 def log_probs_of(pool: Pool, seed: int) -> Float32[np.ndarray, "K N C"]:
@@ -97,7 +102,10 @@ def measured(pool: Pool, seed: int) -> Result:
         theirs = get_batchbald_batch(given, K, MOST_CONFIGURATIONS, dtype=dtype)
     ended = time.perf_counter()
     return Result(
-        pool, (between - begun, ended - between), ([row for row, _ in ours], theirs.indices), [g for _, g in ours]
+        pool,
+        (between - begun, ended - between),
+        ([row for row, _ in ours], theirs.indices),
+        [g for _, g in ours],
     )
 
 
@@ -106,11 +114,14 @@ def table(results: list[Result], seed: int) -> str:
     lines = [
         "# BatchBALD beside batchbald_redux",
         "",
-        f"`.venv-audit/bin/python -m benchmarks.batchbald --seed {seed} --write`, after `make audit`: {K} rows under "
-        f"{DRAWS} draws, at most {MOST_CONFIGURATIONS:,} configurations of labels counted or sampled, a thread each, "
+        f"`.venv-audit/bin/python -m benchmarks.batchbald --seed {seed} --write`, after `make "
+        f"audit`: {K} rows under "
+        f"{DRAWS} draws, at most {MOST_CONFIGURATIONS:,} configurations of labels counted or "
+        "sampled, a thread each, "
         "one after the other on a shared machine: ratios count, single times do not.",
         "",
-        "| pool | rows | classes | gain of the first row, the last, all (nats) | ours, s | batchbald_redux, s | "
+        "| pool | rows | classes | gain of the first row, the last, all (nats) | ours, s | "
+        "batchbald_redux, s | "
         "times as fast | same rows where both are exact |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -118,15 +129,18 @@ def table(results: list[Result], seed: int) -> str:
         pool, (ours, theirs) = result.pool, result.seconds
         gains = f"{result.gains[0]:.3f}, {result.gains[-1]:.4f}, {sum(result.gains):.2f}"
         lines.append(
-            f"| {pool.name} | {pool.rows:,} | {pool.classes} | {gains} | {ours:.2f} | {theirs:.1f} | "
+            f"| {pool.name} | {pool.rows:,} | {pool.classes} | {gains} | {ours:.2f} | "
+            f"{theirs:.1f} | "
             f"{theirs / ours:.0f} | {result.same} of {pool.exact} |"
         )
     lines += [
         "",
         "![seconds by pool](batchbald.png)",
         "",
-        f"{DRAWS} draws tell no more than log {DRAWS} = {np.log(DRAWS):.2f} nats apart: where they disagree much, "
-        "five rows tell nearly all of it, and what the last rows add is next to nothing. batchbald_redux computes "
+        f"{DRAWS} draws tell no more than log {DRAWS} = {np.log(DRAWS):.2f} nats apart: where "
+        "they disagree much, "
+        "five rows tell nearly all of it, and what the last rows add is next to nothing. "
+        "batchbald_redux computes "
         "every row again each time; here only rows whose bound is above the best are "
         "([how](../decisions/0019-acquisition.md)).",
     ]
@@ -139,8 +153,15 @@ def plot(results: list[Result], path: Path) -> None:
     figure, axis = plt.subplots(figsize=(7, 3), layout="constrained")
     places = np.arange(len(results))
     for i, name in enumerate(("ours", "batchbald_redux")):
-        axis.barh(places + 0.2 - 0.4 * i, [result.seconds[i] for result in results], 0.4, label=name)
-    axis.set(xscale="log", xlabel="seconds", yticks=places, yticklabels=[result.pool.name for result in results])
+        axis.barh(
+            places + 0.2 - 0.4 * i, [result.seconds[i] for result in results], 0.4, label=name
+        )
+    axis.set(
+        xscale="log",
+        xlabel="seconds",
+        yticks=places,
+        yticklabels=[result.pool.name for result in results],
+    )
     axis.legend()
     figure.savefig(path, dpi=110)
 

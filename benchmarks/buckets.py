@@ -1,7 +1,9 @@
-"""A store in a bucket beside one in a folder: `python -m benchmarks.buckets s3://bucket/prefix`, the page's text.
+"""A store in a bucket beside one in a folder: `python -m benchmarks.buckets s3://bucket/prefix`,
+the page's text.
 
-The bucket is reached by the environment (docs/buckets.md), and what is written there is deleted. `digits` of
-DUBITO_STORE, a folder, is published and loaded in turns at both places; memory is that of a version of 256 MiB.
+The bucket is reached by the environment (docs/buckets.md), and what is written there is deleted.
+`digits` of DUBITO_STORE, a folder, is published and loaded in turns at both places; memory is that
+of a version of 256 MiB.
 """
 
 import os
@@ -46,7 +48,9 @@ def main() -> None:
 def parts(source: ModelStore) -> tuple[Description, dict[str, bytes]]:
     """What `digits` is published of."""
     artifact = source.open("digits", source.resolve("digits"), wanted=FILES)
-    description = Description.model_validate(artifact.manifest.model_dump(include=set(Description.model_fields)))
+    description = Description.model_validate(
+        artifact.manifest.model_dump(include=set(Description.model_fields))
+    )
     return description, {file: artifact.files[file] for file in FILES}
 
 
@@ -75,7 +79,10 @@ def print_times(source: ModelStore, bucket: ModelStore, url: str, folder: Path) 
     looks = [seconds(reader.storage.look) for _ in range(LOOKS)]
     size = sum(map(len, files.values()))
     print("# A store in a bucket beside one in a folder\n")
-    print("`python -m benchmarks.buckets` against SeaweedFS on the same machine, two cores shared with other work.")
+    print(
+        "`python -m benchmarks.buckets` against SeaweedFS on the same machine, two cores shared "
+        "with other work."
+    )
     print(f"`digits`, {size:,} bytes; medians of {ROUNDS} in turns, ms (least to most):\n")
     print("| | folder | bucket | bucket, with a copy |\n|---|---|---|---|")
     print(f"| publish | {shown(publish['folder'])} | {shown(publish['bucket'])} | |")
@@ -88,7 +95,10 @@ def loaded(store: ModelStore, version: str) -> Model:
 
 
 def print_memory(url: str, folder: Path) -> None:
-    print(f"\nA version of {LARGE >> 20} MiB, each step in a process of its own: MiB by which it raises the peak.\n")
+    print(
+        f"\nA version of {LARGE >> 20} MiB, each step in a process of its own: MiB by which it "
+        "raises the peak.\n"
+    )
     print("| | folder | bucket |\n|---|---|---|")
     found = {}
     for place, at in (("folder", str(folder / "large")), ("bucket", url)):
@@ -102,7 +112,9 @@ def print_memory(url: str, folder: Path) -> None:
                 at,
                 str(folder / f"{place}-{step}"),
             ]
-            found[place, step] = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+            found[place, step] = subprocess.run(
+                command, stdout=subprocess.PIPE, text=True, check=True
+            ).stdout.strip()
     meaning = {
         "publish": "publish, the content in memory before",
         "open": "open, and keep it",
@@ -122,7 +134,9 @@ def print_peak(step: str, place: str, cache: str) -> None:
     if step == "publish":
         store.publish("large", description, files | {"weights.safetensors": content})
     else:
-        artifact = store.open("large", store.resolve("large"), ("weights.safetensors",) if step == "open" else ())
+        artifact = store.open(
+            "large", store.resolve("large"), ("weights.safetensors",) if step == "open" else ()
+        )
         assert bool(artifact.files) == (step == "open")
     print(round((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024))
 

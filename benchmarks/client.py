@@ -1,9 +1,10 @@
 """The client beside raw httpx, in turns, over one kept-alive connection each.
 
-`python -m benchmarks.client NAME [--store DIR] [--rounds 7] [--write]` predicts rows of the model's own shape, random
-within its range, with 100 draws: 1, 100 and 1,000 at a time. Raw httpx sends the same npy and reads the npz answer's
-arrays with numpy, which is what a program without the client would do. A figure is the client's time over raw httpx's
-in the same round, of the fastest call of each.
+`python -m benchmarks.client NAME [--store DIR] [--rounds 7] [--write]` predicts rows of the model's
+own shape, random within its range, with 100 draws: 1, 100 and 1,000 at a time. Raw httpx sends the
+same npy and reads the npz answer's arrays with numpy, which is what a program without the client
+would do. A figure is the client's time over raw httpx's in the same round, of the fastest call of
+each.
 """
 
 import io
@@ -34,7 +35,9 @@ def main() -> None:
     with server(options.store, DUBITO_DEFAULT_MODEL=options.name) as running:
         url = f"http://127.0.0.1:{running.port}"
         with Client(url) as client, httpx.Client(base_url=url, timeout=60) as raw:
-            found = {n: ratios(client, raw, most[:n].astype(np.float32), options.rounds) for n in ROWS}
+            found = {
+                n: ratios(client, raw, most[:n].astype(np.float32), options.rounds) for n in ROWS
+            }
     text = table(found, options.name, options.rounds)
     print(text)
     if options.write:
@@ -59,7 +62,9 @@ def ratios(
             dict(arrays)
 
     by_client()
-    return [(fastest(by_client, CALLS[len(x)]), fastest(by_httpx, CALLS[len(x)])) for _ in range(rounds)]
+    return [
+        (fastest(by_client, CALLS[len(x)]), fastest(by_httpx, CALLS[len(x)])) for _ in range(rounds)
+    ]
 
 
 def fastest(work: Callable[[], None], calls: int) -> float:
@@ -77,15 +82,22 @@ def table(found: dict[int, list[tuple[float, float]]], name: str, rounds: int) -
     lines = [
         "# The client beside raw httpx",
         "",
-        f"`python -m benchmarks.client {name} --rounds {rounds} --write`; {DRAWS} draws; median over rounds "
+        f"`python -m benchmarks.client {name} --rounds {rounds} --write`; {DRAWS} draws; median "
+        "over rounds "
         "(least - most).",
         "",
         "| rows | client, ms | raw httpx, ms | times |",
         "|---|---|---|---|",
     ]
     for rows, pairs in found.items():
-        columns = [[mine for mine, _ in pairs], [its for _, its in pairs], [mine / its for mine, its in pairs]]
-        cells = [f"{statistics.median(one):.2f} ({min(one):.2f} - {max(one):.2f})" for one in columns]
+        columns = [
+            [mine for mine, _ in pairs],
+            [its for _, its in pairs],
+            [mine / its for mine, its in pairs],
+        ]
+        cells = [
+            f"{statistics.median(one):.2f} ({min(one):.2f} - {max(one):.2f})" for one in columns
+        ]
         lines.append(f"| {rows} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 

@@ -1,9 +1,11 @@
-"""What Ray Serve costs: the service alone, and as two replicas behind Ray's proxies, in the same rounds.
+"""What Ray Serve costs: the service alone, and as two replicas behind Ray's proxies, in the same
+rounds.
 
-`python -m benchmarks.cluster [--rounds 7] [--seconds 3] [--write]` serves an untrained model of MNIST's size by one
-process of one thread; by two worker processes of one thread; and by two replicas of one thread on Ray, behind HAProxy
-and then behind Ray's own proxy. A client in this process sends requests of one row and 100 draws, in turns to the
-service alone and to one of the others:
+`python -m benchmarks.cluster [--rounds 7] [--seconds 3] [--write]` serves an untrained model of
+MNIST's size by one process of one thread; by two worker processes of one thread; and by two
+replicas of one thread on Ray, behind HAProxy and then behind Ray's own proxy. A client in this
+process sends requests of one row and 100 draws, in turns to the service alone and to one of the
+others:
 
 * one after the other, for the time that an answer takes;
 * from eight connections at once, for answers a second.
@@ -36,14 +38,20 @@ from model_store.artifacts.store import ModelStore
 PYTHON = ROOT / ".venv-ray" / "bin" / "python"
 AT_ONCE = 8
 OTHERS = ("two workers", "Ray with HAProxy", "Ray with its own proxy")
-Figures = list[tuple[float, float, float, float]]  # of rounds: p50 alone and other, rate alone and other
+Figures = list[
+    tuple[float, float, float, float]
+]  # of rounds: p50 alone and other, rate alone and other
 
 
 def main() -> None:
     """Measure and print a table; with `--write` keep it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each service in each round, twice")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="of each service in each round, twice"
+    )
     parser.add_argument("--write", action="store_true", help="write docs/results/cluster.md")
     options = parser.parse_args()
     found: dict[str, Figures] = {}
@@ -59,7 +67,9 @@ def main() -> None:
                     else replicas(store, name) as other
                 ):
                     port = other if isinstance(other, int) else other.port
-                    found[name] = [measured(alone.port, port, options.seconds) for _ in range(options.rounds)]
+                    found[name] = [
+                        measured(alone.port, port, options.seconds) for _ in range(options.rounds)
+                    ]
     text = table(found, options.rounds, options.seconds)
     print(text)
     if options.write:
@@ -75,7 +85,12 @@ def replicas(store: Path, name: str) -> Iterator[int]:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     command = [str(PYTHON), "-m", "service", "cluster", "--replicas", "2", "--port", str(port)]
-    environment = {**os.environ, "DUBITO_STORE": str(store), "DUBITO_DEFAULT_MODEL": NAME, "DUBITO_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "DUBITO_STORE": str(store),
+        "DUBITO_DEFAULT_MODEL": NAME,
+        "DUBITO_THREADS": "1",
+    }
     process = subprocess.Popen(
         [*command, *(["--by-model"] if name == OTHERS[2] else [])],
         env=environment,
@@ -97,8 +112,11 @@ def replicas(store: Path, name: str) -> Iterator[int]:
 
 
 def measured(alone: int, other: int, seconds: float) -> tuple[float, float, float, float]:
-    """Return the median milliseconds of an answer, alone and other, and answers a second, alone and other."""
-    body = json.dumps({"inputs": np.random.default_rng(0).integers(0, 256, (1, 784)).tolist()}).encode()
+    """Return the median milliseconds of an answer, alone and other, and answers a second, alone and
+    other."""
+    body = json.dumps(
+        {"inputs": np.random.default_rng(0).integers(0, 256, (1, 784)).tolist()}
+    ).encode()
     request = [post("/predict", body)]
     figures = []
     for connections in (1, AT_ONCE):
@@ -114,9 +132,12 @@ def table(found: dict[str, Figures], rounds: int, seconds: float) -> str:
     lines = [
         "# Replicas on Ray Serve",
         "",
-        f"`python -m benchmarks.cluster --rounds {rounds} --seconds {seconds:g} --write`; 784-800-800-10, one row",
-        f"and 100 draws, {os.cpu_count()} processors of the client and Ray. Median of rounds (least - most).",
-        "More is what an answer takes beyond the service alone in the same round, one request after the other; times",
+        f"`python -m benchmarks.cluster --rounds {rounds} --seconds {seconds:g} --write`; "
+        "784-800-800-10, one row",
+        f"and 100 draws, {os.cpu_count()} processors of the client and Ray. Median of rounds "
+        "(least - most).",
+        "More is what an answer takes beyond the service alone in the same round, one request "
+        "after the other; times",
         f"is the rate of {AT_ONCE} connections over the service alone in the same round.",
         "",
         "| | p50, ms | alone, ms | more, ms | answers a second | alone | times |",

@@ -1,11 +1,13 @@
 """Do posteriors depend on where their spread starts, or on how long they are fitted?
 
-    python -m benchmarks.convergence [RECIPE ...] [--starts -7 -2] [--longer 2 10] [--seeds N] [--set KEY NUMBER]
+    python -m benchmarks.convergence [RECIPE ...] [--starts -7 -2] [--longer 2 10] [--seeds N]
+    [--set KEY NUMBER]
 
-fits each recipe from each start, and from its own start with the epochs multiplied, and tabulates the bound, the
-test rows, and the mean BALD of uniform noise over the data's range and of notMNIST's letters (DUBITO_DATA/notmnist).
-The bound is the one that is minimised, with the recipe's `kl_weight`: it is the negative ELBO where that is 1 / rows.
-Then it says how far each bound lies above that of the longest fit, and by how much BALD moves. Nothing is published.
+fits each recipe from each start, and from its own start with the epochs multiplied, and tabulates
+the bound, the test rows, and the mean BALD of uniform noise over the data's range and of notMNIST's
+letters (DUBITO_DATA/notmnist). The bound is the one that is minimised, with the recipe's
+`kl_weight`: it is the negative ELBO where that is 1 / rows. Then it says how far each bound lies
+above that of the longest fit, and by how much BALD moves. Nothing is published.
 """
 
 import argparse
@@ -24,8 +26,8 @@ from training import recipe as recipes
 from training.data import Dataset, load, split, split_sizes
 from training.evaluation.outliers import OutlierSource, uniform
 from training.fitting.run import Run, training_facts
-from training.nn.model import BayesianModel
-from training.nn.posteriors.normal import standard_noise
+from training.networks.model import BayesianModel
+from training.posteriors.normal import standard_noise
 from training.recipe import Recipe
 
 DRAWS, OUTLIERS = 100, 300
@@ -62,9 +64,15 @@ class Measured:
     says: str
 
 
-def changed(recipe: Recipe, start: float | None, longer: float, seed: int, training: dict[str, float]) -> Recipe:
+def changed(
+    recipe: Recipe, start: float | None, longer: float, seed: int, training: dict[str, float]
+) -> Recipe:
     """Return a recipe whose spread starts elsewhere, and which takes longer."""
-    posterior = recipe.posterior if start is None else recipe.posterior.model_copy(update={"initial_log_std": start})
+    posterior = (
+        recipe.posterior
+        if start is None
+        else recipe.posterior.model_copy(update={"initial_log_std": start})
+    )
     section = recipe.training.model_copy(update=training)
     epochs = round(longer * (section.epochs or section.max_epochs))
     section = section.model_copy(update={"epochs": epochs})
@@ -87,7 +95,9 @@ def measure(recipe: Recipe, data: Dataset) -> Measured:
     log_probs = model.predict(x, eps)
     others = {"noise": uniform(data.input, OUTLIERS, 0)}
     if (data_root() / "notmnist").is_dir():
-        others["letters"] = OutlierSource("letters", "idx", data_root() / "notmnist").rows(data.input, OUTLIERS, 0)
+        others["letters"] = OutlierSource("letters", "idx", data_root() / "notmnist").rows(
+            data.input, OUTLIERS, 0
+        )
     return Measured(
         start=getattr(recipe.posterior, "initial_log_std", None),
         epochs=facts.epochs,
@@ -114,7 +124,13 @@ def mean_bald(model: BayesianModel, x: torch.Tensor, eps: torch.Tensor) -> float
 def row(name: str, seed: int, got: Measured) -> str:
     """Return a row of the table."""
     bald = [f"{got.bald[kind]:.3f}" if kind in got.bald else "" for kind in ("noise", "letters")]
-    cells = [name, str(seed), "" if got.start is None else f"{got.start:g}", str(got.epochs), f"{got.bound:.4g}"]
+    cells = [
+        name,
+        str(seed),
+        "" if got.start is None else f"{got.start:g}",
+        str(got.epochs),
+        f"{got.bound:.4g}",
+    ]
     cells += [
         f"{got.kl:.4g}",
         f"{got.validation:.4f}",
@@ -127,29 +143,45 @@ def row(name: str, seed: int, got: Measured) -> str:
 
 
 def summary(name: str, of_starts: list[Measured], of_epochs: list[Measured]) -> str:
-    """Return how far bounds are above the longest fit's, and by how much BALD moves with the start and the epochs."""
+    """Return how far bounds are above the longest fit's, and by how much BALD moves with the start
+    and the epochs."""
     longest = max(of_epochs, key=lambda got: got.epochs)
-    parts = [f"bound after {got.epochs} epochs {got.bound / longest.bound - 1.0:+.1%}" for got in of_epochs[:-1]]
+    parts = [
+        f"bound after {got.epochs} epochs {got.bound / longest.bound - 1.0:+.1%}"
+        for got in of_epochs[:-1]
+    ]
     for kind in longest.bald:
         by_start = [got.bald[kind] for got in of_starts]
         if len(by_start) > 1:
-            parts.append(f"BALD on {kind}: {max(by_start) / min(by_start) - 1.0:.1%} between starts")
+            parts.append(
+                f"BALD on {kind}: {max(by_start) / min(by_start) - 1.0:.1%} between starts"
+            )
         own = of_epochs[0].bald[kind]
         parts += [
-            f"BALD on {kind}: {got.bald[kind] / own - 1.0:+.1%} with {got.epochs} epochs" for got in of_epochs[1:]
+            f"BALD on {kind}: {got.bald[kind] / own - 1.0:+.1%} with {got.epochs} epochs"
+            for got in of_epochs[1:]
         ]
     return f"{name}: {'; '.join(parts)}"
 
 
 def main() -> None:
     """Fit, print the table, and with `--write` draw it beside docs/results/convergence.md."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="*", type=Path, default=[ROOT / "recipes" / "digits-bhn-realnvp.toml"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "recipes", nargs="*", type=Path, default=[ROOT / "recipes" / "digits-bhn-realnvp.toml"]
+    )
     parser.add_argument("--starts", nargs="*", type=float, default=[-7.0, -5.0, -3.0, -2.0])
     parser.add_argument("--longer", nargs="*", type=float, default=[2.0])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument(
-        "--set", nargs=2, action="append", default=[], metavar=("KEY", "NUMBER"), help="of [training]"
+        "--set",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("KEY", "NUMBER"),
+        help="of [training]",
     )
     parser.add_argument("--write", action="store_true", help="write docs/results/convergence.png")
     options = parser.parse_args()
@@ -159,7 +191,9 @@ def main() -> None:
     for path in options.recipes:
         recipe = recipes.load(path)
         data = load(recipe, data_root(), ())
-        training = {key: int(value) if key == "epochs" else float(value) for key, value in options.set}
+        training = {
+            key: int(value) if key == "epochs" else float(value) for key, value in options.set
+        }
         for seed in range(options.seeds):
 
             def fitted(start: float | None, longer: float, seed: int = seed) -> Measured:
@@ -190,7 +224,11 @@ def plot(found: dict[str, list[Measured]], path: Path) -> None:
             ]
             if points:
                 axis.plot(*np.array(points).T, mark, color=f"C{i}", label=None if longer else name)
-    axis.set(xlabel="log standard deviation at the start", ylabel="mean BALD on noise, nats", ylim=(0, None))
+    axis.set(
+        xlabel="log standard deviation at the start",
+        ylabel="mean BALD on noise, nats",
+        ylim=(0, None),
+    )
     axis.grid(alpha=0.3)
     axis.legend(title="x: fitted for longer")
     figure.savefig(path, dpi=100)

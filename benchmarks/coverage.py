@@ -1,15 +1,18 @@
-"""Do sets, intervals and abstention keep what they state? Counts over random splits of held-out rows.
+"""Do sets, intervals and abstention keep what they state? Counts over random splits of held-out
+rows.
 
-`python -m benchmarks.coverage NAME [--splits 200] [--write]` scores every row that the model was not fitted on as a
-lone request is served, deals the rows at random to calibration and test, calibrates with the code that publication
-uses, and counts how many test rows are covered. With n calibration rows and k = ceil(coverage (n + 1)) that count is
-BetaBinomial(m, k, n + 1 - k) of m test rows, if no two nonconformities are equal. Rows whose label is right all have
-nonconformity 0: of a coverage below the accuracy a set is the label alone, and covers more.
+`python -m benchmarks.coverage NAME [--splits 200] [--write]` scores every row that the model was
+not fitted on as a lone request is served, deals the rows at random to calibration and test,
+calibrates with the code that publication uses, and counts how many test rows are covered. With n
+calibration rows and k = ceil(coverage (n + 1)) that count is BetaBinomial(m, k, n + 1 - k) of m
+test rows, if no two nonconformities are equal. Rows whose label is right all have nonconformity 0:
+of a coverage below the accuracy a set is the label alone, and covers more.
 
-Of a classification two other sets stand beside those that are served: least ambiguous ones (all classes of
-probability 1 - q and more, and the label) and randomised adaptive ones (with the label). Its rows are also split into
-three equal parts, reference, ranking and test, to count how many are answered at each risk and how often the test
-rows' error is above it.
+Of a classification two other sets stand beside those that are served: least ambiguous ones (all
+    classes of
+probability 1 - q and more, and the label) and randomised adaptive ones (with the label). Its rows
+are also split into three equal parts, reference, ranking and test, to count how many are answered
+at each risk and how often the test rows' error is above it.
 """
 
 import math
@@ -60,10 +63,13 @@ class HeldOut:
 
 
 def held_out(model: Model, draws: int) -> HeldOut:
-    """Score all rows of the model's data that it was not fitted on and that did not choose its checkpoint."""
+    """Score all rows of the model's data that it was not fitted on and that did not choose its
+    checkpoint."""
     rows = unseen_rows(model)
     scores, density = served_scores(model.runtime, rows, [draws], seed=1)
-    return HeldOut(scores[0], by_detector(scores, density, model.manifest.detectors.density), rows.y)
+    return HeldOut(
+        scores[0], by_detector(scores, density, model.manifest.detectors.density), rows.y
+    )
 
 
 def halves(rows: int, splits: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -73,19 +79,28 @@ def halves(rows: int, splits: int, seed: int) -> list[tuple[np.ndarray, np.ndarr
     return [(order[: rows // 2], order[rows // 2 :]) for order in orders]
 
 
-def served_sets(probs: np.ndarray, y: np.ndarray, calibration: np.ndarray, coverage: float) -> np.ndarray:
+def served_sets(
+    probs: np.ndarray, y: np.ndarray, calibration: np.ndarray, coverage: float
+) -> np.ndarray:
     """Return the sets that are served of all rows, calibrated on some."""
     return prediction_sets(
-        mass_above(probs), np.sort(class_nonconformity(probs[calibration], y[calibration])), coverage
+        mass_above(probs),
+        np.sort(class_nonconformity(probs[calibration], y[calibration])),
+        coverage,
     )
 
 
-def least_ambiguous_sets(probs: np.ndarray, y: np.ndarray, calibration: np.ndarray, coverage: float) -> np.ndarray:
-    """Return sets of all classes of probability 1 - q and more, and the label (Sadinle, Lei and Wasserman 2019)."""
+def least_ambiguous_sets(
+    probs: np.ndarray, y: np.ndarray, calibration: np.ndarray, coverage: float
+) -> np.ndarray:
+    """Return sets of all classes of probability 1 - q and more, and the label (Sadinle, Lei and
+    Wasserman 2019)."""
     return _with_labels(1.0 - probs, probs, y, calibration, coverage)
 
 
-def randomised_sets(probs: np.ndarray, y: np.ndarray, calibration: np.ndarray, coverage: float) -> np.ndarray:
+def randomised_sets(
+    probs: np.ndarray, y: np.ndarray, calibration: np.ndarray, coverage: float
+) -> np.ndarray:
     """Return randomised adaptive sets, and the label (Romano, Sesia and Candes 2020)."""
     u = np.random.default_rng(0).uniform(size=(len(probs), 1))
     return _with_labels(mass_above(probs) + u * probs, probs, y, calibration, coverage)
@@ -107,7 +122,8 @@ SETS: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray
 
 
 def compare_sets(held: HeldOut, coverage: float, splits: int, seed: int) -> list[str]:
-    """Return a line for each kind of sets: how large they are, and how often they cover which rows."""
+    """Return a line for each kind of sets: how large they are, and how often they cover which
+    rows."""
     assert isinstance(held.scores, Scores)
     probs, y = held.scores.probabilities, held.y
     is_hard = held.scores.entropy >= np.quantile(held.scores.entropy, 1.0 - HARD)
@@ -121,9 +137,21 @@ def compare_sets(held: HeldOut, coverage: float, splits: int, seed: int) -> list
             rows.append(test)
         is_covered, size, row = (np.concatenate(values) for values in (covered, sizes, rows))
         by_class = [is_covered[y[row] == c].mean() for c in range(probs.shape[1])]
-        by_size = [is_covered[mask].mean() if mask.any() else math.nan for mask in (size == 1, size == 2, size > 2)]
-        cells = [size.mean(), is_covered.mean(), min(by_class), is_covered[is_hard[row]].mean(), *by_size]
-        lines.append(f"| {coverage} | {name} | {' | '.join('' if math.isnan(c) else f'{c:.3f}' for c in cells)} |")
+        by_size = [
+            is_covered[mask].mean() if mask.any() else math.nan
+            for mask in (size == 1, size == 2, size > 2)
+        ]
+        cells = [
+            size.mean(),
+            is_covered.mean(),
+            min(by_class),
+            is_covered[is_hard[row]].mean(),
+            *by_size,
+        ]
+        lines.append(
+            f"| {coverage} | {name} | "
+            f"{' | '.join('' if math.isnan(c) else f'{c:.3f}' for c in cells)} |"
+        )
     return lines
 
 
@@ -158,27 +186,34 @@ def answered(held: HeldOut, risk: float, splits: int, seed: int, manifest: Manif
             np.zeros((1, third)),  # sets are not looked at here
             manifest.detectors.names,
             manifest.num_labels,
-            Answers.of(uncertainty[None, reference], uncertainty[None, ranking], wrong[None, ranking]),
+            Answers.of(
+                uncertainty[None, reference], uncertainty[None, ranking], wrong[None, ranking]
+            ),
         )
         tested = held.detected.take(test)
-        p_values = calibration.p_values({name: s[0] for name, s in tested.by_name.items()}, tested.labels[0], 1)
-        is_answered = (uncertainty[test] <= calibration.rank_tables(1).largest_uncertainty(FPR, risk)) & (
-            p_values.p_value > FPR
+        p_values = calibration.p_values(
+            {name: s[0] for name, s in tested.by_name.items()}, tested.labels[0], 1
         )
+        is_answered = (
+            uncertainty[test] <= calibration.rank_tables(1).largest_uncertainty(FPR, risk)
+        ) & (p_values.p_value > FPR)
         shares.append(is_answered.mean())
         if is_answered.any():
             errors.append(wrong[test][is_answered].mean())
             above += errors[-1] > risk
     error = f"{np.mean(errors):.4f}" if errors else ""
-    return (
-        f"| {risk} | {np.mean(shares):.3f} | {np.mean(np.array(shares) == 0):.2f} | {error} | {above / splits:.3f} |"
-    )
+    return f"| {risk} | {np.mean(shares):.3f} | {np.mean(np.array(shares) == 0):.2f} | {error} | {above / splits:.3f} |"
 
 
-def coverage_table(held: HeldOut, draws: int, axes: np.ndarray, splits: int, seed: int) -> list[str]:
-    """Return a line for each coverage: covered counts against the beta-binomial, which is drawn beside them."""
+def coverage_table(
+    held: HeldOut, draws: int, axes: np.ndarray, splits: int, seed: int
+) -> list[str]:
+    """Return a line for each coverage: covered counts against the beta-binomial, which is drawn
+    beside them."""
     n, m = held.rows // 2, held.rows - held.rows // 2
-    right = np.mean(nonconformity(held.scores, held.y) == 0) if isinstance(held.scores, Scores) else 0.0
+    right = (
+        np.mean(nonconformity(held.scores, held.y) == 0) if isinstance(held.scores, Scores) else 0.0
+    )
     lines = []
     for axis, coverage in zip(axes, COVERAGES, strict=True):
         k = coverage_rank(n, coverage)
@@ -200,18 +235,22 @@ def coverage_table(held: HeldOut, draws: int, axes: np.ndarray, splits: int, see
     return lines
 
 
-def class_tables(held: HeldOut, draws: int, splits: int, seed: int, manifest: Manifest) -> list[str]:
+def class_tables(
+    held: HeldOut, draws: int, splits: int, seed: int, manifest: Manifest
+) -> list[str]:
     """Return what is measured of a classification alone: kinds of sets, and abstention."""
     assert isinstance(held.scores, Scores)
     accuracy = np.mean(held.scores.label == held.y)
     lines = [
         "",
-        f"Where a coverage is below the accuracy, here {accuracy:.4f}, the set is the label alone and covers more "
+        f"Where a coverage is below the accuracy, here {accuracy:.4f}, the set is the label alone "
+        "and covers more "
         "than is stated.",
         "",
         f"## Kinds of sets, {draws} draws",
         "",
-        "| coverage | sets | mean size | covered | worst class | hardest tenth | of size 1 | of size 2 | larger |",
+        "| coverage | sets | mean size | covered | worst class | hardest tenth | of size 1 | of "
+        "size 2 | larger |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for coverage in (*COVERAGES, 0.995):
@@ -224,14 +263,16 @@ def class_tables(held: HeldOut, draws: int, splits: int, seed: int, manifest: Ma
         "",
         f"A third of the rows each, {held.rows // 3}, is reference, ranking and test.",
         "",
-        "| risk | rows answered | splits that answer none | error of answers | splits whose test error is above |",
+        "| risk | rows answered | splits that answer none | error of answers | splits whose test "
+        "error is above |",
         "|---|---|---|---|---|",
     ]
     lines += [answered(held, risk, splits, seed, manifest) for risk in RISKS]
     return [
         *lines,
         "",
-        "A test error above the risk may be chance of the test rows: the guarantee is of the true risk.",
+        "A test error above the risk may be chance of the test rows: the guarantee is of the true "
+        "risk.",
     ]
 
 
@@ -239,21 +280,28 @@ def main() -> None:
     """Measure, print tables, and with `--write` keep them with a plot in docs/results."""
     parser = parser_of(__doc__, "coverage-NAME.{md,png}")
     add_splits(parser)
-    parser.add_argument("--draws", type=int, nargs="*", help="by default 20 and the model's own number")
+    parser.add_argument(
+        "--draws", type=int, nargs="*", help="by default 20 and the model's own number"
+    )
     options = parser.parse_args()
     model = opened(options)
     lines = [
         f"# Coverage on held-out rows: {options.name} version {model.manifest.version}",
         "",
-        f"`python -m benchmarks.coverage {options.name} --splits {options.splits} --seed {options.seed}`; every row",
-        "is scored with draws of its own. Chi-square p is of covered counts against the beta-binomial, in ten bins.",
+        f"`python -m benchmarks.coverage {options.name} --splits {options.splits} --seed "
+        f"{options.seed}`; every row",
+        "is scored with draws of its own. Chi-square p is of covered counts against the "
+        "beta-binomial, in ten bins.",
         "",
-        "| draws | coverage | calibration, test rows | expected | found | std of count expected | found | p |",
+        "| draws | coverage | calibration, test rows | expected | found | std of count expected | "
+        "found | p |",
         "|---|---|---|---|---|---|---|---|",
     ]
     all_draws = options.draws or [20, model.manifest.noise.default_draws]
     shape = (len(all_draws), len(COVERAGES))
-    figure, axes = plt.subplots(*shape, figsize=(12, 2.8 * shape[0]), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        *shape, figsize=(12, 2.8 * shape[0]), layout="constrained", squeeze=False
+    )
     for row, draws in enumerate(all_draws):
         held = held_out(model, draws)
         lines += coverage_table(held, draws, axes[row], options.splits, options.seed)

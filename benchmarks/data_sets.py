@@ -1,15 +1,20 @@
-"""Data sets: `score` and `acquire` beside the kernel, here and on Ray, and the memory of each worker.
+"""Data sets: `score` and `acquire` beside the kernel, here and on Ray, and the memory of each
+worker.
 
-    python -m benchmarks.data_sets [--rows 1000000] [--precision int8] [--draws 100] [--shard-rows N] [--write]
+    python -m benchmarks.data_sets [--rows 1000000] [--precision int8] [--draws 100] [--shard-rows
+    N] [--write]
 
-The data set is `--rows` rows of 784 random pixels (bytes) in one Parquet file, in row groups of 65,536. In one run:
+The data set is `--rows` rows of 784 random pixels (bytes) in one Parquet file, in row groups of
+65,536. In one run:
 
 * the kernel: the published version's own graph on the rows that are computed at once, again and again, on all
-  processors, before each job and after it. A job's figure is its rows a second over the mean of both;
+  processors, before each job and after it. A job's figure is its rows a second over the mean of
+  both;
 * the job, as a command of its own: all of its time, and what is left of it without that of a job of 64 rows, which
   has started, loaded the model and written its output. On Ray that starts a cluster too;
 * the same by processor time: rows for each processor second of the job's shards, by its own count, over those of the
-  kernel. It is the ratio of rates where nothing else runs; where something does, it hardly depends on it;
+  kernel. It is the ratio of rates where nothing else runs; where something does, it hardly depends
+  on it;
 * the largest resident memory of its workers' processes, looked at every half second.
 """
 
@@ -31,8 +36,8 @@ from benchmarks.model import NAME, ROOT, publish_untrained
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.processors import available_processors
+from service.batch.here import RUN
 from service.engine.batching import part_rows
-from service.shards.here import RUN
 from tests.support.environment import environment_with
 
 RESULTS = ROOT / "docs" / "results"
@@ -45,7 +50,9 @@ KERNEL_S = 5.0
 
 def main() -> None:
     """Measure each command in both ways and print a table; with `--write` keep it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--precision", default="int8")
     parser.add_argument("--draws", type=int, default=100)
@@ -56,7 +63,9 @@ def main() -> None:
         folder = Path(name)
         store = ModelStore(folder / "models")
         publish_untrained(store, options.precision)
-        model = Model.load(store.open(NAME, store.resolve(NAME), wanted=NEEDED), available_processors())
+        model = Model.load(
+            store.open(NAME, store.resolve(NAME), wanted=NEEDED), available_processors()
+        )
         write_rows(folder / "few.parquet", 64)
         write_rows(folder / "rows.parquet", options.rows)
         measured = [
@@ -78,10 +87,14 @@ def write_rows(path: Path, rows: int) -> None:
     with pq.ParquetWriter(path, schema) as writer:
         for first in range(0, rows, GROUP_ROWS):
             flat = generator.integers(0, 256, min(GROUP_ROWS, rows - first) * 784, dtype=np.uint8)
-            writer.write_table(pa.table({"x": pa.FixedSizeListArray.from_arrays(flat, 784)}, schema=schema))
+            writer.write_table(
+                pa.table({"x": pa.FixedSizeListArray.from_arrays(flat, 784)}, schema=schema)
+            )
 
 
-def measure(folder: Path, model: Model, command: str, where: str, options: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    folder: Path, model: Model, command: str, where: str, options: argparse.Namespace
+) -> dict[str, Any]:
     """Return what was measured of a command."""
     few_s, _, _ = run(folder, command, where, "few.parquet", options)
     before = kernel_rates(model, options.draws)
@@ -105,7 +118,8 @@ def measure(folder: Path, model: Model, command: str, where: str, options: argpa
 
 
 def kernel_rates(model: Model, draws: int) -> tuple[float, float]:
-    """Return rows a second, and a processor second, of the published graph, on the rows that are computed at once."""
+    """Return rows a second, and a processor second, of the published graph, on the rows that are
+    computed at once."""
     rows = part_rows(model, draws)
     x = np.random.default_rng(0).integers(0, 256, (rows, model.row_size)).astype(np.float32)
     drawn = model.runtime.draw_set(0, draws)
@@ -114,13 +128,26 @@ def kernel_rates(model: Model, draws: int) -> tuple[float, float]:
     while time.perf_counter() - begun < KERNEL_S:
         model.runtime.run_set(x, drawn)
         calls += 1
-    return calls * rows / (time.perf_counter() - begun), calls * rows / (time.process_time() - worked)
+    return calls * rows / (time.perf_counter() - begun), calls * rows / (
+        time.process_time() - worked
+    )
 
 
-def run(folder: Path, command: str, where: str, data: str, options: argparse.Namespace) -> tuple[float, float, int]:
-    """Return the seconds of a command, the processor seconds of its shards, and its workers' largest memory."""
+def run(
+    folder: Path, command: str, where: str, data: str, options: argparse.Namespace
+) -> tuple[float, float, int]:
+    """Return the seconds of a command, the processor seconds of its shards, and its workers'
+    largest memory."""
     out = tempfile.mkdtemp(dir=folder)
-    arguments = [str(folder / data), "--out", out, "--seed", "0", "--num-samples", str(options.draws)]
+    arguments = [
+        str(folder / data),
+        "--out",
+        out,
+        "--seed",
+        "0",
+        "--num-samples",
+        str(options.draws),
+    ]
     arguments += [] if options.shard_rows is None else ["--shard-rows", str(options.shard_rows)]
     arguments += ["--ray", "local"] if where == "Ray" else []
     python = str(RAY) if where == "Ray" else sys.executable
@@ -147,7 +174,8 @@ def run(folder: Path, command: str, where: str, data: str, options: argparse.Nam
 
 
 def largest_bytes() -> int:
-    """Return the largest resident memory so far of the workers that there are, 0 where there are none."""
+    """Return the largest resident memory so far of the workers that there are, 0 where there are
+    none."""
     largest = 0
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -166,18 +194,22 @@ def table(measured: list[dict[str, Any]], options: argparse.Namespace) -> str:
     lines = [
         f"# Data sets of 784 numbers a row, {options.draws} draws",
         "",
-        f"`python -m benchmarks.data_sets --rows {options.rows} --precision {options.precision} {more}--write`; "
-        f"{available_processors()} processors, 784-800-800-10, {options.precision}. `benchmarks/data_sets.py` says "
+        f"`python -m benchmarks.data_sets --rows {options.rows} --precision {options.precision} "
+        f"{more}--write`; "
+        f"{available_processors()} processors, 784-800-800-10, {options.precision}. "
+        "`benchmarks/data_sets.py` says "
         "how it is measured.",
         "",
-        "| command | where | kernel, rows/s, before and after | the job, s | of these start and end, s | "
+        "| command | where | kernel, rows/s, before and after | the job, s | of these start and "
+        "end, s | "
         "of the kernel's rows/s | in all | by processor time | largest memory of a worker |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for one in measured:
         kernel = " and ".join(f"{rate:.0f}" for rate in one["kernel_rows_s"])
         lines.append(
-            f"| `{one['command']}` | {one['where']} | {kernel} | {one['whole_s']:.1f} | {one['few_s']:.1f} | "
+            f"| `{one['command']}` | {one['where']} | {kernel} | {one['whole_s']:.1f} | "
+            f"{one['few_s']:.1f} | "
             f"{one['ratio']:.2f} | {one['whole_ratio']:.2f} | {one['cpu_ratio']:.2f} | "
             f"{one['largest_bytes'] / 2**20:.0f} MiB |"
         )

@@ -1,7 +1,8 @@
 """What the detectors add to the time of a prediction: 16 rows, 100 draws, in process and over HTTP.
 
-`python -m benchmarks.detector_cost NAME [--write]` takes the published network apart: the same graph with the density
-detectors cut off, and a flag that goes by entropy alone, against the whole, in alternating rounds.
+`python -m benchmarks.detector_cost NAME [--write]` takes the published network apart: the same
+graph with the density detectors cut off, and a flag that goes by entropy alone, against the whole,
+in alternating rounds.
 """
 
 import json
@@ -77,20 +78,32 @@ def measure(store: ModelStore, name: str) -> str:
     artifact = store.open(name, store.resolve(name), wanted=FILES)
     whole, noise = Model.load(artifact), artifact.manifest.noise
     small = without_detectors(artifact.files["network.onnx"])
-    runtime = Runtime(artifact.files["sampler.onnx"], small, noise.dimension, 0, noise.algorithm, noise.paired)
+    runtime = Runtime(
+        artifact.files["sampler.onnx"], small, noise.dimension, 0, noise.algorithm, noise.paired
+    )
     alone = {"density": (), "two_sided": (), "combined": ("entropy",)}
     detectors = artifact.manifest.detectors.model_copy(update=alone)
     manifest = artifact.manifest.model_copy(update={"detectors": detectors})
     bare = Model(manifest, runtime, without_densities(whole.calibration))
     spec = artifact.manifest.input
-    rows = np.random.default_rng(0).uniform(spec.minimum, spec.maximum, (ROWS, whole.row_size)).astype(np.float32)
+    rows = (
+        np.random.default_rng(0)
+        .uniform(spec.minimum, spec.maximum, (ROWS, whole.row_size))
+        .astype(np.float32)
+    )
     theta = whole.runtime.draw(1, 0, noise.default_draws)
     within = rounds_of(lambda: whole.predict(rows, theta), lambda: bare.predict(rows, theta))
     with tempfile.TemporaryDirectory() as folder:
         both = ModelStore(Path(folder))
-        description = Description.model_validate(manifest.model_dump(include=set(Description.model_fields)))
+        description = Description.model_validate(
+            manifest.model_dump(include=set(Description.model_fields))
+        )
         cut = {"network.onnx": small, CALIBRATION_FILE: save(bare.calibration.tensors())}
-        both.publish(WHOLE, description.model_copy(update={"detectors": artifact.manifest.detectors}), artifact.files)
+        both.publish(
+            WHOLE,
+            description.model_copy(update={"detectors": artifact.manifest.detectors}),
+            artifact.files,
+        )
         both.publish(BARE, description, {**artifact.files, **cut})
         with server(both.root) as (port, _):
             clients = [
@@ -102,8 +115,10 @@ def measure(store: ModelStore, name: str) -> str:
         [
             f"# What the detectors cost: {name} version {artifact.manifest.version}",
             "",
-            f"`python -m benchmarks.detector_cost {name} --write`: {ROWS} rows, {noise.default_draws} draws, "
-            f"{ROUNDS} alternating rounds of {CALLS} calls one after the other; a round's ratio, median (first and "
+            f"`python -m benchmarks.detector_cost {name} --write`: {ROWS} rows, "
+            f"{noise.default_draws} draws, "
+            f"{ROUNDS} alternating rounds of {CALLS} calls one after the other; a round's ratio, "
+            "median (first and "
             "last tenth).",
             "",
             "| | all detectors, ms | no densities, ms | ratio |",

@@ -1,9 +1,10 @@
-"""What the flag's detectors and their combination are worth, on surrogates of strange rows that need no other data.
+"""What the flag's detectors and their combination are worth, on surrogates of strange rows that
+need no other data.
 
-`python -m benchmarks.detectors NAME [--write]` takes a published model, its validation, reference and ranking rows,
-and rows made of half of the validation rows in ways that know nothing of images or tables. It measures the AUROC
-against the other half of each detector alone, of the flag without each, and of other ways to combine and to
-predictor.
+`python -m benchmarks.detectors NAME [--write]` takes a published model, its validation, reference
+and ranking rows, and rows made of half of the validation rows in ways that know nothing of images
+or tables. It measures the AUROC against the other half of each detector alone, of the flag without
+each, and of other ways to combine and to predictor.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,9 @@ RULES: dict[str, Callable[[list[np.ndarray]], np.ndarray]] = {
 }
 
 
-def surrogates(x: np.ndarray, y: np.ndarray, low: float, high: float, seed: int) -> dict[str, np.ndarray]:
+def surrogates(
+    x: np.ndarray, y: np.ndarray, low: float, high: float, seed: int
+) -> dict[str, np.ndarray]:
     """Return strange rows made of rows, by what was done to them."""
     generator = np.random.default_rng(seed)
     rows, columns = x.shape
@@ -79,21 +82,28 @@ def main() -> None:
 
     half = min(len(splits.validation) // 2, ROWS)
     usual = scored(splits.validation.take(np.arange(half)), 3)
-    x, y = splits.validation.x[half : 2 * half].astype(np.float32), splits.validation.y[half : 2 * half]
+    x, y = (
+        splits.validation.x[half : 2 * half].astype(np.float32),
+        splits.validation.y[half : 2 * half],
+    )
     strange = {
         name: scored(Rows(rows, y), 4)
         for name, rows in surrogates(x, y, data.minimum, data.maximum, options.seed).items()
     }
     reference, ranking = scored(splits.reference, 1), scored(splits.ranking, 2)
 
-    def measured(names: DetectorNames, rule: str = "harmonic mean (the flag)", by_label: bool = True) -> list[float]:
+    def measured(
+        names: DetectorNames, rule: str = "harmonic mean (the flag)", by_label: bool = True
+    ) -> list[float]:
         num_labels = parent.manifest.num_labels if by_label else 1
 
         def labelled(scores: DetectorScores) -> DetectorScores:
             return scores if by_label else replace(scores, labels=np.zeros_like(scores.labels))
 
         nothing = np.zeros(ranking.labels.shape)
-        calibration = Calibration.fit([DRAWS], labelled(reference), labelled(ranking), nothing, names, num_labels)
+        calibration = Calibration.fit(
+            [DRAWS], labelled(reference), labelled(ranking), nothing, names, num_labels
+        )
 
         def statistic(scores: DetectorScores) -> np.ndarray:
             by_name = {name: s[0] for name, s in scores.by_name.items()}
@@ -105,15 +115,19 @@ def main() -> None:
     table = {"the flag": measured(names)}
     table |= {f"{name} alone": measured(replace(names, combined=(name,))) for name in usual.by_name}
     for name in names.combined if len(names.combined) > 1 else ():
-        table[f"without {name}"] = measured(replace(names, combined=tuple(n for n in names.combined if n != name)))
+        table[f"without {name}"] = measured(
+            replace(names, combined=tuple(n for n in names.combined if n != name))
+        )
     table |= {rule: measured(names, rule) for rule in list(RULES)[1:]}
     table["densities not by label"] = measured(names, by_label=False)
     table["densities from above alone"] = measured(replace(names, two_sided=()))
     lines = [
         f"# Detectors of `{options.name}` on surrogates",
         "",
-        f"`python -m benchmarks.detectors {options.name} --seed {options.seed} --write`: AUROC (%) against {half} "
-        f"validation rows of rows made of {half} others; {DRAWS} draws, recipe seed {parent.recipe.seed}.",
+        f"`python -m benchmarks.detectors {options.name} --seed {options.seed} --write`: AUROC "
+        f"(%) against {half} "
+        f"validation rows of rows made of {half} others; {DRAWS} draws, recipe seed "
+        f"{parent.recipe.seed}.",
         "",
         f"| | mean | {' | '.join(strange)} |",
         f"|---|---|{'---|' * len(strange)}",
@@ -128,9 +142,13 @@ def main() -> None:
         path = RESULTS / f"detectors-{options.name}.md"
         path.write_text("\n".join([*lines, f"![AUROC](detectors-{options.name}.png)", ""]))
         figure, axis = plt.subplots(figsize=(11, 0.36 * len(table) + 2.6), layout="constrained")
-        picture = axis.imshow(np.array(list(table.values())), vmin=50, vmax=100, cmap="viridis", aspect="auto")
+        picture = axis.imshow(
+            np.array(list(table.values())), vmin=50, vmax=100, cmap="viridis", aspect="auto"
+        )
         axis.set_xticks(range(len(strange)), list(strange), rotation=45, ha="right")
-        axis.set_yticks(range(len(table)), [f"{name} ({np.mean(row):.1f})" for name, row in table.items()])
+        axis.set_yticks(
+            range(len(table)), [f"{name} ({np.mean(row):.1f})" for name, row in table.items()]
+        )
         figure.colorbar(picture, label="AUROC (%)")
         figure.savefig(path.with_suffix(".png"), dpi=100)
 

@@ -1,13 +1,15 @@
-"""One row of a version with an encoder, over HTTP, beside the encoder alone in onnxruntime, in one run.
+"""One row of a version with an encoder, over HTTP, beside the encoder alone in onnxruntime, in one
+run.
 
-`python -m benchmarks.encoders NAME --store DIR [--image FILE] [--short] [--write]` takes turns between
+`python -m benchmarks.encoders NAME --store DIR [--image FILE] [--short] [--write]` takes turns
+between
 
 * the encoder's graph alone: a session with the service's threads, on a row that is decoded already;
 * `POST /predict` of that row, 100 fresh draws, over a kept-alive connection; an image goes as its file, in base64.
 
-Then 64 connections ask without pause, and their rows a second are compared with those that the encoder alone makes,
-as many rows at once as the service takes. Times depend on the machine and on what else it does; ratios of one run
-are the result.
+Then 64 connections ask without pause, and their rows a second are compared with those that the
+encoder alone makes, as many rows at once as the service takes. Times depend on the machine and on
+what else it does; ratios of one run are the result.
 """
 
 import argparse
@@ -26,7 +28,7 @@ from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import ModelStore
 from model_store.inference.encoder import Encoder
 from model_store.inference.model import NEEDED, Model
-from model_store.inputs.images import as_row, open_image
+from model_store.sources.images import as_row, open_image
 
 DRAWS, CONNECTIONS = 100, 64
 ALONE, SERVED = "the encoder alone, one row", "POST /predict, one row of 100 draws"
@@ -35,12 +37,16 @@ MANY_ALONE, MANY = "the encoder alone, many rows", f"POST /predict, {CONNECTIONS
 
 def main() -> None:
     """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", help="a published version's model, with an encoder")
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--image", type=Path, help="what is sent; without it, numbers")
     parser.add_argument("--short", action="store_true", help="fewer rounds")
-    parser.add_argument("--write", action="store_true", help="write docs/results/encoders-NAME.{md,png}")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/results/encoders-NAME.{md,png}"
+    )
     options = parser.parse_args()
     store = ModelStore(options.store)
     artifact = store.open(options.name, store.resolve(options.name), NEEDED)
@@ -48,12 +54,17 @@ def main() -> None:
     assert encoder is not None
     spec = artifact.manifest.input
     if options.image is None:
-        row = np.random.default_rng(0).integers(int(spec.minimum), int(spec.maximum) + 1, int(np.prod(spec.shape)))
+        row = np.random.default_rng(0).integers(
+            int(spec.minimum), int(spec.maximum) + 1, int(np.prod(spec.shape))
+        )
         sent: object = row.tolist()
     else:
         assert spec.image is not None
         content = options.image.read_bytes()
-        row, sent = as_row(open_image(content, "image"), spec.shape, spec.image), base64.b64encode(content).decode()
+        row, sent = (
+            as_row(open_image(content, "image"), spec.shape, spec.image),
+            base64.b64encode(content).decode(),
+        )
     x = np.array(row, dtype=np.float32)[None]
     body = json.dumps({"model": options.name, "inputs": [sent], "num_samples": DRAWS}).encode()
     times = measured(options.store, encoder, x, body, 3 if options.short else 7)
@@ -97,7 +108,8 @@ def table(manifest: Manifest, encoder: Encoder, times: dict[str, list[float]]) -
         f"# Encoders: {manifest.name}",
         "",
         f"`python -m benchmarks.encoders {manifest.name} --store DIR`: {numbers} numbers to "
-        f"{encoder.spec.outputs}, {encoder.spec.rows_at_once} rows at once, method {manifest.method}, {DRAWS} draws.",
+        f"{encoder.spec.outputs}, {encoder.spec.rows_at_once} rows at once, method "
+        f"{manifest.method}, {DRAWS} draws.",
         "",
         "| what | ms a row, median of rounds (range) |",
         "|---|---|",
@@ -107,8 +119,10 @@ def table(manifest: Manifest, encoder: Encoder, times: dict[str, list[float]]) -
         lines.append(f"| {name} | {statistics.median(ms):.2f} ({ms[0]:.2f} to {ms[-1]:.2f}) |")
     lines += [
         "",
-        f"* One row takes **{ratio(SERVED, ALONE)}** times the encoder alone (asked: 1.25 at most).",
-        f"* {CONNECTIONS} connections get **{ratio(MANY_ALONE, MANY)}** of its rows a second (asked: .8).",
+        f"* One row takes **{ratio(SERVED, ALONE)}** times the encoder alone (asked: 1.25 at "
+        "most).",
+        f"* {CONNECTIONS} connections get **{ratio(MANY_ALONE, MANY)}** of its rows a second "
+        "(asked: .8).",
         "",
         f"![Milliseconds a row](encoders-{manifest.name}.png)",
         "",

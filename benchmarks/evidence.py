@@ -1,7 +1,9 @@
-"""Evaluation reports over seeds: `python -m training evaluate NAME:VERSION ...` for each version, then this.
+"""Evaluation reports over seeds: `python -m training evaluate NAME:VERSION ...` for each version,
+then this.
 
-`python -m benchmarks.evidence NAME [--write]` tabulates the reports of all versions of a model: AUROC of the flag, of
-each detector alone and of the flag without each, on each set and under each attack, as mean and standard deviation.
+`python -m benchmarks.evidence NAME [--write]` tabulates the reports of all versions of a model:
+AUROC of the flag, of each detector alone and of the flag without each, on each set and under each
+attack, as mean and standard deviation.
 """
 
 import statistics
@@ -27,29 +29,43 @@ def detection(reports: list[dict[str, Any]], kind: str) -> list[str]:
     """Return a table of AUROCs, a set or attack a line."""
     scores = list(next(iter(reports[0][kind].values()))["scores"])
     rows = [
-        [name, *(spread([report[kind][name]["scores"][score]["auroc"] for report in reports]) for score in scores)]
+        [
+            name,
+            *(
+                spread([report[kind][name]["scores"][score]["auroc"] for report in reports])
+                for score in scores
+            ),
+        ]
         for name in reports[0][kind]
     ]
     return table(["AUROC (%)", *scores], rows)
 
 
 def main() -> None:
-    """Print the tables, and with `--write` keep them, with the newest version's plots, in docs/results."""
+    """Print the tables, and with `--write` keep them, with the newest version's plots, in
+    docs/results."""
     parser = parser_of(__doc__, "evidence-NAME.md and its plots")
     options = parser.parse_args()
     store = ModelStore(options.store)
-    found = [evaluation_report(store, options.name, version) for version in store.versions(options.name)]
+    found = [
+        evaluation_report(store, options.name, version) for version in store.versions(options.name)
+    ]
     newest = [item for item in found if item is not None]
     reports = [item.report for item in newest]
     first = reports[0]
-    seeds = [store.manifest(options.name, report["version"]).training["recipe"]["seed"] for report in reports]
+    seeds = [
+        store.manifest(options.name, report["version"]).training["recipe"]["seed"]
+        for report in reports
+    ]
     lines = [
         f"# Evidence of `{options.name}` over seeds",
         "",
-        f"`python -m training evaluate {options.name}:VERSION --attacks --outliers ...` for each of {len(reports)} "
+        f"`python -m training evaluate {options.name}:VERSION --attacks --outliers ...` for each "
+        f"of {len(reports)} "
         f"versions (recipe seeds {', '.join(map(str, seeds))}), then "
         f"`python -m benchmarks.evidence {options.name} --write`. "
-        f"{first['test']['rows']} test rows, at most as many of each set, {first['draws']} draws, requests of "
+        f"{first['test']['rows']} test rows, at most as many of each set, {first['draws']} draws, "
+        "requests of "
         f"{first['rows_per_request']} rows; mean ± standard deviation over versions.",
         "",
         *detection(reports, "outliers"),
@@ -64,7 +80,9 @@ def main() -> None:
             ]
             for name in first["attacks"]
         ]
-        lines += table(["attack", "accuracy (%)", "flagged at .05 (%)", "wrong and not flagged (%)"], rows)
+        lines += table(
+            ["attack", "accuracy (%)", "flagged at .05 (%)", "wrong and not flagged (%)"], rows
+        )
         lines += detection(reports, "attacks")
     print("\n".join(lines))
     if options.write:

@@ -1,15 +1,16 @@
 """How often an explanation names the column that was broken, and what it costs.
 
-`python -m benchmarks.explanations [--write]`. A synthetic table: `b` is nearly a weighted sum of `a` and `c`; `d`,
-`e` and `city` are independent of all others. One column of a row is changed, and of the rows that are flagged those
-are counted whose first column is the changed one:
+`python -m benchmarks.explanations [--write]`. A synthetic table: `b` is nearly a weighted sum of
+`a` and `c`; `d`, `e` and `city` are independent of all others. One column of a row is changed, and
+of the rows that are flagged those are counted whose first column is the changed one:
 
-    as usual   the largest fall of the flag's statistic with one column at its usual value: what is served
-    squares    the largest sum of squares of the whitened row (Garthwaite and Koch 2016)
-    Shapley    the largest sum of x_i (A x)_i, x from the mean: the Shapley value of a quadratic form
+    as usual   the largest fall of the flag's statistic with one column at its usual value: what is
+    served squares    the largest sum of squares of the whitened row (Garthwaite and Koch 2016)
+    Shapley    the largest sum of x_i (A x)_i, x from the mean: the Shapley value of a quadratic
+    form
 
-The last two are of the detector, residual or Mahalanobis, with the larger share of the flag. The network is not
-fitted, which only the detectors of the posterior and of features notice.
+The last two are of the detector, residual or Mahalanobis, with the larger share of the flag. The
+network is not fitted, which only the detectors of the posterior and of features notice.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from training.data import load, split, split_sizes
 from training.data.tables import column_width
 from training.export.served import ServedNetwork, fitted_detectors
 from training.facts import TrainingFacts
-from training.nn.model import build, initialise
+from training.networks.model import build, initialise
 from training.publishing.publish import publish
 from training.recipe import Recipe
 
@@ -81,8 +82,11 @@ def shapley(served: ServedNetwork, x: np.ndarray, name: str) -> np.ndarray:
     return (centred * spectrum.back(coordinates * weights)).numpy()
 
 
-def named(model: Model, served: ServedNetwork, x: np.ndarray, column: int) -> tuple[float, dict[str, float]]:
-    """Return the share of rows that are flagged, and by each method of how many of these it names the column."""
+def named(
+    model: Model, served: ServedNetwork, x: np.ndarray, column: int
+) -> tuple[float, dict[str, float]]:
+    """Return the share of rows that are flagged, and by each method of how many of these it names
+    the column."""
     columns = model.manifest.input.columns
     starts = np.cumsum([0, *(column_width(c) for c in columns)])[:-1]
     theta = model.runtime.draw(0, 0, DRAWS)
@@ -94,14 +98,21 @@ def named(model: Model, served: ServedNetwork, x: np.ndarray, column: int) -> tu
     with torch.no_grad():
         terms = served.terms(torch.from_numpy(x)).numpy()
         squares = np.where(
-            is_mahalanobis, *(terms[:, served.attributed.index(n)] for n in ("mahalanobis", "residual"))
+            is_mahalanobis,
+            *(terms[:, served.attributed.index(n)] for n in ("mahalanobis", "residual")),
         )
-        values = np.where(is_mahalanobis, *(shapley(served, x, name) for name in ("mahalanobis", "residual")))
+        values = np.where(
+            is_mahalanobis, *(shapley(served, x, name) for name in ("mahalanobis", "residual"))
+        )
     by_column = {"as usual": usual, "squares": squares, "Shapley": values}
     found = {}
     for name, of in by_column.items():
         summed = of if name == "as usual" else np.add.reduceat(of, starts, axis=1)
-        found[name] = float(np.mean(summed.argmax(axis=1)[flagged] == column)) if flagged.any() else float("nan")
+        found[name] = (
+            float(np.mean(summed.argmax(axis=1)[flagged] == column))
+            if flagged.any()
+            else float("nan")
+        )
     return float(flagged.mean()), found
 
 
@@ -127,9 +138,12 @@ def main() -> None:
     lines = [
         "# Explanations",
         "",
-        "`python -m benchmarks.explanations --write`: a synthetic table whose column b is nearly a weighted sum of a",
-        f"and c (and so of any two the third). One column of {BROKEN} test rows is changed. Of those flagged",
-        "at .05, the share (%) whose first column is the changed one. [Why so](../decisions/0017-explanations.md).",
+        "`python -m benchmarks.explanations --write`: a synthetic table whose column b is nearly "
+        "a weighted sum of a",
+        f"and c (and so of any two the third). One column of {BROKEN} test rows is changed. Of "
+        "those flagged",
+        "at .05, the share (%) whose first column is the changed one. [Why "
+        "so](../decisions/0017-explanations.md).",
         "",
         "| change | column | flagged | as usual (served) | squares | Shapley |",
         "|---|---|---|---|---|---|",
@@ -162,13 +176,17 @@ def costs(model: Model, x: np.ndarray) -> list[str]:
         usual = time.perf_counter()
         at_once(explain(model, prediction, row, as_usual))
         ended = time.perf_counter()
-        for name, taken in zip(times, (predicted - begun, usual - predicted, ended - usual), strict=True):
+        for name, taken in zip(
+            times, (predicted - begun, usual - predicted, ended - usual), strict=True
+        ):
             times[name].append(1000 * taken)
     taken = {name: min(values) for name, values in times.items()}
     usual, rows = 1 + len(columns), len(model.training_rows or ())
     return [
-        f"A row of {len(columns)} columns under {DRAWS} draws takes {taken['predicting']:.2f} ms to predict, its",
-        f"{usual} rows as usual {taken['as usual']:.2f} ms; shares, falls and the nearest of {rows} training rows",
+        f"A row of {len(columns)} columns under {DRAWS} draws takes {taken['predicting']:.2f} ms "
+        "to predict, its",
+        f"{usual} rows as usual {taken['as usual']:.2f} ms; shares, falls and the nearest of "
+        f"{rows} training rows",
         f"{taken['the rest']:.2f} ms (each the least of 101 turns).",
     ]
 

@@ -1,11 +1,13 @@
-"""What the flag finds where few rows calibrate it: shares of strange rows flagged, over random calibration splits.
+"""What the flag finds where few rows calibrate it: shares of strange rows flagged, over random
+calibration splits.
 
-`python -m benchmarks.few_rows NAME... [--splits 100] [--other SRC] [--write]` scores each model's rows that it
-was not fitted on and strange ones: uniform noise in the data's range, Gaussian noise of the columns' means and
-deviations, columns shuffled among rows, and numbers shuffled within a row; with `--other` the test rows of another
-source of images. It deals the ordinary rows at random to reference and ranking splits as large as the version's own,
-and counts what is flagged at fpr .05, of strange rows and of the ordinary ones that are left. Beside the flag as it
-is stand the flag with the exponential tail of before and, of images, without roughness.
+`python -m benchmarks.few_rows NAME... [--splits 100] [--other SRC] [--write]` scores each model's
+rows that it was not fitted on and strange ones: uniform noise in the data's range, Gaussian noise
+of the columns' means and deviations, columns shuffled among rows, and numbers shuffled within a
+row; with `--other` the test rows of another source of images. It deals the ordinary rows at random
+to reference and ranking splits as large as the version's own, and counts what is flagged at fpr
+.05, of strange rows and of the ordinary ones that are left. Beside the flag as it is stand the flag
+with the exponential tail of before and, of images, without roughness.
 """
 
 from dataclasses import replace
@@ -40,7 +42,9 @@ def strange(
     }
     if other is not None:
         recipe = recipe_of(model.manifest, "name")
-        section = recipe.data.model_copy(update={"source": other, "image_size": list(spec.shape[-2:])})
+        section = recipe.data.model_copy(
+            update={"source": other, "image_size": list(spec.shape[-2:])}
+        )
         rows["other"] = load(recipe.model_copy(update={"data": section}), data_root()).test.x[:ROWS]
     return rows
 
@@ -71,7 +75,11 @@ def flagged(
         for kind, scores in {"ordinary": ordinary.take(rest), **kinds}.items():
             by_name = {name: s[0] for name, s in scores.by_name.items()}
             shares[kind].append(
-                float(np.mean(calibration.p_values(by_name, scores.labels[0], 1).p_value <= DEFAULT_FPR))
+                float(
+                    np.mean(
+                        calibration.p_values(by_name, scores.labels[0], 1).p_value <= DEFAULT_FPR
+                    )
+                )
             )
     return {kind: float(np.mean(of_kind)) for kind, of_kind in shares.items()}
 
@@ -84,7 +92,10 @@ def main() -> None:
     add_splits(parser, 100)
     options = parser.parse_args()
     kinds = ["ordinary", "uniform", "Gaussian", "columns shuffled", "row shuffled", "other"]
-    lines = [f"| model | training, reference, ranking rows | flag | {' | '.join(kinds)} |", "|---" * 9 + "|"]
+    lines = [
+        f"| model | training, reference, ranking rows | flag | {' | '.join(kinds)} |",
+        "|---" * 9 + "|",
+    ]
     for name in options.names:
         options.name = name
         model = opened(options)
@@ -92,13 +103,17 @@ def main() -> None:
         parts = (splits.validation, splits.reference, splits.ranking, splits.test)
         ordinary = np.concatenate([rows.x for rows in parts]).astype(np.float32)
         other = options.other if manifest.input.image is not None else None
-        rows = {"ordinary": ordinary, **strange(model, ordinary, splits.train.x, other, options.seed)}
+        rows = {
+            "ordinary": ordinary,
+            **strange(model, ordinary, splits.train.x, other, options.seed),
+        }
         draws, scored = manifest.noise.default_draws, {}
         for kind, x in rows.items():
             share = rows_per_draw_set(model.runtime, len(x), draws)
             batch = Rows(x.astype(np.float32), np.zeros(len(x), dtype=np.int64))
             scored[kind] = by_detector(
-                *served_scores(model.runtime, batch, [draws], options.seed, share), manifest.detectors.density
+                *served_scores(model.runtime, batch, [draws], options.seed, share),
+                manifest.detectors.density,
             )
         names = manifest.detectors.names
         flags = {
@@ -108,7 +123,9 @@ def main() -> None:
         plain = tuple(name for name in names.combined if name not in IMAGE_DENSITIES)
         if plain != names.combined:
             flags["without roughness"] = replace(flags["as it is"], combined=plain)
-            flags["exponential tail, without roughness"] = replace(flags["exponential tail"], combined=plain)
+            flags["exponential tail, without roughness"] = replace(
+                flags["exponential tail"], combined=plain
+            )
         sizes = f"{len(splits.train)}, {manifest.detectors.reference_rows}, {manifest.detectors.ranking_rows}"
         usual = scored.pop("ordinary")
         for flag, used in flags.items():
@@ -121,8 +138,10 @@ def main() -> None:
         head = [
             "# The flag where few rows calibrate it",
             "",
-            f"`python -m benchmarks.few_rows {' '.join(options.names)}{beside} --splits {options.splits} "
-            f"--seed {options.seed} --write`: % of rows flagged at fpr {DEFAULT_FPR:g}, mean over random calibration "
+            f"`python -m benchmarks.few_rows {' '.join(options.names)}{beside} --splits "
+            f"{options.splits} "
+            f"--seed {options.seed} --write`: % of rows flagged at fpr {DEFAULT_FPR:g}, mean over "
+            "random calibration "
             "splits.",
             "",
         ]

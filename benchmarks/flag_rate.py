@@ -1,9 +1,11 @@
-"""Does the flag fire at the stated rate? Counts over random splits of held-out rows against the beta-binomial.
+"""Does the flag fire at the stated rate? Counts over random splits of held-out rows against the
+beta-binomial.
 
-`python -m benchmarks.flag_rate NAME [--splits 200] [--write]` scores every row that the model was not fitted on as a
-lone request is served, deals the rows at random to reference, ranking and test, calibrates on the first two with the
-code that publication uses, and counts how many test rows the flag fires on. For exchangeable rows that count is
-beta-binomial: with n ranking rows and k = floor(fpr (n + 1)), it is BetaBinomial(m, k, n + 1 - k) of m test rows.
+`python -m benchmarks.flag_rate NAME [--splits 200] [--write]` scores every row that the model was
+not fitted on as a lone request is served, deals the rows at random to reference, ranking and test,
+calibrates on the first two with the code that publication uses, and counts how many test rows the
+flag fires on. For exchangeable rows that count is beta-binomial: with n ranking rows and k =
+floor(fpr (n + 1)), it is BetaBinomial(m, k, n + 1 - k) of m test rows.
 """
 
 import matplotlib.pyplot as plt
@@ -24,17 +26,22 @@ REQUEST_ROWS = (1, 16)
 
 
 def held_out_scores(model: Model, draws: int) -> list[DetectorScores]:
-    """Return each detector's score of all rows that the model was not fitted on, in requests of `REQUEST_ROWS`."""
+    """Return each detector's score of all rows that the model was not fitted on, in requests of
+    `REQUEST_ROWS`."""
     rows = unseen_rows(model)
     rows = rows.take(np.random.default_rng(0).permutation(len(rows)))  # who shares draws is chance
     names = model.manifest.detectors.density
-    return [by_detector(*served_scores(model.runtime, rows, [draws], share, share), names) for share in REQUEST_ROWS]
+    return [
+        by_detector(*served_scores(model.runtime, rows, [draws], share, share), names)
+        for share in REQUEST_ROWS
+    ]
 
 
 def counts_over_splits(
     scores: DetectorScores, served: DetectorScores, manifest: Manifest, splits: int, seed: int
 ) -> tuple[dict[float, np.ndarray], int, int]:
-    """Return how many test rows are flagged in each split at each rate, and the ranking and test rows of a split.
+    """Return how many test rows are flagged in each split at each rate, and the ranking and test
+    rows of a split.
 
     Calibration rows have the scores of lone requests, test rows those of `served`.
     """
@@ -63,7 +70,8 @@ def counts_over_splits(
 
 
 def fit_p_value(counts: np.ndarray, law: stats.rv_discrete) -> float:
-    """Return the p-value of a chi-square test of counts against a discrete law, in ten bins of like probability."""
+    """Return the p-value of a chi-square test of counts against a discrete law, in ten bins of like
+    probability."""
     edges = np.unique(law.ppf(np.linspace(0, 1, 11)[1:-1]))
     edges = edges[edges < law.support()[1]]  # beyond the largest count there is nothing
     expected = np.diff(np.concatenate([[0.0], law.cdf(edges), [1.0]])) * len(counts)
@@ -75,17 +83,22 @@ def main() -> None:
     """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
     parser = parser_of(__doc__, "flag-rate-NAME.{md,png}")
     add_splits(parser)
-    parser.add_argument("--draws", type=int, nargs="*", help="by default the model's own number and 20")
+    parser.add_argument(
+        "--draws", type=int, nargs="*", help="by default the model's own number and 20"
+    )
     options = parser.parse_args()
     model = opened(options)
     lines = [
         f"# The flag's rate on held-out rows: {options.name} version {model.manifest.version}",
         "",
-        f"`python -m benchmarks.flag_rate {options.name} --splits {options.splits} --seed {options.seed}`; "
+        f"`python -m benchmarks.flag_rate {options.name} --splits {options.splits} --seed "
+        f"{options.seed}`; "
         f"detectors {', '.join(model.manifest.detectors.combined)}.",
-        "Calibration rows have draws of their own, as in publication; test rows share theirs with a request's.",
+        "Calibration rows have draws of their own, as in publication; test rows share theirs with "
+        "a request's.",
         "",
-        "| draws | rows a request | fpr | ranking, test rows | rate expected | found | std of count expected | found "
+        "| draws | rows a request | fpr | ranking, test rows | rate expected | found | std of "
+        "count expected | found "
         "| chi-square p |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -97,18 +110,30 @@ def main() -> None:
     scored = {draws: held_out_scores(model, draws) for draws in all_draws}
     for row, (draws, share) in enumerate(cases):
         served = scored[draws][REQUEST_ROWS.index(share)]
-        counts, n, m = counts_over_splits(scored[draws][0], served, model.manifest, options.splits, options.seed)
+        counts, n, m = counts_over_splits(
+            scored[draws][0], served, model.manifest, options.splits, options.seed
+        )
         for axis, (rate, found) in zip(axes[row], counts.items(), strict=True):
             k = int(np.floor(rate * (n + 1)))
             law = stats.betabinom(m, k, n + 1 - k)
             lines.append(
-                f"| {draws} | {share} | {rate} | {n}, {m} | {k / (n + 1):.4f} | {found.mean() / m:.4f} "
+                f"| {draws} | {share} | {rate} | {n}, {m} | {k / (n + 1):.4f} | "
+                f"{found.mean() / m:.4f} "
                 f"| {law.std():.2f} | {found.std(ddof=1):.2f} | {fit_p_value(found, law):.3f} |"
             )
-            axis.hist(found, bins=np.arange(found.max() + 2) - 0.5, density=True, alpha=0.5, label="splits")
+            axis.hist(
+                found,
+                bins=np.arange(found.max() + 2) - 0.5,
+                density=True,
+                alpha=0.5,
+                label="splits",
+            )
             grid = np.arange(found.max() + 1)
             axis.plot(grid, law.pmf(grid), "k-", label="beta-binomial")
-            axis.set(title=f"{draws} draws, {share} rows a request, fpr {rate}", xlabel=f"rows flagged of {m}")
+            axis.set(
+                title=f"{draws} draws, {share} rows a request, fpr {rate}",
+                xlabel=f"rows flagged of {m}",
+            )
     axes[0][0].legend()
     text = "\n".join(lines) + "\n"
     print(text)

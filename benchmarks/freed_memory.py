@@ -1,8 +1,10 @@
-"""A training step of the papers' CNN with and without memory that is kept when it is freed, each in its own process.
+"""A training step of the papers' CNN with and without memory that is kept when it is freed, each in
+its own process.
 
     python -m benchmarks.freed_memory [--steps 5]
 
-128 rows of 32x32 in colour, maximum likelihood, Adam, one thread. Prints a Markdown table: processor time of a step
+128 rows of 32x32 in colour, maximum likelihood, Adam, one thread. Prints a Markdown table:
+    processor time of a step
 (the lowest), page faults of a step, and the largest resident memory.
 """
 
@@ -15,7 +17,7 @@ import time
 import torch
 
 from training.fitting.memory import keep_freed_memory
-from training.nn.architectures import papers_cnn
+from training.networks.architectures import papers_cnn
 
 ROWS = 128
 
@@ -30,7 +32,10 @@ def measure(steps: int) -> str:
     times = []
     faults = 0
     for _ in range(steps + 1):
-        begun, faults_before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        begun, faults_before = (
+            time.process_time(),
+            resource.getrusage(resource.RUSAGE_SELF).ru_minflt,
+        )
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(network(x), y).backward()
         optimizer.step()
@@ -51,9 +56,21 @@ def main() -> None:
             keep_freed_memory()
         print(f"| {options.only} | {measure(options.steps)} |")
         return
-    print("| freed memory is | processor ms a step | page faults a step | peak, MiB |\n|---|---|---|---|", flush=True)
+    print(
+        "| freed memory is | processor ms a step | page faults a step | peak, MiB "
+        "|\n|---|---|---|---|",
+        flush=True,
+    )
     for only in ("given back", "kept"):
-        command = [sys.executable, "-m", "benchmarks.freed_memory", "--steps", str(options.steps), "--only", only]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.freed_memory",
+            "--steps",
+            str(options.steps),
+            "--only",
+            only,
+        ]
         subprocess.run(command, check=True)
 
 

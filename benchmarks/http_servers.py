@@ -1,11 +1,13 @@
-"""What a request costs in each HTTP server: processor time of an application that reads a body and answers.
+"""What a request costs in each HTTP server: processor time of an application that reads a body and
+answers.
 
     python -m benchmarks.http_servers [--rounds 5] [--requests 20000] [--write]
 
-serves one small ASGI application by uvicorn with our connections, with httptools, with h11, and by others where they
-are installed (hypercorn, granian), and sends each the same requests in rounds: of 3 kB on 64 connections as soon as
-the one before was answered, and of 2 MB one after the other. It divides the processor time of the server, with its
-children, by the requests. The client's time does not count, nor does waiting.
+serves one small ASGI application by uvicorn with our connections, with httptools, with h11, and by
+others where they are installed (hypercorn, granian), and sends each the same requests in rounds: of
+3 kB on 64 connections as soon as the one before was answered, and of 2 MB one after the other. It
+divides the processor time of the server, with its children, by the requests. The client's time does
+not count, nor does waiting.
 """
 
 import argparse
@@ -35,8 +37,8 @@ APPLICATION = "benchmarks.http_servers:application"
 OURS = """
 import sys, uvicorn
 from functools import partial
-from service.process.budget import ByteBudget
-from service.process.connections import Connections, HttpConnection
+from service.server.budget import ByteBudget
+from service.server.connections import Connections, HttpConnection
 connections = Connections(60.0, 1000, ByteBudget(512 << 20))
 uvicorn.run("benchmarks.http_servers:application", port=int(sys.argv[1]), log_level="error", access_log=False,
             http=partial(HttpConnection, connections), ws="none", lifespan="off")
@@ -58,9 +60,24 @@ COMMANDS = {
     "httptools": [*UVICORN, "--http", "httptools", "--port", "{port}"],
     "h11": [*UVICORN, "--http", "h11", "--port", "{port}"],
     "hypercorn": ["-m", "hypercorn", "--bind", f"{HOST}:{{port}}", APPLICATION],
-    "granian": ["-m", "granian", "--interface", "asginl", "--no-ws", "--port", "{port}", APPLICATION],
+    "granian": [
+        "-m",
+        "granian",
+        "--interface",
+        "asginl",
+        "--no-ws",
+        "--port",
+        "{port}",
+        APPLICATION,
+    ],
 }
-PACKAGES = {"ours": "uvicorn", "httptools": "httptools", "h11": "h11", "hypercorn": "hypercorn", "granian": "granian"}
+PACKAGES = {
+    "ours": "uvicorn",
+    "httptools": "httptools",
+    "h11": "h11",
+    "hypercorn": "hypercorn",
+    "granian": "granian",
+}
 
 
 async def application(_: Scope, receive: Receive, send: Send) -> None:
@@ -81,7 +98,10 @@ def running(name: str) -> Iterator[tuple[int, int]]:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, *(part.format(port=port) if "{port}" in part else part for part in COMMANDS[name])]
+    command = [
+        sys.executable,
+        *(part.format(port=port) if "{port}" in part else part for part in COMMANDS[name]),
+    ]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
         try:
             for _ in range(200):
@@ -122,9 +142,13 @@ def measure(name: str, requests: int) -> tuple[float, float]:
 
 def main() -> None:
     """Measure in rounds, print a table, and with `--write` keep it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=20_000, help="small ones of a round, at least")
+    parser.add_argument(
+        "--requests", type=int, default=20_000, help="small ones of a round, at least"
+    )
     parser.add_argument("--write", action="store_true", help="write docs/results/http-servers.md")
     options = parser.parse_args()
     names = [name for name in COMMANDS if importlib.util.find_spec(PACKAGES[name])]
@@ -136,9 +160,12 @@ def main() -> None:
     lines = [
         "# HTTP servers: processor time of a request",
         "",
-        f"`python -m benchmarks.http_servers --rounds {options.rounds} --requests {options.requests} --write`: "
-        f"milliseconds of the server's processor time for a request of {SMALL_BYTES // 1000} kB on {CONNECTIONS} "
-        f"connections, and for one of {LARGE_BYTES // 1_000_000} MB; medians of the rounds and their range. The "
+        f"`python -m benchmarks.http_servers --rounds {options.rounds} --requests "
+        f"{options.requests} --write`: "
+        f"milliseconds of the server's processor time for a request of {SMALL_BYTES // 1000} kB "
+        f"on {CONNECTIONS} "
+        f"connections, and for one of {LARGE_BYTES // 1_000_000} MB; medians of the rounds and "
+        "their range. The "
         "application reads the body and answers with its length.",
         "",
         "| server | 3 kB, ms | 2 MB, ms |",
@@ -147,7 +174,10 @@ def main() -> None:
     for name in names:
         small, large = np.array(measured[name]).T
         package = f"{PACKAGES[name]} {version(PACKAGES[name])}"
-        cells = (f"{np.median(part):.3f} ({part.min():.3f} to {part.max():.3f})" for part in (small, large))
+        cells = (
+            f"{np.median(part):.3f} ({part.min():.3f} to {part.max():.3f})"
+            for part in (small, large)
+        )
         lines.append(f"| {name} ({package}) | {' | '.join(cells)} |")
     text = "\n".join(lines) + "\n"
     print(text)

@@ -1,14 +1,17 @@
-"""A job on a large pool: its rows a second beside the kernel's, its memory, and one-row requests beside it.
+"""A job on a large pool: its rows a second beside the kernel's, its memory, and one-row requests
+beside it.
 
-    python -m benchmarks.jobs [--rows 200000] [--whole 1000000] [--precision int8 float32] [--rounds 3] [--draws 100]
+    python -m benchmarks.jobs [--rows 200000] [--whole 1000000] [--precision int8 float32] [--rounds
+    3] [--draws 100]
         [--write]
 
-The pool is `--rows` rows of 784 random pixels in an npy file, ranked by BALD with `--draws` draws; with `--whole` the
-first precision ranks one of so many rows too. In one run:
+The pool is `--rows` rows of 784 random pixels in an npy file, ranked by BALD with `--draws` draws;
+with `--whole` the first precision ranks one of so many rows too. In one run:
 
 * the kernel: the published version's own graph on the rows that are computed at once, again and again, before the
-  job and after it, on the same threads; a job's figure is its rows a second over the mean of both. A job's time
-  is from its process' first look at a row to its last, by its own clock, and from its start to its end;
+  job and after it, on the same threads; a job's figure is its rows a second over the mean of both.
+  A job's time is from its process' first look at a row to its last, by its own clock, and from its
+  start to its end;
 * the job, over HTTP, the service idle beside it; its process' largest resident memory, and the same of a job of 64
   rows, which has loaded the model and scored a part: the rest is the pool's;
 * one-row requests at a quarter of the rate that one client gets, evenly, without the job and beside it, in turns.
@@ -37,20 +40,26 @@ from service.engine.batching import part_rows
 RESULTS = ROOT / "docs" / "results"
 SECONDS = 10.0  # of one-row requests, each way and round
 KERNEL_S = 5.0
-RUN = "service.jobs.run"
+RUN = "service.batch.run"
 
 
 def main() -> None:
     """Measure each precision and print a table; with `--write` keep it and a plot."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--whole", type=int, help="rows of a further pool, of the first precision")
     parser.add_argument("--precision", nargs="+", default=["int8", "float32"])
     parser.add_argument("--rounds", type=int, default=3, help="of one-row requests")
     parser.add_argument("--draws", type=int, default=100)
-    parser.add_argument("--write", action="store_true", help="write docs/results/jobs.md and jobs.png")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/results/jobs.md and jobs.png"
+    )
     options = parser.parse_args()
-    measured = [measure(name, options.rows, options.rounds, options.draws) for name in options.precision]
+    measured = [
+        measure(name, options.rows, options.rounds, options.draws) for name in options.precision
+    ]
     if options.whole is not None:
         measured.append(measure(options.precision[0], options.whole, 0, options.draws))
     text = table(measured, options)
@@ -71,7 +80,9 @@ def measure(precision: str, rows: int, rounds: int, draws: int) -> dict[str, Any
         pools.mkdir()
         write_pool(pools / "pool.npy", rows)
         write_pool(pools / "few.npy", 64)
-        model = Model.load(store.open(NAME, store.resolve(NAME), wanted=NEEDED), available_processors())
+        model = Model.load(
+            store.open(NAME, store.resolve(NAME), wanted=NEEDED), available_processors()
+        )
         state = {"DUBITO_STATE": str(folder / "state"), "DUBITO_POOLS": str(pools)}
         with server(folder / "models", **state) as running:
             few = ranked(running.port, "few.npy", draws, 0.05)
@@ -118,7 +129,8 @@ def kernel_rate(model: Model, draws: int) -> float:
 
 
 def ranked(port: int, pool: str, draws: int, look_s: float) -> dict[str, Any]:
-    """Have a job rank a pool, and return what it took; looking often takes the processor from it."""
+    """Have a job rank a pool, and return what it took; looking often takes the processor from
+    it."""
     asked = json.dumps({"pool_file": pool, "k": 10, "seed": 0, "num_samples": draws}).encode()
     job = request(port, "POST", "/acquire/jobs", asked)
     largest = 0
@@ -150,14 +162,17 @@ def largest_bytes() -> int:
         try:
             if RUN.encode() in (process / "cmdline").read_bytes():
                 lines = (process / "status").read_text().splitlines()
-                return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+                return 1024 * int(
+                    next(line for line in lines if line.startswith("VmHWM")).split()[1]
+                )
         except (OSError, StopIteration):
             continue
     return 0
 
 
 def beside(port: int, rounds: int, draws: int) -> dict[str, list[list[float]]]:
-    """Return p50 and p99 of one-row requests in milliseconds, without a job and beside one, a pair a round."""
+    """Return p50 and p99 of one-row requests in milliseconds, without a job and beside one, a pair
+    a round."""
     row = np.random.default_rng(1).integers(0, 256, 784).tolist()
     requests = [post("/predict", json.dumps({"inputs": [row], "num_samples": draws}).encode())]
     rate = closed_loop(port, requests, 1, 3.0).rate / 4 if rounds else 0.0
@@ -175,7 +190,9 @@ def beside(port: int, rounds: int, draws: int) -> dict[str, list[list[float]]]:
             found[how].append([1e3 * load.percentile(50), 1e3 * load.percentile(99)])
             if job is not None:
                 job = request(port, "GET", f"/jobs/{job['id']}")
-                assert job["state"] == "running", "the pool is too small: the job ended before the requests did"
+                assert job["state"] == "running", (
+                    "the pool is too small: the job ended before the requests did"
+                )
                 request(port, "POST", f"/jobs/{job['id']}/cancel")
                 while request(port, "GET", f"/jobs/{job['id']}")["state"] == "running":
                     time.sleep(0.1)
@@ -189,25 +206,33 @@ def table(measured: list[dict[str, Any]], options: argparse.Namespace) -> str:
     lines = [
         f"# Jobs on pools of 784 numbers a row, {options.draws} draws",
         "",
-        f"`python -m benchmarks.jobs --rows {options.rows} {whole}--rounds {options.rounds} --write`; "
-        f"{available_processors()} processors, 784-800-800-10. `benchmarks/jobs.py` says how it is measured.",
+        f"`python -m benchmarks.jobs --rows {options.rows} {whole}--rounds {options.rounds} "
+        "--write`; "
+        f"{available_processors()} processors, 784-800-800-10. `benchmarks/jobs.py` says how it "
+        "is measured.",
         "",
-        "| rows | precision | kernel, rows/s, before and after | job, rows/s | of the kernel's | in all | "
+        "| rows | precision | kernel, rows/s, before and after | job, rows/s | of the kernel's | "
+        "in all | "
         "largest memory | of a job of 64 rows |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for one in measured:
         kernel = " and ".join(f"{rate:.0f}" for rate in one["kernel_rows_s"])
-        memory = " | ".join(f"{one[key] / 2**20:.0f} MiB" for key in ("largest_bytes", "largest_bytes_of_few"))
+        memory = " | ".join(
+            f"{one[key] / 2**20:.0f} MiB" for key in ("largest_bytes", "largest_bytes_of_few")
+        )
         lines.append(
-            f"| {one['rows']:,} | {one['precision']} | {kernel} | {one['job_rows_s']:.0f} | {one['ratio']:.2f} | "
+            f"| {one['rows']:,} | {one['precision']} | {kernel} | {one['job_rows_s']:.0f} | "
+            f"{one['ratio']:.2f} | "
             f"{one['whole_ratio']:.2f} | {memory} |"
         )
     lines += [
         "",
-        "One-row requests at a quarter of the rate that one client gets, ms, median of the rounds (least - most):",
+        "One-row requests at a quarter of the rate that one client gets, ms, median of the rounds "
+        "(least - most):",
         "",
-        "| precision | p50 alone | beside the job | p99 alone | beside the job | p99, times (each round) |",
+        "| precision | p50 alone | beside the job | p99 alone | beside the job | p99, times (each "
+        "round) |",
         "|---|---|---|---|---|---|",
     ]
     for one in measured:
@@ -238,9 +263,15 @@ def plot(measured: list[dict[str, Any]], path: Path) -> None:
     measured = [one for one in measured if one["latencies_ms"]["alone"]]
     places = np.arange(len(measured))
     for i, how in enumerate(("alone", "beside")):
-        values = [statistics.median([p99 for _, p99 in one["latencies_ms"][how]]) for one in measured]
+        values = [
+            statistics.median([p99 for _, p99 in one["latencies_ms"][how]]) for one in measured
+        ]
         latencies.bar(places + 0.4 * i - 0.2, values, 0.4, label=f"{how}{' a job' if i else ''}")
-    latencies.set(ylabel="p99 of one row, ms", xticks=places, xticklabels=[one["precision"] for one in measured])
+    latencies.set(
+        ylabel="p99 of one row, ms",
+        xticks=places,
+        xticklabels=[one["precision"] for one in measured],
+    )
     for axis in (rates, latencies):
         axis.legend(fontsize="small")
     figure.savefig(path, dpi=100)

@@ -1,16 +1,19 @@
-"""The network's arithmetic, 100 draws of some rows, against the fastest float32 matrix product of the same run.
+"""The network's arithmetic, 100 draws of some rows, against the fastest float32 matrix product of
+the same run.
 
     python -m benchmarks.kernel [--store DIR --model NAME] [--rounds N] [--write]
 
-The least work of K draws and N rows of 784-800-800-10 is the first layer once and the others once a draw:
+The least work of K draws and N rows of 784-800-800-10 is the first layer once and the others once a
+draw:
 
     2 (N 784 800 + K N (800 800 + 800 10)) operations.
 
-At the machine's float32 peak it takes a least time; a figure is that time over the time taken. The peak is the
-fastest of products of 3200 x 800 x 800 by onnxruntime (its weight a constant), numpy and torch, on the same threads.
-Rounds alternate between the peak and the graphs; a round's figure is of its own peak. Graphs are measured without
-density detectors, as the torch model that the version was made of exports them, in float32 and with its shared
-weights in int8; the published graph, detectors and all, is measured beside them.
+At the machine's float32 peak it takes a least time; a figure is that time over the time taken. The
+peak is the fastest of products of 3200 x 800 x 800 by onnxruntime (its weight a constant), numpy
+and torch, on the same threads. Rounds alternate between the peak and the graphs; a round's figure
+is of its own peak. Graphs are measured without density detectors, as the torch model that the
+version was made of exports them, in float32 and with its shared weights in int8; the published
+graph, detectors and all, is measured beside them.
 """
 
 import argparse
@@ -48,7 +51,8 @@ SECONDS = 0.3  # of calls of one way in a round
 
 @dataclass(frozen=True)
 class Figures:
-    """Operations a second of the peak by its library, and of each graph by number of rows, a number a round."""
+    """Operations a second of the peak by its library, and of each graph by number of rows, a number
+    a round."""
 
     peak: dict[str, list[float]]
     graphs: dict[str, dict[int, list[float]]]
@@ -63,7 +67,8 @@ def least_work(rows: int, draws: int) -> float:
 
 
 def fastest(work: Callable[[], object], seconds: float) -> float:
-    """Return the least time of a call, over calls that take some seconds in all and two at least."""
+    """Return the least time of a call, over calls that take some seconds in all and two at
+    least."""
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < 2 or time.perf_counter() < end:
@@ -77,7 +82,10 @@ def products(threads: int) -> dict[str, Callable[[], object]]:
     """Return the ways to make the product that the peak is taken of."""
     m, k, n = PEAK
     generator = np.random.default_rng(0)
-    a, b = generator.standard_normal((m, k), dtype=np.float32), generator.standard_normal((k, n), dtype=np.float32)
+    a, b = (
+        generator.standard_normal((m, k), dtype=np.float32),
+        generator.standard_normal((k, n), dtype=np.float32),
+    )
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["a", "b"], ["c"])],
         "product",
@@ -88,7 +96,9 @@ def products(threads: int) -> dict[str, Callable[[], object]]:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     torch.set_num_threads(threads)
     torch_a, torch_b = torch.from_numpy(a), torch.from_numpy(b)
     out, torch_out = np.empty((m, n), dtype=np.float32), torch.empty(m, n)
@@ -114,9 +124,18 @@ def measure(store: ModelStore, name: str, rounds: int) -> Figures:
         label: published.runtime,
     }
     theta = published.runtime.draw(0, 0, DRAWS)[:, None]
-    x = np.random.default_rng(0).integers(0, 256, (max(ROWS), published.row_size)).astype(np.float32)
+    x = (
+        np.random.default_rng(0)
+        .integers(0, 256, (max(ROWS), published.row_size))
+        .astype(np.float32)
+    )
     ways, operations = products(threads), 2.0 * float(np.prod(PEAK))
-    figures = Figures({way: [] for way in ways}, {graph: {n: [] for n in ROWS} for graph in runtimes}, threads, label)
+    figures = Figures(
+        {way: [] for way in ways},
+        {graph: {n: [] for n in ROWS} for graph in runtimes},
+        threads,
+        label,
+    )
     with torch.inference_mode():
         for turn in range(rounds + 1):
             for way, work in ways.items():
@@ -125,7 +144,9 @@ def measure(store: ModelStore, name: str, rounds: int) -> Figures:
                     figures.peak[way].append(speed)
             for n in ROWS:
                 for graph, runtime in runtimes.items():
-                    speed = least_work(n, DRAWS) / fastest(lambda r=runtime, n=n: r.run(x[:n], theta), SECONDS)
+                    speed = least_work(n, DRAWS) / fastest(
+                        lambda r=runtime, n=n: r.run(x[:n], theta), SECONDS
+                    )
                     if turn:
                         figures.graphs[graph][n].append(speed)
     return figures
@@ -143,11 +164,15 @@ def table(figures: Figures, rounds: int) -> str:
     lines = [
         "# The network on 100 draws, 784-800-800-10, against the float32 peak",
         "",
-        f"`python -m benchmarks.kernel --rounds {rounds} --write`; {figures.threads} threads. The least work at the "
-        "round's float32 peak, over the time taken: 1 is a float32 product without any overhead. Fastest calls of "
+        f"`python -m benchmarks.kernel --rounds {rounds} --write`; {figures.threads} threads. The "
+        "least work at the "
+        "round's float32 peak, over the time taken: 1 is a float32 product without any overhead. "
+        "Fastest calls of "
         "alternating rounds, median (least - most).",
         "",
-        "| graph | " + " | ".join(f"{n} row{'s' if n > 1 else ''}" for n in ROWS) + f" | rows/s, {ROWS[-1]} rows |",
+        "| graph | "
+        + " | ".join(f"{n} row{'s' if n > 1 else ''}" for n in ROWS)
+        + f" | rows/s, {ROWS[-1]} rows |",
         "|---|" + "---|" * (len(ROWS) + 1),
     ]
     for graph, by_rows in figures.graphs.items():
@@ -160,10 +185,15 @@ def table(figures: Figures, rounds: int) -> str:
     speeds = ", ".join(f"{way} {max(found) / 1e9:.0f}" for way, found in figures.peak.items())
     lines += [
         "",
-        f"Float32 product of {' x '.join(map(str, PEAK))}, fastest of all rounds, in 10^9 operations/s: {speeds}. "
-        f"Against the fastest of them and of all rounds ({best / 1e9:.0f}), the fastest rounds of {ROWS[-1]} rows "
+        f"Float32 product of {' x '.join(map(str, PEAK))}, fastest of all rounds, in 10^9 "
+        f"operations/s: {speeds}. "
+        f"Against the fastest of them and of all rounds ({best / 1e9:.0f}), the fastest rounds of "
+        f"{ROWS[-1]} rows "
         "reach "
-        + ", ".join(f"{max(by_rows[ROWS[-1]]) / best:.2f} ({graph})" for graph, by_rows in figures.graphs.items())
+        + ", ".join(
+            f"{max(by_rows[ROWS[-1]]) / best:.2f} ({graph})"
+            for graph, by_rows in figures.graphs.items()
+        )
         + ".",
     ]
     return "\n".join(lines) + "\n"
@@ -174,12 +204,21 @@ def plot(figures: Figures, path: Path) -> None:
     plt.switch_backend("Agg")
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
     for graph in figures.graphs:
-        line = axis.plot(ROWS, [statistics.median(ratios(figures, graph, n)) for n in ROWS], label=graph)
+        line = axis.plot(
+            ROWS, [statistics.median(ratios(figures, graph, n)) for n in ROWS], label=graph
+        )
         for n in ROWS:
             found = ratios(figures, graph, n)
             axis.plot([n] * len(found), found, "o", color=line[0].get_color(), alpha=0.4)
     axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
-    axis.set(xscale="log", xticks=ROWS, xticklabels=ROWS, ylim=0, xlabel="rows", ylabel="share of the float32 peak")
+    axis.set(
+        xscale="log",
+        xticks=ROWS,
+        xticklabels=ROWS,
+        ylim=0,
+        xlabel="rows",
+        ylabel="share of the float32 peak",
+    )
     axis.minorticks_off()
     axis.legend()
     figure.savefig(path, dpi=100)
@@ -188,8 +227,12 @@ def plot(figures: Figures, path: Path) -> None:
 
 def main() -> None:
     """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", type=Path, help="measure a published model; by default one of the same size")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--store", type=Path, help="measure a published model; by default one of the same size"
+    )
     parser.add_argument("--model", default=NAME)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--write", action="store_true", help="write docs/results/kernel.{md,png}")

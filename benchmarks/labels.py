@@ -1,11 +1,13 @@
-"""What labels that come back are worth, over HTTP: acquired, labelled, fitted, compared, promoted and served.
+"""What labels that come back are worth, over HTTP: acquired, labelled, fitted, compared, promoted
+and served.
 
     python -m benchmarks.labels [--seeds N] [--write]
 
-fits a small hypernetwork on 180 of scikit-learn's digits, of which 300 stand in its data, and 500 test it. The other
-997 are the pool. From it 120 rows are acquired twice, a half of them as control, and labelled by their true classes.
-`python -m training candidate digits --control-arm` does the rest. Another seed is another split of the digits, and
-another fit. Two minutes of two cores for a seed.
+fits a small hypernetwork on 180 of scikit-learn's digits, of which 300 stand in its data, and 500
+test it. The other 997 are the pool. From it 120 rows are acquired twice, a half of them as control,
+and labelled by their true classes. `python -m training candidate digits --control-arm` does the
+rest. Another seed is another split of the digits, and another fit. Two minutes of two cores for a
+seed.
 """
 
 import argparse
@@ -51,7 +53,9 @@ learning_rate = 1e-2
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the loop for each seed, and print what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="0 to N - 1")
     parser.add_argument("--write", action="store_true", help=f"keep the table in {RESULTS}")
     options = parser.parse_args(arguments)
@@ -67,7 +71,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def looped(folder: Path, seed: int) -> dict[str, Any]:
-    """Go once round the loop in an empty folder, and return what GET /models/digits/labels then says."""
+    """Go once round the loop in an empty folder, and return what GET /models/digits/labels then
+    says."""
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(x))
     x, y = x[order].astype(np.float32), y[order]
@@ -79,13 +84,17 @@ def looped(folder: Path, seed: int) -> dict[str, Any]:
         f'[[keys]]\nname = "team"\nkey = "{KEY}"\nscopes = ["read", "acquire", "label"]\n'
     )
     port = free_port()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DUBITO_")} | {
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("DUBITO_")
+    } | {
         **{f"DUBITO_{name.upper()}": str(folder / name) for name in ("store", "state", "runs")},
         "DUBITO_DATA": str(folder),
     }
     training = [sys.executable, "-m", "training"]
     run = {"env": environment, "check": True, "stdout": subprocess.DEVNULL}
-    subprocess.run([*training, "fit", str(folder / "digits.toml"), "--device", "cpu", "--quiet"], **run)
+    subprocess.run(
+        [*training, "fit", str(folder / "digits.toml"), "--device", "cpu", "--quiet"], **run
+    )
     settings = {"DUBITO_PORT": str(port), "DUBITO_KEYS_FILE": str(folder / "keys.toml")}
     service = subprocess.Popen(
         [sys.executable, "-m", "service"], env=environment | settings, stderr=subprocess.DEVNULL
@@ -95,7 +104,9 @@ def looped(folder: Path, seed: int) -> dict[str, Any]:
         wait_until_ready(url)
         with httpx.Client(base_url=url, headers={"X-API-Key": KEY}, timeout=60) as client:
             label(client, x[rest], y[rest], seed)
-            subprocess.run([*training, "candidate", "digits", "--device", "cpu", "--control-arm"], **run)
+            subprocess.run(
+                [*training, "candidate", "digits", "--device", "cpu", "--control-arm"], **run
+            )
             page: dict[str, Any] = client.get("/models/digits/labels").raise_for_status().json()
             return page
     finally:
@@ -107,7 +118,14 @@ def label(client: httpx.Client, pool: np.ndarray, truth: np.ndarray, seed: int) 
     """Acquire rows of the pool, and label them by their true classes."""
     for turn in range(TIMES):
         ids = [str(i) for i in range(len(pool))]
-        request = {"pool": pool.tolist(), "ids": ids, "k": K, "keep": True, "control": SHARE, "seed": 2 * seed + turn}
+        request = {
+            "pool": pool.tolist(),
+            "ids": ids,
+            "k": K,
+            "keep": True,
+            "control": SHARE,
+            "seed": 2 * seed + turn,
+        }
         ranking = client.post("/acquire", json=request).raise_for_status().json()["ranking"]
         labels = [{"id": row["id"], "label": str(truth[row["index"]])} for row in ranking]
         client.post("/labels", json={"labels": labels}).raise_for_status()
@@ -156,17 +174,22 @@ def table(pages: list[dict[str, Any]]) -> str:
     lines = [
         "# Labels that come back: digits",
         "",
-        f"`python -m benchmarks.labels --seeds {len(pages)} --write`: a hypernetwork fitted on 180 digits, a pool of "
-        f"997, {K * TIMES} of them acquired by BALD in {TIMES} turns with `control` {SHARE:g}, labelled over HTTP. "
-        "`python -m training candidate digits --control-arm` fits, compares and promotes; all figures are those of "
-        "`GET /models/digits/labels`. Intervals are of 95 %. Each seed is another split and another fit.",
+        f"`python -m benchmarks.labels --seeds {len(pages)} --write`: a hypernetwork fitted on "
+        "180 digits, a pool of "
+        f"997, {K * TIMES} of them acquired by BALD in {TIMES} turns with `control` {SHARE:g}, "
+        "labelled over HTTP. "
+        "`python -m training candidate digits --control-arm` fits, compares and promotes; all "
+        "figures are those of "
+        "`GET /models/digits/labels`. Intervals are of 95 %. Each seed is another split and "
+        "another fit.",
         "",
         "| seed | accuracy on control rows, live | the same rows: version 1, candidate | "
         "log-likelihood gained there, nats | promoted | labels saved |",
         "|---|---|---|---|---|---|",
         *(row_of(seed, page) for seed, page in enumerate(pages)),
         "",
-        "Intervals of labels saved are over test rows alone; the spread between seeds is what another split, fit and "
+        "Intervals of labels saved are over test rows alone; the spread between seeds is what "
+        "another split, fit and "
         "choice of labels change.",
         "",
     ]

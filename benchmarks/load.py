@@ -1,14 +1,17 @@
-"""Load on HTTP servers from a process of its own: open loop, at times fixed beforehand, or closed loop.
+"""Load on HTTP servers from a process of its own: open loop, at times fixed beforehand, or closed
+loop.
 
-    python -m benchmarks.load PORT PATH BODY_FILE --rate 200 [--poisson] [--connections 256] [--seconds 10]
-    python -m benchmarks.load PORT PATH BODY_FILE --connections 64     (closed loop: each sends when it was answered)
+    python -m benchmarks.load PORT PATH BODY_FILE --rate 200 [--poisson] [--connections 256]
+    [--seconds 10] python -m benchmarks.load PORT PATH BODY_FILE --connections 64     (closed loop:
+    each sends when it was answered)
 
-In open loop a request's latency runs from the time at which it was to be sent, whether or not a connection was free
-then: a server that stalls is charged for all who would have come meanwhile (no coordinated omission). In closed loop
-it runs from the time at which it was sent.
+In open loop a request's latency runs from the time at which it was to be sent, whether or not a
+connection was free then: a server that stalls is charged for all who would have come meanwhile (no
+coordinated omission). In closed loop it runs from the time at which it was sent.
 
-The client is one thread that waits for sockets with a resolution of microseconds (asyncio's is a millisecond) and
-reads no more of an answer than its status and its end. It speaks to the loopback interface alone.
+The client is one thread that waits for sockets with a resolution of microseconds (asyncio's is a
+millisecond) and reads no more of an answer than its status and its end. It speaks to the loopback
+interface alone.
 """
 
 import argparse
@@ -36,10 +39,11 @@ class Load:
     """What came of the requests that were to be sent after the warm-up, in the order of their ends.
 
     Attributes:
-        kinds: how each ended: its HTTP status, `closed` (the connection ended), `refused` or `timeout`.
+        kinds: how each ended: its HTTP status, `closed` (the connection ended), `refused` or
+            `timeout`.
         latencies_s: seconds from when each was to be sent to its end.
-        rate: answers of status 200 a second, from the end of the warm-up until the last request was to be sent;
-            those to requests of the warm-up count.
+        rate: answers of status 200 a second, from the end of the warm-up until the last request was
+            to be sent; those to requests of the warm-up count.
     """
 
     kinds: list[str]
@@ -56,18 +60,26 @@ class Load:
         return self.latencies_s[np.array(self.kinds, dtype=object) == kind]
 
     def percentile(self, percent: float, kind: str = "200") -> float:
-        """Return the smallest latency that `percent` of those requests do not exceed; NaN where there are none."""
+        """Return the smallest latency that `percent` of those requests do not exceed; NaN where
+        there are none."""
         latencies = self.of(kind)
-        return float(np.quantile(latencies, percent / 100, method="inverted_cdf")) if len(latencies) else float("nan")
+        return (
+            float(np.quantile(latencies, percent / 100, method="inverted_cdf"))
+            if len(latencies)
+            else float("nan")
+        )
 
     def summary(self) -> dict[str, object]:
         """Return counts, the rate and percentiles of good answers, in milliseconds."""
-        percentiles = {f"p{percent:g}_ms": 1e3 * self.percentile(percent) for percent in (50, 90, 99, 99.9)}
+        percentiles = {
+            f"p{percent:g}_ms": 1e3 * self.percentile(percent) for percent in (50, 90, 99, 99.9)
+        }
         return {"counts": self.counts, "rate": self.rate, **percentiles}
 
 
 def arrival_times(rate: float, seconds: float, poisson: bool, seed: int = 0) -> np.ndarray:
-    """Return when requests are to be sent, in seconds from the start: evenly, or a Poisson process."""
+    """Return when requests are to be sent, in seconds from the start: evenly, or a Poisson
+    process."""
     if not poisson:
         return np.arange(0.0, seconds, 1.0 / rate)
     generator = np.random.default_rng(seed)
@@ -76,7 +88,10 @@ def arrival_times(rate: float, seconds: float, poisson: bool, seed: int = 0) -> 
 
 def post(path: str, body: bytes, headers: str = "Content-Type: application/json\r\n") -> bytes:
     """Return a POST request, head and body."""
-    return f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
 
 
 def open_loop(
@@ -91,7 +106,8 @@ def open_loop(
     timeout_s: float = 10.0,
     seed: int = 0,
 ) -> Load:
-    """Send `rate` requests a second, whatever comes of them; one waits for a connection where all are taken.
+    """Send `rate` requests a second, whatever comes of them; one waits for a connection where all
+    are taken.
 
     Of several ports, each with `connections`, the less busy of two chosen at random gets a request.
     """
@@ -145,7 +161,9 @@ class _Connection:
             found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
             self.length = end + 4 + int(found[1]) if found else None
         done = (
-            self.content.endswith(b"\r\n0\r\n\r\n") if self.length is None else len(self.content) >= self.length
+            self.content.endswith(b"\r\n0\r\n\r\n")
+            if self.length is None
+            else len(self.content) >= self.length
         )  # an answer without a length is chunked
         return self.status if done else None
 
@@ -154,7 +172,12 @@ class _Run:
     """The loop that both ways share."""
 
     def __init__(
-        self, ports: Sequence[int], requests: Sequence[bytes], connections: int, timeout_s: float, seed: int = 0
+        self,
+        ports: Sequence[int],
+        requests: Sequence[bytes],
+        connections: int,
+        timeout_s: float,
+        seed: int = 0,
     ) -> None:
         self.requests = requests
         self.timeout_s = timeout_s
@@ -285,19 +308,27 @@ class _no_garbage_collection:
 
 def main() -> None:
     """Put load on a server and print a JSON summary."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("port", type=int)
     parser.add_argument("path")
     parser.add_argument("body", type=Path, help="a file with the JSON body of the request")
-    parser.add_argument("--rate", type=float, help="requests a second, open loop; without it closed loop")
-    parser.add_argument("--poisson", action="store_true", help="a Poisson process instead of even times")
+    parser.add_argument(
+        "--rate", type=float, help="requests a second, open loop; without it closed loop"
+    )
+    parser.add_argument(
+        "--poisson", action="store_true", help="a Poisson process instead of even times"
+    )
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--warm-up", type=float, default=1.0)
     options = parser.parse_args()
     requests = [post(options.path, options.body.read_bytes())]
     if options.rate is None:
-        load = closed_loop(options.port, requests, options.connections, options.seconds, warm_up_s=options.warm_up)
+        load = closed_loop(
+            options.port, requests, options.connections, options.seconds, warm_up_s=options.warm_up
+        )
     else:
         load = open_loop(
             options.port,

@@ -3,8 +3,9 @@
     for m in mnist mnist-mle ...; do python -m training fit recipes/$m.toml; done
     python -m benchmarks.methods [--write]
 
-reads the manifests of the store's models whose names begin with `mnist` and tabulates what each measured when it was
-published. Several seeds of a recipe are summed up by their mean and standard deviation.
+reads the manifests of the store's models whose names begin with `mnist` and tabulates what each
+measured when it was published. Several seeds of a recipe are summed up by their mean and standard
+deviation.
 """
 
 import statistics
@@ -37,10 +38,12 @@ def main() -> None:
     lines = [
         "# Methods on MNIST",
         "",
-        "`python -m training fit recipes/NAME.toml [--seed N]` for each, then `python -m benchmarks.methods`.",
+        "`python -m training fit recipes/NAME.toml [--seed N]` for each, then `python -m "
+        "benchmarks.methods`.",
         "Test error of the mean prediction over the recipe's draws; a single seed has no spread.",
         "",
-        "| recipe | hidden units | seeds | test error % | paper's | log-likelihood | ECE | epochs | training s |",
+        "| recipe | hidden units | seeds | test error % | paper's | log-likelihood | ECE | epochs "
+        "| training s |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     errors: dict[str, list[float]] = {}
@@ -58,7 +61,8 @@ def main() -> None:
             f"| {name} | {' x '.join(map(str, recipe['network']['hidden']))} | {len(manifests)} "
             f"| {statistics.mean(errors[name]):.2f}{spread} | {paper} "
             f"| {mean['test_log_likelihood']:.4f} | {mean['test_expected_calibration_error']:.4f} "
-            f"| {recipe['training']['epochs']} | {statistics.mean(m.training['seconds'] for m in manifests):.0f} |"
+            f"| {recipe['training']['epochs']} | "
+            f"{statistics.mean(m.training['seconds'] for m in manifests):.0f} |"
         )
     lines += ["", "![test errors beside the papers'](methods-mnist.png)"]
     text = "\n".join(lines) + "\n"
@@ -73,9 +77,17 @@ def plot(errors: dict[str, list[float]], path: Path) -> None:
     plt.switch_backend("Agg")
     figure, axis = plt.subplots(figsize=(7, 0.4 * len(errors) + 1.2), layout="constrained")
     for position, (name, values) in enumerate(errors.items()):
-        axis.plot(values, [position] * len(values), "o", color="C0", label="measured" if position == 0 else None)
+        axis.plot(
+            values,
+            [position] * len(values),
+            "o",
+            color="C0",
+            label="measured" if position == 0 else None,
+        )
         if name in PAPERS:
-            axis.plot(PAPERS[name][0], position, "x", color="C3", label="paper" if position == 0 else None)
+            axis.plot(
+                PAPERS[name][0], position, "x", color="C3", label="paper" if position == 0 else None
+            )
     axis.set(xlabel="test error, %", yticks=range(len(errors)), yticklabels=list(errors))
     axis.grid(axis="x", alpha=0.3)
     axis.legend()

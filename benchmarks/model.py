@@ -1,4 +1,5 @@
-"""A model of `recipes/mnist.toml`'s size to measure speed on: it does not depend on what the weights are."""
+"""A model of `recipes/mnist.toml`'s size to measure speed on: it does not depend on what the
+weights are."""
 
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from model_store.artifacts.store import ModelStore
 from training import recipe as recipes
 from training.data import Dataset, Rows, SplitSizes, split
 from training.facts import TrainingFacts
-from training.nn.model import BayesianModel, build, initialise
+from training.networks.model import BayesianModel, build, initialise
 from training.publishing.publish import publish
 from training.scoring import draw_counts
 
@@ -20,16 +21,22 @@ TRAINED_LOG_STD = -0.7
 
 
 def publish_untrained(store: ModelStore, precision: str | None = None) -> None:
-    """Publish a model of the recipe's network and hypernetwork, initialised on random rows and not trained; with
-    `precision` in place of the recipe's.
+    """Publish a model of the recipe's network and hypernetwork, initialised on random rows and not
+    trained; with `precision` in place of the recipe's.
 
-    Its posterior is as wide as a trained one's, so that integers pass publication's check as they do there.
+    Its posterior is as wide as a trained one's, so that integers pass publication's check as they
+    do there.
     """
     recipe = recipes.load(ROOT / "recipes" / "mnist.toml")
     if precision is not None:
-        recipe = recipe.model_copy(update={"serving": recipe.serving.model_copy(update={"precision": precision})})
+        recipe = recipe.model_copy(
+            update={"serving": recipe.serving.model_copy(update={"precision": precision})}
+        )
     generator = np.random.default_rng(0)
-    rows = Rows(generator.uniform(0, 255, (4000, 784)).astype(np.float32), np.arange(4000, dtype=np.int64) % 10)
+    rows = Rows(
+        generator.uniform(0, 255, (4000, 784)).astype(np.float32),
+        np.arange(4000, dtype=np.int64) % 10,
+    )
     data = Dataset(rows, rows.take(np.arange(32)), (28, 28), tuple("0123456789"), 0.0, 255.0)
     splits = split(data, SplitSizes(64, 64, 64, seed=0))
     model = build(recipe, (28, 28), 10)
@@ -37,7 +44,16 @@ def publish_untrained(store: ModelStore, precision: str | None = None) -> None:
     with torch.no_grad():
         model.posterior.output.log_scale.fill_(TRAINED_LOG_STD)
     assert draw_counts(recipe.serving.draws)[-1] == 100
-    publish(store, NAME, model, recipe, data, splits, TrainingFacts(recipe=recipe.model_dump(mode="json")), Path())
+    publish(
+        store,
+        NAME,
+        model,
+        recipe,
+        data,
+        splits,
+        TrainingFacts(recipe=recipe.model_dump(mode="json")),
+        Path(),
+    )
     assert store.manifest(NAME, "1").precision == recipe.serving.precision
 
 

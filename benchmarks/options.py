@@ -15,12 +15,19 @@ from training.versions import recipe_of
 RESULTS = ROOT / "docs" / "results"
 
 
-def parser_of(description: str | None, written: str, name: str | None = "name") -> argparse.ArgumentParser:
-    """Return a parser with the model that is measured, `--store`, and `--write`, which keeps results as `written`."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(
+    description: str | None, written: str, name: str | None = "name"
+) -> argparse.ArgumentParser:
+    """Return a parser with the model that is measured, `--store`, and `--write`, which keeps
+    results as `written`."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     if name is not None:
         parser.add_argument(name)
-    parser.add_argument("--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models")))
+    parser.add_argument(
+        "--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models"))
+    )
     parser.add_argument("--write", action="store_true", help=f"write docs/results/{written}")
     return parser
 
@@ -52,4 +59,6 @@ def unseen_rows(model: Model) -> Rows:
     """Return all rows that a model was not fitted on and that did not choose its checkpoint."""
     splits = splits_of(model)
     parts = (splits.reference, splits.ranking, splits.test)
-    return Rows(np.concatenate([rows.x for rows in parts]), np.concatenate([rows.y for rows in parts]))
+    return Rows(
+        np.concatenate([rows.x for rows in parts]), np.concatenate([rows.y for rows in parts])
+    )

@@ -1,16 +1,19 @@
 """A panel of public data sets, fitted by defaults alone, beside scikit-learn's models.
 
-`python -m benchmarks.panel UCI [--sets NAME ...] [--write]`, where UCI holds UCI sets as `uci:` reads them. Others
-are scikit-learn's, and those of `palmerpenguins` and `vega_datasets` (`pip install --no-deps` these; they are read as
-files and not imported). Each set is written as a CSV file and fitted as `python -m training fit --data csv:FILE
---target COLUMN` does, without a recipe. What is published is measured on the test rows that the fit held out, as
-served.
+`python -m benchmarks.panel UCI [--sets NAME ...] [--write]`, where UCI holds UCI sets as `uci:`
+reads them. Others are scikit-learn's, and those of `palmerpenguins` and `vega_datasets` (`pip
+install --no-deps` these; they are read as files and not imported). Each set is written as a CSV
+file and fitted as `python -m training fit --data csv:FILE --target COLUMN` does, without a recipe.
+What is published is measured on the test rows that the fit held out, as served.
 
-The others fit all rows that are not test rows, the ones that ours calibrates on as well: logistic or ridge
-regression, a random forest and histogram gradient boosting, with probabilities calibrated by isotonic regression,
-five-fold. Their regressions are Gaussian around the prediction, with the standard deviation of five-fold residuals.
+The others fit all rows that are not test rows, the ones that ours calibrates on as well: logistic
+    or ridge
+regression, a random forest and histogram gradient boosting, with probabilities calibrated by
+isotonic regression, five-fold. Their regressions are Gaussian around the prediction, with the
+standard deviation of five-fold residuals.
 
-`--development` leaves the test rows out and measures on a fifth of the others: defaults are chosen by it.
+`--development` leaves the test rows out and measures on a fifth of the others: defaults are chosen
+by it.
 """
 
 import argparse
@@ -34,16 +37,18 @@ from model_store.conformal.sets import mass_above
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import Scores
 from training.data import Dataset, load, split, split_sizes
+from training.data.findings import findings_of
+from training.data.plan import plan_of
 from training.data.splitting import hold_out
 from training.fitting.run import Run, device_named, training_facts
-from training.planning.findings import findings_of
-from training.planning.plan import plan_of
 from training.publishing.publish import publish
 from training.recipe import DataSection, Recipe
 from training.scoring import scores_and_likelihoods
 
 COVERAGE = 0.95
-LEAST_PROBABILITY = 1e-3  # isotonic regression says 0; so that one row does not decide, no less counts
+LEAST_PROBABILITY = (
+    1e-3  # isotonic regression says 0; so that one row does not decide, no less counts
+)
 Columns = dict[str, list[Any]]
 
 
@@ -63,8 +68,15 @@ def sklearns(loader: str, target: str = "target") -> Callable[[Path], Columns]:
 
         bunch = getattr(sklearn.datasets, loader)()
         names = [str(name) for name in bunch.feature_names]
-        y = [str(bunch.target_names[i]) for i in bunch.target] if hasattr(bunch, "target_names") else bunch.target
-        return {**{name: bunch.data[:, i].tolist() for i, name in enumerate(names)}, target: list(y)}
+        y = (
+            [str(bunch.target_names[i]) for i in bunch.target]
+            if hasattr(bunch, "target_names")
+            else bunch.target
+        )
+        return {
+            **{name: bunch.data[:, i].tolist() for i, name in enumerate(names)},
+            target: list(y),
+        }
 
     return read
 
@@ -86,7 +98,9 @@ def packaged(package: str, path: str) -> Callable[[Path], Columns]:
 
     def read(_: Path) -> Columns:
         found = importlib.util.find_spec(package)
-        assert found is not None and found.submodule_search_locations, f"pip install --no-deps {package}"
+        assert found is not None and found.submodule_search_locations, (
+            f"pip install --no-deps {package}"
+        )
         file = Path(found.submodule_search_locations[0]) / path
         with file.open() as opened:
             rows = json.load(opened) if file.suffix == ".json" else list(csv.DictReader(opened))
@@ -117,7 +131,8 @@ PANEL = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Log-likelihood in nats a row, and accuracy or RMSE, of one model; of ours also coverage and seconds."""
+    """Log-likelihood in nats a row, and accuracy or RMSE, of one model; of ours also coverage and
+    seconds."""
 
     log_likelihood: float
     error: float  # share of wrong labels, or RMSE
@@ -133,11 +148,16 @@ def write_csv(columns: Columns, path: Path, target: str, development: bool) -> N
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
-        writer.writerows(zip(*([values[i] for i in kept] for values in columns.values()), strict=True))
+        writer.writerows(
+            zip(*([values[i] for i in kept] for values in columns.values()), strict=True)
+        )
 
 
-def fitted(name: str, target: str, root: Path, changes: dict[str, Any]) -> tuple[Measured, Recipe, Dataset, int]:
-    """Fit and publish a set by defaults, and measure it; return also the recipe, its data and its ranking rows."""
+def fitted(
+    name: str, target: str, root: Path, changes: dict[str, Any]
+) -> tuple[Measured, Recipe, Dataset, int]:
+    """Fit and publish a set by defaults, and measure it; return also the recipe, its data and its
+    ranking rows."""
     begun = time.process_time()
     section = DataSection(source=f"csv:{name}.csv", target=target)
     recipe = plan_of(findings_of(section, root), section, name, None).recipe
@@ -146,7 +166,9 @@ def fitted(name: str, target: str, root: Path, changes: dict[str, Any]) -> tuple
     splits = split(data, split_sizes(recipe))
     store = ModelStore(root / "models")
     run = Run(recipe, splits, data.shape, len(data.classes), root, device_named("cpu"))
-    manifest = publish(store, name, run.fit(quiet=True), recipe, data, splits, training_facts(run, splits), root)
+    manifest = publish(
+        store, name, run.fit(quiet=True), recipe, data, splits, training_facts(run, splits), root
+    )
     run.checkpoint.unlink()
     seconds = time.process_time() - begun
     model = Model.load(store.open(name, manifest.version, NEEDED))
@@ -220,14 +242,24 @@ def others(data: Dataset) -> dict[str, Measured]:
 
 def main() -> None:
     """Fit, measure, print a table, and with `--write` keep it in docs/results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("uci", type=Path)
     parser.add_argument("--sets", nargs="+", default=list(PANEL), choices=list(PANEL))
     parser.add_argument("--development", action="store_true", help="without the test rows")
-    parser.add_argument("--changes", type=json.loads, default={}, help="of the recipes, as JSON: to try defaults")
-    parser.add_argument("--without-others", action="store_true", help="fit no model of scikit-learn's")
-    parser.add_argument("--results", type=Path, help="a JSON file that results are kept in, and added to")
-    parser.add_argument("--write", action="store_true", help="write docs/results/panel.md and its plot")
+    parser.add_argument(
+        "--changes", type=json.loads, default={}, help="of the recipes, as JSON: to try defaults"
+    )
+    parser.add_argument(
+        "--without-others", action="store_true", help="fit no model of scikit-learn's"
+    )
+    parser.add_argument(
+        "--results", type=Path, help="a JSON file that results are kept in, and added to"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/results/panel.md and its plot"
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     results: dict[str, Any] = {}
@@ -236,8 +268,12 @@ def main() -> None:
     for name in options.sets:
         with tempfile.TemporaryDirectory() as folder:
             columns = PANEL[name].columns(options.uci)
-            write_csv(columns, Path(folder) / f"{name}.csv", PANEL[name].target, options.development)
-            ours, recipe, data, ranking = fitted(name, PANEL[name].target, Path(folder), options.changes)
+            write_csv(
+                columns, Path(folder) / f"{name}.csv", PANEL[name].target, options.development
+            )
+            ours, recipe, data, ranking = fitted(
+                name, PANEL[name].target, Path(folder), options.changes
+            )
         theirs = {} if options.without_others else others(data)
         results[name] = {
             "task": recipe.task,
@@ -248,7 +284,9 @@ def main() -> None:
             "ours": vars(ours),
             **{model: vars(measured) for model, measured in theirs.items()},
         }
-        shown = {model: (round(m.log_likelihood, 3), round(m.error, 4)) for model, m in theirs.items()}
+        shown = {
+            model: (round(m.log_likelihood, 3), round(m.error, 4)) for model, m in theirs.items()
+        }
         at = f"covered {ours.covered} of {len(data.test)}; {ours.seconds:.0f} s"
         print(f"{name}: {ours.log_likelihood:.3f} {ours.error:.4f}; {at}; {shown}", flush=True)
         if options.results is not None:
@@ -261,7 +299,8 @@ MODELS = ("linear", "forest", "boosting")
 
 
 def bounds(test: int, ranking: int) -> tuple[int, int]:
-    """Return the counts of covered rows that 99 of 100 fits end within, by the beta-binomial law."""
+    """Return the counts of covered rows that 99 of 100 fits end within, by the beta-binomial
+    law."""
     rank = int(np.ceil(COVERAGE * (ranking + 1)))
     if rank > ranking:
         return test, test
@@ -274,11 +313,19 @@ def write_page(results: dict[str, Any]) -> None:
     lines, wins = [], [0, 0]
     for name, found in results.items():
         ours = found["ours"]
-        best = max(found[model]["log_likelihood"] for model in MODELS), min(found[model]["error"] for model in MODELS)
+        best = (
+            max(found[model]["log_likelihood"] for model in MODELS),
+            min(found[model]["error"] for model in MODELS),
+        )
         is_better = ours["log_likelihood"] >= best[0], ours["error"] <= best[1]
         wins = [won + better for won, better in zip(wins, is_better, strict=True)]
         low, high = bounds(found["test"], found["ranking"])
-        cells = [f"{ours['log_likelihood']:.3f}", f"{best[0]:.3f}", f"{ours['error']:.4g}", f"{best[1]:.4g}"]
+        cells = [
+            f"{ours['log_likelihood']:.3f}",
+            f"{best[0]:.3f}",
+            f"{ours['error']:.4g}",
+            f"{best[1]:.4g}",
+        ]
         marks = ["**" if better else "" for better in is_better]
         cells[0], cells[2] = f"{marks[0]}{cells[0]}{marks[0]}", f"{marks[1]}{cells[2]}{marks[1]}"
         covered = f"{ours['covered'] / found['test']:.3f} ({low / found['test']:.3f} to {high / found['test']:.3f})"
@@ -289,14 +336,21 @@ def write_page(results: dict[str, Any]) -> None:
         "",
         " ".join(__doc__.split("\n\n")[1:3]).replace("\n", " "),
         "",
-        "Test rows: log-likelihood in nats a row, and the share of wrong labels or the RMSE; bold where at least as "
-        "good as the best of scikit-learn's three, each measure by itself the best of the three on these test rows: "
-        f"of {len(results)} sets {wins[0]} by log-likelihood and {wins[1]} by error. One split and one seed each. "
-        f"Sets and intervals of coverage {COVERAGE:g}: the share of test rows that they hold, and in brackets where "
-        "it ends in 99 of 100 fits if the promise is kept (beta-binomial; where the label alone covers more than was "
-        "asked for, the share is above). Seconds of processor time, from file to published version.",
+        "Test rows: log-likelihood in nats a row, and the share of wrong labels or the RMSE; bold "
+        "where at least as "
+        "good as the best of scikit-learn's three, each measure by itself the best of the three "
+        "on these test rows: "
+        f"of {len(results)} sets {wins[0]} by log-likelihood and {wins[1]} by error. One split "
+        "and one seed each. "
+        f"Sets and intervals of coverage {COVERAGE:g}: the share of test rows that they hold, and "
+        "in brackets where "
+        "it ends in 99 of 100 fits if the promise is kept (beta-binomial; where the label alone "
+        "covers more than was "
+        "asked for, the share is above). Seconds of processor time, from file to published "
+        "version.",
         "",
-        "| set | task | rows | log-likelihood | best of three | error | best of three | covered | seconds |",
+        "| set | task | rows | log-likelihood | best of three | error | best of three | covered | "
+        "seconds |",
         "|---|---|---|---|---|---|---|---|---|",
         *lines,
         "",
@@ -311,18 +365,27 @@ def plot(results: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     plt.switch_backend("Agg")
-    figure, axes = plt.subplots(1, 2, figsize=(11, 0.36 * len(results) + 1.6), layout="constrained", sharey=True)
+    figure, axes = plt.subplots(
+        1, 2, figsize=(11, 0.36 * len(results) + 1.6), layout="constrained", sharey=True
+    )
     names = list(results)
     for model, marker in zip(MODELS, "o^s", strict=True):
-        gain = [results[n]["ours"]["log_likelihood"] - results[n][model]["log_likelihood"] for n in names]
+        gain = [
+            results[n]["ours"]["log_likelihood"] - results[n][model]["log_likelihood"]
+            for n in names
+        ]
         ratio = [results[n]["ours"]["error"] / max(results[n][model]["error"], 1e-9) for n in names]
         axes[0].plot(np.clip(gain, -1, 1), range(len(names)), marker, label=model, fillstyle="none")
-        axes[1].plot(np.clip(ratio, 0.25, 4), range(len(names)), marker, label=model, fillstyle="none")
+        axes[1].plot(
+            np.clip(ratio, 0.25, 4), range(len(names)), marker, label=model, fillstyle="none"
+        )
     axes[0].axvline(0, color="0.6")
     axes[1].axvline(1, color="0.6")
     axes[1].set_xscale("log", base=2)
     axes[0].set_yticks(range(len(names)), names)
-    axes[0].set_xlabel("log-likelihood: ours less theirs, nats a row\n(right is better; clipped at 1)")
+    axes[0].set_xlabel(
+        "log-likelihood: ours less theirs, nats a row\n(right is better; clipped at 1)"
+    )
     axes[1].set_xlabel("error: ours over theirs\n(left is better; clipped at 4)")
     axes[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=110)

@@ -7,8 +7,8 @@
   (`benchmarks.peers.posterior` holds both);
 * onnxruntime alone, in process, on draws made ahead;
 * `POST /predict` over a kept-alive connection on loopback, the server in a process of its own: a burst of requests
-  after idle time, fewer than the draw sets that were made ahead; one client that never pauses, and so takes draws
-  faster than they are made; and a fifth of the rate that this client got.
+  after idle time, fewer than the draw sets that were made ahead; one client that never pauses, and
+  so takes draws faster than they are made; and a fifth of the rate that this client got.
 
 Times depend on the machine and on what else it does; ratios of one run are the result.
 """
@@ -45,7 +45,8 @@ RESULTS = ROOT / "docs" / "results"
 
 
 def seconds(work: Callable[[], object], times: int, interval_s: float = 0.0) -> list[float]:
-    """Return how long each call of `work` took; they begin `interval_s` apart, or as soon as they can."""
+    """Return how long each call of `work` took; they begin `interval_s` apart, or as soon as they
+    can."""
     taken = []
     for _ in range(times):
         begun = time.perf_counter()
@@ -56,7 +57,8 @@ def seconds(work: Callable[[], object], times: int, interval_s: float = 0.0) -> 
 
 
 class Client:
-    """A client that sends one request again and again, and spends next to no time of its own on it."""
+    """A client that sends one request again and again, and spends next to no time of its own on
+    it."""
 
     def __init__(self, port: int, body: bytes) -> None:
         self.port = port
@@ -95,7 +97,12 @@ def server(store: Path, **settings: str) -> Iterator[Running]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = {**os.environ, "DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_DEFAULT_MODEL": NAME}
+    environment = {
+        **os.environ,
+        "DUBITO_STORE": str(store),
+        "DUBITO_PORT": str(port),
+        "DUBITO_DEFAULT_MODEL": NAME,
+    }
     environment |= settings
     process = subprocess.Popen(
         [sys.executable, "-m", "service"], env=environment, cwd=ROOT, stderr=subprocess.DEVNULL
@@ -118,10 +125,16 @@ def server(store: Path, **settings: str) -> Iterator[Running]:
 
 def main() -> None:
     """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", type=Path, help="measure its model `mnist`; by default one of the same size")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--store", type=Path, help="measure its model `mnist`; by default one of the same size"
+    )
     parser.add_argument("--short", action="store_true", help="fewer rounds")
-    parser.add_argument("--write", action="store_true", help="write docs/results/predict.{json,md,png}")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/results/predict.{json,md,png}"
+    )
     options = parser.parse_args()
     rounds, calls = (3, 50) if options.short else (5, 150)
     with tempfile.TemporaryDirectory() as folder:
@@ -162,12 +175,20 @@ def measure(store: ModelStore, rounds: int, calls: int) -> dict[str, object]:
         ways: dict[str, Callable[[], list[float]]] = {
             "textbook loop, torch": lambda: seconds(lambda: reference.textbook(x), 3),
             "batched, torch": lambda: seconds(lambda: reference.batched(x), 20),
-            "network alone, onnxruntime": lambda: seconds(lambda: served.runtime.run(row, theta[:, None]), calls),
-            "a draw set's noise": lambda: seconds(lambda: standard_normal(0, 0, DRAWS, eps.shape[1]), 20),
-            "a draw set's sampler, onnxruntime": lambda: seconds(lambda: served.runtime.sample(eps), 20),
+            "network alone, onnxruntime": lambda: seconds(
+                lambda: served.runtime.run(row, theta[:, None]), calls
+            ),
+            "a draw set's noise": lambda: seconds(
+                lambda: standard_normal(0, 0, DRAWS, eps.shape[1]), 20
+            ),
+            "a draw set's sampler, onnxruntime": lambda: seconds(
+                lambda: served.runtime.sample(eps), 20
+            ),
             f"HTTP, bursts of {BURST}": burst,
             "HTTP, no pauses": lambda: fresh(lambda: seconds(request, calls)),
-            "HTTP, a fifth of capacity": lambda: fresh(lambda: seconds(request, calls, interval_s=5.0 * busy_s())),
+            "HTTP, a fifth of capacity": lambda: fresh(
+                lambda: seconds(request, calls, interval_s=5.0 * busy_s())
+            ),
         }
         times: dict[str, list[float]] = {name: [] for name in ways}
 
@@ -179,7 +200,12 @@ def measure(store: ModelStore, rounds: int, calls: int) -> dict[str, object]:
         for _ in range(rounds):
             for name, way in ways.items():
                 times[name].append(statistics.median(way()))
-    return {"seconds": times, "rounds": rounds, "cores": os.cpu_count(), "machine": platform.machine()}
+    return {
+        "seconds": times,
+        "rounds": rounds,
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+    }
 
 
 def table(result: dict[str, object]) -> str:
@@ -190,8 +216,10 @@ def table(result: dict[str, object]) -> str:
     lines = [
         "# One row, 100 fresh draws, 784-800-800-10, RealNVP 4",
         "",
-        f"`python -m benchmarks.predict --write`; {result['rounds']} rounds, {result['cores']} cores.",
-        "A ratio is the loop's fastest round over that way's rounds, so what disturbs the loop does not help us.",
+        f"`python -m benchmarks.predict --write`; {result['rounds']} rounds, {result['cores']} "
+        "cores.",
+        "A ratio is the loop's fastest round over that way's rounds, so what disturbs the loop "
+        "does not help us.",
         "",
         "| way | ms, median of rounds (least - most) | times faster than the loop (least - most) |",
         "|---|---|---|",

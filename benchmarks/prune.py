@@ -1,11 +1,13 @@
-"""A Bayes by Backprop model with shares of its weights removed: bytes, accuracy and time of each, in one run.
+"""A Bayes by Backprop model with shares of its weights removed: bytes, accuracy and time of each,
+in one run.
 
-    python -m benchmarks.prune NAME[:VERSION] [--data SRC] [--fractions 0 0.5 0.75 0.95 0.98] [--write]
+    python -m benchmarks.prune NAME[:VERSION] [--data SRC] [--fractions 0 0.5 0.75 0.95 0.98]
+    [--write]
 
-NAME is a published version of `bbb-gaussian` or `bbb-mixture`; each share is pruned, calibrated and measured as
-`python -m training prune` does, in a temporary store. Times are of a request of one row under fresh draws, in
-process, the whole model's taken in turns with the pruned one's. With `--write` the table and a plot go to
-docs/results/prune-NAME.{md,png}.
+NAME is a published version of `bbb-gaussian` or `bbb-mixture`; each share is pruned, calibrated and
+measured as `python -m training prune` does, in a temporary store. Times are of a request of one row
+under fresh draws, in process, the whole model's taken in turns with the pruned one's. With
+`--write` the table and a plot go to docs/results/prune-NAME.{md,png}.
 """
 
 import shutil
@@ -18,7 +20,7 @@ import numpy as np
 from benchmarks.options import RESULTS, data_root, parser_of
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import ModelStore
-from training.nn.pruning import is_weight, signal_to_noise
+from training.networks.pruning import is_weight, signal_to_noise
 from training.publishing.prune import prune_version
 from training.versions import fitted_data, open_parent
 
@@ -28,17 +30,21 @@ FRACTIONS = [0.0, 0.5, 0.75, 0.95, 0.98]
 def table(whole: Manifest, pruned: list[Manifest]) -> str:
     """Return the figures as Markdown."""
     lines = [
-        "| removed | weights left | bytes | of the whole | ms | of the whole | test error | log-likelihood |",
+        "| removed | weights left | bytes | of the whole | ms | of the whole | test error | "
+        "log-likelihood |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    sizes = sum(spec.size for file, spec in whole.files.items() if file != "calibration.safetensors")
+    sizes = sum(
+        spec.size for file, spec in whole.files.items() if file != "calibration.safetensors"
+    )
     lines.append(f"| not pruned | | {sizes:,} | | | | {_quality(whole)} |")
     for manifest in pruned:
         facts = manifest.training["pruned"]
         lines.append(
             f"| {100 * facts['fraction']:g} % | {facts['kept_weights']:,} of {facts['weights']:,} "
             f"| {facts['bytes']:,} | {100 * facts['bytes'] / facts['parent_bytes']:.0f} % "
-            f"| {facts['request_ms']:.4g} | {100 * facts['request_ms'] / facts['parent_request_ms']:.0f} % "
+            f"| {facts['request_ms']:.4g} | "
+            f"{100 * facts['request_ms'] / facts['parent_request_ms']:.0f} % "
             f"| {_quality(manifest)} |"
         )
     return "\n".join(lines)
@@ -55,15 +61,25 @@ def plot(ratio: np.ndarray, pruned: list[Manifest], path: Path, title: str) -> N
     facts = [manifest.training["pruned"] for manifest in pruned]
     removed = [100 * fact["fraction"] for fact in facts]
     plt.switch_backend("Agg")
-    figure, (density, cumulative, error, share) = plt.subplots(1, 4, figsize=(16, 3.4), layout="constrained")
+    figure, (density, cumulative, error, share) = plt.subplots(
+        1, 4, figsize=(16, 3.4), layout="constrained"
+    )
     density.hist(decibels, bins=200, density=True, histtype="stepfilled")
     cumulative.plot(np.sort(decibels), np.arange(1, len(decibels) + 1) / len(decibels))
     for axis, label in ((density, "density"), (cumulative, "CDF")):
-        axis.set(xlabel="20 log10 |mu| / sigma (dB)", ylabel=label, xlim=np.quantile(decibels, [0.001, 1.0]))
-    error.plot(removed, [100 * (1 - manifest.quality["test_accuracy"]) for manifest in pruned], "o-")
+        axis.set(
+            xlabel="20 log10 |mu| / sigma (dB)",
+            ylabel=label,
+            xlim=np.quantile(decibels, [0.001, 1.0]),
+        )
+    error.plot(
+        removed, [100 * (1 - manifest.quality["test_accuracy"]) for manifest in pruned], "o-"
+    )
     error.set(xlabel="weights removed (%)", ylabel="test error (%)")
     for key, label in (("bytes", "bytes"), ("request_ms", "ms a request")):
-        share.plot(removed, [fact[key] / fact[f"parent_{key}"] for fact in facts], "o-", label=label)
+        share.plot(
+            removed, [fact[key] / fact[f"parent_{key}"] for fact in facts], "o-", label=label
+        )
     share.set(xlabel="weights removed (%)", ylabel="of the whole model", yscale="log")
     share.legend()
     for axis in (density, cumulative, error, share):
@@ -100,10 +116,14 @@ def main() -> None:
         [
             f"# `{name}` with its weights of lowest |mu| / sigma removed",
             "",
-            f"`python -m training fit recipes/{name}.toml`, then `python -m benchmarks.prune {name}{given} --write`.",
-            f"{parent.manifest.noise.default_draws} draws, {len(data.test):,} test rows, one seed. Bytes are both "
-            "graphs' and the weights' file's. Milliseconds are a request's: one row under fresh draws, in process; "
-            "the whole model's were taken in turns with them. Weights left are fewer than the share says where units "
+            f"`python -m training fit recipes/{name}.toml`, then `python -m benchmarks.prune "
+            f"{name}{given} --write`.",
+            f"{parent.manifest.noise.default_draws} draws, {len(data.test):,} test rows, one "
+            "seed. Bytes are both "
+            "graphs' and the weights' file's. Milliseconds are a request's: one row under fresh "
+            "draws, in process; "
+            "the whole model's were taken in turns with them. Weights left are fewer than the "
+            "share says where units "
             "that lead nowhere were left out too.",
             "",
             table(parent.manifest, pruned),

@@ -1,7 +1,9 @@
-"""Measured quality over seeds: `for s in 0 1 2; do python -m training fit RECIPE --seed $s; done`, then this.
+"""Measured quality over seeds: `for s in 0 1 2; do python -m training fit RECIPE --seed $s; done`,
+then this.
 
-`python -m benchmarks.quality NAME [--write]` reads the manifests of all versions of a model and tabulates what each
-measured when it was published, with mean and standard deviation over versions of the same recipe but for the seed.
+`python -m benchmarks.quality NAME [--write]` reads the manifests of all versions of a model and
+tabulates what each measured when it was published, with mean and standard deviation over versions
+of the same recipe but for the seed.
 """
 
 import statistics
@@ -15,13 +17,16 @@ from model_store.artifacts.store import ModelStore
 
 
 def comparable(manifests: list[Manifest]) -> list[Manifest]:
-    """Return the versions of the newest one's recipe, whatever their seeds, the newest of each seed."""
+    """Return the versions of the newest one's recipe, whatever their seeds, the newest of each
+    seed."""
 
     def apart_from_seed(manifest: Manifest) -> dict[str, object]:
         return {**manifest.training["recipe"], "seed": None}
 
     by_seed = {
-        m.training["recipe"]["seed"]: m for m in manifests if apart_from_seed(m) == apart_from_seed(manifests[-1])
+        m.training["recipe"]["seed"]: m
+        for m in manifests
+        if apart_from_seed(m) == apart_from_seed(manifests[-1])
     }
     return [by_seed[seed] for seed in sorted(by_seed)]
 
@@ -31,7 +36,9 @@ def main() -> None:
     parser = parser_of(__doc__, "quality-NAME.{md,png}")
     options = parser.parse_args()
     store = ModelStore(options.store)
-    manifests = comparable([store.manifest(options.name, version) for version in store.versions(options.name)])
+    manifests = comparable(
+        [store.manifest(options.name, version) for version in store.versions(options.name)]
+    )
     seeds = [m.training["recipe"]["seed"] for m in manifests]
     rows = {key: [m.quality[key] for m in manifests] for key in manifests[0].quality}
     rows["training seconds"] = [m.training["seconds"] for m in manifests]
@@ -40,10 +47,13 @@ def main() -> None:
     lines = [
         f"# Quality of `recipes/{options.name}.toml` over seeds",
         "",
-        f"`for s in {seed_list}; do python -m training fit recipes/{options.name}.toml --seed $s; done`",
+        f"`for s in {seed_list}; do python -m training fit recipes/{options.name}.toml --seed $s; "
+        "done`",
         f"then `python -m benchmarks.quality {options.name} --write`.",
-        f"{first.training['parameters']:,} parameters, {first.training['rows']['train']:,} training rows, "
-        f"{first.training['rows']['test']:,} test rows, {first.noise.default_draws} draws. The seed decides the "
+        f"{first.training['parameters']:,} parameters, {first.training['rows']['train']:,} "
+        "training rows, "
+        f"{first.training['rows']['test']:,} test rows, {first.noise.default_draws} draws. The "
+        "seed decides the "
         "split, the initial values, the order of rows and the noise.",
         "",
         f"| | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | std |",
@@ -67,7 +77,9 @@ def plot(rows: dict[str, list[float]], seeds: list[int], path: Path, title: str)
         "test accuracy (%)": [100 * value for value in rows["test_accuracy"]],
         "test log-likelihood (nats)": rows["test_log_likelihood"],
         "flagged at fpr .05, test rows (%)": [100 * value for value in rows["flag_rate_at_05"]],
-        "flagged at fpr .05, uniform noise (%)": [100 * value for value in rows["uniform_noise_flagged_at_05"]],
+        "flagged at fpr .05, uniform noise (%)": [
+            100 * value for value in rows["uniform_noise_flagged_at_05"]
+        ],
     }
     plt.switch_backend("Agg")
     figure, axes = plt.subplots(1, len(panels), figsize=(13, 2.8), layout="constrained")

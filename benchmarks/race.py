@@ -1,8 +1,9 @@
-"""Races: whether they find the rows that all draws of all rows find, and in what share of draws and time.
+"""Races: whether they find the rows that all draws of all rows find, and in what share of draws and
+time.
 
-`python -m benchmarks.race NAME [--rows 4000] [--seeds 100] [--k 10] [--race 0.05] [--write]` ranks the model's own
-test rows by BALD under 100 draws of each seed, with a race and without, in turns, in parts as the service does. Times
-are of arithmetic alone; ratios of a seed count.
+`python -m benchmarks.race NAME [--rows 4000] [--seeds 100] [--k 10] [--race 0.05] [--write]` ranks
+the model's own test rows by BALD under 100 draws of each seed, with a race and without, in turns,
+in parts as the service does. Times are of arithmetic alone; ratios of a seed count.
 """
 
 import argparse
@@ -33,7 +34,9 @@ def main() -> None:
     options = parser.parse_args()
     model = opened(options)
     x = unseen_rows(model).x[: options.rows]
-    found = np.array([raced(model, x, seed, options.k, options.race) for seed in range(options.seeds)])
+    found = np.array(
+        [raced(model, x, seed, options.k, options.race) for seed in range(options.seeds)]
+    )
     text = page(options, len(x), found)
     print(text)
     if options.write:
@@ -41,8 +44,11 @@ def main() -> None:
         plot(found, RESULTS / f"race-{options.name}.png")
 
 
-def raced(model: Model, x: Float32[np.ndarray, "N I"], seed: int, k: int, probability: float) -> list[float]:
-    """Return whether a race found the k rows that all draws find, its share of draws, of time, and of finalists."""
+def raced(
+    model: Model, x: Float32[np.ndarray, "N I"], seed: int, k: int, probability: float
+) -> list[float]:
+    """Return whether a race found the k rows that all draws find, its share of draws, of time, and
+    of finalists."""
     begun = time.perf_counter()
     full = in_parts(model, x, seed, DRAWS)[0]
     between = time.perf_counter()
@@ -59,11 +65,20 @@ def raced(model: Model, x: Float32[np.ndarray, "N I"], seed: int, k: int, probab
     seconds = time.perf_counter() - between
     known = result.scores > LOST
     assert np.array_equal(result.scores[known], full[known])
-    is_same = set(np.argsort(-full, kind="stable")[:k]) == set(np.argsort(-result.scores, kind="stable")[:k])
-    return [is_same, draws / (len(x) * DRAWS), seconds / (between - begun), result.finalists / len(x)]
+    is_same = set(np.argsort(-full, kind="stable")[:k]) == set(
+        np.argsort(-result.scores, kind="stable")[:k]
+    )
+    return [
+        is_same,
+        draws / (len(x) * DRAWS),
+        seconds / (between - begun),
+        result.finalists / len(x),
+    ]
 
 
-def in_parts(model: Model, x: Float32[np.ndarray, "N I"], seed: int, num_draws: int) -> tuple[np.ndarray, np.ndarray]:
+def in_parts(
+    model: Model, x: Float32[np.ndarray, "N I"], seed: int, num_draws: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows' scores, and their standard errors unless these are all draws."""
     draws, most = model.runtime.draw_set(seed, num_draws), part_rows(model, num_draws)
     score: Callable[..., object] = pool_scores if num_draws == DRAWS else race_scores
@@ -84,13 +99,17 @@ def page(options: argparse.Namespace, rows: int, found: np.ndarray) -> str:
         [
             f"# Races on {options.name}'s unseen rows",
             "",
-            f"`python -m benchmarks.race {options.name} --rows {rows} --seeds {len(found)} --k {options.k} "
-            f"--race {options.race:g} --write`: {rows:,} rows, {DRAWS} draws, {ACQUISITION}; median over seeds "
+            f"`python -m benchmarks.race {options.name} --rows {rows} --seeds {len(found)} --k "
+            f"{options.k} "
+            f"--race {options.race:g} --write`: {rows:,} rows, {DRAWS} draws, {ACQUISITION}; "
+            "median over seeds "
             "(least - most).",
             "",
-            "| same rows as all draws find | share of the draws | share of the time | rows that took all draws |",
+            "| same rows as all draws find | share of the draws | share of the time | rows that "
+            "took all draws |",
             "|---|---|---|---|",
-            f"| {int(same.sum())} of {len(same)} seeds | {spread(draws)} | {spread(seconds)} | {spread(finalists)} |",
+            f"| {int(same.sum())} of {len(same)} seeds | {spread(draws)} | {spread(seconds)} | "
+            f"{spread(finalists)} |",
             "",
             f"![share of draws and time by seed](race-{options.name}.png)",
             "",

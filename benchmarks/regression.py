@@ -1,8 +1,10 @@
-"""scikit-learn's logistic regression on what a version's encoder says, beside the version itself, on the same rows.
+"""scikit-learn's logistic regression on what a version's encoder says, beside the version itself,
+on the same rows.
 
-`python -m benchmarks.regression NAME [--each]`, with the environment of the fit (DUBITO_STORE, DUBITO_DATA,
-DUBITO_RUNS): C is chosen by the log-likelihood of the validation rows. Numbers are divided by one deviation, or with
-`--each` each by its own. The version's figures are those of its manifest, of 100 draws.
+`python -m benchmarks.regression NAME [--each]`, with the environment of the fit (DUBITO_STORE,
+DUBITO_DATA, DUBITO_RUNS): C is chosen by the log-likelihood of the validation rows. Numbers are
+divided by one deviation, or with `--each` each by its own. The version's figures are those of its
+manifest, of 100 draws.
 """
 
 import argparse
@@ -24,7 +26,9 @@ ITERATIONS = 500
 
 def main() -> None:
     """Fit for every C, and print both versions' figures on the test rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", metavar="NAME[:VERSION]")
     parser.add_argument("--each", action="store_true", help="standardise each number by itself")
     options = parser.parse_args()
@@ -43,14 +47,19 @@ def main() -> None:
     found = []
     for strength in STRENGTHS:
         model = LogisticRegression(C=strength, max_iter=ITERATIONS).fit(train, splits.train.y)
-        found.append((figures(model, validation, splits.validation.y)["log_likelihood"], strength, model))
+        found.append(
+            (figures(model, validation, splits.validation.y)["log_likelihood"], strength, model)
+        )
         print(f"C = {strength:g}: validation log-likelihood {found[-1][0]:.4f}")
     _, strength, model = max(found, key=lambda one: one[0])
     print(f"logistic regression, C = {strength:g}:", figures(model, test, splits.test.y))
     quality = parent.manifest.quality
     print(
         f"{parent.label}:",
-        {name: round(quality[f"test_{name}"], 4) for name in ("accuracy", "log_likelihood", "brier")},
+        {
+            name: round(quality[f"test_{name}"], 4)
+            for name in ("accuracy", "log_likelihood", "brier")
+        },
     )
 
 

@@ -2,10 +2,11 @@
 
     python -m benchmarks.request_cost [--store DIR] [--write]
 
-sends one-row JSON requests on 64 connections, each as soon as the one before was answered, and then requests of 640
-rows with npz answers, to one worker; in rounds, so that both see the same machine. It divides the processor
-milliseconds of the server for a one-row request by those for a row of the large ones. The client's time does not
-count, nor does waiting; other work on the processors counts only as far as it empties their caches.
+sends one-row JSON requests on 64 connections, each as soon as the one before was answered, and then
+requests of 640 rows with npz answers, to one worker; in rounds, so that both see the same machine.
+It divides the processor milliseconds of the server for a one-row request by those for a row of the
+large ones. The client's time does not count, nor does waiting; other work on the processors counts
+only as far as it empties their caches.
 """
 
 import argparse
@@ -60,7 +61,8 @@ def ask_large(port: int, body: bytes, requests: int) -> None:
 
 
 def measure(store: ModelStore, rounds: int, seconds: float) -> list[tuple[float, float, float]]:
-    """Return for each round milliseconds of a one-row request and of a row of a large one, and requests a second."""
+    """Return for each round milliseconds of a one-row request and of a row of a large one, and
+    requests a second."""
     generator = np.random.default_rng(0)
     row = generator.integers(0, 256, 784).tolist()
     one = post("/predict", orjson.dumps({"inputs": [row]}))
@@ -89,8 +91,10 @@ def table(measured: list[tuple[float, float, float]]) -> str:
     lines = [
         "# A request's processor time",
         "",
-        "`python -m benchmarks.request_cost --write`: one worker, a model of MNIST's size (int8, 100 draws). The "
-        f"server's processor milliseconds for a one-row JSON request on {CONNECTIONS} connections, and for a row in "
+        "`python -m benchmarks.request_cost --write`: one worker, a model of MNIST's size (int8, "
+        "100 draws). The "
+        f"server's processor milliseconds for a one-row JSON request on {CONNECTIONS} "
+        "connections, and for a row in "
         f"requests of {ROWS} rows with npz answers.",
         "",
         "| round | a request, ms | a row, ms | ratio | requests/s |",
@@ -107,8 +111,12 @@ def table(measured: list[tuple[float, float, float]]) -> str:
 
 def main() -> None:
     """Measure, print a table, and with `--write` keep it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", type=Path, help="measure its model `mnist`; by default one of the same size")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--store", type=Path, help="measure its model `mnist`; by default one of the same size"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=4.0, help="of one-row requests in a round")
     parser.add_argument("--write", action="store_true", help="write docs/results/request-cost.md")

@@ -1,7 +1,8 @@
 """How fits went, epoch by epoch, from the `metrics.jsonl` that each run keeps.
 
-`python -m benchmarks.runs FOLDER ... [--write]` draws, of classifications, the bound that is minimised, the error of
-the validation rows and the spread of theta (geometric mean of its standard deviations), and prints where each ended.
+`python -m benchmarks.runs FOLDER ... [--write]` draws, of classifications, the bound that is
+minimised, the error of the validation rows and the spread of theta (geometric mean of its standard
+deviations), and prints where each ended.
 """
 
 import argparse
@@ -18,16 +19,24 @@ ID_CHARACTERS = 13  # that a run's folder has behind the recipe's name
 
 
 def main() -> None:
-    """Print a line for each run, and with `--write` draw them in docs/results/convergence-runs.png."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Print a line for each run, and with `--write` draw them in
+    docs/results/convergence-runs.png."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--write", action="store_true", help="write docs/results/convergence-runs.png")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/results/convergence-runs.png"
+    )
     options = parser.parse_args()
     runs = {folder.name[:-ID_CHARACTERS]: history(folder) for folder in options.folders}
     for name, epochs in runs.items():
         last = epochs[-1]
         error = 100.0 * (1.0 - last["validation_accuracy"])
-        print(f"{name}: {len(epochs)} epochs, bound {last['objective']:.4f}, validation error {error:.2f} %")
+        print(
+            f"{name}: {len(epochs)} epochs, bound {last['objective']:.4f}, validation error "
+            f"{error:.2f} %"
+        )
     if options.write:
         plot(runs, RESULTS / "convergence-runs.png")
 

@@ -1,9 +1,10 @@
 """Whether Monte Carlo standard errors are the deviation of scores among seeds.
 
-`python -m benchmarks.standard_errors NAME [--write]` scores a published version's test rows under each of `--seeds`
-seeds. A row's ratio is the root mean square of the standard errors that it is told, over the deviation of its score
-among seeds. Rows that are all but certain have scores of float32 rounding: those whose score deviates by less than
-`LEAST` are left out. Draws' tails are long, so the mean error is given too: it is less.
+`python -m benchmarks.standard_errors NAME [--write]` scores a published version's test rows under
+each of `--seeds` seeds. A row's ratio is the root mean square of the standard errors that it is
+told, over the deviation of its score among seeds. Rows that are all but certain have scores of
+float32 rounding: those whose score deviates by less than `LEAST` are left out. Draws' tails are
+long, so the mean error is given too: it is less.
 
 A time is that of a request in process: draws, network, detectors and p-values.
 """
@@ -35,7 +36,9 @@ def scored(
     for number in range(seeds):
         draws = model.runtime.draw_set(draw_seed(seed + num_draws, number), num_draws)
         outputs, _ = model.runtime.run_set(x.astype(np.float32), draws)
-        parts.append(PREDICTIVES[model.manifest.task].scores(PREDICTIVES[model.manifest.task].sums(outputs)))
+        parts.append(
+            PREDICTIVES[model.manifest.task].scores(PREDICTIVES[model.manifest.task].sums(outputs))
+        )
     found = {}
     for name in parts[0].error_names:
         errors = [(part.standard_error or {}).get(name) for part in parts]
@@ -44,8 +47,11 @@ def scored(
     return found
 
 
-def times(model: Model, x: Float64[np.ndarray, "N I"], num_draws: int) -> tuple[float, float, float]:
-    """Return the median milliseconds of a request, of scores without standard errors and with, taken in turn."""
+def times(
+    model: Model, x: Float64[np.ndarray, "N I"], num_draws: int
+) -> tuple[float, float, float]:
+    """Return the median milliseconds of a request, of scores without standard errors and with,
+    taken in turn."""
     rows, task = x.astype(np.float32), model.manifest.task
     taken = []
     for number in range(ROUNDS):
@@ -73,14 +79,18 @@ def main() -> None:
     model = opened(options)
     x = splits_of(model).test.x[: options.rows]
     lines = [
-        f"# Standard errors against the deviation among seeds: {options.name} version {model.manifest.version}",
+        f"# Standard errors against the deviation among seeds: {options.name} version "
+        f"{model.manifest.version}",
         "",
-        f"`python -m benchmarks.standard_errors {options.name} --seeds {options.seeds} --rows {options.rows} --seed "
+        f"`python -m benchmarks.standard_errors {options.name} --seeds {options.seeds} --rows "
+        f"{options.rows} --seed "
         f"{options.seed}`:",
-        f"{len(x)} test rows. A row's ratio is the root mean square of its standard errors over the deviation of its",
+        f"{len(x)} test rows. A row's ratio is the root mean square of its standard errors over "
+        "the deviation of its",
         f"score among seeds; rows that deviate by less than {LEAST:g} are left out.",
         "",
-        "| score | draws | rows | median ratio | first and last tenth of rows | mean error in its place, median |",
+        "| score | draws | rows | median ratio | first and last tenth of rows | mean error in its "
+        "place, median |",
         "|---|---|---|---|---|---|",
     ]
     ratios: dict[str, dict[int, np.ndarray]] = {}
@@ -102,17 +112,27 @@ def main() -> None:
                 f"| {name} | {num_draws} | {varies.sum()} | {median:.2f} | {low:.2f} - {high:.2f} "
                 f"| {np.median(mean):.2f} |"
             )
-    medians = {name: {draws: float(values[1]) for draws, values in found.items()} for name, found in ratios.items()}
-    head, rows = lines[:HEAD], sorted(lines[HEAD:], key=lambda line: names.index(line.split(" | ")[0][2:]))
+    medians = {
+        name: {draws: float(values[1]) for draws, values in found.items()}
+        for name, found in ratios.items()
+    }
+    head, rows = (
+        lines[:HEAD],
+        sorted(lines[HEAD:], key=lambda line: names.index(line.split(" | ")[0][2:])),
+    )
     lines = [*head[:BLANK], summary(medians), *head[BLANK:], *rows, "", "## Time", ""]
     lines += [
-        "| rows | draws | request in process, ms | scores, ms | with standard errors, ms | share of the request |",
+        "| rows | draws | request in process, ms | scores, ms | with standard errors, ms | share "
+        "of the request |",
         "|---|---|---|---|---|---|",
     ]
     for num_rows, num_draws in ((1, 100), (20, 100)):
         request, without, both = times(model, x[:num_rows], num_draws)
         share = (both - without) / request
-        lines.append(f"| {num_rows} | {num_draws} | {request:.3f} | {without:.3f} | {both:.3f} | {share:.3f} |")
+        lines.append(
+            f"| {num_rows} | {num_draws} | {request:.3f} | {without:.3f} | {both:.3f} | "
+            f"{share:.3f} |"
+        )
     text = "\n".join(lines) + "\n"
     print(text)
     if options.write:
@@ -131,12 +151,16 @@ def summary(medians: dict[str, dict[int, float]]) -> str:
             later = [draws for draws in by_draws if draws > max(off, default=0)]
             said.append(f"{min(later)}" if later else "none")
         parts.append(f"{name} {said[0]} and {said[1]}")
-    return f"Draws from which on the median is within 10 % and within 20 % of 1: {', '.join(parts)}."
+    return (
+        f"Draws from which on the median is within 10 % and within 20 % of 1: {', '.join(parts)}."
+    )
 
 
 def plot(ratios: dict[str, dict[int, np.ndarray]]) -> plt.Figure:
     """Plot each score's median ratio by number of draws, with the first and last tenth of rows."""
-    figure, axes = plt.subplots(1, len(ratios), figsize=(3.2 * len(ratios), 3.2), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(
+        1, len(ratios), figsize=(3.2 * len(ratios), 3.2), sharey=True, layout="constrained"
+    )
     for axis, (name, by_draws) in zip(axes, ratios.items(), strict=True):
         low, median, high = np.array(list(by_draws.values())).T
         axis.axhspan(*SHOWN, color="0.9")

@@ -1,12 +1,15 @@
-"""Start-up and memory of the service: time until it is ready, what it then takes, and what a version adds.
+"""Start-up and memory of the service: time until it is ready, what it then takes, and what a
+version adds.
 
-    python -m benchmarks.startup [--store DIR --model NAME] [--repeats 5] [--requests 1000] [--write]
+    python -m benchmarks.startup [--store DIR --model NAME] [--repeats 5] [--requests 1000]
+    [--write]
 
-Starts `python -m service` as users do, in one process, and asks `/health/ready` every 10 ms until it answers 200.
-Then come requests of one row under fresh draws, one after the other. Resident memory (VmRSS) counts pages shared with
-other processes in full, PSS by their share. Then further versions of the same files are asked for, to compare what
-each adds with the estimate that the memory bound works with, and to see what a bound gives back. With `--write` the
-page goes to docs/results/startup.md. Times depend on what else the machine does; processor seconds less so.
+Starts `python -m service` as users do, in one process, and asks `/health/ready` every 10 ms until
+it answers 200. Then come requests of one row under fresh draws, one after the other. Resident
+memory (VmRSS) counts pages shared with other processes in full, PSS by their share. Then further
+versions of the same files are asked for, to compare what each adds with the estimate that the
+memory bound works with, and to see what a bound gives back. With `--write` the page goes to
+docs/results/startup.md. Times depend on what else the machine does; processor seconds less so.
 """
 
 import argparse
@@ -56,7 +59,9 @@ class Started:
     def memory(self) -> tuple[float, float]:
         """Return resident and proportional memory, in MB."""
         text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
-        resident, proportional = (re.search(rf"^{kind}:\s+(\d+) kB", text, re.M) for kind in ("Rss", "Pss"))
+        resident, proportional = (
+            re.search(rf"^{kind}:\s+(\d+) kB", text, re.M) for kind in ("Rss", "Pss")
+        )
         assert resident is not None
         assert proportional is not None
         return int(resident[1]) * 1024 / 1e6, int(proportional[1]) * 1024 / 1e6
@@ -74,7 +79,12 @@ def started(store: Path, **settings: str) -> Iterator[Started]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DUBITO_")}
-    given = {"DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_NOTICE_S": "0", **settings}
+    given = {
+        "DUBITO_STORE": str(store),
+        "DUBITO_PORT": str(port),
+        "DUBITO_NOTICE_S": "0",
+        **settings,
+    }
     begun = time.perf_counter()
     command = [sys.executable, "-m", "service"]
     process = subprocess.Popen(command, env=kept | given, cwd=ROOT, stderr=subprocess.DEVNULL)
@@ -111,9 +121,14 @@ def starts(store: ModelStore, model: str, repeats: int, requests: int) -> str:
     figures: dict[str, list[float]] = {}
     for _ in range(repeats):
         with started(store.root) as service:
-            measured = {"seconds until ready": service.seconds, "processor seconds": service.processor_seconds()}
+            measured = {
+                "seconds until ready": service.seconds,
+                "processor seconds": service.processor_seconds(),
+            }
             time.sleep(3)  # until the first draws are made
-            measured["VmRSS after the start, MB"], measured["PSS after the start, MB"] = service.memory()
+            measured["VmRSS after the start, MB"], measured["PSS after the start, MB"] = (
+                service.memory()
+            )
             for _ in range(requests):
                 service.ask("POST", "/predict", request)
             after = f"after {requests:,} requests, MB"
@@ -124,7 +139,9 @@ def starts(store: ModelStore, model: str, repeats: int, requests: int) -> str:
     for name, values in figures.items():
         numbers = (statistics.median(values), min(values), max(values))
         lines.append(
-            f"| {name} | " + " | ".join(f"{n:.2f}" if "seconds" in name else f"{n:.0f}" for n in numbers) + " |"
+            f"| {name} | "
+            + " | ".join(f"{n:.2f}" if "seconds" in name else f"{n:.0f}" for n in numbers)
+            + " |"
         )
     return "\n".join(lines)
 
@@ -134,13 +151,20 @@ def versions(store: ModelStore, model: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         copy = ModelStore(Path(folder) / "models")
         first = store.open(model, store.resolve(model))
-        description = Description(**{name: getattr(first.manifest, name) for name in Description.model_fields})
+        description = Description(
+            **{name: getattr(first.manifest, name) for name in Description.model_fields}
+        )
         for number in range(VERSIONS + 1):
             copy.publish(model, description, {file: first.files[file] for file in FILES})
-            copy.set_alias(model, f"a{number}", str(number + 1))  # so that draws are kept ready for each
+            copy.set_alias(
+                model, f"a{number}", str(number + 1)
+            )  # so that draws are kept ready for each
         copy.set_alias(model, "latest", "1")
         with started(copy.root) as service:
-            estimate = next(iter(json.loads(service.ask("GET", f"/models/{model}"))["in_memory"].values())) / 1e6
+            estimate = (
+                next(iter(json.loads(service.ask("GET", f"/models/{model}"))["in_memory"].values()))
+                / 1e6
+            )
         request = json.loads(row_of(copy, model))
         bound = str(int(1.5e6 * estimate))
         grown = _resident(copy, request, DUBITO_MAX_MODEL_BYTES=str(1 << 40))
@@ -170,8 +194,14 @@ def _resident(store: ModelStore, request: dict[str, object], **settings: str) ->
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", type=Path, help="default: a new one with an untrained model of recipes/mnist.toml")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--store",
+        type=Path,
+        help="default: a new one with an untrained model of recipes/mnist.toml",
+    )
     parser.add_argument("--model", default=NAME)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--requests", type=int, default=1000)
@@ -183,8 +213,10 @@ def main() -> None:
             publish_untrained(store)
         manifest = store.manifest(options.model, store.resolve(options.model))
         text = (
-            f"# Start-up and memory\n\n`python -m benchmarks.startup --write --store DIR --model {options.model}`, "
-            f"{options.repeats} repeats, one process, {available_processors()} processors shared with others.\n"
+            "# Start-up and memory\n\n`python -m benchmarks.startup --write --store DIR --model "
+            f"{options.model}`, "
+            f"{options.repeats} repeats, one process, {available_processors()} processors shared "
+            "with others.\n"
             f"The model's method is {manifest.method}, its precision {manifest.precision}.\n\n"
             f"{starts(store, options.model, options.repeats, options.requests)}\n\n"
             f"## What a version adds\n\n{versions(store, options.model)}\n"

@@ -1,9 +1,11 @@
-"""A training step of each method beside a deterministic network's with the same optimiser, in one run.
+"""A training step of each method beside a deterministic network's with the same optimiser, in one
+run.
 
     python -m benchmarks.steps [--repeats 7] [--steps 10]
 
-784-800-800-10, 128 rows, two threads at most, Adam (fused), gradients clipped; each figure is the median over
-repeats of a method's time divided by the deterministic network's right after it. Prints a Markdown table.
+784-800-800-10, 128 rows, two threads at most, Adam (fused), gradients clipped; each figure is the
+median over repeats of a method's time divided by the deterministic network's right after it. Prints
+a Markdown table.
 """
 
 import argparse
@@ -17,16 +19,18 @@ import torch
 from training.fitting.memory import keep_freed_memory
 from training.fitting.objectives import alpha_objective
 from training.fitting.steps import adam, clip_gradient
-from training.nn.architectures import mlp
-from training.nn.model import build, initialise
-from training.nn.posteriors import step_noise
+from training.networks.architectures import mlp
+from training.networks.model import build, initialise
+from training.posteriors import step_noise
 from training.recipe import POSTERIORS, Recipe
 
 ROWS, HIDDEN = 128, [800, 800]
 SETTINGS: dict[str, dict[str, Any]] = {
     "bhn-realnvp": {"couplings": 4},
     "bhn-iaf": {"couplings": 4},
-    "bhn-weights": {"couplings": 0},  # a coupling over 1.28 million weights would have half a billion parameters
+    "bhn-weights": {
+        "couplings": 0
+    },  # a coupling over 1.28 million weights would have half a billion parameters
 }
 
 
@@ -68,7 +72,9 @@ def bayesian(method: str, x: torch.Tensor, y: torch.Tensor) -> Callable[[int], N
     def step(i: int) -> None:
         eps = step_noise(model.posterior, samples * recipe.row_groups, 0, i)
         log_probs, kl = model.sample(x, eps, recipe.row_groups)
-        loss, _ = alpha_objective(model.likelihood.log_likelihood(log_probs, y), kl, 1e-5, recipe.alpha)
+        loss, _ = alpha_objective(
+            model.likelihood.log_likelihood(log_probs, y), kl, 1e-5, recipe.alpha
+        )
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         clip_gradient(parameters, 5.0)
@@ -95,15 +101,22 @@ def main() -> None:
     torch.manual_seed(0)
     x, y = torch.rand(ROWS, 784), torch.randint(10, (ROWS,))
     plain = deterministic(x, y)
-    print("| method | draws a step | ms a step | ratio to a deterministic network's |\n|---|---|---|---|")
+    print(
+        "| method | draws a step | ms a step | ratio to a deterministic network's "
+        "|\n|---|---|---|---|"
+    )
     for method in POSTERIORS:
         step = bayesian(method, x, y)
         step(0)
-        pairs = [(seconds(step, options.steps), seconds(plain, options.steps)) for _ in range(options.repeats)]
+        pairs = [
+            (seconds(step, options.steps), seconds(plain, options.steps))
+            for _ in range(options.repeats)
+        ]
         draws = 10 if method == "dropout-alpha" else 5 if method == "ensemble" else 1
         took = statistics.median(a for a, _ in pairs)
         print(
-            f"| {method} | {draws} | {1000 * took:.1f} | {statistics.median(a / b for a, b in pairs):.2f} |",
+            f"| {method} | {draws} | {1000 * took:.1f} | "
+            f"{statistics.median(a / b for a, b in pairs):.2f} |",
             flush=True,
         )
 

@@ -1,8 +1,9 @@
 """Regression on UCI sets: RMSE and log-likelihood over the standard splits.
 
-`python -m benchmarks.uci DIR [--splits 3] [--write]`, where DIR holds a folder for each set as `uci:` reads it. Each
-split is fitted by each method and measured as served: by 100 draws, on the split's own test rows. All use the network
-of `recipes/uci-concrete.toml`, one hidden layer of 50 units, and homoscedastic noise.
+`python -m benchmarks.uci DIR [--splits 3] [--write]`, where DIR holds a folder for each set as
+`uci:` reads it. Each split is fitted by each method and measured as served: by 100 draws, on the
+split's own test rows. All use the network of `recipes/uci-concrete.toml`, one hidden layer of 50
+units, and homoscedastic noise.
 """
 
 import argparse
@@ -27,7 +28,8 @@ METHODS = {
     "dropout-alpha": {"rate": 0.05, "prior_std": 1.0},
 }
 STEPS = 5000
-# RMSE and log-likelihood of MC dropout, Gal and Ghahramani 2016, with 100 times the epochs and a grid search.
+# RMSE and log-likelihood of MC dropout, Gal and Ghahramani 2016, with 100 times the epochs and a
+# grid search.
 PUBLISHED = {
     "bostonHousing": (2.90, -2.40),
     "concrete": (4.82, -2.93),
@@ -38,7 +40,8 @@ MEASURED = ("rmse", "log_likelihood", "interval_coverage_at_95")
 
 
 def recipe_for(folder: Path, method: str, number: int) -> Recipe:
-    """Return the recipe for a split: a tenth of its training rows validate, 5 % and a tenth calibrate."""
+    """Return the recipe for a split: a tenth of its training rows validate, 5 % and a tenth
+    calibrate."""
     base = load_recipe(ROOT / "recipes" / "uci-concrete.toml").model_dump(exclude={"posterior"})
     rows = len((folder / f"index_train_{number}.txt").read_text().split())
     kept = rows - 2 * (rows // 10) - rows // 20
@@ -63,7 +66,9 @@ def fitted(recipe: Recipe, root: Path) -> Manifest:
     with tempfile.TemporaryDirectory() as folder:
         run = Run(recipe, splits, data.shape, 0, Path(folder), torch.device("cpu"))
         model, store = run.fit(quiet=True), ModelStore(Path(folder) / "models")
-        return publish(store, recipe.name, model, recipe, data, splits, training_facts(run, splits), Path())
+        return publish(
+            store, recipe.name, model, recipe, data, splits, training_facts(run, splits), Path()
+        )
 
 
 def row_of(name: str, method: str, manifests: list[Manifest]) -> str:
@@ -81,7 +86,9 @@ def row_of(name: str, method: str, manifests: list[Manifest]) -> str:
 
 def main() -> None:
     """Measure, print a table, and with `--write` keep it in docs/results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("root", type=Path)
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--splits", type=int, default=3)
@@ -90,25 +97,37 @@ def main() -> None:
     lines = [
         "# UCI regression",
         "",
-        f"`python -m benchmarks.uci DIR --splits {options.splits} --write`, DIR with the sets in folders of these "
+        f"`python -m benchmarks.uci DIR --splits {options.splits} --write`, DIR with the sets in "
+        "folders of these "
         "names.",
         "",
-        f"Mean ± standard deviation over the first {options.splits} standard splits, measured as served (100 draws) "
-        "on each split's test rows: RMSE in the target's units, log-likelihood in nats a row of a density in those "
-        "units, and how often the interval of coverage .95 holds the target (calibrated on a tenth of the training "
-        f"rows, so it varies). One hidden layer of 50 units, homoscedastic noise, about {STEPS} steps of 32 rows, "
-        "the same settings for all sets. They were tried on validation rows of Concrete's first split; of one "
-        "discarded setting the test error had been seen. A quarter of the training rows validate and calibrate and "
-        "are not fitted. The published figures (MC dropout, Gal and Ghahramani 2016, RMSE / log-likelihood over 20 "
-        "splits) fit all of them, search settings for each set, and take 100 times their paper's epochs.",
+        f"Mean ± standard deviation over the first {options.splits} standard splits, measured as "
+        "served (100 draws) "
+        "on each split's test rows: RMSE in the target's units, log-likelihood in nats a row of a "
+        "density in those "
+        "units, and how often the interval of coverage .95 holds the target (calibrated on a "
+        "tenth of the training "
+        f"rows, so it varies). One hidden layer of 50 units, homoscedastic noise, about {STEPS} "
+        "steps of 32 rows, "
+        "the same settings for all sets. They were tried on validation rows of Concrete's first "
+        "split; of one "
+        "discarded setting the test error had been seen. A quarter of the training rows validate "
+        "and calibrate and "
+        "are not fitted. The published figures (MC dropout, Gal and Ghahramani 2016, RMSE / "
+        "log-likelihood over 20 "
+        "splits) fit all of them, search settings for each set, and take 100 times their paper's "
+        "epochs.",
         "",
-        "| set | rows fitted | method | RMSE | log-likelihood | coverage at .95 | MC dropout, published | seconds |",
+        "| set | rows fitted | method | RMSE | log-likelihood | coverage at .95 | MC dropout, "
+        "published | seconds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines))
     for name in options.sets:
         for method in METHODS:
-            recipes = [recipe_for(options.root / name, method, number) for number in range(options.splits)]
+            recipes = [
+                recipe_for(options.root / name, method, number) for number in range(options.splits)
+            ]
             lines.append(row_of(name, method, [fitted(recipe, options.root) for recipe in recipes]))
             print(lines[-1], flush=True)
     if options.write:

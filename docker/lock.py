@@ -1,8 +1,9 @@
-"""Write `docker/locked/`: every package that images and developers install, with its version and its files' SHA-256.
+"""Write `docker/locked/`: every package that images and developers install, with its version and
+its files' SHA-256.
 
-Run by `make constraints`. Versions are those of constraints.txt; hashes are those that PyPI gives for all files of a
-version. Of torch there are two builds, in files of their own: that on PyPI, which brings the CUDA libraries of a
-further file, and PyTorch's own for CPUs.
+Run by `make constraints`. Versions are those of constraints.txt; hashes are those that PyPI gives
+for all files of a version. Of torch there are two builds, in files of their own: that on PyPI,
+which brings the CUDA libraries of a further file, and PyTorch's own for CPUs.
 """
 
 import re
@@ -18,9 +19,12 @@ EXTRAS = {
     "training": ["training", "sign", "bucket"],
     "dev": ["otel", "sign", "pools", "bucket", "training", "dev", "bench"],
 }
-LEFT_OUT = ("huggingface-hub",)  # tokenizers names it, but imports it for downloads alone, which nothing here makes
+LEFT_OUT = (
+    "huggingface-hub",
+)  # tokenizers names it, but imports it for downloads alone, which nothing here makes
 CUDA = re.compile(r"(triton|(nvidia|cuda)-[\w-]+)==")
-# PyTorch's CPU builds for Python 3.11, which are not on PyPI: by version, for x86_64 and aarch64. They are those of
+# PyTorch's CPU builds for Python 3.11, which are not on PyPI: by version, for x86_64 and aarch64.
+# They are those of
 # https://download.pytorch.org/whl/cpu/torch/
 CPU_BUILDS_OF_TORCH = {
     "2.13.0": [
@@ -47,7 +51,10 @@ def main() -> None:
                 packages = [package for package in packages if WINDOWS not in package]
             torch = [package for package in packages if package.startswith("torch==")]
             cuda = [package for package in packages if CUDA.match(package) and runtime == "cpu"]
-            write(f"{name}-{runtime}", [package for package in packages if package not in [*torch, *cuda]])
+            write(
+                f"{name}-{runtime}",
+                [package for package in packages if package not in [*torch, *cuda]],
+            )
             if (name, runtime) == ("training", "cpu"):
                 write("torch", torch)
                 write("torch-cpu", [cpu_build(package) for package in torch])
@@ -55,8 +62,16 @@ def main() -> None:
 
 
 def locked(extras: list[str], further: str) -> list[str]:
-    """Return what some extras of the project install, each package with its hashes, on several lines."""
-    command = [str(Path(sys.executable).with_name("uv")), "pip", "compile", "--quiet", "pyproject.toml", "-"]
+    """Return what some extras of the project install, each package with its hashes, on several
+    lines."""
+    command = [
+        str(Path(sys.executable).with_name("uv")),
+        "pip",
+        "compile",
+        "--quiet",
+        "pyproject.toml",
+        "-",
+    ]
     command += [option for extra in extras for option in ("--extra", extra)]
     command += [
         "--constraint",
@@ -73,7 +88,9 @@ def locked(extras: list[str], further: str) -> list[str]:
         overrides.writelines(f"{name} ; python_version < '3'\n" for name in LEFT_OUT)
         overrides.flush()
         command += ["--override", overrides.name]
-        text = subprocess.run(command, input=further, stdout=subprocess.PIPE, text=True, check=True).stdout
+        text = subprocess.run(
+            command, input=further, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
     return re.findall(r"^\S.*\n(?: .*\n)*", text, re.MULTILINE)
 
 

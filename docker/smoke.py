@@ -1,6 +1,8 @@
-"""Check a running service: it is ready, answers its own examples, twice the same, runs a job, and has its page.
+"""Check a running service: it is ready, answers its own examples, twice the same, runs a job, and
+has its page.
 
-`python docker/smoke.py [URL]`, with nothing but Python's standard library; the exit code is 0 where all is well.
+`python docker/smoke.py [URL]`, with nothing but Python's standard library; the exit code is 0 where
+all is well.
 """
 
 import json
@@ -18,7 +20,9 @@ direct = build_opener(ProxyHandler({}))
 def call(url: str, body: object = None) -> Any:
     """Return the JSON answer of a GET, or of a POST where there is a body."""
     data = None if body is None else json.dumps(body).encode()
-    with direct.open(Request(url, data, {"Content-Type": "application/json"}), timeout=30) as response:
+    with direct.open(
+        Request(url, data, {"Content-Type": "application/json"}), timeout=30
+    ) as response:
         return json.load(response)
 
 
@@ -33,9 +37,14 @@ def main() -> None:
         print("answers:", [(row["label"], row["flag"], round(row["p_value"], 3)) for row in rows])
         if rows[0]["label"] != "3":
             sys.exit(f"expected the example's first row to be a 3, got {rows[0]['label']!r}")
-        if call(f"{url}/predict", {**example["value"], "seed": answer["seed"]})["predictions"] != rows:
+        if (
+            call(f"{url}/predict", {**example["value"], "seed": answer["seed"]})["predictions"]
+            != rows
+        ):
             sys.exit("expected the same answer from the same seed, got another")
-    row = next(iter(operation["requestBody"]["content"]["application/json"]["examples"].values()))["value"]["inputs"]
+    row = next(iter(operation["requestBody"]["content"]["application/json"]["examples"].values()))[
+        "value"
+    ]["inputs"]
     job = call(f"{url}/predict/jobs", {"inputs": row, "format": "parquet"})
     end = time.monotonic() + JOB_S
     while job["state"] in ("queued", "running") and time.monotonic() < end:
@@ -43,7 +52,10 @@ def main() -> None:
         job = call(f"{url}/jobs/{job['id']}")
     print("job:", job["state"], job["error"] or "")
     if job["state"] != "done":
-        sys.exit(f"expected a job that is done within {JOB_S:.0f} s, got one that is {job['state']}: {job['error']}")
+        sys.exit(
+            f"expected a job that is done within {JOB_S:.0f} s, got one that is {job['state']}: "
+            f"{job['error']}"
+        )
     with direct.open(f"{url}{job['result']}", timeout=30) as response:
         if response.read(4) != b"PAR1":
             sys.exit("expected a Parquet file as the job's result, got another")

@@ -1,1 +1,2 @@
-"""What training and the service agree on: artifacts, their store, draws, predictive scores, calibration."""
+"""What training and the service agree on: artifacts, their store, draws, predictive scores,
+calibration."""

@@ -1,4 +1,5 @@
-"""Look after a model store: `python -m model_store list | show | verify | alias | keep | delete | keygen | sign`."""
+"""Look after a model store: `python -m model_store list | show | verify | alias | keep | delete |
+keygen | sign`."""
 
 import argparse
 import sys
@@ -15,26 +16,46 @@ from model_store.errors import DubitoError, InvalidInput, StoreError
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; return the exit code: 0 done, 1 a version is broken, 2 a wrong call."""
     parser = argparse.ArgumentParser(prog="python -m model_store", description=__doc__)
-    parser.add_argument("--store", metavar="PLACE", help="a folder or s3://bucket/prefix, in place of DUBITO_STORE")
+    parser.add_argument(
+        "--store", metavar="PLACE", help="a folder or s3://bucket/prefix, in place of DUBITO_STORE"
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="every model, its versions and aliases")
     show = commands.add_parser("show", help="what a version is")
     _add_version(show)
-    show.add_argument("--key", type=Path, metavar="FILE", help="check its signature against this public key")
-    verify = commands.add_parser("verify", help="read every version and check every file against its manifest")
-    verify.add_argument("--key", type=Path, metavar="FILE", help="and every signature against this public key")
-    alias = commands.add_parser("alias", help="point an alias at a version, or remove it; `latest` rolls back")
+    show.add_argument(
+        "--key", type=Path, metavar="FILE", help="check its signature against this public key"
+    )
+    verify = commands.add_parser(
+        "verify", help="read every version and check every file against its manifest"
+    )
+    verify.add_argument(
+        "--key", type=Path, metavar="FILE", help="and every signature against this public key"
+    )
+    alias = commands.add_parser(
+        "alias", help="point an alias at a version, or remove it; `latest` rolls back"
+    )
     alias.add_argument("name")
     alias.add_argument("alias")
     alias.add_argument("version", nargs="?", help="a number or another alias")
     alias.add_argument("--remove", action="store_true", help="remove the alias; its version stays")
-    keep = commands.add_parser("keep", help="delete all versions but the newest N and those with an alias")
+    keep = commands.add_parser(
+        "keep", help="delete all versions but the newest N and those with an alias"
+    )
     keep.add_argument("name")
     keep.add_argument("newest", type=int)
-    delete = commands.add_parser("delete", help="delete a version, or a model with all of its versions")
-    delete.add_argument("version", metavar="NAME[:VERSION]", help="VERSION is a number; all where none is given")
-    delete.add_argument("--force", action="store_true", help="also what an alias names; `latest` moves to another")
-    keygen = commands.add_parser("keygen", help="make a private key to sign with, FILE, and its public one, FILE.pub")
+    delete = commands.add_parser(
+        "delete", help="delete a version, or a model with all of its versions"
+    )
+    delete.add_argument(
+        "version", metavar="NAME[:VERSION]", help="VERSION is a number; all where none is given"
+    )
+    delete.add_argument(
+        "--force", action="store_true", help="also what an alias names; `latest` moves to another"
+    )
+    keygen = commands.add_parser(
+        "keygen", help="make a private key to sign with, FILE, and its public one, FILE.pub"
+    )
     keygen.add_argument("file", type=Path, metavar="FILE")
     sign = commands.add_parser("sign", help="sign a version that is whole")
     _add_version(sign)
@@ -45,7 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
         match options.command:
             case "list":
                 for name in store.names():
-                    aliases = ", ".join(f"{a} -> {v}" for a, v in sorted(store.aliases(name).items()))
+                    aliases = ", ".join(
+                        f"{a} -> {v}" for a, v in sorted(store.aliases(name).items())
+                    )
                     print(f"{name}: versions {', '.join(store.versions(name))} ({aliases})")
             case "show":
                 if options.key is not None:
@@ -57,7 +80,9 @@ def main(arguments: list[str] | None = None) -> int:
                 return _verify(store)
             case "alias":
                 if options.remove != (options.version is None):
-                    raise InvalidInput("alias", "a version or --remove", "both" if options.remove else "neither")
+                    raise InvalidInput(
+                        "alias", "a version or --remove", "both" if options.remove else "neither"
+                    )
                 if options.remove:
                     store.remove_alias(options.name, options.alias)
                 else:
@@ -79,7 +104,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _add_version(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("version", metavar="NAME[:VERSION]", help="a number or an alias; latest where none is given")
+    parser.add_argument(
+        "version", metavar="NAME[:VERSION]", help="a number or an alias; latest where none is given"
+    )
 
 
 def _version(store: ModelStore, text: str) -> tuple[str, str]:
@@ -106,7 +133,9 @@ def _verify(store: ModelStore) -> int:
         for version in store.versions(name):
             try:
                 store.open(name, version, wanted=())
-                print(f"{name} version {version}: whole{'' if store.trusted is None else ', signed'}")
+                print(
+                    f"{name} version {version}: whole{'' if store.trusted is None else ', signed'}"
+                )
             except StoreError as error:
                 print(f"error: {error}")
                 broken += 1

@@ -1,4 +1,4 @@
-"""Errors of the domain. They know nothing of HTTP; `service.http.problems` maps each to a status.
+"""Errors of the domain. They know nothing of HTTP; `service.api.problems` maps each to a status.
 
 DubitoError
 ├── InvalidInput          a value that a person gave: the field, what was expected, what came
@@ -71,11 +71,13 @@ class NoSpace(StateUnusable):
 
 
 def one_line(error: Exception) -> str:
-    """Return what an error says, in one line of at most 300 printable characters, a terminal's colours left out."""
+    """Return what an error says, in one line of at most 300 printable characters, a terminal's
+    colours left out."""
     return plain(error)[:300]
 
 
 def plain(error: Exception) -> str:
-    """Return all that an error says in one line of printable characters, a terminal's colours left out."""
+    """Return all that an error says in one line of printable characters, a terminal's colours left
+    out."""
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", str(error))
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

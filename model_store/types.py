@@ -6,7 +6,9 @@ from typing import Literal, TypeVar
 
 T = TypeVar("T")
 
-Steps = Generator[None, None, T]  # work that is done in steps of some milliseconds, and what it comes to
+Steps = Generator[
+    None, None, T
+]  # work that is done in steps of some milliseconds, and what it comes to
 
 
 def at_once(steps: Steps[T]) -> T:
@@ -25,8 +27,8 @@ TailLaw = Literal["predictive", "exponential"]  # of scores beyond those of the 
 
 @dataclass(frozen=True)
 class DetectorNames:
-    """Which detectors the flag combines, which are densities, which of these are judged from both sides, and of which
-    the network says what each number of a row adds to the score.
+    """Which detectors the flag combines, which are densities, which of these are judged from both
+    sides, and of which the network says what each number of a row adds to the score.
 
     `tail` says how all of them judge scores beyond those of the reference rows.
     """

@@ -1,4 +1,5 @@
-"""Serve: `python -m service`. Settings are environment variables, `DUBITO_...`; docs/settings.md lists them."""
+"""Serve: `python -m service`. Settings are environment variables, `DUBITO_...`; docs/settings.md
+lists them."""
 
 import argparse
 import logging
@@ -15,15 +16,15 @@ from model_store.artifacts.place import open_store
 from model_store.artifacts.signature import read_public_key
 from model_store.errors import DubitoError, InvalidInput, StoreUnreachable
 from model_store.inference.trials import TrialProcess
-from service.label_studio import sync
-from service.middleware import new_key
-from service.middleware.key_file import KeyRing
-from service.observability.logs import configure
-from service.observability.tracing import check_tracing
-from service.process.listening import cannot_listen
-from service.process.memory import keep_heaps_whole
-from service.process.supervisor import WorkerPlace, supervise
+from service.auth import new_key
+from service.auth.key_file import KeyRing
+from service.integrations.label_studio import sync
+from service.server.listening import cannot_listen
+from service.server.memory import keep_heaps_whole
+from service.server.supervisor import WorkerPlace, supervise
 from service.settings import SWITCH_S, VERIFY_KEY_VARIABLE, Settings, read_settings
+from service.telemetry.logs import configure
+from service.telemetry.tracing import check_tracing
 
 logger = logging.getLogger("dubito")
 
@@ -32,8 +33,11 @@ SPARE_FILES = 256  # that a process has open beside its connections
 
 
 def main() -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 2 a wrong setting, 3 it cannot start."""
-    place = WorkerPlace.of_arguments(sys.argv[2:]) if sys.argv[1:2] == [WorkerPlace.OPTION] else None
+    """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 2 a wrong setting, 3 it
+    cannot start."""
+    place = (
+        WorkerPlace.of_arguments(sys.argv[2:]) if sys.argv[1:2] == [WorkerPlace.OPTION] else None
+    )
     try:
         if place is None:
             if sys.argv[1:2] and sys.argv[1] in COMMANDS:
@@ -52,7 +56,9 @@ def main() -> int:
         print(f"error: {taken}", file=sys.stderr)
         return 3
     if isinstance(settings.store, Path) and not settings.store.exists():
-        logger.warning("DUBITO_STORE: the folder %s does not exist; waiting for it", settings.store.absolute())
+        logger.warning(
+            "DUBITO_STORE: the folder %s does not exist; waiting for it", settings.store.absolute()
+        )
     if settings.page and settings.port != 0:
         here = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
         logger.info("the page for people: http://%s:%s/", here, settings.port)
@@ -73,11 +79,11 @@ def run(command: str, arguments: list[str]) -> int:
         sync.run(arguments, settings)
         return 0
     if command == "cluster":
-        from service.cluster import command as cluster
+        from service.integrations.ray import command as cluster
 
         check(settings)
         return cluster.run(arguments, settings)
-    from service.shards import command as data_sets
+    from service.batch import command as data_sets
 
     return data_sets.run(command, arguments, settings)
 
@@ -85,20 +91,26 @@ def run(command: str, arguments: list[str]) -> int:
 def set_options(arguments: list[str]) -> None:
     """Take options of the command line, each in place of its environment variable."""
     also = (
-        "`python -m service key NAME ...` makes a key for DUBITO_KEYS_FILE; `python -m service label-studio NAME "
-        "...` brings a project of Label Studio and a model together; `python -m service cluster` serves by "
-        "replicas on Ray; `python -m service score SRC --out DST` predicts and `python -m service acquire SRC` ranks "
+        "`python -m service key NAME ...` makes a key for DUBITO_KEYS_FILE; `python -m service "
+        "label-studio NAME "
+        "...` brings a project of Label Studio and a model together; `python -m service cluster` "
+        "serves by "
+        "replicas on Ray; `python -m service score SRC --out DST` predicts and `python -m service "
+        "acquire SRC` ranks "
         "a whole data set."
     )
     parser = argparse.ArgumentParser(prog="python -m service", description=__doc__, epilog=also)
-    parser.add_argument("--port", type=int, metavar="N", help="port to listen on, in place of DUBITO_PORT (8000)")
+    parser.add_argument(
+        "--port", type=int, metavar="N", help="port to listen on, in place of DUBITO_PORT (8000)"
+    )
     options = parser.parse_args(arguments)
     if options.port is not None:
         os.environ["DUBITO_PORT"] = str(options.port)
 
 
 def check(settings: Settings, is_first: bool = True) -> None:
-    """Raise InvalidInput for settings that a service could not start with, or a worker again and again."""
+    """Raise InvalidInput for settings that a service could not start with, or a worker again and
+    again."""
     KeyRing(settings)
     check_tracing(settings)
     check_store(settings, is_first)
@@ -107,7 +119,8 @@ def check(settings: Settings, is_first: bool = True) -> None:
 
 
 def check_store(settings: Settings, is_first: bool) -> None:
-    """Raise InvalidInput if the store is there and is no folder, or is a bucket that refuses to be read.
+    """Raise InvalidInput if the store is there and is no folder, or is a bucket that refuses to be
+    read.
 
     A bucket is asked by the first process alone; one that cannot be reached may be later.
     """
@@ -122,7 +135,9 @@ def check_store(settings: Settings, is_first: bool) -> None:
             bucket.names()
         except StoreUnreachable as error:
             if error.is_refused:
-                raise InvalidInput("DUBITO_STORE", "a bucket that can be read", str(error)) from None
+                raise InvalidInput(
+                    "DUBITO_STORE", "a bucket that can be read", str(error)
+                ) from None
 
 
 def _is_there(store: Path | str) -> bool:
@@ -133,29 +148,41 @@ def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     """Serve in this process, alone or as one of several workers."""
     keep_heaps_whole()
     sys.setswitchinterval(SWITCH_S)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again when it has stopped in good order
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(0)
+    )  # uvicorn raises it again when it has stopped in good order
     if place is not None:
         place.beat()
-    spare = TrialProcess() if place is None and settings.trial_s > 0 and _is_there(settings.store) else None
+    spare = (
+        TrialProcess()
+        if place is None and settings.trial_s > 0 and _is_there(settings.store)
+        else None
+    )
     import uvicorn  # not needed by a supervisor, and heartbeats begin before it
 
     from service.app import create_app
-    from service.process.budget import ByteBudget
-    from service.process.connections import Connections, HttpConnection
-    from service.siblings.board import FolderBoard
+    from service.server.budget import ByteBudget
+    from service.server.connections import Connections, HttpConnection
+    from service.shared_state.board import FolderBoard
 
-    connections = Connections(settings.deadline_s, settings.max_connections, ByteBudget(settings.memory_budget_bytes))
+    connections = Connections(
+        settings.deadline_s, settings.max_connections, ByteBudget(settings.memory_budget_bytes)
+    )
     allow_open_files(settings.max_connections)
     config = uvicorn.Config(
         create_app(
-            settings, None if place is None else FolderBoard(place), None if place is None else place.folder, spare
+            settings,
+            None if place is None else FolderBoard(place),
+            None if place is None else place.folder,
+            spare,
         ),
         host=settings.host,
         port=settings.port,
         http=partial(HttpConnection, connections),  # type: ignore[arg-type]
         ws="none",
         timeout_graceful_shutdown=settings.drain_s,
-        timeout_keep_alive=75,  # longer than proxies keep idle connections, so that they close them and not we
+        # longer than proxies keep idle connections, so that they close them and not we
+        timeout_keep_alive=75,
         access_log=False,
         server_header=False,
         proxy_headers=False,  # nothing here goes by a client's address
@@ -168,7 +195,8 @@ def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
 
 
 def allow_open_files(connections: int) -> None:
-    """Have the system allow this process a file for each connection beside those of models, if it will."""
+    """Have the system allow this process a file for each connection beside those of models, if it
+    will."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + SPARE_FILES
     if hard != resource.RLIM_INFINITY:

@@ -12,33 +12,33 @@ from fastapi_offline import FastAPIOffline
 
 from model_store.inference.trials import TrialProcess
 from service import VERSION
-from service.context import Context
-from service.http import problems
-from service.http.examples import with_examples
-from service.middleware import auth
-from service.middleware.key_file import KeyRing
-from service.middleware.observe import Observe
-from service.middleware.shortcut import Shortcut
-from service.observability.logs import request_log
-from service.observability.tracing import tracing_of
-from service.process.memory import FreedMemory
-from service.process.shutdown import CloseConnections, end_with_notice
-from service.routes import (
+from service.api import (
     acquire,
     admin,
     health,
     jobs,
-    label_studio,
     labels,
-    mlflow,
     models,
-    open_inference,
     page,
     predict,
+    problems,
     report,
 )
+from service.api.examples import with_examples
+from service.auth import auth
+from service.auth.key_file import KeyRing
+from service.context import Context
+from service.integrations.label_studio import routes as label_studio
+from service.integrations.mlflow import routes as mlflow
+from service.integrations.open_inference import routes as open_inference
+from service.server.memory import FreedMemory
+from service.server.shortcut import Shortcut
+from service.server.shutdown import CloseConnections, end_with_notice
 from service.settings import Settings
-from service.siblings.board import Board
+from service.shared_state.board import Board
+from service.telemetry.logs import request_log
+from service.telemetry.observe import Observe
+from service.telemetry.tracing import tracing_of
 
 # FastAPI's own telemetry, which the environment could turn on: its spans repeat queries.
 NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -50,7 +50,10 @@ there are none, or the API needs a key, of the digits model.
 
 
 def create_app(
-    settings: Settings, board: Board | None = None, trials: Path | None = None, spare: TrialProcess | None = None
+    settings: Settings,
+    board: Board | None = None,
+    trials: Path | None = None,
+    spare: TrialProcess | None = None,
 ) -> FastAPI:
     """Return the application; it opens the model store when it starts.
 
@@ -67,7 +70,9 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         freed_memory = FreedMemory()
-        end_with_notice(context.ending, settings.notice_s)  # before versions are tried, which may take long
+        end_with_notice(
+            context.ending, settings.notice_s
+        )  # before versions are tried, which may take long
         await context.threads.loads(context.models.start)
         key_ring.start()
         freed_memory.start()
@@ -75,7 +80,8 @@ def create_app(
         if runs_jobs:
             context.runner.start()
         gc.collect()
-        gc.freeze()  # what is there now stays: looking through it for garbage would stop all threads
+        # what is there now stays: looking through it for garbage would stop all threads
+        gc.freeze()
         yield
         gc.unfreeze()
         context.siblings.stop()
@@ -98,7 +104,8 @@ def create_app(
         version=VERSION,
         lifespan=lifespan,
         redoc_url=None,
-        redirect_slashes=False,  # else to whatever host the request names, and clients resend their keys there
+        # else to whatever host the request names, and clients resend their keys there
+        redirect_slashes=False,
         telemetry=NO_TELEMETRY,
     )
     app.state.context = context
@@ -110,7 +117,9 @@ def create_app(
         routers.append(admin.router)
     for router in routers:
         app.include_router(router)
-    app.state.routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    app.state.routes = [
+        route for router in routers for route in router.routes if isinstance(route, APIRoute)
+    ]
     _show_examples(app, context)
     problems.install(app)
     asked_most = [r for part in (predict, acquire, open_inference) for r in part.router.routes]
@@ -123,14 +132,17 @@ def create_app(
 
 
 def _show_examples(app: FastAPI, context: Context) -> None:
-    """Have the OpenAPI document show requests to the models that are served, if all may know them."""
+    """Have the OpenAPI document show requests to the models that are served, if all may know
+    them."""
     general = app.openapi
 
     def openapi() -> dict[str, Any]:
         if not context.key_ring.keys.api_is_open:
             return general()
         models = context.models
-        served = [manifest for name in models.names() if (manifest := models.latest(name)) is not None]
+        served = [
+            manifest for name in models.names() if (manifest := models.latest(name)) is not None
+        ]
         return with_examples(general(), served)
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -15,16 +15,12 @@ from prometheus_client import generate_latest
 
 from model_store.errors import InvalidInput, StateUnusable
 from model_store.inference.trials import TrialProcess
-from model_store.inputs.columns import Columns, OddCells, odd_cells
+from model_store.sources.columns import Columns, OddCells, odd_cells
 from model_store.state.database import Database
 from model_store.state.labels import has_state, labelled
 from model_store.types import Steps, at_once
-from service.engine.admission import Admission
-from service.engine.batching import Engine
-from service.engine.threads import Threads
-from service.errors import PastDeadline
-from service.http.json_blocks import JsonRows
-from service.http.requests import (
+from service.api.json_blocks import JsonRows
+from service.api.requests import (
     FORM,
     JSON,
     NUMBERS_AT_ONCE,
@@ -36,26 +32,31 @@ from service.http.requests import (
     request_media_type,
     rows_array,
 )
-from service.http.schemas import Envelope
-from service.http.schemas import Request as AnyEnvelope
-from service.jobs.runner import JobRunner
-from service.label_studio.client import LabelStudio
-from service.middleware.key_file import KeyRing
-from service.observability.metrics import Metrics
-from service.observability.records import record_of
+from service.api.schemas import Envelope
+from service.api.schemas import Request as AnyEnvelope
+from service.auth.key_file import KeyRing
+from service.batch.runner import JobRunner
+from service.engine.admission import Admission
+from service.engine.batching import Engine
+from service.engine.threads import Threads
+from service.errors import PastDeadline
+from service.integrations.label_studio.client import LabelStudio
+from service.models.collector import LoadedCollector
+from service.models.models import Models, Served
+from service.models.trials import Trials
 from service.pools.pool_file import PoolFile
 from service.pools.rows import pool_array
-from service.process.budget import lease_of
-from service.process.clients import client_of
-from service.registry.collector import LoadedCollector
-from service.registry.models import Models, Served
-from service.registry.trials import Trials
+from service.server.budget import lease_of
+from service.server.clients import client_of
 from service.settings import Settings
-from service.siblings.board import Board
-from service.siblings.exchange import Siblings
+from service.shared_state.board import Board
+from service.shared_state.exchange import Siblings
+from service.telemetry.metrics import Metrics
+from service.telemetry.records import record_of
 
 NO_STATE = (
-    "jobs and labels are not kept here: DUBITO_STATE is empty, since several machines that serve have no folder in "
+    "jobs and labels are not kept here: DUBITO_STATE is empty, since several machines that serve "
+    "have no folder in "
     "common; ask the one service that keeps them"
 )
 
@@ -102,10 +103,15 @@ class Context:
         return generate_latest(self.metrics.registry)
 
     def serving(self) -> dict[str, str]:
-        """Return by model the version that `latest` serves; none once the service is about to end."""
+        """Return by model the version that `latest` serves; none once the service is about to
+        end."""
         if self.ending.is_set():
             return {}
-        return {name: latest.version for name in self.models.names() if (latest := self.models.latest(name))}
+        return {
+            name: latest.version
+            for name in self.models.names()
+            if (latest := self.models.latest(name))
+        }
 
     @property
     def state(self) -> Database:
@@ -122,21 +128,27 @@ class Context:
             return self._state
 
     def labelled(self, model: str, ids: list[str]) -> set[str]:
-        """Return which of these ids have a label; from a worker thread. Makes no database where there is none."""
+        """Return which of these ids have a label; from a worker thread. Makes no database where
+        there is none."""
         return labelled(self.state, model, ids) if has_state(self.settings.state) else set()
 
     def fetched(self, url: str) -> bytes:
-        """Return a file of Label Studio, of the one origin that the settings name; from a worker thread.
+        """Return a file of Label Studio, of the one origin that the settings name; from a worker
+        thread.
 
         Raises:
             InvalidInput: if it is of another origin, or is not there.
         """
         if self.settings.label_studio_url is None:
             raise InvalidInput(
-                "tasks", "images as data URIs, unless DUBITO_LABEL_STUDIO_URL names an origin", "a URL"
+                "tasks",
+                "images as data URIs, unless DUBITO_LABEL_STUDIO_URL names an origin",
+                "a URL",
             )
         if self._label_studio is None:
-            self._label_studio = LabelStudio(self.settings.label_studio_url, self.settings.label_studio_secret())
+            self._label_studio = LabelStudio(
+                self.settings.label_studio_url, self.settings.label_studio_secret()
+            )
         return self._label_studio.fetch(url)
 
     def close_state(self) -> None:
@@ -147,7 +159,8 @@ class Context:
                 self._state = None
 
     async def served(self, envelope: Envelope) -> Served:
-        """Return the model that a request means, trying and loading its version first where it must.
+        """Return the model that a request means, trying and loading its version first where it
+        must.
 
         Raises:
             PastDeadline: if it is still being tried when the request should have been answered.
@@ -158,7 +171,8 @@ class Context:
             trial = await self.threads.files(partial(self.models.trial_of, *wanted))
             if trial is not None:
                 await asyncio.wait(
-                    [asyncio.wrap_future(trial)], timeout=envelope.deadline_s or self.settings.deadline_s
+                    [asyncio.wrap_future(trial)],
+                    timeout=envelope.deadline_s or self.settings.deadline_s,
                 )
                 if not trial.done():
                     raise PastDeadline
@@ -181,32 +195,46 @@ class Context:
         max_rows: int,
         file_field: str | None = None,
     ) -> tuple[AnyEnvelope, Rows]:
-        """Return a request's envelope and its rows as they came; forms and long JSON away from the event loop."""
+        """Return a request's envelope and its rows as they came; forms and long JSON away from the
+        event loop."""
         steps = read_request(request, body, kind, rows_field, max_rows, file_field)
         media_type = request_media_type(request)
         if media_type == FORM or (media_type == JSON and len(body) > SMALL_JSON_BYTES):
             deadline = time.monotonic() + self.settings.deadline_s
-            read = await self.threads.requests.run(steps, client, len(body), deadline, partial(hung_up, request))
+            read = await self.threads.requests.run(
+                steps, client, len(body), deadline, partial(hung_up, request)
+            )
         else:
             read = at_once(steps)
         record_of(request.scope).read = time.perf_counter()
         return read
 
     async def rows(
-        self, request: Request, client: Hashable, rows: Rows, served: Served, rows_field: str, deadline: float
+        self,
+        request: Request,
+        client: Hashable,
+        rows: Rows,
+        served: Served,
+        rows_field: str,
+        deadline: float,
     ) -> Float32[np.ndarray, "N I"]:
-        """Return a request's rows as numbers; images, objects and many numbers are read away from the event loop."""
+        """Return a request's rows as numbers; images, objects and many numbers are read away from
+        the event loop."""
         numbers = len(rows) * served.model.row_size
         lease = lease_of(request.scope)
         lease.reserve(4 * numbers, rows_field)
         model, most_pixels = served.model, self.settings.max_image_pixels
-        steps = rows_array(rows, model.manifest.input, rows_field, most_pixels, lease, model.text_encoder)
+        steps = rows_array(
+            rows, model.manifest.input, rows_field, most_pixels, lease, model.text_encoder
+        )
         is_dear = isinstance(rows, JsonRows | Cells) or (
             isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)
         )
         if numbers > NUMBERS_AT_ONCE or is_dear:
             size = 4 * numbers
-            return await self.threads.requests.run(steps, client, size, deadline, partial(hung_up, request))
+            return await self.threads.requests.run(
+                steps, client, size, deadline, partial(hung_up, request)
+            )
         return at_once(steps)
 
     async def pool_rows(
@@ -216,19 +244,25 @@ class Context:
         lease, size = lease_of(request.scope), 4 * pool.rows * pool.row_size
         lease.reserve(size, pool.field)
         steps = pool_array(pool, self.settings.max_image_pixels, lease, served.model.text_encoder)
-        return await self.threads.requests.run(steps, client, size, deadline, partial(hung_up, request))
+        return await self.threads.requests.run(
+            steps, client, size, deadline, partial(hung_up, request)
+        )
 
     async def odd_cells(
         self, request: Request, client: Hashable, rows: Rows, served: Served, deadline: float
     ) -> list[OddCells] | None:
-        """Return what is odd about the cells of rows that were objects, None of others; away from the event loop."""
+        """Return what is odd about the cells of rows that were objects, None of others; away from
+        the event loop."""
         columns = served.model.manifest.input.columns
         blocks = rows.parsed() if isinstance(rows, JsonRows) else iter([rows])
         steps = _odd_cells(blocks, columns)
-        return await self.threads.requests.run(steps, client, deadline=deadline, hung_up=partial(hung_up, request))
+        return await self.threads.requests.run(
+            steps, client, deadline=deadline, hung_up=partial(hung_up, request)
+        )
 
     def deadline(self, begun: float, envelope: Envelope) -> float:
-        """Return when a request that came at `begun` must be answered, on the clock of time.monotonic."""
+        """Return when a request that came at `begun` must be answered, on the clock of
+        time.monotonic."""
         return begun + (envelope.deadline_s or self.settings.deadline_s)
 
 

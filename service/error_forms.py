@@ -1,7 +1,7 @@
 """How an error is written: as the protocol of the path wants it that was asked.
 
-Our own routes answer with problems (RFC 9457). Clients of the Open Inference Protocol read `{"error": ...}`, those of
-MLflow `{"error_code": ..., "message": ...}`; both know 400 and no 422.
+Our own routes answer with problems (RFC 9457). Clients of the Open Inference Protocol read
+`{"error": ...}`, those of MLflow `{"error_code": ..., "message": ...}`; both know 400 and no 422.
 """
 
 from http import HTTPStatus
@@ -35,7 +35,12 @@ def error_form(path: str, status: int, detail: str) -> tuple[int, bytes, str]:
     # A lone surrogate can reach us by a path or query, and is not UTF-8.
     detail = detail.encode("utf-8", "replace").decode("utf-8")
     if not is_of_others(path):
-        content = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+        content = {
+            "type": "about:blank",
+            "title": HTTPStatus(status).phrase,
+            "status": status,
+            "detail": detail,
+        }
         return status, orjson.dumps(content), PROBLEM_JSON
     status = 400 if status == 422 else status
     if path in MLFLOW_PATHS:

@@ -1,4 +1,4 @@
-"""Errors of the service. They know nothing of HTTP; `service.http.problems` maps each to a status.
+"""Errors of the service. They know nothing of HTTP; `service.api.problems` maps each to a status.
 
 DubitoError
 └── RequestError
@@ -60,6 +60,7 @@ class TooLargeToLoad(StoreError):
 
     def __init__(self, name: str, version: str, needed: int, most: int) -> None:
         super().__init__(
-            f"model {name} version {version}: expected at most {most} bytes in memory (DUBITO_MAX_MODEL_BYTES), "
+            f"model {name} version {version}: expected at most {most} bytes in memory "
+            "(DUBITO_MAX_MODEL_BYTES), "
             f"got about {needed}"
         )

@@ -1,7 +1,9 @@
-"""What every route that predicts does: from a request that was read to its answer, in whatever form.
+"""What every route that predicts does: from a request that was read to its answer, in whatever
+form.
 
-Admission, the client's share, memory, the deadline, the micro-batch, the decision, drift and metrics are the same for
-all. A route reads a request, `Asked`, and says how an answer is written, `Form`.
+Admission, the client's share, memory, the deadline, the micro-batch, the decision, drift and
+metrics are the same for all. A route reads a request, `Asked`, and says how an answer is written,
+`Form`.
 """
 
 import time
@@ -15,28 +17,28 @@ from fastapi import Request
 from jaxtyping import Bool, Float64, Int64
 
 from model_store.inference.prediction import Prediction, check_computed
-from model_store.inputs.columns import OddCells
+from model_store.sources.columns import OddCells
 from model_store.types import Steps, at_once
-from service.context import Context, context_of
-from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
-from service.engine.decision import DecisionOptions
-from service.engine.explaining import more_rows, predicted_as_usual
-from service.engine.jobs import Job, Predicted
-from service.http.explanations import explanation_bytes
-from service.http.options import (
+from service.api.explanations import explanation_bytes
+from service.api.options import (
     decision_options,
     groups_of,
     num_samples_of,
     refuse_too_many_explained,
     refuse_too_many_samples,
 )
-from service.http.requests import SMALL_JSON_BYTES, Rows, hung_up
-from service.http.responses import answer_bytes
-from service.http.schemas import PredictRequest
-from service.observability.records import record_of
+from service.api.requests import SMALL_JSON_BYTES, Rows, hung_up
+from service.api.responses import answer_bytes
+from service.api.schemas import PredictRequest
+from service.context import Context, context_of
+from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
+from service.engine.decision import DecisionOptions
+from service.engine.explaining import more_rows, predicted_as_usual
+from service.engine.jobs import Job, Predicted
+from service.models.models import Served
 from service.pools.pool_file import PoolFile
-from service.process.budget import lease_of
-from service.registry.models import Served
+from service.server.budget import lease_of
+from service.telemetry.records import record_of
 
 T = TypeVar("T")
 
@@ -62,7 +64,8 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class ToExplain:
-    """What explanations are made of: odd cells of rows that came as objects, and rows with each column as usual."""
+    """What explanations are made of: odd cells of rows that came as objects, and rows with each
+    column as usual."""
 
     cells: list[OddCells] | None
     as_usual: Prediction | None
@@ -81,7 +84,8 @@ class Form(Protocol):
         groups: Int64[np.ndarray, "N"] | None,
         to_explain: ToExplain | None,
     ) -> Steps[tuple[list[bytes], Bool[np.ndarray, "N"]]]:
-        """Return the answer in parts, and which rows are flagged; yields after each of many steps."""
+        """Return the answer in parts, and which rows are flagged; yields after each of many
+        steps."""
 
 
 def begin(request: Request) -> tuple[Context, Hashable, float]:
@@ -97,22 +101,35 @@ def begin(request: Request) -> tuple[Context, Hashable, float]:
 
 
 async def in_steps(
-    request: Request, context: Context, steps: Steps[T], client: Hashable, size: int, deadline: float
+    request: Request,
+    context: Context,
+    steps: Steps[T],
+    client: Hashable,
+    size: int,
+    deadline: float,
 ) -> T:
-    """Return what steps come to that read so many bytes: few at once, many away from the event loop."""
+    """Return what steps come to that read so many bytes: few at once, many away from the event
+    loop."""
     if size <= SMALL_JSON_BYTES:
         return at_once(steps)
-    return await context.threads.requests.run(steps, client, size, deadline, partial(hung_up, request))
+    return await context.threads.requests.run(
+        steps, client, size, deadline, partial(hung_up, request)
+    )
 
 
 async def predict(request: Request, context: Context, asked: Asked, form: Form) -> list[bytes]:
     """Predict a request's rows and return the answer in parts.
 
     Raises:
-        InvalidInput, TooLarge, Overloaded, PastDeadline: as `service.http.problems` has them.
+        InvalidInput, TooLarge, Overloaded, PastDeadline: as `service.api.problems` has them.
         ClientDisconnect: if the client hangs up.
     """
-    settings, client, envelope, served = context.settings, asked.client, asked.envelope, asked.served
+    settings, client, envelope, served = (
+        context.settings,
+        asked.client,
+        asked.envelope,
+        asked.served,
+    )
     num_rows = asked.num_rows
     num_samples = num_samples_of(envelope, served, settings)
     options = decision_options(envelope, served, num_samples, settings.settle)
@@ -121,7 +138,9 @@ async def predict(request: Request, context: Context, asked: Asked, form: Form) 
     refuse_too_many_explained(envelope, num_rows, served, settings)
     more = more_rows(served.model.manifest.input) if envelope.explain else 0
     encoding = served.model.encoding_draws
-    with context.admission.admitted(num_rows * (1 + more), num_samples, BATCH_ROW_DRAWS, client, encoding):
+    with context.admission.admitted(
+        num_rows * (1 + more), num_samples, BATCH_ROW_DRAWS, client, encoding
+    ):
         lease, deadline = lease_of(request.scope), context.deadline(asked.begun, envelope)
         wait = partial(hung_up, request)
         cells = None
@@ -136,9 +155,19 @@ async def predict(request: Request, context: Context, asked: Asked, form: Form) 
         lease.shrink(x.nbytes)
         keep = envelope.return_samples
         job = Job(
-            served, x, num_samples, envelope.seed, deadline, options.rule, keep, client=client, priors=options.priors
+            served,
+            x,
+            num_samples,
+            envelope.seed,
+            deadline,
+            options.rule,
+            keep,
+            client=client,
+            priors=options.priors,
         )
-        kept = kept_bytes(job) + answer_bytes(served, len(x), num_samples if keep else 0, form.as_arrays)
+        kept = kept_bytes(job) + answer_bytes(
+            served, len(x), num_samples if keep else 0, form.as_arrays
+        )
         lease.reserve(kept, "answer")
         if envelope.explain:
             explained = explanation_bytes(served.model.manifest, len(x), form.as_arrays)
@@ -146,13 +175,17 @@ async def predict(request: Request, context: Context, asked: Asked, form: Form) 
         predicted = await context.engine.predict(job, wait)
         to_explain = None
         if envelope.explain:
-            as_usual = await predicted_as_usual(context.engine, context.threads, job, predicted, wait)
+            as_usual = await predicted_as_usual(
+                context.engine, context.threads, job, predicted, wait
+            )
             to_explain = ToExplain(cells, as_usual)
         steps = _answer(context, job, predicted, options, groups, form, to_explain)
         if job.has_short_answer and not envelope.explain:
             answer, flags = at_once(steps)
         else:
-            answer, flags = await context.threads.answers.run(steps, client, lease.held, deadline, wait)
+            answer, flags = await context.threads.answers.run(
+                steps, client, lease.held, deadline, wait
+            )
     record = record_of(request.scope)
     record.worked_on(predicted.phases)
     record.used(served.name, served.version, len(x), num_samples, flags)
@@ -170,7 +203,8 @@ def _answer(
     form: Form,
     to_explain: ToExplain | None,
 ) -> Steps[tuple[list[bytes], int]]:
-    """Return the answer in parts and how many rows are flagged, and note both where rows are watched and counted.
+    """Return the answer in parts and how many rows are flagged, and note both where rows are
+    watched and counted.
 
     Raises:
         InvalidInput: naming a row that the model cannot predict.

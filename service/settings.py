@@ -16,8 +16,12 @@ from model_store.processors import available_processors
 PREFIX = "DUBITO_"
 VERIFY_KEY_VARIABLE = f"{PREFIX}VERIFY_KEY_FILE"
 SECRETS = {"api_keys", "admin_key", "label_studio_token"}  # settings that are secrets themselves
-SWITCH_S = 0.0005  # how long a thread may hold the interpreter while another waits: threads of arithmetic wait often
-OF_TRAINING = {"DUBITO_DATA", "DUBITO_RUNS"}  # read by `python -m training`, which shares the environment
+# how long a thread may hold the interpreter while another waits: threads of arithmetic wait often
+SWITCH_S = 0.0005
+OF_TRAINING = {
+    "DUBITO_DATA",
+    "DUBITO_RUNS",
+}  # read by `python -m training`, which shares the environment
 OF_CLIENT = {"DUBITO_CLIENT_URL", "DUBITO_CLIENT_KEY"}  # read by the client's command `dubito`
 
 
@@ -30,7 +34,9 @@ class Settings(BaseSettings):
         default=Path("models"),
         description="root folder of the model store, or a bucket's URL: `s3://`, `gs://` or `az://bucket/prefix`",
     )
-    cache: Path = Field(default=CACHE, description="folder for copies of versions, where the store is a bucket")
+    cache: Path = Field(
+        default=CACHE, description="folder for copies of versions, where the store is a bucket"
+    )
     cache_bytes: Annotated[int, Field(ge=1)] = Field(
         default=CACHE_BYTES,
         description="most bytes of copies there; those that no alias names and nobody uses go first",
@@ -38,16 +44,21 @@ class Settings(BaseSettings):
     state: Path | None = Field(
         default=Path("state"),
         description="folder for what must not be forgotten: jobs, their results, what was acquired, and labels; made "
-        "when there is something to keep. Empty: no jobs and labels here, as where several machines serve",
+        "when there is something to keep. Empty: no jobs and labels here, as where several "
+        "machines serve",
     )
     pools: Path | None = Field(
-        default=None, description="folder of files that requests may name as `pool_file` or `inputs_file`"
+        default=None,
+        description="folder of files that requests may name as `pool_file` or `inputs_file`",
     )
     host: str = Field(default="127.0.0.1", description="address to listen on")
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="port to listen on; 0 takes any")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=8000, description="port to listen on; 0 takes any"
+    )
     page: bool = Field(default=True, description="whether `GET /` is a page for people")
     default_model: str | None = Field(
-        default=None, description="model of requests that name none; needed only where several are published"
+        default=None,
+        description="model of requests that name none; needed only where several are published",
     )
     workers: Annotated[int, Field(ge=1, le=256)] = Field(
         default=1, description="processes that serve, each with its own models and limits"
@@ -57,7 +68,8 @@ class Settings(BaseSettings):
         description="threads of one model's arithmetic in each process; 0: the processors available, shared evenly",
     )
     poll_interval_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
-        default=1.0, description="seconds between looks at the store for new versions and moved aliases"
+        default=1.0,
+        description="seconds between looks at the store for new versions and moved aliases",
     )
     max_model_bytes: Annotated[int, Field(ge=1)] = Field(
         default=1 << 30,
@@ -73,13 +85,19 @@ class Settings(BaseSettings):
         description="most memory of that process, in bytes, beside what it begins with and six times the files",
     )
     ready_draw_sets: Annotated[int, Field(ge=0)] = Field(
-        default=64, description="fresh draw sets kept ready for each version with an alias, of 64 MB at most"
+        default=64,
+        description="fresh draw sets kept ready for each version with an alias, of 64 MB at most",
     )
-    max_samples: Annotated[int, Field(ge=1)] = Field(default=1000, description="largest num_samples of a request")
+    max_samples: Annotated[int, Field(ge=1)] = Field(
+        default=1000, description="largest num_samples of a request"
+    )
     settle: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        default=None, description="tolerance of requests that name no `settle`; without one draws are never stopped"
+        default=None,
+        description="tolerance of requests that name no `settle`; without one draws are never stopped",
     )
-    max_rows: Annotated[int, Field(ge=1)] = Field(default=4096, description="most rows of a /predict request")
+    max_rows: Annotated[int, Field(ge=1)] = Field(
+        default=4096, description="most rows of a /predict request"
+    )
     max_pool_rows: Annotated[int, Field(ge=1)] = Field(
         default=100_000, description="most rows of an /acquire request's pool"
     )
@@ -87,12 +105,14 @@ class Settings(BaseSettings):
         default=64 << 20, description="largest request body, in bytes"
     )
     max_json_bytes: Annotated[int, Field(ge=1024)] = Field(
-        default=16 << 20, description="largest JSON body, in bytes: it takes much longer to read than an array"
+        default=16 << 20,
+        description="largest JSON body, in bytes: it takes much longer to read than an array",
     )
     memory_budget_bytes: Annotated[int, Field(ge=1 << 20)] = Field(
         default=512 << 20,
         description="most memory of each process for requests, in bytes: bodies that are read, what is made of them "
-        "and answers that are not read yet; what does not fit is answered 429. A lone client gets three "
+        "and answers that are not read yet; what does not fit is answered 429. A lone client gets "
+        "three "
         "quarters of it",
     )
     max_connections: Annotated[int, Field(ge=1)] = Field(
@@ -133,37 +153,48 @@ class Settings(BaseSettings):
         description="jobs that run at a time, on all processes with the same state folder; 0: this service takes "
         "jobs and runs none",
     )
-    max_jobs: Annotated[int, Field(ge=1)] = Field(default=100, description="most jobs that may be queued")
+    max_jobs: Annotated[int, Field(ge=1)] = Field(
+        default=100, description="most jobs that may be queued"
+    )
     max_job_row_draws: Annotated[int, Field(ge=1)] = Field(
         default=10_000_000_000, description="most rows x draws of one job"
     )
     job_kept_s: Annotated[float, Field(gt=0)] = Field(
-        default=604_800.0, description="seconds that a job and its result are kept once it has ended: a week"
+        default=604_800.0,
+        description="seconds that a job and its result are kept once it has ended: a week",
     )
     drain_s: Annotated[int, Field(ge=1)] = Field(
-        default=20, description="seconds that requests in flight get to end when the service has stopped listening"
+        default=20,
+        description="seconds that requests in flight get to end when the service has stopped listening",
     )
     log: Literal["text", "json"] = Field(
-        default="text", description="form of the log: `text` for people, `json` with a line for each request"
+        default="text",
+        description="form of the log: `text` for people, `json` with a line for each request",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="least level that is logged: `debug`, `info`, `warning` or `error`"
+        default="info",
+        description="least level that is logged: `debug`, `info`, `warning` or `error`",
     )
     otlp_endpoint: str | None = Field(
         default=None,
         description="base URL of an OpenTelemetry collector that spans of requests are sent to, over HTTP",
     )
     trace_share: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=1.0, description="share of requests whose spans are sent, of those without a traced caller"
+        default=1.0,
+        description="share of requests whose spans are sent, of those without a traced caller",
     )
     api_keys: SecretStr | None = Field(
         default=None, description="keys, with commas between, one of which every request must have"
     )
-    api_keys_file: Path | None = Field(default=None, description="file to read `DUBITO_API_KEYS` from instead")
+    api_keys_file: Path | None = Field(
+        default=None, description="file to read `DUBITO_API_KEYS` from instead"
+    )
     admin_key: SecretStr | None = Field(
         default=None, description="key of the administrative routes; without it there are none"
     )
-    admin_key_file: Path | None = Field(default=None, description="file to read `DUBITO_ADMIN_KEY` from instead")
+    admin_key_file: Path | None = Field(
+        default=None, description="file to read `DUBITO_ADMIN_KEY` from instead"
+    )
     keys_file: Path | None = Field(
         default=None,
         description="TOML file of keys with names, scopes and expiries, in place of the four settings above; what "
@@ -175,7 +206,8 @@ class Settings(BaseSettings):
         "`python -m service label-studio` asks; without it nothing is fetched",
     )
     label_studio_token: SecretStr | None = Field(
-        default=None, description="token of Label Studio's API: a personal access token, or a legacy one"
+        default=None,
+        description="token of Label Studio's API: a personal access token, or a legacy one",
     )
     label_studio_token_file: Path | None = Field(
         default=None, description="file to read `DUBITO_LABEL_STUDIO_TOKEN` from instead"
@@ -185,7 +217,8 @@ class Settings(BaseSettings):
         description="public Ed25519 key, a PEM file; with it versions that its private key has not signed are broken",
     )
     notice_s: Annotated[float, Field(ge=0, le=3600)] = Field(
-        default=1.0, description="seconds after SIGTERM in which the service still listens, but says it is not ready"
+        default=1.0,
+        description="seconds after SIGTERM in which the service still listens, but says it is not ready",
     )
 
     @field_validator("store", mode="before")
@@ -206,13 +239,17 @@ class Settings(BaseSettings):
         """
         given, file = self.label_studio_token, self.label_studio_token_file
         if given is not None and file is not None:
-            raise InvalidInput("DUBITO_LABEL_STUDIO_TOKEN_FILE", "none beside DUBITO_LABEL_STUDIO_TOKEN", "both")
+            raise InvalidInput(
+                "DUBITO_LABEL_STUDIO_TOKEN_FILE", "none beside DUBITO_LABEL_STUDIO_TOKEN", "both"
+            )
         if file is None:
             return None if given is None else given.get_secret_value()
         try:
             return file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
-            raise InvalidInput("DUBITO_LABEL_STUDIO_TOKEN_FILE", "a file that can be read", "another") from None
+            raise InvalidInput(
+                "DUBITO_LABEL_STUDIO_TOKEN_FILE", "a file that can be read", "another"
+            ) from None
 
     @property
     def worker_threads(self) -> int:
@@ -221,9 +258,11 @@ class Settings(BaseSettings):
 
 
 def processors(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return how many processors this process may use: those it may run on, or the container's limit if less.
+    """Return how many processors this process may use: those it may run on, or the container's
+    limit if less.
 
-    `cpu_max` is the file of cgroup v2: microseconds of processor time in each period, or `max`, and the period.
+    `cpu_max` is the file of cgroup v2: microseconds of processor time in each period, or `max`, and
+        the period.
     """
     available = available_processors()
     try:
@@ -250,7 +289,8 @@ def settings_of(given: Mapping[str, Any], place: str = "") -> Settings:
     """Return settings: those that are given by name, and the environment's.
 
     Raises:
-        InvalidInput: naming what is wrong or not known, after `place`; without one as environment variables.
+        InvalidInput: naming what is wrong or not known, after `place`; without one as environment
+            variables.
     """
     try:
         return Settings(**given)
@@ -260,4 +300,6 @@ def settings_of(given: Mapping[str, Any], place: str = "") -> Settings:
         what = f"{place}{name}" if place else PREFIX + name.upper()
         if first["type"] == "extra_forbidden":
             raise InvalidInput(what, f"one of {sorted(Settings.model_fields)}", "another") from None
-        raise InvalidInput(what, str(first["msg"]).removeprefix("Input should be "), repr(first["input"])) from None
+        raise InvalidInput(
+            what, str(first["msg"]).removeprefix("Input should be "), repr(first["input"])
+        ) from None

@@ -1,6 +1,8 @@
-"""What tests share: a small real artifact in a store, and the service over real HTTP. Helpers are in `tests/support`.
+"""What tests share: a small real artifact in a store, and the service over real HTTP. Helpers are
+in `tests/support`.
 
-Nothing of the three packages is imported when this module is: jaxtyping's checks are put into them after that.
+Nothing of the three packages is imported when this module is: jaxtyping's checks are put into them
+    after that.
 """
 
 import functools
@@ -20,7 +22,9 @@ from tests.support.environment import run_training  # noqa: E402
 from tests.support.once import once_a_run  # noqa: E402
 from tests.support.serving import WITH_TRIALS, serving  # noqa: E402
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # torch in several processes: their threads would wait for each other
+if (
+    "PYTEST_XDIST_WORKER" in os.environ
+):  # torch in several processes: their threads would wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 FITS = {"fits", "digits_store", "evaluated_store"}
@@ -28,7 +32,8 @@ SERVES = {"serve", "service_url"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by the fixtures that they use; files that fit models of their own come first, as the longest."""
+    """Mark tests by the fixtures that they use; files that fit models of their own come first, as
+    the longest."""
     fitting = set()
     for item in items:
         used = set(getattr(item, "fixturenames", ()))
@@ -47,12 +52,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def fits() -> Iterator[None]:
     """For whatever fits or exports a model, which takes seconds: its tests are marked `fits`.
 
-    torch's exporter registers all its operators again for each graph, a fifth of the time; here once a process.
+    torch's exporter registers all its operators again for each graph, a fifth of the time; here
+    once a process.
     """
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     with pytest.MonkeyPatch.context() as changes:
-        changes.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
+        changes.setattr(
+            ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib))
+        )
         yield
 
 
@@ -66,8 +74,8 @@ def quick_recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def digits_store(tmp_path_factory: pytest.TempPathFactory, quick_recipe: Path) -> Path:
-    """A model store with one real model, `digits` version 1, fitted by the command that users run. Do not change it:
-    copy it (`shutil.copytree`) where a test writes."""
+    """A model store with one real model, `digits` version 1, fitted by the command that users run.
+    Do not change it: copy it (`shutil.copytree`) where a test writes."""
     fit = ("fit", str(quick_recipe), "--quiet", "--device", "cpu")
     return once_a_run(tmp_path_factory, "fitted", lambda root: run_training(root, *fit)) / "models"
 
@@ -83,8 +91,8 @@ def own_store(digits_store: Path, tmp_path: Path) -> object:
 
 @pytest.fixture(scope="session")
 def evaluated_store(tmp_path_factory: pytest.TempPathFactory, digits_store: Path) -> Path:
-    """A copy of `digits_store` whose model has an evaluation report, with attacks and an npz file of other rows,
-    written by the command that users run. Do not change it."""
+    """A copy of `digits_store` whose model has an evaluation report, with attacks and an npz file
+    of other rows, written by the command that users run. Do not change it."""
 
     def evaluate(root: Path) -> None:
         shutil.copytree(digits_store, root / "models")
@@ -97,10 +105,14 @@ def evaluated_store(tmp_path_factory: pytest.TempPathFactory, digits_store: Path
 
 @pytest.fixture(scope="session")
 def tables(tmp_path_factory: pytest.TempPathFactory, digits_store: Path, fits: None) -> Path:
-    """A store with `digits`, a table, pictures and a regression: `publish_tables`. Do not change it."""
+    """A store with `digits`, a table, pictures and a regression: `publish_tables`. Do not change
+    it."""
     from tests.support.kinds import publish_tables
 
-    return once_a_run(tmp_path_factory, "tables", lambda root: publish_tables(root, digits_store)) / "models"
+    return (
+        once_a_run(tmp_path_factory, "tables", lambda root: publish_tables(root, digits_store))
+        / "models"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +120,9 @@ def kinds(tmp_path_factory: pytest.TempPathFactory, tables: Path) -> Path:
     """A store with a model of every kind of input: `publish_kinds`. Do not change it."""
     from tests.support.kinds import publish_kinds
 
-    return once_a_run(tmp_path_factory, "kinds", lambda root: publish_kinds(root, tables)) / "models"
+    return (
+        once_a_run(tmp_path_factory, "kinds", lambda root: publish_kinds(root, tables)) / "models"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,10 @@ import pytest
 from tests.support.environment import ROOT
 
 PACKAGES = ("model_store", "service", "training")
-FOLDERS = {**{package: ROOT / package for package in PACKAGES}, "dubito": ROOT / "client" / "dubito"}
+FOLDERS = {
+    **{package: ROOT / package for package in PACKAGES},
+    "dubito": ROOT / "client" / "dubito",
+}
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 
 
@@ -57,7 +60,12 @@ def imported_modules(path):
 
 @pytest.mark.parametrize(
     ("package", "may_import"),
-    [("model_store", set()), ("service", {"model_store"}), ("training", {"model_store"}), ("dubito", set())],
+    [
+        ("model_store", set()),
+        ("service", {"model_store"}),
+        ("training", {"model_store"}),
+        ("dubito", set()),
+    ],
 )
 def test_packages_import_one_way(package, may_import):
     of_others = set(FOLDERS) - {package} - may_import
@@ -66,7 +74,8 @@ def test_packages_import_one_way(package, may_import):
 
 
 def room_of(module):
-    """The room of a module: its first two names, or its own name where it stands at the top of its package."""
+    """The room of a module: its first two names, or its own name where it stands at the top of its
+    package."""
     return ".".join(module.split(".")[:2])
 
 
@@ -76,7 +85,9 @@ def imports_between_rooms(package):
     for path in FOLDERS[package].rglob("*.py"):
         names = path.relative_to(FOLDERS[package].parent).with_suffix("").parts
         room = room_of(".".join(names).removesuffix(".__init__"))
-        wanted = {room_of(module) for module in imported_modules(path) if module.startswith(f"{package}.")}
+        wanted = {
+            room_of(module) for module in imported_modules(path) if module.startswith(f"{package}.")
+        }
         graph.setdefault(room, set()).update(wanted - {room})
     return graph
 

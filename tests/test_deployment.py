@@ -1,4 +1,5 @@
-"""The deployment's files: images without training, containers without rights, and settings that reach them."""
+"""The deployment's files: images without training, containers without rights, and settings that
+reach them."""
 
 import re
 import runpy
@@ -11,18 +12,24 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from service.routes import open_inference
+from service.integrations.open_inference import routes as open_inference
 from service.settings import OF_TRAINING, Settings
 
 ROOT = Path(__file__).parent.parent
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-MONITORED = yaml.safe_load((ROOT / "docker" / "monitoring" / "prometheus" / "prometheus.yml").read_text())
-BUCKET = yaml.safe_load((ROOT / "docker-compose.bucket.yml").read_text().replace("!reset null", "null"))
+MONITORED = yaml.safe_load(
+    (ROOT / "docker" / "monitoring" / "prometheus" / "prometheus.yml").read_text()
+)
+BUCKET = yaml.safe_load(
+    (ROOT / "docker-compose.bucket.yml").read_text().replace("!reset null", "null")
+)
 GPU = yaml.safe_load((ROOT / "docker-compose.gpu.yml").read_text())
 BUILT = [name for name, service in COMPOSE["services"].items() if "build" in service]
 OURS = [name for name in COMPOSE["services"] if name != "label-studio"]
 COMPUTING = {"service", "training", "learn"}
-IMAGES = {name: (ROOT / COMPOSE["services"][name]["build"]["dockerfile"]).read_text() for name in BUILT}
+IMAGES = {
+    name: (ROOT / COMPOSE["services"][name]["build"]["dockerfile"]).read_text() for name in BUILT
+}
 LOCK = runpy.run_path(str(ROOT / "docker" / "lock.py"))
 EXTRAS, CUDA, LEFT_OUT = LOCK["EXTRAS"], LOCK["CUDA"], LOCK["LEFT_OUT"]
 OF_TRAINING_ALONE = {"torch", "onnxscript", "scikit-learn", "matplotlib", "tqdm"}
@@ -55,7 +62,9 @@ def test_the_bucket_is_hardened_and_has_a_secret_that_no_file_here_knows():
 
 
 def test_with_the_bucket_everything_that_has_models_uses_it_over_a_network_of_its_own():
-    reached = {name for name, service in BUCKET["services"].items() if "bucket" in service["networks"]}
+    reached = {
+        name for name, service in BUCKET["services"].items() if "bucket" in service["networks"]
+    }
     assert reached == {"service", "training", "learn", "bucket"}
     for name in COMPUTING:
         service = BUCKET["services"][name]
@@ -71,7 +80,9 @@ def test_with_the_bucket_everything_that_has_models_uses_it_over_a_network_of_it
 @pytest.mark.parametrize("name", BUILT)
 def test_every_image_runs_as_one_fixed_user_that_owns_its_volumes(name):
     assert re.findall(r"^USER (.*)$", IMAGES[name], re.M) == ["10001:10001"]
-    made = re.search(r"install --directory --owner dubito --group dubito (.*)$", IMAGES[name], re.M)[1].split()
+    made = re.search(
+        r"install --directory --owner dubito --group dubito (.*)$", IMAGES[name], re.M
+    )[1].split()
     mounted = {volume.split(":")[1] for volume in COMPOSE["services"][name]["volumes"]}
     assert mounted <= set(made)
 
@@ -117,15 +128,23 @@ def test_grafana_has_a_password_and_lets_in_nobody_without():
     environment = grafana["environment"]
     assert environment["GF_SECURITY_ADMIN_PASSWORD__FILE"] == f"/run/secrets/{secret}"
     assert "GF_SECURITY_ADMIN_PASSWORD" not in environment
-    assert environment["GF_AUTH_ANONYMOUS_ENABLED"] == environment["GF_USERS_ALLOW_SIGN_UP"] == "false"
+    assert (
+        environment["GF_AUTH_ANONYMOUS_ENABLED"] == environment["GF_USERS_ALLOW_SIGN_UP"] == "false"
+    )
     file = COMPOSE["secrets"][secret]["file"]
     assert file == "${GRAFANA_PASSWORD_FILE:-./secrets/grafana-password}"
-    assert "/secrets/" in (ROOT / ".gitignore").read_text().splitlines()  # and no image holds it: those rules let in
+    assert (
+        "/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
+    )  # and no image holds it: those rules let in
 
 
 def test_learning_runs_in_training_s_image_with_training_s_rights_and_the_state():
     learn, training = COMPOSE["services"]["learn"], COMPOSE["services"]["training"]
-    assert (learn["image"], learn["network_mode"], learn["profiles"]) == (training["image"], "none", ["learn"])
+    assert (learn["image"], learn["network_mode"], learn["profiles"]) == (
+        training["image"],
+        "none",
+        ["learn"],
+    )
     assert {*learn["volumes"]} == {*training["volumes"], "state:/state"}
     assert "state:/state" in COMPOSE["services"]["service"]["volumes"]
     assert learn["command"][:4] == ["python", "-m", "training", "candidate"]
@@ -141,7 +160,9 @@ def test_training_is_a_job_that_up_does_not_start():
 
 
 def test_service_is_published_to_this_machine_alone_unless_told_otherwise():
-    assert COMPOSE["services"]["service"]["ports"] == ["${DUBITO_HOST:-127.0.0.1}:${DUBITO_PORT:-8000}:8000"]
+    assert COMPOSE["services"]["service"]["ports"] == [
+        "${DUBITO_HOST:-127.0.0.1}:${DUBITO_PORT:-8000}:8000"
+    ]
 
 
 def test_containers_are_killed_only_after_the_drain():
@@ -153,9 +174,18 @@ def test_containers_are_killed_only_after_the_drain():
 
 def test_every_setting_reaches_the_service():
     environment = COMPOSE["services"]["service"]["environment"]
-    in_image = {"DUBITO_STORE", "DUBITO_CACHE", "DUBITO_STATE", "DUBITO_POOLS", "DUBITO_HOST", "DUBITO_PORT"}
+    in_image = {
+        "DUBITO_STORE",
+        "DUBITO_CACHE",
+        "DUBITO_STATE",
+        "DUBITO_POOLS",
+        "DUBITO_HOST",
+        "DUBITO_PORT",
+    }
     assert all(f"{name}=" in IMAGES["service"] for name in in_image)
-    assert set(environment) == {f"DUBITO_{name.upper()}" for name in Settings.model_fields} - in_image
+    assert (
+        set(environment) == {f"DUBITO_{name.upper()}" for name in Settings.model_fields} - in_image
+    )
     assert [name for name, value in environment.items() if value is not None] == ["DUBITO_DRAIN_S"]
 
 
@@ -172,13 +202,19 @@ def test_service_image_knows_nothing_of_training():
     assert not OF_TRAINING_ALONE & _locked("service-gpu").keys()
 
 
-@pytest.mark.parametrize("name", [f"{who}-{runtime}" for who in EXTRAS for runtime in ("cpu", "gpu")])
+@pytest.mark.parametrize(
+    "name", [f"{who}-{runtime}" for who in EXTRAS for runtime in ("cpu", "gpu")]
+)
 def test_all_that_is_installed_is_locked_as_it_is_pinned(name):
-    """Fails where pyproject.toml or constraints.txt has changed, until `make constraints` is run."""
+    """Fails where pyproject.toml or constraints.txt has changed, until `make constraints` is
+    run."""
     who, _, runtime = name.partition("-")
     pins, found, extras = _pins(), _locked(name), EXTRAS[who]
     if who == "cluster":  # Ray is not installed beside the tests
-        of_ray = dict(line.lower().split("==") for line in (ROOT / "docker" / "ray.txt").read_text().splitlines()[1:])
+        of_ray = dict(
+            line.lower().split("==")
+            for line in (ROOT / "docker" / "ray.txt").read_text().splitlines()[1:]
+        )
         of_ray = {package.replace("_", "-"): version for package, version in of_ray.items()}
         pins, extras = of_ray | pins, EXTRAS["service"]
         assert not of_ray.keys() - found.keys()
@@ -190,10 +226,14 @@ def test_all_that_is_installed_is_locked_as_it_is_pinned(name):
     assert "torch" not in found and bool(of_torch - {"torch"}) == (runtime == "gpu")
     pins["onnxruntime-gpu"] = pins["onnxruntime"]
     ours = found.keys() - of_torch - {"colorama"}  # which is Windows'
-    assert {package: found[package] for package in ours} == {package: pins[package] for package in ours}
+    assert {package: found[package] for package in ours} == {
+        package: pins[package] for package in ours
+    }
 
 
-@pytest.mark.parametrize("name", [f"{who}-{runtime}" for who in EXTRAS for runtime in ("cpu", "gpu")])
+@pytest.mark.parametrize(
+    "name", [f"{who}-{runtime}" for who in EXTRAS for runtime in ("cpu", "gpu")]
+)
 def test_what_downloads_is_not_installed(name):
     assert "tokenizers" in _locked(name)
     assert not _locked(name).keys() & {*LEFT_OUT, "hf-xet"}
@@ -207,7 +247,9 @@ def test_both_builds_of_torch_are_locked():
     assert {"triton", "nvidia-cublas"} < _locked("cuda").keys()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docker" / "locked").iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docker" / "locked").iterdir()), ids=lambda path: path.name
+)
 def test_every_locked_package_has_hashes(path):
     """And one version: what pip refuses otherwise, `--require-hashes` set."""
     blocks = re.findall(r"^\S.*\n(?: .*\n)*", path.read_text(), re.M)
@@ -215,7 +257,9 @@ def test_every_locked_package_has_hashes(path):
     for block in blocks[1:]:
         first, *hashes = block.replace(" \\\n", "\n").splitlines()
         assert re.match(r"[a-z0-9.-]+==[\w.+]+( ; .*)?$", first), first
-        assert hashes and all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", line) for line in hashes), first
+        assert hashes and all(
+            re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", line) for line in hashes
+        ), first
 
 
 @pytest.mark.parametrize("name", BUILT)
@@ -235,7 +279,9 @@ def test_every_stage_is_of_one_base_image_named_in_one_line(name):
     """The line that `make base-image` writes a digest to."""
     (image,) = re.findall(r"^ARG PYTHON=(.*)$", IMAGES[name], re.M)
     assert re.fullmatch(r"python:3\.11-slim(@sha256:[0-9a-f]{64})?", image)
-    assert {line.split()[1] for line in re.findall(r"^FROM .*$", IMAGES[name], re.M)} == {"${PYTHON}"}
+    assert {line.split()[1] for line in re.findall(r"^FROM .*$", IMAGES[name], re.M)} == {
+        "${PYTHON}"
+    }
     assert len({re.search(r"^ARG PYTHON=.*$", text, re.M)[0] for text in IMAGES.values()}) == 1
 
 
@@ -279,31 +325,56 @@ def test_images_start_a_module_without_a_shell(name):
 
 def test_kserve_s_manifest_fits_the_image_and_the_service():
     manifest = yaml.safe_load((ROOT / "docs" / "kserve.yaml").read_text())
-    assert (manifest["apiVersion"], manifest["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
+    assert (manifest["apiVersion"], manifest["kind"]) == (
+        "serving.kserve.io/v1beta1",
+        "InferenceService",
+    )
     predictor = manifest["spec"]["predictor"]
     (container,) = predictor["containers"]
-    assert container["image"].partition(":")[0] == COMPOSE["services"]["service"]["image"].partition(":")[0]
+    assert (
+        container["image"].partition(":")[0]
+        == COMPOSE["services"]["service"]["image"].partition(":")[0]
+    )
     image = IMAGES["service"]
     (port,) = container["ports"]
     assert f"EXPOSE {port['containerPort']}\n" in image
     paths = {route.path for route in open_inference.router.routes}
-    for name, path in (("readinessProbe", "/v2/health/ready"), ("livenessProbe", "/v2/health/live")):
+    for name, path in (
+        ("readinessProbe", "/v2/health/ready"),
+        ("livenessProbe", "/v2/health/live"),
+    ):
         assert container[name]["httpGet"] == {"path": path, "port": port["containerPort"]}
         assert path in paths
     settings = {f"DUBITO_{name.upper()}" for name in Settings.model_fields}
     env = {variable["name"]: variable["value"] for variable in container["env"]}
     assert set(env) - settings == {"PROTOCOL"}
-    own = {name.removeprefix("DUBITO_").lower(): value for name, value in env.items() if name in settings}
+    own = {
+        name.removeprefix("DUBITO_").lower(): value
+        for name, value in env.items()
+        if name in settings
+    }
     served = Settings(**own)
     assert predictor["terminationGracePeriodSeconds"] > served.drain_s + served.notice_s
-    assert f"USER {predictor['securityContext']['runAsUser']}:{predictor['securityContext']['runAsGroup']}\n" in image
+    assert (
+        f"USER {predictor['securityContext']['runAsUser']}:{predictor['securityContext']['runAsGroup']}\n"
+        in image
+    )
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
-    assert mounts["/models"]["readOnly"] and "DUBITO_STORE=/models" in image and "DUBITO_STATE=/state" in image
+    assert (
+        mounts["/models"]["readOnly"]
+        and "DUBITO_STORE=/models" in image
+        and "DUBITO_STATE=/state" in image
+    )
     assert set(mounts) == {"/models", "/state", "/tmp"}
-    assert {mount["name"] for mount in mounts.values()} == {volume["name"] for volume in predictor["volumes"]}
+    assert {mount["name"] for mount in mounts.values()} == {
+        volume["name"] for volume in predictor["volumes"]
+    }
     confined = container["securityContext"]
     assert confined["readOnlyRootFilesystem"] and not confined["allowPrivilegeEscalation"]
-    assert confined["capabilities"] == {"drop": ["ALL"]} and predictor["securityContext"]["runAsNonRoot"]
+    assert (
+        confined["capabilities"] == {"drop": ["ALL"]}
+        and predictor["securityContext"]["runAsNonRoot"]
+    )
 
 
 def test_gpu_file_changes_the_runtime_and_reserves_a_device():
@@ -328,7 +399,9 @@ def test_ci_runs_the_suite_and_what_pre_commit_does():
     assert all(repository["repo"] == "local" for repository in hooks)
     assert ".ci/run" in commands
     assert {
-        f"{entry} --check ." if "format" in entry else f"{entry} ." for entry in entries if "ruff" in entry
+        f"{entry} --check ." if "format" in entry else f"{entry} ."
+        for entry in entries
+        if "ruff" in entry
     } < commands
     assert ".venv/bin/mypy" in commands & entries
 
@@ -347,7 +420,10 @@ def test_guide_names_every_command_that_it_needs():
 def _requirements(*extras):
     """What pyproject.toml asks for, with some extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
+    return [
+        *project["dependencies"],
+        *(line for extra in extras for line in project["optional-dependencies"][extra]),
+    ]
 
 
 def _pins():
@@ -374,7 +450,9 @@ def _closure(requirements):
             if (name, extra) not in seen:
                 seen.add((name, extra))
                 needed = [Requirement(line) for line in requires(name) or []]
-                waiting += [one for one in needed if not one.marker or one.marker.evaluate({"extra": extra})]
+                waiting += [
+                    one for one in needed if not one.marker or one.marker.evaluate({"extra": extra})
+                ]
     return {name for name, _ in seen}
 
 
@@ -386,8 +464,12 @@ def _copied(name, of_final_stage=False):
 
 
 def test_every_package_is_installed():
-    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"][
+        "find"
+    ]
     tops = ("model_store", "service", "training")
-    assert sorted(found["include"]) == sorted(pattern for top in tops for pattern in (top, f"{top}.*"))
+    assert sorted(found["include"]) == sorted(
+        pattern for top in tops for pattern in (top, f"{top}.*")
+    )
     folders = {path.parent for top in tops for path in (ROOT / top).rglob("*.py")}
     assert [folder for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []

@@ -1,4 +1,5 @@
-"""The documents agree with the code: links lead somewhere, and what can be asked for is described."""
+"""The documents agree with the code: links lead somewhere, and what can be asked for is
+described."""
 
 import re
 import tomllib
@@ -15,7 +16,9 @@ from training.data import EXPECTED, FROM_FILES
 from training.recipe import BETTER, DENSITY_NAMES, DETECTOR_NAMES, POSTERIORS, Recipe, Section, load
 
 PAGES = sorted(
-    path for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md")] if path.is_file()
+    path
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md")]
+    if path.is_file()
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -46,7 +49,10 @@ def test_every_link_leads_somewhere(page):
 
 def test_the_readme_lists_every_guide():
     listed = {link.partition("#")[0] for link in LINK.findall((ROOT / "README.md").read_text())}
-    wanted = {str(page.relative_to(ROOT)) for page in [*GUIDES[1:], ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md"]}
+    wanted = {
+        str(page.relative_to(ROOT))
+        for page in [*GUIDES[1:], ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md"]
+    }
     assert wanted - listed == set()
 
 
@@ -60,7 +66,9 @@ def test_every_command_of_make_is_in_the_readme():
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     readme = (ROOT / "README.md").read_text()
     of_upkeep = {"compose-check", "constraints", "sbom", "base-image"}
-    assert [name for name in targets if name not in of_upkeep and f"`make {name}`" not in readme] == []
+    assert [
+        name for name in targets if name not in of_upkeep and f"`make {name}`" not in readme
+    ] == []
 
 
 def guide():
@@ -72,7 +80,9 @@ def keys(section, prefix=""):
     """The keys of a recipe's section, dotted, those of its method's `[posterior]` aside."""
     for name, field in section.model_fields.items():
         kinds = [
-            kind for kind in (field.annotation, *getattr(field.annotation, "__args__", ())) if kind is not Section
+            kind
+            for kind in (field.annotation, *getattr(field.annotation, "__args__", ()))
+            if kind is not Section
         ]
         inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
         if inner:
@@ -85,13 +95,21 @@ def test_every_key_of_a_recipe_is_in_the_guide():
     rows = "\n".join(line for line in guide().splitlines() if line.startswith("| `"))
     wanted = [key for key in keys(Recipe) if not key.startswith("network.")]
     assert len(wanted) > 30
-    missing = [key for key in wanted if f"`{key}`" not in rows and f"`{key.rpartition('.')[2]}`" not in rows]
+    missing = [
+        key
+        for key in wanted
+        if f"`{key}`" not in rows and f"`{key.rpartition('.')[2]}`" not in rows
+    ]
     assert missing == []
 
 
 @pytest.mark.parametrize("method", POSTERIORS)
 def test_every_method_and_its_keys_are_in_the_guide(method):
-    rows = [line for line in guide().splitlines() if line.startswith("| ") and f"`{method}`" in line.split(" | ")[0]]
+    rows = [
+        line
+        for line in guide().splitlines()
+        if line.startswith("| ") and f"`{method}`" in line.split(" | ")[0]
+    ]
     assert len(rows) == 1
     for key in POSTERIORS[method].model_fields:
         assert f"`{key}`" in guide(), key
@@ -117,7 +135,12 @@ def test_every_metric_of_a_gate_is_in_the_guide():
 
 
 def test_every_acquisition_is_in_the_reference():
-    reference = (ROOT / "docs" / "api.md").read_text().partition("## POST /acquire")[2].partition("\n## ")[0]
+    reference = (
+        (ROOT / "docs" / "api.md")
+        .read_text()
+        .partition("## POST /acquire")[2]
+        .partition("\n## ")[0]
+    )
     wanted = {name for names in ACQUISITIONS.values() for name in names}
     assert {name for name in wanted if f"`{name}`" not in reference} == set()
 
@@ -136,7 +159,9 @@ def fields_of(schema, prefix=""):
 def test_every_field_of_the_manifest_is_in_the_format():
     written = (ROOT / "model_store" / "README.md").read_text()
     wanted = {
-        field for field in fields_of(Manifest) if not field.startswith(("input.image.", "abstention.", "files."))
+        field
+        for field in fields_of(Manifest)
+        if not field.startswith(("input.image.", "abstention.", "files."))
     }
     assert len(wanted) > 30
     assert {field for field in wanted if f"`{field}`" not in written} == set()

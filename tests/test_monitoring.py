@@ -1,4 +1,5 @@
-"""What watches the service: its rules and its dashboard ask for metrics that exist, and the guide knows each alert.
+"""What watches the service: its rules and its dashboard ask for metrics that exist, and the guide
+knows each alert.
 
 `tests/real/test_monitoring.py` runs them in Prometheus itself.
 """
@@ -13,9 +14,9 @@ import yaml
 from scipy.stats import betabinom
 
 from service.app import create_app
-from service.observability.metrics import SECONDS
-from service.registry.drift import ALARM_AT, EDGES, FLAG_RATE_AT
+from service.models.drift import ALARM_AT, EDGES, FLAG_RATE_AT
 from service.settings import Settings
+from service.telemetry.metrics import SECONDS
 from tests.support.environment import ROOT
 
 FOLDER = ROOT / "docker" / "monitoring"
@@ -38,15 +39,27 @@ GUIDE = (ROOT / "docs" / "monitoring.md").read_text()
 def asked_for():
     """All expressions of rules and dashboard, by where they are."""
     found = {rule.get("record") or rule["alert"]: rule["expr"] for rule in RULES}
-    found |= {f"{panel['title']} {t['refId']}": t["expr"] for panel in PANELS for t in panel["targets"]}
-    found |= {f"variable {name}": v["query"]["query"] for name, v in VARIABLES.items() if v["type"] == "query"}
-    return found | {f"annotation {a['name']}": a["expr"] for a in DASHBOARD["annotations"]["list"] if "expr" in a}
+    found |= {
+        f"{panel['title']} {t['refId']}": t["expr"] for panel in PANELS for t in panel["targets"]
+    }
+    found |= {
+        f"variable {name}": v["query"]["query"]
+        for name, v in VARIABLES.items()
+        if v["type"] == "query"
+    }
+    return found | {
+        f"annotation {a['name']}": a["expr"]
+        for a in DASHBOARD["annotations"]["list"]
+        if "expr" in a
+    }
 
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory):
     """The names of all samples that the service gives."""
-    app = create_app(Settings(store=tmp_path_factory.mktemp("store"), state=tmp_path_factory.mktemp("state")))
+    app = create_app(
+        Settings(store=tmp_path_factory.mktemp("store"), state=tmp_path_factory.mktemp("state"))
+    )
     page = app.state.context.metrics_page().decode()
     endings = {"histogram": ("_bucket", "_sum", "_count")}
     kinds = re.findall(r"^# TYPE (\w+) (\w+)$", page, re.M)
@@ -101,21 +114,30 @@ def test_the_guide_knows_no_other_alerts():
 @pytest.mark.parametrize("calibration", [19, 59, 199, 999, 9999])
 @pytest.mark.parametrize("rows", [100, 500, 5000])
 def test_a_flag_rate_is_seldom_beyond_its_band_while_nothing_drifts(calibration, rows):
-    """Exactly, by the beta-binomial distribution of flags among rows like those of the calibration."""
+    """Exactly, by the beta-binomial distribution of flags among rows like those of the
+    calibration."""
     gaps = calibration + 1
     known = {
         "dubito:watched_rows:increase1h": rows,
         "dubito:flag_rate:gaps": gaps,
         "dubito:flag_rate:expected": math.floor(FLAG_RATE_AT * gaps + 1e-9) / gaps,
     }
-    for record in ("dubito:flag_rate:std1h", "dubito:flag_rate:upper1h", "dubito:flag_rate:lower1h"):
+    for record in (
+        "dubito:flag_rate:std1h",
+        "dubito:flag_rate:upper1h",
+        "dubito:flag_rate:lower1h",
+    ):
         known[record] = value_of(RECORDS[record], known)
     flags = betabinom(
-        rows, known["dubito:flag_rate:expected"] * gaps, (1 - known["dubito:flag_rate:expected"]) * gaps
+        rows,
+        known["dubito:flag_rate:expected"] * gaps,
+        (1 - known["dubito:flag_rate:expected"]) * gaps,
     )
     assert flags.sf(math.floor(rows * known["dubito:flag_rate:upper1h"])) <= 5e-5
     assert flags.cdf(math.ceil(rows * known["dubito:flag_rate:lower1h"]) - 1) <= 5e-5
-    assert flags.mean() < rows * known["dubito:flag_rate:upper1h"] < rows  # it is no band of everything
+    assert (
+        flags.mean() < rows * known["dubito:flag_rate:upper1h"] < rows
+    )  # it is no band of everything
 
 
 def value_of(expression, known):
@@ -128,7 +150,9 @@ def value_of(expression, known):
 
 def test_the_dashboard_s_line_of_drift_is_the_alarm_s():
     (panel,) = [panel for panel in PANELS if panel["title"] == "Drift: evidence"]
-    assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"] == pytest.approx(ALARM_AT, abs=1e-3)
+    assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"] == pytest.approx(
+        ALARM_AT, abs=1e-3
+    )
 
 
 def test_panels_have_ids_and_places_of_their_own():
@@ -147,7 +171,10 @@ def test_panels_have_ids_and_places_of_their_own():
 def test_every_panel_asks_the_chosen_prometheus_and_shows_a_unit(panel):
     chosen = {"type": "prometheus", "uid": "${datasource}"}
     assert VARIABLES["datasource"]["query"] == "prometheus"
-    assert all(source == chosen for source in (panel["datasource"], *(t["datasource"] for t in panel["targets"])))
+    assert all(
+        source == chosen
+        for source in (panel["datasource"], *(t["datasource"] for t in panel["targets"]))
+    )
     letters = [target["refId"] for target in panel["targets"]]
     assert letters and len({*letters}) == len(letters)
     assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
@@ -163,11 +190,18 @@ def test_the_dashboard_is_of_a_grafana_of_today():
 
 def test_grafana_finds_the_dashboard_and_prometheus():
     service = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["grafana"]
-    mounts = {target: source for source, target, _ in (volume.split(":") for volume in service["volumes"][:2])}
+    mounts = {
+        target: source
+        for source, target, _ in (volume.split(":") for volume in service["volumes"][:2])
+    }
     provisioning = FOLDER / "grafana" / "provisioning"
     assert mounts["/etc/grafana/provisioning"] == f"./{provisioning.relative_to(ROOT)}"
-    (provider,) = yaml.safe_load((provisioning / "dashboards" / "dubito.yml").read_text())["providers"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "dubito.yml").read_text())[
+        "providers"
+    ]
     assert (ROOT / mounts[provider["options"]["path"]] / "dubito.json").exists()
-    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())[
+        "datasources"
+    ]
     assert source["url"] == "http://prometheus:9090" and source["isDefault"]
     assert source["jsonData"]["timeInterval"] == PROMETHEUS["global"]["scrape_interval"]

@@ -1,6 +1,8 @@
-"""Mutation testing that is stopped goes on where it was: what the last run planned and left behind is taken up.
+"""Mutation testing that is stopped goes on where it was: what the last run planned and left behind
+is taken up.
 
-cosmic-ray, which makes and runs the mutants, is in an environment of its own, so only its names are here.
+cosmic-ray, which makes and runs the mutants, is in an environment of its own, so only its names are
+here.
 """
 
 import argparse
@@ -19,7 +21,10 @@ OPTIONS = argparse.Namespace(share=1.0, seed=0, python="python")
 @pytest.fixture
 def mutants(tmp_path, monkeypatch):
     """The tool, in a repository of one module, and what it was to run."""
-    for name, names in (("work_db", ("WorkDB", "use_db")), ("work_item", ("WorkerOutcome", "WorkResult"))):
+    for name, names in (
+        ("work_db", ("WorkDB", "use_db")),
+        ("work_item", ("WorkerOutcome", "WorkResult")),
+    ):
         stub = ModuleType(f"cosmic_ray.{name}")
         stub.__dict__.update(dict.fromkeys(names))
         monkeypatch.setitem(sys.modules, f"cosmic_ray.{name}", stub)
@@ -65,7 +70,9 @@ def test_a_plan_is_made_once_whole_or_not_at_all_and_anew_for_another_module(mut
 
     def plan(program, *arguments, cwd):
         planned.append(arguments)
-        with Path(arguments[-1]).open("x") as draft:  # what an earlier planning left would stop this one
+        with Path(arguments[-1]).open(
+            "x"
+        ) as draft:  # what an earlier planning left would stop this one
             draft.write(f"plan {len(planned)}")
 
     def stopped(*_):

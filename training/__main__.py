@@ -1,5 +1,5 @@
-"""`inspect` data; `fit`, `prune` and `calibrate` models; `evaluate` and `compare` them; `candidate` learns on, and
-`active` says how many labels would have been needed.
+"""`inspect` data; `fit`, `prune` and `calibrate` models; `evaluate` and `compare` them; `candidate`
+learns on, and `active` says how many labels would have been needed.
 """
 
 import argparse
@@ -33,7 +33,9 @@ def main(arguments: list[str] | None = None) -> int:
         command.add_arguments(commands.add_parser(name, help=command.HELP))
     options = parser.parse_args(arguments)
     try:
-        with printed(is_quiet=options.command == "calibrate" and options.quiet):  # of the others it hides bars alone
+        with printed(
+            is_quiet=options.command == "calibrate" and options.quiet
+        ):  # of the others it hides bars alone
             COMMANDS[options.command].run(options)
         return DONE
     except (InvalidInput, NotFound) as error:
@@ -43,7 +45,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print("\nstopped; run the same command again to go on from the last checkpoint", file=sys.stderr)
+        print(
+            "\nstopped; run the same command again to go on from the last checkpoint",
+            file=sys.stderr,
+        )
         return INTERRUPTED
 
 

@@ -1,6 +1,7 @@
 """What a manifest says of how its version was made: `training` in `manifest.json`.
 
-Facts that are not there are left out, so a manifest reads as it was written, whichever version of the code wrote it.
+Facts that are not there are left out, so a manifest reads as it was written, whichever version of
+the code wrote it.
 """
 
 from typing import Any
@@ -63,11 +64,14 @@ class TargetFacts(Facts):
     """What transforms of a target were tried: `training.fitting.target_choice`."""
 
     chosen: str
-    log_likelihood: dict[str, float]  # of validation rows, nats a row, of a density in the target's units
+    log_likelihood: dict[
+        str, float
+    ]  # of validation rows, nats a row, of a density in the target's units
 
 
 class LabelFacts(Facts):
-    """Labels that came to the service, beside the data: how many were fitted, which, and how many were not."""
+    """Labels that came to the service, beside the data: how many were fitted, which, and how many
+    were not."""
 
     rows: int
     digest: str  # of all labels of the model, control rows' too
@@ -92,7 +96,9 @@ class TrainingFacts(Facts):
     warm_start: VersionFacts | None = None
     labels: LabelFacts | None = None  # that came to the service: `training.publishing.candidate`
     validation_log_likelihood: float | None = None
-    convergence: dict[str, Any] | None = None  # of a variational fit: `training.fitting.convergence`
+    convergence: dict[str, Any] | None = (
+        None  # of a variational fit: `training.fitting.convergence`
+    )
     laplace: dict[str, Any] | None = None  # of such a posterior: `training.fitting.laplace`
     temperature: TemperatureFacts | None = None
     target_transform: TargetFacts | None = None
@@ -107,6 +113,7 @@ class TrainingFacts(Facts):
         return cls.model_validate(description.training)
 
     def derived(self, **facts: Any) -> "TrainingFacts":
-        """Return the facts of a version made from this one, with more; but not of the run that published this one."""
+        """Return the facts of a version made from this one, with more; but not of the run that
+        published this one."""
         kept = {name: value for name, value in self.content().items() if name != "run"}
         return TrainingFacts.model_validate({**kept, **facts})

@@ -1,4 +1,5 @@
-"""What training says as it goes: log records of `dubito.training`, which its commands print as plain lines."""
+"""What training says as it goes: log records of `dubito.training`, which its commands print as
+plain lines."""
 
 import logging
 import sys

@@ -19,16 +19,25 @@ from pydantic import (
 
 from model_store.artifacts.manifest import LARGEST_ID, Name
 from model_store.errors import InvalidInput
-from model_store.inputs.times import is_date_format
 from model_store.scores.tasks import DETECTED
+from model_store.sources.times import is_date_format
 from model_store.types import Task
 
 COMBINED_DENSITIES = ("residual", "mahalanobis", "input_neighbours", "feature_neighbours")
 IMAGE_DENSITIES = ("roughness",)  # combined too where the source is of images
-FEATURE_DENSITIES = ("feature_neighbours", "feature_gaussian")  # that do not look at a row's own numbers
-ENCODED_DENSITIES = ("residual", "mahalanobis", "cosine_neighbours")  # combined of what an encoder says
+FEATURE_DENSITIES = (
+    "feature_neighbours",
+    "feature_gaussian",
+)  # that do not look at a row's own numbers
+ENCODED_DENSITIES = (
+    "residual",
+    "mahalanobis",
+    "cosine_neighbours",
+)  # combined of what an encoder says
 DENSITY_NAMES = (*COMBINED_DENSITIES, "cosine_neighbours", "feature_gaussian", *IMAGE_DENSITIES)
-DETECTOR_NAMES = dict.fromkeys([*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES])
+DETECTOR_NAMES = dict.fromkeys(
+    [*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES]
+)
 COMBINED: dict[Task, list[str]] = {
     "classification": ["entropy", *COMBINED_DENSITIES],
     "regression": ["epistemic_std", *COMBINED_DENSITIES],
@@ -66,7 +75,8 @@ S = TypeVar("S", bound=Section)
 
 
 class DataSection(Section):
-    """`[data]`: the source, and how many of its training rows are kept out of training, and for what."""
+    """`[data]`: the source, and how many of its training rows are kept out of training, and for
+    what."""
 
     source: str
     validation_rows: Count | None = None
@@ -108,7 +118,9 @@ class DataSection(Section):
     @classmethod
     def _reads_what_it_writes(cls, date_format: str | None) -> str | None:
         if date_format is not None and not is_date_format(date_format):
-            raise ValueError("a format of whole dates as Python's strptime takes it, such as %d/%m/%Y")
+            raise ValueError(
+                "a format of whole dates as Python's strptime takes it, such as %d/%m/%Y"
+            )
         return date_format
 
     @model_validator(mode="after")
@@ -129,10 +141,16 @@ class DataSection(Section):
             raise ValueError("neither integers nor columns, but ignored ones, beside text")
         if self.text is None and (self.pad_token is not None or self.max_tokens != 128):
             raise ValueError("text beside max_tokens and pad_token")
-        if self.image_size is None and (self.image_fit != "stretch" or self.image_interpolation != "bilinear"):
+        if self.image_size is None and (
+            self.image_fit != "stretch" or self.image_interpolation != "bilinear"
+        ):
             raise ValueError("image_size beside image_fit and image_interpolation")
-        if self.image_resize is not None and (self.image_fit != "crop" or self.image_resize < self.longer_side):
-            raise ValueError("image_resize beside image_fit = 'crop', and at least the longer side of image_size")
+        if self.image_resize is not None and (
+            self.image_fit != "crop" or self.image_resize < self.longer_side
+        ):
+            raise ValueError(
+                "image_resize beside image_fit = 'crop', and at least the longer side of image_size"
+            )
         return self
 
     @property
@@ -152,12 +170,14 @@ class DataSection(Section):
 
     @property
     def is_stratified(self) -> bool:
-        """Whether splits of classes have each by its share: unless said, where no split is given as rows."""
+        """Whether splits of classes have each by its share: unless said, where no split is given as
+        rows."""
         given = (self.validation_rows, self.reference_rows, self.ranking_rows)
         return all(rows is None for rows in given) if self.stratified is None else self.stratified
 
     def held_out(self, split: str) -> int | float | None:
-        """Return how many training rows a split has, as a number or share of them; None for the default."""
+        """Return how many training rows a split has, as a number or share of them; None for the
+        default."""
         rows: int | None = getattr(self, f"{split}_rows")
         return getattr(self, split) if rows is None else rows
 
@@ -167,11 +187,14 @@ Pattern = Annotated[str, StringConstraints(min_length=1)]
 
 
 class NetworkSection(Section):
-    """`[network]`: the primary network, by exactly one of hidden, kind and factory, and where it starts."""
+    """`[network]`: the primary network, by exactly one of hidden, kind and factory, and where it
+    starts."""
 
     hidden: Annotated[list[Count], Field(min_length=1)] | None = None
     kind: Literal["papers-cnn", "gal-cnn"] | None = None
-    factory: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
+    factory: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = (
+        None
+    )
     weights: Pattern | None = None
     start: Literal["random", "trained"] | None = None
     bayesian: Annotated[list[Pattern], Field(min_length=1)] | None = None
@@ -190,23 +213,39 @@ class NetworkSection(Section):
         if self.start == "random" and self.weights is not None:
             raise ValueError("one of weights and start = 'random'")
         if self.start == "trained" and self.weights is None and self.factory is None:
-            raise ValueError("weights, or a factory that returns a trained network, with start = 'trained'")
+            raise ValueError(
+                "weights, or a factory that returns a trained network, with start = 'trained'"
+            )
         if (self.pixel_mean and len(self.pixel_mean)) != (self.pixel_std and len(self.pixel_std)):
-            raise ValueError("both of pixel_mean and pixel_std, a number for each channel, or neither")
+            raise ValueError(
+                "both of pixel_mean and pixel_std, a number for each channel, or neither"
+            )
         if self.standardise and (self.is_trained or self.pixel_mean):
-            raise ValueError("standardise = true only for a network that starts at random and has no pixel_mean")
+            raise ValueError(
+                "standardise = true only for a network that starts at random and has no pixel_mean"
+            )
         if self.output is not None and self.encoder_file is None:
-            raise ValueError("output only beside encoder = 'onnx:FILE', one of whose values it names")
+            raise ValueError(
+                "output only beside encoder = 'onnx:FILE', one of whose values it names"
+            )
         if self.encoder_file is not None and self.kind is not None:
-            raise ValueError("hidden or factory beside encoder = 'onnx:FILE', whose rows are no images")
+            raise ValueError(
+                "hidden or factory beside encoder = 'onnx:FILE', whose rows are no images"
+            )
         if self.encoder == "frozen" and (self.factory is None or self.trained is None):
-            raise ValueError("factory and trained, the layers that are not frozen, beside encoder = 'frozen'")
+            raise ValueError(
+                "factory and trained, the layers that are not frozen, beside encoder = 'frozen'"
+            )
         return self
 
     @property
     def encoder_file(self) -> str | None:
         """The ONNX file that is the encoder, if one is."""
-        return self.encoder.removeprefix("onnx:") if self.encoder and self.encoder.startswith("onnx:") else None
+        return (
+            self.encoder.removeprefix("onnx:")
+            if self.encoder and self.encoder.startswith("onnx:")
+            else None
+        )
 
     @property
     def is_encoded(self) -> bool:
@@ -220,7 +259,8 @@ class NetworkSection(Section):
 
     @property
     def is_standardised(self) -> bool:
-        """Whether rows are brought to mean 0 and deviation 1 before the network, as of most that start at random."""
+        """Whether rows are brought to mean 0 and deviation 1 before the network, as of most that
+        start at random."""
         are_raw = self.pixel_mean is None or self.encoder_file is not None
         return not self.is_trained and are_raw and self.standardise is not False
 
@@ -369,7 +409,8 @@ class LikelihoodSection(Section):
 
 
 class ServingSection(Section):
-    """`[serving]`: how the model is served unless a request says otherwise, and what its flag looks at."""
+    """`[serving]`: how the model is served unless a request says otherwise, and what its flag looks
+    at."""
 
     draws: Annotated[int, Field(ge=2, le=1000)] = 100
     precision: Literal["float32", "int8"] = "float32"
@@ -385,16 +426,18 @@ def _takes_ids(data: dict[str, Any]) -> bool:
 
 
 class GateSection(Section):
-    """`[gate]`: publish only what is no worse than the version that an alias names, metric by metric.
+    """`[gate]`: publish only what is no worse than the version that an alias names, metric by
+    metric.
 
-    `metrics` says of each by how much a new version may be worse, and `level` how often one that is worse by just as
-    much is refused by chance.
+    `metrics` says of each by how much a new version may be worse, and `level` how often one that is
+    worse by just as much is refused by chance.
     """
 
     against: Name = "champion"
     level: Annotated[float, Field(ge=0.01, le=0.5)] = 0.05
     metrics: Annotated[
-        dict[Literal[*BETTER], Annotated[float, Field(ge=0, allow_inf_nan=False)]], Field(min_length=1)
+        dict[Literal[*BETTER], Annotated[float, Field(ge=0, allow_inf_nan=False)]],
+        Field(min_length=1),
     ]
 
 
@@ -418,15 +461,23 @@ class Recipe(Section):
     @classmethod
     def _takes_its_methods_posterior(cls, content: Any) -> Any:
         if isinstance(content, dict) and isinstance(content.get("posterior", {}), dict):
-            kind = POSTERIORS.get(str(content.get("method")))  # of an unknown method, nothing more is said
-            section = Section() if kind is None else kind.model_validate(content.get("posterior", {}))
+            kind = POSTERIORS.get(
+                str(content.get("method"))
+            )  # of an unknown method, nothing more is said
+            section = (
+                Section() if kind is None else kind.model_validate(content.get("posterior", {}))
+            )
             return {**content, "posterior": section}
         return content
 
     @model_validator(mode="before")
     @classmethod
     def _leaves_ids_as_they_are(cls, content: Any) -> Any:
-        data, network = (content.get("data"), content.get("network")) if isinstance(content, dict) else (None, None)
+        data, network = (
+            (content.get("data"), content.get("network"))
+            if isinstance(content, dict)
+            else (None, None)
+        )
         if not (isinstance(data, dict) and isinstance(network, dict) and _takes_ids(data)):
             return content
         if str(network.get("encoder")).startswith("onnx:"):  # of whose numbers the network is
@@ -439,9 +490,16 @@ class Recipe(Section):
         if self.serving.combined:
             return list(self.serving.combined)
         if self.data.takes_ids and not self.network.is_encoded:
-            return [name for name in COMBINED[self.task] if name in FEATURE_DENSITIES or name not in DENSITY_NAMES]
+            return [
+                name
+                for name in COMBINED[self.task]
+                if name in FEATURE_DENSITIES or name not in DENSITY_NAMES
+            ]
         if self.network.is_encoded:
-            return [*(name for name in COMBINED[self.task] if name not in DENSITY_NAMES), *ENCODED_DENSITIES]
+            return [
+                *(name for name in COMBINED[self.task] if name not in DENSITY_NAMES),
+                *ENCODED_DENSITIES,
+            ]
         is_of_images = self.data.source.startswith("images:")
         return [*COMBINED[self.task], *(IMAGE_DENSITIES if is_of_images else ())]
 
@@ -458,7 +516,8 @@ class Recipe(Section):
 
     @property
     def is_variational(self) -> bool:
-        """Whether what is fitted is a posterior that approximates the true one, and so has a bound to converge."""
+        """Whether what is fitted is a posterior that approximates the true one, and so has a bound
+        to converge."""
         return self.method in VARIATIONAL
 
     @property
@@ -480,7 +539,8 @@ class Recipe(Section):
     def digest(self) -> str:
         """Return a SHA-256 of what the recipe says of the model, whatever the layout of its file.
 
-        The gate is left out: what it keeps from being published may be published later, by another gate.
+        The gate is left out: what it keeps from being published may be published later, by another
+            gate.
         """
         return sha256(self.model_dump_json(exclude={"gate"}).encode()).hexdigest()
 
@@ -538,23 +598,35 @@ def validated(content: dict[str, Any], origin: str) -> Recipe:
         _checked(section, content.get("posterior", {}), f"{origin}: posterior.")
     recipe = _checked(Recipe, content, f"{origin}: ")
     if recipe.serving.precision == "int8" and recipe.method not in INTEGER_METHODS:
-        raise InvalidInput(f"{origin}: serving.precision", f"float32 for method {recipe.method}", "'int8'")
+        raise InvalidInput(
+            f"{origin}: serving.precision", f"float32 for method {recipe.method}", "'int8'"
+        )
     if recipe.serving.precision == "int8" and recipe.task == "regression":
         raise InvalidInput(f"{origin}: serving.precision", "float32 for task regression", "'int8'")
     if recipe.training.epochs == 0 and recipe.method != "laplace":
-        raise InvalidInput(f"{origin}: training.epochs", f"1 or more for method {recipe.method}", "0")
+        raise InvalidInput(
+            f"{origin}: training.epochs", f"1 or more for method {recipe.method}", "0"
+        )
     if recipe.likelihood is not None and recipe.task != "regression":
         raise InvalidInput(f"{origin}: likelihood", f"none for task {recipe.task}", "one")
     if recipe.data.target_transform != "none" and recipe.task != "regression":
         field = f"{origin}: data.target_transform"
-        raise InvalidInput(field, f"none for task {recipe.task}", repr(recipe.data.target_transform))
+        raise InvalidInput(
+            field, f"none for task {recipe.task}", repr(recipe.data.target_transform)
+        )
     if recipe.data.class_weights is not None and recipe.task == "regression":
         raise InvalidInput(f"{origin}: data.class_weights", "none for task regression", "some")
     if recipe.serving.risk is not None and recipe.task == "regression":
-        raise InvalidInput(f"{origin}: serving.risk", "none for task regression", f"{recipe.serving.risk}")
+        raise InvalidInput(
+            f"{origin}: serving.risk", "none for task regression", f"{recipe.serving.risk}"
+        )
     if recipe.serving.calibration == "class" and recipe.task == "regression":
-        raise InvalidInput(f"{origin}: serving.calibration", "marginal or group for task regression", "'class'")
-    if recipe.serving.calibration == "group" and not (recipe.data.group or recipe.data.calibration_group):
+        raise InvalidInput(
+            f"{origin}: serving.calibration", "marginal or group for task regression", "'class'"
+        )
+    if recipe.serving.calibration == "group" and not (
+        recipe.data.group or recipe.data.calibration_group
+    ):
         expected = "a column of groups in data.calibration_group or data.group beside it"
         raise InvalidInput(f"{origin}: serving.calibration", expected, "neither")
     if recipe.data.takes_ids:
@@ -563,7 +635,9 @@ def validated(content: dict[str, Any], origin: str) -> Recipe:
     for i, name in enumerate(recipe.serving.combined or ()):
         if name not in known:
             raise InvalidInput(
-                f"{origin}: serving.combined.{i}", f"one of {known} for task {recipe.task}", repr(name)
+                f"{origin}: serving.combined.{i}",
+                f"one of {known} for task {recipe.task}",
+                repr(name),
             )
     return recipe
 
@@ -586,7 +660,9 @@ def _check_ids(recipe: Recipe, origin: str) -> None:
         raise InvalidInput(f"{origin}: augmentation", f"none, {why}", "one")
     for i, name in enumerate(() if network.is_encoded else recipe.serving.combined or ()):
         if name in DENSITY_NAMES and name not in FEATURE_DENSITIES:
-            raise InvalidInput(f"{origin}: serving.combined.{i}", f"no density of the input, {why}", repr(name))
+            raise InvalidInput(
+                f"{origin}: serving.combined.{i}", f"no density of the input, {why}", repr(name)
+            )
 
 
 def _checked(kind: type[S], content: Any, prefix: str) -> S:
@@ -598,7 +674,11 @@ def _checked(kind: type[S], content: Any, prefix: str) -> S:
         if first["type"] == "missing":
             raise InvalidInput(field, "a value", "nothing") from None
         if first["type"] == "extra_forbidden":
-            known = f" (there are {', '.join(kind.model_fields)})" if kind in POSTERIORS.values() else ""
+            known = (
+                f" (there are {', '.join(kind.model_fields)})"
+                if kind in POSTERIORS.values()
+                else ""
+            )
             raise InvalidInput(field, f"no such key{known}", repr(first["input"])[:200]) from None
         expected = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
         raise InvalidInput(field, expected, repr(first["input"])[:200]) from None

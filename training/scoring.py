@@ -1,4 +1,5 @@
-"""Rows scored as they are served: by a version's own graphs, each row or request with the draws of its own seed.
+"""Rows scored as they are served: by a version's own graphs, each row or request with the draws of
+its own seed.
 
 Calibration, publication and evaluation all score through here, and so do benchmarks.
 """
@@ -28,7 +29,8 @@ FEWEST_SHARING = 16
 
 
 def draw_counts(default_draws: int) -> list[int]:
-    """Return the numbers of draws to calibrate: a grid up to the default number, and that number itself."""
+    """Return the numbers of draws to calibrate: a grid up to the default number, and that number
+    itself."""
     return sorted({count for count in DRAW_COUNTS if count < default_draws} | {default_draws})
 
 
@@ -40,21 +42,24 @@ def draw_seed(seed: int, request: int) -> int:
 def rows_per_draw_set(runtime: Runtime, rows: int, num_draws: int) -> int:
     """Return how many calibration rows share a draw set.
 
-    1 where a draw is small. Where it holds every weight, as many as keep the work near `DRAWN_NUMBERS`, and
-    `FEWEST_SHARING` at least: docs/decisions/0007-methods.md says what that does to the flag's rate. Draws that are
-    the same for all seeds are shared by all rows.
+    1 where a draw is small. Where it holds every weight, as many as keep the work near
+    `DRAWN_NUMBERS`, and `FEWEST_SHARING` at least: docs/decisions/0007-methods.md says what that
+    does to the flag's rate. Draws that are the same for all seeds are shared by all rows.
     """
     if runtime.algorithm == DRAW_INDEX:
         return rows
     if runtime.paired:
         return 1
-    return max(FEWEST_SHARING, math.ceil(rows * num_draws * runtime.noise_dimension / DRAWN_NUMBERS))
+    return max(
+        FEWEST_SHARING, math.ceil(rows * num_draws * runtime.noise_dimension / DRAWN_NUMBERS)
+    )
 
 
 def served_outputs(
     runtime: Runtime, rows: Rows, num_draws: int, seed: int, share: int = 1
 ) -> Iterator[tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]]:
-    """Yield what the network says of rows in requests of `share` rows (1: each with its own draws), in their order.
+    """Yield what the network says of rows in requests of `share` rows (1: each with its own draws),
+    in their order.
 
     Request i has the seed `draw_seed(seed, i)`.
     """
@@ -66,7 +71,9 @@ def served_outputs(
     for start in range(0, len(rows), CHUNK_ROWS):
         x = rows.x[start : start + CHUNK_ROWS].astype(np.float32)
         requests = range(start // share, -(-(start + len(x)) // share))
-        thetas = np.stack([runtime.draw(draw_seed(seed, i), 0, num_draws) for i in requests], axis=1)
+        thetas = np.stack(
+            [runtime.draw(draw_seed(seed, i), 0, num_draws) for i in requests], axis=1
+        )
         yield runtime.run(x, np.repeat(thetas, share, axis=1)[:, start % share :][:, : len(x)])
 
 
@@ -80,8 +87,8 @@ def served_scores(
 ) -> tuple[list[AnyScores], Float32[np.ndarray, "N M"]]:
     """Score rows as `served_outputs` gives them, once for each number of draws.
 
-    All numbers of draws are prefixes of the same draws. Returns the scores for each number of draws, and the density
-    detectors' scores.
+    All numbers of draws are prefixes of the same draws. Returns the scores for each number of
+    draws, and the density detectors' scores.
     """
     predictive = predictive_of(runtime.task, transform)
     parts: list[list[AnyScores]] = []
@@ -90,7 +97,9 @@ def served_scores(
         densities.append(density)
         sums = _sums_by_count(predictive, outputs, counts)
         parts.append([predictive.scores(of_count, standard_errors=False) for of_count in sums])
-    return [concatenated(list(chunks)) for chunks in zip(*parts, strict=True)], np.concatenate(densities)
+    return [concatenated(list(chunks)) for chunks in zip(*parts, strict=True)], np.concatenate(
+        densities
+    )
 
 
 def scores_and_spreads(
@@ -101,7 +110,8 @@ def scores_and_spreads(
     share: int,
     transform: Transform | None = None,
 ) -> tuple[list[AnyScores], Float32[np.ndarray, "N M"], list[Spread]]:
-    """Return what `served_scores` does, and the spread of the scores at each of `settling.stages_among(counts)`."""
+    """Return what `served_scores` does, and the spread of the scores at each of
+    `settling.stages_among(counts)`."""
     stages, predictive = stages_among(counts), predictive_of(runtime.task, transform)
     parts: list[list[AnyScores]] = []
     spreads: list[list[Spread]] = []
@@ -129,8 +139,8 @@ def scores_and_likelihoods(
 ) -> tuple[AnyScores, Float32[np.ndarray, "N M"], Float64[np.ndarray, "N"]]:
     """Score rows as `served_outputs` gives them.
 
-    Returns their scores, the density detectors' scores, and the log of the probability of each row's label or of the
-    density of its target, under the mixture of its draws.
+    Returns their scores, the density detectors' scores, and the log of the probability of each
+    row's label or of the density of its target, under the mixture of its draws.
     """
     predictive = predictive_of(runtime.task, transform)
     scores, densities, likelihoods = [], [], []

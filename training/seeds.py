@@ -1,8 +1,9 @@
-"""Random streams: what each draw of random numbers is for is part of its key, so that no two streams are one.
+"""Random streams: what each draw of random numbers is for is part of its key, so that no two
+streams are one.
 
-A key is a seed, a stream, and what tells draws of the stream apart, such as a step. Within an enumeration no two
-values are equal; each enumeration is of another seed. The values are part of every fit's bits: a new stream takes a
-new value, and no value is changed.
+A key is a seed, a stream, and what tells draws of the stream apart, such as a step. Within an
+enumeration no two values are equal; each enumeration is of another seed. The values are part of
+every fit's bits: a new stream takes a new value, and no value is changed.
 """
 
 from enum import IntEnum, unique
@@ -33,7 +34,8 @@ class Stream(IntEnum):
 
 @unique
 class ServedRows(IntEnum):
-    """Rows that are served before a version is published: each set has a seed of its own, of the seed of `Stream`."""
+    """Rows that are served before a version is published: each set has a seed of its own, of the
+    seed of `Stream`."""
 
     REFERENCE = 0
     RANKING = 1
@@ -44,7 +46,8 @@ class ServedRows(IntEnum):
 
 @unique
 class EvaluationStream(IntEnum):
-    """Streams of the seed of `python -m training evaluate`. Draws have keys of the names of their rows."""
+    """Streams of the seed of `python -m training evaluate`. Draws have keys of the names of their
+    rows."""
 
     UNIFORM = 0
     GAUSSIAN = 1
@@ -64,7 +67,8 @@ class EvaluationStream(IntEnum):
 
 @unique
 class ActiveStream(IntEnum):
-    """Streams of a seed of `python -m training active`; the rest of a key is the number of the round."""
+    """Streams of a seed of `python -m training active`; the rest of a key is the number of the
+    round."""
 
     INITIAL_LABELS = 0
     CANDIDATES = 1

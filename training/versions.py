@@ -16,14 +16,15 @@ from training.recipe import Recipe, override
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.nn.model import BayesianModel
+    from training.networks.model import BayesianModel
 
 WEIGHTS = "weights.safetensors"
 
 
 @dataclass(frozen=True)
 class Parent:
-    """A published version: its manifest, the recipe that it was fitted by, its weights' file, and its tokenizer's."""
+    """A published version: its manifest, the recipe that it was fitted by, its weights' file, and
+    its tokenizer's."""
 
     manifest: Manifest
     recipe: Recipe
@@ -50,11 +51,12 @@ class Parent:
         """Return the fitted model.
 
         Raises:
-            InvalidInput: if the recipe's network is not any more what it was, as of a factory that has changed.
+            InvalidInput: if the recipe's network is not any more what it was, as of a factory that
+                has changed.
         """
         from safetensors.torch import load
 
-        from training.nn.model import build
+        from training.networks.model import build
 
         encoder = self.manifest.encoder
         encoded = None if encoder is None else encoder.outputs
@@ -67,7 +69,7 @@ class Parent:
 
     def network_weights(self) -> "dict[str, Tensor]":
         """Return the `state_dict` of an mle version's network."""
-        from training.nn.networks import MemberNetwork
+        from training.networks.networks import MemberNetwork
 
         network = self.model().network
         assert isinstance(network, MemberNetwork)
@@ -75,7 +77,8 @@ class Parent:
 
 
 def open_parent(store: ModelStore, text: str, field: str) -> Parent:
-    """Return the version that NAME[:VERSION] names; VERSION is a number or an alias, by default `latest`.
+    """Return the version that NAME[:VERSION] names; VERSION is a number or an alias, by default
+    `latest`.
 
     Raises:
         NotFound: if there is none.
@@ -98,7 +101,8 @@ def parent_of(artifact: Artifact, field: str) -> Parent:
 
 
 def open_version(store: ModelStore, text: str, wanted: tuple[str, ...]) -> Artifact:
-    """Return a version as `open_parent` finds it, with the bytes of `wanted`, whatever it was made by."""
+    """Return a version as `open_parent` finds it, with the bytes of `wanted`, whatever it was made
+    by."""
     name, _, version = text.partition(":")
     return store.open(name, store.resolve(name, version or LATEST), wanted)
 
@@ -116,15 +120,21 @@ def recipe_of(manifest: Manifest, field: str) -> Recipe:
         raise InvalidInput(field, "a version with a recipe of today's keys", label) from None
 
 
-def refuse_made_by(manifest: Manifest, derivation: Literal["pruned", "recalibrated"], field: str) -> None:
-    """Raise InvalidInput for a version that was pruned or recalibrated, naming what it was made from."""
+def refuse_made_by(
+    manifest: Manifest, derivation: Literal["pruned", "recalibrated"], field: str
+) -> None:
+    """Raise InvalidInput for a version that was pruned or recalibrated, naming what it was made
+    from."""
     facts = TrainingFacts.of(manifest)
     parent = facts.pruned if derivation == "pruned" else facts.recalibrated
     if parent is not None:
         label, made_of = (
-            f"{n} version {v}" for n, v in ((manifest.name, manifest.version), (parent.name, parent.version))
+            f"{n} version {v}"
+            for n, v in ((manifest.name, manifest.version), (parent.name, parent.version))
         )
-        raise InvalidInput(field, f"a version that is not {derivation}", f"{label}, which is, from {made_of}")
+        raise InvalidInput(
+            field, f"a version that is not {derivation}", f"{label}, which is, from {made_of}"
+        )
 
 
 def check_ids_of(data: Dataset, manifest: Manifest, field: str) -> None:
@@ -139,13 +149,17 @@ def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Datase
     """Return the data that a version was fitted on, from its recipe's source or another place.
 
     Raises:
-        InvalidInput: if they are not there, or are others: their splits would mix what the model was fitted on with
-            what judges it.
+        InvalidInput: if they are not there, or are others: their splits would mix what the model
+            was fitted on with what judges it.
     """
     recipe = parent.recipe if source is None else override(parent.recipe, source=source)
-    data = with_classes_of(load(recipe, root, parent.manifest.input.columns, parent.tokenizer), parent.classes)
+    data = with_classes_of(
+        load(recipe, root, parent.manifest.input.columns, parent.tokenizer), parent.classes
+    )
     digest = TrainingFacts.of(parent.manifest).data_digest
     if data.digest() != digest:
         expected = f"the rows that {parent.label} was fitted on, with SHA-256 {str(digest)[:12]}..."
-        raise InvalidInput("data.source", expected, f"others, {data.digest()[:12]}..., in {recipe.data.source}")
+        raise InvalidInput(
+            "data.source", expected, f"others, {data.digest()[:12]}..., in {recipe.data.source}"
+        )
     return data

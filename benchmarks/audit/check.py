@@ -23,7 +23,8 @@ class Check:
     function: str
     compare: Compare
     tolerance: float
-    why: str  # "" where both compute the same; else why they do not, and then the difference may be any
+    # "" where both compute the same; else why they do not, and then the difference may be any
+    why: str
     most_seeds: int | None  # of a check that takes long
 
 

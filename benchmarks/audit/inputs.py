@@ -1,4 +1,5 @@
-"""Random inputs, and those at which implementations part: ties, probabilities of 0, one draw, one class, one row.
+"""Random inputs, and those at which implementations part: ties, probabilities of 0, one draw, one
+class, one row.
 
 K draws, N rows, C classes; P positive rows and N negative ones.
 """
@@ -26,7 +27,9 @@ def draws_of_classes(generator: np.random.Generator) -> Iterator[Float64[np.ndar
     yield log_softmax(generator.normal(size=(2, 1, 2)), axis=2)  # one row
 
 
-def labelled(generator: np.random.Generator) -> Iterator[tuple[Float64[np.ndarray, "N C"], Int64[np.ndarray, "N"]]]:
+def labelled(
+    generator: np.random.Generator,
+) -> Iterator[tuple[Float64[np.ndarray, "N C"], Int64[np.ndarray, "N"]]]:
     """Return class probabilities without ties, and the classes, case by case."""
     for rows, classes, scale in ((500, 10, 2.0), (1000, 3, 4.0), (60, 2, 1.0)):
         probs = np.exp(log_softmax(scale * generator.normal(size=(rows, classes)), axis=1))
@@ -37,7 +40,9 @@ def labelled(generator: np.random.Generator) -> Iterator[tuple[Float64[np.ndarra
         yield probs, probs.argmin(axis=1)  # all are wrong
 
 
-def tied(generator: np.random.Generator) -> Iterator[tuple[Float64[np.ndarray, "N C"], Int64[np.ndarray, "N"]]]:
+def tied(
+    generator: np.random.Generator,
+) -> Iterator[tuple[Float64[np.ndarray, "N C"], Int64[np.ndarray, "N"]]]:
     """Return class probabilities of few different values, 0 and 1 among them, and the classes."""
     for classes in (2, 4):
         counts = generator.multinomial(10, np.full(classes, 1.0 / classes), size=400)
@@ -46,11 +51,16 @@ def tied(generator: np.random.Generator) -> Iterator[tuple[Float64[np.ndarray, "
         yield probs, (probs.cumsum(axis=1) > generator.uniform(size=(400, 1))).argmax(axis=1)
 
 
-def groups(generator: np.random.Generator) -> Iterator[tuple[Float64[np.ndarray, "P"], Float64[np.ndarray, "N"]]]:
+def groups(
+    generator: np.random.Generator,
+) -> Iterator[tuple[Float64[np.ndarray, "P"], Float64[np.ndarray, "N"]]]:
     """Return scores of positive and of negative rows, case by case."""
     for positive, negative in ((200, 300), (40, 1000), (21, 20)):
         yield generator.normal(size=positive) + 1.0, generator.normal(size=negative)
-        yield generator.integers(0, 6, positive) + 1.0, generator.integers(0, 6, negative) + 0.0  # ties
+        yield (
+            generator.integers(0, 6, positive) + 1.0,
+            generator.integers(0, 6, negative) + 0.0,
+        )  # ties
         yield generator.normal(size=positive) + 20.0, generator.normal(size=negative)  # apart
         yield np.ones(positive), np.ones(negative)  # nothing to tell them by
 
@@ -72,4 +82,7 @@ def calibrations(
     """Return sorted calibration scores and new ones, case by case."""
     for rows in (1, 19, 99, 100, 999):
         yield np.sort(generator.normal(size=rows)), generator.normal(size=200)
-        yield np.sort(generator.integers(0, 8, rows) / 8), generator.integers(-1, 10, 200) / 8  # ties
+        yield (
+            np.sort(generator.integers(0, 8, rows) / 8),
+            generator.integers(-1, 10, 200) / 8,
+        )  # ties

@@ -6,7 +6,14 @@ import numpy as np
 
 from benchmarks.audit.check import Pairs, check
 from benchmarks.audit.inputs import calibrations, labelled, tied
-from model_store.conformal.abstention import CANDIDATES, CONFIDENCE, NOTHING, STARTS, Abstention, binomial_tail
+from model_store.conformal.abstention import (
+    CANDIDATES,
+    CONFIDENCE,
+    NOTHING,
+    STARTS,
+    Abstention,
+    binomial_tail,
+)
 from model_store.conformal.detectors import combined_surprisal
 from model_store.conformal.false_discovery import benjamini_hochberg
 from model_store.conformal.rank_tables import conformal_p_value
@@ -29,20 +36,33 @@ def p_values(generator: np.random.Generator) -> Pairs:
     from crepes.base import p_values_batch
 
     for calibration, scores in calibrations(generator):
-        yield conformal_p_value(scores, calibration), p_values_batch(calibration, scores, smoothing=False)
+        yield (
+            conformal_p_value(scores, calibration),
+            p_values_batch(calibration, scores, smoothing=False),
+        )
 
 
-@check("mass above a class", "mapie", "APSConformityScore.get_true_label_cumsum_proba, less the class's own")
+@check(
+    "mass above a class",
+    "mapie",
+    "APSConformityScore.get_true_label_cumsum_proba, less the class's own",
+)
 def mass(generator: np.random.Generator) -> Pairs:
     from mapie.conformity_scores import APSConformityScore
 
     for probs, y in labelled(generator):
         if probs.shape[1] > 2:  # theirs binarises labels, and two classes take one column
-            up_to, _ = APSConformityScore.get_true_label_cumsum_proba(y, probs, np.arange(probs.shape[1]))
+            up_to, _ = APSConformityScore.get_true_label_cumsum_proba(
+                y, probs, np.arange(probs.shape[1])
+            )
             yield class_nonconformity(probs, y), up_to[:, 0] - probs[np.arange(len(y)), y]
 
 
-@check("prediction sets", "crepes", "ConformalClassifier.predict_set(smoothing=False), of the mass above")
+@check(
+    "prediction sets",
+    "crepes",
+    "ConformalClassifier.predict_set(smoothing=False), of the mass above",
+)
 def sets(generator: np.random.Generator) -> Pairs:
     from crepes import ConformalClassifier
 
@@ -85,7 +105,8 @@ def intervals_of_targets(generator: np.random.Generator) -> Pairs:
 
 
 def rounds_well(rows: int, coverage: float) -> bool:
-    """Whether theirs takes the order statistic that the decimal number asks for: it multiplies 1 - coverage."""
+    """Whether theirs takes the order statistic that the decimal number asks for: it multiplies 1 -
+    coverage."""
     return int((1 - coverage) * (rows + 1)) == rows + 1 - coverage_rank(rows, coverage)
 
 
@@ -118,8 +139,12 @@ def confident_ranks(generator: np.random.Generator) -> Pairs:
         for coverage in COVERAGES[2:]:
             for confidence in (0.5, 0.9, 0.99):
                 k = np.arange(1, rows + 1)
-                enough = np.flatnonzero(binom.cdf(k - 1, rows, coverage) >= confidence - 1e-12)  # .5 is .4999...
-                expected = max(coverage_rank(rows, coverage), enough[0] + 1) if len(enough) else rows + 1
+                enough = np.flatnonzero(
+                    binom.cdf(k - 1, rows, coverage) >= confidence - 1e-12
+                )  # .5 is .4999...
+                expected = (
+                    max(coverage_rank(rows, coverage), enough[0] + 1) if len(enough) else rows + 1
+                )
                 yield confident_rank(rows, coverage, confidence), expected
 
 
@@ -157,11 +182,15 @@ def false_discoveries_by_statsmodels(generator: np.random.Generator) -> Pairs:
 
     for p in p_values_of_requests(generator):
         for fdr in FALSE_DISCOVERY_RATES:
-            yield benjamini_hochberg(p, fdr), multipletests(p, alpha=fdr * (1 + 1e-12), method="fdr_bh")[0]
+            yield (
+                benjamini_hochberg(p, fdr),
+                multipletests(p, alpha=fdr * (1 + 1e-12), method="fdr_bh")[0],
+            )
 
 
 def p_values_of_requests(generator: np.random.Generator):  # noqa: ANN201
-    """Return p-values of requests: of few and many rows, with ties, and some that are their bound."""
+    """Return p-values of requests: of few and many rows, with ties, and some that are their
+    bound."""
     for rows, calibrated in ((1, 99), (5, 19), (50, 999), (200, 99)):
         ranks = generator.integers(1, calibrated + 2, size=rows)
         strange = generator.uniform(size=rows) < 0.3
@@ -179,7 +208,9 @@ def tails(generator: np.random.Generator) -> Pairs:
         yield binomial_tail(wrong, rows, risk), binom.cdf(wrong, rows, risk)
 
 
-@check("abstention's threshold", "mapie", "FWERFixedSequenceTesting from each start, p-values by scipy")
+@check(
+    "abstention's threshold", "mapie", "FWERFixedSequenceTesting from each start, p-values by scipy"
+)
 def abstention(generator: np.random.Generator) -> Pairs:
     from mapie.risk_control.fwer_control import FWERFixedSequenceTesting
     from scipy.stats import binom
@@ -199,7 +230,10 @@ def abstention(generator: np.random.Generator) -> Pairs:
                 rejected = [s + FWERFixedSequenceTesting().run(p[s:], level) for s in starts]
                 most = max((int(r.max()) for r in rejected if len(r)), default=-1)
                 expected = NOTHING if most < 0 else candidates[most]
-                yield Abstention(candidates, uncertainty, is_wrong).threshold(flagged, risk), expected
+                yield (
+                    Abstention(candidates, uncertainty, is_wrong).threshold(flagged, risk),
+                    expected,
+                )
 
 
 @check("noise, before it is made normal", "randomgen", "Philox(number=4, width=64)")
@@ -211,7 +245,11 @@ def philox(generator: np.random.Generator) -> Pairs:
     for _ in range(5):
         seed, first, dimension = int(generator.integers(2**53)), int(generator.integers(1000)), 13
         blocks = -(-dimension // 8)
-        words = Philox(counter=first * blocks, key=seed, number=4, width=64).random_raw(4 * blocks).view("<u4")
+        words = (
+            Philox(counter=first * blocks, key=seed, number=4, width=64)
+            .random_raw(4 * blocks)
+            .view("<u4")
+        )
         yield noise.standard_normal(seed, first, 1, dimension)[0], noise.normal(words)[:dimension]
 
 

@@ -1,4 +1,5 @@
-"""The graphs that are served, of every method's recipe for digits, by another runtime than onnxruntime."""
+"""The graphs that are served, of every method's recipe for digits, by another runtime than
+onnxruntime."""
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from training import recipe as recipes
 from training.data import load, split, split_sizes
 from training.export.graphs import export, runtime_of
 from training.export.served import fitted_detectors, fold
-from training.nn.model import build, initialise
+from training.networks.model import build, initialise
 
 ROWS, DRAWS = 17, 9
 
@@ -38,7 +39,9 @@ def graphs(generator: np.random.Generator) -> Pairs:
         files = export(model, fitted_detectors(model, splits.train, recipe, data.shape))
         runtime = runtime_of(model, files)
         draws = min(DRAWS, model.posterior.max_draws or DRAWS)
-        eps = noise(runtime.algorithm, int(generator.integers(2**31)), 0, draws, runtime.noise_dimension)
+        eps = noise(
+            runtime.algorithm, int(generator.integers(2**31)), 0, draws, runtime.noise_dimension
+        )
         theta = runtime.sample(eps)
         sampler = core.compile_model(core.read_model(files["sampler.onnx"]), "CPU", exact)
         yield theta, np.asarray(sampler({"eps": eps})["theta"])

@@ -54,7 +54,10 @@ def log_likelihood(generator: np.random.Generator) -> Pairs:
     from sklearn.metrics import log_loss
 
     for probs, y in labelled(generator):
-        yield figures(probs, y)["log_likelihood"], -log_loss(y, probs, labels=np.arange(probs.shape[1]))
+        yield (
+            figures(probs, y)["log_likelihood"],
+            -log_loss(y, probs, labels=np.arange(probs.shape[1])),
+        )
 
 
 @check("log-likelihood", "torch-uncertainty", "-CategoricalNLL", SINGLE)
@@ -81,43 +84,74 @@ def brier_by_torch_uncertainty(generator: np.random.Generator) -> Pairs:
         yield figures(probs, y)["brier"], theirs
 
 
-@check("expected calibration error", "torchmetrics", "MulticlassCalibrationError(n_bins=15)", SINGLE)
+@check(
+    "expected calibration error", "torchmetrics", "MulticlassCalibrationError(n_bins=15)", SINGLE
+)
 def calibration_error(generator: np.random.Generator) -> Pairs:
     from torchmetrics.classification import MulticlassCalibrationError
 
     for probs, y in labelled(generator):
-        theirs = by_torch(MulticlassCalibrationError(probs.shape[1], n_bins=BINS, norm="l1"), probs, y)
+        theirs = by_torch(
+            MulticlassCalibrationError(probs.shape[1], n_bins=BINS, norm="l1"), probs, y
+        )
         yield figures(probs, y)["expected_calibration_error"], theirs
 
 
-@check("expected calibration error, ties at 0 and 1", "torchmetrics", "MulticlassCalibrationError(n_bins=15)", SINGLE)
+@check(
+    "expected calibration error, ties at 0 and 1",
+    "torchmetrics",
+    "MulticlassCalibrationError(n_bins=15)",
+    SINGLE,
+)
 def calibration_error_of_ties(generator: np.random.Generator) -> Pairs:
     from torchmetrics.classification import MulticlassCalibrationError
 
     for probs, y in tied(generator):
-        theirs = by_torch(MulticlassCalibrationError(probs.shape[1], n_bins=BINS, norm="l1"), probs, y)
+        theirs = by_torch(
+            MulticlassCalibrationError(probs.shape[1], n_bins=BINS, norm="l1"), probs, y
+        )
         yield figures(probs, y)["expected_calibration_error"], theirs
 
 
-@check("adaptive calibration error", "torch-uncertainty", "AdaptiveCalibrationError, equal bins", SINGLE)
+@check(
+    "adaptive calibration error",
+    "torch-uncertainty",
+    "AdaptiveCalibrationError, equal bins",
+    SINGLE,
+)
 def adaptive_calibration_error(generator: np.random.Generator) -> Pairs:
     metrics = torch_uncertainty()
     for probs, y in labelled(generator):
         rows = len(y) - len(y) % BINS
-        metric = metrics.AdaptiveCalibrationError("multiclass", num_classes=probs.shape[1], num_bins=BINS)
+        metric = metrics.AdaptiveCalibrationError(
+            "multiclass", num_classes=probs.shape[1], num_bins=BINS
+        )
         theirs = by_torch(metric, probs[:rows], y[:rows])
         yield figures(probs[:rows], y[:rows])["adaptive_calibration_error"], theirs
 
 
-@check("adaptive calibration error, ties", "torch-uncertainty", "AdaptiveCalibrationError", SINGLE, TIES)
+@check(
+    "adaptive calibration error, ties",
+    "torch-uncertainty",
+    "AdaptiveCalibrationError",
+    SINGLE,
+    TIES,
+)
 def adaptive_calibration_error_of_ties(generator: np.random.Generator) -> Pairs:
     metrics = torch_uncertainty()
     for probs, y in tied(generator):
-        metric = metrics.AdaptiveCalibrationError("multiclass", num_classes=probs.shape[1], num_bins=BINS)
+        metric = metrics.AdaptiveCalibrationError(
+            "multiclass", num_classes=probs.shape[1], num_bins=BINS
+        )
         yield figures(probs, y)["adaptive_calibration_error"], by_torch(metric, probs, y)
 
 
-@check("class-wise calibration error", "torch-uncertainty", "ClasswiseCalibrationError(num_bins=15)", SINGLE)
+@check(
+    "class-wise calibration error",
+    "torch-uncertainty",
+    "ClasswiseCalibrationError(num_bins=15)",
+    SINGLE,
+)
 def classwise_calibration_error(generator: np.random.Generator) -> Pairs:
     metrics = torch_uncertainty()
     for probs, y in labelled(generator):
@@ -125,13 +159,22 @@ def classwise_calibration_error(generator: np.random.Generator) -> Pairs:
         yield figures(probs, y)["classwise_calibration_error"], by_torch(metric, probs, y)
 
 
-@check("class-wise calibration error", "torchmetrics", "BinaryCalibrationError(n_bins=15), mean of classes", SINGLE)
+@check(
+    "class-wise calibration error",
+    "torchmetrics",
+    "BinaryCalibrationError(n_bins=15), mean of classes",
+    SINGLE,
+)
 def classwise_calibration_error_by_class(generator: np.random.Generator) -> Pairs:
     from torchmetrics.classification import BinaryCalibrationError
 
     for probs, y in labelled(generator):
         theirs = [
-            by_torch(BinaryCalibrationError(n_bins=BINS, norm="l1"), probs[:, c], (y == c).astype(np.int64))
+            by_torch(
+                BinaryCalibrationError(n_bins=BINS, norm="l1"),
+                probs[:, c],
+                (y == c).astype(np.int64),
+            )
             for c in range(probs.shape[1])
         ]
         yield figures(probs, y)["classwise_calibration_error"], np.mean(theirs)
@@ -159,7 +202,10 @@ def curve(generator: np.random.Generator) -> Pairs:
     from sklearn.metrics import roc_curve as theirs
 
     for positive, negative in groups(generator):
-        yield roc_curve(positive, negative), theirs(*told_apart(positive, negative), drop_intermediate=False)[:2]
+        yield (
+            roc_curve(positive, negative),
+            theirs(*told_apart(positive, negative), drop_intermediate=False)[:2],
+        )
 
 
 @check("average precision", "scikit-learn", "metrics.average_precision_score")
@@ -167,7 +213,10 @@ def precision(generator: np.random.Generator) -> Pairs:
     from sklearn.metrics import average_precision_score
 
     for positive, negative in groups(generator):
-        yield average_precision(positive, negative), average_precision_score(*told_apart(positive, negative))
+        yield (
+            average_precision(positive, negative),
+            average_precision_score(*told_apart(positive, negative)),
+        )
 
 
 @check("false-positive rate at 95 % detection", "torch-uncertainty", "FPR95", SINGLE)
@@ -183,14 +232,22 @@ def false_positives(generator: np.random.Generator) -> Pairs:
         yield false_positive_rate(positive, negative), by_torch(metric, scores, is_positive)
 
 
-@check("area under risk and coverage", "torch-uncertainty", "mean of AURC.partial_compute, without ties", SINGLE)
+@check(
+    "area under risk and coverage",
+    "torch-uncertainty",
+    "mean of AURC.partial_compute, without ties",
+    SINGLE,
+)
 def risk_coverage(generator: np.random.Generator) -> Pairs:
     metrics = torch_uncertainty()
     for probs, y in labelled(generator):
         metric = metrics.AURC()
         by_torch(metric, probs, y)
         error = (probs.argmax(axis=1) != y).astype(np.float64)
-        yield area_under_risk_coverage(-probs.max(axis=1), error), float(metric.partial_compute().double().mean())
+        yield (
+            area_under_risk_coverage(-probs.max(axis=1), error),
+            float(metric.partial_compute().double().mean()),
+        )
 
 
 @check(
@@ -198,14 +255,18 @@ def risk_coverage(generator: np.random.Generator) -> Pairs:
     "torch-uncertainty",
     "AURC",
     SINGLE,
-    "theirs is the trapezoids' area from coverage 1 / N, divided by 1 - 1 / N; ours the mean over coverages 1 / N to "
+    "theirs is the trapezoids' area from coverage 1 / N, divided by 1 - 1 / N; ours the mean over "
+    "coverages 1 / N to "
     "1, which their documentation too gives",
 )
 def risk_coverage_as_computed(generator: np.random.Generator) -> Pairs:
     metrics = torch_uncertainty()
     for probs, y in labelled(generator):
         error = (probs.argmax(axis=1) != y).astype(np.float64)
-        yield area_under_risk_coverage(-probs.max(axis=1), error), by_torch(metrics.AURC(), probs, y)
+        yield (
+            area_under_risk_coverage(-probs.max(axis=1), error),
+            by_torch(metrics.AURC(), probs, y),
+        )
 
 
 @check("interval of a share", "scipy", "stats.binomtest(...).proportion_ci('exact')")
@@ -235,8 +296,12 @@ def delong(generator: np.random.Generator) -> Pairs:
 
     for positive, negative in groups(generator):
         is_positive, scores = told_apart(positive, negative)
-        low, high = Delong_test(is_positive, scores, generator.normal(size=len(scores)), n_boot=10)[2]
-        if low > 0.0 and high < 1.0 and not np.allclose(scores, scores[0]):  # else theirs is cut off
+        low, high = Delong_test(is_positive, scores, generator.normal(size=len(scores)), n_boot=10)[
+            2
+        ]
+        if (
+            low > 0.0 and high < 1.0 and not np.allclose(scores, scores[0])
+        ):  # else theirs is cut off
             theirs = ((high - low) / 2.0 / norm.ppf(0.975)) ** 2
             yield auroc_variance(positive, negative), theirs
 
@@ -250,4 +315,7 @@ def mcnemar(generator: np.random.Generator) -> Pairs:
             gained, lost = generator.binomial(rows // 2, share, size=2)
             table = [[rows // 2, lost], [gained, rows // 2]]
             if gained + lost:
-                yield PairedRows(int(gained), int(lost), 2 * rows).mcnemar(), theirs(table, exact=True).pvalue
+                yield (
+                    PairedRows(int(gained), int(lost), 2 * rows).mcnemar(),
+                    theirs(table, exact=True).pvalue,
+                )

@@ -30,7 +30,8 @@ def our_mixture(outputs: Float64[np.ndarray, "K N 2"]) -> MixtureScores:
 
 
 def jackknifed(log_probs: Float64[np.ndarray, "K N C"], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return each row's jackknife bias and standard error of a score that is made anew, by scipy and numpy."""
+    """Return each row's jackknife bias and standard error of a score that is made anew, by scipy
+    and numpy."""
     from resample import jackknife
     from scipy.stats import entropy
 
@@ -80,7 +81,10 @@ def bald_by_torch_uncertainty(generator: np.random.Generator) -> Pairs:
     for log_probs in draws_of_classes(generator):
         theirs = metrics.MutualInformation(reduction="none")
         theirs.update(torch.from_numpy(np.exp(log_probs).transpose(1, 0, 2).copy()))
-        yield ours(log_probs).bald, theirs.compute().numpy().reshape(-1)  # of one row theirs is a number
+        yield (
+            ours(log_probs).bald,
+            theirs.compute().numpy().reshape(-1),
+        )  # of one row theirs is a number
 
 
 @check("variation ratio", "baal", "1 - active.heuristics.Certainty")
@@ -88,7 +92,10 @@ def variation_ratio_by_baal(generator: np.random.Generator) -> Pairs:
     from baal.active.heuristics import Certainty
 
     for log_probs in draws_of_classes(generator):
-        yield ours(log_probs).variation_ratio, 1.0 - Certainty().compute_score(np.exp(log_probs).transpose(1, 2, 0))
+        yield (
+            ours(log_probs).variation_ratio,
+            1.0 - Certainty().compute_score(np.exp(log_probs).transpose(1, 2, 0)),
+        )
 
 
 @check("variation ratio", "torch-uncertainty", "VariationRatio(probabilistic=True)", SINGLE)
@@ -98,7 +105,9 @@ def variation_ratio_by_torch_uncertainty(generator: np.random.Generator) -> Pair
     metrics = torch_uncertainty()
     for log_probs in draws_of_classes(generator):
         theirs = metrics.VariationRatio(probabilistic=True, reduction="none")
-        theirs.update(torch.from_numpy(np.exp(log_probs)))  # draws first, whatever their documentation says
+        theirs.update(
+            torch.from_numpy(np.exp(log_probs))
+        )  # draws first, whatever their documentation says
         yield ours(log_probs).variation_ratio, theirs.compute().numpy().reshape(-1)
 
 
@@ -119,7 +128,12 @@ def corrected_bald_by_resample(generator: np.random.Generator) -> Pairs:
             yield scores.bald_corrected, scores.bald - jackknifed(log_probs, "bald")[0]
 
 
-@check("standard errors of all scores", "resample", "jackknife.variance of scipy's and numpy's scores", 1e-8)
+@check(
+    "standard errors of all scores",
+    "resample",
+    "jackknife.variance of scipy's and numpy's scores",
+    1e-8,
+)
 def standard_errors_by_resample(generator: np.random.Generator) -> Pairs:
     for log_probs in draws_of_classes(generator):
         if 1 < len(log_probs) < 50:
@@ -152,7 +166,9 @@ def log_density_by_scoringrules(generator: np.random.Generator) -> Pairs:
     import scoringrules
 
     for outputs, y in gaussians(generator):
-        if np.abs(y[:, None] - outputs[..., 0].T).max() < 20.0:  # farther out theirs takes the logarithm of 0
+        if (
+            np.abs(y[:, None] - outputs[..., 0].T).max() < 20.0
+        ):  # farther out theirs takes the logarithm of 0
             mean, std = moments(outputs)
             yield log_density(outputs, y), -scoringrules.logs_mixnorm(y, mean, std)
 
@@ -170,14 +186,19 @@ def crps_by_scoringrules(generator: np.random.Generator) -> Pairs:
     import scoringrules
     import torch
 
-    from training.nn.likelihoods import crps
+    from training.networks.likelihoods import crps
 
     for outputs, y in gaussians(generator):
         mean, std = moments(outputs)
-        yield crps(torch.from_numpy(outputs), torch.from_numpy(y)).numpy(), scoringrules.crps_mixnorm(y, mean, std)
+        yield (
+            crps(torch.from_numpy(outputs), torch.from_numpy(y)).numpy(),
+            scoringrules.crps_mixnorm(y, mean, std),
+        )
 
 
-@check("quantiles of a regression", "scipy", "optimize.brentq of torch's distribution function", 1e-8)
+@check(
+    "quantiles of a regression", "scipy", "optimize.brentq of torch's distribution function", 1e-8
+)
 def quantiles_by_scipy(generator: np.random.Generator) -> Pairs:
     import torch
     from scipy.optimize import brentq
@@ -186,11 +207,16 @@ def quantiles_by_scipy(generator: np.random.Generator) -> Pairs:
         few = outputs[:, :5]
         theirs = mixture(few)
 
-        def missing(at: float, row: int, q: float, theirs: torch.distributions.Distribution = theirs) -> float:
+        def missing(
+            at: float, row: int, q: float, theirs: torch.distributions.Distribution = theirs
+        ) -> float:
             return float(theirs.cdf(torch.full((5,), at, dtype=torch.float64))[row]) - q
 
         for q in LEVELS:
-            yield quantile(few, q), [brentq(missing, -500.0, 500.0, args=(n, q), xtol=1e-12) for n in range(5)]
+            yield (
+                quantile(few, q),
+                [brentq(missing, -500.0, 500.0, args=(n, q), xtol=1e-12) for n in range(5)],
+            )
 
 
 @check("pinball loss", "scikit-learn", "metrics.mean_pinball_loss")
@@ -210,7 +236,10 @@ def k_hat_by_arviz(generator: np.random.Generator) -> Pairs:
     for scale in (0.1, 1.0, 3.0, 30.0):
         # The tail of 1,000 is of 95 by ours and R's loo, which round up, and of 94 by theirs.
         log_ratios = scale * generator.normal(size=DRAWS)
-        yield pareto_k(log_ratios), array_stats.psislw(-log_ratios)[1]  # they take log-likelihoods left out
+        yield (
+            pareto_k(log_ratios),
+            array_stats.psislw(-log_ratios)[1],
+        )  # they take log-likelihoods left out
 
 
 @check("temperature", "scipy", "optimize.minimize_scalar", 2e-3)
@@ -220,7 +249,7 @@ def temperature_by_scipy(generator: np.random.Generator) -> Pairs:
     from scipy.special import logsumexp
 
     from training.calibration.temperature import PRIOR_STD, fit_temperature
-    from training.nn.likelihoods import Categorical
+    from training.networks.likelihoods import Categorical
 
     for scale in (0.5, 1.0, 3.0):
         log_probs = log_softmax(scale * generator.normal(size=(10, 300, 4)), axis=2)
@@ -228,10 +257,15 @@ def temperature_by_scipy(generator: np.random.Generator) -> Pairs:
 
         def loss(log_t: float, log_probs: np.ndarray = log_probs, y: np.ndarray = y) -> float:
             tempered = log_softmax(log_probs / np.exp(log_t), axis=2)[:, np.arange(300), y]
-            return float(0.5 * (log_t / PRIOR_STD) ** 2 - (logsumexp(tempered, axis=0) - np.log(10)).sum())
+            return float(
+                0.5 * (log_t / PRIOR_STD) ** 2 - (logsumexp(tempered, axis=0) - np.log(10)).sum()
+            )
 
         found = fit_temperature(Categorical(4), torch.from_numpy(log_probs), torch.from_numpy(y))
-        yield np.log(found), minimize_scalar(loss, bounds=(-2.3, 2.3), method="bounded", options={"xatol": 1e-6}).x
+        yield (
+            np.log(found),
+            minimize_scalar(loss, bounds=(-2.3, 2.3), method="bounded", options={"xatol": 1e-6}).x,
+        )
 
 
 def moments(outputs: Float64[np.ndarray, "K N 2"]) -> tuple[np.ndarray, np.ndarray]:

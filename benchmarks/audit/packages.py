@@ -5,7 +5,10 @@ import importlib.util
 import sys
 from types import ModuleType
 
-SHALLOW = ("torch_uncertainty", "torch_uncertainty.metrics")  # else they bring a trainer, data sets and torchvision
+SHALLOW = (
+    "torch_uncertainty",
+    "torch_uncertainty.metrics",
+)  # else they bring a trainer, data sets and torchvision
 
 
 def torch_uncertainty() -> ModuleType:

@@ -1,17 +1,20 @@
-"""`laplace` beside laplace-torch on the same weights, rows and structures; a wide last layer; MNIST's `mle` network.
+"""`laplace` beside laplace-torch on the same weights, rows and structures; a wide last layer;
+MNIST's `mle` network.
 
     make laplace [LAPLACE="--only beside wide mnist --write"]
 
 Each side of each case has a process of its own, on one thread. `mnist` reads what
 these commands have left in `DUBITO_STORE` and `DUBITO_RUNS`:
 
-    for r in mnist-mle "mnist-laplace --warm-start mnist-mle" "mnist-bhn-from-mle --warm-start mnist-mle"; do
+    for r in mnist-mle "mnist-laplace --warm-start mnist-mle" "mnist-bhn-from-mle --warm-start
+    mnist-mle"; do
         python -m training fit recipes/${r/ /.toml }   # mnist-mle.toml without more
     done
     python -m training evaluate NAME --outliers notmnist=idx:notmnist   # for each of the three
     python -m training compare mnist-mle NAME --rows 10000              # for the other two
 
-What was measured is kept in docs/results/laplace.json with `--write`, and the page is made of all that is there.
+What was measured is kept in docs/results/laplace.json with `--write`, and the page is made of all
+that is there.
 """
 
 import argparse
@@ -43,13 +46,16 @@ def side(name: str, index: int, precision: float) -> Facts:
         file = f"{folder}/found.npz"
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.laplace.sides"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        subprocess.run([*command, name, str(index), file, str(precision)], check=True, env=environment)
+        subprocess.run(
+            [*command, name, str(index), file, str(precision)], check=True, env=environment
+        )
         with np.load(file) as found:
             return {key: found[key] for key in found.files}
 
 
 def beside(repeats: int, numbers: list[int], before: list[Facts]) -> list[Facts]:
-    """Return the differences and ratios of the cases of these numbers, and of others what was measured before."""
+    """Return the differences and ratios of the cases of these numbers, and of others what was
+    measured before."""
     rows = []
     for index, case in enumerate(CASES):
         if index not in numbers:
@@ -106,7 +112,9 @@ def mnist() -> list[Facts]:
         if found is not None and name != "mnist-mle":  # a single draw has no BALD
             facts["auroc"] = found.report["outliers"]["notmnist"]["scores"]["bald"]["auroc"]
         if found is not None:
-            facts["auroc_entropy"] = found.report["outliers"]["notmnist"]["scores"]["entropy"]["auroc"]
+            facts["auroc_entropy"] = found.report["outliers"]["notmnist"]["scores"]["entropy"][
+                "auroc"
+            ]
         compared = runs / f"mnist-mle-1-{name}-{version}-compared" / "comparison.json"
         if compared.exists():
             differences = json.loads(compared.read_text())["differences"]
@@ -120,8 +128,10 @@ def page(kept: Facts) -> list[str]:
     lines = [
         "# `laplace` beside laplace-torch",
         "",
-        "`make laplace`: the same weights, rows and structures in Dubito and in laplace-torch 0.3 (BackPACK, its "
-        "default for last layers), each side in a process of its own on one thread of a shared machine.",
+        "`make laplace`: the same weights, rows and structures in Dubito and in laplace-torch 0.3 "
+        "(BackPACK, its "
+        "default for last layers), each side in a process of its own on one thread of a shared "
+        "machine.",
         "",
     ]
     if "beside" in kept:
@@ -135,13 +145,19 @@ def page(kept: Facts) -> list[str]:
 
 def _beside_lines(rows: list[Facts]) -> list[str]:
     return [
-        "Evidence is the log marginal likelihood in nats, under the prior's precision of its maximum as Dubito finds "
-        "it (laplace-torch's 100 steps of gradient ascent end near it). Probabilities, of a regression means, are "
-        "those of 1,000 draws of each side for 200 rows: z is their difference over its Monte Carlo error, whose "
-        "root mean square is 1 where only chance differs. Kronecker factors here have a bias as one more input, so "
-        "laplace-torch gets a layer without bias and an input of 1: of a bias it makes a block of its own.",
+        "Evidence is the log marginal likelihood in nats, under the prior's precision of its "
+        "maximum as Dubito finds "
+        "it (laplace-torch's 100 steps of gradient ascent end near it). Probabilities, of a "
+        "regression means, are "
+        "those of 1,000 draws of each side for 200 rows: z is their difference over its Monte "
+        "Carlo error, whose "
+        "root mean square is 1 where only chance differs. Kronecker factors here have a bias as "
+        "one more input, so "
+        "laplace-torch gets a layer without bias and an input of 1: of a bias it makes a block of "
+        "its own.",
         "",
-        "| structure, layers | evidence | difference | precision, theirs | root mean square of z, largest (of) "
+        "| structure, layers | evidence | difference | precision, theirs | root mean square of z, "
+        "largest (of) "
         "| fit, s | theirs | 100 draws, s | theirs | memory, MB | theirs |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
         *(
@@ -154,9 +170,12 @@ def _beside_lines(rows: list[Facts]) -> list[str]:
             for row in rows
         ),
         "",
-        "Fit: the pass over all rows and the choice of the precision. Memory: the most that the process held in fit "
-        "and draws, over what it held before. Both compute in float32, but for the evidence of laplace-torch, of a "
-        "further fit in float64: in float32 thousands of nats are rounded. Memory 0: no more than it took to load "
+        "Fit: the pass over all rows and the choice of the precision. Memory: the most that the "
+        "process held in fit "
+        "and draws, over what it held before. Both compute in float32, but for the evidence of "
+        "laplace-torch, of a "
+        "further fit in float64: in float32 thousands of nats are rounded. Memory 0: no more than "
+        "it took to load "
         "MNIST. Times and memory are the least of one or two runs.",
         "",
         "![Time and memory](laplace.png)",
@@ -168,13 +187,19 @@ def _wide_lines(row: Facts) -> list[str]:
     return [
         "## A wide last layer",
         "",
-        f"{wide.UNITS} to {wide.CLASSES} units, diagonal, {row['weights']} weights a draw. The pass over "
-        f"{row['rows']} made rows takes {row['pass_s']:.1f} s and {row['pass_mb']:.0f} MB. The service takes up to "
+        f"{wide.UNITS} to {wide.CLASSES} units, diagonal, {row['weights']} weights a draw. The "
+        "pass over "
+        f"{row['rows']} made rows takes {row['pass_s']:.1f} s and {row['pass_mb']:.0f} MB. The "
+        "service takes up to "
         "1,000 classes, so its runtime is measured alone, in a process: it holds "
-        f"{row['loaded_mb']:.0f} MB when it is loaded and {row['peak_mb']:.0f} MB at most while it answers rows one "
-        f"by one, each with {wide.DRAWS} draws of its own, in {row['row_s']:.2f} s (median of {wide.REQUESTS}, one "
-        "thread). Users of laplace-torch report 15 GB and 10 s a row for such a posterior (its issue 138): a "
-        "Jacobian of all outputs by all weights of one row has 1.2 billion numbers. Draws need none.",
+        f"{row['loaded_mb']:.0f} MB when it is loaded and {row['peak_mb']:.0f} MB at most while "
+        "it answers rows one "
+        f"by one, each with {wide.DRAWS} draws of its own, in {row['row_s']:.2f} s (median of "
+        f"{wide.REQUESTS}, one "
+        "thread). Users of laplace-torch report 15 GB and 10 s a row for such a posterior (its "
+        "issue 138): a "
+        "Jacobian of all outputs by all weights of one row has 1.2 billion numbers. Draws need "
+        "none.",
         "",
     ]
 
@@ -183,18 +208,25 @@ def _mnist_lines(rows: list[Facts]) -> list[str]:
     table = [
         "## MNIST's `mle` network",
         "",
-        "`recipes/mnist-mle.toml`, and its network made Bayesian by `recipes/mnist-laplace.toml` (last layer, "
-        "Kronecker, no training) and by `recipes/mnist-bhn-from-mle.toml` (all scales, one epoch), both with "
-        "`--warm-start mnist-mle`. 10,000 test rows as served, each version with its own temperature. Differences to "
-        "`mnist-mle` are of the same rows, with 95 % intervals (`training compare --rows 10000`). AUROC of telling "
+        "`recipes/mnist-mle.toml`, and its network made Bayesian by `recipes/mnist-laplace.toml` "
+        "(last layer, "
+        "Kronecker, no training) and by `recipes/mnist-bhn-from-mle.toml` (all scales, one "
+        "epoch), both with "
+        "`--warm-start mnist-mle`. 10,000 test rows as served, each version with its own "
+        "temperature. Differences to "
+        "`mnist-mle` are of the same rows, with 95 % intervals (`training compare --rows 10000`). "
+        "AUROC of telling "
         "notMNIST from test rows, 1,000 each (`training evaluate`).",
         "",
-        "| version | accuracy % | difference | log-likelihood | difference | ECE | AUROC % of BALD | of entropy |",
+        "| version | accuracy % | difference | log-likelihood | difference | ECE | AUROC % of "
+        "BALD | of entropy |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         accuracy, likelihood = (_difference(row, name) for name in ("accuracy", "log_likelihood"))
-        bald, entropy = (f"{100 * row[key]:.1f}" if key in row else "" for key in ("auroc", "auroc_entropy"))
+        bald, entropy = (
+            f"{100 * row[key]:.1f}" if key in row else "" for key in ("auroc", "auroc_entropy")
+        )
         table.append(
             f"| `{row['name']}` | {100 * row['accuracy']:.2f} | {accuracy} "
             f"| {row['log_likelihood']:.4f} | {likelihood} "
@@ -237,13 +269,26 @@ def _store() -> Path:
 
 def main() -> None:
     """Measure, print, and with `--write` keep."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=["beside", "wide", "mnist"], default=["beside", "wide", "mnist"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=["beside", "wide", "mnist"],
+        default=["beside", "wide", "mnist"],
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--cases", type=int, nargs="+", default=list(range(len(CASES))), help="numbers of cases beside"
+        "--cases",
+        type=int,
+        nargs="+",
+        default=list(range(len(CASES))),
+        help="numbers of cases beside",
     )
-    parser.add_argument("--write", action="store_true", help="write docs/results/laplace.{json,md,png}")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/results/laplace.{json,md,png}"
+    )
     options = parser.parse_args()
     kept: Facts = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     if "beside" in options.only:

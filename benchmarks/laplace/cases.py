@@ -1,4 +1,5 @@
-"""What is compared: small networks that are fitted first, alike in every process, and MNIST's of a store."""
+"""What is compared: small networks that are fitted first, alike in every process, and MNIST's of a
+store."""
 
 import os
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from model_store.artifacts.store import ModelStore
 from training.data import load, split, split_sizes
-from training.nn.posteriors.laplace import Structure
+from training.posteriors.laplace import Structure
 from training.versions import open_parent
 
 INPUTS, HIDDEN, ROWS, STEPS = 20, 128, 10_000, 300
@@ -43,7 +44,9 @@ CASES = [
 
 def without_biases(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """Return a network of two layers without biases."""
-    return nn.Sequential(nn.Linear(shape[0], HIDDEN, bias=False), nn.ReLU(), nn.Linear(HIDDEN, outputs, bias=False))
+    return nn.Sequential(
+        nn.Linear(shape[0], HIDDEN, bias=False), nn.ReLU(), nn.Linear(HIDDEN, outputs, bias=False)
+    )
 
 
 def with_biases(shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -60,7 +63,11 @@ def problem(case: Case) -> tuple[nn.Sequential, tuple[Tensor, Tensor], Tensor]:
     teacher = nn.Sequential(nn.Linear(INPUTS, 30), nn.Tanh(), nn.Linear(30, case.outputs))
     with torch.no_grad():
         truth = 3.0 * teacher(x)
-    y = truth[:, 0] + 0.3 * torch.randn(len(x)) if case.outputs == 1 else torch.multinomial(truth.softmax(1), 1)[:, 0]
+    y = (
+        truth[:, 0] + 0.3 * torch.randn(len(x))
+        if case.outputs == 1
+        else torch.multinomial(truth.softmax(1), 1)[:, 0]
+    )
     made = (without_biases if case.of_all else with_biases)((INPUTS,), case.outputs)
     assert isinstance(made, nn.Sequential)
     optimizer = torch.optim.Adam(made.parameters(), 3e-3)
@@ -80,11 +87,16 @@ def problem(case: Case) -> tuple[nn.Sequential, tuple[Tensor, Tensor], Tensor]:
 
 def _mnist() -> tuple[nn.Sequential, tuple[Tensor, Tensor], Tensor]:
     """Return the network of the store's `mnist-mle`, and its rows as it takes them."""
-    parent = open_parent(ModelStore(Path(os.environ.get("DUBITO_STORE", "models"))), "mnist-mle", "store")
+    parent = open_parent(
+        ModelStore(Path(os.environ.get("DUBITO_STORE", "models"))), "mnist-mle", "store"
+    )
     data = load(parent.recipe, Path(os.environ.get("DUBITO_DATA", "data")), ())
     train = split(data, split_sizes(parent.recipe)).train
     network = parent.model().network
     made = network.members[0]
     assert isinstance(made, nn.Sequential)
-    x, judged = ((torch.from_numpy(rows).float() - network.mean) / network.std for rows in (train.x, data.test.x))
+    x, judged = (
+        (torch.from_numpy(rows).float() - network.mean) / network.std
+        for rows in (train.x, data.test.x)
+    )
     return made.eval(), (x, torch.from_numpy(train.y)), judged[:JUDGED]

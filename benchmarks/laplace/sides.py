@@ -1,4 +1,5 @@
-"""One side of one case, in a process of its own: `python -m benchmarks.laplace.sides OURS INDEX FILE PRECISION`."""
+"""One side of one case, in a process of its own: `python -m benchmarks.laplace.sides OURS INDEX
+FILE PRECISION`."""
 
 import resource
 import sys
@@ -51,12 +52,19 @@ def timed(times: Timed, name: str, work: Callable[[], Any]) -> Any:
     return made
 
 
-def ours(case: Case, made: nn.Sequential, rows: tuple[Tensor, Tensor], judged: Tensor, _: float) -> dict[str, Any]:
+def ours(
+    case: Case, made: nn.Sequential, rows: tuple[Tensor, Tensor], judged: Tensor, _: float
+) -> dict[str, Any]:
     """Return evidence, the precision that is chosen, draws, times and memory of Dubito."""
     from training.fitting.curvature import curvature
-    from training.fitting.laplace import best_precision, fit_laplace, log_marginal_likelihood, predicted
-    from training.nn.model import build, initialise
-    from training.nn.posteriors import noise
+    from training.fitting.laplace import (
+        best_precision,
+        fit_laplace,
+        log_marginal_likelihood,
+        predicted,
+    )
+    from training.networks.model import build, initialise
+    from training.posteriors import noise
     from training.recipe import Recipe
 
     factory = "without_biases" if case.of_all else "with_biases"
@@ -73,7 +81,10 @@ def ours(case: Case, made: nn.Sequential, rows: tuple[Tensor, Tensor], judged: T
             "task": "regression" if case.outputs == 1 else "classification",
             "data": {"source": "digits"},
             "network": network
-            | {"weights": str(folder / "w.safetensors"), **({"bayesian": ["*"]} if case.of_all else {})},
+            | {
+                "weights": str(folder / "w.safetensors"),
+                **({"bayesian": ["*"]} if case.of_all else {}),
+            },
             "posterior": {"structure": case.structure},
             "training": {"epochs": 0},
         }
@@ -86,7 +97,11 @@ def ours(case: Case, made: nn.Sequential, rows: tuple[Tensor, Tensor], judged: T
     warm_up()
     before = peak_mb()
     is_regression = case.outputs == 1
-    facts = timed(times, "fit", lambda: fit_laplace(model, recipe.posterior, rows, rows, 0, 20, 1.0, is_regression))
+    facts = timed(
+        times,
+        "fit",
+        lambda: fit_laplace(model, recipe.posterior, rows, rows, 0, 20, 1.0, is_regression),
+    )
     eps = noise(model.posterior, TIMED_DRAWS, 1)
     timed(times, "predict", lambda: predicted(model, judged, eps))
     times["memory"] = peak_mb() - before
@@ -145,7 +160,11 @@ def theirs(
 
     fitted = timed(times, "fit", fit)
     chosen = fitted.prior_precision.item()
-    timed(times, "predict", lambda: fitted.predictive_samples(judged, pred_type="nn", n_samples=TIMED_DRAWS))
+    timed(
+        times,
+        "predict",
+        lambda: fitted.predictive_samples(judged, pred_type="nn", n_samples=TIMED_DRAWS),
+    )
     times["memory"] = peak_mb() - before
     fitted.prior_precision = precision
     draws = fitted.predictive_samples(judged, pred_type="nn", n_samples=DRAWS)
@@ -160,12 +179,21 @@ def theirs(
         backend=BackPackGGN,
     )
     exact.fit(
-        DataLoader(TensorDataset(x.double(), y.double()[:, None] if is_regression else y), batch_size=BATCH_ROWS)
+        DataLoader(
+            TensorDataset(x.double(), y.double()[:, None] if is_regression else y),
+            batch_size=BATCH_ROWS,
+        )
     )
     evidence, at_1 = (
-        exact.log_marginal_likelihood(torch.tensor(p, dtype=torch.float64)).item() for p in (precision, 1.0)
+        exact.log_marginal_likelihood(torch.tensor(p, dtype=torch.float64)).item()
+        for p in (precision, 1.0)
     )
-    found = {"chosen": chosen, "evidence": evidence, "evidence_at_1": at_1, "draws": draws.detach().numpy()}
+    found = {
+        "chosen": chosen,
+        "evidence": evidence,
+        "evidence_at_1": at_1,
+        "draws": draws.detach().numpy(),
+    }
     return times | found
 
 

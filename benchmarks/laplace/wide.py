@@ -1,6 +1,8 @@
-"""A last layer of 128 to 3,100 units with a diagonal posterior: the pass, and draws by the service's runtime.
+"""A last layer of 128 to 3,100 units with a diagonal posterior: the pass, and draws by the
+service's runtime.
 
-The service takes up to 1,000 classes, so graphs are run by its runtime alone, in a process of its own.
+The service takes up to 1,000 classes, so graphs are run by its runtime alone, in a process of its
+own.
 """
 
 import json
@@ -31,7 +33,7 @@ def fitted(folder: Path) -> dict[str, Any]:
     from training.export.graphs import export
     from training.export.served import served_network
     from training.fitting.laplace import fit_laplace
-    from training.nn.model import build, initialise
+    from training.networks.model import build, initialise
     from training.recipe import Recipe
 
     content = {
@@ -52,7 +54,12 @@ def fitted(folder: Path) -> dict[str, Any]:
     memory = peak_mb() - before
     for name, content_of in export(model, served_network(model, x[:1000], 0, names=[])).items():
         (folder / name).write_bytes(content_of)
-    return {"rows": ROWS, "pass_s": facts["seconds"], "pass_mb": memory, "weights": facts["weights"]}
+    return {
+        "rows": ROWS,
+        "pass_s": facts["seconds"],
+        "pass_mb": memory,
+        "weights": facts["weights"],
+    }
 
 
 def served(folder: Path) -> dict[str, float]:
@@ -76,7 +83,15 @@ def measure() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         found: dict[str, Any] = {}
         for part in ("fitted", "served"):
-            command = [sys.executable, "-W", "ignore", "-m", "benchmarks.laplace.wide", part, folder]
+            command = [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "benchmarks.laplace.wide",
+                part,
+                folder,
+            ]
             told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             found |= json.loads(told.splitlines()[-1])
         return found

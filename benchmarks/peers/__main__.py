@@ -1,15 +1,19 @@
-"""The same Bayesian model and number of draws served by Dubito and by what people use today, one after the other.
+"""The same Bayesian model and number of draws served by Dubito and by what people use today, one
+after the other.
 
-    python -m benchmarks.peers [--store DIR --model NAME] [--only NAME ...] [--seconds N] [--rounds N] [--write]
+    python -m benchmarks.peers [--store DIR --model NAME] [--only NAME ...] [--seconds N] [--rounds
+    N] [--write]
 
-Every server predicts one-row requests (784 pixels as JSON numbers) from 100 fresh draws for each request or
-micro-batch, on all processors, its weights those of one published version. The peers run torch in two ways: the
-textbook loop (100 times sample the weights, make them, run the network) and a batched version (all draws in one call,
-the first layer's product made once). They answer mean probabilities alone; Dubito adds scores, p-values and the flag.
-Their servers, configurations and pinned requirements stand in `benchmarks/peers/NAME`; the first run makes an
-environment for each there.
+Every server predicts one-row requests (784 pixels as JSON numbers) from 100 fresh draws for each
+request or micro-batch, on all processors, its weights those of one published version. The peers run
+torch in two ways: the textbook loop (100 times sample the weights, make them, run the network) and
+a batched version (all draws in one call, the first layer's product made once). They answer mean
+probabilities alone; Dubito adds scores, p-values and the flag. Their servers, configurations and
+pinned requirements stand in `benchmarks/peers/NAME`; the first run makes an environment for each
+there.
 
-Rounds alternate: in each, every server is started, asked, measured and ended. The client is this process.
+Rounds alternate: in each, every server is started, asked, measured and ended. The client is this
+    process.
 """
 
 import argparse
@@ -42,30 +46,43 @@ from model_store.processors import available_processors
 
 RESULTS = ROOT / "docs" / "results"
 BODIES = 64  # different rows in the load
-LOW_LOAD_ANSWERS = 30  # at a fifth of capacity: slow servers are given up to four times the seconds for them
+LOW_LOAD_ANSWERS = (
+    30  # at a fifth of capacity: slow servers are given up to four times the seconds for them
+)
 
 
-def measure(contender: Contender, rows: list[list[int]], reference: Reference | None, seconds: float) -> Measured:
+def measure(
+    contender: Contender, rows: list[list[int]], reference: Reference | None, seconds: float
+) -> Measured:
     """Start a server, check its answers where there is a reference, and put load on it."""
     bodies = [json.dumps(contender.peer.body(row)).encode() for row in rows]
     requests = [post(contender.peer.path, body) for body in bodies]
     with running(contender, bodies[0]) as (port, process, ready_s):
         if reference is not None:
             check(contender, port, reference)
-        full = closed_loop(port, requests, CONNECTIONS, seconds, warm_up_s=max(1.0, seconds / 4), timeout_s=120)
+        full = closed_loop(
+            port, requests, CONNECTIONS, seconds, warm_up_s=max(1.0, seconds / 4), timeout_s=120
+        )
         time.sleep(0.5)
         alone_s = seconds if full.rate > 100 else 2 * seconds
         alone = closed_loop(port, requests, 1, alone_s, timeout_s=120)
         low_rate = full.rate / 5
-        low_s = max(seconds, min(4 * seconds, LOW_LOAD_ANSWERS / low_rate)) if low_rate > 0 else seconds
+        low_s = (
+            max(seconds, min(4 * seconds, LOW_LOAD_ANSWERS / low_rate)) if low_rate > 0 else seconds
+        )
         time.sleep(0.5)
         low = open_loop(port, requests, max(low_rate, 0.1), low_s, warm_up_s=0.5, timeout_s=120)
-        failures = sum(n for load in (full, alone, low) for how, n in load.counts.items() if how != "200")
-        return Measured(full.rate, alone, low, low_rate, ready_s, memory_megabytes(process.pid), failures)
+        failures = sum(
+            n for load in (full, alone, low) for how, n in load.counts.items() if how != "200"
+        )
+        return Measured(
+            full.rate, alone, low, low_rate, ready_s, memory_megabytes(process.pid), failures
+        )
 
 
 def kernel_rate(model: Model, rows: np.ndarray, seconds: float) -> float:
-    """Return how many rows a second the network alone does, in process, `CONNECTIONS` rows at a time."""
+    """Return how many rows a second the network alone does, in process, `CONNECTIONS` rows at a
+    time."""
     theta, x = model.runtime.draw(0, 0, DRAWS)[:, None], rows[:CONNECTIONS].astype(np.float32)
     model.runtime.run(x, theta)
     begun, done = time.perf_counter(), 0
@@ -76,12 +93,19 @@ def kernel_rate(model: Model, rows: np.ndarray, seconds: float) -> float:
 
 
 def main() -> None:
-    """Make environments, measure, print a table, and with `--write` keep it with a plot in docs/results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Make environments, measure, print a table, and with `--write` keep it with a plot in
+    docs/results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     packages = [peer.package for peer in PEERS]
-    parser.add_argument("--store", type=Path, help="serve a published model; by default one of the same size")
+    parser.add_argument(
+        "--store", type=Path, help="serve a published model; by default one of the same size"
+    )
     parser.add_argument("--model", default=NAME)
-    parser.add_argument("--only", nargs="+", choices=packages, default=packages, help="peers, by default all")
+    parser.add_argument(
+        "--only", nargs="+", choices=packages, default=packages, help="peers, by default all"
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="write docs/results/peers.{md,png}")
@@ -122,7 +146,9 @@ def compare(
                     continue
                 print(f"round {turn + 1} of {rounds}: {label}", flush=True)
                 try:
-                    measured = measure(contender, rows[:BODIES].tolist(), None if turn else reference, seconds)
+                    measured = measure(
+                        contender, rows[:BODIES].tolist(), None if turn else reference, seconds
+                    )
                 except NotStarted as reason:
                     broken[label] = str(reason)
                     print(f"    {reason}", flush=True)
@@ -135,12 +161,15 @@ def compare(
 def contenders_of(
     store: ModelStore, name: str, wanted: set[str], weights: Path, broken: dict[str, str]
 ) -> dict[str, Contender]:
-    """Return who takes part, Dubito first, and note in `broken` whose environment cannot be made."""
+    """Return who takes part, Dubito first, and note in `broken` whose environment cannot be
+    made."""
     settings = {"DUBITO_STORE": str(store.root.resolve()), "DUBITO_DEFAULT_MODEL": name}
     found = {}
     for workers in sorted({1, available_processors()}):
         label = "Dubito" if workers == 1 else f"Dubito, {workers} workers"
-        found[label] = Contender(label, "", DUBITO, {**settings, "DUBITO_WORKERS": str(workers)}, DUBITO.command)
+        found[label] = Contender(
+            label, "", DUBITO, {**settings, "DUBITO_WORKERS": str(workers)}, DUBITO.command
+        )
     for peer in PEERS:
         if peer.package not in wanted:
             continue

@@ -16,7 +16,8 @@ SIGMAS, ROUNDING = 6.0, 0.003  # what answers may differ by: Monte Carlo error, 
 
 @dataclass(frozen=True)
 class Reference:
-    """What many draws in process say of some rows: mean probabilities (N, C) and each draw's deviation from them."""
+    """What many draws in process say of some rows: mean probabilities (N, C) and each draw's
+    deviation from them."""
 
     rows: list[list[int]]
     mean: np.ndarray
@@ -40,10 +41,12 @@ def reference_of(weights: bytes, rows: np.ndarray) -> Reference:
 
 
 def check(contender: Contender, port: int, reference: Reference) -> None:
-    """Ask for the same rows again and again, all at a time, and compare the means of answers with the reference's.
+    """Ask for the same rows again and again, all at a time, and compare the means of answers with
+    the reference's.
 
     Raises:
-        NotStarted: if answers are off by more than Monte Carlo error, or are the same again, and so no fresh draws.
+        NotStarted: if answers are off by more than Monte Carlo error, or are the same again, and so
+            no fresh draws.
     """
     bodies = [json.dumps(contender.peer.body(row)).encode() for row in reference.rows]
 
@@ -58,6 +61,8 @@ def check(contender: Contender, port: int, reference: Reference) -> None:
     error = np.sqrt(1.0 / (CHECKED_ROUNDS * DRAWS) + 1.0 / REFERENCE_DRAWS) * reference.std
     excess = np.abs(answers.mean(0) - reference.mean) - SIGMAS * error - ROUNDING
     if not (excess <= 0).all():
-        raise NotStarted(f"answers are off by {float(excess.max()):.3f} more than Monte Carlo error explains")
+        raise NotStarted(
+            f"answers are off by {float(excess.max()):.3f} more than Monte Carlo error explains"
+        )
     if (answers.std(0).max(-1) == 0).any():
         raise NotStarted("answers repeat: draws are not fresh")

@@ -1,7 +1,9 @@
-"""A published Bayesian hypernetwork in plain torch, as one would write it without Dubito: two ways to predict.
+"""A published Bayesian hypernetwork in plain torch, as one would write it without Dubito: two ways
+to predict.
 
-It needs torch and safetensors alone, so that every peer's environment can run it. The weights are those of a version
-of `recipes/mnist.toml`: a multilayer perceptron whose weight-norm scales are drawn by a RealNVP.
+It needs torch and safetensors alone, so that every peer's environment can run it. The weights are
+those of a version of `recipes/mnist.toml`: a multilayer perceptron whose weight-norm scales are
+drawn by a RealNVP.
 """
 
 import os
@@ -16,11 +18,12 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 DRAWS = 100
-LOG_SCALE_BOUND = 2.0  # of a coupling, as in `training.nn.flows`
+LOG_SCALE_BOUND = 2.0  # of a coupling, as in `training.networks.flows`
 
 
 class Coupling(nn.Module):
-    """A RealNVP coupling of torch's own linear layers, weight-normed by torch's own parametrisation."""
+    """A RealNVP coupling of torch's own linear layers, weight-normed by torch's own
+    parametrisation."""
 
     def __init__(self, weights: dict[str, Tensor], flipped: bool) -> None:
         super().__init__()
@@ -51,7 +54,8 @@ class Affine(nn.Module):
 
 
 class Posterior:
-    """The network and its posterior. Each call of `textbook` or `batched` makes its own `DRAWS` draws."""
+    """The network and its posterior. Each call of `textbook` or `batched` makes its own `DRAWS`
+    draws."""
 
     def __init__(self, content: bytes) -> None:
         """Read `weights.safetensors`."""
@@ -59,12 +63,14 @@ class Posterior:
         steps = _by_number(weights, "posterior.flow.transforms.")
         self.sampler = sampler_of(steps)
         self.layers = [
-            (layer["direction"], layer["bias"]) for layer in _by_number(weights, "network.module.").values()
+            (layer["direction"], layer["bias"])
+            for layer in _by_number(weights, "network.module.").values()
         ]
         self.mean, self.std = weights["network.mean"], weights["network.std"]
         self.temperature = weights["likelihood.temperature"]
         self.sizes = [len(bias) for _, bias in self.layers]
-        # What a batched version need not do again: weights of the sampler, and directions of length 1.
+        # What a batched version need not do again: weights of the sampler, and directions of length
+        # 1.
         self.plain_sampler = sampler_of(steps)
         for layer in self.plain_sampler.modules():
             if isinstance(layer, nn.Linear):
@@ -76,16 +82,25 @@ class Posterior:
 
     @torch.inference_mode()
     def textbook(self, x: Tensor, eps: Tensor | None = None) -> Tensor:
-        """Return mean probabilities (N, C) by the loop of every tutorial: 100 times sample, make weights, forward.
+        """Return mean probabilities (N, C) by the loop of every tutorial: 100 times sample, make
+        weights, forward.
 
         The noise is fresh unless it is given, (`DRAWS`, D).
         """
         total = torch.zeros(len(x), self.sizes[-1])
         for k in range(DRAWS):
-            theta = self.sampler(torch.randn(1, sum(self.sizes)) if eps is None else eps[k : k + 1])[0]
+            theta = self.sampler(
+                torch.randn(1, sum(self.sizes)) if eps is None else eps[k : k + 1]
+            )[0]
             h = (x - self.mean) / self.std
-            for i, ((direction, bias), scale) in enumerate(zip(self.layers, theta.split(self.sizes), strict=True)):
-                weight = scale[:, None] * direction / torch.linalg.vector_norm(direction, dim=1, keepdim=True)
+            for i, ((direction, bias), scale) in enumerate(
+                zip(self.layers, theta.split(self.sizes), strict=True)
+            ):
+                weight = (
+                    scale[:, None]
+                    * direction
+                    / torch.linalg.vector_norm(direction, dim=1, keepdim=True)
+                )
                 h = functional.linear(h, weight, bias)
                 h = h if i == len(self.layers) - 1 else torch.relu(h)
             total += torch.softmax(h / self.temperature, dim=-1)
@@ -93,7 +108,8 @@ class Posterior:
 
     @torch.inference_mode()
     def batched(self, x: Tensor) -> Tensor:
-        """Return mean probabilities (N, C) of all draws at once, the first layer's product made once for all."""
+        """Return mean probabilities (N, C) of all draws at once, the first layer's product made
+        once for all."""
         return self.probabilities(x, torch.randn(DRAWS, sum(self.sizes))).mean(0)
 
     @torch.inference_mode()
@@ -112,7 +128,9 @@ class Posterior:
 def sampler_of(steps: dict[int, dict[str, Tensor]]) -> nn.Module:
     """Return the flow, noise to theta: couplings, and an elementwise affine map last."""
     *couplings, affine = steps.values()
-    return nn.Sequential(*(Coupling(c, flipped=i % 2 == 1) for i, c in enumerate(couplings)), Affine(affine)).eval()
+    return nn.Sequential(
+        *(Coupling(c, flipped=i % 2 == 1) for i, c in enumerate(couplings)), Affine(affine)
+    ).eval()
 
 
 def weight_normed(weights: dict[str, Tensor], name: str) -> nn.Module:
@@ -139,8 +157,8 @@ def _by_number(weights: dict[str, Tensor], prefix: str) -> dict[int, dict[str, T
 def served() -> Callable[[list[list[float]]], list[list[float]]]:
     """Return what a server is to run, rows to mean probabilities, warmed up.
 
-    `PEER_WEIGHTS` is the path of the weights, `PEER_WAY` is `textbook` or `batched`, and `PEER_THREADS` says how many
-    threads torch may use.
+    `PEER_WEIGHTS` is the path of the weights, `PEER_WAY` is `textbook` or `batched`, and
+    `PEER_THREADS` says how many threads torch may use.
     """
     torch.set_num_threads(int(os.environ["PEER_THREADS"]))
     posterior = Posterior(Path(os.environ["PEER_WEIGHTS"]).read_bytes())

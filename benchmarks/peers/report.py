@@ -50,21 +50,31 @@ def table(
 ) -> str:
     """Return the result as Markdown."""
     ours = max(
-        (statistics.median(m.capacity for m in results[label]) for label in results if is_ours(label)),
+        (
+            statistics.median(m.capacity for m in results[label])
+            for label in results
+            if is_ours(label)
+        ),
         default=float("nan"),
     )
     lines = [
-        "# One-row requests, 100 fresh draws, 784-800-800-10, RealNVP 4: Dubito beside other servers",
+        "# One-row requests, 100 fresh draws, 784-800-800-10, RealNVP 4: Dubito beside other "
+        "servers",
         "",
         f"`python -m benchmarks.peers --seconds {seconds:g} --rounds {rounds} --write`; "
-        f"{available_processors()} processors, torch {torch.__version__.split('+')[0]}, Dubito's weights in "
+        f"{available_processors()} processors, torch {torch.__version__.split('+')[0]}, Dubito's "
+        "weights in "
         f"{precision}.",
         "",
-        f"Capacity: closed loop, {CONNECTIONS} connections. Latencies in ms, p50 / p99: of one connection that never "
-        "pauses, and at a fifth of the server's own capacity (Poisson arrivals, from the time at which a request was "
-        "to be sent). Medians of rounds (least - most). Memory is of all the server's processes after the load.",
+        f"Capacity: closed loop, {CONNECTIONS} connections. Latencies in ms, p50 / p99: of one "
+        "connection that never "
+        "pauses, and at a fifth of the server's own capacity (Poisson arrivals, from the time at "
+        "which a request was "
+        "to be sent). Medians of rounds (least - most). Memory is of all the server's processes "
+        "after the load.",
         "",
-        "| server | requests/s | the faster Dubito by | p50 / p99, one connection | p50 / p99, a fifth | ready, s "
+        "| server | requests/s | the faster Dubito by | p50 / p99, one connection | p50 / p99, a "
+        "fifth | ready, s "
         "| memory, MB | not 200 |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -72,19 +82,25 @@ def table(
         capacity = statistics.median(m.capacity for m in measured)
         lines.append(
             f"| {label} | {spread([m.capacity for m in measured], 1 if capacity < 100 else 0)} "
-            f"| {ours / capacity if capacity else float('nan'):.1f} | {latencies([m.alone for m in measured])} "
-            f"| {latencies([m.low for m in measured])} | {statistics.median(m.ready_s for m in measured):.1f} "
-            f"| {statistics.median(m.megabytes for m in measured):.0f} | {sum(m.failures for m in measured)} |"
+            f"| {ours / capacity if capacity else float('nan'):.1f} | "
+            f"{latencies([m.alone for m in measured])} "
+            f"| {latencies([m.low for m in measured])} | "
+            f"{statistics.median(m.ready_s for m in measured):.1f} "
+            f"| {statistics.median(m.megabytes for m in measured):.0f} | "
+            f"{sum(m.failures for m in measured)} |"
         )
     lines += [f"| {label} | {reason} | | | | | | |" for label, reason in broken.items()]
     lines += [
         "",
         f"The network alone, in process, {CONNECTIONS} rows at a time, draws made ahead: "
-        f"{spread(kernel, 0)} rows/s; Dubito's most requests/s over HTTP are {ours / statistics.median(kernel):.2f} "
+        f"{spread(kernel, 0)} rows/s; Dubito's most requests/s over HTTP are "
+        f"{ours / statistics.median(kernel):.2f} "
         "of that.",
         "",
-        f"Checked in the first round, before the load: {CHECKED_ROUNDS} answers to each of {CHECKED_ROWS} rows, all "
-        f"asked at a time, agree in their means with {REFERENCE_DRAWS} draws in process within Monte Carlo "
+        f"Checked in the first round, before the load: {CHECKED_ROUNDS} answers to each of "
+        f"{CHECKED_ROWS} rows, all "
+        f"asked at a time, agree in their means with {REFERENCE_DRAWS} draws in process within "
+        "Monte Carlo "
         "error, and differ from one another.",
     ]
     return "\n".join(lines) + "\n"
@@ -92,13 +108,17 @@ def table(
 
 def latencies(loads: list[Load]) -> str:
     """Return p50 and p99 in milliseconds, medians of rounds."""
-    return " / ".join(f"{1e3 * statistics.median(load.percentile(p) for load in loads):.1f}" for p in (50, 99))
+    return " / ".join(
+        f"{1e3 * statistics.median(load.percentile(p) for load in loads):.1f}" for p in (50, 99)
+    )
 
 
 def plot(results: dict[str, list[Measured]], path: Path) -> None:
     """Draw capacity and latency of all rounds, on logarithmic axes."""
     plt.switch_backend("Agg")
-    figure, axes = plt.subplots(1, 2, figsize=(11, 0.4 * len(results) + 1.5), layout="constrained", sharey=True)
+    figure, axes = plt.subplots(
+        1, 2, figsize=(11, 0.4 * len(results) + 1.5), layout="constrained", sharey=True
+    )
     figures: list[tuple[str, Callable[[Measured], float]]] = [
         (f"requests/s, {CONNECTIONS} connections", lambda m: m.capacity),
         ("p50 at a fifth of capacity, ms", lambda m: 1e3 * m.low.percentile(50)),
@@ -106,7 +126,13 @@ def plot(results: dict[str, list[Measured]], path: Path) -> None:
     for axis, (title, value) in zip(axes, figures, strict=True):
         for position, (label, measured) in enumerate(results.items()):
             colour = "C3" if is_ours(label) else "C0" if label.endswith("batched") else "C7"
-            axis.plot([value(m) for m in measured], [position] * len(measured), "o", color=colour, alpha=0.7)
+            axis.plot(
+                [value(m) for m in measured],
+                [position] * len(measured),
+                "o",
+                color=colour,
+                alpha=0.7,
+            )
         axis.set(xscale="log", xlabel=title, yticks=range(len(results)), yticklabels=list(results))
         axis.grid(axis="x", alpha=0.3)
     axes[0].invert_yaxis()

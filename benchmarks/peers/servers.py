@@ -68,25 +68,44 @@ def python(peer: str) -> str:
 
 def mlserver_command(_: int) -> list[str]:
     """Return MLServer's command; its port is a setting."""
-    return [str(FOLDER / "mlserver" / ".venv" / "bin" / "mlserver"), "start", str(FOLDER / "mlserver" / "model")]
+    return [
+        str(FOLDER / "mlserver" / ".venv" / "bin" / "mlserver"),
+        "start",
+        str(FOLDER / "mlserver" / "model"),
+    ]
 
 
 def bentoml_command(port: int) -> list[str]:
     """Return BentoML's command."""
     options = ["--host", HOST, "--port", str(port)]
-    return [python("bentoml"), "-m", "bentoml", "serve", "benchmarks.peers.bentoml.server:Classifier", *options]
+    return [
+        python("bentoml"),
+        "-m",
+        "bentoml",
+        "serve",
+        "benchmarks.peers.bentoml.server:Classifier",
+        *options,
+    ]
 
 
 PEERS = (
-    Peer("FastAPI", "fastapi", lambda _: [python("fastapi"), "-m", "benchmarks.peers.fastapi.server"]),
-    Peer("LitServe", "litserve", lambda _: [python("litserve"), "-m", "benchmarks.peers.litserve.server"]),
+    Peer(
+        "FastAPI", "fastapi", lambda _: [python("fastapi"), "-m", "benchmarks.peers.fastapi.server"]
+    ),
+    Peer(
+        "LitServe",
+        "litserve",
+        lambda _: [python("litserve"), "-m", "benchmarks.peers.litserve.server"],
+    ),
     Peer("BentoML", "bentoml", bentoml_command, probabilities=lambda answer: answer[0]),
     Peer(
         "MLServer",
         "mlserver",
         mlserver_command,
         path="/v2/models/mnist/infer",
-        body=lambda row: {"inputs": [{"name": "inputs", "shape": [1, len(row)], "datatype": "FP32", "data": row}]},
+        body=lambda row: {
+            "inputs": [{"name": "inputs", "shape": [1, len(row)], "datatype": "FP32", "data": row}]
+        },
         probabilities=lambda answer: answer["outputs"][0]["data"],
     ),
     Peer("Ray Serve", "ray", lambda _: [python("ray"), "-m", "benchmarks.peers.ray.server"]),
@@ -108,8 +127,19 @@ def make_environment(peer: Peer) -> str | None:
         return None
     print(f"making {peer.name}'s environment", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
-    pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(requirements)]
-    for command in ([sys.executable, "-m", "venv", str(folder)], [str(folder / "bin" / "python"), *pip]):
+    pip = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "-r",
+        str(requirements),
+    ]
+    for command in (
+        [sys.executable, "-m", "venv", str(folder)],
+        [str(folder / "bin" / "python"), *pip],
+    ):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             return last_line(done.stderr)
@@ -135,17 +165,32 @@ class NotStarted(Exception):
 
 
 @contextmanager
-def running(contender: Contender, body: bytes) -> Iterator[tuple[int, subprocess.Popen[bytes], float]]:
-    """Run a server in processes of its own; yield its port, its process and the seconds until it answered."""
+def running(
+    contender: Contender, body: bytes
+) -> Iterator[tuple[int, subprocess.Popen[bytes], float]]:
+    """Run a server in processes of its own; yield its port, its process and the seconds until it
+    answered."""
     port = free_port()
     others = {f"MLSERVER_{name}_PORT": str(free_port()) for name in ("GRPC", "METRICS")}
     environment = {**os.environ, **contender.environment, **others, "PYTHONPATH": str(ROOT)}
-    environment |= {"PEER_PORT": str(port), "DUBITO_PORT": str(port), "MLSERVER_HTTP_PORT": str(port)}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, tempfile.TemporaryFile() as output:
+    environment |= {
+        "PEER_PORT": str(port),
+        "DUBITO_PORT": str(port),
+        "MLSERVER_HTTP_PORT": str(port),
+    }
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryFile() as output,
+    ):
         environment |= {"BENTOML_HOME": folder, "RAY_TMPDIR": folder}
         begun = time.perf_counter()
         process = subprocess.Popen(
-            contender.command(port), env=environment, cwd=folder, stdout=output, stderr=output, start_new_session=True
+            contender.command(port),
+            env=environment,
+            cwd=folder,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
         try:
             while ask(port, contender.peer.path, body, timeout_s=60) is None:
@@ -168,9 +213,14 @@ def family(process: int) -> list[int]:
             except OSError:
                 continue
             parents[int(folder.name)], sessions[int(folder.name)] = int(parent), int(session)
-    found = [process, *(one for one, session in sessions.items() if session == process and one != process)]
+    found = [
+        process,
+        *(one for one, session in sessions.items() if session == process and one != process),
+    ]
     for one in found:  # grows while it is read
-        found += [child for child, parent in parents.items() if parent == one and child not in found]
+        found += [
+            child for child, parent in parents.items() if parent == one and child not in found
+        ]
     return found
 
 
@@ -191,7 +241,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def memory_megabytes(process: int) -> float:
-    """Return the memory of a server's processes, shared pages counted once (their proportional set sizes)."""
+    """Return the memory of a server's processes, shared pages counted once (their proportional set
+    sizes)."""
     total = 0
     for member in family(process):
         try:
@@ -204,7 +255,9 @@ def memory_megabytes(process: int) -> float:
 
 def ask(port: int, path: str, body: bytes, timeout_s: float = 60.0) -> Any | None:
     """Return the JSON answer to a request, or None where there is none of status 200."""
-    request = urllib.request.Request(f"http://{HOST}:{port}{path}", body, {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        f"http://{HOST}:{port}{path}", body, {"Content-Type": "application/json"}
+    )
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
             return json.load(response)

@@ -1,9 +1,12 @@
-"""What a core gives, measured; a simulation of replicas, checked against 1, 2 and 4 of them; what it says of many.
+"""What a core gives, measured; a simulation of replicas, checked against 1, 2 and 4 of them; what
+it says of many.
 
-    python -m benchmarks.scaling --measure      measures for some minutes, and keeps docs/results/scaling.json
-    python -m benchmarks.scaling [--write]      simulates for some minutes; --write keeps scaling.{md,png} there
+    python -m benchmarks.scaling --measure      measures for some minutes, and keeps
+    docs/results/scaling.json python -m benchmarks.scaling [--write]      simulates for some
+    minutes; --write keeps scaling.{md,png} there
 
-Measure on a machine that is as quiet as can be: a load that other programs disturb is tried again a few times, and
+Measure on a machine that is as quiet as can be: a load that other programs disturb is tried again a
+    few times, and
 then left out.
 """
 
@@ -28,8 +31,16 @@ PARTS = ("calibration", "replica", "1", "2", "4")
 
 def main() -> None:
     """Measure, or simulate and print the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", nargs="*", choices=PARTS, metavar="PART", help=f"measure all or some of {PARTS}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--measure",
+        nargs="*",
+        choices=PARTS,
+        metavar="PART",
+        help=f"measure all or some of {PARTS}",
+    )
     parser.add_argument("--rounds", type=int, default=measure.ROUNDS, help="of each load")
     parser.add_argument("--write", action="store_true", help="write docs/results/scaling.{md,png}")
     options = parser.parse_args()
@@ -43,7 +54,9 @@ def main() -> None:
     print(text)
     if options.write:
         (RESULTS / "scaling.md").write_text(text)
-        report.plot(RESULTS / "scaling.png", fitted(costs, undisturbed(measured))[0], measured, plan)
+        report.plot(
+            RESULTS / "scaling.png", fitted(costs, undisturbed(measured))[0], measured, plan
+        )
 
 
 def measure_parts(parts: Sequence[str], rounds: int) -> None:

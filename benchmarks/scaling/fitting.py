@@ -1,4 +1,5 @@
-"""The simulation's constants, fitted to one replica at a few loads; other loads and more replicas are the check."""
+"""The simulation's constants, fitted to one replica at a few loads; other loads and more replicas
+are the check."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,8 @@ PERCENTS = (50, 95)  # the 99th of a few seconds is mostly about what else the m
 
 
 def as_measured(costs: Costs, one: Measured) -> tuple[Outcome, float]:
-    """Simulate what was measured, at the same arrival times; return also processor seconds a second of replicas."""
+    """Simulate what was measured, at the same arrival times; return also processor seconds a second
+    of replicas."""
     times = arrival_times(one.rate, WARM_UP_S + LOAD_S, True, one.seed)
     cluster = Cluster(one.replicas, cores=PLACES[one.replicas], client_core=CLIENT_CORE)
     outcome = simulate(cluster, costs, times, one.seed)
@@ -25,7 +27,8 @@ def as_measured(costs: Costs, one: Measured) -> tuple[Outcome, float]:
 
 
 def undisturbed(measured: Iterable[Measured]) -> list[Measured]:
-    """Return of each round, load and number of replicas the try that others disturbed least, if little enough."""
+    """Return of each round, load and number of replicas the try that others disturbed least, if
+    little enough."""
     best: dict[tuple[int, float, int], Measured] = {}
     for one in measured:
         key = one.replicas, one.rate, one.seed
@@ -42,15 +45,18 @@ def disturbance(one: Measured) -> float:
 def fitted(costs: Costs, measured: Sequence[Measured]) -> tuple[Costs, float]:
     """Fit three figures to the percentiles of `FIT_LOADS`, by least squares of their logarithms.
 
-    They are what a request costs more that finds its core cold, the time on its way, and a factor of all processor
-    times: in open loop these are longer than in the closed loops that gave the costs.
+    They are what a request costs more that finds its core cold, the time on its way, and a factor
+    of all processor times: in open loop these are longer than in the closed loops that gave the
+    costs.
 
     Returns:
         the costs, and the factor.
     """
     wanted = [one for one in measured if one.replicas == 1 and one.rate in FIT_LOADS]
     if {one.rate for one in wanted} != set(FIT_LOADS):
-        raise ValueError(f"expected undisturbed measurements of one replica at {FIT_LOADS}, got {wanted}")
+        raise ValueError(
+            f"expected undisturbed measurements of one replica at {FIT_LOADS}, got {wanted}"
+        )
 
     def of(logs: np.ndarray) -> tuple[Costs, float]:
         cold_s, network_s, factor = (float(value) for value in np.exp(logs))
@@ -62,7 +68,9 @@ def fitted(costs: Costs, measured: Sequence[Measured]) -> tuple[Costs, float]:
         total = 0.0
         for one in wanted:
             outcome, _ = as_measured(of(logs)[0], one)
-            total += sum(math.log(outcome.percentile(p) / getattr(one, f"p{p}")) ** 2 for p in PERCENTS)
+            total += sum(
+                math.log(outcome.percentile(p) / getattr(one, f"p{p}")) ** 2 for p in PERCENTS
+            )
         return total
 
     start = np.log([1e-3, 2e-4, 1.1])

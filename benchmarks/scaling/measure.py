@@ -1,8 +1,9 @@
-"""Measurements of a few replicas: what the simulation's constants are, and what it is checked against.
+"""Measurements of a few replicas: what the simulation's constants are, and what it is checked
+against.
 
-Each replica is `python -m service` with one thread, on one core that it is pinned to. Requests have one row and 100
-fresh draws, and come from a client in a process of its own on the second core: over connections that are kept, at
-times of a Poisson process, to the less busy of two replicas.
+Each replica is `python -m service` with one thread, on one core that it is pinned to. Requests have
+one row and 100 fresh draws, and come from a client in a process of its own on the second core: over
+connections that are kept, at times of a Poisson process, to the less busy of two replicas.
 """
 
 import contextlib
@@ -38,7 +39,11 @@ CALIBRATION_S, LOAD_S, WARM_UP_S = 4.0, 4.0, 1.0
 CLIENT_CORE = 1
 CORES = {0, CLIENT_CORE}
 PLACES = {1: (0,), 2: (0, 1), 4: (0, 0, 1, 1)}  # the core of each replica
-LOADS = {1: (50, 150, 300, 450, 600, 750), 2: (100, 300, 600, 900), 4: (100, 300, 600, 900)}  # requests a second
+LOADS = {
+    1: (50, 150, 300, 450, 600, 750),
+    2: (100, 300, 600, 900),
+    4: (100, 300, 600, 900),
+}  # requests a second
 ROUNDS, TRIES = 2, 2
 OTHERS = 0.2  # processors: a load during which other programs took more is tried again
 PATIENCE_S = 10.0  # that is waited until other programs take less
@@ -62,7 +67,8 @@ class Replica:
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of a load: latencies in seconds, and processor seconds a second of all replicas together."""
+    """What came of a load: latencies in seconds, and processor seconds a second of all replicas
+    together."""
 
     replicas: int
     rate: float
@@ -73,7 +79,8 @@ class Measured:
     p95: float
     p99: float
     busy: float
-    others: float  # processor seconds a second that other programs took of both cores, niced ones left out
+    # processor seconds a second that other programs took of both cores, niced ones left out
+    others: float
     niced: float | None  # the same, of niced ones; None where that was not looked at
 
 
@@ -84,7 +91,9 @@ def row(store: ModelStore) -> list[int]:
 
 
 @contextmanager
-def replicas(store: ModelStore, places: tuple[int, ...], **settings: str) -> Iterator[list[Started]]:
+def replicas(
+    store: ModelStore, places: tuple[int, ...], **settings: str
+) -> Iterator[list[Started]]:
     """Run replicas, each on the core that it is given."""
     everywhere = os.sched_getaffinity(0)
     with contextlib.ExitStack() as stack:
@@ -93,7 +102,9 @@ def replicas(store: ModelStore, places: tuple[int, ...], **settings: str) -> Ite
             os.sched_setaffinity(0, {place})  # which the process inherits
             try:
                 running.append(
-                    stack.enter_context(started(store.root, DUBITO_THREADS="1", DUBITO_JOBS_AT_ONCE="0", **settings))
+                    stack.enter_context(
+                        started(store.root, DUBITO_THREADS="1", DUBITO_JOBS_AT_ONCE="0", **settings)
+                    )
                 )
             finally:
                 os.sched_setaffinity(0, everywhere)
@@ -101,7 +112,9 @@ def replicas(store: ModelStore, places: tuple[int, ...], **settings: str) -> Ite
         yield running
 
 
-def _on_core(connection: Any, core: int, work: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+def _on_core(
+    connection: Any, core: int, work: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> None:
     os.sched_setaffinity(0, {core})
     begun = time.process_time()
     load = work(*arguments, **options)
@@ -125,11 +138,18 @@ def loaded(work: Any, *arguments: Any, **options: Any) -> tuple[Load, float, flo
 
 
 def core_seconds(cores: set[int]) -> tuple[float, float]:
-    """Return the seconds that cores have spent so far on programs that are not niced, and on those that are."""
+    """Return the seconds that cores have spent so far on programs that are not niced, and on those
+    that are."""
     lines = Path("/proc/stat").read_text().splitlines()
-    fields = [line.split() for line in lines if re.match(r"cpu\d", line) and int(line.split()[0][3:]) in cores]
+    fields = [
+        line.split()
+        for line in lines
+        if re.match(r"cpu\d", line) and int(line.split()[0][3:]) in cores
+    ]
     own = sum(int(one[1]) + int(one[3]) + int(one[6]) + int(one[7]) for one in fields)
-    return own / os.sysconf("SC_CLK_TCK"), sum(int(one[2]) for one in fields) / os.sysconf("SC_CLK_TCK")
+    return own / os.sysconf("SC_CLK_TCK"), sum(int(one[2]) for one in fields) / os.sysconf(
+        "SC_CLK_TCK"
+    )
 
 
 def wait_for_quiet(cores: set[int]) -> None:
@@ -147,10 +167,14 @@ def load(running: list[Started], request: bytes, rate: float, seed: int) -> Meas
     ports = [replica.port for replica in running]
     before_cores, begun = core_seconds(CORES), time.perf_counter()
     before = sum(processor_seconds(replica.process.pid) for replica in running)
-    load, client_s, start_s = loaded(open_loop, ports, [request], rate, LOAD_S, warm_up_s=WARM_UP_S, seed=seed)
+    load, client_s, start_s = loaded(
+        open_loop, ports, [request], rate, LOAD_S, warm_up_s=WARM_UP_S, seed=seed
+    )
     busy = sum(processor_seconds(replica.process.pid) for replica in running) - before
     seconds = time.perf_counter() - begun
-    others, niced = (now - then for now, then in zip(core_seconds(CORES), before_cores, strict=True))
+    others, niced = (
+        now - then for now, then in zip(core_seconds(CORES), before_cores, strict=True)
+    )
     others -= busy + client_s + start_s
     percentiles = {f"p{percent}": load.percentile(percent) for percent in (50, 95, 99)}
     failed = 1.0 - load.counts.get("200", 0) / len(load.kinds)
@@ -170,12 +194,15 @@ def load(running: list[Started], request: bytes, rate: float, seed: int) -> Meas
 def calibrate(store: ModelStore) -> tuple[Costs, dict[str, float]]:
     """Return the costs of one replica on one core, and what they were made of.
 
-    Processor milliseconds of the server for a request: P1 of one connection, whose requests are computed alone; P64
-    of 64, of which m share a micro-batch and its draws; and of requests of many rows, b for a row more. Then
+    Processor milliseconds of the server for a request: P1 of one connection, whose requests are
+        computed alone; P64
+    of 64, of which m share a micro-batch and its draws; and of requests of many rows, b for a row
+    more. Then
 
         P1 = r + b + (a + d),    P64 = r + b + (a + d) / m
 
-    give a + d, of a micro-batch and its draws, and r, of reading and answering. d is measured by itself, in process.
+    give a + d, of a micro-batch and its draws, and r, of reading and answering. d is measured by
+    itself, in process.
     """
     one = post("/predict", orjson.dumps({"inputs": [row(store)], "num_samples": DRAWS}))
     found: dict[str, float] = {}
@@ -183,7 +210,9 @@ def calibrate(store: ModelStore) -> tuple[Costs, dict[str, float]]:
         for name, connections in (("alone", 1), ("together", FULL)):
             loaded(closed_loop, replica.port, [one], connections, 1.0, warm_up_s=0.0)
             before = processor_seconds(replica.process.pid), *counted(replica.port)
-            load, client_s, _ = loaded(closed_loop, replica.port, [one], connections, CALIBRATION_S, warm_up_s=0.0)
+            load, client_s, _ = loaded(
+                closed_loop, replica.port, [one], connections, CALIBRATION_S, warm_up_s=0.0
+            )
             after = processor_seconds(replica.process.pid), *counted(replica.port)
             busy, requests, batches = (now - then for now, then in zip(after, before, strict=True))
             found |= {name: busy / requests, f"{name}, in a batch": requests / batches}
@@ -198,7 +227,10 @@ def calibrate(store: ModelStore) -> tuple[Costs, dict[str, float]]:
     os.sched_setaffinity(0, {0})
     found["draws"] = draws_s(store)
     os.sched_setaffinity(0, {0, CLIENT_CORE})
-    limits = {"DUBITO_MAX_QUEUED_ROW_DRAWS": str(REFUSING), "DUBITO_OVERLOAD_ROW_DRAWS": str(REFUSING)}
+    limits = {
+        "DUBITO_MAX_QUEUED_ROW_DRAWS": str(REFUSING),
+        "DUBITO_OVERLOAD_ROW_DRAWS": str(REFUSING),
+    }
     shared = (found["alone"] - found["together"]) / (1.0 - 1.0 / found["together, in a batch"])
     rest = found["alone"] - shared - found["a row more"]
     with replicas(store, (0,), **limits) as (replica,):
@@ -206,9 +238,13 @@ def calibrate(store: ModelStore) -> tuple[Costs, dict[str, float]]:
         requests, batches = counted(replica.port)
         load, _, _ = loaded(closed_loop, replica.port, [one], FULL, 2.0, warm_up_s=0.0)
         spent = processor_seconds(replica.process.pid) - before_s
-        answered, batches = (now - then for now, then in zip(counted(replica.port), (requests, batches), strict=True))
+        answered, batches = (
+            now - then for now, then in zip(counted(replica.port), (requests, batches), strict=True)
+        )
         refused = load.counts["429"]
-        found["refused"] = (spent - answered * (rest + found["a row more"]) - batches * shared) / refused
+        found["refused"] = (
+            spent - answered * (rest + found["a row more"]) - batches * shared
+        ) / refused
     costs = Costs(
         read_s=rest / 2,
         answer_s=rest / 2,
@@ -251,7 +287,10 @@ def counted(port: int) -> tuple[float, float]:
     """Return how many requests micro-batches had, and how many micro-batches there were."""
     page = metrics(port)
     return tuple(  # type: ignore[return-value]
-        sum(float(value) for value in re.findall(rf"^dubito_batch_requests_{kind}{{.*}} (.*)$", page, re.M))
+        sum(
+            float(value)
+            for value in re.findall(rf"^dubito_batch_requests_{kind}{{.*}} (.*)$", page, re.M)
+        )
         for kind in ("sum", "count")
     )
 
@@ -306,12 +345,15 @@ def with_children(pid: int) -> float:
 def publish_again(store: ModelStore) -> str:
     """Publish the newest version's files once more."""
     first = store.open(NAME, store.resolve(NAME), wanted=FILES)
-    description = Description.model_validate(first.manifest.model_dump(include=set(Description.model_fields)))
+    description = Description.model_validate(
+        first.manifest.model_dump(include=set(Description.model_fields))
+    )
     return store.publish(NAME, description, {file: first.files[file] for file in FILES}).version
 
 
 def measure(store: ModelStore, count: int, rounds: int) -> Iterator[Measured]:
-    """Measure some replicas at each load, in rounds, each with arrivals of its own; disturbed tries are repeated."""
+    """Measure some replicas at each load, in rounds, each with arrivals of its own; disturbed tries
+    are repeated."""
     request = post("/predict", orjson.dumps({"inputs": [row(store)], "num_samples": DRAWS}))
     with replicas(store, PLACES[count]) as running:
         for seed, rate in itertools.product(range(rounds), LOADS[count]):

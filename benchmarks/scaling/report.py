@@ -1,4 +1,5 @@
-"""The page and the picture: measurements beside the simulation, and what the simulation says of many replicas."""
+"""The page and the picture: measurements beside the simulation, and what the simulation says of
+many replicas."""
 
 import math
 import statistics
@@ -35,7 +36,8 @@ class Plan:
     Attributes:
         rates: requests a second of a replica within the limit, by balancer and number of replicas.
         thousand: p99 of 1,000 replicas at the rate of 100.
-        needed: replicas for `WANTED`, and what came of them: p99, mean micro-batch, share of time busy.
+        needed: replicas for `WANTED`, and what came of them: p99, mean micro-batch, share of time
+            busy.
         curve: rates of one replica and p50, p99 there, for the picture.
     """
 
@@ -53,14 +55,18 @@ def plan(costs: Costs, log: Callable[[str], None]) -> Plan:
     """Run what takes longest."""
     rates: dict[str, dict[int, float]] = {}
     for balance in BALANCES:
-        rates[balance] = {n: scenarios.most_rate(Cluster(n, balance=balance), costs) for n in COUNTS}
+        rates[balance] = {
+            n: scenarios.most_rate(Cluster(n, balance=balance), costs) for n in COUNTS
+        }
         log(f"{balance}: {rates[balance]}")
     rate = rates["two"][COUNTS[-1]]
     hundred = p99(Cluster(100), costs, rate)
     thousand = p99(Cluster(1_000), costs, rate, seeds=SEEDS[:2])
     log(f"100: {hundred}, 1,000: {thousand}")
     needed = math.ceil(WANTED / rate)
-    found = [steady(Cluster(needed), costs, WANTED / needed, seed, seconds=0.2) for seed in SEEDS[:2]]
+    found = [
+        steady(Cluster(needed), costs, WANTED / needed, seed, seconds=0.2) for seed in SEEDS[:2]
+    ]
     wanted = Spread.of(outcome.percentile(99) for outcome in found)
     log(f"{needed}: {wanted}")
     curve = []
@@ -68,13 +74,16 @@ def plan(costs: Costs, log: Callable[[str], None]) -> Plan:
         outcome = steady(Cluster(1), costs, float(one), 0, seconds=10.0)
         curve.append((float(one), outcome.percentile(50), outcome.percentile(99)))
     busy = [outcome.batches.mean() for outcome in found]
-    mean = statistics.median(float(outcome.latency_s[outcome.status == OK].mean()) for outcome in found)
+    mean = statistics.median(
+        float(outcome.latency_s[outcome.status == OK].mean()) for outcome in found
+    )
     return Plan(rates, hundred, thousand, needed, wanted, statistics.median(busy), mean, curve)
 
 
 @dataclass(frozen=True)
 class Side:
-    """A load as it was measured, the median of rounds, and as it is simulated at the same arrival times."""
+    """A load as it was measured, the median of rounds, and as it is simulated at the same arrival
+    times."""
 
     replicas: int
     rate: float
@@ -98,11 +107,25 @@ def sides(costs: Costs, measured: list[Measured]) -> list[Side]:
     for (replicas, rate), rounds in sorted(groups.items()):
         outcomes = [as_measured(costs, one) for one in rounds]
         names = ("p50", "p95", "p99")
-        simulated = {n: statistics.median(o.percentile(float(n[1:])) for o, _ in outcomes) for n in names}
+        simulated = {
+            n: statistics.median(o.percentile(float(n[1:])) for o, _ in outcomes) for n in names
+        }
         simulated["busy"] = statistics.median(busy for _, busy in outcomes)
-        was = {n: statistics.median(getattr(one, n) for one in rounds) for n in (*names, "busy", "others")}
+        was = {
+            n: statistics.median(getattr(one, n) for one in rounds)
+            for n in (*names, "busy", "others")
+        }
         niced = [one.niced for one in rounds if one.niced is not None]
-        found.append(Side(replicas, rate, len(rounds), was, simulated, statistics.median(niced) if niced else None))
+        found.append(
+            Side(
+                replicas,
+                rate,
+                len(rounds),
+                was,
+                simulated,
+                statistics.median(niced) if niced else None,
+            )
+        )
     return found
 
 
@@ -115,12 +138,15 @@ def page(
     lines = [
         "# What replicas answer, and how many it takes",
         "",
-        "`python -m benchmarks.scaling --measure` measures, `python -m benchmarks.scaling --write` simulates "
+        "`python -m benchmarks.scaling --measure` measures, `python -m benchmarks.scaling "
+        "--write` simulates "
         "and writes "
         "this page. [Scaling](../scaling.md) says what follows from it.",
         "",
-        "A replica is `python -m service` with one thread on one core, a model of MNIST's size in int8, and requests "
-        f"of one row and {DRAWS} fresh draws as JSON. Measured on two cores, on which a fit at the lowest "
+        "A replica is `python -m service` with one thread on one core, a model of MNIST's size in "
+        "int8, and requests "
+        f"of one row and {DRAWS} fresh draws as JSON. Measured on two cores, on which a fit at "
+        "the lowest "
         "priority and "
         "other programs ran as well; the client is on the second core. Times are that machine's.",
         "",
@@ -136,7 +162,9 @@ def page(
     return "\n".join(lines) + "\n", of_many
 
 
-def of_a_core(replica: Replica, found: dict[str, float], fit: Costs, factor: float) -> Iterator[str]:
+def of_a_core(
+    replica: Replica, found: dict[str, float], fit: Costs, factor: float
+) -> Iterator[str]:
     """What a core gives."""
     yield from ("## What a core gives", "", "| measured | |", "|---|---|")
     together, of_batch = found["together, requests a second"], found["together, in a batch"]
@@ -162,12 +190,16 @@ def of_a_core(replica: Replica, found: dict[str, float], fit: Costs, factor: flo
     )
     yield ""
     yield (
-        f"The simulation's constants, in ms of processor time: {1e3 * fit.read_s:.2f} to read and as much to answer, "
+        f"The simulation's constants, in ms of processor time: {1e3 * fit.read_s:.2f} to read and "
+        "as much to answer, "
         f"{1e3 * fit.batch_s:.2f} a micro-batch, {1e3 * DRAWS * fit.row_draw_s:.2f} a row, "
-        f"{1e3 * DRAWS * fit.draw_s:.2f} its draws; {1e3 * fit.cold_s:.2f} more for a request that finds the "
+        f"{1e3 * DRAWS * fit.draw_s:.2f} its draws; {1e3 * fit.cold_s:.2f} more for a request "
+        "that finds the "
         "core idle; "
-        f"{1e3 * fit.network_s:.2f} ms on the way. All but the last two are the closed loops' processor times, times "
-        f"{factor:.2f}. That factor and the last two are fitted to the {' and '.join(f'p{p}' for p in PERCENTS)} of "
+        f"{1e3 * fit.network_s:.2f} ms on the way. All but the last two are the closed loops' "
+        "processor times, times "
+        f"{factor:.2f}. That factor and the last two are fitted to the "
+        f"{' and '.join(f'p{p}' for p in PERCENTS)} of "
         f"one replica at {', '.join(map(str, FIT_LOADS))} requests a second."
     )
     yield ""
@@ -177,13 +209,19 @@ def check(checked: list[Side]) -> Iterator[str]:
     """Measured and simulated side by side."""
     yield from ("## Measured and simulated", "")
     yield (
-        "Open loop, Poisson arrivals, the less busy of two replicas chosen at random; latencies in ms, measured / "
-        "simulated at the same arrival times, medians of rounds. Two replicas have a core each, of which the "
+        "Open loop, Poisson arrivals, the less busy of two replicas chosen at random; latencies "
+        "in ms, measured / "
+        "simulated at the same arrival times, medians of rounds. Two replicas have a core each, "
+        "of which the "
         "second is "
-        "the client's too; of four, two share a core, which the simulation has as processor sharing, as it has the "
-        f"client. Rounds in which other programs took more than {OTHERS} processors are left out, those of low "
-        "priority aside: `others'` are the processors that others took, of normal + of low priority. The latter run "
-        "in sessions of their own, among which Linux shares a core equally, so they wait less for the replicas than "
+        "the client's too; of four, two share a core, which the simulation has as processor "
+        "sharing, as it has the "
+        f"client. Rounds in which other programs took more than {OTHERS} processors are left out, "
+        "those of low "
+        "priority aside: `others'` are the processors that others took, of normal + of low "
+        "priority. The latter run "
+        "in sessions of their own, among which Linux shares a core equally, so they wait less for "
+        "the replicas than "
         "their priority says; the simulation knows nothing of them. * fitted."
     )
     yield from (
@@ -192,24 +230,35 @@ def check(checked: list[Side]) -> Iterator[str]:
         "|---|---|---|---|---|---|---|---|",
     )
     for one in checked:
-        cells = [f"{1e3 * one.measured[n]:.1f} / {1e3 * one.simulated[n]:.1f}" for n in ("p50", "p95", "p99")]
+        cells = [
+            f"{1e3 * one.measured[n]:.1f} / {1e3 * one.simulated[n]:.1f}"
+            for n in ("p50", "p95", "p99")
+        ]
         mark = " *" if one.is_fitted else ""
         busy = f"{one.measured['busy']:.2f} / {one.simulated['busy']:.2f}"
-        others = f"{one.measured['others']:.2f} + " + (f"{one.niced:.2f}" if one.niced is not None else "?")
+        others = f"{one.measured['others']:.2f} + " + (
+            f"{one.niced:.2f}" if one.niced is not None else "?"
+        )
         yield f"| {one.replicas} | {one.rate:.0f}{mark} | {one.rounds} | {' | '.join(cells)} | {busy} | {others} |"
     yield ""
     for text, group in (
-        ("One replica, at loads that were not fitted", [s for s in checked if s.replicas == 1 and not s.is_fitted]),
+        (
+            "One replica, at loads that were not fitted",
+            [s for s in checked if s.replicas == 1 and not s.is_fitted],
+        ),
         ("Two and four replicas", [s for s in checked if s.replicas > 1]),
     ):
         if group:
             found = []
             for n in ("p50", "p95", "p99"):
                 ratios = [one.simulated[n] / one.measured[n] for one in group]
-                found.append(f"{n} {statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})")
+                found.append(
+                    f"{n} {statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
+                )
             yield f"* {text}: simulated over measured {', '.join(found)}; median (least - most)."
     yield (
-        "* Two and four replicas were measured later than one, on a quieter machine, once for each load; one replica "
+        "* Two and four replicas were measured later than one, on a quieter machine, once for "
+        "each load; one replica "
         "while a fit of low priority ran beside it."
     )
     yield ""
@@ -219,16 +268,22 @@ def rates(of_many: Plan) -> Iterator[str]:
     """Rates within the limit."""
     yield from (f"## Requests a second of a replica within {1e3 * LIMIT_S:.0f} ms", "")
     yield (
-        "Simulated: the largest rate, in steps of 10, whose p99 is within the limit. Poisson arrivals, one core each."
+        "Simulated: the largest rate, in steps of 10, whose p99 is within the limit. Poisson "
+        "arrivals, one core each."
     )
     counts = list(of_many.rates["two"])
-    yield from ("", "| replicas | " + " | ".join(map(str, counts)) + " |", "|---|" + "---|" * len(counts))
+    yield from (
+        "",
+        "| replicas | " + " | ".join(map(str, counts)) + " |",
+        "|---|" + "---|" * len(counts),
+    )
     for balance, text in (("random", "chosen at random"), ("two", "the less busy of two")):
         yield f"| {text} | " + " | ".join(f"{of_many.rates[balance][n]:.0f}" for n in counts) + " |"
     yield ""
     rate = of_many.rates["two"][counts[-1]]
     yield (
-        f"At {rate:.0f} requests a second each, the p99 of 100 replicas is {of_many.hundred.shown(1e3)} ms, "
+        f"At {rate:.0f} requests a second each, the p99 of 100 replicas is "
+        f"{of_many.hundred.shown(1e3)} ms, "
         "and of 1,000 "
         f"{of_many.thousand.shown(1e3)} ms (median, least - most of {len(SEEDS)} and of 2 seeds)."
     )
@@ -256,25 +311,33 @@ def wanted(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
     yield f"| the same with half the replicas idle, for nights and lost zones | {2 * dollars:.3f} |"
     yield ""
     yield (
-        f"A request takes {1e3 * low:.2f} ms alone and {1e3 * full:.2f} ms in micro-batches of {FULL // 2}: "
+        f"A request takes {1e3 * low:.2f} ms alone and {1e3 * full:.2f} ms in micro-batches of "
+        f"{FULL // 2}: "
         "what is shared is "
-        f"{1e3 * (low - full) * FULL / (FULL - 2):.2f} ms, two thirds of it draws. So the largest saving is "
+        f"{1e3 * (low - full) * FULL / (FULL - 2):.2f} ms, two thirds of it draws. So the largest "
+        "saving is "
         "in larger micro-batches, that is "
         "in a higher limit of latency, and in requests of several rows."
     )
     yield ""
     for times in (1.5, 2.0):
         one = over(
-            SEEDS, lambda s, t=times: scenarios.bursts(Cluster(100), fit, rate, t, 0.2, s), lambda o: o.percentile(99)
+            SEEDS,
+            lambda s, t=times: scenarios.bursts(Cluster(100), fit, rate, t, 0.2, s),
+            lambda o: o.percentile(99),
         )
         yield (
             f"* A burst of {times:g} times the rate for 0.2 s: p99 of the 1.2 s from its begin "
             f"{one.shown(1e3)} ms (100 replicas)."
         )
     of_hedged = [steady(Cluster(100, hedge_s=HEDGE_S), fit, SHARE * rate, seed) for seed in SEEDS]
-    late, sent = Spread.of(o.percentile(99) for o in of_hedged), Spread.of(float(o.tries.mean()) for o in of_hedged)
+    late, sent = (
+        Spread.of(o.percentile(99) for o in of_hedged),
+        Spread.of(float(o.tries.mean()) for o in of_hedged),
+    )
     yield (
-        f"* Clients that ask a second replica after {1e3 * HEDGE_S:.0f} ms, at {SHARE:.0%} of the rate: p99 "
+        f"* Clients that ask a second replica after {1e3 * HEDGE_S:.0f} ms, at {SHARE:.0%} of the "
+        "rate: p99 "
         f"{late.shown(1e3)} ms with {sent.shown(1, '.2f')} requests sent for one; without it "
         f"{p99(Cluster(100), fit, SHARE * rate).shown(1e3)} ms."
     )
@@ -287,15 +350,18 @@ def step(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
     start_s = PLACING_S + replica.ready_s
     yield from ("## A step of load, with the autoscaler", "")
     yield (
-        f"The load of 2 replicas ({rate:.0f} requests a second each) becomes that of 8 at once. The "
+        f"The load of 2 replicas ({rate:.0f} requests a second each) becomes that of 8 at once. "
+        "The "
         "autoscaler is that of "
-        f"docker/kubernetes: it looks every 15 s at a mean of 60 s. A replica answers {start_s:.0f} s after "
+        "docker/kubernetes: it looks every 15 s at a mean of 60 s. A replica answers "
+        f"{start_s:.0f} s after "
         "it was asked for: "
         f"{PLACING_S:.0f} s are an assumption, {replica.ready_s:.1f} s measured."
     )
     yield ""
     yield (
-        "| by | p99 within the limit again after, s | refused, share of the time until then | most replicas "
+        "| by | p99 within the limit again after, s | refused, share of the time until then | "
+        "most replicas "
         "| replicas after 150 s |"
     )
     yield "|---|---|---|---|---|"
@@ -310,7 +376,9 @@ def step(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
             after = [one for one in seconds if one.at_s >= scenarios.STEP_AT_S]
             late = [one.at_s + 5.0 for one in after if not one.p99 <= LIMIT_S or one.refused]
             again = max(late, default=scenarios.STEP_AT_S) - scenarios.STEP_AT_S
-            refused = outcome.of(scenarios.STEP_AT_S, scenarios.STEP_AT_S + max(again, 5.0)).share(REFUSED)
+            refused = outcome.of(scenarios.STEP_AT_S, scenarios.STEP_AT_S + max(again, 5.0)).share(
+                REFUSED
+            )
             counts = [count for _, count in outcome.replicas]
             figures.append((again, refused, max(counts), counts[-1]))
         columns = [Spread.of(column) for column in zip(*figures, strict=True)]
@@ -329,7 +397,8 @@ def failures(fit: Costs, of_many: Plan) -> Iterator[str]:
     rate = SHARE * of_many.rates["two"][COUNTS[-1]]
     yield from ("## A node is lost", "")
     yield (
-        f"2 of 50 replicas end at once, at {rate:.0f} requests a second each; the balancer hears of it after "
+        f"2 of 50 replicas end at once, at {rate:.0f} requests a second each; the balancer hears "
+        "of it after "
         "4 s. Until then "
         "what it sends them fails at once."
     )
@@ -344,8 +413,14 @@ def failures(fit: Costs, of_many: Plan) -> Iterator[str]:
         ("the less busy of two", "two", 2),
     ]
     for text, balance, retries in cases:
-        parts = [scenarios.lost_node(fit, rate, retries, seed, balance).of(2.0, 6.0) for seed in SEEDS[:2]]
-        failed, late = Spread.of(o.share(LOST) for o in parts), Spread.of(o.percentile(99) for o in parts)
+        parts = [
+            scenarios.lost_node(fit, rate, retries, seed, balance).of(2.0, 6.0)
+            for seed in SEEDS[:2]
+        ]
+        failed, late = (
+            Spread.of(o.share(LOST) for o in parts),
+            Spread.of(o.percentile(99) for o in parts),
+        )
         yield f"| {text} | {'twice, at once' if retries else 'no'} | {failed.shown(1, '.4f')} | {late.shown(1e3)} |"
     yield ""
     yield "A lost replica looks idle to a balancer that counts what is under way, so it is sent more than its share."
@@ -359,7 +434,8 @@ def publications(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
     yield (
         "Each replica finds it at its own moment within the time between two looks "
         "(`DUBITO_POLL_INTERVAL_S`), and then takes "
-        f"{replica.trial_s:.2f} s of processor time to try and load it, beside requests, on its one core. 20 "
+        f"{replica.trial_s:.2f} s of processor time to try and load it, beside requests, on its "
+        "one core. 20 "
         f"replicas at {rate:.0f} requests a second."
     )
     yield from ("", "| seconds between looks | p99 meanwhile, ms |", "|---|---|")
@@ -381,7 +457,8 @@ def breaks(of_many: Plan, replica: Replica) -> Iterator[str]:
     yield from (
         "## What breaks first",
         "",
-        "Computed from the figures above; limits and prices are of the documents named in [Scaling](../scaling.md).",
+        "Computed from the figures above; limits and prices are of the documents named in "
+        "[Scaling](../scaling.md).",
         "",
     )
     counts = (100, 1_000, of_many.needed)
@@ -393,7 +470,8 @@ def breaks(of_many: Plan, replica: Replica) -> Iterator[str]:
 
     month = 30 * 86_400
     yield row(
-        "looks at the bucket a second, one a second each (S3 promises 5,500 reads a prefix)", lambda n: f"{n:,}"
+        "looks at the bucket a second, one a second each (S3 promises 5,500 reads a prefix)",
+        lambda n: f"{n:,}",
     )
     yield row("the same, dollars a month", lambda n: f"{n * month * LIST_REQUEST:,.0f}")
     yield row(
@@ -404,9 +482,13 @@ def breaks(of_many: Plan, replica: Replica) -> Iterator[str]:
         "a publication: reads of files, all within one second (of 5,500)",
         lambda n: f"{n * replica.version_files:,}",
     )
-    yield row("a publication: bytes from the bucket", lambda n: f"{n * replica.version_bytes / 1e9:.1f} GB")
     yield row(
-        f"the same, bytes a second of each machine of {NODE_CORES} replicas within a second (of 1.25 GB/s)",
+        "a publication: bytes from the bucket",
+        lambda n: f"{n * replica.version_bytes / 1e9:.1f} GB",
+    )
+    yield row(
+        f"the same, bytes a second of each machine of {NODE_CORES} replicas within a second (of "
+        "1.25 GB/s)",
         lambda n: f"{min(n, NODE_CORES) * replica.version_bytes / 1e6:.0f} MB/s",
     )
     yield row("metrics: series", lambda n: f"{n * replica.metrics_series:,}")
@@ -414,13 +496,19 @@ def breaks(of_many: Plan, replica: Replica) -> Iterator[str]:
         f"metrics: bytes a second, every {SCRAPE_S:.0f} s",
         lambda n: f"{n * replica.metrics_bytes / SCRAPE_S / 1e6:.1f} MB",
     )
-    yield row("metrics: samples a second", lambda n: f"{n * replica.metrics_series / SCRAPE_S:,.0f}")
-    yield row("draws: memory of those that are ready", lambda n: f"{n * 64 * replica.set_bytes / 1e9:.1f} GB")
+    yield row(
+        "metrics: samples a second", lambda n: f"{n * replica.metrics_series / SCRAPE_S:,.0f}"
+    )
+    yield row(
+        "draws: memory of those that are ready",
+        lambda n: f"{n * 64 * replica.set_bytes / 1e9:.1f} GB",
+    )
     yield row("memory of all replicas", lambda n: f"{n * replica.memory_bytes / 1e9:,.0f} GB")
     yield row("connections of 20 balancers, 4 kept to each replica", lambda n: f"{n * 80:,}")
     yield row("the same, of one replica (of `DUBITO_MAX_CONNECTIONS`, 1,000)", lambda _: "80")
     yield row(
-        f"machines of {NODE_CORES} cores (Kubernetes is tested to 5,000)", lambda n: f"{math.ceil(n / NODE_CORES)}"
+        f"machines of {NODE_CORES} cores (Kubernetes is tested to 5,000)",
+        lambda n: f"{math.ceil(n / NODE_CORES)}",
     )
     yield ""
 
@@ -434,29 +522,52 @@ def plot(path: Path, fit: Costs, measured: list[Measured], of_many: Plan) -> Non
     for values, name, colour in ((p50s, "p50", "tab:blue"), (p99s, "p99", "tab:red")):
         left.plot(rates_, [1e3 * v for v in values], color=colour, label=f"{name}, simulated")
         points = [(one.rate, 1e3 * getattr(one, name)) for one in kept if one.replicas == 1]
-        left.plot(*zip(*points, strict=True), "o", color=colour, alpha=0.6, label=f"{name}, measured")
+        left.plot(
+            *zip(*points, strict=True), "o", color=colour, alpha=0.6, label=f"{name}, measured"
+        )
     left.axhline(1e3 * LIMIT_S, color="black", linewidth=0.8, linestyle=":")
-    left.set(yscale="log", xlabel="requests/s", ylabel="latency, ms", title="One replica on one core")
+    left.set(
+        yscale="log", xlabel="requests/s", ylabel="latency, ms", title="One replica on one core"
+    )
     left.legend(fontsize="small")
     both = sides(fit, measured)
     for replicas, marker in ((1, "o"), (2, "s"), (4, "^")):
         for name, colour in (("p50", "tab:blue"), ("p95", "tab:green"), ("p99", "tab:red")):
-            points = [(1e3 * s.measured[name], 1e3 * s.simulated[name]) for s in both if s.replicas == replicas]
+            points = [
+                (1e3 * s.measured[name], 1e3 * s.simulated[name])
+                for s in both
+                if s.replicas == replicas
+            ]
             if points:
                 middle.plot(
-                    *zip(*points, strict=True), marker, color=colour, alpha=0.7, label=f"{name}, {replicas} replicas"
+                    *zip(*points, strict=True),
+                    marker,
+                    color=colour,
+                    alpha=0.7,
+                    label=f"{name}, {replicas} replicas",
                 )
     ends = (2, 400)
     middle.plot(ends, ends, color="black", linewidth=0.8)
     for factor in (0.5, 2.0):
-        middle.plot(ends, [factor * end for end in ends], color="black", linewidth=0.6, linestyle=":")
-    middle.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured, ms", ylabel="simulated, ms")
+        middle.plot(
+            ends, [factor * end for end in ends], color="black", linewidth=0.6, linestyle=":"
+        )
+    middle.set(
+        xscale="log",
+        yscale="log",
+        xlim=ends,
+        ylim=ends,
+        xlabel="measured, ms",
+        ylabel="simulated, ms",
+    )
     middle.set_title("1, 2 and 4 replicas; dotted: a factor of 2")
     middle.legend(fontsize="x-small")
     for balance, text in (("two", "the less busy of two"), ("random", "at random")):
         rate = of_many.rates[balance][COUNTS[-1]]
         totals = [10.0**exponent for exponent in range(3, 7)]
-        right.plot(totals, [total / rate for total in totals], label=f"{text}: {rate:.0f} requests/s each")
+        right.plot(
+            totals, [total / rate for total in totals], label=f"{text}: {rate:.0f} requests/s each"
+        )
     right.plot([WANTED], [of_many.needed], "o", color="tab:blue", label="simulated")
     right.set(xscale="log", yscale="log", xlabel="requests/s", ylabel="replicas of one core")
     right.set_title(f"99 % within {1e3 * LIMIT_S:.0f} ms")

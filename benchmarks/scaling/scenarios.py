@@ -1,4 +1,5 @@
-"""What the simulation is asked: how much replicas answer in time, and what steps, lost nodes and new versions do."""
+"""What the simulation is asked: how much replicas answer in time, and what steps, lost nodes and
+new versions do."""
 
 import math
 import statistics
@@ -50,9 +51,15 @@ class Spread:
 
 
 def steady(
-    cluster: Cluster, costs: Costs, rate: float, seed: int, seconds: float = SECONDS, warm_up_s: float = WARM_UP_S
+    cluster: Cluster,
+    costs: Costs,
+    rate: float,
+    seed: int,
+    seconds: float = SECONDS,
+    warm_up_s: float = WARM_UP_S,
 ) -> Outcome:
-    """Return what comes of requests at a rate of each replica, once draws are made as fast as they are taken."""
+    """Return what comes of requests at a rate of each replica, once draws are made as fast as they
+    are taken."""
     cluster = replace(cluster, sets_at_first=LASTING_SETS)
     generator = np.random.default_rng([seed, 1])
     times = poisson_times([(warm_up_s + seconds, rate * cluster.replicas)], generator)
@@ -65,8 +72,11 @@ def p99(cluster: Cluster, costs: Costs, rate: float, seeds: Iterable[int] = SEED
     return Spread.of(steady(cluster, costs, rate, seed, seconds).percentile(99) for seed in seeds)
 
 
-def most_rate(cluster: Cluster, costs: Costs, seeds: Sequence[int] = (0,), limit_s: float = LIMIT_S) -> float:
-    """Return the largest rate of a replica, on a grid, whose 99th percentile, the median of seeds, is within a limit.
+def most_rate(
+    cluster: Cluster, costs: Costs, seeds: Sequence[int] = (0,), limit_s: float = LIMIT_S
+) -> float:
+    """Return the largest rate of a replica, on a grid, whose 99th percentile, the median of seeds,
+    is within a limit.
 
     The percentile is taken to grow with the rate.
     """
@@ -78,8 +88,11 @@ def most_rate(cluster: Cluster, costs: Costs, seeds: Sequence[int] = (0,), limit
     return low * STEP
 
 
-def bursts(cluster: Cluster, costs: Costs, rate: float, times: float, lasts_s: float, seed: int) -> Outcome:
-    """Return what comes of requests whose rate is so many times as high for a while, in the last second."""
+def bursts(
+    cluster: Cluster, costs: Costs, rate: float, times: float, lasts_s: float, seed: int
+) -> Outcome:
+    """Return what comes of requests whose rate is so many times as high for a while, in the last
+    second."""
     steps = [(WARM_UP_S, rate), (lasts_s, times * rate), (1.0, rate)]
     generator = np.random.default_rng([seed, 2])
     arrivals = poisson_times([(s, r * cluster.replicas) for s, r in steps], generator)
@@ -88,7 +101,8 @@ def bursts(cluster: Cluster, costs: Costs, rate: float, times: float, lasts_s: f
 
 @dataclass(frozen=True)
 class Second:
-    """A second of a scenario: requests a second, p99 in seconds, shares that were refused or lost, replicas."""
+    """A second of a scenario: requests a second, p99 in seconds, shares that were refused or lost,
+    replicas."""
 
     at_s: float
     rate: float
@@ -117,8 +131,11 @@ def by_second(outcome: Outcome, width_s: float = 1.0) -> list[Second]:
     return found
 
 
-def step_of_load(costs: Costs, rate: float, start_s: float, seed: int, target_busy: float = math.inf) -> Outcome:
-    """Return a step from the load of 2 replicas to that of 8, with the autoscaler of docker/kubernetes."""
+def step_of_load(
+    costs: Costs, rate: float, start_s: float, seed: int, target_busy: float = math.inf
+) -> Outcome:
+    """Return a step from the load of 2 replicas to that of 8, with the autoscaler of
+    docker/kubernetes."""
     scaler = Autoscaler(start_s=start_s, least=2, most=40, target_busy=target_busy)
     steps = [(STEP_AT_S, 2 * rate), (150.0, 8 * rate)]
     cluster = Cluster(2, autoscaler=scaler)
@@ -126,21 +143,32 @@ def step_of_load(costs: Costs, rate: float, start_s: float, seed: int, target_bu
 
 
 def lost_node(
-    costs: Costs, rate: float, retries: int, seed: int, balance: Balance = "two", noticed_s: float = 4.0
+    costs: Costs,
+    rate: float,
+    retries: int,
+    seed: int,
+    balance: Balance = "two",
+    noticed_s: float = 4.0,
 ) -> Outcome:
-    """Return 50 replicas of which 2 are lost at once, and are noticed as lost by two probes of 2 s."""
+    """Return 50 replicas of which 2 are lost at once, and are noticed as lost by two probes of 2
+    s."""
     cluster = Cluster(50, balance=balance, retries=retries, failure=Failure(2.0, 2, noticed_s))
     times = poisson_times([(2.0 + noticed_s + 1.0, rate * 50)], np.random.default_rng([seed, 4]))
     return simulate(cluster, costs, times, seed)
 
 
 def published(costs: Costs, rate: float, work_s: float, spread_s: float, seed: int) -> Outcome:
-    """Return 20 replicas that find and try a new version, each at its own moment within some seconds."""
+    """Return 20 replicas that find and try a new version, each at its own moment within some
+    seconds."""
     cluster = Cluster(20, publication=Publication(2.0, spread_s, work_s))
-    times = poisson_times([(2.0 + spread_s + 3.0 * work_s + 1.0, rate * 20)], np.random.default_rng([seed, 5]))
+    times = poisson_times(
+        [(2.0 + spread_s + 3.0 * work_s + 1.0, rate * 20)], np.random.default_rng([seed, 5])
+    )
     return simulate(cluster, costs, times, seed)
 
 
-def over(seeds: Iterable[int], outcome: Callable[[int], Outcome], figure: Callable[[Outcome], float]) -> Spread:
+def over(
+    seeds: Iterable[int], outcome: Callable[[int], Outcome], figure: Callable[[Outcome], float]
+) -> Spread:
     """Return a figure of an outcome over seeds."""
     return Spread.of(figure(outcome(seed)) for seed in seeds)

@@ -1,10 +1,12 @@
-"""A discrete-event simulation of replicas behind a balancer: arrivals, micro-batches, autoscaling, lost nodes.
+"""A discrete-event simulation of replicas behind a balancer: arrivals, micro-batches, autoscaling,
+lost nodes.
 
-A replica is what `service/` is, with the engine's own constants: a thread that reads requests and writes answers,
-one that computes micro-batches, and one that makes draws ahead. A request that is alone is computed at once; else
-micro-batches form, with a pause in which those who come with the next requests are waited for. Threads of a core
-share it equally (processor sharing); what a thread does takes as much processor time as `Costs` says, each time the
-same. Requests are of one client, and no larger than a micro-batch.
+A replica is what `service/` is, with the engine's own constants: a thread that reads requests and
+writes answers, one that computes micro-batches, and one that makes draws ahead. A request that is
+alone is computed at once; else micro-batches form, with a pause in which those who come with the
+next requests are waited for. Threads of a core share it equally (processor sharing); what a thread
+does takes as much processor time as `Costs` says, each time the same. Requests are of one client,
+and no larger than a micro-batch.
 
 Not in it: time slices, caches, Python's lock, and connections that open.
 """
@@ -20,7 +22,7 @@ import numpy as np
 
 from service.engine.admission import FIRST_TRY_S, LAST_TRY_S, LASTING_S, REST_S, TRIED_S
 from service.engine.batching import BATCH_ROW_DRAWS, GATHER_S, LEAST_AT_ONCE, SMALL_ROW_DRAWS
-from service.registry.reservoir import PATIENCE_S, PIECE_DRAWS
+from service.models.reservoir import PATIENCE_S, PIECE_DRAWS
 
 Balance = Literal["random", "two", "least"]
 OK, REFUSED, LOST = 200, 429, 0  # how a request ended; lost: its replica did
@@ -38,19 +40,23 @@ class Costs:
     row_draw_s: float  # of arithmetic
     draw_s: float  # of making a draw
     refuse_s: float = 0.0  # of answering that there is no room, before anything is read
-    cold_s: float = 0.0  # more, of a request that finds its core idle, with other things in its cache
+    cold_s: float = (
+        0.0  # more, of a request that finds its core idle, with other things in its cache
+    )
     network_s: float = 0.0  # there and back
     client_s: float = 0.0  # of the client's processor, for a request
 
     def request_s(self, draws: int, together: float, rows: int = 1) -> float:
-        """Return the replica's processor seconds for a request of which so many share a micro-batch and its draws."""
+        """Return the replica's processor seconds for a request of which so many share a micro-batch
+        and its draws."""
         shared = self.batch_s + draws * self.draw_s
         return self.read_s + self.answer_s + rows * draws * self.row_draw_s + shared / together
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Replicas that end at once, and when the balancer has heard of it; a request to them fails after `fails_s`."""
+    """Replicas that end at once, and when the balancer has heard of it; a request to them fails
+    after `fails_s`."""
 
     at_s: float
     replicas: int
@@ -60,7 +66,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Publication:
-    """A new version: each replica finds it at a moment of its own within `spread_s`, and works on it beside requests.
+    """A new version: each replica finds it at a moment of its own within `spread_s`, and works on
+    it beside requests.
 
     `work_s` is processor time: of the trial, and of loading.
     """
@@ -72,7 +79,8 @@ class Publication:
 
 @dataclass(frozen=True)
 class Autoscaler:
-    """Kubernetes' autoscaler with the rules of docker/kubernetes/autoscaler.yaml; seconds and rows x draws."""
+    """Kubernetes' autoscaler with the rules of docker/kubernetes/autoscaler.yaml; seconds and rows
+    x draws."""
 
     start_s: float  # from the decision until a replica answers
     least: int = 2
@@ -94,9 +102,11 @@ class Cluster:
         cores: the core of each replica; by default one each.
         client_core: the core on which the client computes, if it computes.
         balance: a replica at random, the less busy of two, or the least busy.
-        retries: how often a request that was refused or lost is sent again: after `retry_s`, or at once.
+        retries: how often a request that was refused or lost is sent again: after `retry_s`, or at
+            once.
         hedge_s: after which a request without an answer is sent to another replica as well.
-        ready_sets: draw sets that a replica keeps ready, and has at first, unless it has `sets_at_first`.
+        ready_sets: draw sets that a replica keeps ready, and has at first, unless it has
+            `sets_at_first`.
     """
 
     replicas: int
@@ -121,10 +131,12 @@ class Outcome:
     """What came of the requests, in the order of their ends, and of the replicas.
 
     Attributes:
-        due_s: when each was sent first; latency_s: until its end; status: `OK`, `REFUSED` or `LOST`.
+        due_s: when each was sent first; latency_s: until its end; status: `OK`, `REFUSED` or
+            `LOST`.
         tries: how often each was sent, hedges counted.
         busy_s: processor seconds of each core; batches: rows of each micro-batch.
-        replicas: times and how many were there, from each time on; waiting: their mean rows x draws at scrapes.
+        replicas: times and how many were there, from each time on; waiting: their mean rows x draws
+            at scrapes.
         inside_s: the integral of requests under way over time.
     """
 
@@ -142,24 +154,36 @@ class Outcome:
     def of(self, begin_s: float, end_s: float = math.inf) -> "Outcome":
         """Return the requests that were due in an interval."""
         here = (self.due_s >= begin_s) & (self.due_s < end_s)
-        kept = {name: getattr(self, name)[here] for name in ("due_s", "latency_s", "status", "tries")}
+        kept = {
+            name: getattr(self, name)[here] for name in ("due_s", "latency_s", "status", "tries")
+        }
         return Outcome(**{**self.__dict__, **kept})
 
     def percentile(self, percent: float) -> float:
-        """Return the latency that `percent` of the answered requests do not exceed, in seconds; NaN without any."""
+        """Return the latency that `percent` of the answered requests do not exceed, in seconds; NaN
+        without any."""
         good = self.latency_s[self.status == OK]
-        return float(np.quantile(good, percent / 100, method="inverted_cdf")) if len(good) else math.nan
+        return (
+            float(np.quantile(good, percent / 100, method="inverted_cdf"))
+            if len(good)
+            else math.nan
+        )
 
     def share(self, status: int) -> float:
         """Return the share of requests that ended so."""
         return float((self.status == status).mean()) if len(self.status) else math.nan
 
 
-def poisson_times(steps: Sequence[tuple[float, float]], generator: np.random.Generator) -> np.ndarray:
-    """Return arrival times of a Poisson process, given steps of (seconds, requests a second), one after another."""
+def poisson_times(
+    steps: Sequence[tuple[float, float]], generator: np.random.Generator
+) -> np.ndarray:
+    """Return arrival times of a Poisson process, given steps of (seconds, requests a second), one
+    after another."""
     times, start = [], 0.0
     for seconds, rate in steps:
-        times.append(np.sort(generator.uniform(start, start + seconds, generator.poisson(rate * seconds))))
+        times.append(
+            np.sort(generator.uniform(start, start + seconds, generator.poisson(rate * seconds)))
+        )
         start += seconds
     return np.concatenate(times)
 
@@ -189,7 +213,8 @@ class _Request:
 
 
 class _Core:
-    """A processor that its threads share equally, by virtual time: the work that each thread has had."""
+    """A processor that its threads share equally, by virtual time: the work that each thread has
+    had."""
 
     __slots__ = ("at", "busy_s", "clock", "held", "jobs", "version", "work")
 
@@ -246,13 +271,21 @@ class _Admission:
 
     def __init__(self, burst: int, least: int) -> None:
         self.burst, self.least, self.limit = burst, min(least, burst), burst
-        self.overloaded_until, self.next_try, self.patience, self.tried = -math.inf, math.inf, math.inf, 0
+        self.overloaded_until, self.next_try, self.patience, self.tried = (
+            -math.inf,
+            math.inf,
+            math.inf,
+            0,
+        )
 
     def refuses(self, now: float, waiting: int, work: int) -> bool:
         if now >= self.overloaded_until:
             self.limit = self.burst
         elif now >= self.next_try:
-            self.limit, self.next_try = min(self.burst, max(self.tried, 2 * self.limit)), now + TRIED_S
+            self.limit, self.next_try = (
+                min(self.burst, max(self.tried, 2 * self.limit)),
+                now + TRIED_S,
+            )
         if waiting == 0 or waiting + work <= self.limit:
             return False
         if now >= self.overloaded_until:
@@ -272,7 +305,9 @@ class _Replica:
         self.clock, self.core, self.costs = clock, core, clock.costs
         self.draws, self.depth = clock.cluster.draws, clock.cluster.ready_sets
         self.most = max(1, BATCH_ROW_DRAWS // self.draws)
-        self.admission = _Admission(clock.cluster.max_queued_row_draws, clock.cluster.overload_row_draws)
+        self.admission = _Admission(
+            clock.cluster.max_queued_row_draws, clock.cluster.overload_row_draws
+        )
         self.is_there = True
         self.under_way = 0  # as the balancer knows it
         self.inside: Counter[_Request] = Counter()  # how often: a hedge may meet the replica again
@@ -333,7 +368,9 @@ class _Replica:
         self.row_draws += work
         self.in_work += 1
         if self.row_draws <= SMALL_ROW_DRAWS:
-            self._loop(0.0, self._see_company, request)  # after the requests that came together with it
+            self._loop(
+                0.0, self._see_company, request
+            )  # after the requests that came together with it
         else:
             self._put(request)
 
@@ -341,7 +378,11 @@ class _Replica:
         if self.in_work == 1 and self.stock > 0:
             self._take_draws()
             self.clock.batches.append(request.rows)
-            work = self.costs.batch_s + request.rows * self.draws * self.costs.row_draw_s + self.costs.answer_s
+            work = (
+                self.costs.batch_s
+                + request.rows * self.draws * self.costs.row_draw_s
+                + self.costs.answer_s
+            )
             self.loop.appendleft((work, self._answered, request))
         else:
             self._put(request)
@@ -406,7 +447,8 @@ class _Replica:
     # The thread of draws.
 
     def _take_draws(self) -> float:
-        """Take a draw set; return the processor seconds that it still takes to make: none if one is ready."""
+        """Take a draw set; return the processor seconds that it still takes to make: none if one is
+        ready."""
         if self.stock == 0:
             return self.draws * self.costs.draw_s
         self.stock -= 1
@@ -456,7 +498,12 @@ class _Simulation:
     """The clock, the client with its balancer, and the autoscaler."""
 
     def __init__(
-        self, cluster: Cluster, costs: Costs, times_s: np.ndarray, seed: int, rows: np.ndarray | None
+        self,
+        cluster: Cluster,
+        costs: Costs,
+        times_s: np.ndarray,
+        seed: int,
+        rows: np.ndarray | None,
     ) -> None:
         self.cluster, self.costs = cluster, costs
         self.times = times_s.tolist()
@@ -494,7 +541,9 @@ class _Simulation:
         if self.cluster.failure is not None:
             self.at(self.cluster.failure.at_s, self._fail, self.cluster.failure)
         if self.cluster.publication is not None:
-            for replica, share in zip(self.replicas, self.generator.random(len(self.replicas)), strict=True):
+            for replica, share in zip(
+                self.replicas, self.generator.random(len(self.replicas)), strict=True
+            ):
                 looks_s = self.cluster.publication.at_s + share * self.cluster.publication.spread_s
                 self.at(looks_s, self._load_version, replica)
         if self.cluster.autoscaler is not None:
@@ -511,7 +560,8 @@ class _Simulation:
         for core in self.cores:
             core._advance()
         due, latency, status, tries = (
-            np.array([end[i] for end in self.ends], dtype=kind) for i, kind in enumerate((float, float, int, int))
+            np.array([end[i] for end in self.ends], dtype=kind)
+            for i, kind in enumerate((float, float, int, int))
         )
         busy = np.array([core.busy_s for core in self.cores])
         return Outcome(
@@ -607,7 +657,9 @@ class _Simulation:
                 return
         request.done = True
         self._count_inside(-1)
-        self.ends.append((request.due, self.now - request.due + self.costs.network_s, status, request.tries))
+        self.ends.append(
+            (request.due, self.now - request.due + self.costs.network_s, status, request.tries)
+        )
 
     def _count_inside(self, change: int) -> None:
         self.inside_s += self.inside * (self.now - self.inside_at)
@@ -631,7 +683,8 @@ class _Simulation:
 
 
 class _Scaling:
-    """The autoscaler: looks at queues and processors, and adds and takes away replicas with cores of their own."""
+    """The autoscaler: looks at queues and processors, and adds and takes away replicas with cores
+    of their own."""
 
     def __init__(self, clock: _Simulation, rules: Autoscaler) -> None:
         self.clock, self.rules = clock, rules
@@ -647,11 +700,16 @@ class _Scaling:
 
     def _scrape(self, _: None) -> None:
         clock, replicas = self.clock, self.clock.replicas
-        clock.waiting.append((clock.now, sum(replica.row_draws for replica in replicas) / len(replicas)))
+        clock.waiting.append(
+            (clock.now, sum(replica.row_draws for replica in replicas) / len(replicas))
+        )
         for replica in replicas:
             self.samples.setdefault(replica, deque(maxlen=self.window)).append(replica.row_draws)
             replica.core._advance()
-        spent = [replica.core.busy_s - self.busy.get(replica, replica.core.busy_s) for replica in replicas]
+        spent = [
+            replica.core.busy_s - self.busy.get(replica, replica.core.busy_s)
+            for replica in replicas
+        ]
         self.share = sum(spent) / (len(replicas) * self.rules.scrape_s)
         self.busy = {replica: replica.core.busy_s for replica in replicas}
         if clock.now < self.last_s:
@@ -660,7 +718,11 @@ class _Scaling:
     def _decide(self, _: None) -> None:
         clock, rules, now = self.clock, self.rules, self.clock.now
         there = len(clock.replicas)
-        means = [sum(held) / len(held) for replica in clock.replicas if (held := self.samples.get(replica))]
+        means = [
+            sum(held) / len(held)
+            for replica in clock.replicas
+            if (held := self.samples.get(replica))
+        ]
         if means:
             queue = sum(means) / len(means) / rules.target_row_draws
             ratio = max(queue, self.share / rules.target_busy)

@@ -1,4 +1,5 @@
-"""Each call as steps: what is sent, and what is made of the answers. Both clients do these and nothing more."""
+"""Each call as steps: what is sent, and what is made of the answers. Both clients do these and
+nothing more."""
 
 import json
 import re
@@ -56,8 +57,8 @@ def predict(
 ) -> Steps[Predictions]:
     """Predict rows, in parts where there are many, all under the same draws of one version.
 
-    The first part's answer says the seed and the version of the others. With `fdr` there is one part: it decides the
-    flags of all rows together.
+    The first part's answer says the seed and the version of the others. With `fdr` there is one
+    part: it decides the flags of all rows together.
     """
     limits, rows, asked = limits.within(deadline_s), rows_of(inputs, "inputs"), _options(options)
     groups = asked.pop("groups", None)
@@ -74,18 +75,27 @@ def predict(
         except InvalidInput as error:
             raise _counted_from(part.start, error) from None
         answered.append(predictions_of(answer.content))
-        asked |= {"model": answered[0].model, "version": answered[0].version, "seed": answered[0].seed}
+        asked |= {
+            "model": answered[0].model,
+            "version": answered[0].version,
+            "seed": answered[0].seed,
+        }
         if on_progress is not None:
             on_progress(part.stop / len(rows))
     return joined(answered)
 
 
 def acquire(
-    limits: Limits, pool: RowsLike | Path | None, k: int, deadline_s: float | None, options: Mapping[str, Any]
+    limits: Limits,
+    pool: RowsLike | Path | None,
+    k: int,
+    deadline_s: float | None,
+    options: Mapping[str, Any],
 ) -> Steps[Ranking]:
     """Rank a pool in one request.
 
-    An answer that was lost is asked for again, but not with `keep`: other rows might be set aside the second time.
+    An answer that was lost is asked for again, but not with `keep`: other rows might be set aside
+        the second time.
     """
     asked = {"k": k, **_options(options)}
     made = _posted("/acquire", "pool", pool, asked)
@@ -93,14 +103,22 @@ def acquire(
     return ranking_of(answer.json())
 
 
-def predict_job(limits: Limits, inputs: RowsLike | Path | None, options: Mapping[str, Any]) -> Steps[Job]:
+def predict_job(
+    limits: Limits, inputs: RowsLike | Path | None, options: Mapping[str, Any]
+) -> Steps[Job]:
     """Have a job predict rows, a file, or the operator's `inputs_file`."""
     return (yield from _job(limits, _posted("/predict/jobs", "inputs", inputs, _options(options))))
 
 
-def acquire_job(limits: Limits, pool: RowsLike | Path | None, k: int, options: Mapping[str, Any]) -> Steps[Job]:
+def acquire_job(
+    limits: Limits, pool: RowsLike | Path | None, k: int, options: Mapping[str, Any]
+) -> Steps[Job]:
     """Have a job rank a pool, a file, or the operator's `pool_file`."""
-    return (yield from _job(limits, _posted("/acquire/jobs", "pool", pool, {"k": k, **_options(options)})))
+    return (
+        yield from _job(
+            limits, _posted("/acquire/jobs", "pool", pool, {"k": k, **_options(options)})
+        )
+    )
 
 
 def jobs(limits: Limits) -> Steps[list[Job]]:
@@ -126,7 +144,9 @@ def delete(limits: Limits, name: str) -> Steps[Job]:
     return job_of((yield from send(lambda _: request, limits, is_repeatable=False)).json())
 
 
-def wait(limits: Limits, name: str, deadline_s: float | None, on_progress: Progress | None) -> Steps[Job]:
+def wait(
+    limits: Limits, name: str, deadline_s: float | None, on_progress: Progress | None
+) -> Steps[Job]:
     """Wait until a job is done.
 
     Raises:
@@ -142,10 +162,13 @@ def wait(limits: Limits, name: str, deadline_s: float | None, on_progress: Progr
             return found
         if found.is_over:
             raise JobFailed(
-                found.id, f"job {found.id} is {found.state}" + (f": {found.error}" if found.error else "")
+                found.id,
+                f"job {found.id} is {found.state}" + (f": {found.error}" if found.error else ""),
             )
         if limits.ends - time.monotonic() <= look:
-            raise DeadlineExceeded(f"job {found.id} is {found.state}, and goes on: {found.progress:.0%} done")
+            raise DeadlineExceeded(
+                f"job {found.id} is {found.state}, and goes on: {found.progress:.0%} done"
+            )
         yield Pause(look)
         look = min(LAST_LOOK_S, 1.5 * look)
 
@@ -157,9 +180,13 @@ def predictions(
     return predictions_of((yield from _result(limits, name, "predict", deadline_s, on_progress)))
 
 
-def ranking(limits: Limits, name: str, deadline_s: float | None, on_progress: Progress | None) -> Steps[Ranking]:
+def ranking(
+    limits: Limits, name: str, deadline_s: float | None, on_progress: Progress | None
+) -> Steps[Ranking]:
     """Wait for a job that ranks, and return its result."""
-    return ranking_of(json.loads((yield from _result(limits, name, "acquire", deadline_s, on_progress))))
+    return ranking_of(
+        json.loads((yield from _result(limits, name, "acquire", deadline_s, on_progress)))
+    )
 
 
 def models(limits: Limits) -> Steps[list[Model]]:
@@ -191,7 +218,9 @@ def add_labels(
     for name, value in labels.items():
         field = "label" if isinstance(value, str) else "target"
         entry = {"id": name_of(name, "labels"), field: plain(value, f"labels.{name}")}
-        entries.append({**entry, "input": row_of(inputs[name], f"inputs.{name}")} if name in inputs else entry)
+        entries.append(
+            {**entry, "input": row_of(inputs[name], f"inputs.{name}")} if name in inputs else entry
+        )
     content = {**({} if model is None else {"model": model}), "labels": entries, "replace": replace}
     request = json_request("POST", "/labels", content)
     return labels_kept_of((yield from send(lambda _: request, limits)).json())
@@ -226,7 +255,8 @@ def _result(
 def _posted(
     path: str, field: str, rows: RowsLike | Path | None, options: Mapping[str, Any]
 ) -> Callable[[float | None], Request]:
-    """Return what makes a request of rows, of a file, or of the name of one in the operator's folder."""
+    """Return what makes a request of rows, of a file, or of the name of one in the operator's
+    folder."""
     named = f"{field}_file"
     if rows is None:
         if options.get(named) is None:
@@ -237,7 +267,9 @@ def _posted(
     if isinstance(rows, Path):
         media_type = MEDIA_TYPES.get(rows.suffix.lower())
         if media_type is None:
-            raise InvalidInput(field, f"a file that ends in {', '.join(MEDIA_TYPES)}", f"one in {rows.suffix!r}")
+            raise InvalidInput(
+                field, f"a file that ends in {', '.join(MEDIA_TYPES)}", f"one in {rows.suffix!r}"
+            )
         return body_request(path, rows.read_bytes(), media_type, options, {})
     return request_of(path, field, rows_of(rows, field), options, {})
 
@@ -251,8 +283,11 @@ def _counted_from(first: int, error: InvalidInput) -> InvalidInput:
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as they are sent: those that are None are left out, but for `settle`, which it turns off."""
-    asked = {name: value for name, value in options.items() if value is not None or name == "settle"}
+    """Return options as they are sent: those that are None are left out, but for `settle`, which it
+    turns off."""
+    asked = {
+        name: value for name, value in options.items() if value is not None or name == "settle"
+    }
     for name in ("ids", "groups"):
         if name in asked:
             asked[name] = _strings(asked[name], name)

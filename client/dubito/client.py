@@ -39,14 +39,17 @@ class _Address:
     key: str | None = field(repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be sent; a key with a line's end would be shown by the error of sending it."""
+        """Refuse what cannot be sent; a key with a line's end would be shown by the error of
+        sending it."""
         try:
             is_url = httpx.URL(self.url).scheme in ("http", "https")
         except httpx.InvalidURL:
             is_url = False
         if not is_url:
             raise InvalidInput("url", "one that begins with http:// or https://", repr(self.url))
-        if self.key is not None and not (self.key.isascii() and self.key.isprintable() and self.key.strip()):
+        if self.key is not None and not (
+            self.key.isascii() and self.key.isprintable() and self.key.strip()
+        ):
             raise InvalidInput("key", "printable ASCII characters", "none, or others")
 
     def arguments(self, request: Request) -> dict[str, Any]:
@@ -73,10 +76,12 @@ class Client:
     Args:
         url: of the service.
         key: an API key, where the service wants one.
-        timeout_s: seconds that a request may wait for the service where the call has no `deadline_s`.
-        retries: how often a request is sent again where that is safe: after a refusal that says `Retry-After`, and
-            where a connection failed.
-        http: an httpx client to use, such as one with a proxy or certificates of your own. You close it.
+        timeout_s: seconds that a request may wait for the service where the call has no
+            `deadline_s`.
+        retries: how often a request is sent again where that is safe: after a refusal that says
+            `Retry-After`, and where a connection failed.
+        http: an httpx client to use, such as one with a proxy or certificates of your own. You
+            close it.
 
     Every call may raise what `dubito.errors` lists.
     """
@@ -100,7 +105,10 @@ class Client:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Close the connections."""
         self.close()
@@ -125,20 +133,24 @@ class Client:
     ) -> Predictions:
         """Predict rows: how uncertain, why, and whether each is unlike the data.
 
-        Many rows go in parts, all under the same draws of one version: the seed and version that the first part was
-        answered with, which the result states. With `fdr` they go in one request, since it decides all flags
-        together; `predict_job` takes more.
+        Many rows go in parts, all under the same draws of one version: the seed and version that
+            the first part was
+        answered with, which the result states. With `fdr` they go in one request, since it decides
+        all flags together; `predict_job` takes more.
 
         Args:
-            inputs: an array (N, ...) in the units of the training data; a DataFrame, or a list of objects keyed by
-                column; a list of strings, of PIL images, or of files as `bytes` or paths.
-            deadline_s: seconds that the whole call may take, all parts, pauses and tries together; the service is
-                told what is left.
+            inputs: an array (N, ...) in the units of the training data; a DataFrame, or a list of
+                objects keyed by column; a list of strings, of PIL images, or of files as `bytes` or
+                paths.
+            deadline_s: seconds that the whole call may take, all parts, pauses and tries together;
+                the service is told what is left.
             part_rows: most rows of a part: 1000, or 100 with `explain`.
             on_progress: called with the share of the rows that are predicted.
             options: see `PredictOptions`.
         """
-        return self._done(calls.predict(self._limits, inputs, deadline_s, part_rows, on_progress, options))
+        return self._done(
+            calls.predict(self._limits, inputs, deadline_s, part_rows, on_progress, options)
+        )
 
     def acquire(
         self,
@@ -149,16 +161,20 @@ class Client:
         deadline_s: float | None = None,
         **options: Unpack[AcquireOptions],
     ) -> Ranking:
-        """Rank a pool in one request: which k rows' labels would teach the model most. `acquire_job` takes more rows.
+        """Rank a pool in one request: which k rows' labels would teach the model most.
+        `acquire_job` takes more rows.
 
         Args:
-            pool: rows, as for `predict`, or the path of a file: npy, npz, Parquet, CSV, or a zip of files.
+            pool: rows, as for `predict`, or the path of a file: npy, npz, Parquet, CSV, or a zip of
+                files.
             k: how many rows to return.
             pool_file: in place of `pool`: the name of a file in the operator's folder.
             deadline_s: as for `predict`.
             options: see `AcquireOptions`.
         """
-        return self._done(calls.acquire(self._limits, pool, k, deadline_s, {**options, "pool_file": pool_file}))
+        return self._done(
+            calls.acquire(self._limits, pool, k, deadline_s, {**options, "pool_file": pool_file})
+        )
 
     def predict_job(
         self,
@@ -168,10 +184,12 @@ class Client:
         ids: Sequence[str] | None = None,
         **options: Unpack[PredictJobOptions],
     ) -> Job:
-        """Have the service predict rows, or a file of them, in its own time; `predictions` waits for the result.
+        """Have the service predict rows, or a file of them, in its own time; `predictions` waits
+        for the result.
 
         Args:
-            inputs: rows, as for `predict`, or the path of a file: npy, npz, Parquet, CSV, or a zip of files.
+            inputs: rows, as for `predict`, or the path of a file: npy, npz, Parquet, CSV, or a zip
+                of files.
             inputs_file: in its place: the name of a file in the operator's folder.
             ids: a different name for each row, which the result repeats.
             options: see `PredictJobOptions`.
@@ -187,22 +205,41 @@ class Client:
         pool_file: str | None = None,
         **options: Unpack[AcquireOptions],
     ) -> Job:
-        """Have the service rank a pool in its own time, with the arguments of `acquire`; `ranking` waits for it."""
-        return self._done(calls.acquire_job(self._limits, pool, k, {**options, "pool_file": pool_file}))
+        """Have the service rank a pool in its own time, with the arguments of `acquire`; `ranking`
+        waits for it."""
+        return self._done(
+            calls.acquire_job(self._limits, pool, k, {**options, "pool_file": pool_file})
+        )
 
     def predictions(
-        self, job: Job | str, *, deadline_s: float | None = None, on_progress: Progress | None = None
+        self,
+        job: Job | str,
+        *,
+        deadline_s: float | None = None,
+        on_progress: Progress | None = None,
     ) -> Predictions:
-        """Wait for a job of `predict_job`, given it or its id, and return its result; see `wait`."""
+        """Wait for a job of `predict_job`, given it or its id, and return its result; see
+        `wait`."""
         return self._done(calls.predictions(self._limits, _id(job), deadline_s, on_progress))
 
     def ranking(
-        self, job: Job | str, *, deadline_s: float | None = None, on_progress: Progress | None = None
+        self,
+        job: Job | str,
+        *,
+        deadline_s: float | None = None,
+        on_progress: Progress | None = None,
     ) -> Ranking:
-        """Wait for a job of `acquire_job`, given it or its id, and return its result; see `wait`."""
+        """Wait for a job of `acquire_job`, given it or its id, and return its result; see
+        `wait`."""
         return self._done(calls.ranking(self._limits, _id(job), deadline_s, on_progress))
 
-    def wait(self, job: Job | str, *, deadline_s: float | None = None, on_progress: Progress | None = None) -> Job:
+    def wait(
+        self,
+        job: Job | str,
+        *,
+        deadline_s: float | None = None,
+        on_progress: Progress | None = None,
+    ) -> Job:
         """Wait until a job is done, and return it.
 
         Args:
@@ -233,7 +270,8 @@ class Client:
         return self._done(calls.models(self._limits))
 
     def model(self, name: str) -> Model:
-        """Describe a model; `raw` also has its manifest, the drift of its rows and links to its evaluation report."""
+        """Describe a model; `raw` also has its manifest, the drift of its rows and links to its
+        evaluation report."""
         return self._done(calls.model(self._limits, name))
 
     def add_labels(
@@ -255,7 +293,8 @@ class Client:
         return self._done(calls.add_labels(self._limits, labels, model, inputs, replace))
 
     def labels(self, model: str) -> LabelFigures:
-        """Say how many rows of a model were acquired and labelled, and what the labels say of it."""
+        """Say how many rows of a model were acquired and labelled, and what the labels say of
+        it."""
         return self._done(calls.labels(self._limits, model))
 
     def _done(self, steps: Steps[Result]) -> Result:
@@ -279,7 +318,8 @@ class Client:
 
 
 class AsyncClient:
-    """The same for asyncio: each call of `Client` as a coroutine. Use it in an `async with` block, or `aclose` it.
+    """The same for asyncio: each call of `Client` as a coroutine. Use it in an `async with` block,
+    or `aclose` it.
 
     Args:
         url: of the service.
@@ -308,7 +348,10 @@ class AsyncClient:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Close the connections."""
         await self.aclose()
@@ -332,7 +375,9 @@ class AsyncClient:
         **options: Unpack[PredictOptions],
     ) -> Predictions:
         """Do as `Client.predict` does."""
-        return await self._done(calls.predict(self._limits, inputs, deadline_s, part_rows, on_progress, options))
+        return await self._done(
+            calls.predict(self._limits, inputs, deadline_s, part_rows, on_progress, options)
+        )
 
     async def acquire(
         self,
@@ -368,22 +413,36 @@ class AsyncClient:
         **options: Unpack[AcquireOptions],
     ) -> Job:
         """Do as `Client.acquire_job` does."""
-        return await self._done(calls.acquire_job(self._limits, pool, k, {**options, "pool_file": pool_file}))
+        return await self._done(
+            calls.acquire_job(self._limits, pool, k, {**options, "pool_file": pool_file})
+        )
 
     async def predictions(
-        self, job: Job | str, *, deadline_s: float | None = None, on_progress: Progress | None = None
+        self,
+        job: Job | str,
+        *,
+        deadline_s: float | None = None,
+        on_progress: Progress | None = None,
     ) -> Predictions:
         """Do as `Client.predictions` does."""
         return await self._done(calls.predictions(self._limits, _id(job), deadline_s, on_progress))
 
     async def ranking(
-        self, job: Job | str, *, deadline_s: float | None = None, on_progress: Progress | None = None
+        self,
+        job: Job | str,
+        *,
+        deadline_s: float | None = None,
+        on_progress: Progress | None = None,
     ) -> Ranking:
         """Do as `Client.ranking` does."""
         return await self._done(calls.ranking(self._limits, _id(job), deadline_s, on_progress))
 
     async def wait(
-        self, job: Job | str, *, deadline_s: float | None = None, on_progress: Progress | None = None
+        self,
+        job: Job | str,
+        *,
+        deadline_s: float | None = None,
+        on_progress: Progress | None = None,
     ) -> Job:
         """Do as `Client.wait` does."""
         return await self._done(calls.wait(self._limits, _id(job), deadline_s, on_progress))

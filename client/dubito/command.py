@@ -33,7 +33,10 @@ OPTIONS = {
     "risk": (float, "largest share of wrong labels among those not abstained from"),
     "acquisition": (str, "what to choose by: bald, batchbald, ... (default: by the task)"),
     "race": (float, "chance at which a row may be left out, so that others take fewer draws"),
-    "beta": (float, "of power_bald: rows are taken by chance, with BALD to this power as their weights"),
+    "beta": (
+        float,
+        "of power_bald: rows are taken by chance, with BALD to this power as their weights",
+    ),
     "control": (float, "share of the k rows that are set aside at random; needs --keep"),
 }
 JSON_LINES = (".jsonl", ".ndjson")
@@ -46,7 +49,8 @@ REGRESSED = ("mean", "std", "epistemic_std", "low", "high", "p_value", "flag")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit status: 0, or 1 with a line on standard error that says what went wrong."""
+    """Run a command, and return its exit status: 0, or 1 with a line on standard error that says
+    what went wrong."""
     asked = _parser().parse_args(arguments)
     try:
         with Client(asked.url, key=os.environ.get(KEY_VARIABLE) or None) as client:
@@ -71,25 +75,41 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=AGENT.replace("/", " "))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     of_all = argparse.ArgumentParser(add_help=False)
-    of_all.add_argument("--url", default=os.environ.get(URL_VARIABLE) or URL, help="of the service (%(default)s)")
+    of_all.add_argument(
+        "--url", default=os.environ.get(URL_VARIABLE) or URL, help="of the service (%(default)s)"
+    )
     of_all.add_argument("--json", action="store_true", help="print JSON")
     of_rows = argparse.ArgumentParser(add_help=False)
     of_rows.add_argument("files", nargs="+", type=Path, metavar="FILE", help=FILES)
-    of_rows.add_argument("--model", metavar="NAME[:VERSION]", help="a published model, and its version or alias")
     of_rows.add_argument(
-        "--job", action="store_true", help="have a job do it; `predict` does so with CSV, Parquet, npz and zip"
+        "--model", metavar="NAME[:VERSION]", help="a published model, and its version or alias"
+    )
+    of_rows.add_argument(
+        "--job",
+        action="store_true",
+        help="have a job do it; `predict` does so with CSV, Parquet, npz and zip",
     )
     _add(of_rows, OF_BOTH)
 
-    predict = commands.add_parser("predict", parents=[of_all, of_rows], help="predict the rows of a file")
-    predict.add_argument("--rows", type=_count, default=20, help="rows to show at most (%(default)s)")
-    predict.add_argument("--out", type=Path, metavar="FILE", help="write all there is, as .csv or .npz")
+    predict = commands.add_parser(
+        "predict", parents=[of_all, of_rows], help="predict the rows of a file"
+    )
+    predict.add_argument(
+        "--rows", type=_count, default=20, help="rows to show at most (%(default)s)"
+    )
+    predict.add_argument(
+        "--out", type=Path, metavar="FILE", help="write all there is, as .csv or .npz"
+    )
     _add(predict, OF_PREDICT)
     predict.set_defaults(command=_predict)
 
-    acquire = commands.add_parser("acquire", parents=[of_all, of_rows], help="choose the rows to label next")
+    acquire = commands.add_parser(
+        "acquire", parents=[of_all, of_rows], help="choose the rows to label next"
+    )
     acquire.add_argument("-k", type=int, default=10, help="how many (%(default)s)")
-    acquire.add_argument("--keep", action="store_true", default=None, help="have the service keep them, by their ids")
+    acquire.add_argument(
+        "--keep", action="store_true", default=None, help="have the service keep them, by their ids"
+    )
     _add(acquire, OF_ACQUIRE)
     acquire.set_defaults(command=_acquire)
 
@@ -113,7 +133,11 @@ def _count(text: str) -> int:
 
 def _options(asked: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
     """Return the options of a request that were given."""
-    given = {name: getattr(asked, name) for name in (*OF_BOTH, *names) if getattr(asked, name) is not None}
+    given = {
+        name: getattr(asked, name)
+        for name in (*OF_BOTH, *names)
+        if getattr(asked, name) is not None
+    }
     if asked.model is not None:
         name, _, version = asked.model.partition(":")
         given |= {"model": name} | ({"version": version} if version else {})
@@ -125,13 +149,18 @@ def _predict(client: Client, asked: argparse.Namespace) -> None:
     if asked.out is not None and asked.out.suffix not in (".csv", ".npz"):
         raise DubitoError(f"--out: expected a name that ends in .csv or .npz, got {asked.out.name}")
     if asked.out is not None and not asked.out.absolute().parent.is_dir():
-        raise DubitoError(f"--out: expected a file in a folder that is there, got {asked.out}")  # before any work
+        raise DubitoError(
+            f"--out: expected a file in a folder that is there, got {asked.out}"
+        )  # before any work
     not_read: Sequence[str] = ()
     is_read_there = _is_pool(asked.files) and (asked.job or not _is(path, ".npy"))
     with ProgressBar("predicting") as progress:
         if asked.job or is_read_there:
             job = client.predict_job(path if is_read_there else _rows(asked.files), **options)
-            answer, not_read = by_job(client, job, client.predictions, progress), job.ignored_columns
+            answer, not_read = (
+                by_job(client, job, client.predictions, progress),
+                job.ignored_columns,
+            )
         else:
             answer = client.predict(_rows(asked.files), on_progress=progress, **options)
     if asked.out is not None:
@@ -143,7 +172,11 @@ def _predict(client: Client, asked: argparse.Namespace) -> None:
     names = _names(answer, asked.files)
     shown = min(asked.rows, len(answer))
     heads = ("row", *(CLASSIFIED if answer.is_classification else REGRESSED))
-    print(table(heads, [(names[n], *row) for n, row in zip(range(shown), _lines(answer), strict=False)]))
+    print(
+        table(
+            heads, [(names[n], *row) for n, row in zip(range(shown), _lines(answer), strict=False)]
+        )
+    )
     more = f"; {len(answer) - shown} more rows (--rows, --out)" if shown < len(answer) else ""
     flagged = int(answer.flag.sum())
     print(f"\n{flagged} of {len(answer)} rows flagged as unlike the data{more}")
@@ -152,7 +185,8 @@ def _predict(client: Client, asked: argparse.Namespace) -> None:
 
 
 def _noted(client: Client, answer: Predictions, not_read: Sequence[str]) -> Iterator[str]:
-    """Yield what one should know of the rows: columns that were passed over, and categories that say nothing."""
+    """Yield what one should know of the rows: columns that were passed over, and categories that
+    say nothing."""
     if not_read:
         yield f"columns that the model does not take: {', '.join(not_read)}"
     if "unknown_categories" in answer and (counts := answer["unknown_categories"]).any():
@@ -173,7 +207,9 @@ def _acquire(client: Client, asked: argparse.Namespace) -> None:
         options["ids"] = [path.name for path in asked.files]
     with ProgressBar("ranking") as progress:
         if asked.job:
-            answer = by_job(client, client.acquire_job(pool, k=asked.k, **options), client.ranking, progress)
+            answer = by_job(
+                client, client.acquire_job(pool, k=asked.k, **options), client.ranking, progress
+            )
         else:
             answer = client.acquire(pool, k=asked.k, **options)
     columns = answer.table()
@@ -205,7 +241,14 @@ def _models(client: Client, asked: argparse.Namespace) -> None:
         print(json.dumps({"models": [model.raw for model in models]}))
         return
     rows = [
-        (model.name, model.serving or "none", len(model.versions), model.task or "", model.method or "", _of(model))
+        (
+            model.name,
+            model.serving or "none",
+            len(model.versions),
+            model.task or "",
+            model.method or "",
+            _of(model),
+        )
         for model in models
     ]
     print(table(("model", "serving", "versions", "task", "method", "predicts"), rows))
@@ -272,11 +315,17 @@ def _lines(answer: Predictions) -> Iterator[tuple[object, ...]]:
     """Yield what is shown of each row."""
     if answer.is_classification:
         columns = (answer.label, answer.probabilities.max(axis=1), answer.entropy, answer.bald)
-        yield from zip(*columns, answer.p_value, answer.flag, map(", ".join, answer.sets()), strict=True)
+        yield from zip(
+            *columns, answer.p_value, answer.flag, map(", ".join, answer.sets()), strict=True
+        )
     else:
-        epistemic = answer.epistemic_std if "epistemic_std" in answer else np.full(len(answer), np.nan)
+        epistemic = (
+            answer.epistemic_std if "epistemic_std" in answer else np.full(len(answer), np.nan)
+        )
         low, high = answer.interval.T
-        yield from zip(answer.mean, answer.std, epistemic, low, high, answer.p_value, answer.flag, strict=True)
+        yield from zip(
+            answer.mean, answer.std, epistemic, low, high, answer.p_value, answer.flag, strict=True
+        )
 
 
 def _about(answer: Predictions) -> dict[str, Any]:

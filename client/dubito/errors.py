@@ -41,7 +41,9 @@ class InvalidInput(DubitoError, ValueError):
     """
 
     def __init__(self, field: str, expected: str, got: str, message: str | None = None) -> None:
-        super().__init__(field, expected, got, message)  # as they are here, so that errors can be copied
+        super().__init__(
+            field, expected, got, message
+        )  # as they are here, so that errors can be copied
         self.field = field
         self.expected = expected
         self.got = got
@@ -59,11 +61,14 @@ class AnswerError(DubitoError):
         status: of HTTP.
         detail: what the service said.
         field: the field that it named, "" if none.
-        request_id: by which the service's log knows the request; "" if it was not answered by the application.
+        request_id: by which the service's log knows the request; "" if it was not answered by the
+            application.
         retry_after_s: after how many seconds to try again, where the answer says so.
     """
 
-    def __init__(self, status: int, detail: str, request_id: str = "", retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, status: int, detail: str, request_id: str = "", retry_after_s: float | None = None
+    ) -> None:
         super().__init__(status, detail, request_id, retry_after_s)
         self.status = status
         self.detail = detail
@@ -164,8 +169,12 @@ def error_of(response: httpx.Response, retry_after_s: float | None = None) -> Du
     if response.status_code == 422:
         parts = ("", "", "") if named is None else (named["field"], named["expected"], named["got"])
         return InvalidInput(*parts, message=detail)
-    kind = BY_STATUS.get(response.status_code, ServerError if response.status_code >= 500 else AnswerError)
-    return kind(response.status_code, detail, response.headers.get("X-Request-ID", ""), retry_after_s)
+    kind = BY_STATUS.get(
+        response.status_code, ServerError if response.status_code >= 500 else AnswerError
+    )
+    return kind(
+        response.status_code, detail, response.headers.get("X-Request-ID", ""), retry_after_s
+    )
 
 
 def _detail(response: httpx.Response) -> str:

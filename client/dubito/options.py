@@ -1,4 +1,5 @@
-"""What may be asked for, by name; `docs/api.md` of the service says what each means. What is left out, it decides."""
+"""What may be asked for, by name; `docs/api.md` of the service says what each means. What is left
+out, it decides."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
@@ -29,9 +30,11 @@ class PredictJobOptions(_Common, total=False):
     coverage: float
     """Probability with which a row's prediction set or interval holds the truth; .95 by default."""
     confidence: float
-    """Probability with which `coverage` is kept by this model's calibration rows; on average by default."""
+    """Probability with which `coverage` is kept by this model's calibration rows; on average by
+    default."""
     risk: float
-    """Largest share of wrong labels among the rows that are answered; others have `abstain` true."""
+    """Largest share of wrong labels among the rows that are answered; others have `abstain`
+    true."""
     settle: float | None
     """Tolerance at which a row stops drawing; None: never."""
     groups: Sequence[str]
@@ -70,12 +73,15 @@ class AcquireOptions(_Common, total=False):
     acquisition: Acquisition
     """What to choose by: `bald` by default, of a regression `epistemic_variance`."""
     race: float
-    """Rows that cannot be among the best take fewer draws; the probability with which one that can is left out."""
+    """Rows that cannot be among the best take fewer draws; the probability with which one that can
+    is left out."""
     beta: float
-    """Of `power_bald`: rows are taken by chance, with BALD to this power as their weights; 1 by default."""
+    """Of `power_bald`: rows are taken by chance, with BALD to this power as their weights; 1 by
+    default."""
     exclude_labelled: bool
     """Whether rows whose id has a label are left out; true by default."""
     keep: bool
-    """Whether the service keeps the rows that it answers, so that a label needs their id alone. Needs ids."""
+    """Whether the service keeps the rows that it answers, so that a label needs their id alone.
+    Needs ids."""
     control: float
     """The share of the k rows that are set aside at random, to judge the model by. Needs `keep`."""

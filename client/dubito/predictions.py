@@ -31,7 +31,15 @@ OF_ALL_ROWS = (
 FIRST = ("ids", "label", "mean", "std", "interval", "p_value", "flag")  # of a table's columns
 OF_CLASSES = ("probabilities", "prediction_set")
 OF_CLASSIFICATION = (
-    *("label", "probabilities", "entropy", "expected_entropy", "bald", "bald_corrected", "mean_std"),
+    *(
+        "label",
+        "probabilities",
+        "entropy",
+        "expected_entropy",
+        "bald",
+        "bald_corrected",
+        "mean_std",
+    ),
     *("variation_ratio", "prediction_set", "abstain", "classes"),
 )
 OF_REGRESSION = ("mean", "median", "std", "aleatoric_std", "epistemic_std", "interval")
@@ -64,9 +72,11 @@ class Detector:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Predictions:
-    """Predictions of N rows, in their order. Information is in nats, the rest of a regression in the target's units.
+    """Predictions of N rows, in their order. Information is in nats, the rest of a regression in
+    the target's units.
 
-    What an answer does not have, such as `abstain` where no risk applies, raises `Absent`, which says why.
+    What an answer does not have, such as `abstain` where no risk applies, raises `Absent`, which
+    says why.
 
     Attributes:
         arrays: all that was answered, by the names that the service gives; read-only.
@@ -81,7 +91,10 @@ class Predictions:
     def __getitem__(self, name: str) -> np.ndarray:
         """Return an array by its name, such as `detectors.residual.score`."""
         if not isinstance(name, str):
-            raise TypeError(f"expected the name of an array, such as 'label', got {name!r}; rows are in to_pandas()")
+            raise TypeError(
+                f"expected the name of an array, such as 'label', got {name!r}; rows are in "
+                "to_pandas()"
+            )
         return self._array(name)
 
     __iter__ = None  # neither names nor rows would be what everybody expects
@@ -93,12 +106,14 @@ class Predictions:
     def __repr__(self) -> str:
         """Say what they are in a line."""
         return (
-            f"<Predictions of {len(self)} rows by {self.model} version {self.version}, seed {self.seed}: "
+            f"<Predictions of {len(self)} rows by {self.model} version {self.version}, seed "
+            f"{self.seed}: "
             f"{int(self.flag.sum())} flagged>"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to make them again, in another process too: a read-only view cannot be sent there."""
+        """Return how to make them again, in another process too: a read-only view cannot be sent
+        there."""
         return _frozen, (dict(self.arrays),)
 
     # Of all rows
@@ -115,7 +130,8 @@ class Predictions:
 
     @property
     def seed(self) -> int:
-        """The seed of the draws that all rows share: sent with the same rows, it gives the same answer."""
+        """The seed of the draws that all rows share: sent with the same rows, it gives the same
+        answer."""
         return int(self.arrays["seed"])
 
     @property
@@ -158,9 +174,15 @@ class Predictions:
     @property
     def detectors(self) -> Mapping[str, Detector]:
         """What each detector says, by name."""
-        names = [n.split(".")[1] for n in self.arrays if n.startswith("detectors.") and n.endswith(".score")]
+        names = [
+            n.split(".")[1]
+            for n in self.arrays
+            if n.startswith("detectors.") and n.endswith(".score")
+        ]
         return {
-            name: Detector(*(self.arrays[f"detectors.{name}.{part}"] for part in ("score", "p_value", "fired")))
+            name: Detector(
+                *(self.arrays[f"detectors.{name}.{part}"] for part in ("score", "p_value", "fired"))
+            )
             for name in names
         }
 
@@ -168,7 +190,11 @@ class Predictions:
     def standard_error(self) -> Mapping[str, np.ndarray]:
         """The Monte Carlo error of each score that has one, (N,) each, by the score's name."""
         head = "standard_error."
-        return {name.removeprefix(head): array for name, array in self.arrays.items() if name.startswith(head)}
+        return {
+            name.removeprefix(head): array
+            for name, array in self.arrays.items()
+            if name.startswith(head)
+        }
 
     @property
     def samples(self) -> np.ndarray:
@@ -261,28 +287,36 @@ class Predictions:
 
     @property
     def interval(self) -> np.ndarray:
-        """(N, 2): the lower and the upper end; infinite where there are too few calibration rows."""
+        """(N, 2): the lower and the upper end; infinite where there are too few calibration
+        rows."""
         return self._array("interval")
 
     # As tables
 
     def table(self) -> dict[str, np.ndarray]:
-        """Return a column for each number of a row: `label`, `probabilities.cat`, `interval.low`, ...
+        """Return a column for each number of a row: `label`, `probabilities.cat`, `interval.low`,
+        ...
 
         Arrays of more than two dimensions, such as `samples`, are left out.
         """
         columns: dict[str, np.ndarray] = {}
         of_rows = [name for name in self.arrays if name not in OF_ALL_ROWS]
-        for name in sorted(of_rows, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
+        for name in sorted(
+            of_rows, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)
+        ):
             array = self.arrays[name]
             if array.ndim == 1:
                 columns["id" if name == "ids" else name] = array
             elif array.ndim == 2:
-                columns |= {f"{name}.{part}": array[:, i] for i, part in enumerate(self._parts(name, array.shape[1]))}
+                columns |= {
+                    f"{name}.{part}": array[:, i]
+                    for i, part in enumerate(self._parts(name, array.shape[1]))
+                }
         return columns
 
     def to_pandas(self, index: "pandas.Index | Sequence[Any] | None" = None) -> "pandas.DataFrame":
-        """Return the table as a DataFrame of pandas; with the `index` of the frame that was sent it can be joined."""
+        """Return the table as a DataFrame of pandas; with the `index` of the frame that was sent it
+        can be joined."""
         import pandas
 
         return pandas.DataFrame(self.table(), index=index)
@@ -326,19 +360,30 @@ def predictions_of(content: bytes) -> Predictions:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             return _frozen({name: arrays[name] for name in arrays.files})
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ServerError(200, f"expected predictions in an npz file, got {len(content)} bytes of another") from error
+        raise ServerError(
+            200, f"expected predictions in an npz file, got {len(content)} bytes of another"
+        ) from error
 
 
 def joined(parts: Sequence[Predictions]) -> Predictions:
-    """Return the predictions of parts of the rows as one; all are of one version under the same draws."""
+    """Return the predictions of parts of the rows as one; all are of one version under the same
+    draws."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0].arrays
     arrays = {name: array for name, array in first.items() if name in OF_ALL_ROWS}
     if "unknown_categories" in arrays:
-        arrays["unknown_categories"] = np.sum([part.arrays["unknown_categories"] for part in parts], axis=0)
-    of_rows = [name for name in first if name not in OF_ALL_ROWS and all(name in part.arrays for part in parts)]
-    return _frozen(arrays | {name: np.concatenate([part.arrays[name] for part in parts]) for name in of_rows})
+        arrays["unknown_categories"] = np.sum(
+            [part.arrays["unknown_categories"] for part in parts], axis=0
+        )
+    of_rows = [
+        name
+        for name in first
+        if name not in OF_ALL_ROWS and all(name in part.arrays for part in parts)
+    ]
+    return _frozen(
+        arrays | {name: np.concatenate([part.arrays[name] for part in parts]) for name in of_rows}
+    )
 
 
 def _frozen(arrays: dict[str, np.ndarray]) -> Predictions:

@@ -23,7 +23,8 @@ class Ranking:
         acquisition: the score that they are ranked by.
         num_samples, seed: the draws that all rows were scored under.
         pool_size: rows of the pool.
-        excluded: rows that were left out, since they are labelled; None where the service keeps no labels.
+        excluded: rows that were left out, since they are labelled; None where the service keeps no
+            labels.
         index: (k,) integers, each row's place in the pool.
         id: (k,) strings, each row's name.
         score: (k,); NaN of control rows.
@@ -31,7 +32,8 @@ class Ranking:
         race: the `race` that was asked for, if one was.
         beta: of `power_bald`, the power of BALD that rows were taken by chance with.
         finalists: of a race, the rows that took all draws.
-        unknown_categories: by column, scored rows whose category the model does not tell apart, or that have none.
+        unknown_categories: by column, scored rows whose category the model does not tell apart, or
+            that have none.
         priors: shares of the classes that the scores are for, if not those of the training data.
     """
 
@@ -156,7 +158,8 @@ class Model:
 
 @dataclass(frozen=True)
 class LabelsKept:
-    """What became of labels: how many were new, were known, or took another's place, and how many there are."""
+    """What became of labels: how many were new, were known, or took another's place, and how many
+    there are."""
 
     model: str
     accepted: int

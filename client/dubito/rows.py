@@ -1,4 +1,5 @@
-"""Rows as users have them, and how they go over the wire: as an array, as JSON, or as files of a form."""
+"""Rows as users have them, and how they go over the wire: as an array, as JSON, or as files of a
+form."""
 
 import base64
 import io
@@ -32,8 +33,9 @@ MEDIA_TYPES = {
 PART_BYTES = 8 << 20  # of the rows of a request, at most, but for a single one
 
 RowsLike = np.ndarray | Iterable[Any]
-"""An array of rows, or what numpy makes one of, such as a tensor; a DataFrame of pandas or polars, or a table of
-pyarrow; a list of arrays, of objects keyed by column, of strings, of PIL images, or of files as `bytes` or paths."""
+"""An array of rows, or what numpy makes one of, such as a tensor; a DataFrame of pandas or polars,
+or a table of pyarrow; a list of arrays, of objects keyed by column, of strings, of PIL images, or
+of files as `bytes` or paths."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +113,11 @@ def rows_of(rows: RowsLike, field: str) -> Rows:
         rows = rows.tolist()  # strings, or whatever objects
     if isinstance(rows, np.ndarray):
         return ArrayRows(_numbers(rows, field))
-    if isinstance(rows, str | bytes | Mapping | PathLike) or _is_image(rows) or not isinstance(rows, Iterable):
+    if (
+        isinstance(rows, str | bytes | Mapping | PathLike)
+        or _is_image(rows)
+        or not isinstance(rows, Iterable)
+    ):
         raise InvalidInput(field, "rows, such as a list of one", f"a single {type(rows).__name__}")
     listed = list(rows)
     if not listed:
@@ -150,7 +156,8 @@ def name_of(value: Any, field: str) -> str:
 
 
 def parts_of(rows: Rows, most: int) -> Iterator[slice]:
-    """Yield parts of at most so many rows and of `PART_BYTES`, in order; a part has a row at least."""
+    """Yield parts of at most so many rows and of `PART_BYTES`, in order; a part has a row at
+    least."""
     first, held = 0, 0
     for n in range(len(rows)):
         size = rows.row_bytes(n)
@@ -164,16 +171,21 @@ def parts_of(rows: Rows, most: int) -> Iterator[slice]:
 def request_of(
     path: str, field: str, rows: Rows, options: Mapping[str, Any], headers: Mapping[str, str]
 ) -> Callable[[float | None], Request]:
-    """Return what makes a request of rows, given the seconds that are left for it, if there is a deadline.
+    """Return what makes a request of rows, given the seconds that are left for it, if there is a
+    deadline.
 
-    An array goes as npy, with the options in the query; with ids as npz. Lists beside it, other than ids, would make
-    the query too long: then all is JSON.
+    An array goes as npy, with the options in the query; with ids as npz. Lists beside it, other
+    than ids, would make the query too long: then all is JSON.
     """
-    if isinstance(rows, ArrayRows) and any(isinstance(v, list) for name, v in options.items() if name != "ids"):
+    if isinstance(rows, ArrayRows) and any(
+        isinstance(v, list) for name, v in options.items() if name != "ids"
+    ):
         rows = rows.as_json()
     if isinstance(rows, ArrayRows):
         ids = options.get("ids")
-        content, media_type = (_npy(rows.array), NPY) if ids is None else (_npz(field, rows.array, ids), NPZ)
+        content, media_type = (
+            (_npy(rows.array), NPY) if ids is None else (_npz(field, rows.array, ids), NPZ)
+        )
         beside = {name: value for name, value in options.items() if name != "ids"}
         return body_request(path, content, media_type, beside, headers)
     if isinstance(rows, JsonRows):
@@ -185,16 +197,27 @@ def request_of(
             return Request("POST", path, headers={**headers, "Content-Type": JSON}, content=content)
 
         return made
-    files = [(field, (str(n), content, "application/octet-stream")) for n, content in enumerate(rows.files)]
-    return lambda left_s: Request("POST", path, {}, headers, None, texts(with_deadline(options, left_s)), files)
+    files = [
+        (field, (str(n), content, "application/octet-stream"))
+        for n, content in enumerate(rows.files)
+    ]
+    return lambda left_s: Request(
+        "POST", path, {}, headers, None, texts(with_deadline(options, left_s)), files
+    )
 
 
 def body_request(
-    path: str, content: bytes, media_type: str, options: Mapping[str, Any], headers: Mapping[str, str]
+    path: str,
+    content: bytes,
+    media_type: str,
+    options: Mapping[str, Any],
+    headers: Mapping[str, str],
 ) -> Callable[[float | None], Request]:
     """Return what makes a request whose body is a file, with the options in the query."""
     typed = {**headers, "Content-Type": media_type}
-    return lambda left_s: Request("POST", path, texts(with_deadline(options, left_s)), typed, content)
+    return lambda left_s: Request(
+        "POST", path, texts(with_deadline(options, left_s)), typed, content
+    )
 
 
 def json_request(method: str, path: str, content: Mapping[str, Any]) -> Request:
@@ -203,7 +226,8 @@ def json_request(method: str, path: str, content: Mapping[str, Any]) -> Request:
 
 
 def plain(value: Any, field: str) -> Any:
-    """Return a value as JSON has it: what is missing is None, dates and times are texts in ISO 8601.
+    """Return a value as JSON has it: what is missing is None, dates and times are texts in ISO
+    8601.
 
     Raises:
         InvalidInput: naming `field`, if JSON has no such value.
@@ -234,7 +258,10 @@ def plain(value: Any, field: str) -> Any:
 
 def texts(options: Mapping[str, Any]) -> dict[str, str]:
     """Return options as a query or a form has them: strings as they are, all else as JSON."""
-    return {name: value if isinstance(value, str) else _json(value, name).decode() for name, value in options.items()}
+    return {
+        name: value if isinstance(value, str) else _json(value, name).decode()
+        for name, value in options.items()
+    }
 
 
 def with_deadline(options: Mapping[str, Any], left_s: float | None) -> dict[str, Any]:
@@ -243,7 +270,8 @@ def with_deadline(options: Mapping[str, Any], left_s: float | None) -> dict[str,
 
 
 def _unframed(rows: Any, field: str) -> Any:
-    """Return a frame or series of pandas or polars, or a table of pyarrow, as lists; none is imported here."""
+    """Return a frame or series of pandas or polars, or a table of pyarrow, as lists; none is
+    imported here."""
     pandas, polars, pyarrow = map(sys.modules.get, ("pandas", "polars", "pyarrow"))
     if pandas is not None:
         if isinstance(rows, pandas.DataFrame):
@@ -263,7 +291,8 @@ def _unframed(rows: Any, field: str) -> Any:
 
 
 def _refuse_double(names: Sequence[str], field: str) -> None:
-    """Raise InvalidInput where columns have one name: of an object for each row one of them would be left."""
+    """Raise InvalidInput where columns have one name: of an object for each row one of them would
+    be left."""
     double = [name for n, name in enumerate(names) if name in names[:n]]
     if double:
         raise InvalidInput(field, "columns of different names", f"more than one {double[0]!r}")
@@ -280,14 +309,22 @@ def _as_array(value: Any, field: str) -> Any:
             return value
         try:
             value = np.asarray(value)
-        except (TypeError, ValueError, RuntimeError) as error:  # a tensor on a GPU, or one of bfloat16
-            raise InvalidInput(field, "what numpy can make an array of", f"{type(value).__name__}: {error}") from None
+        except (
+            TypeError,
+            ValueError,
+            RuntimeError,
+        ) as error:  # a tensor on a GPU, or one of bfloat16
+            raise InvalidInput(
+                field, "what numpy can make an array of", f"{type(value).__name__}: {error}"
+            ) from None
     if isinstance(value, np.ma.MaskedArray):
         if value.mask.any():
             raise InvalidInput(field, "an array without masked values", "one with some")
         value = value.data
     if value.dtype.kind in "mM":  # whose numbers are of no unit that a model knows
-        raise InvalidInput(field, "numbers; dates as texts, or in a DataFrame", f"an array of {value.dtype}")
+        raise InvalidInput(
+            field, "numbers; dates as texts, or in a DataFrame", f"an array of {value.dtype}"
+        )
     return value
 
 
@@ -302,7 +339,8 @@ def _numbers(array: np.ndarray, field: str) -> np.ndarray:
 
 
 def _array(rows: list[Any]) -> np.ndarray | None:
-    """Return lists of numbers as an array; None where they are of unequal lengths, or not all numbers."""
+    """Return lists of numbers as an array; None where they are of unequal lengths, or not all
+    numbers."""
     try:
         array = np.asarray(rows)
     except ValueError:
@@ -327,7 +365,9 @@ def _file(row: Any, field: str) -> bytes:
     try:
         row.save(file, "PNG")
     except (OSError, ValueError):
-        raise InvalidInput(field, "an image that PNG can hold (Image.convert)", f"one of mode {row.mode}") from None
+        raise InvalidInput(
+            field, "an image that PNG can hold (Image.convert)", f"one of mode {row.mode}"
+        ) from None
     return file.getvalue()
 
 
@@ -343,5 +383,9 @@ def _npy(array: np.ndarray) -> bytes:
 
 def _npz(name: str, array: np.ndarray, ids: Sequence[str]) -> bytes:
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **{name: np.ascontiguousarray(array), "ids": np.array(ids, dtype=np.str_)})
+    np.savez(
+        file,
+        allow_pickle=False,
+        **{name: np.ascontiguousarray(array), "ids": np.array(ids, dtype=np.str_)},
+    )
     return file.getvalue()

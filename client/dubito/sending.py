@@ -1,6 +1,7 @@
 """Requests as data, and when they are sent again. Nothing here does input or output.
 
-A call is a generator of steps: it yields a `Request` and is sent what came, or yields a `Pause`. A client does the
+A call is a generator of steps: it yields a `Request` and is sent what came, or yields a `Pause`. A
+    client does the
 steps, and nothing else; so both clients share all that is decided.
 """
 
@@ -26,7 +27,9 @@ MEDIA_TYPES = ("application/json", "application/x-npz")  # of answers that are n
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 CUT_OFF = (httpx.NetworkError, httpx.RemoteProtocolError)  # it may have been sent
 
-File = tuple[str, tuple[str, bytes, str]]  # a form's field, and a file's name, content and media type
+File = tuple[
+    str, tuple[str, bytes, str]
+]  # a form's field, and a file's name, content and media type
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ class Limits:
     """How long a call may take and how often each of its requests is tried again.
 
     Attributes:
-        timeout_s: what a request may wait for the other side where the call has no deadline, in seconds.
+        timeout_s: what a request may wait for the other side where the call has no deadline, in
+            seconds.
         retries: how often a request is sent again.
         ends: when the call's deadline is, by `time.monotonic`; infinite where it has none.
     """
@@ -93,8 +97,8 @@ def send(
 ) -> Steps[httpx.Response]:
     """Send a request, again where that is safe and of use, and return the answer of success.
 
-    Again is safe after a refusal that says `Retry-After` and where no connection was made; if `is_repeatable`, also
-    where a connection failed before the answer.
+    Again is safe after a refusal that says `Retry-After` and where no connection was made; if
+    `is_repeatable`, also where a connection failed before the answer.
 
     Args:
         made: makes the request, given the seconds that are left.
@@ -121,7 +125,8 @@ def send(
 
 
 def _of_the_service(answer: httpx.Response) -> httpx.Response:
-    """Return an answer of success, unless it is another's, such as the page of a proxy that wants a password.
+    """Return an answer of success, unless it is another's, such as the page of a proxy that wants a
+    password.
 
     Raises:
         ServerError: if it is.

@@ -14,7 +14,8 @@ LONGEST_CELL = 40
 
 
 def shown(value: object) -> str:
-    """Return a value as a cell: numbers to four digits, flags as `yes` or nothing, no control characters."""
+    """Return a value as a cell: numbers to four digits, flags as `yes` or nothing, no control
+    characters."""
     if isinstance(value, bool | np.bool_):
         return "yes" if value else ""
     if isinstance(value, float | np.floating):
@@ -27,17 +28,22 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return rows below their heads, numbers to the right."""
     cells = [[shown(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    is_number = [all(isinstance(row[i], int | float | np.number) for row in rows) for i in range(len(heads))]
+    is_number = [
+        all(isinstance(row[i], int | float | np.number) for row in rows) for i in range(len(heads))
+    ]
 
     def line(values: Sequence[str]) -> str:
         columns = zip(values, widths, is_number, strict=True)
-        return "  ".join(v.rjust(width) if right else v.ljust(width) for v, width, right in columns).rstrip()
+        return "  ".join(
+            v.rjust(width) if right else v.ljust(width) for v, width, right in columns
+        ).rstrip()
 
     return "\n".join([line(heads), line(["-" * width for width in widths]), *map(line, cells)])
 
 
 class ProgressBar:
-    """A bar that says how much is done and how long the rest will take; nothing where nobody looks."""
+    """A bar that says how much is done and how long the rest will take; nothing where nobody
+    looks."""
 
     def __init__(self, title: str, stream: TextIO | None = None) -> None:
         self.title = title
@@ -50,7 +56,10 @@ class ProgressBar:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Take the bar away."""
         if self.is_seen:

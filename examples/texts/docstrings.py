@@ -17,7 +17,9 @@ def strings(package):
     for path in sorted(Path(sysconfig.get_path("purelib"), package).rglob("*.py")):
         with suppress(SyntaxError):  # of a later Python
             for node in ast.walk(ast.parse(path.read_text(errors="ignore"))):
-                if isinstance(node, ast.FunctionDef | ast.ClassDef) and (text := ast.get_docstring(node)):
+                if isinstance(node, ast.FunctionDef | ast.ClassDef) and (
+                    text := ast.get_docstring(node)
+                ):
                     yield " ".join(text.split()[:60])
 
 
@@ -29,4 +31,6 @@ if __name__ == "__main__":
         rows.writerow(["text", "package"])
         for package in PACKAGES:
             there = sorted({text for text in strings(package) if len(text) > 40})
-            rows.writerows([text, package] for text in Random(0).sample(there, min(EACH, len(there))))
+            rows.writerows(
+                [text, package] for text in Random(0).sample(there, min(EACH, len(there)))
+            )

@@ -18,7 +18,9 @@ class Sentences(nn.Module):
         super().__init__()
         self.embeddings = nn.ModuleList(nn.Embedding(n, UNITS) for n in (30522, 512, 2))
         self.norm = nn.LayerNorm(UNITS, 1e-12)
-        layer = nn.TransformerEncoderLayer(UNITS, 12, 4 * UNITS, 0.0, "gelu", 1e-12, batch_first=True)
+        layer = nn.TransformerEncoderLayer(
+            UNITS, 12, 4 * UNITS, 0.0, "gelu", 1e-12, batch_first=True
+        )
         self.layers = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
         self.load_state_dict(of_bert(load_file(FOLDER / "model.safetensors")))
         self.head = nn.Linear(UNITS, outputs)
@@ -26,7 +28,9 @@ class Sentences(nn.Module):
     def forward(self, ids):
         words, places, kinds = self.embeddings
         is_pad = ids == PAD
-        h = self.norm(words(ids) + places(torch.arange(ids.shape[1])) + kinds(torch.zeros_like(ids)))
+        h = self.norm(
+            words(ids) + places(torch.arange(ids.shape[1])) + kinds(torch.zeros_like(ids))
+        )
         h = self.layers(h, src_key_padding_mask=is_pad)
         kept = (~is_pad).unsqueeze(2).float()
         return self.head(nn.functional.normalize((h * kept).sum(1) / kept.sum(1)))
@@ -34,12 +38,18 @@ class Sentences(nn.Module):
 
 def of_bert(given):
     names = ("word_embeddings", "position_embeddings", "token_type_embeddings")
-    tensors = {f"embeddings.{i}.weight": given[f"embeddings.{name}.weight"] for i, name in enumerate(names)}
+    tensors = {
+        f"embeddings.{i}.weight": given[f"embeddings.{name}.weight"] for i, name in enumerate(names)
+    }
     for kind in ("weight", "bias"):
         tensors[f"norm.{kind}"] = given[f"embeddings.LayerNorm.{kind}"]
         for i in range(6):
             of = f"encoder.layer.{i}"
-            qkv = [given[f"{of}.attention.self.{part}.{kind}"] for part in ("query", "key", "value")]
+            qkv = [
+                given[f"{of}.attention.self.{part}.{kind}"] for part in ("query", "key", "value")
+            ]
             tensors[f"layers.layers.{i}.self_attn.in_proj_{kind}"] = torch.cat(qkv)
-            tensors |= {f"layers.layers.{i}.{a}.{kind}": given[f"{of}.{b}.{kind}"] for a, b in PARTS.items()}
+            tensors |= {
+                f"layers.layers.{i}.{a}.{kind}": given[f"{of}.{b}.{kind}"] for a, b in PARTS.items()
+            }
     return tensors

@@ -1,4 +1,5 @@
-"""Ranking a pool: by a score, or row by row for what each adds to those before it. Seed and id decide all else.
+"""Ranking a pool: by a score, or row by row for what each adds to those before it. Seed and id
+decide all else.
 
 | acquisition | needs of each row | ranks by |
 |---|---|---|
@@ -32,7 +33,10 @@ MOST_JOINTLY = 1000  # rows that may be chosen by a joint score
 RACE_PARTS = (10, 4)  # of all draws, after which rows of a race are left out
 FEWEST_RACED = 10  # draws, whose standard errors can be relied on
 REFERENCES = 3  # times k rows take all draws, so that there are scores to exceed
-FEWEST_ALIKE, PARTS_ALIKE = 20, 40  # rows next to one in the order of scores: so many, or a part of all
+FEWEST_ALIKE, PARTS_ALIKE = (
+    20,
+    40,
+)  # rows next to one in the order of scores: so many, or a part of all
 LOST = float(np.finfo(np.float64).min)  # the score of a row that was left out of a race
 LEAST_BETA, MOST_BETA = 1e-6, 1e6  # of power_bald: by chance alone, and by BALD alone
 LEAST_SCORE = 1e-300  # whose logarithm is a number
@@ -52,12 +56,15 @@ def checked_acquisition(name: str | None, task: Task) -> str:
     if name is None:
         return PREDICTIVES[task].default_acquisition
     if name not in ACQUISITIONS[task]:
-        raise InvalidInput("acquisition", f"one of {list(ACQUISITIONS[task])} for a model of {task}", repr(name))
+        raise InvalidInput(
+            "acquisition", f"one of {list(ACQUISITIONS[task])} for a model of {task}", repr(name)
+        )
     return name
 
 
 def checked_beta(beta: float | None, acquisition: str, task: Task) -> float:
-    """Return the power of the weights that rows of a sampled acquisition have; it is 1 where nobody says.
+    """Return the power of the weights that rows of a sampled acquisition have; it is 1 where nobody
+    says.
 
     Raises:
         InvalidInput: if the acquisition has none, or it is out of bounds.
@@ -66,7 +73,9 @@ def checked_beta(beta: float | None, acquisition: str, task: Task) -> float:
         return 1.0
     sampled = PREDICTIVES[task].sampled
     if acquisition not in sampled:
-        expected = f"the acquisition {sampled[0]} beside it" if sampled else f"none of a model of {task}"
+        expected = (
+            f"the acquisition {sampled[0]} beside it" if sampled else f"none of a model of {task}"
+        )
         raise InvalidInput("beta", expected, repr(acquisition))
     if not LEAST_BETA <= beta <= MOST_BETA:
         raise InvalidInput("beta", f"a number from {LEAST_BETA:g} to {MOST_BETA:g}", f"{beta:g}")
@@ -89,8 +98,11 @@ def candidates_of(name: str, model: Model, rows: int, k: int, num_samples: int) 
     return min(most, rows)
 
 
-def race_stages(probability: float | None, name: str, task: Task, num_samples: int) -> tuple[int, ...]:
-    """Return after how many draws rows of a race are left out; none where there is no race, or too few draws for one.
+def race_stages(
+    probability: float | None, name: str, task: Task, num_samples: int
+) -> tuple[int, ...]:
+    """Return after how many draws rows of a race are left out; none where there is no race, or too
+    few draws for one.
 
     Raises:
         InvalidInput: if the acquisition has no races.
@@ -105,8 +117,8 @@ def race_stages(probability: float | None, name: str, task: Task, num_samples: i
 
 @dataclass(frozen=True, eq=False)
 class Lap:
-    """What a race wants next: these rows' scores of the first `num_draws` draws, and their standard errors unless
-    these are all.
+    """What a race wants next: these rows' scores of the first `num_draws` draws, and their standard
+    errors unless these are all.
     """
 
     rows: Int64[np.ndarray, "n"]
@@ -115,7 +127,8 @@ class Lap:
 
 @dataclass(frozen=True, eq=False)
 class Raced:
-    """What came of a race: scores of all draws, `LOST` of rows that were left out, and how many were not."""
+    """What came of a race: scores of all draws, `LOST` of rows that were left out, and how many
+    were not."""
 
     scores: Float64[np.ndarray, "N"]
     finalists: int
@@ -125,16 +138,22 @@ Scored = tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"] | None]
 
 
 def race(
-    rows: int, k: int, stages: tuple[int, ...], num_samples: int, probability: float, field: str = "pool"
+    rows: int,
+    k: int,
+    stages: tuple[int, ...],
+    num_samples: int,
+    probability: float,
+    field: str = "pool",
 ) -> Generator[Lap, Scored, Raced]:
     """Find the k rows of the largest scores of all draws, of which most rows take a few alone.
 
-    After each stage the rows that are best so far take all draws, so that k scores are known which a row must exceed.
-    A row is left out if its upper bound is below the least of these. Bounds are Student's, of jackknifed standard
-    errors, and hold for all rows and stages together but for a probability. No error is taken to be less than those
-    of rows with scores like its own: few draws that happen to agree make a row look settled. What is bounded is the
-    score of all draws, of which those taken are a random part: its error is less by the factor
-    sqrt(1 - n / num_samples) (Cochran 1977, "Sampling techniques", 2.6).
+    After each stage the rows that are best so far take all draws, so that k scores are known which
+    a row must exceed. A row is left out if its upper bound is below the least of these. Bounds are
+    Student's, of jackknifed standard errors, and hold for all rows and stages together but for a
+    probability. No error is taken to be less than those of rows with scores like its own: few draws
+    that happen to agree make a row look settled. What is bounded is the score of all draws, of
+    which those taken are a random part: its error is less by the factor sqrt(1 - n / num_samples)
+    (Cochran 1977, "Sampling techniques", 2.6).
 
     Raises:
         InvalidInput: naming a row of `field` that the model cannot score.
@@ -153,7 +172,9 @@ def race(
             scores[best], _ = yield Lap(best, num_samples)
             is_known[best] = True
         least = np.sort(scores[is_known])[::-1][:k][-1]
-        quantile = student_quantile(n - 1, probability / (rows * len(stages))) * np.sqrt(1.0 - n / num_samples)
+        quantile = student_quantile(n - 1, probability / (rows * len(stages))) * np.sqrt(
+            1.0 - n / num_samples
+        )
         left = left[found + quantile * _at_least_as_alike(found, errors) >= least]
     left = left[~is_known[left]]
     if len(left):
@@ -166,7 +187,8 @@ def race(
 def _at_least_as_alike(
     scores: Float64[np.ndarray, "n"], errors: Float64[np.ndarray, "n"]
 ) -> Float64[np.ndarray, "n"]:
-    """Return standard errors, none less than the root mean square of those of rows with scores next to its own."""
+    """Return standard errors, none less than the root mean square of those of rows with scores next
+    to its own."""
     n, order = len(scores), np.argsort(scores, kind="stable")
     sums = np.concatenate([[0.0], np.cumsum(errors[order] ** 2)])
     half = max(FEWEST_ALIKE, n // PARTS_ALIKE) // 2
@@ -176,8 +198,11 @@ def _at_least_as_alike(
     return np.maximum(errors, alike)
 
 
-def check_scores_of(scores: Float64[np.ndarray, "n"], rows: Int64[np.ndarray, "n"], field: str) -> None:
-    """Raise InvalidInput for the first of some rows, given their places, whose score is not a number."""
+def check_scores_of(
+    scores: Float64[np.ndarray, "n"], rows: Int64[np.ndarray, "n"], field: str
+) -> None:
+    """Raise InvalidInput for the first of some rows, given their places, whose score is not a
+    number."""
     odd = np.flatnonzero(~np.isfinite(scores))
     if len(odd):
         check_computed(scores[odd[:1]], field, int(rows[odd[0]]))
@@ -187,7 +212,9 @@ def check_scores_of(scores: Float64[np.ndarray, "n"], rows: Int64[np.ndarray, "n
 class Copies:
     """Which rows of a pool are the same bits."""
 
-    first: Int64[np.ndarray, "G"]  # one row of each group of them, in an order that is not the pool's
+    first: Int64[
+        np.ndarray, "G"
+    ]  # one row of each group of them, in an order that is not the pool's
     group: Int64[np.ndarray, "N"]  # of each row
 
 
@@ -217,9 +244,12 @@ def copies_among(digests: UInt64[np.ndarray, "N 2"]) -> Copies:
 
 
 def id_hashes(ids: Sequence[str], seed: int, use: bytes = b"") -> UInt64[np.ndarray, "N"]:
-    """Return for each id 64 bits that are a function of it, the seed and the use, whatever stands beside it."""
+    """Return for each id 64 bits that are a function of it, the seed and the use, whatever stands
+    beside it."""
     key = seed.to_bytes(8, "little")
-    digests = b"".join(blake2b(name.encode(), digest_size=8, key=key, person=use).digest() for name in ids)
+    digests = b"".join(
+        blake2b(name.encode(), digest_size=8, key=key, person=use).digest() for name in ids
+    )
     return np.frombuffer(digests, dtype="<u8")
 
 
@@ -228,8 +258,11 @@ def random_scores(hashes: UInt64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
     return (hashes >> np.uint64(11)) * 2.0**-53
 
 
-def ranking(scores: Float64[np.ndarray, "N"] | None, ids: Sequence[str], seed: int, k: int) -> list[dict[str, Any]]:
-    """Return the k rows of the largest scores as /acquire answers them; without scores they are random.
+def ranking(
+    scores: Float64[np.ndarray, "N"] | None, ids: Sequence[str], seed: int, k: int
+) -> list[dict[str, Any]]:
+    """Return the k rows of the largest scores as /acquire answers them; without scores they are
+    random.
 
     Raises:
         InvalidInput: naming a row that the model cannot score.
@@ -243,7 +276,12 @@ def ranking(scores: Float64[np.ndarray, "N"] | None, ids: Sequence[str], seed: i
 
 
 def power_ranking(
-    bald: Float64[np.ndarray, "N"], copies: Copies, ids: Sequence[str], seed: int, k: int, beta: float = 1.0
+    bald: Float64[np.ndarray, "N"],
+    copies: Copies,
+    ids: Sequence[str],
+    seed: int,
+    k: int,
+    beta: float = 1.0,
 ) -> list[dict[str, Any]]:
     """Return k rows that are chosen by `power_bald`, as /acquire answers them.
 
@@ -259,8 +297,8 @@ def power_ranking(
 def joint_ranking(
     joint: JointScore, rows: Int64[np.ndarray, "M"], copies: Copies, ids: Sequence[str], k: int
 ) -> Steps[list[dict[str, Any]]]:
-    """Return k rows that are chosen by a joint score of its candidates, which are rows of `copies.first`, as /acquire
-    answers them.
+    """Return k rows that are chosen by a joint score of its candidates, which are rows of
+    `copies.first`, as /acquire answers them.
     """
     yield
     hashes = id_hashes(ids, joint.seed)
@@ -274,17 +312,19 @@ def _ranked(
 ) -> list[dict[str, Any]]:
     pairs = zip(indices.tolist(), scores.tolist(), strict=True)
     return [
-        {"rank": rank, "index": i, "id": ids[i], "score": score} for rank, (i, score) in enumerate(pairs, start=1)
+        {"rank": rank, "index": i, "id": ids[i], "score": score}
+        for rank, (i, score) in enumerate(pairs, start=1)
     ]
 
 
 def power_scores(
     bald: Float64[np.ndarray, "N"], ids: Sequence[str], seed: int, beta: float = 1.0
 ) -> Float64[np.ndarray, "N"]:
-    """Return log BALD + Gumbel noise / beta: the largest are a sample without replacement, BALD^beta the weights.
+    """Return log BALD + Gumbel noise / beta: the largest are a sample without replacement,
+    BALD^beta the weights.
 
-    The larger beta, the more BALD decides and the less chance does. Kirsch et al. 2023, "Stochastic batch
-    acquisition", power acquisition; Vieira 2014, "Gumbel-max trick".
+    The larger beta, the more BALD decides and the less chance does. Kirsch et al. 2023, "Stochastic
+    batch acquisition", power acquisition; Vieira 2014, "Gumbel-max trick".
     """
     uniform = random_scores(id_hashes(ids, seed, b"gumbel")) + 2.0**-54  # above 0
     scores: np.ndarray = np.log(np.maximum(bald, LEAST_SCORE)) - np.log(-np.log(uniform)) / beta
@@ -298,7 +338,8 @@ def jointly(
     hashes: UInt64[np.ndarray, "N"],
     k: int,
 ) -> Steps[tuple[Int64[np.ndarray, "K"], Float64[np.ndarray, "K"]]]:
-    """Choose k rows of a pool by a joint score of its candidates: return them, and what each gained when chosen.
+    """Choose k rows of a pool by a joint score of its candidates: return them, and what each gained
+    when chosen.
 
     Args:
         rows: the candidates, as indices of `copies.first`; all where k is more than they are.
@@ -325,7 +366,9 @@ def is_again(copies: Copies, hashes: UInt64[np.ndarray, "N"]) -> Bool[np.ndarray
     return again
 
 
-def top(scores: Float64[np.ndarray, "N"], hashes: UInt64[np.ndarray, "N"], k: int) -> Int64[np.ndarray, "K"]:
+def top(
+    scores: Float64[np.ndarray, "N"], hashes: UInt64[np.ndarray, "N"], k: int
+) -> Int64[np.ndarray, "K"]:
     """Return the indices of the k largest scores, largest first, ties by hash."""
     k = min(k, len(scores))
     least = np.partition(scores, len(scores) - k)[len(scores) - k]

@@ -1,9 +1,10 @@
-"""Rows that are set aside as control: no score chose them, so their labels can judge a version on live data.
+"""Rows that are set aside as control: no score chose them, so their labels can judge a version on
+live data.
 
-A row may be set aside if a number that its id alone decides, uniform from 0 to 1, is below the share that is asked
-for; such rows are never ranked. So which rows can be control does not depend on what any version says of them, nor on
-what was chosen before: as long as the share stays, control rows are a uniform sample of all rows that were ever in a
-pool.
+A row may be set aside if a number that its id alone decides, uniform from 0 to 1, is below the
+share that is asked for; such rows are never ranked. So which rows can be control does not depend on
+what any version says of them, nor on what was chosen before: as long as the share stays, control
+rows are a uniform sample of all rows that were ever in a pool.
 """
 
 import math
@@ -24,18 +25,23 @@ NO_SEED = 0
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """What becomes of a pool's rows, by their places in it: some are ranked, some set aside, the rest is neither."""
+    """What becomes of a pool's rows, by their places in it: some are ranked, some set aside, the
+    rest is neither."""
 
     ranked: Int64[np.ndarray, "R"]
     control: Int64[np.ndarray, "C"]
     excluded: int  # rows that are labelled already
 
 
-def select(ids: Sequence[str], labelled: AbstractSet[str], share: float, k: int, seed: int) -> Selection:
-    """Choose the rows that are set aside, `share` of the k that are asked for, among those that are not labelled yet.
+def select(
+    ids: Sequence[str], labelled: AbstractSet[str], share: float, k: int, seed: int
+) -> Selection:
+    """Choose the rows that are set aside, `share` of the k that are asked for, among those that are
+    not labelled yet.
 
-    Where that is no whole number it is rounded up or down by chance, so that it is right on average. There are fewer
-    where the pool has not so many that may be; of a pool that is asked for whole all are.
+    Where that is no whole number it is rounded up or down by chance, so that it is right on
+    average. There are fewer where the pool has not so many that may be; of a pool that is asked for
+    whole all are.
     """
     left = np.array([i for i, name in enumerate(ids) if name not in labelled], dtype=np.int64)
     excluded = len(ids) - len(left)

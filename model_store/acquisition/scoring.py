@@ -7,37 +7,57 @@ from model_store.inference.model import Model
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
 
-Priors = tuple[float, ...]  # shares of the classes among the rows, if not those of the training data
+Priors = tuple[
+    float, ...
+]  # shares of the classes among the rows, if not those of the training data
 
 
 def pool_scores(
-    model: Model, x: Float32[np.ndarray, "N I"], draws: DrawSet, acquisition: str, priors: Priors | None = None
+    model: Model,
+    x: Float32[np.ndarray, "N I"],
+    draws: DrawSet,
+    acquisition: str,
+    priors: Priors | None = None,
 ) -> Float64[np.ndarray, "N"]:
-    """Return the score of each row that an acquisition ranks by, or makes its choice from; of a joint score what the
-    row gains alone.
+    """Return the score of each row that an acquisition ranks by, or makes its choice from; of a
+    joint score what the row gains alone.
     """
     predictive = model.predictive
     if acquisition in predictive.joint_scores:
         return pool_candidates(model, x, draws, acquisition, priors).gain
     is_jackknifed = acquisition in predictive.jackknifed
     sums = predictive.sums(_outputs(model, x, draws, priors))
-    return predictive.acquisition(predictive.scores(sums, standard_errors=is_jackknifed), acquisition)
+    return predictive.acquisition(
+        predictive.scores(sums, standard_errors=is_jackknifed), acquisition
+    )
 
 
 def race_scores(
-    model: Model, x: Float32[np.ndarray, "N I"], draws: DrawSet, acquisition: str, priors: Priors | None = None
+    model: Model,
+    x: Float32[np.ndarray, "N I"],
+    draws: DrawSet,
+    acquisition: str,
+    priors: Priors | None = None,
 ) -> tuple[Float64[np.ndarray, "N"], Float64[np.ndarray, "N"]]:
     """Return the scores that a race goes by, and their standard errors."""
     predictive = model.predictive
-    return predictive.race(predictive.scores(predictive.sums(_outputs(model, x, draws, priors))), acquisition)
+    return predictive.race(
+        predictive.scores(predictive.sums(_outputs(model, x, draws, priors))), acquisition
+    )
 
 
 def pool_candidates(
-    model: Model, x: Float32[np.ndarray, "N I"], draws: DrawSet, acquisition: str, priors: Priors | None = None
+    model: Model,
+    x: Float32[np.ndarray, "N I"],
+    draws: DrawSet,
+    acquisition: str,
+    priors: Priors | None = None,
 ) -> Candidates:
     """Return the rows as candidates of a joint score."""
     predictive = model.predictive
-    return predictive.joint_scores[acquisition].of(predictive.samples(_outputs(model, x, draws, priors)))
+    return predictive.joint_scores[acquisition].of(
+        predictive.samples(_outputs(model, x, draws, priors))
+    )
 
 
 def _outputs(

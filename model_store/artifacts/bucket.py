@@ -1,8 +1,10 @@
-"""Models in a bucket: files first, then the manifest, which makes them a version; what decides races is the server.
+"""Models in a bucket: files first, then the manifest, which makes them a version; what decides
+races is the server.
 
-A writer claims a number by creating `<path>/.claim`, which only one can, looks whether the number was given and
-taken back meanwhile, writes the files and creates the manifest. Aliases are replaced if their tag is still what it
-was. So the server must know both conditions, which `check_writable` tries.
+A writer claims a number by creating `<path>/.claim`, which only one can, looks whether the number
+was given and taken back meanwhile, writes the files and creates the manifest. Aliases are replaced
+if their tag is still what it was. So the server must know both conditions, which `check_writable`
+tries.
 
 Files of versions are read from copies in a folder of this machine (`model_store.artifacts.cache`).
 """
@@ -43,7 +45,9 @@ PROBE = ".probe-"  # with something of a writer's own
 MAX_ALIAS_BYTES = 1 << 10
 LOOKS = 3  # at a bucket that changes meanwhile
 ABANDONED = timedelta(days=1)  # after which what is no version is what a killed writer left
-PUBLICATION = timedelta(hours=12)  # in which a writer must be done, so that none loses what it has written so far
+PUBLICATION = timedelta(
+    hours=12
+)  # in which a writer must be done, so that none loses what it has written so far
 REMEMBERED_BYTES = 1 << 18  # largest object that is kept in memory
 REMEMBERED = 64  # objects
 
@@ -56,7 +60,9 @@ class Bucket(Storage):
         self.cache = cache
         self._lists: Lists | None = None  # of the last look
         self._remembered: OrderedDict[tuple[str, str], bytes] = OrderedDict()  # by path and tag
-        self._dangling: set[tuple[str, str]] = set()  # aliases, by path and tag, that name no version
+        self._dangling: set[tuple[str, str]] = (
+            set()
+        )  # aliases, by path and tag, that name no version
         self._is_writable = False
         self._lock = threading.Lock()  # of what is remembered, held for moments
 
@@ -77,9 +83,11 @@ class Bucket(Storage):
         return self._lists is not None
 
     def look(self) -> None:
-        """List the bucket, in one request for each thousand objects, and read aliases that have changed.
+        """List the bucket, in one request for each thousand objects, and read aliases that have
+        changed.
 
-        Where the bucket cannot be reached before it ever was, what the cache has from an earlier time counts.
+        Where the bucket cannot be reached before it ever was, what the cache has from an earlier
+        time counts.
         """
         before = self._lists or Lists()
         try:
@@ -94,13 +102,16 @@ class Bucket(Storage):
                 self._lists = Lists.kept(kept)
             raise
         self._dangling &= {
-            (f"{name}/{ALIASES}/{alias}", tag) for name, tags in lists.aliases.items() for alias, tag in tags.items()
+            (f"{name}/{ALIASES}/{alias}", tag)
+            for name, tags in lists.aliases.items()
+            for alias, tag in tags.items()
         }
         self._lists = lists
         self.cache.keep_lists(CachedLists(lists.versions, lists.texts))
 
     def _read_aliases(self, lists: "Lists", before: "Lists") -> bool:
-        """Read what aliases say that have changed since `before`; return whether it goes with the lists."""
+        """Read what aliases say that have changed since `before`; return whether it goes with the
+        lists."""
         goes_together = True
         for name, tags in lists.aliases.items():
             for alias, tag in tags.items():
@@ -113,7 +124,9 @@ class Bucket(Storage):
                     text = "" if found is None else _text(found.content)
                 lists.texts.setdefault(name, {})[alias] = text
                 if text not in lists.versions.get(name, ()) and (path, tag) not in self._dangling:
-                    self._dangling.add((path, tag))  # published since the first objects were listed, or deleted
+                    self._dangling.add(
+                        (path, tag)
+                    )  # published since the first objects were listed, or deleted
                     goes_together = False
         return goes_together
 
@@ -148,7 +161,8 @@ class Bucket(Storage):
         return path in self._now(path.split("/")[0]).tags
 
     def read(self, path: str, limit: int) -> bytes:
-        """Return an object's content, or what is remembered of it since it was listed; without the bucket, a copy."""
+        """Return an object's content, or what is remembered of it since it was listed; without the
+        bucket, a copy."""
         tag = "" if self._lists is None else self._lists.tags.get(path, "")
         content = self._recall(path, tag)
         if content is None and self._lists is not None and self._lists.is_kept:
@@ -184,7 +198,9 @@ class Bucket(Storage):
     def lease(self, manifest: Manifest) -> Lease:
         """Return a copy of the version, downloaded and verified unless it is there."""
         named = None if self._lists is None else self._lists.texts
-        return self.cache.lease(manifest, self.objects.pieces, lambda path: self.objects.get(path, 1 << 20), named)
+        return self.cache.lease(
+            manifest, self.objects.pieces, lambda path: self.objects.get(path, 1 << 20), named
+        )
 
     def close(self) -> None:
         """Give up downloads."""
@@ -193,7 +209,8 @@ class Bucket(Storage):
     # Writing
 
     def check_writable(self) -> None:
-        """Create an object twice, and replace it with a wrong tag: the server must refuse the second and the third.
+        """Create an object twice, and replace it with a wrong tag: the server must refuse the
+        second and the third.
 
         Raises:
             InvalidInput: if it does not.
@@ -202,7 +219,9 @@ class Bucket(Storage):
         if self._is_writable:
             return
         path = f"{PROBE}{uuid.uuid4().hex}"
-        self.objects.entries(path)  # a server that makes a bucket for whoever writes says here that there is none
+        self.objects.entries(
+            path
+        )  # a server that makes a bucket for whoever writes says here that there is none
         try:
             created = self.objects.create(path, b"1")
             again = self.objects.create(path, b"2")
@@ -219,12 +238,17 @@ class Bucket(Storage):
                 if replaced
                 else "one that does not replace an object by its ETag"
             )
-            raise InvalidInput("DUBITO_STORE", "a bucket that honours conditional writes", f"{what} (it can be read)")
+            raise InvalidInput(
+                "DUBITO_STORE",
+                "a bucket that honours conditional writes",
+                f"{what} (it can be read)",
+            )
         self._is_writable = True
 
     @contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """Write to a model, where what killed writers left a day ago is deleted; no other writer is kept out."""
+        """Write to a model, where what killed writers left a day ago is deleted; no other writer is
+        kept out."""
         check_is_new_name(name)
         self.check_writable()
         self._clear(name)
@@ -259,7 +283,8 @@ class Bucket(Storage):
     def _highest_given(self, parent: str, lists: "Lists") -> int:
         """Return the highest number that was given, of versions also of those that are gone since.
 
-        Whoever deletes the newest version first writes its number, and else a newer one is left: so no number that
+        Whoever deletes the newest version first writes its number, and else a newer one is left: so
+            no number that
         was ever given is above this.
         """
         name, *of_reports = parent.split("/")
@@ -284,11 +309,18 @@ class Bucket(Storage):
                     written.append(f"{path}/{file}")
                     self._put(written[-1], content)
             if datetime.now(UTC) - begun > PUBLICATION:
-                raise StoreUnreachable(f"cannot write in {self.objects.url}: it took longer than {PUBLICATION}")
+                raise StoreUnreachable(
+                    f"cannot write in {self.objects.url}: it took longer than {PUBLICATION}"
+                )
             sealed = files[seal]
             assert isinstance(sealed, bytes)
-            unsealed, written = written, []  # where no answer comes it may be sealed, and then needs its files
-            is_ours = self.objects.create(f"{path}/{seal}", sealed) or self._is(f"{path}/{seal}", sealed)
+            unsealed, written = (
+                written,
+                [],
+            )  # where no answer comes it may be sealed, and then needs its files
+            is_ours = self.objects.create(f"{path}/{seal}", sealed) or self._is(
+                f"{path}/{seal}", sealed
+            )
             written = unsealed[:1] if is_ours else unsealed
             return is_ours
         finally:
@@ -296,7 +328,8 @@ class Bucket(Storage):
                 self.objects.delete(written[::-1])
 
     def _is(self, path: str, content: bytes) -> bool:
-        """Whether an object is this: what was sent again after its answer was lost is there already."""
+        """Whether an object is this: what was sent again after its answer was lost is there
+        already."""
         found = self.objects.get(path, len(content))
         return found is not None and found.content == content
 
@@ -316,7 +349,9 @@ class Bucket(Storage):
 
         self.objects.put(path, pieces())
         if (size, digest.hexdigest()) != (spec.size, spec.sha256):
-            raise InvalidInput("files", f"a {content.path.name} that stays as it is", "one that changed meanwhile")
+            raise InvalidInput(
+                "files", f"a {content.path.name} that stays as it is", "one that changed meanwhile"
+            )
 
     def written(self, name: str, alias: str) -> Written | None:
         """Return what is written of an alias now."""
@@ -352,9 +387,13 @@ class Lists:
     def __init__(self) -> None:
         self.versions: dict[str, list[str]] = {}  # by model, those that have a manifest
         self.aliases: dict[str, dict[str, str]] = {}  # by model the tag of each
-        self.texts: dict[str, dict[str, str]] = {}  # by model what each alias says, where it was read
+        self.texts: dict[
+            str, dict[str, str]
+        ] = {}  # by model what each alias says, where it was read
         self.reports: dict[tuple[str, str], list[int]] = {}  # by model and version
-        self.numbers: dict[str, set[int]] = {}  # by model, or path of reports: all of which there is anything
+        self.numbers: dict[
+            str, set[int]
+        ] = {}  # by model, or path of reports: all of which there is anything
         self.tags: dict[str, str] = {}  # by path
         self.is_kept = False  # of an earlier process
 
@@ -371,7 +410,9 @@ class Lists:
                     lists.numbers.setdefault(name, set()).add(int(version))
                     if file == MANIFEST:
                         lists.versions.setdefault(name, []).append(version)
-                case [name, "evidence" as evidence, version, number, file] if is_name(name) and is_version(number):
+                case [name, "evidence" as evidence, version, number, file] if is_name(
+                    name
+                ) and is_version(number):
                     lists.numbers.setdefault(f"{name}/{evidence}/{version}", set()).add(int(number))
                     if file == REPORT:
                         lists.reports.setdefault((name, version), []).append(int(number))

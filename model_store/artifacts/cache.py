@@ -1,7 +1,9 @@
-"""Copies of versions in a folder of this machine, verified when they are made, of bounded size together.
+"""Copies of versions in a folder of this machine, verified when they are made, of bounded size
+together.
 
-The folder has a store's layout, so that a version in it is opened like any other. Who uses a version holds a lock on
-its folder; what no one holds may be deleted to make room, first what no alias names, then what was used longest ago.
+The folder has a store's layout, so that a version in it is opened like any other. Who uses a
+version holds a lock on its folder; what no one holds may be deleted to make room, first what no
+alias names, then what was used longest ago.
 """
 
 import fcntl
@@ -97,11 +99,15 @@ class Cache:
             lease = self._found(folder, manifest)
             if lease is None:
                 with self._making():  # whoever waited may find it made
-                    lease = self._found(folder, manifest) or self._made(folder, manifest, pieces, get, named or {})
+                    lease = self._found(folder, manifest) or self._made(
+                        folder, manifest, pieces, get, named or {}
+                    )
             os.utime(folder)
         except OSError as error:
             what = f"a folder with room for {manifest.name} version {manifest.version}"
-            raise StoreError(f"DUBITO_CACHE: expected {what}, got: {error.strerror or 'an error'}") from None
+            raise StoreError(
+                f"DUBITO_CACHE: expected {what}, got: {error.strerror or 'an error'}"
+            ) from None
         return lease
 
     def _made(
@@ -167,7 +173,10 @@ class Cache:
                         copy.write(part)
             except FileNotFoundError as error:
                 raise BrokenArtifact(
-                    manifest.name, manifest.version, file, error.strerror or "No such file or directory"
+                    manifest.name,
+                    manifest.version,
+                    file,
+                    error.strerror or "No such file or directory",
                 ) from None
             if size != spec.size:
                 what = f"more than {spec.size}" if size > spec.size else str(size)
@@ -178,7 +187,9 @@ class Cache:
                     f"expected {spec.size} bytes as in the manifest, got {what}",
                 )
             if made.hexdigest() != spec.sha256:
-                raise BrokenArtifact(manifest.name, manifest.version, file, "its SHA-256 is not the manifest's")
+                raise BrokenArtifact(
+                    manifest.name, manifest.version, file, "its SHA-256 is not the manifest's"
+                )
         for file in (SIGNATURE, MANIFEST):
             found = get(f"{of_version}/{file}")
             if found is not None:
@@ -226,12 +237,16 @@ class Cache:
         try:
             content = json.loads(read_regular(self.root / LISTS, MAX_LISTS_BYTES))
             versions = {
-                name: [number for number in numbers if (self.root / name / number / MANIFEST).is_file()]
+                name: [
+                    number for number in numbers if (self.root / name / number / MANIFEST).is_file()
+                ]
                 for name, numbers in content["versions"].items()
                 if is_name(name) and all(map(is_version, numbers))
             }
             aliases = {
-                name: {str(alias): str(of) for alias, of in content["aliases"].get(name, {}).items()}
+                name: {
+                    str(alias): str(of) for alias, of in content["aliases"].get(name, {}).items()
+                }
                 for name in versions
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -254,7 +269,8 @@ class Cache:
                 total -= size
         if total + needed > self.max_bytes:
             raise StoreError(
-                f"DUBITO_CACHE_BYTES: expected room for {needed} bytes of a version, got {self.max_bytes} bytes of "
+                f"DUBITO_CACHE_BYTES: expected room for {needed} bytes of a version, got "
+                f"{self.max_bytes} bytes of "
                 f"which {total} are in use"
             )
 
@@ -288,7 +304,8 @@ class Cache:
 
     @contextmanager
     def _making(self) -> Iterator[None]:
-        """Be the only one that makes and deletes copies, with what killed ones left behind cleared away."""
+        """Be the only one that makes and deletes copies, with what killed ones left behind cleared
+        away."""
         make_folder(self.root)
         with (self.root / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

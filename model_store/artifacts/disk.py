@@ -1,4 +1,5 @@
-"""Files and folders on a disk: read without following links, written so that they outlast a loss of power."""
+"""Files and folders on a disk: read without following links, written so that they outlast a loss of
+power."""
 
 import hashlib
 import os
@@ -16,7 +17,8 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 
 def digest(path: Path, limit: int) -> tuple[int, str]:
-    """Return the size and SHA-256 of a file as `read_regular` would read it, of which little is kept at a time."""
+    """Return the size and SHA-256 of a file as `read_regular` would read it, of which little is
+    kept at a time."""
     size, digest = 0, hashlib.sha256()
     with open_regular(path) as file:
         while part := file.read(min(PIECE_BYTES, limit + 1 - size)):
@@ -39,7 +41,8 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it unless they are there, and wait until they are on the disk."""
+    """Make a folder and those above it unless they are there, and wait until they are on the
+    disk."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)

@@ -1,4 +1,5 @@
-"""Models in a folder: a version is written to a hidden folder beside its final place, synced, and renamed.
+"""Models in a folder: a version is written to a hidden folder beside its final place, synced, and
+renamed.
 
 Aliases are one small file each, replaced by renaming. Writers of one name take turns by a lock.
 """
@@ -66,7 +67,11 @@ class Folder(Storage):
         """Return the names of models with at least one version."""
         if not self.root.is_dir():
             return []
-        found = [entry.name for entry in os.scandir(self.root) if _is_folder(entry) and is_name(entry.name)]
+        found = [
+            entry.name
+            for entry in os.scandir(self.root)
+            if _is_folder(entry) and is_name(entry.name)
+        ]
         return [name for name in found if self.versions(name)]
 
     def versions(self, name: str) -> list[str]:
@@ -74,7 +79,11 @@ class Folder(Storage):
         folder = self.folder(name)
         if not folder.is_dir():
             return []
-        return [entry.name for entry in os.scandir(folder) if _is_folder(entry) and is_version(entry.name)]
+        return [
+            entry.name
+            for entry in os.scandir(folder)
+            if _is_folder(entry) and is_version(entry.name)
+        ]
 
     def aliases(self, name: str) -> dict[str, str]:
         """Return what is written of each alias."""
@@ -82,7 +91,9 @@ class Folder(Storage):
         found = {}
         for entry in os.scandir(folder) if folder.is_dir() and not folder.is_symlink() else ():
             if is_name(entry.name) and entry.is_file(follow_symlinks=False):
-                found[entry.name] = Path(entry.path).read_text(encoding="ascii", errors="replace").strip()
+                found[entry.name] = (
+                    Path(entry.path).read_text(encoding="ascii", errors="replace").strip()
+                )
         return found
 
     def reports(self, name: str, version: str) -> list[int]:
@@ -90,7 +101,11 @@ class Folder(Storage):
         folder = self.folder(name) / EVIDENCE / version
         if folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():
             return []
-        return [int(entry.name) for entry in os.scandir(folder) if _is_folder(entry) and is_version(entry.name)]
+        return [
+            int(entry.name)
+            for entry in os.scandir(folder)
+            if _is_folder(entry) and is_version(entry.name)
+        ]
 
     def read(self, path: str, limit: int) -> bytes:
         """Return a regular file's content."""
@@ -105,7 +120,8 @@ class Folder(Storage):
         return (self.root / path).is_file()
 
     def lease(self, manifest: Manifest) -> Lease:
-        """Return the version's folder. Another process may delete it, though whoever has read it goes on."""
+        """Return the version's folder. Another process may delete it, though whoever has read it
+        goes on."""
         return Lease(self.root, self.folder(manifest.name) / manifest.version)
 
     def close(self) -> None:
@@ -169,7 +185,9 @@ class Folder(Storage):
             copy.flush()
             os.fsync(copy.fileno())
         if digest(target, spec.size) != (spec.size, spec.sha256):
-            raise InvalidInput("files", f"a {target.name} that stays as it is", "one that changed meanwhile")
+            raise InvalidInput(
+                "files", f"a {target.name} that stays as it is", "one that changed meanwhile"
+            )
 
     def written(self, name: str, alias: str) -> Written | None:
         """Return what is written of an alias; its text is its tag."""

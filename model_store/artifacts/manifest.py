@@ -3,7 +3,15 @@
 import hashlib
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    StringConstraints,
+    model_validator,
+)
 
 from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames, TailLaw, Task
@@ -34,11 +42,12 @@ class Record(BaseModel):
 
 
 class ImageSpec(Record):
-    """That a row is an image: how many channels its pixels have, and what is done with one of another size.
+    """That a row is an image: how many channels its pixels have, and what is done with one of
+    another size.
 
-    Without `resize` it is refused. `fit` says how it is brought to the model's shape: "stretch" resizes it, whatever
-    its sides; "crop" resizes it so that its shorter side has `shorter` pixels, its sides in proportion, and cuts out
-    the centre.
+    Without `resize` it is refused. `fit` says how it is brought to the model's shape: "stretch"
+    resizes it, whatever its sides; "crop" resizes it so that its shorter side has `shorter` pixels,
+    its sides in proportion, and cuts out the centre.
     """
 
     mode: Literal["L", "RGB"]
@@ -49,16 +58,20 @@ class ImageSpec(Record):
 
     @model_validator(mode="after")
     def _is_resized_one_way(self) -> "ImageSpec":
-        if (self.fit == "crop") != (self.shorter is not None) or (self.fit == "crop" and not self.resize):
-            raise ValueError("shorter: expected a number of pixels beside resize and fit = crop, or neither")
+        if (self.fit == "crop") != (self.shorter is not None) or (
+            self.fit == "crop" and not self.resize
+        ):
+            raise ValueError(
+                "shorter: expected a number of pixels beside resize and fit = crop, or neither"
+            )
         return self
 
 
 class TextSpec(Record):
     """That a row is text, as ids of tokens (`tokenizer.json`): always `max_tokens` of them.
 
-    Longer text loses what is at the `truncation` side, shorter text is padded by `pad_id` at the `padding` side.
-    `column` is that of the text in the data.
+    Longer text loses what is at the `truncation` side, shorter text is padded by `pad_id` at the
+    `padding` side. `column` is that of the text in the data.
     """
 
     column: str
@@ -69,7 +82,8 @@ class TextSpec(Record):
 
 
 class NumberWriting(Record):
-    """How a column's numbers were written: their sign, if any, the decimal mark, and what groups thousands, if so."""
+    """How a column's numbers were written: their sign, if any, the decimal mark, and what groups
+    thousands, if so."""
 
     sign: Literal["", "$", "€", "£", "¥", "%"] = ""
     decimal: Decimal = "."
@@ -79,8 +93,9 @@ class NumberWriting(Record):
 class NumericColumn(Record):
     """A column of numbers, encoded as (value - mean) / std, a missing value as 0.
 
-    With an `indicator` a further number says whether the value was missing. With `written` a text is read as well.
-    `usual` is the median, and nine tenths of the training rows lie in `mostly`, a twentieth on either side of it.
+    With an `indicator` a further number says whether the value was missing. With `written` a text
+    is read as well. `usual` is the median, and nine tenths of the training rows lie in `mostly`, a
+    twentieth on either side of it.
     """
 
     name: str
@@ -94,7 +109,8 @@ class NumericColumn(Record):
 
 
 class CategoricalColumn(Record):
-    """A column of categories: a number for each, and a last one that says that the value is another or missing.
+    """A column of categories: a number for each, and a last one that says that the value is another
+    or missing.
 
     `usual` is the most frequent one.
     """
@@ -105,17 +121,24 @@ class CategoricalColumn(Record):
     usual: str | None = None
 
 
-DESCRIBING: set[str] = {"usual", "mostly"}  # what of columns tells of the data, and is no part of how rows are read
-OF_FILES: set[str] = {"missing_values", "id_column"}  # what of an input tells how files of rows are read
+DESCRIBING: set[str] = {
+    "usual",
+    "mostly",
+}  # what of columns tells of the data, and is no part of how rows are read
+OF_FILES: set[str] = {
+    "missing_values",
+    "id_column",
+}  # what of an input tells how files of rows are read
 Cycle = Literal["year", "week", "day"]
 
 
 class TimeColumn(Record):
-    """A column of dates or times: (time - mean) / std, in seconds since 1970 in UTC, and for each of `cycles` the
-    sine and cosine of where in it the time is; a missing value as 0.
+    """A column of dates or times: (time - mean) / std, in seconds since 1970 in UTC, and for each
+    of `cycles` the sine and cosine of where in it the time is; a missing value as 0.
 
-    With an `indicator` a further number says whether the value was missing. `usual` and `mostly` are as of numbers.
-    With `written`, the format of a date as Python's strptime takes it, a text so written is read beside ISO 8601.
+    With an `indicator` a further number says whether the value was missing. `usual` and `mostly`
+    are as of numbers. With `written`, the format of a date as Python's strptime takes it, a text so
+    written is read beside ISO 8601.
     """
 
     name: str
@@ -136,12 +159,13 @@ Column = Annotated[AnyColumn, Field(discriminator="kind")]
 class InputSpec(Record):
     """A row as a caller sends it, in the units of the data that the model was fitted on.
 
-    With `columns` a caller may send objects keyed by column, and `shape` is that of the rows they are encoded to;
-    with `image`, PNG, JPEG, WebP and BMP files. Of dtype int32 they are ids: whole numbers from `minimum` to
-    `maximum`, at most `LARGEST_ID`. Up to there float32 holds every whole number, so arrays of ids, too, are float32
-    wherever rows are computed with, and the graph's input `x` is; the network makes them integers. With `text` they
-    are those of tokens, and a caller may send strings. `missing_values` and `id_column` are of files: what cells say
-    that are missing, beside what always is, and the column that names rows where none is called `id`.
+    With `columns` a caller may send objects keyed by column, and `shape` is that of the rows they
+    are encoded to; with `image`, PNG, JPEG, WebP and BMP files. Of dtype int32 they are ids: whole
+    numbers from `minimum` to `maximum`, at most `LARGEST_ID`. Up to there float32 holds every whole
+    number, so arrays of ids, too, are float32 wherever rows are computed with, and the graph's
+    input `x` is; the network makes them integers. With `text` they are those of tokens, and a
+    caller may send strings. `missing_values` and `id_column` are of files: what cells say that are
+    missing, beside what always is, and the column that names rows where none is called `id`.
     """
 
     shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
@@ -162,27 +186,42 @@ class InputSpec(Record):
     @model_validator(mode="after")
     def _has_ids_that_are_whole(self) -> "InputSpec":
         ends = self.minimum, self.maximum
-        if self.takes_ids and not (0 <= ends[0] <= ends[1] <= LARGEST_ID and all(end == int(end) for end in ends)):
-            raise ValueError(f"minimum, maximum: expected whole numbers from 0 to {LARGEST_ID}, got {ends}")
+        if self.takes_ids and not (
+            0 <= ends[0] <= ends[1] <= LARGEST_ID and all(end == int(end) for end in ends)
+        ):
+            raise ValueError(
+                f"minimum, maximum: expected whole numbers from 0 to {LARGEST_ID}, got {ends}"
+            )
         if self.takes_ids and (self.image is not None or self.columns):
             raise ValueError("dtype: expected float32 of images and columns, got int32")
         if self.text is not None and not (self.takes_ids and self.shape == (self.text.max_tokens,)):
             raise ValueError("text: expected int32 and a shape of max_tokens, got others")
         if self.text is not None and not self.minimum <= self.text.pad_id <= self.maximum:
-            raise ValueError(f"text.pad_id: expected {self.minimum:.0f} to {self.maximum:.0f}, got another")
+            raise ValueError(
+                f"text.pad_id: expected {self.minimum:.0f} to {self.maximum:.0f}, got another"
+            )
         return self
 
     @model_validator(mode="after")
     def _goes_with_its_shape(self) -> "InputSpec":
         if self.image is not None:
             if len(self.shape) != 2 and not (len(self.shape) == 3 and self.shape[0] == 3):
-                raise ValueError(f"image: expected a shape of (H, W) or (3, H, W), got {self.shape}")
+                raise ValueError(
+                    f"image: expected a shape of (H, W) or (3, H, W), got {self.shape}"
+                )
             if (len(self.shape) == 2) != (self.image.mode == "L"):
-                raise ValueError(f"image.mode: expected L for (H, W) and RGB for (3, H, W), got {self.image.mode}")
+                raise ValueError(
+                    "image.mode: expected L for (H, W) and RGB for (3, H, W), got "
+                    f"{self.image.mode}"
+                )
             if self.image.shorter is not None and self.image.shorter < max(self.shape[-2:]):
-                raise ValueError(f"image.shorter: expected at least the longer side of {self.shape}")
+                raise ValueError(
+                    f"image.shorter: expected at least the longer side of {self.shape}"
+                )
         if self.columns and self.shape != (sum(column_width(column) for column in self.columns),):
-            raise ValueError(f"columns: expected as many numbers as in shape {self.shape}, got another number")
+            raise ValueError(
+                f"columns: expected as many numbers as in shape {self.shape}, got another number"
+            )
         return self
 
 
@@ -198,17 +237,22 @@ class ClassSpec(Record):
     """What the network gives for each draw and row: log class probabilities."""
 
     classes: Annotated[tuple[str, ...], Field(min_length=2)]
-    priors: tuple[Annotated[FiniteFloat, Field(gt=0, lt=1)], ...] | None = None  # that probabilities are of
+    priors: tuple[Annotated[FiniteFloat, Field(gt=0, lt=1)], ...] | None = (
+        None  # that probabilities are of
+    )
 
     @model_validator(mode="after")
     def _has_a_prior_for_each(self) -> "ClassSpec":
-        if self.priors is not None and (len(self.priors) != len(self.classes) or abs(sum(self.priors) - 1.0) > 1e-6):
+        if self.priors is not None and (
+            len(self.priors) != len(self.classes) or abs(sum(self.priors) - 1.0) > 1e-6
+        ):
             raise ValueError("priors: expected a share for each class, that sum to 1, got others")
         return self
 
 
 class TargetSpec(Record):
-    """What the network gives for each draw and row of a regression: mean and log variance, in the target's units.
+    """What the network gives for each draw and row of a regression: mean and log variance, in the
+    target's units.
 
     With a `transform` they are of the transformed target.
     """
@@ -225,14 +269,18 @@ class NoiseSpec(Record):
     theta_dimension: Annotated[int, Field(ge=1)]
     paired: bool
     default_draws: Annotated[int, Field(ge=1)]
-    max_draws: Annotated[int, Field(ge=1)] | None = None  # how many different draws there are; None: without end
+    max_draws: Annotated[int, Field(ge=1)] | None = (
+        None  # how many different draws there are; None: without end
+    )
 
 
 class EncoderSpec(Record):
-    """What comes before the network, in a file of its own: `encoder.onnx`, from a row to what the network takes.
+    """What comes before the network, in a file of its own: `encoder.onnx`, from a row to what the
+    network takes.
 
-    `rows_at_once` rows are encoded together. Where there are several, the numbers of a row may differ by
-    `difference` from those that it gets alone, as a part of the largest of them; 0 where they are the same bits.
+    `rows_at_once` rows are encoded together. Where there are several, the numbers of a row may
+    differ by `difference` from those that it gets alone, as a part of the largest of them; 0 where
+    they are the same bits.
     """
 
     outputs: Annotated[int, Field(ge=1)]
@@ -245,7 +293,9 @@ class DetectorSpec(Record):
 
     density: tuple[str, ...]
     two_sided: tuple[str, ...] = ()
-    attributed: tuple[str, ...] = ()  # whose scores network.onnx divides among the numbers of a row, in its order
+    attributed: tuple[
+        str, ...
+    ] = ()  # whose scores network.onnx divides among the numbers of a row, in its order
     combined: Annotated[tuple[str, ...], Field(min_length=1)]
     draw_counts: Annotated[tuple[int, ...], Field(min_length=1)]
     reference_rows: Annotated[int, Field(ge=1)]
@@ -257,22 +307,29 @@ class DetectorSpec(Record):
 
     @property
     def names(self) -> DetectorNames:
-        """Which are combined, densities, two-sided and attributed, and how they judge beyond the reference."""
-        return DetectorNames(self.combined, self.density, self.two_sided, self.tail, self.attributed)
+        """Which are combined, densities, two-sided and attributed, and how they judge beyond the
+        reference."""
+        return DetectorNames(
+            self.combined, self.density, self.two_sided, self.tail, self.attributed
+        )
 
     @model_validator(mode="after")
     def _two_sided_and_attributed_are_densities(self) -> "DetectorSpec":
         for field in ("two_sided", "attributed"):
             if not set(getattr(self, field)) <= set(self.density):
-                raise ValueError(f"{field}: expected some of {list(self.density)}, got {list(getattr(self, field))}")
+                raise ValueError(
+                    f"{field}: expected some of {list(self.density)}, got "
+                    f"{list(getattr(self, field))}"
+                )
         return self
 
 
 class CategorySpec(Record):
     """That guarantees hold of each category by itself: `model_store.conformal.mondrian`.
 
-    Of each name `judged_rows` ranking rows are judged in it (by class: have it as their label at the default draws),
-    and `true_rows` truly belong to it. `column` is that of the groups in the data.
+    Of each name `judged_rows` ranking rows are judged in it (by class: have it as their label at
+    the default draws), and `true_rows` truly belong to it. `column` is that of the groups in the
+    data.
     """
 
     kind: Literal["class", "group"]
@@ -284,17 +341,22 @@ class CategorySpec(Record):
     @model_validator(mode="after")
     def _has_numbers_of_each(self) -> "CategorySpec":
         if not len(self.names) == len(self.judged_rows) == len(self.true_rows):
-            raise ValueError(f"judged_rows, true_rows: expected a number for each of {len(self.names)} names")
+            raise ValueError(
+                f"judged_rows, true_rows: expected a number for each of {len(self.names)} names"
+            )
         if len(set(self.names)) < len(self.names):
             raise ValueError("names: expected different ones, got one twice")
         return self
 
 
 class AbstentionSpec(Record):
-    """How a classification was calibrated to leave rows undecided: `model_store.conformal.abstention`."""
+    """How a classification was calibrated to leave rows undecided:
+    `model_store.conformal.abstention`."""
 
     confidence: Annotated[float, Field(gt=0, lt=1)]
-    smallest_risk: Annotated[float, Field(gt=0, le=1)]  # at the default draws and a false-positive rate of .05
+    smallest_risk: Annotated[
+        float, Field(gt=0, le=1)
+    ]  # at the default draws and a false-positive rate of .05
     risk: Annotated[float, Field(gt=0, lt=1)] | None = None  # of a request that names none
 
 
@@ -306,7 +368,8 @@ class FileSpec(Record):
 
 
 class Description(Record):
-    """What training says of a model: all of the manifest that the store does not add when it publishes."""
+    """What training says of a model: all of the manifest that the store does not add when it
+    publishes."""
 
     method: str
     task: Task
@@ -326,11 +389,21 @@ class Description(Record):
     @model_validator(mode="after")
     def _output_goes_with_its_task(self) -> "Description":
         if isinstance(self.output, ClassSpec) != (self.task == "classification"):
-            raise ValueError(f"output: expected what goes with task {self.task}, got that of another")
+            raise ValueError(
+                f"output: expected what goes with task {self.task}, got that of another"
+            )
         if (self.abstention is not None) != (self.task == "classification"):
-            raise ValueError(f"abstention: expected what goes with task {self.task}, got that of another")
-        if self.categories is not None and self.categories.kind == "class" and self.categories.names != self.classes:
-            raise ValueError(f"categories.names: expected the classes, got {list(self.categories.names)[:20]}")
+            raise ValueError(
+                f"abstention: expected what goes with task {self.task}, got that of another"
+            )
+        if (
+            self.categories is not None
+            and self.categories.kind == "class"
+            and self.categories.names != self.classes
+        ):
+            raise ValueError(
+                f"categories.names: expected the classes, got {list(self.categories.names)[:20]}"
+            )
         return self
 
     @property
@@ -340,7 +413,8 @@ class Description(Record):
 
     @property
     def priors(self) -> tuple[float, ...] | None:
-        """The shares of the classes that probabilities are of; None of a regression, and where they are not known."""
+        """The shares of the classes that probabilities are of; None of a regression, and where they
+        are not known."""
         return self.output.priors if isinstance(self.output, ClassSpec) else None
 
     @property
@@ -386,6 +460,7 @@ class Manifest(Description):
 
 
 def manifest_digest(text: bytes, written: str) -> str:
-    """Return the SHA-256 of a manifest's bytes, with the digest that is `written` in it as zeros."""
+    """Return the SHA-256 of a manifest's bytes, with the digest that is `written` in it as
+    zeros."""
     field, without = (f'"digest": "{digest}"'.encode() for digest in (written, NO_DIGEST))
     return hashlib.sha256(text.replace(field, without, 1)).hexdigest()

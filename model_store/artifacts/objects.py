@@ -1,7 +1,8 @@
-"""Objects of a bucket by path: the few requests that a store makes, over obstore, and what went wrong in plain words.
+"""Objects of a bucket by path: the few requests that a store makes, over obstore, and what went
+wrong in plain words.
 
-obstore, of the extra `bucket`, is imported only where there is a URL. What it says of an error may repeat a request
-with what is secret in it, so nothing of that is passed on but the server's status.
+obstore, of the extra `bucket`, is imported only where there is a URL. What it says of an error may
+repeat a request with what is secret in it, so nothing of that is passed on but the server's status.
 """
 
 import os
@@ -31,7 +32,9 @@ STATUSES = {
     "403": "the credentials are not accepted, or do not allow it (403)",
     "404": "there is no such bucket (404)",
 }
-NO_CREDENTIALS = "there are no credentials in the environment, and none came from the machine's own service"
+NO_CREDENTIALS = (
+    "there are no credentials in the environment, and none came from the machine's own service"
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,9 @@ class Objects:
     Every method raises StoreUnreachable where the bucket cannot be reached or refuses.
     """
 
-    def __init__(self, url: str, store: "ObjectStore", transfers: "ObjectStore | None" = None) -> None:
+    def __init__(
+        self, url: str, store: "ObjectStore", transfers: "ObjectStore | None" = None
+    ) -> None:
         """Begin with obstore's store, and one that has more time for large objects."""
         self.url = url
         self._store = store
@@ -66,8 +71,8 @@ class Objects:
 
     @classmethod
     def of(cls, url: str, field: str = "DUBITO_STORE") -> "Objects":
-        """Return the objects of a URL, with credentials and endpoint as obstore finds them in the environment;
-        `field` is the setting or option that gave it.
+        """Return the objects of a URL, with credentials and endpoint as obstore finds them in the
+        environment; `field` is the setting or option that gave it.
 
         Raises:
             InvalidInput: if it is no such URL, or the extra `bucket` is not installed.
@@ -77,7 +82,9 @@ class Objects:
             from obstore.exceptions import BaseError
             from obstore.store import from_url
         except ImportError:
-            raise InvalidInput(field, "the package of the extra `bucket` for a URL", "none of it") from None
+            raise InvalidInput(
+                field, "the package of the extra `bucket` for a URL", "none of it"
+            ) from None
         plain = any(os.environ.get(name, "").lower() in ("1", "true") for name in PLAIN_HTTP)
         stores = []
         for seconds in (REQUEST_S, TRANSFER_S):
@@ -89,24 +96,34 @@ class Objects:
                         "connect_timeout": f"{CONNECT_S}s",
                         "timeout": f"{seconds}s",
                     },
-                    retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=seconds)},
+                    retry_config={
+                        "max_retries": RETRIES,
+                        "retry_timeout": timedelta(seconds=seconds),
+                    },
                 )
             except BaseError as error:
-                said = str(error).splitlines()[0] if "specified" in str(error) else "one that obstore refuses"
+                said = (
+                    str(error).splitlines()[0]
+                    if "specified" in str(error)
+                    else "one that obstore refuses"
+                )
                 raise InvalidInput(field, "a bucket with all that its kind needs", said) from None
             stores.append(store)
         return cls(url, *stores)
 
     def entries(self, prefix: str = "") -> dict[str, Entry]:
-        """Return all objects whose path begins with that of a folder: one request for each thousand."""
+        """Return all objects whose path begins with that of a folder: one request for each
+        thousand."""
         with self._said("list"):
             found: Iterable[Any] = self._store.list(prefix or None).collect()
             return {
-                entry["path"]: Entry(entry["e_tag"] or "", entry["last_modified"], entry["size"]) for entry in found
+                entry["path"]: Entry(entry["e_tag"] or "", entry["last_modified"], entry["size"])
+                for entry in found
             }
 
     def get(self, path: str, limit: int) -> Content | None:
-        """Return at most `limit` bytes of an object, and one more where it is longer; None if there is none."""
+        """Return at most `limit` bytes of an object, and one more where it is longer; None if there
+        is none."""
         try:
             with self._said("read"):
                 result = self._store.get(path)
@@ -115,7 +132,9 @@ class Objects:
                     content += bytes(part)
                     if len(content) > limit:
                         break
-                return Content(content[: limit + 1], result.meta["e_tag"] or "", result.meta["version"])
+                return Content(
+                    content[: limit + 1], result.meta["e_tag"] or "", result.meta["version"]
+                )
         except FileNotFoundError:
             return None
 
@@ -128,7 +147,8 @@ class Objects:
                 yield bytes(part)
 
     def span(self, path: str, first: int, size: int) -> tuple[bytes, str]:
-        """Return `size` bytes of an object from byte `first` on, and the object's tag; raises FileNotFoundError."""
+        """Return `size` bytes of an object from byte `first` on, and the object's tag; raises
+        FileNotFoundError."""
         with self._said("read"):
             result = self._transfers.get(path, options={"range": (first, first + size)})
             return bytes(result.bytes()), result.meta["e_tag"] or ""
@@ -154,13 +174,16 @@ class Objects:
         return True
 
     def replace(self, path: str, content: bytes, tag: str, version: str | None = None) -> bool:
-        """Write an object that has a tag, and a version where there are any; return whether it had."""
+        """Write an object that has a tag, and a version where there are any; return whether it
+        had."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         try:
             with self._said("write"):
                 self._store.put(
-                    path, content, mode={"e_tag": tag} if version is None else {"e_tag": tag, "version": version}
+                    path,
+                    content,
+                    mode={"e_tag": tag} if version is None else {"e_tag": tag, "version": version},
                 )
         except (AlreadyExistsError, PreconditionError, FileNotFoundError):
             return False
@@ -194,12 +217,16 @@ def check_url(url: str, field: str = "DUBITO_STORE") -> None:
     try:
         parts = urlsplit(url)
         is_whole = parts.scheme in SCHEMES and bool(parts.hostname)
-        holds_more = "@" in parts.netloc or ":" in parts.netloc or bool(parts.query or parts.fragment)
+        holds_more = (
+            "@" in parts.netloc or ":" in parts.netloc or bool(parts.query or parts.fragment)
+        )
     except ValueError:
         is_whole, holds_more = False, False
     expected = "a folder, or a URL such as s3://bucket/prefix (s3, gs or az)"
     if holds_more:
-        raise InvalidInput(field, f"{expected} with nothing else, credentials in the environment", "more")
+        raise InvalidInput(
+            field, f"{expected} with nothing else, credentials in the environment", "more"
+        )
     if not is_whole:
         raise InvalidInput(field, expected, repr(url[:80]))
 

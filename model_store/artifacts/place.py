@@ -27,7 +27,8 @@ def open_store(
     cache: Path = CACHE,
     cache_bytes: int = CACHE_BYTES,
 ) -> ModelStore:
-    """Return the store in a folder or, with its copies in `cache`, in a bucket. Nothing is read yet.
+    """Return the store in a folder or, with its copies in `cache`, in a bucket. Nothing is read
+    yet.
 
     Raises:
         InvalidInput: if a URL is none of a bucket, or the extra `bucket` is not installed.
@@ -46,7 +47,8 @@ def _storage(place: str | Path, cache: Path, cache_bytes: int) -> Storage:
 
 
 def store_of_environment(place: str | None = None) -> ModelStore:
-    """Return the store that DUBITO_STORE, DUBITO_CACHE and DUBITO_CACHE_BYTES say, or the one at `place`."""
+    """Return the store that DUBITO_STORE, DUBITO_CACHE and DUBITO_CACHE_BYTES say, or the one at
+    `place`."""
     environment = os.environ
     given = environment.get("DUBITO_CACHE_BYTES", str(CACHE_BYTES))
     if not given.isdecimal() or int(given) < 1:

@@ -1,8 +1,9 @@
 """Evaluation reports: what was measured of a published version, beside it in the store.
 
-`<root>/<name>/evidence/<version>/<number>/` holds a report, `evidence.json`, and the files that it lists. A report is
-written to a hidden folder and renamed, whole or not at all; a later one takes the next number, and then the earlier
-one is deleted. The report that counts is that of the highest number.
+`<root>/<name>/evidence/<version>/<number>/` holds a report, `evidence.json`, and the files that it
+lists. A report is written to a hidden folder and renamed, whole or not at all; a later one takes
+the next number, and then the earlier one is deleted. The report that counts is that of the highest
+number.
 """
 
 import json
@@ -50,7 +51,8 @@ class EvaluationReport:
         """Return a file's content.
 
         Raises:
-            NotFound: if the report does not list it, or a newer report has just taken this one's place.
+            NotFound: if the report does not list it, or a newer report has just taken this one's
+                place.
         """
         if file not in self.files:
             raise NotFound(f"file: expected one of {list(self.files)}, got another")
@@ -60,7 +62,8 @@ class EvaluationReport:
 def publish_report(
     store: ModelStore, name: str, version: str, report: dict[str, Any], files: dict[str, bytes]
 ) -> EvaluationReport:
-    """Write the report of a version (a number) and its files, in place of an earlier one, as a whole.
+    """Write the report of a version (a number) and its files, in place of an earlier one, as a
+    whole.
 
     Raises:
         NotFound: if there is no such version.
@@ -75,7 +78,9 @@ def publish_report(
     parent = _parent(name, version)
     with store.writing(name):
         if version not in store.versions(name):
-            raise NotFound(f"version: expected one of {store.versions(name)} of model {name}, got {version!r}")
+            raise NotFound(
+                f"version: expected one of {store.versions(name)} of model {name}, got {version!r}"
+            )
         while True:  # until no other writer has the number
             earlier = store.storage.reports(name, version)
             number = store.storage.last_number(parent) + 1
@@ -94,7 +99,9 @@ def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationR
         BrokenArtifact: if the report is damaged.
     """
     if version not in store.versions(name):
-        raise NotFound(f"version: expected one of {store.versions(name)} of model {name}, got another")
+        raise NotFound(
+            f"version: expected one of {store.versions(name)} of model {name}, got another"
+        )
     while numbers := sorted(store.storage.reports(name, version)):
         path = f"{_parent(name, version)}/{numbers[-1]}"
         try:
@@ -103,9 +110,14 @@ def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationR
             content = None
         if _is_report(content):
             return EvaluationReport(name, version, content, store, numbers[-1])
-        if numbers == sorted(store.storage.reports(name, version)):  # else a newer one has taken its place meanwhile
+        if numbers == sorted(
+            store.storage.reports(name, version)
+        ):  # else a newer one has taken its place meanwhile
             raise BrokenArtifact(
-                name, version, REPORT, "is no evaluation report: run `python -m training evaluate` again"
+                name,
+                version,
+                REPORT,
+                "is no evaluation report: run `python -m training evaluate` again",
             )
     return None
 
@@ -116,14 +128,18 @@ def _parent(name: str, version: str) -> str:
 
 def _is_report(content: Any) -> bool:
     files = content.get("files") if isinstance(content, dict) else None
-    return isinstance(files, list) and all(isinstance(file, str) and is_name(file) for file in files)
+    return isinstance(files, list) and all(
+        isinstance(file, str) and is_name(file) for file in files
+    )
 
 
 def _read(store: ModelStore, path: str, file: str) -> bytes:
     try:
         content = store.storage.read(f"{path}/{file}", MAX_FILE_BYTES)
     except OSError:
-        raise NotFound(f"file: expected {file} of an evaluation report, which is gone or cannot be read") from None
+        raise NotFound(
+            f"file: expected {file} of an evaluation report, which is gone or cannot be read"
+        ) from None
     if len(content) > MAX_FILE_BYTES:
         raise NotFound(f"file: expected at most {MAX_FILE_BYTES} bytes in {file}, got more")
     return content

@@ -1,4 +1,5 @@
-"""Signatures of versions: Ed25519 (RFC 8032) over a version's name, number and digest, which covers all its files.
+"""Signatures of versions: Ed25519 (RFC 8032) over a version's name, number and digest, which covers
+all its files.
 
 The package `cryptography`, of the extra `sign`, is imported only where keys are read or used.
 """
@@ -11,7 +12,10 @@ from model_store.artifacts.manifest import Manifest
 from model_store.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
 
 SIGNATURE = "manifest.sig"
 SIGNATURE_BYTES = 64
@@ -41,7 +45,8 @@ def is_signature(content: bytes, manifest: Manifest, key: "Ed25519PublicKey") ->
 
 
 def write_key_pair(path: Path) -> Path:
-    """Write a new private key to `path`, readable by its owner alone, and the public one beside it, as PEM.
+    """Write a new private key to `path`, readable by its owner alone, and the public one beside it,
+    as PEM.
 
     Returns:
         The public key's path, `<path>.pub`.
@@ -51,7 +56,12 @@ def write_key_pair(path: Path) -> Path:
     """
     _need_cryptography("keygen")
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+    )
 
     key = Ed25519PrivateKey.generate()
     public = path.with_name(f"{path.name}.pub")
@@ -61,14 +71,17 @@ def write_key_pair(path: Path) -> Path:
         try:
             handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         except OSError as error:
-            raise InvalidInput(str(file), "a file that can be made", error.strerror or "an error") from None
+            raise InvalidInput(
+                str(file), "a file that can be made", error.strerror or "an error"
+            ) from None
         with os.fdopen(handle, "wb") as opened:
             opened.write(content)
     return public
 
 
 def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
-    """Read a private key; raises InvalidInput, naming `field`, if the file holds none without a passphrase."""
+    """Read a private key; raises InvalidInput, naming `field`, if the file holds none without a
+    passphrase."""
     _need_cryptography(field)
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -79,7 +92,9 @@ def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
     except (ValueError, TypeError, UnsupportedAlgorithm):  # whose texts may repeat the file's
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise InvalidInput(field, "a private Ed25519 key in PEM, without a passphrase", "another file")
+        raise InvalidInput(
+            field, "a private Ed25519 key in PEM, without a passphrase", "another file"
+        )
     return key
 
 
@@ -111,4 +126,6 @@ def _need_cryptography(field: str) -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError:
-        raise InvalidInput(field, "the package of the extra `sign` installed with it", "none of it") from None
+        raise InvalidInput(
+            field, "the package of the extra `sign` installed with it", "none of it"
+        ) from None

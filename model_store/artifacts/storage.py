@@ -1,7 +1,7 @@
 """Where models lie: the seam between what a store is and the folder or the bucket that holds it.
 
-Both have one layout (model_store/README.md), of paths with slashes below a root. `Storage` is all that differs:
-`model_store.artifacts.folder` and `model_store.artifacts.bucket` implement it, and
+Both have one layout (model_store/README.md), of paths with slashes below a root. `Storage` is all
+that differs: `model_store.artifacts.folder` and `model_store.artifacts.bucket` implement it, and
 tests/model_store/artifacts/test_storage.py holds both to the same properties.
 """
 
@@ -17,14 +17,16 @@ from model_store.errors import InvalidInput, NotFound
 
 MANIFEST = "manifest.json"
 ALIASES = "aliases"
-LAST_DELETED = ".last-deleted"  # beside the aliases: the highest number of a version that was the newest and is gone
+# beside the aliases: the highest number of a version that was the newest and is gone
+LAST_DELETED = ".last-deleted"
 EVIDENCE = "evidence"  # of evaluation reports: `model_store.artifacts.report`
 REPORT = "evidence.json"
 
 
 @dataclass(frozen=True)
 class Original:
-    """A file that is published by its path, and published files that may be the same, by their paths in the store."""
+    """A file that is published by its path, and published files that may be the same, by their
+    paths in the store."""
 
     path: Path
     spec: FileSpec
@@ -33,7 +35,8 @@ class Original:
 
 @dataclass(frozen=True)
 class Written:
-    """What an alias was written to say, and a tag, or a tag and a version, that change whenever that does."""
+    """What an alias was written to say, and a tag, or a tag and a version, that change whenever
+    that does."""
 
     text: str
     tag: str
@@ -51,12 +54,14 @@ class Lease:
         """Let go of the version."""
 
     def discard(self) -> bool:
-        """Let go of a version that turned out to be damaged, and delete it if it is a copy; return whether it is."""
+        """Let go of a version that turned out to be damaged, and delete it if it is a copy; return
+        whether it is."""
         return False
 
 
 class Storage(ABC):
-    """Files by path below a root. What appears, appears whole; readers need no lock and writers may be several.
+    """Files by path below a root. What appears, appears whole; readers need no lock and writers may
+    be several.
 
     Any method may raise OSError (a folder) or StoreUnreachable (a bucket).
     """
@@ -77,7 +82,8 @@ class Storage(ABC):
 
     @abstractmethod
     def look(self) -> None:
-        """Look at what is there now; where looking costs a request, lists say what was seen then until the next look.
+        """Look at what is there now; where looking costs a request, lists say what was seen then
+        until the next look.
 
         A storage that was never looked at looks whenever it is asked.
         """
@@ -125,15 +131,18 @@ class Storage(ABC):
 
     @abstractmethod
     def writing(self, name: str) -> AbstractContextManager[None]:
-        """Write to a model, with what killed writers left behind cleared away; what follows is called within."""
+        """Write to a model, with what killed writers left behind cleared away; what follows is
+        called within."""
 
     @abstractmethod
     def last_number(self, parent: str) -> int:
-        """Return the highest number that was ever given below a path: a model's, or a version's reports'."""
+        """Return the highest number that was ever given below a path: a model's, or a version's
+        reports'."""
 
     @abstractmethod
     def create(self, path: str, files: Mapping[str, bytes | Original]) -> bool:
-        """Write all files of a version or a report, its manifest or `evidence.json` among them, which seals it.
+        """Write all files of a version or a report, its manifest or `evidence.json` among them,
+        which seals it.
 
         Returns:
             False if another writer has its number; then nothing is left.
@@ -145,7 +154,8 @@ class Storage(ABC):
 
     @abstractmethod
     def replace(self, name: str, alias: str, text: str, before: Written | None) -> bool:
-        """Write an alias, if what is written is still what it was `before`; return whether it was."""
+        """Write an alias, if what is written is still what it was `before`; return whether it
+        was."""
 
     @abstractmethod
     def overwrite(self, path: str, content: bytes) -> None:

@@ -1,7 +1,8 @@
-"""The model store: versions, aliases, and what may be deleted; every version verified when it is read.
+"""The model store: versions, aliases, and what may be deleted; every version verified when it is
+read.
 
-A version is there whole or not at all, and never changes afterwards, but may get a signature. Where the files lie is
-a matter of `model_store.artifacts.storage`.
+A version is there whole or not at all, and never changes afterwards, but may get a signature. Where
+the files lie is a matter of `model_store.artifacts.storage`.
 """
 
 import hashlib
@@ -45,10 +46,17 @@ from model_store.artifacts.storage import (
 from model_store.errors import BrokenArtifact, InvalidInput, NotFound, StoreError, UnsupportedFormat
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
 
 MAX_MANIFEST_BYTES = 1 << 20
-KEPT = (*FILES, TRAINING_ROWS, TOKENIZER)  # not the encoder, which may be large: it is loaded from its file
+KEPT = (
+    *FILES,
+    TRAINING_ROWS,
+    TOKENIZER,
+)  # not the encoder, which may be large: it is loaded from its file
 LATEST = "latest"
 
 
@@ -66,7 +74,8 @@ class ModelStore:
     """Models by name and version, in a folder or another storage."""
 
     def __init__(self, place: Path | Storage, trusted: "Ed25519PublicKey | None" = None) -> None:
-        """Begin; with a public key, versions that are not signed by its private one count as broken."""
+        """Begin; with a public key, versions that are not signed by its private one count as
+        broken."""
         self.storage: Storage = Folder(place) if isinstance(place, Path) else place
         self.trusted = trusted
 
@@ -87,10 +96,15 @@ class ModelStore:
         return sorted(self.storage.versions(name), key=int)
 
     def aliases(self, name: str) -> dict[str, str]:
-        """Return the version that each alias names. `latest` is the newest version unless it was moved."""
-        named = self.storage.aliases(name)  # before the versions: what is published later is listed there
+        """Return the version that each alias names. `latest` is the newest version unless it was
+        moved."""
+        named = self.storage.aliases(
+            name
+        )  # before the versions: what is published later is listed there
         versions = self.versions(name)
-        if not {*named.values()} <= {*versions}:  # moved and deleted between the two looks, or it names nothing
+        if not {*named.values()} <= {
+            *versions
+        }:  # moved and deleted between the two looks, or it names nothing
             named = self.storage.aliases(name)
             versions = self.versions(name)
         newest = {LATEST: versions[-1]} if versions else {}
@@ -110,30 +124,43 @@ class ModelStore:
         aliases = self.aliases(name)
         if version in aliases:
             return aliases[version]
-        raise NotFound(f"version: expected one of {[*versions, *sorted(aliases)]} of model {name}, got {version!r}")
+        raise NotFound(
+            f"version: expected one of {[*versions, *sorted(aliases)]} of model {name}, got "
+            f"{version!r}"
+        )
 
     def manifest(self, name: str, version: str) -> Manifest:
         """Return the manifest of a version (a number). The files that it lists are not verified.
 
         Raises:
             NotFound: if `version` is not a number.
-            BrokenArtifact: if the manifest is missing, not valid or not the one that was published, or if it is not
-                signed by the trusted key where there is one.
+            BrokenArtifact: if the manifest is missing, not valid or not the one that was published,
+                or if it is not signed by the trusted key where there is one.
             UnsupportedFormat: if it was written by a newer format than this reader's.
         """
         check_is_known_name(name)
         if not is_version(version):
-            raise NotFound(f"version: expected a version number of model {name}, got {version[:80]!r}")
+            raise NotFound(
+                f"version: expected a version number of model {name}, got {version[:80]!r}"
+            )
         try:
             text = self.storage.read(f"{name}/{version}/{MANIFEST}", MAX_MANIFEST_BYTES)
             content = json.loads(text)
-            orjson.dumps(content)  # so that it can be given on: integers of 64 bits, no lone surrogates
-        except (OSError, ValueError, TypeError, RecursionError) as error:  # the last: arrays in arrays without end
+            orjson.dumps(
+                content
+            )  # so that it can be given on: integers of 64 bits, no lone surrogates
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            RecursionError,
+        ) as error:  # the last: arrays in arrays without end
             raise BrokenArtifact(name, version, "manifest.json", _reason(error)) from None
         written_as = content.get("format_version") if isinstance(content, dict) else None
         if isinstance(written_as, int) and written_as != FORMAT_VERSION:
             raise UnsupportedFormat(
-                f"model {name} version {version}: manifest.json: format_version: expected {FORMAT_VERSION}, "
+                f"model {name} version {version}: manifest.json: format_version: expected "
+                f"{FORMAT_VERSION}, "
                 f"got {written_as}: read it with a Dubito that knows it, or fit the model again"
             )
         try:
@@ -142,7 +169,10 @@ class ModelStore:
             raise BrokenArtifact(name, version, "manifest.json", first_error(error)) from None
         if (manifest.name, manifest.version) != (name, version):
             raise BrokenArtifact(
-                name, version, "manifest.json", f"it describes {manifest.name} version {manifest.version}"
+                name,
+                version,
+                "manifest.json",
+                f"it describes {manifest.name} version {manifest.version}",
             )
         if manifest_digest(text, manifest.digest) != manifest.digest:
             raise BrokenArtifact(name, version, "manifest.json", "its SHA-256 is not its digest")
@@ -155,14 +185,19 @@ class ModelStore:
         try:
             content = self.storage.read(f"{name}/{version}/{SIGNATURE}", SIGNATURE_BYTES)
         except FileNotFoundError:
-            raise BrokenArtifact(name, version, SIGNATURE, "there is none: the version is not signed") from None
+            raise BrokenArtifact(
+                name, version, SIGNATURE, "there is none: the version is not signed"
+            ) from None
         except OSError as error:
             raise BrokenArtifact(name, version, SIGNATURE, _reason(error)) from None
         if not is_signature(content, manifest, trusted):
-            raise BrokenArtifact(name, version, SIGNATURE, "it is no signature of this version by the trusted key")
+            raise BrokenArtifact(
+                name, version, SIGNATURE, "it is no signature of this version by the trusted key"
+            )
 
     def open(self, name: str, version: str, wanted: tuple[str, ...] = KEPT) -> Artifact:
-        """Read a version (a number), verifying the digest of every file, and keep the bytes of `wanted`.
+        """Read a version (a number), verifying the digest of every file, and keep the bytes of
+        `wanted`.
 
         Raises:
             BrokenArtifact: if a file is missing, truncated or changed.
@@ -191,7 +226,10 @@ class ModelStore:
                 raise BrokenArtifact(name, version, file, _reason(error)) from None
             if size != spec.size:
                 raise BrokenArtifact(
-                    name, version, file, f"expected {spec.size} bytes as in the manifest, got {size}"
+                    name,
+                    version,
+                    file,
+                    f"expected {spec.size} bytes as in the manifest, got {size}",
                 )
             if sha256 != spec.sha256:
                 raise BrokenArtifact(name, version, file, "its SHA-256 is not the manifest's")
@@ -200,14 +238,18 @@ class ModelStore:
     # Writing
 
     def publish(
-        self, name: str, description: Description, files: Mapping[str, bytes | Path], alias: str = LATEST
+        self,
+        name: str,
+        description: Description,
+        files: Mapping[str, bytes | Path],
+        alias: str = LATEST,
     ) -> Manifest:
         """Publish a new version and move an alias to it: it is there whole, or not at all.
 
         With another alias than `latest`, that stays where it is, if there is a version before.
 
-        A file that is given by its path is copied; if a version of any model has one of the same content, both share
-        one place on the disk.
+        A file that is given by its path is copied; if a version of any model has one of the same
+        content, both share one place on the disk.
 
         Raises:
             InvalidInput: if the name is not fit for a model, or a file is missing or not known.
@@ -215,7 +257,9 @@ class ModelStore:
         if not set(FILES) <= set(files) <= set(ALL_FILES):
             raise InvalidInput("files", f"{sorted(FILES)}", f"{sorted(files)}")
         specs = {file: _spec(content) for file, content in files.items()}
-        contents = {file: self._original(file, content, specs[file]) for file, content in files.items()}
+        contents = {
+            file: self._original(file, content, specs[file]) for file, content in files.items()
+        }
         with self.writing(name):
             while True:  # until no other writer has the number
                 version = str(self.storage.last_number(name) + 1)
@@ -235,7 +279,11 @@ class ModelStore:
                 sealing = manifest.model_dump_json(indent=2).encode()
                 if self.storage.create(f"{name}/{version}", {**contents, MANIFEST: sealing}):
                     break
-            self._move(name, alias, lambda written: None if self._is_newer(name, written, version) else version)
+            self._move(
+                name,
+                alias,
+                lambda written: None if self._is_newer(name, written, version) else version,
+            )
         return manifest
 
     def _original(self, file: str, content: bytes | Path, spec: FileSpec) -> bytes | Original:
@@ -251,13 +299,15 @@ class ModelStore:
         return Original(content, spec, tuple(alike))
 
     def _pin_latest(self, name: str) -> None:
-        """Have `latest` say what it names, so that a newer version is not the newest of those that it could mean."""
+        """Have `latest` say what it names, so that a newer version is not the newest of those that
+        it could mean."""
         versions = self.versions(name)
         if versions:
             self._move(name, LATEST, lambda written: None if written in versions else versions[-1])
 
     def _is_newer(self, name: str, written: str | None, version: str) -> bool:
-        """Whether an alias names a version that another writer has published since `version` had its number."""
+        """Whether an alias names a version that another writer has published since `version` had
+        its number."""
         return (
             written is not None
             and is_version(written)
@@ -266,7 +316,8 @@ class ModelStore:
         )
 
     def _move(self, name: str, alias: str, choose: Callable[[str | None], str | None]) -> None:
-        """Have an alias say what `choose` makes of what it says, None to leave it, whatever others write."""
+        """Have an alias say what `choose` makes of what it says, None to leave it, whatever others
+        write."""
         while True:
             before = self.storage.written(name, alias)
             text = choose(None if before is None else before.text)
@@ -286,14 +337,17 @@ class ModelStore:
             self.storage.overwrite(f"{name}/{version}/{SIGNATURE}", signature(manifest, key))
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
-        """Point an alias (`latest` too: that is a roll-back) at a version or at what another alias names.
+        """Point an alias (`latest` too: that is a roll-back) at a version or at what another alias
+        names.
 
         Raises:
             InvalidInput: if the alias is not a name, or looks like a version number.
             NotFound: if there is no such model or version.
         """
         if not is_name(alias) or is_version(alias):
-            raise InvalidInput("alias", f"a name matching {NAME_PATTERN} that is not a number", repr(alias))
+            raise InvalidInput(
+                "alias", f"a name matching {NAME_PATTERN} that is not a number", repr(alias)
+            )
         self.resolve(name, version)
         with self.writing(name):
             self._move(name, alias, lambda _: self.resolve(name, version))
@@ -307,19 +361,26 @@ class ModelStore:
             NotFound: if there is no such model or alias.
         """
         if alias == LATEST:
-            raise InvalidInput("alias", f"another than {LATEST}, which always names a version", LATEST)
+            raise InvalidInput(
+                "alias", f"another than {LATEST}, which always names a version", LATEST
+            )
         self.resolve(name)
         with self.writing(name):
             aliases = self.aliases(name)
             if alias not in aliases:
-                raise NotFound(f"alias: expected one of {sorted(aliases)} of model {name}, got {alias!r}")
+                raise NotFound(
+                    f"alias: expected one of {sorted(aliases)} of model {name}, got {alias!r}"
+                )
             self.storage.drop_alias(name, alias)
 
     def delete(self, name: str, version: str | None = None, force: bool = False) -> list[str]:
-        """Delete a version (a number), or a model with all of its versions; return the versions that are gone.
+        """Delete a version (a number), or a model with all of its versions; return the versions
+        that are gone.
 
-        What an alias names is deleted with `force` alone. Such an alias is removed, but `latest` moves: to the newest
-        version before the one that is gone, else to the newest that is left. No later version gets a deleted number.
+        What an alias names is deleted with `force` alone. Such an alias is removed, but `latest`
+            moves: to the newest
+        version before the one that is gone, else to the newest that is left. No later version gets
+        a deleted number.
 
         Raises:
             InvalidInput: if an alias names it and `force` is not given.
@@ -332,24 +393,37 @@ class ModelStore:
             left = [found for found in versions if found not in gone]
             named = sorted(alias for alias, of in aliases.items() if of in gone)
             if named and not force:
-                what = f"version {version}" if version else f"all of {name}: version {', '.join(versions)}"
+                what = (
+                    f"version {version}"
+                    if version
+                    else f"all of {name}: version {', '.join(versions)}"
+                )
                 raise InvalidInput(
-                    "version", "one that no alias names (--force deletes others too)", f"{what}; {_and(named)}"
+                    "version",
+                    "one that no alias names (--force deletes others too)",
+                    f"{what}; {_and(named)}",
                 )
             if gone == versions[-len(gone) :]:
-                self._move(name, LAST_DELETED, lambda written: str(max(_number(written), *map(int, gone))))
+                self._move(
+                    name, LAST_DELETED, lambda written: str(max(_number(written), *map(int, gone)))
+                )
             if left and LATEST in named:
                 before = [found for found in left if int(found) < int(aliases[LATEST])]
-                self._move(name, LATEST, lambda written: None if written in left else (before or left)[-1])
+                self._move(
+                    name, LATEST, lambda written: None if written in left else (before or left)[-1]
+                )
             for alias in named:
                 if alias != LATEST:
                     self.storage.drop_alias(name, alias)
-            for found in sorted(gone, key=lambda found: found == aliases[LATEST]):  # it is served to the last
+            for found in sorted(
+                gone, key=lambda found: found == aliases[LATEST]
+            ):  # it is served to the last
                 self.storage.delete(f"{name}/{found}")
         return gone
 
     def keep(self, name: str, newest: int) -> list[str]:
-        """Delete all versions but the newest ones and those that an alias names; return what was deleted.
+        """Delete all versions but the newest ones and those that an alias names; return what was
+        deleted.
 
         Raises:
             InvalidInput: if `newest` is less than 1.
@@ -396,4 +470,6 @@ def _spec(content: bytes | Path) -> FileSpec:
 
 def _reason(error: Exception) -> str:
     """Say what is wrong with a file, without its path."""
-    return (error.strerror or "cannot be read") if isinstance(error, OSError) else "is not valid JSON"
+    return (
+        (error.strerror or "cannot be read") if isinstance(error, OSError) else "is not valid JSON"
+    )

@@ -9,11 +9,15 @@ from model_store.artifacts.signature import SIGNATURE
 from model_store.artifacts.store import ModelStore
 
 SHOWN = 12  # of categories and classes
-LEFT_OUT = ("recipe", "convergence")  # of the facts of training: records of their own, whose words are shown
+LEFT_OUT = (
+    "recipe",
+    "convergence",
+)  # of the facts of training: records of their own, whose words are shown
 
 
 def summary(store: ModelStore, name: str, version: str) -> list[str]:
-    """Return what the manifest of a version (a number) says, and what lies beside it; files are not verified.
+    """Return what the manifest of a version (a number) says, and what lies beside it; files are not
+    verified.
 
     Raises:
         StoreError: as `ModelStore.manifest` does.
@@ -47,7 +51,13 @@ def _rows(spec: InputSpec) -> str:
         return f"text of column {spec.text.column}, {shape} tokens of a vocabulary of {spec.maximum + 1:.0f}"
     if spec.takes_ids:
         return f"{shape} ids from {spec.minimum:.0f} to {spec.maximum:.0f}"
-    kind = "" if spec.image is None else "images, grey, " if spec.image.mode == "L" else "images, colour, "
+    kind = (
+        ""
+        if spec.image is None
+        else "images, grey, "
+        if spec.image.mode == "L"
+        else "images, colour, "
+    )
     return f"{kind}{shape} numbers from {spec.minimum:g} to {spec.maximum:g}"
 
 
@@ -92,7 +102,11 @@ def _training(facts: dict[str, Any]) -> dict[str, str]:
 def _short(value: Any) -> str:
     """Return a value in one line; empty where there is none, or where it would be long."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_short(part)}" for key, part in value.items() if not isinstance(part, dict | list))
+        return ", ".join(
+            f"{key} {_short(part)}"
+            for key, part in value.items()
+            if not isinstance(part, dict | list)
+        )
     if isinstance(value, list) or value is None:
         return ""
     return " ".join((f"{value:.6g}" if isinstance(value, float) else str(value)).split())
@@ -101,7 +115,11 @@ def _short(value: Any) -> str:
 def _signature(store: ModelStore, name: str, version: str) -> str:
     if store.trusted is not None:  # else the manifest would have been refused
         return "by the trusted key"
-    return "there is one; --key checks it" if store.storage.has(f"{name}/{version}/{SIGNATURE}") else "none"
+    return (
+        "there is one; --key checks it"
+        if store.storage.has(f"{name}/{version}/{SIGNATURE}")
+        else "none"
+    )
 
 
 def _evidence(store: ModelStore, name: str, version: str) -> str:

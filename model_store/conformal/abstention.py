@@ -1,22 +1,26 @@
-"""When to answer "undecided": uncertainty beyond which a classification's risk would exceed what was asked for.
+"""When to answer "undecided": uncertainty beyond which a classification's risk would exceed what
+was asked for.
 
-A row is answered if its *uncertainty*, 1 - the largest mean probability, is at most a threshold and the flag does not
-fire on it; otherwise the service abstains. The selective risk is the probability that the label of an answered row is
-wrong. The threshold is chosen such that, with a probability of at least `CONFIDENCE` over the ranking split, the
-selective risk is at most the level asked for. Rows must be independent and of one distribution, those of the ranking
-split and new ones.
+A row is answered if its *uncertainty*, 1 - the largest mean probability, is at most a threshold and
+the flag does not fire on it; otherwise the service abstains. The selective risk is the probability
+that the label of an answered row is wrong. The threshold is chosen such that, with a probability of
+at least `CONFIDENCE` over the ranking split, the selective risk is at most the level asked for.
+Rows must be independent and of one distribution, those of the ranking split and new ones.
 
-It is chosen by fixed-sequence testing (Angelopoulos, Bates, Candes, Jordan and Lei, "Learn then test: calibrating
-predictive algorithms to achieve risk control", 2021, section 2.3; Geifman and El-Yaniv, "Selective classification for
-deep neural networks", 2017, have the setting). Candidates are quantiles of the reference split's uncertainty, so that
-they do not depend on the ranking split. Of each the hypothesis "the risk is more than the level" is tested on the
-ranking rows that it answers: with k wrong of n the p-value is P(Binomial(n, level) <= k). Tests begin at each of
-`STARTS` and go on to larger thresholds while they reject; the largest threshold that any of these sequences rejects
-is taken. Each has an equal share of 1 - CONFIDENCE, so with that confidence no hypothesis is rejected that is true.
+It is chosen by fixed-sequence testing (Angelopoulos, Bates, Candes, Jordan and Lei, "Learn then
+test: calibrating predictive algorithms to achieve risk control", 2021, section 2.3; Geifman and
+El-Yaniv, "Selective classification for deep neural networks", 2017, have the setting). Candidates
+are quantiles of the reference split's uncertainty, so that they do not depend on the ranking split.
+Of each the hypothesis "the risk is more than the level" is tested on the ranking rows that it
+answers: with k wrong of n the p-value is P(Binomial(n, level) <= k). Tests begin at each of
+`STARTS` and go on to larger thresholds while they reject; the largest threshold that any of these
+sequences rejects is taken. Each has an equal share of 1 - CONFIDENCE, so with that confidence no
+hypothesis is rejected that is true.
 
-**Flagged rows.** With n ranking rows a false-positive rate flags those whose statistic is above the h-th largest
-ranking statistic, h = floor(fpr (n + 1)). Given that number, the n - h ranking rows below it are independent rows of
-the distribution of unflagged rows (of a continuous statistic): the tests look at these alone.
+**Flagged rows.** With n ranking rows a false-positive rate flags those whose statistic is above the
+h-th largest ranking statistic, h = floor(fpr (n + 1)). Given that number, the n - h ranking rows
+below it are independent rows of the distribution of unflagged rows (of a continuous statistic): the
+tests look at these alone.
 """
 
 import math
@@ -37,7 +41,8 @@ NOTHING = -math.inf  # the threshold that answers no row
 class Abstention:
     """What thresholds are chosen from.
 
-    The m ranking rows are in the order of their flag's statistic, the rows most like the reference rows first.
+    The m ranking rows are in the order of their flag's statistic, the rows most like the reference
+    rows first.
     """
 
     candidates: Float64[np.ndarray, "T"]  # rising; the last answers every row that is not flagged
@@ -61,15 +66,20 @@ class Abstention:
         return NOTHING if max(ends) < 0 else float(self.candidates[max(ends)])
 
     def smallest_risk(self, flagged: int) -> float:
-        """Return the smallest level at which any row is answered, in steps of 10^-DECIMALS; 1 if there is none."""
+        """Return the smallest level at which any row is answered, in steps of 10^-DECIMALS; 1 if
+        there is none."""
         steps = 10**DECIMALS
         levels = range(1, steps)
-        return (1 + bisect_left(levels, True, key=lambda i: self.threshold(flagged, i / steps) != NOTHING)) / steps
+        return (
+            1
+            + bisect_left(levels, True, key=lambda i: self.threshold(flagged, i / steps) != NOTHING)
+        ) / steps
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Of J numbers of draws the candidates for thresholds, the ranking rows' uncertainty, and which labels are wrong.
+    """Of J numbers of draws the candidates for thresholds, the ranking rows' uncertainty, and which
+    labels are wrong.
 
     Rows are in the ranking split's order.
     """
@@ -85,29 +95,43 @@ class Answers:
         ranking_uncertainty: Float64[np.ndarray, "J m"],
         is_wrong: Bool[np.ndarray, "J m"],
     ) -> "Answers":
-        """Take candidates of the reference split, and uncertainty and wrong labels of the ranking split."""
+        """Take candidates of the reference split, and uncertainty and wrong labels of the ranking
+        split."""
         rows = reference_uncertainty.shape[1]
         places = np.ceil(rows * np.arange(1, CANDIDATES + 1) / CANDIDATES).astype(int) - 1
         candidates = np.take(np.sort(reference_uncertainty, axis=1), places, axis=1)
         candidates[:, -1] = 1.0  # uncertainty is less
         return cls(candidates, ranking_uncertainty, is_wrong)
 
-    def abstention(self, last: int, at: Int64[np.ndarray, "m"], order: Int64[np.ndarray, "k"]) -> Abstention:
-        """Return what thresholds are chosen from, of ranking row i at its `at[i]`-th number of draws.
+    def abstention(
+        self, last: int, at: Int64[np.ndarray, "m"], order: Int64[np.ndarray, "k"]
+    ) -> Abstention:
+        """Return what thresholds are chosen from, of ranking row i at its `at[i]`-th number of
+        draws.
 
-        `last` is the largest such index that the draws allow. `order` has the rows that count, by their statistic.
+        `last` is the largest such index that the draws allow. `order` has the rows that count, by
+        their statistic.
         """
         rows = np.arange(len(at))
-        return Abstention(self.candidates[last], self.uncertainty[at, rows][order], self.is_wrong[at, rows][order])
+        return Abstention(
+            self.candidates[last], self.uncertainty[at, rows][order], self.is_wrong[at, rows][order]
+        )
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Return its arrays of `calibration.safetensors`."""
-        named = {"candidates": self.candidates, "doubt": self.uncertainty, "is_wrong": self.is_wrong}
+        named = {
+            "candidates": self.candidates,
+            "doubt": self.uncertainty,
+            "is_wrong": self.is_wrong,
+        }
         return {f"abstention.{name}": array for name, array in named.items()}
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, np.ndarray], shape: tuple[int, ...]) -> "Answers | None":
-        """Read back what `tensors` gave, None where there is none of it; `shape` is that of the ranking statistics.
+    def from_tensors(
+        cls, tensors: dict[str, np.ndarray], shape: tuple[int, ...]
+    ) -> "Answers | None":
+        """Read back what `tensors` gave, None where there is none of it; `shape` is that of the
+        ranking statistics.
 
         Raises:
             ValueError: for anything inconsistent.
@@ -119,15 +143,22 @@ class Answers:
         if missing:
             raise ValueError(f"expected tensors {missing}, which are not there")
         candidates, uncertainty, is_wrong = (tensors[key] for key in names.values())
-        rises = candidates.shape == (shape[0], CANDIDATES) and bool(np.all(np.diff(candidates, axis=1) >= 0))
+        rises = candidates.shape == (shape[0], CANDIDATES) and bool(
+            np.all(np.diff(candidates, axis=1) >= 0)
+        )
         for key, array, fits in (
             (names["candidates"], candidates, rises),
             (names["doubt"], uncertainty, uncertainty.shape == shape),
         ):
             if not fits or array.dtype != np.float64 or not np.all((array >= 0) & (array <= 1)):
-                raise ValueError(f"{key}: expected float64 numbers from 0 to 1, rows of them for each of draw_counts")
+                raise ValueError(
+                    f"{key}: expected float64 numbers from 0 to 1, rows of them for each of "
+                    "draw_counts"
+                )
         if is_wrong.shape != shape or is_wrong.dtype != np.bool_:
-            raise ValueError(f"{names['is_wrong']}: expected a boolean for each of the ranking statistics")
+            raise ValueError(
+                f"{names['is_wrong']}: expected a boolean for each of the ranking statistics"
+            )
         return cls(candidates, uncertainty, is_wrong)
 
 

@@ -1,20 +1,23 @@
 """Conformal p-values of uncertainty scores, and the flag.
 
-The calibration data are two splits that the model was not fitted on, scored as served (same draws per row, same
-precision, same runtime), once for each number of draws in a grid, from prefixes of the same draws:
+The calibration data are two splits that the model was not fitted on, scored as served (same draws
+per row, same precision, same runtime), once for each number of draws in a grid, from prefixes of
+the same draws:
 
 * the *reference* split fits each detector: `detection` says what a detector and its surprisal are;
 * the *ranking* split ranks: a detector's p-value is (1 + #{ranking surprisals >= surprisal}) / (n + 1), and the
 flag's
   the same of the combined statistic of the named detectors' surprisals.
 
-For inputs exchangeable with the ranking split P(p <= fpr) = floor(fpr (n + 1)) / (n + 1), whatever the dependence
-between detectors (Vovk, Gammerman and Shafer, "Algorithmic learning in a random world", 2005, chapter 2; ties make
-it smaller, never larger). The smallest usable fpr is therefore 1 / (n + 1).
+For inputs exchangeable with the ranking split P(p <= fpr) = floor(fpr (n + 1)) / (n + 1), whatever
+the dependence between detectors (Vovk, Gammerman and Shafer, "Algorithmic learning in a random
+world", 2005, chapter 2; ties make it smaller, never larger). The smallest usable fpr is therefore 1
+/ (n + 1).
 
-The ranking split's labels also give prediction sets and intervals (`conformal_sets`), and the uncertainty beyond
-which the service abstains (`abstention`). Each of the guarantees holds by itself, on average over or with confidence
-in the choice of one and the same ranking split; they are not independent of each other.
+The ranking split's labels also give prediction sets and intervals (`conformal_sets`), and the
+uncertainty beyond which the service abstains (`abstention`). Each of the guarantees holds by
+itself, on average over or with confidence in the choice of one and the same ranking split; they are
+not independent of each other.
 """
 
 import math
@@ -30,18 +33,27 @@ from model_store.conformal.abstention import Answers
 from model_store.conformal.detectors import FittedDetector, Standard, Surprisal, flag_statistic
 from model_store.conformal.mondrian import Categories, CategoryKind
 from model_store.conformal.rank_tables import ConformalPValues, RankTables
-from model_store.conformal.stopping import EarlyStopping, Spread, StageScores, StoppingRule, stages_among
+from model_store.conformal.stopping import (
+    EarlyStopping,
+    Spread,
+    StageScores,
+    StoppingRule,
+    stages_among,
+)
 from model_store.scores.tasks import DETECTED
 from model_store.types import DetectorNames, TailLaw
 
 DEFAULT_FPR = 0.05  # at which flags fire where nothing else is asked for
 DEFAULT_COVERAGE = 0.95  # of sets and intervals; as many rows bear it as bear the default rate
-IN_TARGET_UNITS = frozenset(DETECTED["regression"])  # detectors whose scores have no unit of their own
+IN_TARGET_UNITS = frozenset(
+    DETECTED["regression"]
+)  # detectors whose scores have no unit of their own
 KEPT_TABLES = 64  # ways of taking draws whose sorted ranking rows are kept
 
 
 def at_least(rate: float) -> str:
-    """Return a rate in six digits, rounded up where it must be: what it says is never below the rate.
+    """Return a rate in six digits, rounded up where it must be: what it says is never below the
+    rate.
 
     >>> at_least(1 / 5), at_least(1 / 3)
     ('0.2', '0.333334')
@@ -53,8 +65,8 @@ def at_least(rate: float) -> str:
 
 
 def default_not_kept(ranking_rows: int) -> str | None:
-    """Say that there are too few ranking rows for requests that name no `fpr` and no `coverage`; None where there
-    are enough.
+    """Say that there are too few ranking rows for requests that name no `fpr` and no `coverage`;
+    None where there are enough.
     """
     smallest = 1.0 / (ranking_rows + 1)
     if smallest <= DEFAULT_FPR:
@@ -62,17 +74,21 @@ def default_not_kept(ranking_rows: int) -> str | None:
     rows = "1 ranking row" if ranking_rows == 1 else f"{ranking_rows} ranking rows"
     enough = math.ceil(1.0 / DEFAULT_FPR) - 1
     return (
-        f"with {rows} no rate below {at_least(smallest)} can be kept: a request that names no fpr is judged at "
-        f"{DEFAULT_FPR:g}, and refused, and sets and intervals of coverage {DEFAULT_COVERAGE:g} hold everything; "
+        f"with {rows} no rate below {at_least(smallest)} can be kept: a request that names no fpr "
+        "is judged at "
+        f"{DEFAULT_FPR:g}, and refused, and sets and intervals of coverage {DEFAULT_COVERAGE:g} "
+        "hold everything; "
         f"{enough} rows would bear both"
     )
 
 
 @dataclass(frozen=True, eq=False)
 class DetectorScores:
-    """Each detector's scores of n rows at J numbers of draws, and the rows' predicted labels (0 in a regression).
+    """Each detector's scores of n rows at J numbers of draws, and the rows' predicted labels (0 in
+    a regression).
 
-    `spreads` are those of the stages at which rows may stop (`early_stopping`), None where they never do.
+    `spreads` are those of the stages at which rows may stop (`early_stopping`), None where they
+    never do.
     """
 
     by_name: dict[str, Float64[np.ndarray, "J n"]]
@@ -82,16 +98,19 @@ class DetectorScores:
     def take(self, rows: Int64[np.ndarray, "m"]) -> "DetectorScores":
         """Return the scores of these rows."""
         spreads = None if self.spreads is None else [spread.take(rows) for spread in self.spreads]
-        return DetectorScores({name: s[:, rows] for name, s in self.by_name.items()}, self.labels[:, rows], spreads)
+        return DetectorScores(
+            {name: s[:, rows] for name, s in self.by_name.items()}, self.labels[:, rows], spreads
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Calibration scores by number of draws. J numbers of draws, n reference rows, m ranking rows, C labels.
+    """Calibration scores by number of draws. J numbers of draws, n reference rows, m ranking rows,
+    C labels.
 
-    `reference` holds each detector's scores of the reference split, sorted, of density detectors standardised by
-    `standards`. Of the ranking split, in its order, `surprisals` holds the detectors' surprisals and `statistic` the
-    flag's statistic.
+    `reference` holds each detector's scores of the reference split, sorted, of density detectors
+    standardised by `standards`. Of the ranking split, in its order, `surprisals` holds the
+    detectors' surprisals and `statistic` the flag's statistic.
     """
 
     draw_counts: Int64[np.ndarray, "J"]
@@ -119,13 +138,15 @@ class Calibration:
         answers: Answers | None = None,
         categories: Categories | None = None,
     ) -> "Calibration":
-        """Fit detectors on the reference split's scores, and keep what ranks rows of the ranking split's.
+        """Fit detectors on the reference split's scores, and keep what ranks rows of the ranking
+        split's.
 
         Args:
             draw_counts: the J numbers of draws that the scores were made with, rising.
             reference: the detectors' scores of the reference split.
             ranking: the same of the ranking split.
-            nonconformity: how far each ranking row's label or target is from its prediction, (J, m).
+            nonconformity: how far each ranking row's label or target is from its prediction, (J,
+                m).
             detectors: which detectors are combined, and which are densities.
             num_labels: C, 1 in a regression.
             answers: of a classification, the rows' uncertainty and which labels are wrong.
@@ -140,7 +161,12 @@ class Calibration:
         }
         sorted_reference = {
             name: np.sort(
-                [s(score, label) for s, score, label in zip(standards[name], scores, reference.labels, strict=True)]
+                [
+                    s(score, label)
+                    for s, score, label in zip(
+                        standards[name], scores, reference.labels, strict=True
+                    )
+                ]
                 if name in standards
                 else scores,
                 axis=1,
@@ -148,7 +174,10 @@ class Calibration:
             for name, scores in reference.by_name.items()
         }
         counts = range(len(draw_counts))
-        fitted = [_fitted(sorted_reference, standards, detectors.two_sided, detectors.tail, j) for j in counts]
+        fitted = [
+            _fitted(sorted_reference, standards, detectors.two_sided, detectors.tail, j)
+            for j in counts
+        ]
         surprisals = [_surprisals(fitted[j], ranking, j) for j in counts]
         return cls(
             np.array(draw_counts, dtype=np.int64),
@@ -156,7 +185,10 @@ class Calibration:
             detectors.two_sided,
             standards,
             sorted_reference,
-            {name: np.stack([of_count[name] for of_count in surprisals]) for name in sorted_reference},
+            {
+                name: np.stack([of_count[name] for of_count in surprisals])
+                for name in sorted_reference
+            },
             np.stack([flag_statistic(of_count, detectors.combined) for of_count in surprisals]),
             nonconformity,
             answers,
@@ -169,42 +201,60 @@ class Calibration:
     def _detectors(self) -> list[dict[str, FittedDetector]]:
         """The detectors by number of draws."""
         counts = range(len(self.draw_counts))
-        return [_fitted(self.reference, self.standards, self.two_sided, self.tail, j) for j in counts]
+        return [
+            _fitted(self.reference, self.standards, self.two_sided, self.tail, j) for j in counts
+        ]
 
     @property
     def smallest_fpr(self) -> float:
-        """The smallest false-positive rate that this calibration can tell apart from 0, of the category with the most
-        rows where there are categories.
+        """The smallest false-positive rate that this calibration can tell apart from 0, of the
+        category with the most rows where there are categories.
         """
         return 1.0 / (self.most_judged_rows + 1)
 
     @property
     def most_judged_rows(self) -> int:
         """How many rows flags are ranked among, of the category with the most rows."""
-        return self.statistic.shape[1] if self.categories is None else int(self.categories.judged_rows.max())
+        return (
+            self.statistic.shape[1]
+            if self.categories is None
+            else int(self.categories.judged_rows.max())
+        )
 
     @property
     def most_true_rows(self) -> int:
-        """How many rows sets and intervals are calibrated on, of the category with the most rows."""
-        return self.statistic.shape[1] if self.categories is None else int(self.categories.true_rows.max())
+        """How many rows sets and intervals are calibrated on, of the category with the most
+        rows."""
+        return (
+            self.statistic.shape[1]
+            if self.categories is None
+            else int(self.categories.true_rows.max())
+        )
 
     def draws_used(self, num_draws: int) -> int:
-        """How many of a request's draws the detectors look at: the largest calibrated number it has.
+        """How many of a request's draws the detectors look at: the largest calibrated number it
+        has.
 
-        The first draws of a seed are draws of that seed, so a request with a number of draws that was not
-        calibrated is calibrated_scores, exactly as calibrated, by its first ones.
+        The first draws of a seed are draws of that seed, so a request with a number of draws that
+        was not calibrated is calibrated_scores, exactly as calibrated, by its first ones.
         """
         return int(self.draw_counts[self.draw_counts.searchsorted(num_draws, side="right") - 1])
 
     def surprisals_of(
-        self, scores: dict[str, Float64[np.ndarray, "N"]], labels: Int64[np.ndarray, "N"], num_draws: int
+        self,
+        scores: dict[str, Float64[np.ndarray, "N"]],
+        labels: Int64[np.ndarray, "N"],
+        num_draws: int,
     ) -> dict[str, Float64[np.ndarray, "N"]]:
         """Return each detector's surprisals, in nats, of N rows.
 
         Raises:
             ValueError: if that number of draws was not calibrated.
         """
-        return {name: detector(scores[name], labels) for name, detector in self.detectors(num_draws).items()}
+        return {
+            name: detector(scores[name], labels)
+            for name, detector in self.detectors(num_draws).items()
+        }
 
     def detectors(self, num_draws: int) -> dict[str, FittedDetector]:
         """Return the detectors as they are for scores of `num_draws` draws.
@@ -253,7 +303,9 @@ class Calibration:
             return everything
         judged, true = self.categories.judged[at, rows], self.categories.true
         numbers = range(len(self.categories.names))
-        parts = tuple(tables(np.flatnonzero(judged == c), np.flatnonzero(true == c)) for c in numbers)
+        parts = tuple(
+            tables(np.flatnonzero(judged == c), np.flatnonzero(true == c)) for c in numbers
+        )
         return replace(everything, kind=self.categories.kind, by_category=parts)
 
     def p_values(
@@ -263,16 +315,20 @@ class Calibration:
         num_draws: int,
         groups: Int64[np.ndarray, "N"] | None = None,
     ) -> ConformalPValues:
-        """Return p-values of N rows whose scores and labels were made with `num_draws` draws, a calibrated number.
+        """Return p-values of N rows whose scores and labels were made with `num_draws` draws, a
+        calibrated number.
 
-        Where there are categories, rows are ranked within their own; `groups` are those of a calibration by group.
+        Where there are categories, rows are ranked within their own; `groups` are those of a
+        calibration by group.
 
         Raises:
             ValueError: if that number of draws was not calibrated.
         """
         surprisals = self.surprisals_of(scores, labels, num_draws)
         categories = None if self.categories is None else self.categories.of_rows(labels, groups)
-        return self.rank_tables(num_draws).p_values(flag_statistic(surprisals, self.combined), surprisals, categories)
+        return self.rank_tables(num_draws).p_values(
+            flag_statistic(surprisals, self.combined), surprisals, categories
+        )
 
     def stages(self, num_draws: int) -> list[int]:
         """Return the numbers of draws below `num_draws` at which rows may stop."""
@@ -317,8 +373,14 @@ class Calibration:
             "nonconformity": self.nonconformity,
             **{f"reference.{name}": scores for name, scores in self.reference.items()},
             **{f"surprise.{name}": surprisals for name, surprisals in self.surprisals.items()},
-            **{f"centre.{name}": np.stack([s.centre for s in by_count]) for name, by_count in self.standards.items()},
-            **{f"spread.{name}": np.stack([s.spread for s in by_count]) for name, by_count in self.standards.items()},
+            **{
+                f"centre.{name}": np.stack([s.centre for s in by_count])
+                for name, by_count in self.standards.items()
+            },
+            **{
+                f"spread.{name}": np.stack([s.spread for s in by_count])
+                for name, by_count in self.standards.items()
+            },
             **({} if self.answers is None else self.answers.tensors()),
             **({} if self.early_stopping is None else self.early_stopping.tensors()),
             **({} if self.categories is None else self.categories.tensors()),
@@ -332,25 +394,36 @@ class Calibration:
         num_labels: int,
         categories: tuple[CategoryKind, tuple[str, ...]] | None = None,
     ) -> "Calibration":
-        """Read back what `tensors` gave, with the kind and names of its categories where it has such.
+        """Read back what `tensors` gave, with the kind and names of its categories where it has
+        such.
 
         Raises:
             ValueError: for anything inconsistent.
         """
         reference, surprisals = (
-            {key.removeprefix(part): value for key, value in tensors.items() if key.startswith(part)}
+            {
+                key.removeprefix(part): value
+                for key, value in tensors.items()
+                if key.startswith(part)
+            }
             for part in ("reference.", "surprise.")
         )
-        missing = [name for name in ("draw_counts", "statistic", "nonconformity") if name not in tensors]
+        missing = [
+            name for name in ("draw_counts", "statistic", "nonconformity") if name not in tensors
+        ]
         missing += [
-            f"reference.{name}" for name in (*detectors.combined, *detectors.density) if name not in reference
+            f"reference.{name}"
+            for name in (*detectors.combined, *detectors.density)
+            if name not in reference
         ]
         missing += [f"surprise.{name}" for name in reference if name not in surprisals]
         by_label = [f"{part}.{name}" for name in detectors.density for part in ("centre", "spread")]
         missing += [name for name in by_label if name not in tensors]
         if missing:
             raise ValueError(f"expected tensors {missing}, which are not there")
-        draw_counts, statistic, nonconformity = (tensors[n] for n in ("draw_counts", "statistic", "nonconformity"))
+        draw_counts, statistic, nonconformity = (
+            tensors[n] for n in ("draw_counts", "statistic", "nonconformity")
+        )
         rising = draw_counts.ndim == 1 and draw_counts.size > 0 and draw_counts[0] == 1
         if not rising or draw_counts.dtype != np.int64 or np.any(np.diff(draw_counts) <= 0):
             raise ValueError("draw_counts: expected rising int64 numbers from 1")
@@ -360,18 +433,27 @@ class Calibration:
         for name, array in {**of_ranking, **of_reference}.items():
             shaped = array.ndim == 2 and len(array) == len(draw_counts) and array.shape[1] > 0
             if not shaped or array.dtype != np.float64 or not np.all(np.isfinite(array)):
-                raise ValueError(f"{name}: expected finite float64 rows, one for each of draw_counts")
+                raise ValueError(
+                    f"{name}: expected finite float64 rows, one for each of draw_counts"
+                )
             if name in of_ranking and array.shape != statistic.shape:
-                raise ValueError(f"{name}: expected as many numbers as statistic has, {statistic.shape}")
+                raise ValueError(
+                    f"{name}: expected as many numbers as statistic has, {statistic.shape}"
+                )
             if name in of_reference and not np.all(np.diff(array, axis=1) >= 0):
                 raise ValueError(f"{name}: expected sorted rows")
         for name in by_label:
             array, shape = tensors[name], (len(draw_counts), num_labels)
             good = array.shape == shape and array.dtype == np.float64 and np.all(np.isfinite(array))
             if not good or (name.startswith("spread.") and np.any(array <= 0)):
-                raise ValueError(f"{name}: expected finite float64 numbers of shape {shape}, spreads above 0")
+                raise ValueError(
+                    f"{name}: expected finite float64 numbers of shape {shape}, spreads above 0"
+                )
         standards = {
-            name: [Standard(*pair) for pair in zip(tensors[f"centre.{name}"], tensors[f"spread.{name}"], strict=True)]
+            name: [
+                Standard(*pair)
+                for pair in zip(tensors[f"centre.{name}"], tensors[f"spread.{name}"], strict=True)
+            ]
             for name in detectors.density
         }
         return cls(
@@ -384,9 +466,13 @@ class Calibration:
             statistic,
             nonconformity,
             Answers.from_tensors(tensors, statistic.shape),
-            EarlyStopping.from_tensors(tensors, stages_among(draw_counts.tolist()), statistic.shape[1]),
+            EarlyStopping.from_tensors(
+                tensors, stages_among(draw_counts.tolist()), statistic.shape[1]
+            ),
             detectors.tail,
-            None if categories is None else Categories.from_tensors(tensors, *categories, statistic.shape),
+            None
+            if categories is None
+            else Categories.from_tensors(tensors, *categories, statistic.shape),
         )
 
 
@@ -394,7 +480,10 @@ def _surprisals(
     detectors: dict[str, FittedDetector], rows: DetectorScores, j: int
 ) -> dict[str, Float64[np.ndarray, "n"]]:
     """Return rows' surprisals at the j-th number of draws."""
-    return {name: detector(rows.by_name[name][j], rows.labels[j]) for name, detector in detectors.items()}
+    return {
+        name: detector(rows.by_name[name][j], rows.labels[j])
+        for name, detector in detectors.items()
+    }
 
 
 def _early_stopping(
@@ -441,8 +530,11 @@ def _fitted(
     return {
         name: FittedDetector(
             standards[name][j] if name in standards else None,
-            # 1 is a standard deviation of a density's log scores, or a nat or probability of a classification's.
-            Surprisal.fit(scores[j], name in two_sided, tail, None if name in IN_TARGET_UNITS else 1.0),
+            # 1 is a standard deviation of a density's log scores, or a nat or probability of a
+            # classification's.
+            Surprisal.fit(
+                scores[j], name in two_sided, tail, None if name in IN_TARGET_UNITS else 1.0
+            ),
         )
         for name, scores in reference.items()
     }

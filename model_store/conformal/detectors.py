@@ -1,21 +1,24 @@
 """Detectors: from scores of N rows to surprisals in nats, and the statistic behind the flag.
 
-A *detector* is a score of which more means more unlike the calibration data; of a two-sided one less does too. Its
-*surprisal* is -log of the tail probability of a score among those of the reference split, interpolated so that it is
-continuous, and strictly increasing beyond them. How fast it increases there is estimated, of a small split from few
-rows; `Tail` takes that into account, so that no row a little beyond the reference rows is more surprising than noise
-because two reference scores happened to be nearly equal.
+A *detector* is a score of which more means more unlike the calibration data; of a two-sided one
+less does too. Its *surprisal* is -log of the tail probability of a score among those of the
+reference split, interpolated so that it is continuous, and strictly increasing beyond them. How
+fast it increases there is estimated, of a small split from few rows; `Tail` takes that into
+account, so that no row a little beyond the reference rows is more surprising than noise because two
+reference scores happened to be nearly equal.
 
-Scores of density detectors are first made comparable: z = (log score - centre) / spread, with centre and spread those
-of the reference rows of the same predicted label, since a score that is common among eights may be rare among ones.
+Scores of density detectors are first made comparable: z = (log score - centre) / spread, with
+    centre and spread those
+of the reference rows of the same predicted label, since a score that is common among eights may be
+rare among ones.
 
 The flag's statistic is minus the logarithm of the harmonic mean p-value of the combined detectors,
 
     log mean_j exp(surprisal_j)
 
-(Wilson, "The harmonic mean p-value for combining dependent tests", 2019): one detector that is sure is enough, those
-that see nothing dilute it little, and dependent ones do not count twice. It is ranked, so that no approximation of
-its distribution is needed.
+(Wilson, "The harmonic mean p-value for combining dependent tests", 2019): one detector that is sure
+is enough, those that see nothing dilute it little, and dependent ones do not count twice. It is
+ranked, so that no approximation of its distribution is needed.
 """
 
 import math
@@ -37,14 +40,15 @@ SHRINKAGE_ROWS = 20  # how many rows of a label weigh as much as all labels' row
 class Tail:
     """Nats beyond the last reference score, as a function of how far beyond.
 
-    Excesses beyond a high score are taken for exponential. With a known mean s the surprisal of an excess e is e / s.
-    Here the rate 1 / s has the law Gamma(P, P unit) beforehand, P = `PRIOR_EXCESSES`, and k excesses of the reference
-    rows of mean m are known. The predictive probability that a new excess is more than e is then
+    Excesses beyond a high score are taken for exponential. With a known mean s the surprisal of an
+    excess e is e / s. Here the rate 1 / s has the law Gamma(P, P unit) beforehand, P =
+    `PRIOR_EXCESSES`, and k excesses of the reference rows of mean m are known. The predictive
+    probability that a new excess is more than e is then
 
         (1 + e / (n s))^-n        n = P + k,  s = (P unit + k m) / n
 
-    With few rows it is that of the unit, and it tends to exp(-e / m) as k grows. So a scale that came out small by
-    chance, or because nearly all scores are 0, does little harm.
+    With few rows it is that of the unit, and it tends to exp(-e / m) as k grows. So a scale that
+    came out small by chance, or because nearly all scores are 0, does little harm.
     """
 
     scale: float  # s, in units of score
@@ -59,7 +63,9 @@ class Tail:
             scale = float(np.mean(top) - top[0])
             return cls(scale if scale > 0.0 else max(abs(float(reference[-1])), 1.0), math.inf)
         count = int(TAIL_FRACTION * rows)
-        beyond = float(np.sum(reference[rows - count :] - reference[rows - count - 1])) if count else 0.0
+        beyond = (
+            float(np.sum(reference[rows - count :] - reference[rows - count - 1])) if count else 0.0
+        )
         excesses = float(PRIOR_EXCESSES + count)
         return cls((PRIOR_EXCESSES * unit + beyond) / excesses, excesses)
 
@@ -74,9 +80,9 @@ class Tail:
 class Surprisal:
     """-log of the smoothed tail probability of a detector's reference scores, in nats, 0 or more.
 
-    Linear between the sorted reference scores; beyond the largest a `Tail` fitted to the largest tenth, so that
-    scores never seen are still told apart. A two-sided surprisal has such a tail below the smallest too, and is that
-    of the smaller of the two tail probabilities, doubled.
+    Linear between the sorted reference scores; beyond the largest a `Tail` fitted to the largest
+    tenth, so that scores never seen are still told apart. A two-sided surprisal has such a tail
+    below the smallest too, and is that of the smaller of the two tail probabilities, doubled.
     """
 
     reference: Float64[np.ndarray, "n"]
@@ -92,14 +98,17 @@ class Surprisal:
         law: TailLaw = "predictive",
         unit: float | None = None,
     ) -> "Surprisal":
-        """Fit on sorted reference scores; `unit` is the size of their excesses, without one that of the largest."""
+        """Fit on sorted reference scores; `unit` is the size of their excesses, without one that of
+        the largest."""
         size = unit or abs(float(reference[-1])) or 1.0
         n = len(reference)
         upper = -np.log((n - np.arange(n)) / (n + 1.0))
         if not is_two_sided:
             return cls(reference, upper, Tail.fit(reference, law, size), None)
         tail = np.maximum(np.maximum(upper, upper[::-1]) - np.log(2.0), 0.0)
-        return cls(reference, tail, Tail.fit(reference, law, size), Tail.fit(-reference[::-1], law, size))
+        return cls(
+            reference, tail, Tail.fit(reference, law, size), Tail.fit(-reference[::-1], law, size)
+        )
 
     def __call__(self, score: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
         """Return the surprisal of each score."""
@@ -110,7 +119,8 @@ class Surprisal:
         return surprisal
 
     def is_low(self, score: Float64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
-        """Return which scores of a two-sided detector are surprising, if at all, for being small."""
+        """Return which scores of a two-sided detector are surprising, if at all, for being
+        small."""
         return (score < np.median(self.reference)) & (self.below is not None)
 
 
@@ -122,8 +132,11 @@ class Standard:
     spread: Float64[np.ndarray, "C"]
 
     @classmethod
-    def fit(cls, score: Float64[np.ndarray, "n"], label: Int64[np.ndarray, "n"], num_labels: int) -> "Standard":
-        """Fit on reference scores, 0 or more; labels with few rows are drawn to what holds of all rows."""
+    def fit(
+        cls, score: Float64[np.ndarray, "n"], label: Int64[np.ndarray, "n"], num_labels: int
+    ) -> "Standard":
+        """Fit on reference scores, 0 or more; labels with few rows are drawn to what holds of all
+        rows."""
         z = np.log(np.maximum(score, LEAST_SCORE))
         count = np.bincount(label, minlength=num_labels)
         share = count / (count + SHRINKAGE_ROWS)
@@ -133,7 +146,9 @@ class Standard:
         variance = share * variance + (1 - share) * (overall if overall > 0 else 1.0)
         return cls(share * mean + (1 - share) * z.mean(), np.sqrt(variance))
 
-    def __call__(self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+    def __call__(
+        self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]
+    ) -> Float64[np.ndarray, "N"]:
         """Return standardised log scores."""
         return (np.log(np.maximum(score, LEAST_SCORE)) - self.centre[label]) / self.spread[label]
 
@@ -145,11 +160,15 @@ class FittedDetector:
     standard: Standard | None  # of density detectors
     surprisal: Surprisal
 
-    def __call__(self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+    def __call__(
+        self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]
+    ) -> Float64[np.ndarray, "N"]:
         """Return the surprisal of each score."""
         return self.surprisal(self._standardised(score, label))
 
-    def is_low(self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
+    def is_low(
+        self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]
+    ) -> Bool[np.ndarray, "N"]:
         """Return which scores are surprising, if at all, for being small."""
         return self.surprisal.is_low(self._standardised(score, label))
 
@@ -167,12 +186,16 @@ def combined_surprisal(surprisals: list[Float64[np.ndarray, "N"]]) -> Float64[np
 def flag_statistic(
     surprisals: Mapping[str, Float64[np.ndarray, "N"]], combined: tuple[str, ...]
 ) -> Float64[np.ndarray, "N"]:
-    """Return the statistic of rows, given each detector's surprisals and the names of those to combine."""
+    """Return the statistic of rows, given each detector's surprisals and the names of those to
+    combine."""
     return combined_surprisal([surprisals[name] for name in combined])
 
 
-def harmonic_shares(surprisals: Mapping[str, Float64[np.ndarray, "N"]]) -> dict[str, Float64[np.ndarray, "N"]]:
-    """Return each combined detector's share of exp(statistic) = mean_j exp(surprisal_j); a row's shares sum to 1."""
+def harmonic_shares(
+    surprisals: Mapping[str, Float64[np.ndarray, "N"]],
+) -> dict[str, Float64[np.ndarray, "N"]]:
+    """Return each combined detector's share of exp(statistic) = mean_j exp(surprisal_j); a row's
+    shares sum to 1."""
     largest = np.max([*surprisals.values()], axis=0)
     parts = {name: np.exp(surprisal - largest) for name, surprisal in surprisals.items()}
     total = np.sum([*parts.values()], axis=0)

@@ -1,9 +1,11 @@
-"""Label shift: rows whose classes have other shares than among the calibration rows, but look as theirs do.
+"""Label shift: rows whose classes have other shares than among the calibration rows, but look as
+theirs do.
 
-With shares pi' of the classes where the calibration rows' population has pi, and p(x | y) the same, a ranking row of
-class k counts as w_k = pi'_k / pi_k rows, and so does the new row (Podkopaev and Ramdas, "Distribution-free
-uncertainty quantification for classification under label shift", 2021; Tibshirani et al., "Conformal prediction under
-covariate shift", 2019). If the new row is of class k, then
+With shares pi' of the classes where the calibration rows' population has pi, and p(x | y) the same,
+a ranking row of class k counts as w_k = pi'_k / pi_k rows, and so does the new row (Podkopaev and
+Ramdas, "Distribution-free uncertainty quantification for classification under label shift", 2021;
+Tibshirani et al., "Conformal prediction under covariate shift", 2019). If the new row is of class
+k, then
 
     p_k = (sum of w_i over ranking rows i at least as large + w_k) / (sum of all w_i + w_k)
 
@@ -13,7 +15,8 @@ is at most a with a probability of at most a. Its class is not known, so
   one with a probability of at least `coverage`. With all weights 1 it is the set of `sets`;
 * the p-value of a score is the largest p_k, that of the largest weight. The flag's rate is thus kept, with room.
 
-Both hold for the weights as they are: shares of the calibration rows' population are counted of finite data.
+Both hold for the weights as they are: shares of the calibration rows' population are counted of
+    finite data.
 """
 
 from dataclasses import dataclass
@@ -29,8 +32,8 @@ LABELS, SHARES = "label_shift.labels", "label_shift.shares"
 
 @dataclass(frozen=True, eq=False)
 class WeightedRows:
-    """The ranking rows under one number of draws, each of which counts as `weights` rows; what new rows are ranked
-    among. Not sorted. `class_weights` are those of new rows of each class.
+    """The ranking rows under one number of draws, each of which counts as `weights` rows; what new
+    rows are ranked among. Not sorted. `class_weights` are those of new rows of each class.
     """
 
     num_draws: int
@@ -53,7 +56,9 @@ class WeightedRows:
             },
         )
 
-    def prediction_sets(self, mass: Float64[np.ndarray, "N C"], coverage: float) -> Bool[np.ndarray, "N C"]:
+    def prediction_sets(
+        self, mass: Float64[np.ndarray, "N C"], coverage: float
+    ) -> Bool[np.ndarray, "N C"]:
         """Return which classes belong to each row's prediction set, given the mass above each.
 
         One that new rows are never of does not.
@@ -68,17 +73,22 @@ class WeightedRows:
 
 @dataclass(frozen=True, eq=False)
 class LabelShift:
-    """The ranking rows' classes, in their split's order, and each class's share of the population they are from."""
+    """The ranking rows' classes, in their split's order, and each class's share of the population
+    they are from."""
 
     labels: Int64[np.ndarray, "m"]
     shares: Float64[np.ndarray, "C"]
 
     def unknown(self, priors: Float64[np.ndarray, "C"]) -> Int64[np.ndarray, "U"]:
-        """Return the numbers of classes that new rows may be of, and of which no calibration row could be."""
+        """Return the numbers of classes that new rows may be of, and of which no calibration row
+        could be."""
         return np.flatnonzero((priors > 0) & (self.shares == 0))
 
-    def weighted(self, calibration: Calibration, num_draws: int, priors: Float64[np.ndarray, "C"]) -> WeightedRows:
-        """Return the ranking rows of a calibrated number of draws, weighted for new shares of the classes.
+    def weighted(
+        self, calibration: Calibration, num_draws: int, priors: Float64[np.ndarray, "C"]
+    ) -> WeightedRows:
+        """Return the ranking rows of a calibrated number of draws, weighted for new shares of the
+        classes.
 
         Raises:
             ValueError: if that number of draws was not calibrated, or a class is `unknown`.
@@ -86,7 +96,9 @@ class LabelShift:
         if len(self.unknown(priors)):
             raise ValueError(f"expected no share of the classes {self.unknown(priors)}, got one")
         at = calibration.draw_counts.tolist().index(num_draws)
-        class_weights = np.divide(priors, self.shares, out=np.zeros_like(priors), where=self.shares > 0)
+        class_weights = np.divide(
+            priors, self.shares, out=np.zeros_like(priors), where=self.shares > 0
+        )
         return WeightedRows(
             num_draws,
             calibration.statistic[at],
@@ -101,8 +113,11 @@ class LabelShift:
         return {LABELS: self.labels, SHARES: self.shares}
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, np.ndarray], rows: int, num_labels: int) -> "LabelShift | None":
-        """Read back what `tensors` gave, for m ranking `rows` and C labels, None where there is none of it.
+    def from_tensors(
+        cls, tensors: dict[str, np.ndarray], rows: int, num_labels: int
+    ) -> "LabelShift | None":
+        """Read back what `tensors` gave, for m ranking `rows` and C labels, None where there is
+        none of it.
 
         Raises:
             ValueError: for anything inconsistent.
@@ -115,9 +130,17 @@ class LabelShift:
         if not np.all((labels >= 0) & (labels < num_labels)):
             raise ValueError(f"{LABELS}: expected numbers of the {num_labels} classes")
         if shares is None or shares.dtype != np.float64 or shares.shape != (num_labels,):
-            raise ValueError(f"{SHARES}: expected a float64 number for each of {num_labels} classes")
-        if not np.all(shares >= 0) or abs(float(shares.sum()) - 1.0) > 1e-6 or np.any(shares[labels] == 0):
-            raise ValueError(f"{SHARES}: expected shares that sum to 1, above 0 of the ranking rows' classes")
+            raise ValueError(
+                f"{SHARES}: expected a float64 number for each of {num_labels} classes"
+            )
+        if (
+            not np.all(shares >= 0)
+            or abs(float(shares.sum()) - 1.0) > 1e-6
+            or np.any(shares[labels] == 0)
+        ):
+            raise ValueError(
+                f"{SHARES}: expected shares that sum to 1, above 0 of the ranking rows' classes"
+            )
         return cls(labels, shares)
 
 
@@ -127,16 +150,20 @@ def weighted_p_value(
     weights: Float64[np.ndarray, "m"],
     own_weight: float,
 ) -> Float64[np.ndarray, "N"]:
-    """Return the weight of the calibration rows whose score is at least as large and of the row's own, as a share."""
+    """Return the weight of the calibration rows whose score is at least as large and of the row's
+    own, as a share."""
     order = np.argsort(calibration, kind="stable")
     from_here = np.concatenate([weights[order][::-1].cumsum()[::-1], [0.0]])
-    return (from_here[calibration[order].searchsorted(score)] + own_weight) / (from_here[0] + own_weight)
+    return (from_here[calibration[order].searchsorted(score)] + own_weight) / (
+        from_here[0] + own_weight
+    )
 
 
 def shifted_log_probs(
     log_probs: Float64[np.ndarray, "K N C"], log_ratio: Float64[np.ndarray, "C"]
 ) -> Float64[np.ndarray, "K N C"]:
-    """Return the log class probabilities of each draw under other shares of the classes, by Bayes' rule:
+    """Return the log class probabilities of each draw under other shares of the classes, by Bayes'
+    rule:
 
         p'(y | x) = p(y | x) pi'_y / pi_y, normalised,
 

@@ -1,27 +1,30 @@
 """Guarantees within categories: Mondrian conformal prediction.
 
-Rows are divided into categories, and each is ranked among the calibration rows of its own (Vovk, Lindsay, Nouretdinov
-and Gammerman, "Mondrian confidence machine", 2003; Vovk, Gammerman and Shafer, "Algorithmic learning in a random
-world", 2005, section 4.5). Given their categories, rows of one category are exchangeable if rows are independent and
-of one distribution, so whatever holds of all rows together then holds of the rows of each category.
+Rows are divided into categories, and each is ranked among the calibration rows of its own (Vovk,
+Lindsay, Nouretdinov and Gammerman, "Mondrian confidence machine", 2003; Vovk, Gammerman and Shafer,
+"Algorithmic learning in a random world", 2005, section 4.5). Given their categories, rows of one
+category are exchangeable if rows are independent and of one distribution, so whatever holds of all
+rows together then holds of the rows of each category.
 
-By *group*, a row's category is the group that it is said to belong to, for its flag, its set or interval, and whether
-it is answered. By *class*
+By *group*, a row's category is the group that it is said to belong to, for its flag, its set or
+interval, and whether it is answered. By *class*
 
 * a class is in a row's prediction set by its rank among the calibration rows of that very class (label-conditional
-  prediction): rows whose true class is c have sets that hold c with a probability of at least the coverage, for each
-  c;
+  prediction): rows whose true class is c have sets that hold c with a probability of at least the
+  coverage, for each c;
 * flag and abstention go by the *predicted* class, since the true one is not known: of rows that are given the label c
-  at most the rate are flagged, for each c, and of those that are answered so at most the risk are wrong.
+  at most the rate are flagged, for each c, and of those that are answered so at most the risk are
+  wrong.
 
-A category of n calibration rows keeps no rate below 1 / (n + 1) but 0: its flag does not fire then, its class is in
-every set, its intervals are unbounded, and its rows are not answered. A guarantee may cost everything, but is never
-lost.
+A category of n calibration rows keeps no rate below 1 / (n + 1) but 0: its flag does not fire then,
+its class is in every set, its intervals are unbounded, and its rows are not answered. A guarantee
+may cost everything, but is never lost.
 
-A row of an unknown group is judged by all groups of `CAUTIOUS_ROWS` and more (of any size if none has as many), and
-the most cautious decides: the largest p-value, the widest set or interval. So the guarantees hold if it is like the
-rows of any of these groups, or of a mixture of them. It is not answered where a risk is in force, since a threshold
-that is certified of one group is not of another.
+A row of an unknown group is judged by all groups of `CAUTIOUS_ROWS` and more (of any size if none
+has as many), and the most cautious decides: the largest p-value, the widest set or interval. So the
+guarantees hold if it is like the rows of any of these groups, or of a mixture of them. It is not
+answered where a risk is in force, since a threshold that is certified of one group is not of
+another.
 """
 
 from dataclasses import dataclass
@@ -40,8 +43,8 @@ JUDGED, TRUE = "category.judged", "category.true"  # in `calibration.safetensors
 class Categories:
     """The categories of m ranking rows at J numbers of draws; G categories by name.
 
-    `judged` is that which a row's flag goes by, and `true` that which its truth belongs to: by class its predicted
-    and its true class, by group the same for both.
+    `judged` is that which a row's flag goes by, and `true` that which its truth belongs to: by
+    class its predicted and its true class, by group the same for both.
     """
 
     kind: CategoryKind
@@ -57,8 +60,11 @@ class Categories:
         return cls("class", names, predicted, y)
 
     @classmethod
-    def by_group(cls, names: tuple[str, ...], groups: Int64[np.ndarray, "m"], counts: int) -> "Categories":
-        """Take the rows' groups by their numbers among `names`, the same at so many numbers of draws.
+    def by_group(
+        cls, names: tuple[str, ...], groups: Int64[np.ndarray, "m"], counts: int
+    ) -> "Categories":
+        """Take the rows' groups by their numbers among `names`, the same at so many numbers of
+        draws.
 
         Groups without a row are left out.
         """
@@ -79,7 +85,8 @@ class Categories:
     def of_rows(
         self, labels: Int64[np.ndarray, "N"], groups: Int64[np.ndarray, "N"] | None
     ) -> Int64[np.ndarray, "N"]:
-        """Return the categories that rows are judged by, given their predicted labels and, if known, their groups."""
+        """Return the categories that rows are judged by, given their predicted labels and, if
+        known, their groups."""
         if self.kind == "class":
             return labels
         return np.full(len(labels), UNKNOWN) if groups is None else groups
@@ -90,7 +97,11 @@ class Categories:
 
     @classmethod
     def from_tensors(
-        cls, tensors: dict[str, np.ndarray], kind: CategoryKind, names: tuple[str, ...], shape: tuple[int, ...]
+        cls,
+        tensors: dict[str, np.ndarray],
+        kind: CategoryKind,
+        names: tuple[str, ...],
+        shape: tuple[int, ...],
     ) -> "Categories":
         """Read back what `tensors` gave; `shape` is that of the ranking statistics.
 

@@ -1,8 +1,9 @@
-"""What new rows are ranked among, and what that says of them: p-values, prediction sets, intervals, abstention.
+"""What new rows are ranked among, and what that says of them: p-values, prediction sets, intervals,
+abstention.
 
-A row's p-value is (1 + #{ranking rows at least as surprising}) / (m + 1): `model_store.conformal.calibration` says
-when it holds. Where a model is calibrated by category there are tables of each category's rows beside those of all:
-`model_store.conformal.mondrian`.
+A row's p-value is (1 + #{ranking rows at least as surprising}) / (m + 1):
+`model_store.conformal.calibration` says when it holds. Where a model is calibrated by category
+there are tables of each category's rows beside those of all: `model_store.conformal.mondrian`.
 """
 
 from collections.abc import Callable
@@ -22,14 +23,17 @@ KEPT_THRESHOLDS = 1024  # by rate and risk
 
 @dataclass(frozen=True, eq=False)
 class ConformalPValues:
-    """What the detectors say of N rows. P-values lie in (0, 1]; small ones mean unlike the calibration data."""
+    """What the detectors say of N rows. P-values lie in (0, 1]; small ones mean unlike the
+    calibration data."""
 
     p_value: Float64[np.ndarray, "N"]
     detector_p_values: dict[str, Float64[np.ndarray, "N"]]
 
     def take(self, rows: slice | np.ndarray) -> "ConformalPValues":
         """Return the p_values of some rows."""
-        return ConformalPValues(self.p_value[rows], {name: p[rows] for name, p in self.detector_p_values.items()})
+        return ConformalPValues(
+            self.p_value[rows], {name: p[rows] for name, p in self.detector_p_values.items()}
+        )
 
     @classmethod
     def concatenate(cls, parts: list["ConformalPValues"]) -> "ConformalPValues":
@@ -37,7 +41,10 @@ class ConformalPValues:
         names = parts[0].detector_p_values
         return cls(
             np.concatenate([part.p_value for part in parts]),
-            {name: np.concatenate([part.detector_p_values[name] for part in parts]) for name in names},
+            {
+                name: np.concatenate([part.detector_p_values[name] for part in parts])
+                for name in names
+            },
         )
 
 
@@ -45,16 +52,18 @@ class ConformalPValues:
 class RankTables:
     """The ranking rows under one way of taking draws: what new rows taken so are ranked among.
 
-    `statistic`, `nonconformity` and the surprisals are sorted. Where there are categories, `by_category` has the
-    tables of each one's rows; what is asked of rows with their `categories` is then answered by these, and of those
-    of an `UNKNOWN` one by the most cautious.
+    `statistic`, `nonconformity` and the surprisals are sorted. Where there are categories,
+    `by_category` has the tables of each one's rows; what is asked of rows with their `categories`
+    is then answered by these, and of those of an `UNKNOWN` one by the most cautious.
     """
 
     num_draws: int  # the most that are looked at
     rule: StoppingRule | None  # None: always as many
     statistic: Float64[np.ndarray, "m"]
     surprisals: dict[str, Float64[np.ndarray, "m"]]
-    nonconformity: Float64[np.ndarray, "t"]  # of the m rows, in a category by class of those that are truly of it
+    nonconformity: Float64[
+        np.ndarray, "t"
+    ]  # of the m rows, in a category by class of those that are truly of it
     abstention: Abstention | None  # of a classification
     kind: CategoryKind | None = None
     by_category: tuple["RankTables", ...] = ()
@@ -70,7 +79,9 @@ class RankTables:
         With categories they are ranks among the rows of each row's own.
         """
         if categories is not None and self.by_category:
-            p_values = ConformalPValues(np.empty(len(statistic)), {n: np.empty(len(statistic)) for n in surprisals})
+            p_values = ConformalPValues(
+                np.empty(len(statistic)), {n: np.empty(len(statistic)) for n in surprisals}
+            )
             for category in np.unique(categories).tolist():
                 here = categories == category
                 of_these = {name: surprisal[here] for name, surprisal in surprisals.items()}
@@ -82,7 +93,10 @@ class RankTables:
             return p_values
         return ConformalPValues(
             conformal_p_value(statistic, self.statistic),
-            {name: conformal_p_value(surprisal, self.surprisals[name]) for name, surprisal in surprisals.items()},
+            {
+                name: conformal_p_value(surprisal, self.surprisals[name])
+                for name, surprisal in surprisals.items()
+            },
         )
 
     def prediction_sets(
@@ -94,7 +108,8 @@ class RankTables:
     ) -> Bool[np.ndarray, "N C"]:
         """Return which classes belong to each row's prediction set, given the mass above each.
 
-        By class each class is compared with the rows that are truly of it, whatever the rows' own categories.
+        By class each class is compared with the rows that are truly of it, whatever the rows' own
+        categories.
         """
         if self.kind is None:
             return sets.prediction_sets(mass, self.nonconformity, coverage, confidence)
@@ -137,8 +152,8 @@ class RankTables:
     def thresholds(
         self, fpr: float, risk: float, categories: Int64[np.ndarray, "N"] | None = None
     ) -> Float64[np.ndarray, "N"] | float:
-        """Return the largest uncertainty to answer at, of each row where there are categories; -inf for none, as of
-        an unknown category.
+        """Return the largest uncertainty to answer at, of each row where there are categories; -inf
+        for none, as of an unknown category.
 
         Raises:
             ValueError: as `largest_uncertainty` does.
@@ -156,7 +171,9 @@ class RankTables:
         Raises:
             ValueError: as `largest_uncertainty` does.
         """
-        return any(table.largest_uncertainty(fpr, risk) != NOTHING for table in self.by_category or (self,))
+        return any(
+            table.largest_uncertainty(fpr, risk) != NOTHING for table in self.by_category or (self,)
+        )
 
     def largest_uncertainty(self, fpr: float, risk: float) -> float:
         """Return the largest uncertainty to answer at, -inf for none.
@@ -174,7 +191,8 @@ class RankTables:
         return self._abstention().threshold(self.flagged(fpr), risk)
 
     def smallest_risk(self, fpr: float) -> float:
-        """Return the smallest risk that can be certified, of the category of which it is least; 1 for none.
+        """Return the smallest risk that can be certified, of the category of which it is least; 1
+        for none.
 
         Raises:
             ValueError: as `largest_uncertainty` does.
@@ -184,13 +202,16 @@ class RankTables:
         return self._abstention().smallest_risk(self.flagged(fpr))
 
     def flagged(self, fpr: float) -> int:
-        """Return how many p-values are at most `fpr`: as many of the ranking rows are at least as surprising."""
+        """Return how many p-values are at most `fpr`: as many of the ranking rows are at least as
+        surprising."""
         rows = len(self.statistic)
         return int((np.arange(1, rows + 1) / (rows + 1)).searchsorted(fpr, side="right"))
 
     def _abstention(self) -> Abstention:
         if self.abstention is None:
-            raise ValueError("expected a calibration with answers that are right or wrong, got one without")
+            raise ValueError(
+                "expected a calibration with answers that are right or wrong, got one without"
+            )
         return self.abstention
 
 

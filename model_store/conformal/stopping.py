@@ -1,6 +1,7 @@
 """When a row needs no further draws: its label, its flag and its scores are settled.
 
-Draws are taken in stages, the calibrated numbers of draws from `FEWEST_DRAWS` on. At each a row stops if
+Draws are taken in stages, the calibrated numbers of draws from `FEWEST_DRAWS` on. At each a row
+stops if
 
 * the two largest mean probabilities are more than w standard errors of their difference apart (label);
 * the flag's statistic lies above its threshold with every posterior score w standard errors lower, or below with
@@ -8,19 +9,21 @@ Draws are taken in stages, the calibrated numbers of draws from `FEWEST_DRAWS` o
 * no score's standard error is more than the tolerance: in nats and probabilities, of a regression in multiples of the
   row's predicted standard deviation (scores).
 
-w is Student's t quantile of K - 1 degrees of freedom whose tail is `TAIL`: with few draws a standard error is itself
-uncertain. Few draws may also agree by chance, so a score's standard error counts as no less than what is usual at
-that number of draws, relative to the score: the median over the reference rows.
+w is Student's t quantile of K - 1 degrees of freedom whose tail is `TAIL`: with few draws a
+standard error is itself uncertain. Few draws may also agree by chance, so a score's standard error
+counts as no less than what is usual at that number of draws, relative to the score: the median over
+the reference rows.
 
-The threshold at a false-positive rate is estimated from the reference rows' statistics. It will differ a little from
-the one that the ranking rows give, so a row's flag counts as settled only if it is at all rates within `GUARD`
-standard errors of such an estimate of the rate asked for.
+The threshold at a false-positive rate is estimated from the reference rows' statistics. It will
+differ a little from the one that the ranking rows give, so a row's flag counts as settled only if
+it is at all rates within `GUARD` standard errors of such an estimate of the rate asked for.
 
-**Why p-values stay exact.** Whether a row stops depends on the row, its draws and the reference split. So, whatever
-tolerance and rate are asked for, the statistic at the stage where a row stops is one fixed function of the row and
-its draws, and its rank among the ranking rows' statistics, each at the stage where that row stops, is a conformal
-p-value as ever. The same holds of surprisals, nonconformities and uncertainty. For that a calibration keeps what the
-rule looks at of each ranking row at each stage, and the rule is replayed over them (`EarlyStopping.stages_of`).
+**Why p-values stay exact.** Whether a row stops depends on the row, its draws and the reference
+split. So, whatever tolerance and rate are asked for, the statistic at the stage where a row stops
+is one fixed function of the row and its draws, and its rank among the ranking rows' statistics,
+each at the stage where that row stops, is a conformal p-value as ever. The same holds of
+surprisals, nonconformities and uncertainty. For that a calibration keeps what the rule looks at of
+each ranking row at each stage, and the rule is replayed over them (`EarlyStopping.stages_of`).
 """
 
 from collections.abc import Callable, Mapping
@@ -45,7 +48,8 @@ RELATIVE_ERROR = PREFIX + "relative_error."
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """When to stop: the rate of the flag that is to be settled, and the largest standard error of a score."""
+    """When to stop: the rate of the flag that is to be settled, and the largest standard error of a
+    score."""
 
     fpr: float
     tolerance: float
@@ -55,7 +59,8 @@ class StoppingRule:
 class Spread:
     """How far N rows' scores may be off at one number of draws.
 
-    `unit` is what a tolerance of 1 means of each row: 1 nat or probability, or a regression's predicted deviation.
+    `unit` is what a tolerance of 1 means of each row: 1 nat or probability, or a regression's
+        predicted deviation.
     `label_margin` is that of `scores.label_margin`, infinite in a regression.
     """
 
@@ -72,13 +77,18 @@ class Spread:
 
     def take(self, rows: np.ndarray) -> "Spread":
         """Return that of some rows."""
-        return Spread({n: e[rows] for n, e in self.errors.items()}, self.label_margin[rows], self.unit[rows])
+        return Spread(
+            {n: e[rows] for n, e in self.errors.items()}, self.label_margin[rows], self.unit[rows]
+        )
 
     @classmethod
     def concatenate(cls, parts: list["Spread"]) -> "Spread":
         """Return that of all parts' rows, in order."""
         return cls(
-            {name: np.concatenate([part.errors[name] for part in parts]) for name in parts[0].errors},
+            {
+                name: np.concatenate([part.errors[name] for part in parts])
+                for name in parts[0].errors
+            },
             np.concatenate([part.label_margin for part in parts]),
             np.concatenate([part.unit for part in parts]),
         )
@@ -86,9 +96,11 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """What the rule looks at: the flag's statistic if the posterior scores were lower or higher by their error.
+    """What the rule looks at: the flag's statistic if the posterior scores were lower or higher by
+    their error.
 
-    `error` is the largest standard error, as a tolerance is. The axis of rows, or of stages and rows.
+    `error` is the largest standard error, as a tolerance is. The axis of rows, or of stages and
+    rows.
     """
 
     is_label_settled: Bool[np.ndarray, "*S N"]
@@ -99,7 +111,8 @@ class Look:
     def stops(
         self, below: np.ndarray | float, above: np.ndarray | float, tolerance: float
     ) -> Bool[np.ndarray, "*S N"]:
-        """Return which rows are, where statistics up to `below` are not flagged and those from `above` on are."""
+        """Return which rows are, where statistics up to `below` are not flagged and those from
+        `above` on are."""
         is_flag_settled = (self.lowest >= above) | (self.highest <= below)
         return self.is_label_settled & is_flag_settled & (self.error <= tolerance)
 
@@ -116,7 +129,8 @@ class StageScores:
 
 @dataclass(frozen=True, eq=False)
 class EarlyStopping:
-    """What stopping goes by, at S stages, n reference rows and m ranking rows in their split's order."""
+    """What stopping goes by, at S stages, n reference rows and m ranking rows in their split's
+    order."""
 
     stages: tuple[int, ...]  # numbers of draws
     relative_error: dict[str, Float64[np.ndarray, "S"]]  # of each posterior score
@@ -135,25 +149,37 @@ class EarlyStopping:
         """Fit on both splits' rows, one of everything for each stage."""
         names = [name for name in ranking[0].spread.errors if name in ranking[0].scores]
         relative = {
-            name: np.array([_usual(r.spread.errors[name], r.scores[name]) for r in reference]) for name in names
+            name: np.array([_usual(r.spread.errors[name], r.scores[name]) for r in reference])
+            for name in names
         }
         looks = [
-            look(stages[s], detectors[s], combined, ranking[s], {name: relative[name][s] for name in names})
+            look(
+                stages[s],
+                detectors[s],
+                combined,
+                ranking[s],
+                {name: relative[name][s] for name in names},
+            )
             for s in range(len(stages))
         ]
         return cls(
             tuple(stages),
             relative,
             np.stack([np.sort(flag_statistic(r.surprisals, combined)) for r in reference]),
-            Look(*(np.stack([getattr(one, field.name) for one in looks]) for field in fields(Look))),
+            Look(
+                *(np.stack([getattr(one, field.name) for one in looks]) for field in fields(Look))
+            ),
         )
 
     def bounds(self, fpr: float) -> tuple[Float64[np.ndarray, "S"], Float64[np.ndarray, "S"]]:
-        """Return for each stage up to where a statistic is not flagged at a rate, and from where on it is."""
+        """Return for each stage up to where a statistic is not flagged at a rate, and from where on
+        it is."""
         return self._kept_bounds(fpr)
 
     @cached_property
-    def _kept_bounds(self) -> Callable[[float], tuple[Float64[np.ndarray, "S"], Float64[np.ndarray, "S"]]]:
+    def _kept_bounds(
+        self,
+    ) -> Callable[[float], tuple[Float64[np.ndarray, "S"], Float64[np.ndarray, "S"]]]:
         return lru_cache(maxsize=KEPT_RATES)(self._bounds)
 
     def _bounds(self, fpr: float) -> tuple[Float64[np.ndarray, "S"], Float64[np.ndarray, "S"]]:
@@ -179,7 +205,8 @@ class EarlyStopping:
         return seen.stops(float(below[s]), float(above[s]), rule.tolerance)
 
     def stages_of(self, rule: StoppingRule, num_stages: int) -> Int64[np.ndarray, "m"]:
-        """Return the stage at which each ranking row stops of the first `num_stages`, or `num_stages` if at none."""
+        """Return the stage at which each ranking row stops of the first `num_stages`, or
+        `num_stages` if at none."""
         below, above = self.bounds(rule.fpr)
         settled = self.ranking.stops(below[:, None], above[:, None], rule.tolerance)
         settled[num_stages:] = True
@@ -192,7 +219,9 @@ class EarlyStopping:
         return {PREFIX + "reference": self.reference, **looks, **relative}
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, np.ndarray], stages: list[int], rows: int) -> "EarlyStopping | None":
+    def from_tensors(
+        cls, tensors: dict[str, np.ndarray], stages: list[int], rows: int
+    ) -> "EarlyStopping | None":
         """Read back what `tensors` gave, for m ranking `rows`, None where there is none of it.
 
         Raises:
@@ -207,7 +236,9 @@ class EarlyStopping:
         reference = tensors[names[0]]
         shaped = reference.ndim == 2 and len(reference) == len(stages) and reference.shape[1] > 0
         if not shaped or not _is_finite(reference) or not np.all(np.diff(reference, axis=1) >= 0):
-            raise ValueError(f"{names[0]}: expected sorted, finite float64 rows, one for each stage")
+            raise ValueError(
+                f"{names[0]}: expected sorted, finite float64 rows, one for each stage"
+            )
         for name in names[1:]:
             array, is_flag = tensors[name], name == PREFIX + "is_label_settled"
             good = array.dtype == np.bool_ if is_flag else _is_finite(array)
@@ -221,12 +252,16 @@ class EarlyStopping:
         }
         for name, array in relative.items():
             if array.shape != (len(stages),) or not _is_finite(array) or np.any(array < 0):
-                raise ValueError(f"{RELATIVE_ERROR}{name}: expected a finite float64 number from 0 for each stage")
+                raise ValueError(
+                    f"{RELATIVE_ERROR}{name}: expected a finite float64 number from 0 for each "
+                    "stage"
+                )
         return cls(tuple(stages), relative, reference, Look(*(tensors[name] for name in names[1:])))
 
 
 def stages_among(draw_counts: list[int]) -> list[int]:
-    """Return the stages among the calibrated numbers of draws; at the last of these all rows stop anyway."""
+    """Return the stages among the calibrated numbers of draws; at the last of these all rows stop
+    anyway."""
     return [count for count in draw_counts[:-1] if count >= FEWEST_DRAWS]
 
 
@@ -237,11 +272,14 @@ def look(
     stage: StageScores,
     relative_error: Mapping[str, float],
 ) -> Look:
-    """Return what the rule looks at of N rows, given detectors and usual relative errors at that number of draws."""
+    """Return what the rule looks at of N rows, given detectors and usual relative errors at that
+    number of draws."""
     width = student_quantile(num_draws - 1)
     scores, spread = stage.scores, stage.spread
     errors = {
-        name: np.maximum(error, relative_error[name] * scores[name]) if name in relative_error else error
+        name: np.maximum(error, relative_error[name] * scores[name])
+        if name in relative_error
+        else error
         for name, error in spread.errors.items()
     }
 
@@ -258,9 +296,11 @@ def look(
 
 
 def student_quantile(degrees_of_freedom: int, tail: float = TAIL) -> float:
-    """Return the t that Student's distribution exceeds with probability `tail`; within 1 % from 4 degrees on.
+    """Return the t that Student's distribution exceeds with probability `tail`; within 1 % from 4
+    degrees on.
 
-    The expansion in 1 / degrees of Abramowitz and Stegun, "Handbook of mathematical functions", 1964, 26.7.5.
+    The expansion in 1 / degrees of Abramowitz and Stegun, "Handbook of mathematical functions",
+    1964, 26.7.5.
     """
     x = NormalDist().inv_cdf(1.0 - tail)
     terms = (

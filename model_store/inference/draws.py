@@ -1,4 +1,5 @@
-"""Rows of a micro-batch under their draws: either all under the same, or each under draws of its own."""
+"""Rows of a micro-batch under their draws: either all under the same, or each under draws of its
+own."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ class RowsUnderDraws(ABC):
     """N rows whose first products are known, and the draws that they are predicted under."""
 
     @abstractmethod
-    def outputs(self, rows: slice | np.ndarray, first: int, last: int) -> Float32[np.ndarray, "K n C"]:
+    def outputs(
+        self, rows: slice | np.ndarray, first: int, last: int
+    ) -> Float32[np.ndarray, "K n C"]:
         """Return what the network says of some rows under their draws `first` to `last - 1`."""
 
 
@@ -25,7 +28,9 @@ class SharedDraws(RowsUnderDraws):
     known: Float32[np.ndarray, "N H"]
     draws: DrawSet
 
-    def outputs(self, rows: slice | np.ndarray, first: int, last: int) -> Float32[np.ndarray, "K n C"]:
+    def outputs(
+        self, rows: slice | np.ndarray, first: int, last: int
+    ) -> Float32[np.ndarray, "K n C"]:
         """Return what the network says of some rows under draws `first` to `last - 1`."""
         return self.runtime.after_draw_set(self.known[rows], self.draws, first, last)
 
@@ -38,6 +43,8 @@ class OwnDraws(RowsUnderDraws):
     known: Float32[np.ndarray, "N H"]
     theta: Float32[np.ndarray, "K N D"]
 
-    def outputs(self, rows: slice | np.ndarray, first: int, last: int) -> Float32[np.ndarray, "K n C"]:
+    def outputs(
+        self, rows: slice | np.ndarray, first: int, last: int
+    ) -> Float32[np.ndarray, "K n C"]:
         """Return what the network says of some rows under their draws `first` to `last - 1`."""
         return self.runtime.after_draws(self.known[rows], self.theta[first:last, rows])

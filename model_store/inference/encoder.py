@@ -1,7 +1,9 @@
-"""The encoder of a version: from a row to what its network takes, once for each row, however many draws.
+"""The encoder of a version: from a row to what its network takes, once for each row, however many
+draws.
 
-It is a graph of its own, `encoder.onnx`, with input `x` (rows, I) and output `encoded` (rows, F). It may be large, so
-it is loaded from its file, its weights are in memory once, and versions that have the same one share it.
+It is a graph of its own, `encoder.onnx`, with input `x` (rows, I) and output `encoded` (rows, F).
+It may be large, so it is loaded from its file, its weights are in memory once, and versions that
+have the same one share it.
 """
 
 import mmap
@@ -32,7 +34,8 @@ class Encoder:
     """What a version's network takes of rows. Any thread may call it."""
 
     def __init__(self, path: Path, spec: EncoderSpec, row_size: int, threads: int = 0) -> None:
-        """Make a session of a graph's file; `threads` 0 means one for each processor this process may use.
+        """Make a session of a graph's file; `threads` 0 means one for each processor this process
+        may use.
 
         Raises:
             GraphError: if the graph is not one that an encoder of such rows can be.
@@ -42,7 +45,10 @@ class Encoder:
         refused = refusal(model)
         if refused is not None:
             raise GraphError(ENCODER, refused)
-        named = {value.name for value in model.graph.input}, {value.name for value in model.graph.output}
+        named = (
+            {value.name for value in model.graph.input},
+            {value.name for value in model.graph.output},
+        )
         if named != ({INPUT}, {OUTPUT}):
             raise GraphError(ENCODER, f"expected input {INPUT} and output {OUTPUT}")
         del model
@@ -56,7 +62,9 @@ class Encoder:
         except Exception:
             raise GraphError(ENCODER, f"it does not run on rows of {row_size} numbers") from None
         if given.shape != (1, spec.outputs) or given.dtype != np.float32:
-            raise GraphError(ENCODER, f"expected {spec.outputs} float32 numbers for a row, got another output")
+            raise GraphError(
+                ENCODER, f"expected {spec.outputs} float32 numbers for a row, got another output"
+            )
         begun = time.perf_counter()
         self(np.zeros((1, row_size), dtype=np.float32))
         self.row_s = time.perf_counter() - begun  # of one row, once the session is warm
@@ -77,8 +85,11 @@ _shared: WeakValueDictionary[tuple[str, str, int, int], Encoder] = WeakValueDict
 _sharing = threading.Lock()
 
 
-def shared_encoder(path: Path, file: FileSpec, spec: EncoderSpec, row_size: int, threads: int = 0) -> Encoder:
-    """Return the encoder of a verified file, the one that is in memory if there is one of the same content.
+def shared_encoder(
+    path: Path, file: FileSpec, spec: EncoderSpec, row_size: int, threads: int = 0
+) -> Encoder:
+    """Return the encoder of a verified file, the one that is in memory if there is one of the same
+    content.
 
     Raises:
         GraphError: as `Encoder` does.
@@ -98,7 +109,10 @@ def without_weights(path: Path) -> onnx.ModelProto:
         GraphError: if the file is not such a model.
     """
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
             return onnx.load_model_from_string(_without(memoryview(content), [GRAPH, INITIALIZER]))
     except OSError as error:
         raise GraphError(ENCODER, error.strerror or "cannot be read") from None
@@ -121,7 +135,8 @@ def _without(message: memoryview, way: list[int]) -> bytes:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview, memoryview]]:
-    """Yield each field of a message in protobuf's encoding: its number, its kind, all of it, and its content."""
+    """Yield each field of a message in protobuf's encoding: its number, its kind, all of it, and
+    its content."""
     place = 0
     while place < len(message):
         start = place

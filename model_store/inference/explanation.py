@@ -1,15 +1,17 @@
-"""Why a row is strange: what each detector adds to the flag, what columns or numbers of the row do, and which
-training rows are nearest.
+"""Why a row is strange: what each detector adds to the flag, what columns or numbers of the row do,
+and which training rows are nearest.
 
-*Detectors.* The flag's statistic is log mean_j exp(s_j) of the combined detectors' surprisals s_j, so
-exp(s_j) / sum_l exp(s_l) is detector j's share of what is averaged, exactly: 1 / p_j of the harmonic mean p-value.
+*Detectors.* The flag's statistic is log mean_j exp(s_j) of the combined detectors' surprisals s_j,
+so exp(s_j) / sum_l exp(s_l) is detector j's share of what is averaged, exactly: 1 / p_j of the
+harmonic mean p-value.
 
-*Columns.* The fall of the statistic, in nats, had one column its usual value (its median, its most frequent category)
-and the others theirs, under the same draws. Falls do not add up: of two columns that contradict each other, either
-may be put right. Squares of whitened columns, which do add up, blamed the wrong one of correlated columns
-(docs/decisions/0017-explanations.md).
+*Columns.* The fall of the statistic, in nats, had one column its usual value (its median, its most
+frequent category) and the others theirs, under the same draws. Falls do not add up: of two columns
+that contradict each other, either may be put right. Squares of whitened columns, which do add up,
+blamed the wrong one of correlated columns (docs/decisions/0017-explanations.md).
 
-*Numbers* of other rows. A detector of the input has a score that is a squared length in the space of inputs,
+*Numbers* of other rows. A detector of the input has a score that is a squared length in the space
+of inputs,
 |v|^2 = sum_i v_i^2 (`training.detectors` says what v is), so v_i^2 / |v|^2 is number i's share of it, exactly, and
 its share of the flag is the sum over detectors of the two shares' products. What is left, 1 - `attributed`, belongs
 to detectors that look at no number by itself (scores of the posterior, and of features), and to those of the input
@@ -26,15 +28,15 @@ from model_store.artifacts.manifest import column_width
 from model_store.conformal.detectors import flag_statistic, harmonic_shares
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
-from model_store.inputs.columns import Columns, usual_row
+from model_store.sources.columns import Columns, usual_row
 
 NEAREST = 5  # training rows that are named
 
 
 @dataclass(frozen=True, eq=False)
 class DividedFlag:
-    """The flag's statistic of N rows in nats, by combined detector its share, and whether its score is lower than
-    usual.
+    """The flag's statistic of N rows in nats, by combined detector its share, and whether its score
+    is lower than usual.
     """
 
     statistic: Float64[np.ndarray, "N"]
@@ -43,7 +45,8 @@ class DividedFlag:
 
     @classmethod
     def of(cls, model: Model, prediction: Prediction) -> "DividedFlag":
-        """Divide the flag of a prediction; each row by the detectors of as many draws as it took."""
+        """Divide the flag of a prediction; each row by the detectors of as many draws as it
+        took."""
         calibration, scores = model.calibration, prediction.calibrated_scores
         combined, num_rows = calibration.combined, len(scores.num_draws)
         statistic = np.empty(num_rows)
@@ -63,8 +66,8 @@ class DividedFlag:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Why N rows are strange: of a model of C columns their `falls`, of others the `shares` of a row's numbers, and
-    the `nearest` training rows of each. What the version does not say is None.
+    """Why N rows are strange: of a model of C columns their `falls`, of others the `shares` of a
+    row's numbers, and the `nearest` training rows of each. What the version does not say is None.
     """
 
     flag: DividedFlag
@@ -76,7 +79,8 @@ class Explanation:
 def rows_as_usual(
     columns: Columns, x: Float32[np.ndarray, "N I"]
 ) -> Generator[None, None, Float32[np.ndarray, "M I"]]:
-    """Return each row, followed by itself with one column after the other as usual, M = N (1 + C); yields after each.
+    """Return each row, followed by itself with one column after the other as usual, M = N (1 + C);
+    yields after each.
 
     Raises ValueError if the usual value of a column is not known.
     """
@@ -94,12 +98,17 @@ def rows_as_usual(
 
 def falls(model: Model, as_usual: Prediction) -> Float64[np.ndarray, "N C"]:
     """Return by how much the flag's statistic falls, given the prediction of `rows_as_usual`."""
-    statistic = DividedFlag.of(model, as_usual).statistic.reshape(-1, 1 + len(model.manifest.input.columns))
+    statistic = DividedFlag.of(model, as_usual).statistic.reshape(
+        -1, 1 + len(model.manifest.input.columns)
+    )
     return statistic[:, :1] - statistic[:, 1:]
 
 
 def explain(
-    model: Model, prediction: Prediction, x: Float32[np.ndarray, "N I"], as_usual: Prediction | None = None
+    model: Model,
+    prediction: Prediction,
+    x: Float32[np.ndarray, "N I"],
+    as_usual: Prediction | None = None,
 ) -> Generator[None, None, Explanation]:
     """Explain predicted rows; yields after each.
 
@@ -127,7 +136,9 @@ def explain(
     )
 
 
-def _shares(model: Model, flag: DividedFlag, n: int, row: Float32[np.ndarray, "I"]) -> Float64[np.ndarray, "I"]:
+def _shares(
+    model: Model, flag: DividedFlag, n: int, row: Float32[np.ndarray, "I"]
+) -> Float64[np.ndarray, "I"]:
     """Return each number's share of the flag's statistic."""
     (terms,) = model.runtime.terms(row[None]).astype(np.float64)
     shares = np.zeros(len(row))

@@ -11,7 +11,14 @@ from jaxtyping import Float32, Float64
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from model_store.artifacts.manifest import ENCODER, GRAPHS, SCORES_VERSION, TOKENIZER, TRAINING_ROWS, Manifest
+from model_store.artifacts.manifest import (
+    ENCODER,
+    GRAPHS,
+    SCORES_VERSION,
+    TOKENIZER,
+    TRAINING_ROWS,
+    Manifest,
+)
 from model_store.artifacts.store import Artifact
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import flag_statistic
@@ -30,7 +37,7 @@ from model_store.scores.classification import Scores, taken
 from model_store.scores.tasks import AnyScores, Predictive, predictive_of
 
 if TYPE_CHECKING:
-    from model_store.inputs.text import TextEncoder
+    from model_store.sources.text import TextEncoder
 
 logger = logging.getLogger("dubito")
 
@@ -38,7 +45,12 @@ CALIBRATION_FILE = "calibration.safetensors"
 TOKENIZER_COPIES = 25  # of a tokenizer's file, in memory, while it is read and after
 DRAW_S = 1e-5  # about, of a row, where encoders are compared with draws
 LARGEST = float(np.finfo(np.float32).max)
-NEEDED = (*GRAPHS, CALIBRATION_FILE, TRAINING_ROWS, TOKENIZER)  # the last two where a version has them
+NEEDED = (
+    *GRAPHS,
+    CALIBRATION_FILE,
+    TRAINING_ROWS,
+    TOKENIZER,
+)  # the last two where a version has them
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +77,9 @@ class Model:
             return BrokenArtifact(manifest.name, manifest.version, file, reason)
 
         if manifest.noise.algorithm not in ALGORITHMS:
-            raise broken("manifest.json", f"noise.algorithm: expected one of {ALGORITHMS}, those known here")
+            raise broken(
+                "manifest.json", f"noise.algorithm: expected one of {ALGORITHMS}, those known here"
+            )
         try:
             row_size = int(np.prod(manifest.input.shape))
             encoder = None
@@ -87,25 +101,43 @@ class Model:
             raise broken("network.onnx", f"expected outputs of task {manifest.task}")
         attributed = manifest.detectors.attributed
         if runtime.terms_shape != ((len(attributed), row_size) if attributed else None):
-            raise broken("network.onnx", "expected terms of each detector that the manifest names, and no others")
+            raise broken(
+                "network.onnx",
+                "expected terms of each detector that the manifest names, and no others",
+            )
         try:
             tensors = load(artifact.files[CALIBRATION_FILE])
             calibration = Calibration.from_tensors(
                 tensors,
                 manifest.detectors.names,
                 manifest.num_labels,
-                None if manifest.categories is None else (manifest.categories.kind, manifest.categories.names),
+                None
+                if manifest.categories is None
+                else (manifest.categories.kind, manifest.categories.names),
             )
-            label_shift = LabelShift.from_tensors(tensors, calibration.statistic.shape[1], manifest.num_labels)
+            label_shift = LabelShift.from_tensors(
+                tensors, calibration.statistic.shape[1], manifest.num_labels
+            )
         except (SafetensorError, ValueError) as error:
             raise broken(CALIBRATION_FILE, str(error)) from None
         if (calibration.answers is None) != (manifest.abstention is None):
-            raise broken(CALIBRATION_FILE, "expected abstention.doubt if and only if the manifest has abstention")
-        if (calibration.early_stopping is None) != (not stages_among(calibration.draw_counts.tolist())):
-            raise broken(CALIBRATION_FILE, "expected settling.reference if and only if rows can stop early")
-        if manifest.detectors.scores_version != SCORES_VERSION and calibration.early_stopping is not None:
+            raise broken(
+                CALIBRATION_FILE,
+                "expected abstention.doubt if and only if the manifest has abstention",
+            )
+        if (calibration.early_stopping is None) != (
+            not stages_among(calibration.draw_counts.tolist())
+        ):
+            raise broken(
+                CALIBRATION_FILE, "expected settling.reference if and only if rows can stop early"
+            )
+        if (
+            manifest.detectors.scores_version != SCORES_VERSION
+            and calibration.early_stopping is not None
+        ):
             logger.warning(
-                "model %s version %s was calibrated with other standard errors: its rows take all draws, whatever "
+                "model %s version %s was calibrated with other standard errors: its rows take all "
+                "draws, whatever "
                 "settle says, until it is calibrated anew (python -m training calibrate)",
                 manifest.name,
                 manifest.version,
@@ -117,22 +149,32 @@ class Model:
         except GraphError as error:
             raise broken(error.file, error.reason) from None
         except Exception:
-            raise broken("network.onnx", "it does not run on rows of the manifest's shape") from None
+            raise broken(
+                "network.onnx", "it does not run on rows of the manifest's shape"
+            ) from None
         try:
             rows = artifact.files.get(TRAINING_ROWS)
-            training_rows = None if rows is None else TrainingRows.from_tensors(load(rows), model.network_row_size)
+            training_rows = (
+                None
+                if rows is None
+                else TrainingRows.from_tensors(load(rows), model.network_row_size)
+            )
         except (SafetensorError, ValueError) as error:
             raise broken(TRAINING_ROWS, str(error)) from None
         text_encoder = None
         if manifest.input.text is not None:
-            from model_store.inputs.text import TextEncoder  # a library that other models do not need
+            from model_store.sources.text import (
+                TextEncoder,
+            )  # a library that other models do not need
 
             try:
                 text_encoder = TextEncoder(artifact.files[TOKENIZER], manifest.input.text)
             except ValueError as error:
                 raise broken(TOKENIZER, str(error)) from None
             if text_encoder.vocabulary > manifest.input.maximum + 1:
-                raise broken(TOKENIZER, f"expected ids up to {manifest.input.maximum:.0f}, got larger ones")
+                raise broken(
+                    TOKENIZER, f"expected ids up to {manifest.input.maximum:.0f}, got larger ones"
+                )
         return replace(model, training_rows=training_rows, text_encoder=text_encoder)
 
     @property
@@ -163,20 +205,27 @@ class Model:
         return self.row_size if self.manifest.encoder is None else self.manifest.encoder.outputs
 
     def warm_up(self) -> None:
-        """Predict once, so that the first caller does not pay for it and a wrong graph is found out.
+        """Predict once, so that the first caller does not pay for it and a wrong graph is found
+        out.
 
         Raises:
             GraphError: if the network gives another number of outputs than the manifest says.
         """
         theta = self.runtime.draw(0, 0, min(2, self.manifest.noise.max_draws or 2))
-        outputs, density = self.runtime.run(np.zeros((1, self.row_size), dtype=np.float32), theta[:, None])
+        outputs, density = self.runtime.run(
+            np.zeros((1, self.row_size), dtype=np.float32), theta[:, None]
+        )
         given, expected = outputs.shape[2], self.manifest.output_size
         if given != expected:
             what = "classes" if self.manifest.classes else "mean and log variance"
-            raise GraphError("network.onnx", f"expected {expected} outputs for each row ({what}), got {given}")
+            raise GraphError(
+                "network.onnx", f"expected {expected} outputs for each row ({what}), got {given}"
+            )
         self.prediction(outputs, density)
 
-    def predict(self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K D"]) -> Prediction:
+    def predict(
+        self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K D"]
+    ) -> Prediction:
         """Return scores and p-values of rows under the K draws in `theta`, all rows the same."""
         return self.prediction(*self.runtime.run(x, theta[:, None]))
 
@@ -188,8 +237,8 @@ class Model:
     ) -> Prediction:
         """Return scores and p-values of rows, given what the network says of them under each draw.
 
-        With `priors`, the rows' classes have these shares: `model_store.conformal.label_shift`. Detectors look at
-        what the network says anyway.
+        With `priors`, the rows' classes have these shares: `model_store.conformal.label_shift`.
+        Detectors look at what the network says anyway.
 
         Raises:
             ValueError: if the version does not bear priors.
@@ -198,9 +247,13 @@ class Model:
         used = self.calibration.draws_used(num_draws)
         if priors is not None:
             if self.label_shift is None:
-                raise ValueError("expected a version with the shares of its classes, got one without")
+                raise ValueError(
+                    "expected a version with the shares of its classes, got one without"
+                )
             scores = predictive.scores(predictive.sums(self.shifted(outputs, priors)))
-            calibrated_scores = predictive.scores(predictive.sums(outputs[:used]), standard_errors=False)
+            calibrated_scores = predictive.scores(
+                predictive.sums(outputs[:used]), standard_errors=False
+            )
             weighted = self.label_shift.weighted(self.calibration, used, np.array(priors))
             return self._prediction(scores, calibrated_scores, density, used, weighted)
         sums = predictive.sums(outputs[:used])
@@ -209,7 +262,9 @@ class Model:
         else:
             calibrated_scores = predictive.scores(sums, standard_errors=False)
             scores = predictive.scores(sums.merge(predictive.sums(outputs[used:], used)))
-        return self._prediction(scores, calibrated_scores, density, used, self.calibration.rank_tables(used))
+        return self._prediction(
+            scores, calibrated_scores, density, used, self.calibration.rank_tables(used)
+        )
 
     def shifted(
         self, outputs: Float32[np.ndarray, "K N C"], priors: tuple[float, ...]
@@ -217,12 +272,15 @@ class Model:
         """Return each draw's log class probabilities where the classes have these shares.
 
         Raises:
-            ValueError: if it is not known which shares the network's are of, or no training row was of a class that
-                has one.
+            ValueError: if it is not known which shares the network's are of, or no training row was
+                of a class that has one.
         """
         if self.manifest.priors is None:
             raise ValueError("expected a version with the shares of its classes, got one without")
-        if any(share > 0 and known == 0 for share, known in zip(priors, self.manifest.priors, strict=True)):
+        if any(
+            share > 0 and known == 0
+            for share, known in zip(priors, self.manifest.priors, strict=True)
+        ):
             raise ValueError("expected shares of classes with training rows, got others")
         ratio = np.zeros(len(priors))  # also of a class that neither have
         np.divide(priors, self.manifest.priors, out=ratio, where=np.array(priors) > 0)
@@ -231,7 +289,11 @@ class Model:
         return shifted_log_probs(outputs.astype(np.float64), log_ratio)
 
     def prediction_with_stopping(
-        self, rows: RowsUnderDraws, density: Float32[np.ndarray, "N M"], num_draws: int, rule: StoppingRule
+        self,
+        rows: RowsUnderDraws,
+        density: Float32[np.ndarray, "N M"],
+        num_draws: int,
+        rule: StoppingRule,
     ) -> Prediction:
         """Return scores and p-values of rows, each of as many draws as a rule lets it take.
 
@@ -251,7 +313,11 @@ class Model:
         for stage, following in pairwise([first_stage, *stages]):
             scores = predictive.scores(sums)
             stops = self.calibration.stops(
-                detector_scores(scores, density, names), scores.labels, Spread.of(scores, sums), stage, rule
+                detector_scores(scores, density, names),
+                scores.labels,
+                Spread.of(scores, sums),
+                stage,
+                rule,
             )
             if stops.any():
                 stopped = taken(scores, stops)
@@ -285,23 +351,33 @@ class Model:
         surprisals = self.calibration.surprisals_of(detected, calibrated_scores.labels, draws)
         statistic = flag_statistic(surprisals, self.calibration.combined)
         p_values = rank_tables.p_values(statistic, surprisals)
-        mass = mass_above(calibrated_scores.probabilities) if isinstance(calibrated_scores, Scores) else None
+        mass = (
+            mass_above(calibrated_scores.probabilities)
+            if isinstance(calibrated_scores, Scores)
+            else None
+        )
         categories = self.calibration.categories
         ranked = (
             None
             if categories is None
-            else RankedRows(categories.of_rows(calibrated_scores.labels, None), statistic, surprisals)
+            else RankedRows(
+                categories.of_rows(calibrated_scores.labels, None), statistic, surprisals
+            )
         )
         transform = self.manifest.transform
-        return Prediction(scores, detected, calibrated_scores, p_values, mass, rank_tables, transform, ranked)
+        return Prediction(
+            scores, detected, calibrated_scores, p_values, mass, rank_tables, transform, ranked
+        )
 
 
 def detector_scores(
     scores: AnyScores, density: Float32[np.ndarray, "N M"], names: tuple[str, ...]
 ) -> dict[str, Float64[np.ndarray, "N"]]:
-    """Return every detector's score by name: the posterior scores, then the density scores of the graph.
+    """Return every detector's score by name: the posterior scores, then the density scores of the
+    graph.
 
-    A density score beyond float32's range, or one that is not a number, is as unlike the data as can be.
+    A density score beyond float32's range, or one that is not a number, is as unlike the data as
+    can be.
     """
     if not np.isfinite(density).all():
         density = np.nan_to_num(density, nan=LARGEST, posinf=LARGEST, neginf=-LARGEST)

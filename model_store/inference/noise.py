@@ -3,16 +3,16 @@
 Algorithm `philox4x64-10/linear-quantile` (its name stands in each manifest):
 
 1. A draw of D numbers takes B = ceil(D / 8) blocks. Block b = 1 .. B of draw k is Philox4x64-10 (Salmon, Moraes, Dror
-   and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011) of the counter k B + b and the key seed. It gives
-   four 64-bit words; each is split in two 32-bit words, the low half first.
+   and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011) of the counter k B + b and the key
+   seed. It gives four 64-bit words; each is split in two 32-bit words, the low half first.
 2. A 32-bit word is a sign (the highest bit) and a number v of 31 bits. With f = v + 1/2 in float32 the size of the
-   normal is the upper quantile of f / 2^32, linear in f between nodes: 256 to each power of two, so that the tail,
-   where v is small, is as fine as the middle. The result is within 1e-6 of the exact quantile everywhere; the largest
-   is 6.34.
+   normal is the upper quantile of f / 2^32, linear in f between nodes: 256 to each power of two, so
+   that the tail, where v is small, is as fine as the middle. The result is within 1e-6 of the exact
+   quantile everywhere; the largest is 6.34.
 
-Step 2 is one rounded conversion, one addition, and a multiplication and an addition of float32 with numbers from a
-table, all exactly rounded by IEEE 754; the table is made of float32 values of the exact quantile at the nodes. So the
-same bits come out on every machine.
+Step 2 is one rounded conversion, one addition, and a multiplication and an addition of float32 with
+numbers from a table, all exactly rounded by IEEE 754; the table is made of float32 values of the
+exact quantile at the nodes. So the same bits come out on every machine.
 """
 
 from statistics import NormalDist
@@ -34,7 +34,9 @@ FIRST_NODE = 126 << NODE_BITS  # the float32 bits of 1/2, shifted
 NUM_NODES = (32 << NODE_BITS) + 1  # from 1/2 to 2^31
 
 
-def standard_normal(seed: int, first_draw: int, num_draws: int, dimension: int) -> Float32[np.ndarray, "K D"]:
+def standard_normal(
+    seed: int, first_draw: int, num_draws: int, dimension: int
+) -> Float32[np.ndarray, "K D"]:
     """Return the noise of draws `first_draw` to `first_draw + num_draws - 1` of a seed.
 
     Args:
@@ -44,15 +46,20 @@ def standard_normal(seed: int, first_draw: int, num_draws: int, dimension: int) 
         dimension: D, how many numbers a draw holds.
 
     Returns:
-        float32 array of shape (K, D), N(0, I). Row k depends on `seed`, D and `first_draw + k` alone.
+        float32 array of shape (K, D), N(0, I). Row k depends on `seed`, D and `first_draw + k`
+        alone.
     """
     blocks = -(-dimension // 8)
     eps_K_D = np.empty((num_draws, dimension), dtype=np.float32)
     chunk = max(1, CHUNK // dimension)
-    generator = np.random.Philox(counter=first_draw * blocks, key=seed)  # adds one to the counter before each block
+    generator = np.random.Philox(
+        counter=first_draw * blocks, key=seed
+    )  # adds one to the counter before each block
     for start in range(0, num_draws, chunk):
         stop = min(start + chunk, num_draws)
-        words = generator.random_raw((stop - start) * 4 * blocks).astype("<u8", copy=False).view("<u4")
+        words = (
+            generator.random_raw((stop - start) * 4 * blocks).astype("<u8", copy=False).view("<u4")
+        )
         eps_K_D[start:stop] = normal(words).reshape(stop - start, 8 * blocks)[:, :dimension]
     return eps_K_D
 
@@ -72,10 +79,19 @@ def normal(words: UInt32[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"]
 
 
 def _quantile_lines() -> tuple[Float32[np.ndarray, "nodes"], Float32[np.ndarray, "nodes"]]:
-    """Return intercept and slope, from each node to the next, of the upper quantile as a function of f."""
-    node = ((np.arange(NUM_NODES, dtype=np.int32) + FIRST_NODE) << SHIFT).view(np.float32).astype(np.float64)
-    quantile = np.array([-NormalDist().inv_cdf(f / 2**32) for f in node], dtype=np.float32).astype(np.float64)
-    slope = np.append(np.diff(quantile) / np.diff(node), 0.0)  # the last node, the median, is a value by itself
+    """Return intercept and slope, from each node to the next, of the upper quantile as a function
+    of f."""
+    node = (
+        ((np.arange(NUM_NODES, dtype=np.int32) + FIRST_NODE) << SHIFT)
+        .view(np.float32)
+        .astype(np.float64)
+    )
+    quantile = np.array([-NormalDist().inv_cdf(f / 2**32) for f in node], dtype=np.float32).astype(
+        np.float64
+    )
+    slope = np.append(
+        np.diff(quantile) / np.diff(node), 0.0
+    )  # the last node, the median, is a value by itself
     intercept = quantile - slope * node
     return intercept.astype(np.float32), slope.astype(np.float32)
 
@@ -83,7 +99,9 @@ def _quantile_lines() -> tuple[Float32[np.ndarray, "nodes"], Float32[np.ndarray,
 INTERCEPT, SLOPE = _quantile_lines()
 
 
-def noise(algorithm: str, seed: int, first_draw: int, num_draws: int, dimension: int) -> Float32[np.ndarray, "K D"]:
+def noise(
+    algorithm: str, seed: int, first_draw: int, num_draws: int, dimension: int
+) -> Float32[np.ndarray, "K D"]:
     """Return the noise of draws by the algorithm of that name, as `standard_normal` does.
 
     Raises:

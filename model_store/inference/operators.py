@@ -1,9 +1,11 @@
-"""What a graph may be made of. It is data from elsewhere, so it holds operators of a list and nothing else.
+"""What a graph may be made of. It is data from elsewhere, so it holds operators of a list and
+nothing else.
 
-On the list are operators that compute numbers from numbers, the same each time: none that is random, that
-chooses or repeats graphs (`If`, `Loop`, `Scan`), or that has to do with text, files, sequences or optional
-values; and no functions, which give an operator another meaning. How long a graph takes, and how much memory,
-`model_store.inference.trial` finds out.
+On the list are operators that compute numbers from numbers, the same each time: none that is
+    random, that
+chooses or repeats graphs (`If`, `Loop`, `Scan`), or that has to do with text, files, sequences or
+optional values; and no functions, which give an operator another meaning. How long a graph takes,
+and how much memory, `model_store.inference.trial` finds out.
 """
 
 from collections.abc import Iterator
@@ -47,7 +49,10 @@ OPERATORS = frozenset(BY_FULL_NAME.split())
 def refusal(model: onnx.ModelProto) -> str | None:
     """Return why a graph is not one to be run, None where nothing speaks against it."""
     parts = [*_messages(model)]
-    if any(isinstance(p, onnx.TensorProto) and p.data_location == onnx.TensorProto.EXTERNAL for p in parts):
+    if any(
+        isinstance(p, onnx.TensorProto) and p.data_location == onnx.TensorProto.EXTERNAL
+        for p in parts
+    ):
         return "keeps weights in another file, which is refused"
     for part in parts:
         if isinstance(part, onnx.FunctionProto):
@@ -67,7 +72,8 @@ def _shown(name: str) -> str:
 
 
 def _messages(message: Any) -> Iterator[Any]:
-    """Yield a message and all messages in it: initialisers, constants, subgraphs and functions alike."""
+    """Yield a message and all messages in it: initialisers, constants, subgraphs and functions
+    alike."""
     yield message
     for field, value in message.ListFields():
         if field.message_type is not None:

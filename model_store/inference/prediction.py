@@ -1,4 +1,5 @@
-"""What a model says of rows: scores, conformal p-values, and what follows from ranks: sets, intervals, abstention."""
+"""What a model says of rows: scores, conformal p-values, and what follows from ranks: sets,
+intervals, abstention."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,7 +35,10 @@ class RankedRows:
         return cls(
             np.concatenate([part.categories for part in parts]),
             np.concatenate([part.statistic for part in parts]),
-            {name: np.concatenate([part.surprisals[name] for part in parts]) for name in parts[0].surprisals},
+            {
+                name: np.concatenate([part.surprisals[name] for part in parts])
+                for name in parts[0].surprisals
+            },
         )
 
 
@@ -42,39 +46,49 @@ class RankedRows:
 class Prediction:
     """What a model says of N rows: the scores of all their draws, and the flag's p_values.
 
-    `detected` holds each detector's score. Detectors of posterior scores look at the first draws, as many as the
-    largest calibrated number or those at which the row stopped (`calibrated_scores` are of these draws), so that
-    p-values, prediction sets and intervals, which are ranks among `rank_tables`, are exact whatever
-    number was asked for.
+    `detected` holds each detector's score. Detectors of posterior scores look at the first draws,
+    as many as the largest calibrated number or those at which the row stopped (`calibrated_scores`
+    are of these draws), so that p-values, prediction sets and intervals, which are ranks among
+    `rank_tables`, are exact whatever number was asked for.
 
-    `p_values` are ranks among all ranking rows. Where a model is calibrated by category, rows are judged by
-    `judged_p_values`, and `ranked` is what these are made of.
+    `p_values` are ranks among all ranking rows. Where a model is calibrated by category, rows are
+    judged by `judged_p_values`, and `ranked` is what these are made of.
     """
 
     scores: AnyScores
     detected: dict[str, Float64[np.ndarray, "N"]]
     calibrated_scores: AnyScores
     p_values: ConformalPValues
-    mass_above: Float64[np.ndarray, "N C"] | None  # each class, of the calibrated draws; None in a regression
+    mass_above: (
+        Float64[np.ndarray, "N C"] | None
+    )  # each class, of the calibrated draws; None in a regression
     rank_tables: RankTables | WeightedRows  # the latter under priors
     transform: Transform | None = None  # of a regression's target
     ranked: RankedRows | None = None  # None: there are no categories
 
     @classmethod
     def concatenate(cls, parts: list["Prediction"]) -> "Prediction":
-        """Return the prediction of all parts' rows, in order; the parts' draws must be taken in the same way."""
+        """Return the prediction of all parts' rows, in order; the parts' draws must be taken in the
+        same way."""
         first = parts[0]
         if len(parts) == 1:
             return first
         return cls(
             concatenated([part.scores for part in parts]),
-            {name: np.concatenate([part.detected[name] for part in parts]) for name in first.detected},
+            {
+                name: np.concatenate([part.detected[name] for part in parts])
+                for name in first.detected
+            },
             concatenated([part.calibrated_scores for part in parts]),
             ConformalPValues.concatenate([part.p_values for part in parts]),
-            None if first.mass_above is None else np.concatenate([part.mass_above for part in parts]),
+            None
+            if first.mass_above is None
+            else np.concatenate([part.mass_above for part in parts]),
             first.rank_tables,
             first.transform,
-            None if first.ranked is None else RankedRows.concatenate([p.ranked for p in parts if p.ranked]),
+            None
+            if first.ranked is None
+            else RankedRows.concatenate([p.ranked for p in parts if p.ranked]),
         )
 
     def take(self, rows: slice | np.ndarray) -> "Prediction":
@@ -83,7 +97,9 @@ class Prediction:
         return Prediction(
             scores,
             {name: detected[rows] for name, detected in self.detected.items()},
-            scores if self.calibrated_scores is self.scores else taken(self.calibrated_scores, rows),
+            scores
+            if self.calibrated_scores is self.scores
+            else taken(self.calibrated_scores, rows),
             self.p_values.take(rows),
             None if self.mass_above is None else self.mass_above[rows],
             self.rank_tables,
@@ -108,10 +124,15 @@ class Prediction:
         if self.ranked is None:
             return self.p_values
         assert isinstance(self.rank_tables, RankTables)  # priors go with no categories
-        return self.rank_tables.p_values(self.ranked.statistic, self.ranked.surprisals, self.ranked.categories)
+        return self.rank_tables.p_values(
+            self.ranked.statistic, self.ranked.surprisals, self.ranked.categories
+        )
 
-    def prediction_sets(self, coverage: float, confidence: float | None = None) -> Bool[np.ndarray, "N C"] | None:
-        """Return which classes belong to each row's prediction set, None in a regression; `confidence` as of `sets`.
+    def prediction_sets(
+        self, coverage: float, confidence: float | None = None
+    ) -> Bool[np.ndarray, "N C"] | None:
+        """Return which classes belong to each row's prediction set, None in a regression;
+        `confidence` as of `sets`.
 
         A row's label belongs to it, whatever the draws say that were calibrated.
         """
@@ -122,40 +143,52 @@ class Prediction:
                 raise ValueError("expected no confidence under priors, got one")
             inside = self.rank_tables.prediction_sets(self.mass_above, coverage)
         else:
-            inside = self.rank_tables.prediction_sets(self.mass_above, coverage, confidence, self.categories)
+            inside = self.rank_tables.prediction_sets(
+                self.mass_above, coverage, confidence, self.categories
+            )
         if self.scores is not self.calibrated_scores:
             inside[np.arange(len(inside)), self.scores.label] = True
         return inside
 
-    def intervals(self, coverage: float, confidence: float | None = None) -> Float64[np.ndarray, "N 2"] | None:
-        """Return the lower and upper end of each row's interval, in the target's units, None in a classification."""
+    def intervals(
+        self, coverage: float, confidence: float | None = None
+    ) -> Float64[np.ndarray, "N 2"] | None:
+        """Return the lower and upper end of each row's interval, in the target's units, None in a
+        classification."""
         scores = self.calibrated_scores
         if not isinstance(scores, MixtureScores) or isinstance(self.rank_tables, WeightedRows):
             return None
-        ends = self.rank_tables.intervals(scores.mean, scores.std, coverage, confidence, self.categories)
+        ends = self.rank_tables.intervals(
+            scores.mean, scores.std, coverage, confidence, self.categories
+        )
         return ends if self.transform is None else to_target(self.transform, ends)
 
     def abstains(self, fpr: float, risk: float) -> Bool[np.ndarray, "N"]:
         """Return which rows of a classification are left undecided, where the flag fires at `fpr`.
 
-        Of a number of draws that was not calibrated so are rows whose label is not that of the calibrated draws.
-        Raises ValueError in a regression, as `RankTables.largest_uncertainty` does, and under priors.
+        Of a number of draws that was not calibrated so are rows whose label is not that of the
+        calibrated draws. Raises ValueError in a regression, as `RankTables.largest_uncertainty`
+        does, and under priors.
         """
         if isinstance(self.rank_tables, WeightedRows):
             raise ValueError("expected no risk under priors, got one")
         largest = self.rank_tables.thresholds(fpr, risk, self.categories)
         scores = self.calibrated_scores
-        answers = (scores.by_name()["variation_ratio"] <= largest) & (self.judged_p_values.p_value > fpr)
+        answers = (scores.by_name()["variation_ratio"] <= largest) & (
+            self.judged_p_values.p_value > fpr
+        )
         return ~answers | (scores.labels != self.scores.labels)
 
 
 def check_computed(scores: Float64[np.ndarray, "N"], field: str, first_row: int = 0) -> None:
-    """Raise InvalidInput for the first row whose score is not a number: its inputs are too large to compute with.
-    Rows count from `first_row`.
+    """Raise InvalidInput for the first row whose score is not a number: its inputs are too large to
+    compute with. Rows count from `first_row`.
     """
     computed = np.isfinite(scores)
     if not computed.all():
         n = int(np.argmin(computed))
         raise InvalidInput(
-            f"{field}.{first_row + n}", "numbers that the model can compute with", "some whose result is not finite"
+            f"{field}.{first_row + n}",
+            "numbers that the model can compute with",
+            "some whose result is not finite",
         )

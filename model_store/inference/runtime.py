@@ -1,9 +1,10 @@
-"""Running an artifact's two graphs with onnxruntime: the same code for calibration and for the service.
+"""Running an artifact's two graphs with onnxruntime: the same code for calibration and for the
+service.
 
-Draws are taken in chunks of bounded size, which does not change a bit of any row's answer: every row of a matrix
-product is summed in the same order, however many rows stand beside it, one row included, and however many threads
-share the work. That holds because the weights are constants of the graph, which onnxruntime packs for its blocked
-kernel when a session is made.
+Draws are taken in chunks of bounded size, which does not change a bit of any row's answer: every
+row of a matrix product is summed in the same order, however many rows stand beside it, one row
+included, and however many threads share the work. That holds because the weights are constants of
+the graph, which onnxruntime packs for its blocked kernel when a session is made.
 """
 
 import logging
@@ -30,17 +31,28 @@ T = TypeVar("T")
 U = TypeVar("U")
 Rewriting = Callable[[Float32[np.ndarray, "N I"]], Float32[np.ndarray, "N F"]]  # of rows
 
-OUTPUTS: dict[Task, str] = {task: predictive.output for task, predictive in PREDICTIVES.items()}  # of the network
+OUTPUTS: dict[Task, str] = {
+    task: predictive.output for task, predictive in PREDICTIVES.items()
+}  # of the network
 BEFORE_DRAWS = ("features", "density")  # the other outputs
-TERMS = "terms"  # an output that networks may have: what each number of a row adds to a density's score
-CHUNK_ROWS = 512  # rows x draws in one run of the network: intermediate results stay in a core's cache
+TERMS = (
+    "terms"  # an output that networks may have: what each number of a row adds to a density's score
+)
+CHUNK_ROWS = (
+    512  # rows x draws in one run of the network: intermediate results stay in a core's cache
+)
 SMALL_ROWS = 128  # rows x draws below which waking other threads takes longer than they save
 SMALLEST_BLOCK = 8  # rows
-# The same where theta is not paired: a convolution whose weights are drawn needs all patches of its input.
+# The same where theta is not paired: a convolution whose weights are drawn needs all patches of its
+# input.
 UNPAIRED_CHUNK_ROWS = 128
 CHUNK_BYTES = 32 << 20  # of theta in one run
-WEIGHTS_PER_DRAW = "weights_per_draw"  # in the network's metadata, where theta holds less than its matrices do
-HELD_BYTES = 64 << 20  # of a draw set that is held in memory; a larger one is made chunk by chunk whenever it is used
+WEIGHTS_PER_DRAW = (
+    "weights_per_draw"  # in the network's metadata, where theta holds less than its matrices do
+)
+HELD_BYTES = (
+    64 << 20
+)  # of a draw set that is held in memory; a larger one is made chunk by chunk whenever it is used
 
 
 class GraphError(ValueError):
@@ -62,7 +74,8 @@ class DrawSet:
 
 
 class Runtime:
-    """The sampler (eps -> theta) and the network (x, theta -> outputs, features, density) of a model."""
+    """The sampler (eps -> theta) and the network (x, theta -> outputs, features, density) of a
+    model."""
 
     def __init__(
         self,
@@ -74,11 +87,13 @@ class Runtime:
         paired: bool = True,
         encoder: Rewriting | None = None,
     ) -> None:
-        """Make sessions of serialised graphs; `threads` 0 means one for each processor this process may use.
+        """Make sessions of serialised graphs; `threads` 0 means one for each processor this process
+        may use.
 
         They are the network's: draws are made ahead, on one thread, beside what the network does.
-        Noise is made by `algorithm`; `paired` says whether rows may have draws of their own. With an `encoder`
-        (`model_store.inference.encoder`), rows are what it takes, and the network's are what it gives.
+        Noise is made by `algorithm`; `paired` says whether rows may have draws of their own. With
+        an `encoder` (`model_store.inference.encoder`), rows are what it takes, and the network's
+        are what it gives.
 
         Raises:
             GraphError: if a graph is not one that a sampler or network can be.
@@ -87,13 +102,21 @@ class Runtime:
         self.algorithm = algorithm
         self.paired = paired
         self.encoder = encoder
-        self._sampler = _session("sampler.onnx", _checked("sampler.onnx", sampler, {"eps"}, {"theta"}))
-        outputs = [{output, *BEFORE_DRAWS, *terms} for output in OUTPUTS.values() for terms in ((), (TERMS,))]
+        self._sampler = _session(
+            "sampler.onnx", _checked("sampler.onnx", sampler, {"eps"}, {"theta"})
+        )
+        outputs = [
+            {output, *BEFORE_DRAWS, *terms}
+            for output in OUTPUTS.values()
+            for terms in ((), (TERMS,))
+        ]
         whole = _checked("network.onnx", network, {"x", "theta"}, *outputs)
         given = {output.name for output in whole.graph.output}
         (self.task,) = (task for task, output in OUTPUTS.items() if output in given)
         self.output = OUTPUTS[self.task]
-        weights = {entry.key: entry.value for entry in whole.metadata_props}.get(WEIGHTS_PER_DRAW, "0")
+        weights = {entry.key: entry.value for entry in whole.metadata_props}.get(
+            WEIGHTS_PER_DRAW, "0"
+        )
         if not weights.isdecimal():
             raise GraphError("network.onnx", f"expected a number as {WEIGHTS_PER_DRAW}")
         self._weights_per_draw = int(weights)
@@ -107,7 +130,10 @@ class Runtime:
         after = after or between(whole, ("x", "theta"), (self.output,))
         if before is None or after is None:
             raise GraphError("network.onnx", "expected a density that does not depend on theta")
-        self._before, self._after = _session("network.onnx", before), _session("network.onnx", after)
+        self._before, self._after = (
+            _session("network.onnx", before),
+            _session("network.onnx", after),
+        )
         terms = between(whole, ("x",), (TERMS,)) if TERMS in given else None
         if TERMS in given and terms is None:
             raise GraphError("network.onnx", "expected terms that do not depend on theta")
@@ -115,7 +141,9 @@ class Runtime:
         self._terms_graph = terms
         self._terms_session: ort.InferenceSession | None = None
         self._making_terms = threading.Lock()
-        self.threads = 1 if providers()[0] == "CUDAExecutionProvider" else threads or available_processors()
+        self.threads = (
+            1 if providers()[0] == "CUDAExecutionProvider" else threads or available_processors()
+        )
         self._pool = ThreadPoolExecutor(self.threads, "network") if self.threads > 1 else None
 
     def draw(self, seed: int, first_draw: int, num_draws: int) -> Float32[np.ndarray, "K D"]:
@@ -138,14 +166,16 @@ class Runtime:
     def run_set(
         self, x: Float32[np.ndarray, "N I"], draws: DrawSet
     ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
-        """Return what `run` does, all rows under one draw set, in memory bounded whatever the set's size."""
+        """Return what `run` does, all rows under one draw set, in memory bounded whatever the set's
+        size."""
         known, density = self.before_draws(x)
         return self.after_draw_set(known, draws, 0, draws.num_draws), density
 
     def after_draw_set(
         self, known: Float32[np.ndarray, "N H"], draws: DrawSet, first: int, last: int
     ) -> Float32[np.ndarray, "K N C"]:
-        """Return what `after_draws` does, under draws `first` to `last - 1` of a set, in bounded memory."""
+        """Return what `after_draws` does, under draws `first` to `last - 1` of a set, in bounded
+        memory."""
         if draws.theta is not None:
             return self.after_draws(known, draws.theta[first:last, None])
         chunk = max(1, CHUNK_BYTES // self.set_bytes(1))
@@ -158,9 +188,11 @@ class Runtime:
     def run(
         self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
     ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
-        """Return the network's outputs for each draw and row, and the density detectors' scores of each row.
+        """Return the network's outputs for each draw and row, and the density detectors' scores of
+        each row.
 
-        Outputs are log class probabilities, or of a regression the target's mean and log variance (C = 2).
+        Outputs are log class probabilities, or of a regression the target's mean and log variance
+        (C = 2).
 
         `theta` has one draw for all rows (P = 1) or, where it may be paired, one for each (P = N).
         """
@@ -170,12 +202,17 @@ class Runtime:
     def before_draws(
         self, x: Float32[np.ndarray, "N I"]
     ) -> tuple[Float32[np.ndarray, "N H"], Float32[np.ndarray, "N M"]]:
-        """Return what `after_draws` takes in of rows, and the density detectors' scores: what no draw changes."""
+        """Return what `after_draws` takes in of rows, and the density detectors' scores: what no
+        draw changes."""
         x = self.encoded(x)
-        parts = self._each(lambda block: self._before_draws(x[block]), self._row_blocks(len(x)), len(x))
+        parts = self._each(
+            lambda block: self._before_draws(x[block]), self._row_blocks(len(x)), len(x)
+        )
         if len(parts) == 1:
             return parts[0]
-        return np.concatenate([known for known, _ in parts]), np.concatenate([density for _, density in parts])
+        return np.concatenate([known for known, _ in parts]), np.concatenate(
+            [density for _, density in parts]
+        )
 
     def encoded(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
         """Return rows as the network takes them: those of the encoder, if there is one."""
@@ -187,9 +224,11 @@ class Runtime:
         return self.terms_shape is not None
 
     def terms(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N A I"]:
-        """Return what each number of a row adds to the scores of those densities that are sums over them.
+        """Return what each number of a row adds to the scores of those densities that are sums over
+        them.
 
-        On the caller's thread alone: it is for few rows. The session is made when it is first asked for.
+        On the caller's thread alone: it is for few rows. The session is made when it is first asked
+        for.
 
         Raises:
             ValueError: if the network does not say it.
@@ -208,7 +247,8 @@ class Runtime:
     def after_draws(
         self, known: Float32[np.ndarray, "N H"], theta: Float32[np.ndarray, "K P D"]
     ) -> Float32[np.ndarray, "K N C"]:
-        """Return the network's outputs for each draw and row, given what `before_draws` says of the rows."""
+        """Return the network's outputs for each draw and row, given what `before_draws` says of the
+        rows."""
         blocks = self._row_blocks(len(known))
         outputs = np.empty((len(theta), len(known), self._outputs), dtype=np.float32)
 
@@ -217,8 +257,14 @@ class Runtime:
             theta_part = theta[draws] if theta.shape[1] == 1 else theta[draws, block]
             outputs[draws, block] = self._after_draws(known[block], theta_part)
 
-        chunks = self._draw_chunks(max(block.stop - block.start for block in blocks), len(theta), len(blocks))
-        self._each(compute, [(block, draws) for draws in chunks for block in blocks], len(known) * len(theta))
+        chunks = self._draw_chunks(
+            max(block.stop - block.start for block in blocks), len(theta), len(blocks)
+        )
+        self._each(
+            compute,
+            [(block, draws) for draws in chunks for block in blocks],
+            len(known) * len(theta),
+        )
         return outputs
 
     def _row_blocks(self, rows: int) -> list[slice]:
@@ -229,7 +275,9 @@ class Runtime:
 
     def _draw_chunks(self, rows: int, draws: int, blocks: int) -> list[slice]:
         """Return chunks of draws for blocks of so many rows: bounded, and work for each thread."""
-        if self.algorithm == DRAW_INDEX:  # the network computes every member, whichever are asked for
+        if (
+            self.algorithm == DRAW_INDEX
+        ):  # the network computes every member, whichever are asked for
             return [slice(0, draws)]
         if self.paired:
             most = max(1, CHUNK_ROWS // rows)
@@ -243,7 +291,8 @@ class Runtime:
         return [slice(k, min(k + size, draws)) for k in range(0, draws, size)]
 
     def _each(self, work: Callable[[T], U], parts: list[T], rows: int) -> list[U]:
-        """Return what work makes of each part, on all threads unless the rows x draws of all parts are few."""
+        """Return what work makes of each part, on all threads unless the rows x draws of all parts
+        are few."""
         if self._pool is None or len(parts) == 1 or rows <= SMALL_ROWS:
             return [work(part) for part in parts]
         return list(self._pool.map(work, parts))
@@ -251,7 +300,8 @@ class Runtime:
     def _before_draws(
         self, x: Float32[np.ndarray, "N I"]
     ) -> tuple[Float32[np.ndarray, "N H"], Float32[np.ndarray, "N M"]]:
-        # A lone row would be multiplied with weights that are not constants by another kernel, and get other bits.
+        # A lone row would be multiplied with weights that are not constants by another kernel, and
+        # get other bits.
         rows = np.repeat(x, 2, axis=0) if len(x) == 1 and not self.paired else x
         *features, density = self._before.run(self._given, {"x": rows})
         return (features[0] if features else rows)[: len(x)], density[: len(x)]
@@ -268,7 +318,8 @@ class Runtime:
 
 
 def _checked(file: str, content: bytes, inputs: set[str], *outputs: set[str]) -> onnx.ModelProto:
-    """Return a graph of operators that are served, with these inputs and one of these sets of outputs."""
+    """Return a graph of operators that are served, with these inputs and one of these sets of
+    outputs."""
     try:
         model = onnx.load_model_from_string(content)
     except Exception:
@@ -283,8 +334,11 @@ def _checked(file: str, content: bytes, inputs: set[str], *outputs: set[str]) ->
     return model
 
 
-def between(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto | None:
-    """Return the part of a graph that leads from values it names to outputs; None where it needs other inputs."""
+def between(
+    model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]
+) -> onnx.ModelProto | None:
+    """Return the part of a graph that leads from values it names to outputs; None where it needs
+    other inputs."""
     graph = model.graph
     needed: set[str] = set(outputs)
     nodes: list[onnx.NodeProto] = []
@@ -302,7 +356,9 @@ def between(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str
         [described[name] for name in outputs],
         [tensor for tensor in graph.initializer if tensor.name in needed],
     )
-    return onnx.helper.make_model(part, ir_version=model.ir_version, opset_imports=model.opset_import)
+    return onnx.helper.make_model(
+        part, ir_version=model.ir_version, opset_imports=model.opset_import
+    )
 
 
 def _last_dimension(values: Iterable[onnx.ValueInfoProto], name: str) -> int:
@@ -321,8 +377,8 @@ def _of_each_row(values: Iterable[onnx.ValueInfoProto], name: str) -> tuple[int,
 
 
 def session_options(threads: int) -> ort.SessionOptions:
-    """Return options of a session whose operators take so many threads, which wait busily for each other in a run,
-    and burn no core after it.
+    """Return options of a session whose operators take so many threads, which wait busily for each
+    other in a run, and burn no core after it.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -334,17 +390,25 @@ def session_options(threads: int) -> ort.SessionOptions:
 
 
 def _session(file: str, model: onnx.ModelProto) -> ort.InferenceSession:
-    options = session_options(1)  # threads share work by draws and rows, which takes no meeting after each operator
+    options = session_options(
+        1
+    )  # threads share work by draws and rows, which takes no meeting after each operator
     try:
         session = ort.InferenceSession(model.SerializeToString(), options, providers=providers())
     except Exception:
         raise GraphError(file, "onnxruntime cannot load it") from None
-    if session.get_providers()[0] != providers()[0]:  # this build has it, but its libraries do not load
+    if (
+        session.get_providers()[0] != providers()[0]
+    ):  # this build has it, but its libraries do not load
         logger.warning("%s does not start; running on the processor", providers()[0])
     return session
 
 
 def providers() -> list[str]:
-    """Return onnxruntime's providers to use: CUDA where this build of it has it, else the processor."""
-    wanted = ("CUDAExecutionProvider", "CPUExecutionProvider")  # the second is what the first falls back to
+    """Return onnxruntime's providers to use: CUDA where this build of it has it, else the
+    processor."""
+    wanted = (
+        "CUDAExecutionProvider",
+        "CPUExecutionProvider",
+    )  # the second is what the first falls back to
     return [name for name in wanted if name in ort.get_available_providers()]

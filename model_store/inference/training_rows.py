@@ -1,6 +1,8 @@
-"""Some of the rows that a model was fitted on, with their ids: `training-rows.safetensors`, which a version may have.
+"""Some of the rows that a model was fitted on, with their ids: `training-rows.safetensors`, which a
+version may have.
 
-`explain` names those that are nearest to a row. Nothing else is done with them, and no prediction depends on them.
+`explain` names those that are nearest to a row. Nothing else is done with them, and no prediction
+depends on them.
 """
 
 from dataclasses import dataclass
@@ -8,13 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, UInt8
 
-BLOCK_NUMBERS = 1 << 16  # that are compared at a time, so that differences stay in the processor's cache
+BLOCK_NUMBERS = (
+    1 << 16
+)  # that are compared at a time, so that differences stay in the processor's cache
 MAX_ID_BYTES = 1 << 20  # of all ids together
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingRows:
-    """R rows of I numbers as the model takes them, their ids, and the unit in which each number is compared."""
+    """R rows of I numbers as the model takes them, their ids, and the unit in which each number is
+    compared."""
 
     x: Float32[np.ndarray, "R I"] | UInt8[np.ndarray, "R I"]
     scale: Float32[np.ndarray, "I"]
@@ -24,8 +29,11 @@ class TrainingRows:
         """Return R."""
         return len(self.x)
 
-    def nearest(self, row: Float32[np.ndarray, "I"], count: int) -> tuple[list[str], Float64[np.ndarray, "k"]]:
-        """Return the ids of the `count` rows (or all) that are nearest to a row, and how far they are.
+    def nearest(
+        self, row: Float32[np.ndarray, "I"], count: int
+    ) -> tuple[list[str], Float64[np.ndarray, "k"]]:
+        """Return the ids of the `count` rows (or all) that are nearest to a row, and how far they
+        are.
 
         A distance is the root of the mean square of the differences, each in its number's unit.
         """
@@ -55,9 +63,18 @@ class TrainingRows:
         if set(tensors) != expected:
             raise ValueError(f"expected tensors {sorted(expected)}, got others")
         x, scale, ids, ends = (tensors[name] for name in ("x", "scale", "ids", "id_ends"))
-        if x.dtype not in (np.uint8, np.float32) or x.ndim != 2 or x.shape[1] != row_size or len(x) == 0:
+        if (
+            x.dtype not in (np.uint8, np.float32)
+            or x.ndim != 2
+            or x.shape[1] != row_size
+            or len(x) == 0
+        ):
             raise ValueError(f"x: expected rows of {row_size} float32 numbers or bytes")
-        if scale.dtype != np.float32 or scale.shape != (row_size,) or not np.all(np.isfinite(scale) & (scale > 0)):
+        if (
+            scale.dtype != np.float32
+            or scale.shape != (row_size,)
+            or not np.all(np.isfinite(scale) & (scale > 0))
+        ):
             raise ValueError(f"scale: expected {row_size} finite float32 numbers above 0")
         if not np.isfinite(x).all():
             raise ValueError("x: expected finite numbers")
@@ -66,14 +83,20 @@ class TrainingRows:
         return cls(x, scale, _texts(ids, ends, len(x)))
 
 
-def _texts(content: UInt8[np.ndarray, "B"], ends: Int64[np.ndarray, "R"], count: int) -> tuple[str, ...]:
+def _texts(
+    content: UInt8[np.ndarray, "B"], ends: Int64[np.ndarray, "R"], count: int
+) -> tuple[str, ...]:
     """Return texts that stand one after the other, given where each ends."""
     good = ends.dtype == np.int64 and ends.shape == (count,)
     if not good or np.any(np.diff(ends, prepend=0) < 0) or ends[-1] != len(content):
-        raise ValueError(f"id_ends: expected {count} rising int64 numbers, the last the number of bytes of ids")
+        raise ValueError(
+            f"id_ends: expected {count} rising int64 numbers, the last the number of bytes of ids"
+        )
     text = content.tobytes()
     starts = [0, *ends[:-1].tolist()]
     try:
-        return tuple(text[start:end].decode() for start, end in zip(starts, ends.tolist(), strict=True))
+        return tuple(
+            text[start:end].decode() for start, end in zip(starts, ends.tolist(), strict=True)
+        )
     except UnicodeDecodeError:
         raise ValueError("ids: expected UTF-8") from None

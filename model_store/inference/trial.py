@@ -1,8 +1,8 @@
 """Try versions within bounds of memory: `python -m model_store.inference.trial`.
 
-It is what `model_store.inference.trials` starts. It reads a line of JSON for each version to try, and answers each
-with a line. A version is opened, verified and loaded as the service does it, and predicts. After one that failed the
-process ends: what it has in memory is not to be trusted.
+It is what `model_store.inference.trials` starts. It reads a line of JSON for each version to try,
+and answers each with a line. A version is opened, verified and loaded as the service does it, and
+predicts. After one that failed the process ends: what it has in memory is not to be trusted.
 """
 
 import json
@@ -37,7 +37,12 @@ def main() -> int:
     print(READY, file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        failure = tried(ModelStore(Path(asked["store"])), asked["name"], asked["version"], asked["working_bytes"])
+        failure = tried(
+            ModelStore(Path(asked["store"])),
+            asked["name"],
+            asked["version"],
+            asked["working_bytes"],
+        )
         print(json.dumps(failure), file=answers, flush=True)
         if failure is not None:
             return 1
@@ -45,9 +50,11 @@ def main() -> int:
 
 
 def tried(store: ModelStore, name: str, version: str, working_bytes: int) -> dict[str, Any] | None:
-    """Return why a version cannot be served, None if it can, in `working_bytes` beside what its files take.
+    """Return why a version cannot be served, None if it can, in `working_bytes` beside what its
+    files take.
 
-    A failure is the `file` and the `reason`; `is_read` says whether the files are at least those of the manifest.
+    A failure is the `file` and the `reason`; `is_read` says whether the files are at least those of
+    the manifest.
     """
     is_read = False
     try:
@@ -59,7 +66,11 @@ def tried(store: ModelStore, name: str, version: str, working_bytes: int) -> dic
         is_read = True
         predict(Model.load(artifact, threads=1))
     except (StoreError, MemoryError) as error:
-        file, reason = (error.file, error.reason) if isinstance(error, BrokenArtifact) else ("", one_line(error))
+        file, reason = (
+            (error.file, error.reason)
+            if isinstance(error, BrokenArtifact)
+            else ("", one_line(error))
+        )
         if _is_of_memory(error):
             reason = f"expected to be loaded and to predict in {working_bytes} bytes beside its files, got more"
         return {"file": file or "network.onnx", "reason": reason, "is_read": is_read}
@@ -67,7 +78,8 @@ def tried(store: ModelStore, name: str, version: str, working_bytes: int) -> dic
 
 
 def predict(model: Model) -> None:
-    """Predict the row in the middle of the data's range, of the default number of draws, then a full run's rows.
+    """Predict the row in the middle of the data's range, of the default number of draws, then a
+    full run's rows.
 
     Of ids also the largest, which no part of the network may lack, and a text of a model of text.
 
@@ -102,12 +114,15 @@ def predict(model: Model) -> None:
 
 
 def _limit_memory(more: int) -> None:
-    """Let this process have so many more bytes than it has now; no limit where the system does not say (macOS)."""
+    """Let this process have so many more bytes than it has now; no limit where the system does not
+    say (macOS)."""
     try:
         status = STATUS.read_text()
     except FileNotFoundError:
         return
-    has = 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData:"))
+    has = 1024 * next(
+        int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData:")
+    )
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = has + more if hard == resource.RLIM_INFINITY else min(has + more, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

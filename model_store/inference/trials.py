@@ -1,8 +1,9 @@
-"""The process that tries versions, seen from outside: how it is started, asked, and ended when it takes too long.
+"""The process that tries versions, seen from outside: how it is started, asked, and ended when it
+takes too long.
 
-A graph is data from elsewhere, and nothing short of running it tells how long it takes or how much memory. So it
-first runs in a process that can be killed: within a limit of memory that it sets itself, and of time that is kept
-here.
+A graph is data from elsewhere, and nothing short of running it tells how long it takes or how much
+memory. So it first runs in a process that can be killed: within a limit of memory that it sets
+itself, and of time that is kept here.
 """
 
 import json
@@ -21,7 +22,8 @@ import model_store
 
 TRIAL = "model_store.inference.trial"
 WORKING_BYTES = 1 << 30  # beside what the files take
-START_S = 120.0  # in which the process must be ready: it imports for a second, on an idle machine for less
+# in which the process must be ready: it imports for a second, on an idle machine for less
+START_S = 120.0
 LOOK_S = 0.05  # between looks at whether a trial is to be given up
 
 
@@ -43,7 +45,8 @@ class GivenUp(Exception):
 
 
 class TrialProcess:
-    """A process that tries versions one after the other; after the first that failed it is of no more use."""
+    """A process that tries versions one after the other; after the first that failed it is of no
+    more use."""
 
     def __init__(self) -> None:
         packages = str(Path(model_store.__path__[0]).parent)
@@ -52,7 +55,11 @@ class TrialProcess:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(secret)}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", TRIAL],
-            env={**kept, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},  # trials run on the processor
+            env={
+                **kept,
+                "PYTHONPATH": path,
+                "CUDA_VISIBLE_DEVICES": "",
+            },  # trials run on the processor
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -76,7 +83,9 @@ class TrialProcess:
         """
         stopping = stopping or threading.Event()
         if not self._is_ready and self._line(START_S, stopping) is None:
-            return Failure("network.onnx", f"the process that was to try it did not start ({self._end()})")
+            return Failure(
+                "network.onnx", f"the process that was to try it did not start ({self._end()})"
+            )
         self._is_ready = True
         asked = {
             "store": str(store.resolve()),
@@ -95,7 +104,10 @@ class TrialProcess:
             return None if failure is None else Failure(**failure)
         if time.monotonic() - begun >= seconds:
             return Failure("network.onnx", f"expected a prediction within {seconds:g} s, got none")
-        return Failure("network.onnx", f"the process that tried it in {working_bytes} bytes ended ({self._end()})")
+        return Failure(
+            "network.onnx",
+            f"the process that tried it in {working_bytes} bytes ended ({self._end()})",
+        )
 
     @property
     def is_there(self) -> bool:

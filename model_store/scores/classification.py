@@ -1,6 +1,7 @@
 """Predictive scores of a classifier from its Monte Carlo draws, as sums over draws that merge.
 
-Axes: K draws, N rows, C classes, G groups of draws. Quantities of information are in nats. With p_k the class
+Axes: K draws, N rows, C classes, G groups of draws. Quantities of information are in nats. With p_k
+    the class
 probabilities of draw k, p their mean and H the Shannon entropy, a row's scores are
 
     entropy            H(p)                                 total uncertainty,           0 .. log C
@@ -8,21 +9,23 @@ probabilities of draw k, p their mean and H the Shannon entropy, a row's scores 
     bald               H(p) - mean_k H(p_k)                 disagreement,          0 .. log C
                        = mean_k KL(p_k || p)                (Houlsby et al. 2011)
     mean_std           mean_c std_k(p_kc)                   disagreement,          0 .. 1/2
-    variation_ratio    1 - max_c p_c                        total uncertainty,           0 .. 1 - 1/C
+    variation_ratio    1 - max_c p_c                        total uncertainty,           0 .. 1 -
+    1/C
 
-(Gal, Islam and Ghahramani, "Deep Bayesian active learning with image data", 2017, section 4). More is more
-uncertain.
+(Gal, Islam and Ghahramani, "Deep Bayesian active learning with image data", 2017, section 4). More
+is more uncertain.
 
-**Bias.** H(p) of few draws is too small on average, and BALD by as much: the draws' own entropies have no bias. BALD
-is biased by about -BALD / K. The jackknife removes what goes with 1 / K:
+**Bias.** H(p) of few draws is too small on average, and BALD by as much: the draws' own entropies
+have no bias. BALD is biased by about -BALD / K. The jackknife removes what goes with 1 / K:
 
     bald_corrected     BALD + sum_j (1 - K_j / K) KL(p_-j || p)
 
-with p_-j the mean without group j of K_j draws (Quenouille 1956; for groups of several draws Busing, Meijer and van
-der Leeden 1999). It is never less than BALD, and twice BALD of two draws. H(p) would be corrected by as many nats.
+with p_-j the mean without group j of K_j draws (Quenouille 1956; for groups of several draws
+Busing, Meijer and van der Leeden 1999). It is never less than BALD, and twice BALD of two draws.
+H(p) would be corrected by as many nats.
 
-Draws are summed by group (`sums`): `prediction` is p and `uncertainty` H(p). Standard errors are a jackknife's: each
-score is made anew without each group.
+Draws are summed by group (`sums`): `prediction` is p and `uncertainty` H(p). Standard errors are a
+jackknife's: each score is made anew without each group.
 """
 
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -44,7 +47,8 @@ S = TypeVar("S", bound=Any)  # scores: a dataclass of arrays, a row each, and of
 class Scores:
     """The predictive scores of N rows, as in the table above.
 
-    Standard errors are None with one group of draws. With two there are none of `bald` and `mean_std`: one draw alone
+    Standard errors are None with one group of draws. With two there are none of `bald` and
+        `mean_std`: one draw alone
     has nothing to disagree with.
     """
 
@@ -56,7 +60,9 @@ class Scores:
     bald: Float64[np.ndarray, "N"]
     mean_std: Float64[np.ndarray, "N"]
     variation_ratio: Float64[np.ndarray, "N"]
-    bald_corrected: Float64[np.ndarray, "N"] | None  # made with standard errors, None where there are none
+    bald_corrected: (
+        Float64[np.ndarray, "N"] | None
+    )  # made with standard errors, None where there are none
     standard_error: dict[str, Float64[np.ndarray, "N"]] | None
 
     error_names: ClassVar = SCORE_NAMES  # of which there are standard errors
@@ -73,7 +79,8 @@ class Scores:
         return np.ones(len(self.entropy))
 
     def label_margin(self, sums: DrawSums) -> Float64[np.ndarray, "N"]:
-        """Return how sure the label is, given the sums that the scores were made of: `label_margin`."""
+        """Return how sure the label is, given the sums that the scores were made of:
+        `label_margin`."""
         return label_margin(sums)
 
     def by_name(self) -> dict[str, Float64[np.ndarray, "N"]]:
@@ -81,7 +88,9 @@ class Scores:
         return {name: getattr(self, name) for name in SCORE_NAMES}
 
 
-def predictive_sums(log_probs: Float[np.ndarray, "K N C"], first_draw: int = 0, groups: int = GROUPS) -> DrawSums:
+def predictive_sums(
+    log_probs: Float[np.ndarray, "K N C"], first_draw: int = 0, groups: int = GROUPS
+) -> DrawSums:
     """Sum draws `first_draw`, `first_draw + 1`, ... given by their log class probabilities.
 
     Args:
@@ -133,7 +142,9 @@ def predictive_scores(sums: DrawSums, standard_errors: bool = True) -> Scores:
         np.subtract(entropy_N_G, expected_entropy_N[:, None], out=bald_change_N_G)
         bald_change_N_G *= odds_G
         bald_change_N_G += entropy_change_N_G
-        variance_without_N_C_G = mean_over_draws.variances_without(variance_N_C, square_N_C_G, deviation_N_C_G)
+        variance_without_N_C_G = mean_over_draws.variances_without(
+            variance_N_C, square_N_C_G, deviation_N_C_G
+        )
         std_without_N_C_G = np.sqrt(variance_without_N_C_G, out=variance_without_N_C_G)
         np.add.reduce(std_without_N_C_G, axis=1, out=std_change_N_G)
         std_change_N_G -= std_N_C.sum(axis=1)[:, None]
@@ -170,8 +181,12 @@ def _divergence(
 
 def taken(scores: S, rows: slice | np.ndarray) -> S:
     """Return the scores of some rows."""
-    kept = {name: value[rows] for name, value in vars(scores).items() if isinstance(value, np.ndarray)}
-    kept |= {name: taken(value, rows) for name, value in vars(scores).items() if is_dataclass(value)}
+    kept = {
+        name: value[rows] for name, value in vars(scores).items() if isinstance(value, np.ndarray)
+    }
+    kept |= {
+        name: taken(value, rows) for name, value in vars(scores).items() if is_dataclass(value)
+    }
     errors = scores.standard_error
     if errors is not None:
         errors = {name: error[rows] for name, error in errors.items()}
@@ -179,7 +194,8 @@ def taken(scores: S, rows: slice | np.ndarray) -> S:
 
 
 def concatenated(parts: list[S]) -> S:
-    """Return the scores of all parts' rows, in order; all parts must have the same standard errors, or none."""
+    """Return the scores of all parts' rows, in order; all parts must have the same standard errors,
+    or none."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -203,7 +219,8 @@ def concatenated(parts: list[S]) -> S:
 
 
 def label_margin(sums: DrawSums) -> Float64[np.ndarray, "N"]:
-    """Return how far the two most probable classes' mean probabilities are apart, in standard errors.
+    """Return how far the two most probable classes' mean probabilities are apart, in standard
+    errors.
 
     Raises:
         ValueError: where fewer than two groups of draws are summed.
@@ -216,5 +233,7 @@ def label_margin(sums: DrawSums) -> Float64[np.ndarray, "N"]:
     probs_N_2_G = np.take_along_axis(sums.prediction, first_two_N_2[..., None], axis=1)
     difference_N_G = probs_N_2_G[:, 0] - probs_N_2_G[:, 1]
     margin_N = mean_over_draws(difference_N_G)
-    error_N = mean_over_draws.standard_error((margin_N[:, None] - difference_N_G) * mean_over_draws.odds_G)
+    error_N = mean_over_draws.standard_error(
+        (margin_N[:, None] - difference_N_G) * mean_over_draws.odds_G
+    )
     return np.abs(margin_N) / np.maximum(error_N, LEAST_PROBABILITY)

@@ -1,19 +1,25 @@
-"""Joint scores: what the labels of several rows would teach together, and the greedy choice of a batch by them.
+"""Joint scores: what the labels of several rows would teach together, and the greedy choice of a
+batch by them.
 
-Axes: K draws, N rows, C classes, S configurations of the labels of rows already chosen. Information is in nats.
-A row's *gain* is what its label would teach beside those of the rows chosen before it. All gains here are those of a
-submodular function: a row never gains more, the more rows are chosen. So a gain that was computed once bounds all
-later ones, and only rows whose bound is larger than the best gain are computed again (Minoux 1978, "Accelerated
-greedy algorithms"): the choice is that of a greedy search which computes them all. Rows of little BALD cost nothing.
+Axes: K draws, N rows, C classes, S configurations of the labels of rows already chosen. Information
+    is in nats.
+A row's *gain* is what its label would teach beside those of the rows chosen before it. All gains
+here are those of a submodular function: a row never gains more, the more rows are chosen. So a gain
+that was computed once bounds all later ones, and only rows whose bound is larger than the best gain
+are computed again (Minoux 1978, "Accelerated greedy algorithms"): the choice is that of a greedy
+search which computes them all. Rows of little BALD cost nothing.
 
-    BatchBald     I(y_S, y_n; w) - I(y_S; w)    mutual information of labels and draws; alone it is BALD
+    BatchBald     I(y_S, y_n; w) - I(y_S; w)    mutual information of labels and draws; alone it is
+    BALD
                   (Kirsch, van Amersfoort and Gal 2019, "BatchBALD")
-    MaxDet        1/2 log(1 + v / s^2)          with v the variance of the row that those of the chosen leave, and s^2
+    MaxDet        1/2 log(1 + v / s^2)          with v the variance of the row that those of the
+    chosen leave, and s^2
                   its noise: the greedy maximum of det(Cov + noise) / det(noise)
-                  (Chen, Zhang and Zhou 2018; Holzmüller et al. 2023, "Deep batch active learning for regression")
+                  (Chen, Zhang and Zhou 2018; Holzmüller et al. 2023, "Deep batch active learning
+                  for regression")
 
-Both are plug-in estimates of K draws, and K draws can tell no more than log K nats apart: from few draws they are too
-small, as BALD is, and the more rows are chosen the more so.
+Both are plug-in estimates of K draws, and K draws can tell no more than log K nats apart: from few
+draws they are too small, as BALD is, and the more rows are chosen the more so.
 """
 
 from abc import ABC, abstractmethod
@@ -23,18 +29,25 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-MOST_CONFIGURATIONS = 10_000  # of labels of the rows chosen, that are all counted; beyond it as many are sampled
+MOST_CONFIGURATIONS = (
+    10_000  # of labels of the rows chosen, that are all counted; beyond it as many are sampled
+)
 JOINT_NUMBERS = 1_000_000  # configurations x draws, at most: 8 MB
-LEAST_MASS = 1e-16  # of a configuration that is counted: all below it together change no gain by 1e-10 nats
+LEAST_MASS = (
+    1e-16  # of a configuration that is counted: all below it together change no gain by 1e-10 nats
+)
 NUMBERS_AT_ONCE = 1 << 18  # computed in one step of some milliseconds
 FIRST_AT_ONCE = 8  # rows that are computed again at first, then twice as many each time
 DRAWS_ALIKE = (1, 3)  # most probable draws by which configurations are merged
 TIMES_FEWER = 3  # than all configurations are those merged, where that is worth it
 ROUNDING = 1e-9  # nats, of gains in float64
-LEAST_NOISE = 0.01  # variance of a class label, so that draws that are all sure do not weigh without bound
+LEAST_NOISE = (
+    0.01  # variance of a class label, so that draws that are all sure do not weigh without bound
+)
 LEAST_PROBABILITY = 1e-300  # so that 0 log 0 is 0
 LEAST_LABEL = 1e-37  # the same of a label's probability, in float32
-LEAST_KEPT = 1e-12  # of probabilities in float32: a product of three is still a normal number, all else are slow
+# of probabilities in float32: a product of three is still a normal number, all else are slow
+LEAST_KEPT = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +55,9 @@ class Candidates:
     """Rows that may be chosen, and what a joint score keeps of them."""
 
     gain: Float64[np.ndarray, "N"]  # of each alone
-    own: Float64[np.ndarray, "N"]  # what its label says of itself alone: the expected entropy, or the noise variance
+    own: Float64[
+        np.ndarray, "N"
+    ]  # what its label says of itself alone: the expected entropy, or the noise variance
     said: Float32[np.ndarray, "N D"]  # what the draws say of it
 
 
@@ -72,7 +87,8 @@ class JointScore(ABC):
     @property
     @abstractmethod
     def levels(self) -> int:
-        """How many kinds of bounds there are, 1 or more: each is nearer to the gains, and more work."""
+        """How many kinds of bounds there are, 1 or more: each is nearer to the gains, and more
+        work."""
 
     @abstractmethod
     def at_once(self, level: int) -> int:
@@ -94,21 +110,24 @@ class JointScore(ABC):
 class BatchBald(JointScore):
     """The mutual information of labels and draws.
 
-    With m(s) the probability of a configuration s of chosen labels and W[s, k] that of draw k given s, a row gains
-    sum_s m(s) H(y_n | s) - mean_k H(y_n | k), where p(c | s) = sum_k W[s, k] p_k(c) is one product of matrices, in
-    float64. Bounds are the same in float32, plus what rounding can make of it; and with far less work, that of
-    configurations merged whose most probable draws are the same, since entropy is concave (Jensen).
+    With m(s) the probability of a configuration s of chosen labels and W[s, k] that of draw k given
+    s, a row gains sum_s m(s) H(y_n | s) - mean_k H(y_n | k), where p(c | s) = sum_k W[s, k] p_k(c)
+    is one product of matrices, in float64. Bounds are the same in float32, plus what rounding can
+    make of it; and with far less work, that of configurations merged whose most probable draws are
+    the same, since entropy is concave (Jensen).
 
-    Configurations are counted while there are at most `MOST_CONFIGURATIONS`; then as many are sampled, stratified by
-    draw, and from there each is followed: under its own draw it gets a label of every row chosen. The same samples,
-    keyed by the seed, judge all rows, so what they are wrong by is alike; that no row gains more later is then true
-    but for sampling.
+    Configurations are counted while there are at most `MOST_CONFIGURATIONS`; then as many are
+    sampled, stratified by draw, and from there each is followed: under its own draw it gets a label
+    of every row chosen. The same samples, keyed by the seed, judge all rows, so what they are wrong
+    by is alike; that no row gains more later is then true but for sampling.
     """
 
     def __init__(self, candidates: Candidates, num_draws: int, seed: int) -> None:
         super().__init__(candidates, num_draws, seed)
         self._most = max(1, min(MOST_CONFIGURATIONS, JOINT_NUMBERS // num_draws))
-        self._draw_S: Int64[np.ndarray, "S"] | None = None  # of each sampled configuration; None: all are counted
+        self._draw_S: Int64[np.ndarray, "S"] | None = (
+            None  # of each sampled configuration; None: all are counted
+        )
         self._rng = np.random.default_rng(seed)
         self._set(np.full((1, num_draws), 1.0 / num_draws), np.ones(1))
 
@@ -130,7 +149,9 @@ class BatchBald(JointScore):
     @classmethod
     def work_bytes(cls, num_draws: int, outputs: int, k: int) -> int:
         """Return the size of the configurations' probabilities, with copies of them."""
-        configurations = min(MOST_CONFIGURATIONS, JOINT_NUMBERS // num_draws + 1, outputs ** min(k, 32))
+        configurations = min(
+            MOST_CONFIGURATIONS, JOINT_NUMBERS // num_draws + 1, outputs ** min(k, 32)
+        )
         return 6 * 8 * configurations * max(num_draws, outputs) + 4 * 8 * NUMBERS_AT_ONCE
 
     @property
@@ -156,16 +177,29 @@ class BatchBald(JointScore):
         return np.maximum(self._gains(rows, self._weights_S_K, self._mass_S), 0.0)
 
     def bounds(self, rows: Int64[np.ndarray, "n"], level: int) -> Float64[np.ndarray, "n"]:
-        """Return the gains of a level's configurations in float32, and beside it what it may be wrong by."""
-        # Of sums over K terms, none negative, and of pairwise ones; an entropy moves by |1 + log p| times as much.
-        rounding = float(np.finfo(np.float32).eps) * (self.num_draws / 2 + 32) * (1.0 + np.log(self._classes))
+        """Return the gains of a level's configurations in float32, and beside it what it may be
+        wrong by."""
+        # Of sums over K terms, none negative, and of pairwise ones; an entropy moves by |1 + log p|
+        # times as much.
+        rounding = (
+            float(np.finfo(np.float32).eps)
+            * (self.num_draws / 2 + 32)
+            * (1.0 + np.log(self._classes))
+        )
         return np.maximum(self._gains(rows, *self._rough[level]), 0.0) + rounding
 
     def _gains(
-        self, rows: Int64[np.ndarray, "n"], weights_S_K: Float[np.ndarray, "S K"], mass_S: Float[np.ndarray, "S"]
+        self,
+        rows: Int64[np.ndarray, "n"],
+        weights_S_K: Float[np.ndarray, "S K"],
+        mass_S: Float[np.ndarray, "S"],
     ) -> Float64[np.ndarray, "n"]:
         """Return gains, computed as precisely as the weights are."""
-        probs_nC_K = self.candidates.said[rows].reshape(-1, self.num_draws).astype(weights_S_K.dtype, copy=False)
+        probs_nC_K = (
+            self.candidates.said[rows]
+            .reshape(-1, self.num_draws)
+            .astype(weights_S_K.dtype, copy=False)
+        )
         probs_nC_S = probs_nC_K @ weights_S_K.T
         terms_nC_S = np.log(np.maximum(probs_nC_S, weights_S_K.dtype.type(LEAST_LABEL)))
         terms_nC_S *= probs_nC_S
@@ -184,21 +218,33 @@ class BatchBald(JointScore):
                 return
             self._draw_S, s = self._sampled()
             self._set(self._weights_S_K[s], np.full(len(s), 1.0 / len(s)))
-        self._set(self._weights_S_K * probs_C_K[self._labels(self._draw_S, probs_C_K)], self._mass_S)
+        self._set(
+            self._weights_S_K * probs_C_K[self._labels(self._draw_S, probs_C_K)], self._mass_S
+        )
 
-    def _set(self, weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"]) -> None:
-        """Set the configurations' probabilities, and those of draws given each, which need not add up to 1 yet."""
-        weights_S_K = weights_S_K / np.maximum(weights_S_K.sum(axis=1, keepdims=True), LEAST_PROBABILITY)
+    def _set(
+        self, weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"]
+    ) -> None:
+        """Set the configurations' probabilities, and those of draws given each, which need not add
+        up to 1 yet."""
+        weights_S_K = weights_S_K / np.maximum(
+            weights_S_K.sum(axis=1, keepdims=True), LEAST_PROBABILITY
+        )
         self._weights_S_K, self._mass_S = weights_S_K, mass_S
         merged = [_merged(weights_S_K, mass_S, draws) for draws in DRAWS_ALIKE]
         few = [level for level in merged if len(level[1]) * TIMES_FEWER <= len(mass_S)]
-        self._rough = [(_rough(weights), _rough(mass)) for weights, mass in (*few, (weights_S_K, mass_S))]
+        self._rough = [
+            (_rough(weights), _rough(mass)) for weights, mass in (*few, (weights_S_K, mass_S))
+        ]
 
     def _sampled(self) -> tuple[Int64[np.ndarray, "T"], Int64[np.ndarray, "T"]]:
-        """Return samples of draws and configurations: as many of each draw, as they are spread evenly over all."""
+        """Return samples of draws and configurations: as many of each draw, as they are spread
+        evenly over all."""
         cumulative = np.cumsum((self._weights_S_K * self._mass_S[:, None]).T)  # draw by draw
         places = (np.arange(self._most) + self._rng.random()) / self._most
-        found = np.minimum(np.searchsorted(cumulative, places * cumulative[-1], "right"), len(cumulative) - 1)
+        found = np.minimum(
+            np.searchsorted(cumulative, places * cumulative[-1], "right"), len(cumulative) - 1
+        )
         draw, s = np.divmod(found, len(self._weights_S_K))
         return draw, s
 
@@ -207,16 +253,21 @@ class BatchBald(JointScore):
     ) -> Int64[np.ndarray, "S"]:
         """Return a label of a row for every sample, drawn under the sample's own draw."""
         cumulative_S_C = np.cumsum(probs_C_K, axis=0).T[draw_S]
-        places = (self._rng.permutation(len(draw_S)) + self._rng.random()) / len(draw_S)  # evenly spread
-        label_S: np.ndarray = (cumulative_S_C[:, :-1] <= (places * cumulative_S_C[:, -1])[:, None]).sum(axis=1)
+        places = (self._rng.permutation(len(draw_S)) + self._rng.random()) / len(
+            draw_S
+        )  # evenly spread
+        label_S: np.ndarray = (
+            cumulative_S_C[:, :-1] <= (places * cumulative_S_C[:, -1])[:, None]
+        ).sum(axis=1)
         return label_S
 
 
 class MaxDet(JointScore):
     """The determinant of the draws' covariance of rows, noise on its diagonal.
 
-    Rows are vectors of D numbers whose products are covariances over draws. For chosen rows with vectors A and noise
-    on a diagonal, V = L^-1 A with L the Cholesky factor of A A' + noise; a row a then has |a|^2 - |V a|^2 left.
+    Rows are vectors of D numbers whose products are covariances over draws. For chosen rows with
+    vectors A and noise on a diagonal, V = L^-1 A with L the Cholesky factor of A A' + noise; a row
+    a then has |a|^2 - |V a|^2 left.
     """
 
     def __init__(self, candidates: Candidates, num_draws: int, seed: int) -> None:
@@ -249,9 +300,13 @@ class MaxDet(JointScore):
         """Take what the row's label would tell off all others' variances."""
         (left,), products = self._left(np.array([row]))
         vector = self.candidates.said[row].astype(np.float64) - products[0] @ self._directions
-        self._directions = np.vstack([self._directions, vector / np.sqrt(left + self.candidates.own[row])])
+        self._directions = np.vstack(
+            [self._directions, vector / np.sqrt(left + self.candidates.own[row])]
+        )
 
-    def _left(self, rows: Int64[np.ndarray, "n"]) -> tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n S"]]:
+    def _left(
+        self, rows: Int64[np.ndarray, "n"]
+    ) -> tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n S"]]:
         """Return each row's variance that is left, and its products with V."""
         vectors = self.candidates.said[rows].astype(np.float64)
         products = vectors @ self._directions.T
@@ -260,13 +315,16 @@ class MaxDet(JointScore):
 
 
 class ClassMaxDet(MaxDet):
-    """Of class probabilities: covariances are summed over classes, and noise is that of a label under each draw."""
+    """Of class probabilities: covariances are summed over classes, and noise is that of a label
+    under each draw."""
 
     @staticmethod
     def of(samples: Float[np.ndarray, "K N C"]) -> Candidates:
         """Keep the draws' probabilities less their mean."""
         probs_N_C_K = samples.transpose(1, 2, 0).astype(np.float64, order="C")
-        noise = np.maximum(1.0 - np.square(probs_N_C_K).sum(axis=1).mean(axis=-1), 0.0) + LEAST_NOISE
+        noise = (
+            np.maximum(1.0 - np.square(probs_N_C_K).sum(axis=1).mean(axis=-1), 0.0) + LEAST_NOISE
+        )
         return _centred(probs_N_C_K, noise)
 
     @staticmethod
@@ -276,14 +334,20 @@ class ClassMaxDet(MaxDet):
 
 
 class TargetMaxDet(MaxDet):
-    """Of a regression's means: 1/2 log det(I + Cov / noise) is their joint entropy, as far as noisy labels tell."""
+    """Of a regression's means: 1/2 log det(I + Cov / noise) is their joint entropy, as far as noisy
+    labels tell."""
 
     @staticmethod
     def of(samples: Float[np.ndarray, "K N 2"]) -> Candidates:
-        """Keep the draws' means less their mean, in standard deviations of the row's noise: no unit overflows."""
-        mean_N_K, std_N_K = np.moveaxis(samples, 2, 0).transpose(0, 2, 1).astype(np.float64, order="C")
+        """Keep the draws' means less their mean, in standard deviations of the row's noise: no unit
+        overflows."""
+        mean_N_K, std_N_K = (
+            np.moveaxis(samples, 2, 0).transpose(0, 2, 1).astype(np.float64, order="C")
+        )
         noise_std_N = np.sqrt(np.square(std_N_K).mean(axis=-1))
-        noise_std_N = np.maximum(noise_std_N, LEAST_NOISE * mean_N_K.std(axis=-1) + LEAST_PROBABILITY)
+        noise_std_N = np.maximum(
+            noise_std_N, LEAST_NOISE * mean_N_K.std(axis=-1) + LEAST_PROBABILITY
+        )
         return _centred((mean_N_K / noise_std_N[:, None])[:, None], np.ones(len(mean_N_K)))
 
     @staticmethod
@@ -312,16 +376,22 @@ def _rough(probs: Float64[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"
     return rough
 
 
-def _centred(values_N_C_K: Float64[np.ndarray, "N C K"], noise: Float64[np.ndarray, "N"]) -> Candidates:
+def _centred(
+    values_N_C_K: Float64[np.ndarray, "N C K"], noise: Float64[np.ndarray, "N"]
+) -> Candidates:
     """Return candidates of vectors whose products are covariances over draws, summed over C."""
     num_draws = values_N_C_K.shape[-1]
     vectors = values_N_C_K - values_N_C_K.mean(axis=-1, keepdims=True)
     vectors /= np.sqrt(num_draws)
     said = vectors.reshape(len(vectors), -1).astype(np.float32)
-    return Candidates(_information(np.square(said, dtype=np.float64).sum(axis=1), noise), noise, said)
+    return Candidates(
+        _information(np.square(said, dtype=np.float64).sum(axis=1), noise), noise, said
+    )
 
 
-def _information(variance: Float64[np.ndarray, "N"], noise: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+def _information(
+    variance: Float64[np.ndarray, "N"], noise: Float64[np.ndarray, "N"]
+) -> Float64[np.ndarray, "N"]:
     """Return what a Gaussian label tells of a mean, in nats."""
     information: np.ndarray = 0.5 * np.log1p(variance / noise)
     return information
@@ -370,7 +440,8 @@ def greedy(
 def _largest(
     joint: JointScore, bound: Float64[np.ndarray, "N"], open_: Int64[np.ndarray, "n"]
 ) -> Generator[None, None, int]:
-    """Return which of some rows gains most now, the first of several; the bounds of those computed become smaller."""
+    """Return which of some rows gains most now, the first of several; the bounds of those computed
+    become smaller."""
     places = np.argsort(-bound[open_], kind="stable")
     best, most, start, size = -1, -np.inf, 0, FIRST_AT_ONCE
     while start < len(places) and bound[open_[places[start]]] > most:

@@ -1,22 +1,27 @@
-"""Predictive scores of a regression from its Monte Carlo draws: a mixture of Gaussians, as sums that merge.
+"""Predictive scores of a regression from its Monte Carlo draws: a mixture of Gaussians, as sums
+that merge.
 
-Axes: K draws, N rows, G groups of draws. Under draw k a row's target is Gaussian with mean m_k and variance s_k^2, in
-the target's units. The predictive distribution is the mixture of the K Gaussians, and its scores are
+Axes: K draws, N rows, G groups of draws. Under draw k a row's target is Gaussian with mean m_k and
+    variance s_k^2, in
+the target's units. The predictive distribution is the mixture of the K Gaussians, and its scores
+are
 
-    mean            m = mean_k m_k
-    aleatoric_std   sqrt(mean_k s_k^2)                          uncertainty of the draws: noise in the data
-    epistemic_std   sqrt(mean_k (m_k - m)^2)                    disagreement of the draws
-    std             sqrt(aleatoric_std^2 + epistemic_std^2)     total uncertainty
+    mean            m = mean_k m_k aleatoric_std   sqrt(mean_k s_k^2)
+    uncertainty of the draws: noise in the data epistemic_std   sqrt(mean_k (m_k - m)^2)
+    disagreement of the draws std             sqrt(aleatoric_std^2 + epistemic_std^2)     total
+    uncertainty
 
-(Kendall and Gal, "What uncertainties do we need in Bayesian deep learning for computer vision?", 2017, equation 9).
-More is more uncertain. All are 0 or more, but for the mean. The plug-in epistemic variance E is biased by -E / K.
+(Kendall and Gal, "What uncertainties do we need in Bayesian deep learning for computer vision?",
+2017, equation 9). More is more uncertain. All are 0 or more, but for the mean. The plug-in
+epistemic variance E is biased by -E / K.
 
-Draws are summed by group (`sums`): `prediction` is m and `uncertainty` s^2. Standard errors are a jackknife's: each
-score is made anew without each group.
+Draws are summed by group (`sums`): `prediction` is m and `uncertainty` s^2. Standard errors are a
+jackknife's: each score is made anew without each group.
 
-**Transformed targets** (`transforms`). The m_k and s_k are then of the target as it was fitted, and so are the scores
-that detectors, early stopping and intervals go by. What is reported, `in_units`, is of the target itself: the same
-scores of each draw's mean and variance in its units, and the median. Sums then hold both, along an axis of two.
+**Transformed targets** (`transforms`). The m_k and s_k are then of the target as it was fitted, and
+so are the scores that detectors, early stopping and intervals go by. What is reported, `in_units`,
+is of the target itself: the same scores of each draw's mean and variance in its units, and the
+median. Sums then hold both, along an axis of two.
 """
 
 import math
@@ -27,7 +32,14 @@ import numpy as np
 from jaxtyping import Float, Float64, Int64
 
 from model_store.scores.sums import FEWEST_FOR_SPREAD, GROUPS, Average, DrawSums
-from model_store.scores.transforms import Transform, log_slope, mixture_median, target_moments, to_fitted, to_target
+from model_store.scores.transforms import (
+    Transform,
+    log_slope,
+    mixture_median,
+    target_moments,
+    to_fitted,
+    to_target,
+)
 
 MIXTURE_SCORE_NAMES = ("std", "aleatoric_std", "epistemic_std")
 MIXTURE_ERROR_NAMES = ("mean", *MIXTURE_SCORE_NAMES)
@@ -37,7 +49,8 @@ MIXTURE_ERROR_NAMES = ("mean", *MIXTURE_SCORE_NAMES)
 class MixtureScores:
     """The predictive scores of N rows, as in the table above.
 
-    One draw alone has nothing to disagree with: its `epistemic_std` is 0. So standard errors are None with one group
+    One draw alone has nothing to disagree with: its `epistemic_std` is 0. So standard errors are
+        None with one group
     of draws, and with two there are none of `std` and `epistemic_std`.
     """
 
@@ -47,7 +60,9 @@ class MixtureScores:
     aleatoric_std: Float64[np.ndarray, "N"]
     epistemic_std: Float64[np.ndarray, "N"]
     standard_error: dict[str, Float64[np.ndarray, "N"]] | None
-    median: Float64[np.ndarray, "N"] | None = None  # in the target's units, made with standard errors
+    median: Float64[np.ndarray, "N"] | None = (
+        None  # in the target's units, made with standard errors
+    )
     reported: "MixtureScores | None" = None  # in the target's units, of one that was transformed
 
     error_names: ClassVar = MIXTURE_ERROR_NAMES  # of which there are standard errors
@@ -83,14 +98,16 @@ def mixture_sums(
     groups: int = GROUPS,
     transform: Transform | None = None,
 ) -> DrawSums:
-    """Sum draws `first_draw`, `first_draw + 1`, ... given by mean and log variance of each draw and row.
+    """Sum draws `first_draw`, `first_draw + 1`, ... given by mean and log variance of each draw and
+    row.
 
     Args:
-        outputs: the mean in the target's units, and the natural logarithm of the variance in their square.
+        outputs: the mean in the target's units, and the natural logarithm of the variance in their
+            square.
         first_draw: index of the first draw within its seed, which decides the groups.
         groups: G, into how many groups draws are sorted; sums merge only with sums of the same G.
-        transform: of the target, if it was transformed: `outputs` are then of the transformed one, and the sums have
-            an axis of two, the target as it was fitted and in its units.
+        transform: of the target, if it was transformed: `outputs` are then of the transformed one,
+            and the sums have an axis of two, the target as it was fitted and in its units.
     """
     mean_N_K, log_variance_N_K = outputs.transpose(2, 1, 0).astype(np.float64, order="C")
     variance_N_K = np.exp(log_variance_N_K)
@@ -98,11 +115,16 @@ def mixture_sums(
         return DrawSums.of(mean_N_K, variance_N_K, first_draw, groups)
     target_mean_N_K, target_variance_N_K = target_moments(transform, mean_N_K, variance_N_K)
     means = np.stack([mean_N_K, target_mean_N_K], axis=1)
-    return DrawSums.of(means, np.stack([variance_N_K, target_variance_N_K], axis=1), first_draw, groups)
+    return DrawSums.of(
+        means, np.stack([variance_N_K, target_variance_N_K], axis=1), first_draw, groups
+    )
 
 
-def transformed_scores(sums: DrawSums, transform: Transform, standard_errors: bool = True) -> MixtureScores:
-    """Return the scores of a transformed target, given sums of both; raises ValueError where they hold no draw.
+def transformed_scores(
+    sums: DrawSums, transform: Transform, standard_errors: bool = True
+) -> MixtureScores:
+    """Return the scores of a transformed target, given sums of both; raises ValueError where they
+    hold no draw.
 
     Beyond `GROUPS` draws the median is that of as many Gaussians, one for the draws of each group.
     """
@@ -131,12 +153,16 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScore
     square_N_G = np.square(deviation_N_G) + sums.squared_deviations / sums.num_draws
     aleatoric_N, epistemic_N = mean_over_draws(variance_N_G), mean_over_draws(square_N_G)
     variance_N = aleatoric_N + epistemic_N
-    std_N, aleatoric_std_N, epistemic_std_N = (np.sqrt(v) for v in (variance_N, aleatoric_N, epistemic_N))
+    std_N, aleatoric_std_N, epistemic_std_N = (
+        np.sqrt(v) for v in (variance_N, aleatoric_N, epistemic_N)
+    )
 
     errors = None
     if standard_errors and len(sums.num_draws) > 1:
         odds_G = mean_over_draws.odds_G
-        aleatoric_N_G = np.maximum(aleatoric_N[:, None] - odds_G * (variance_N_G - aleatoric_N[:, None]), 0.0)
+        aleatoric_N_G = np.maximum(
+            aleatoric_N[:, None] - odds_G * (variance_N_G - aleatoric_N[:, None]), 0.0
+        )
         epistemic_N_G = mean_over_draws.variances_without(epistemic_N, square_N_G, deviation_N_G)
         change_S_N_G = np.stack(
             [
@@ -146,7 +172,9 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScore
                 np.sqrt(epistemic_N_G) - epistemic_std_N[:, None],
             ]
         )
-        errors = dict(zip(MIXTURE_ERROR_NAMES, mean_over_draws.standard_error(change_S_N_G), strict=True))
+        errors = dict(
+            zip(MIXTURE_ERROR_NAMES, mean_over_draws.standard_error(change_S_N_G), strict=True)
+        )
         if len(sums.num_draws) < FEWEST_FOR_SPREAD:
             errors = {name: errors[name] for name in ("mean", "aleatoric_std")}
     num_draws_N = np.full(len(mean_N), mean_over_draws.num_draws)
@@ -154,16 +182,20 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScore
 
 
 def log_density(
-    outputs: Float[np.ndarray, "K N 2"], y: Float[np.ndarray, "N"], transform: Transform | None = None
+    outputs: Float[np.ndarray, "K N 2"],
+    y: Float[np.ndarray, "N"],
+    transform: Transform | None = None,
 ) -> Float64[np.ndarray, "N"]:
-    """Return the log density of targets under the mixture, log mean_k N(y; m_k, s_k^2), in nats; of a transformed
-    target log mean_k N(g(y); m_k, s_k^2) + log g'(y).
+    """Return the log density of targets under the mixture, log mean_k N(y; m_k, s_k^2), in nats; of
+    a transformed target log mean_k N(g(y); m_k, s_k^2) + log g'(y).
 
     It is of a density in the target's units: in other units it is another number.
     """
     if transform is not None:
         return log_density(outputs, to_fitted(transform, y)) + log_slope(transform, y)
     mean, log_variance = np.moveaxis(outputs.astype(np.float64), -1, 0)
-    terms = -0.5 * (math.log(2.0 * math.pi) + log_variance + np.square(y - mean) * np.exp(-log_variance))
+    terms = -0.5 * (
+        math.log(2.0 * math.pi) + log_variance + np.square(y - mean) * np.exp(-log_variance)
+    )
     largest = terms.max(axis=0)
     return largest + np.log(np.exp(terms - largest).mean(axis=0))

@@ -1,12 +1,15 @@
 """Sums over Monte Carlo draws that merge, and the standard errors that they give.
 
-Axes: K draws, N rows, G groups of draws; *C is an axis of classes, of two scales of a target, or none, and *U the
-latter or none. Draw k belongs to group k mod G, and of
-each group the means are kept. Sums over disjoint draws merge exactly, so draws may be split over time, threads or
-machines. Up to G draws a group is one draw; beyond, it is its draws' mean.
+Axes: K draws, N rows, G groups of draws; *C is an axis of classes, of two scales of a target, or
+    none, and *U the
+latter or none. Draw k belongs to group k mod G, and of each group the means are kept. Sums over
+disjoint draws merge exactly, so draws may be split over time, threads or machines. Up to G draws a
+group is one draw; beyond, it is its draws' mean.
 
-Groups are laid out last: then numpy adds them pairwise, in an order that their number alone decides. Along any other
-axis the order depends on how many rows there are, and a row alone would get other bits than in a batch.
+Groups are laid out last: then numpy adds them pairwise, in an order that their number alone
+    decides. Along any other
+axis the order depends on how many rows there are, and a row alone would get other bits than in a
+batch.
 """
 
 from dataclasses import dataclass
@@ -17,16 +20,21 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 GROUPS = 100
-FEWEST_FOR_SPREAD = 3  # groups that give a disagreement a standard error: one alone has nothing to disagree with
+FEWEST_FOR_SPREAD = (
+    3  # groups that give a disagreement a standard error: one alone has nothing to disagree with
+)
 
 
 @dataclass(frozen=True, eq=False)
 class DrawSums:
-    """What draws predict of N rows and how uncertain each is of it, in float64, by group of draws."""
+    """What draws predict of N rows and how uncertain each is of it, in float64, by group of
+    draws."""
 
     num_draws: Int64[np.ndarray, "G"]
     prediction: Float64[np.ndarray, "N *C G"]  # the group's mean
-    squared_deviations: Float64[np.ndarray, "N *C G"]  # sum over its draws of (prediction - the group's mean)^2
+    squared_deviations: Float64[
+        np.ndarray, "N *C G"
+    ]  # sum over its draws of (prediction - the group's mean)^2
     uncertainty: Float64[np.ndarray, "N *U G"]  # the group's mean
 
     @classmethod
@@ -41,37 +49,53 @@ class DrawSums:
         num_draws = uncertainty.shape[-1]
         if num_draws > groups:
             half = groups * (-(-num_draws // groups) // 2)
-            return cls.of(prediction[..., :half], uncertainty[..., :half], first_draw, groups).merge(
+            return cls.of(
+                prediction[..., :half], uncertainty[..., :half], first_draw, groups
+            ).merge(
                 cls.of(prediction[..., half:], uncertainty[..., half:], first_draw + half, groups)
             )
         num_draws_G = np.ones(num_draws, dtype=np.int64)
         if num_draws < groups or first_draw % groups > 0:  # each group holds one draw at most
             order = (first_draw + np.arange(num_draws)) % groups
             num_draws_G = np.bincount(order, minlength=groups)
-            prediction, uncertainty = (_scatter(values, order, groups) for values in (prediction, uncertainty))
+            prediction, uncertainty = (
+                _scatter(values, order, groups) for values in (prediction, uncertainty)
+            )
         return cls(num_draws_G, prediction, np.zeros(prediction.shape), uncertainty)
 
     def merge(self, other: "DrawSums") -> "DrawSums":
-        """Return the sums over the draws of both, which must be of the same rows and groups and share no draw."""
+        """Return the sums over the draws of both, which must be of the same rows and groups and
+        share no draw."""
         if self.prediction.shape != other.prediction.shape:
-            raise ValueError(f"expected sums of shape {self.prediction.shape}, got {other.prediction.shape}")
+            raise ValueError(
+                f"expected sums of shape {self.prediction.shape}, got {other.prediction.shape}"
+            )
         num_draws_G = self.num_draws + other.num_draws
         share_G = other.num_draws / np.maximum(num_draws_G, 1)
         difference = other.prediction - self.prediction
         return DrawSums(
             num_draws_G,
             self.prediction + share_G * difference,
-            self.squared_deviations + other.squared_deviations + (self.num_draws * share_G) * difference**2,
+            self.squared_deviations
+            + other.squared_deviations
+            + (self.num_draws * share_G) * difference**2,
             self.uncertainty + share_G * (other.uncertainty - self.uncertainty),
         )
 
     def take(self, rows: np.ndarray) -> "DrawSums":
         """Return the sums of some rows."""
-        return DrawSums(self.num_draws, self.prediction[rows], self.squared_deviations[rows], self.uncertainty[rows])
+        return DrawSums(
+            self.num_draws,
+            self.prediction[rows],
+            self.squared_deviations[rows],
+            self.uncertainty[rows],
+        )
 
     def along(self, i: int) -> "DrawSums":
         """Return the sums at i of the axis that prediction and uncertainty both have."""
-        parts = (values[:, i] for values in (self.prediction, self.squared_deviations, self.uncertainty))
+        parts = (
+            values[:, i] for values in (self.prediction, self.squared_deviations, self.uncertainty)
+        )
         return DrawSums(self.num_draws, *parts)
 
     def drawn(self) -> "DrawSums":
@@ -82,15 +106,19 @@ class DrawSums:
         if not used.any():
             raise ValueError("expected at least one draw, got none")
         parts = (self.prediction, self.squared_deviations, self.uncertainty)
-        return DrawSums(self.num_draws[used], *(np.compress(used, values, axis=-1) for values in parts))
+        return DrawSums(
+            self.num_draws[used], *(np.compress(used, values, axis=-1) for values in parts)
+        )
 
 
 class Average:
-    """Means over draws, of the means of groups that each hold a draw, and standard errors of scores made of them.
+    """Means over draws, of the means of groups that each hold a draw, and standard errors of scores
+    made of them.
 
-    Those come from the jackknife: each group is left out in turn, and a score made of the others. With p a mean over
-    draws, q_j that of group j and r_j its number of draws over that of all others (`odds_G`), without group j it is
-    p - r_j (q_j - p).
+    Those come from the jackknife: each group is left out in turn, and a score made of the others.
+        With p a mean over
+    draws, q_j that of group j and r_j its number of draws over that of all others (`odds_G`),
+    without group j it is p - r_j (q_j - p).
     """
 
     def __init__(self, num_draws_G: Int64[np.ndarray, "G"]) -> None:
@@ -106,7 +134,10 @@ class Average:
     def __call__(self, values: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
         """Return the mean over draws."""
         # Summing before dividing gives exactly 1 for probabilities of 1.
-        mean: Any = np.add.reduce(values if self.one_each else values * self.num_draws_G, axis=-1) / self.num_draws
+        mean: Any = (
+            np.add.reduce(values if self.one_each else values * self.num_draws_G, axis=-1)
+            / self.num_draws
+        )
         return mean
 
     def variances_without(
@@ -122,26 +153,34 @@ class Average:
             square: the group's mean squared deviation from the mean over draws.
             deviation: the group's mean less the mean over draws.
         """
-        # About the mean over draws it is v - r (square - v); the mean without the group lies r deviation beside that.
+        # About the mean over draws it is v - r (square - v); the mean without the group lies r
+        # deviation beside that.
         without = (1.0 + self.odds_G) * variance[..., None]
         without -= self.odds_G * square
         without -= np.square(self.odds_G * deviation)
         return np.maximum(without, 0.0, out=without)
 
-    def jackknife_bias(self, loss: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
+    def jackknife_bias(
+        self, loss: Float64[np.ndarray, "*shape G"]
+    ) -> Float64[np.ndarray, "*shape"]:
         """Return by how much a score is too small on average, to first order, 0 or more.
 
         Args:
-            loss: how much less each group's absence makes it; what has a mean over draws of 0 may be left out.
+            loss: how much less each group's absence makes it; what has a mean over draws of 0 may
+                be left out.
         """
         bias: np.ndarray = np.add.reduce(loss * (1.0 - self.num_draws_G / self.num_draws), axis=-1)
         return np.maximum(bias, 0.0)
 
-    def standard_error(self, change: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
-        """Return the standard error of a score from how each group's absence changes it; the argument is overwritten.
+    def standard_error(
+        self, change: Float64[np.ndarray, "*shape G"]
+    ) -> Float64[np.ndarray, "*shape"]:
+        """Return the standard error of a score from how each group's absence changes it; the
+        argument is overwritten.
 
-        The delete-one jackknife, or where groups hold more than one draw the delete-m_j jackknife of Busing, Meijer
-        and van der Leeden (1999). It holds for independent draws, and for a mean over draws its square is unbiased.
+        The delete-one jackknife, or where groups hold more than one draw the delete-m_j jackknife
+        of Busing, Meijer and van der Leeden (1999). It holds for independent draws, and for a mean
+        over draws its square is unbiased.
         """
         centre = np.add.reduce(change * (1.0 - self.num_draws_G / self.num_draws), axis=-1)
         change /= self.odds_G
@@ -151,7 +190,9 @@ class Average:
         return np.sqrt(np.add.reduce(change, axis=-1) / len(self.odds_G))
 
 
-def _scatter(values: Float64[np.ndarray, "*shape K"], order: Int64[np.ndarray, "K"], groups: int) -> np.ndarray:
+def _scatter(
+    values: Float64[np.ndarray, "*shape K"], order: Int64[np.ndarray, "K"], groups: int
+) -> np.ndarray:
     """Return values by group, 0 for a group without a draw."""
     by_group = np.zeros((*values.shape[:-1], groups))
     by_group[..., order] = values

@@ -1,4 +1,5 @@
-"""What depends on the task, behind one interface: from a network's outputs to sums over draws, scores and samples."""
+"""What depends on the task, behind one interface: from a network's outputs to sums over draws,
+scores and samples."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -6,7 +7,12 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float, Float32, Float64
 
-from model_store.scores.classification import SCORE_NAMES, Scores, predictive_scores, predictive_sums
+from model_store.scores.classification import (
+    SCORE_NAMES,
+    Scores,
+    predictive_scores,
+    predictive_sums,
+)
 from model_store.scores.joint import BatchBald, ClassMaxDet, JointScore, TargetMaxDet
 from model_store.scores.regression import (
     MIXTURE_SCORE_NAMES,
@@ -23,7 +29,8 @@ AnyScores = Scores | MixtureScores
 
 
 class Predictive(ABC):
-    """The predictive distribution of a task: categorical of a classification, a mixture of Gaussians of a regression.
+    """The predictive distribution of a task: categorical of a classification, a mixture of
+    Gaussians of a regression.
 
     Attributes:
         output: the name of the network's output.
@@ -47,7 +54,8 @@ class Predictive(ABC):
 
     @property
     def batches(self) -> tuple[str, ...]:
-        """Acquisitions that choose a batch: rows that are the same are taken once while others are left."""
+        """Acquisitions that choose a batch: rows that are the same are taken once while others are
+        left."""
         return (*self.sampled, *self.joint_scores)
 
     @abstractmethod
@@ -60,14 +68,18 @@ class Predictive(ABC):
 
     @abstractmethod
     def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float[np.ndarray, "K N C"]:
-        """Return what each draw says of each row: class probabilities, or mean and standard deviation."""
+        """Return what each draw says of each row: class probabilities, or mean and standard
+        deviation."""
 
     @abstractmethod
     def acquisition(self, scores: AnyScores, name: str) -> Float64[np.ndarray, "N"]:
         """Return what a pool is ranked by; more is more worth a label."""
 
-    def race(self, scores: AnyScores, name: str) -> tuple[Float64[np.ndarray, "N"], Float64[np.ndarray, "N"]]:
-        """Return scores in the order of an acquisition, and their standard errors; there must be 3 draws or more."""
+    def race(
+        self, scores: AnyScores, name: str
+    ) -> tuple[Float64[np.ndarray, "N"], Float64[np.ndarray, "N"]]:
+        """Return scores in the order of an acquisition, and their standard errors; there must be 3
+        draws or more."""
         shown = scores.in_units if isinstance(scores, MixtureScores) else scores
         assert shown.standard_error is not None
         score = self.acquisition_scores[name]
@@ -79,7 +91,9 @@ class Classes(Predictive):
 
     output = "log_probs"
     score_names = SCORE_NAMES
-    acquisition_scores: ClassVar = {name: name for name in (*SCORE_NAMES, "bald_corrected")} | {"power_bald": "bald"}
+    acquisition_scores: ClassVar = {name: name for name in (*SCORE_NAMES, "bald_corrected")} | {
+        "power_bald": "bald"
+    }
     joint_scores: ClassVar = {"batchbald": BatchBald, "max_det": ClassMaxDet}
     default_acquisition = "bald"
     sampled = ("power_bald",)
@@ -99,13 +113,15 @@ class Classes(Predictive):
         return np.exp(outputs)
 
     def acquisition(self, scores: AnyScores, name: str) -> Float64[np.ndarray, "N"]:
-        """Return the score of that name, in nats or a probability; without a corrected BALD, BALD."""
+        """Return the score of that name, in nats or a probability; without a corrected BALD,
+        BALD."""
         score: Float64[np.ndarray, "N"] | None = getattr(scores, self.acquisition_scores[name])
         return scores.by_name()["bald"] if score is None else score
 
 
 class Target(Predictive):
-    """A regression's predictive distribution; of a `transform`, where its target was fitted by one."""
+    """A regression's predictive distribution; of a `transform`, where its target was fitted by
+    one."""
 
     output = "mean_log_variance"
     score_names = MIXTURE_SCORE_NAMES

@@ -1,7 +1,8 @@
-"""Transformed targets: a regression may be fitted to z = g(y), of which g is increasing, and is answered in y.
+"""Transformed targets: a regression may be fitted to z = g(y), of which g is increasing, and is
+answered in y.
 
-Under draw k, z is Gaussian with mean m_k and variance s_k^2, and y = h(z), h the inverse of g, but never less than
-the least value of a target where there is one. What that makes of a prediction:
+Under draw k, z is Gaussian with mean m_k and variance s_k^2, and y = h(z), h the inverse of g, but
+never less than the least value of a target where there is one. What that makes of a prediction:
 
 * Quantiles are exact: the q-quantile of y is h of that of z. So are the median and the ends of intervals, and y lies
   in h([a, b]) exactly where z lies in [a, b].
@@ -10,7 +11,8 @@ the least value of a target where there is one. What that makes of a prediction:
 * Mean and variance of y under a draw are sums over the nodes of Gauss-Hermite quadrature, E h(z) = sum_i w_i h(m_k +
   s_k t_i): a variance about its own mean is never negative, and a target's scale cancels.
 
-K draws, N rows. All is float64 and works element by element, so a row has the same bits alone and in a batch.
+K draws, N rows. All is float64 and works element by element, so a row has the same bits alone and
+in a batch.
 """
 
 import math
@@ -22,8 +24,11 @@ import numpy as np
 from jaxtyping import Float, Float64
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-NODES = 24  # of the quadrature: of a log-normal of log standard deviation 1 the variance is right to 1e-9
-LARGEST_LOG = 300.0  # beyond it a target is as large as is answered, e^300: its square is still a float64
+# of the quadrature: of a log-normal of log standard deviation 1 the variance is right to 1e-9
+NODES = 24
+LARGEST_LOG = (
+    300.0  # beyond it a target is as large as is answered, e^300: its square is still a float64
+)
 HALVINGS = 40  # of the range that a median is looked for in
 
 
@@ -42,9 +47,11 @@ class LogTransform(TransformRecord):
 
 
 class RankTransform(TransformRecord):
-    """A target that was fitted as a normal score: the line through `scores` at `values`, both rising.
+    """A target that was fitted as a normal score: the line through `scores` at `values`, both
+    rising.
 
-    Beyond the first and the last value the pieces there go on, but where the target is never less than `least`.
+    Beyond the first and the last value the pieces there go on, but where the target is never less
+    than `least`.
     """
 
     kind: Literal["rank"] = "rank"
@@ -55,7 +62,9 @@ class RankTransform(TransformRecord):
     @model_validator(mode="after")
     def _rises(self) -> "RankTransform":
         if len(self.values) != len(self.scores):
-            raise ValueError(f"scores: expected as many as values, {len(self.values)}, got {len(self.scores)}")
+            raise ValueError(
+                f"scores: expected as many as values, {len(self.values)}, got {len(self.scores)}"
+            )
         for name, numbers in (("values", self.values), ("scores", self.scores)):
             if any(a >= b for a, b in pairwise(numbers)):
                 raise ValueError(f"{name}: expected rising numbers, got others")
@@ -65,7 +74,9 @@ class RankTransform(TransformRecord):
 Transform = LogTransform | RankTransform
 
 
-def to_fitted(transform: Transform, y: Float[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
+def to_fitted(
+    transform: Transform, y: Float[np.ndarray, "*shape"]
+) -> Float64[np.ndarray, "*shape"]:
     """Return z = g(y).
 
     A target that the transform cannot take, of a logarithm one of -offset or less, has -inf.
@@ -77,7 +88,9 @@ def to_fitted(transform: Transform, y: Float[np.ndarray, "*shape"]) -> Float64[n
     return _linear(y, np.array(transform.values), np.array(transform.scores))
 
 
-def to_target(transform: Transform, z: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
+def to_target(
+    transform: Transform, z: Float64[np.ndarray, "*shape"]
+) -> Float64[np.ndarray, "*shape"]:
     """Return y = h(z), in the target's units; infinite z stay so."""
     if isinstance(transform, LogTransform):
         y = np.exp(np.minimum(z, LARGEST_LOG)) - transform.offset
@@ -88,7 +101,9 @@ def to_target(transform: Transform, z: Float64[np.ndarray, "*shape"]) -> Float64
     return np.where(np.isinf(z), z, y)
 
 
-def log_slope(transform: Transform, y: Float[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
+def log_slope(
+    transform: Transform, y: Float[np.ndarray, "*shape"]
+) -> Float64[np.ndarray, "*shape"]:
     """Return log g'(y): what a log density of z adds to be one of y."""
     y = np.asarray(y, dtype=np.float64)
     if isinstance(transform, LogTransform):
@@ -98,7 +113,9 @@ def log_slope(transform: Transform, y: Float[np.ndarray, "*shape"]) -> Float64[n
 
 
 def target_moments(
-    transform: Transform, mean: Float64[np.ndarray, "*shape"], variance: Float64[np.ndarray, "*shape"]
+    transform: Transform,
+    mean: Float64[np.ndarray, "*shape"],
+    variance: Float64[np.ndarray, "*shape"],
 ) -> tuple[Float64[np.ndarray, "*shape"], Float64[np.ndarray, "*shape"]]:
     """Return mean and variance of y, given those of a Gaussian z."""
     nodes, weights = _quadrature()
@@ -109,14 +126,19 @@ def target_moments(
             target_mean += weight * to_target(transform, mean + node * std)
         target_variance = np.zeros(mean.shape)
         for node, weight in zip(nodes, weights, strict=True):
-            target_variance += weight * np.square(to_target(transform, mean + node * std) - target_mean)
+            target_variance += weight * np.square(
+                to_target(transform, mean + node * std) - target_mean
+            )
     return target_mean, target_variance
 
 
 def mixture_median(
-    mean: Float64[np.ndarray, "N K"], variance: Float64[np.ndarray, "N K"], weight: Float64[np.ndarray, "K"]
+    mean: Float64[np.ndarray, "N K"],
+    variance: Float64[np.ndarray, "N K"],
+    weight: Float64[np.ndarray, "K"],
 ) -> Float64[np.ndarray, "N"]:
-    """Return the median of a mixture of Gaussians, by bisection between the least and the largest of their means."""
+    """Return the median of a mixture of Gaussians, by bisection between the least and the largest
+    of their means."""
     std = np.sqrt(variance)
     low, high = mean.min(axis=1), mean.max(axis=1)
     for _ in range(HALVINGS):
@@ -134,7 +156,9 @@ def normal_distribution(z: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray,
     """
     size = np.abs(z)
     t = 1.0 / (1.0 + 0.2316419 * size)
-    series = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
+    series = t * (
+        0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429)))
+    )
     tail = np.exp(-0.5 * np.square(size)) / math.sqrt(2.0 * math.pi) * series
     return np.where(z > 0, 1.0 - tail, tail)
 
@@ -147,7 +171,9 @@ def _quadrature() -> tuple[list[float], list[float]]:
 
 
 def _linear(
-    x: Float64[np.ndarray, "*shape"], knots: Float64[np.ndarray, "J"], values: Float64[np.ndarray, "J"]
+    x: Float64[np.ndarray, "*shape"],
+    knots: Float64[np.ndarray, "J"],
+    values: Float64[np.ndarray, "J"],
 ) -> Float64[np.ndarray, "*shape"]:
     """Return the line through the knots at x; beyond them the first and the last piece go on."""
     here = _segment(x, knots)

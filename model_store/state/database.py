@@ -1,6 +1,7 @@
 """The state's database: SQLite in WAL mode, in a folder that processes of one machine share.
 
-What `writing` has done is on the disk when it returns, or has not been done at all. Each table has its own module.
+What `writing` has done is on the disk when it returns, or has not been done at all. Each table has
+its own module.
 """
 
 import errno
@@ -96,23 +97,30 @@ class Database:
 
         Raises:
             NoSpace: if the disk is full.
-            StateUnusable: if the folder cannot be written to, or what is there is of another format.
+            StateUnusable: if the folder cannot be written to, or what is there is of another
+                format.
         """
         self.folder = folder
         self._lock = threading.Lock()
         with _told():
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / FILE
-            with suppress(FileExistsError):  # what came as rows and labels is for nobody else to read
+            with suppress(
+                FileExistsError
+            ):  # what came as rows and labels is for nobody else to read
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+            self._connection = sqlite3.connect(
+                path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+            )
             self._connection.row_factory = sqlite3.Row
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = FULL")
             with self._transaction():
                 found = self._connection.execute("PRAGMA user_version").fetchone()[0]
                 if found > FORMAT:
-                    raise StateUnusable(f"{UNUSABLE}: expected format {FORMAT} or older, got {found}")
+                    raise StateUnusable(
+                        f"{UNUSABLE}: expected format {FORMAT} or older, got {found}"
+                    )
                 for statement in SCHEMA.split(";\n"):
                     self._connection.execute(statement)
                 self._connection.execute(f"PRAGMA user_version = {FORMAT}")
@@ -129,7 +137,8 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Hold the connection in a transaction, in which no other process writes: all of it is kept, or nothing.
+        """Hold the connection in a transaction, in which no other process writes: all of it is
+        kept, or nothing.
 
         Raises:
             NoSpace: if the disk is full.
@@ -171,7 +180,8 @@ def _told() -> Iterator[None]:
 
 
 def of_disk(error: OSError) -> NoSpace | StateUnusable:
-    """Return an error of the disk as one of the state. It names no path: whoever asks the service may read it."""
+    """Return an error of the disk as one of the state. It names no path: whoever asks the service
+    may read it."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return NoSpace(NO_SPACE)
     return StateUnusable(f"{UNUSABLE}: {error.strerror}")

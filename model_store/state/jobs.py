@@ -1,8 +1,10 @@
-"""Jobs: work on whole pools, which goes on after the request for it was answered, and after the process has died.
+"""Jobs: work on whole pools, which goes on after the request for it was answered, and after the
+process has died.
 
-A job is queued, running, and then done, failed or cancelled. Who runs one holds the lock of a *slot*, a file that
-the system unlocks when its process is gone: a job that is said to run in a slot that nobody holds lost its process,
-and is queued again. No clock and no heartbeat is needed to know.
+A job is queued, running, and then done, failed or cancelled. Who runs one holds the lock of a
+*slot*, a file that the system unlocks when its process is gone: a job that is said to run in a slot
+that nobody holds lost its process, and is queued again. No clock and no heartbeat is needed to
+know.
 """
 
 import fcntl
@@ -64,7 +66,8 @@ class Job:
 
 
 class Jobs:
-    """The jobs of a state folder. Any thread, and any process of the machine, may call its methods."""
+    """The jobs of a state folder. Any thread, and any process of the machine, may call its
+    methods."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -80,14 +83,24 @@ class Jobs:
             raise of_disk(error) from error
         return name, self.folder / name
 
-    def add(self, name: str, kind: Kind, owner: str, request: dict[str, Any], work: int, most_waiting: int) -> Job:
+    def add(
+        self,
+        name: str,
+        kind: Kind,
+        owner: str,
+        request: dict[str, Any],
+        work: int,
+        most_waiting: int,
+    ) -> Job:
         """Queue a job: once this returns it will be done, or say why not.
 
         Raises:
             TooManyJobs: if `most_waiting` are queued already.
         """
         with self._database.writing() as connection:
-            waiting = connection.execute("SELECT count(*) FROM jobs WHERE state = 'queued'").fetchone()[0]
+            waiting = connection.execute(
+                "SELECT count(*) FROM jobs WHERE state = 'queued'"
+            ).fetchone()[0]
             if waiting >= most_waiting:
                 raise TooManyJobs
             connection.execute(
@@ -106,30 +119,37 @@ class Jobs:
         with self._database.reading() as connection:
             row = connection.execute("SELECT * FROM jobs WHERE id = ?", (name,)).fetchone()
         if row is None or (owner is not None and row["owner"] != owner):
-            raise NotFound("job: expected the id of one that you asked for and that is still kept, got another")
+            raise NotFound(
+                "job: expected the id of one that you asked for and that is still kept, got another"
+            )
         return _job(row)
 
     def of(self, owner: str) -> list[Job]:
         """Return all jobs that an owner asked for, the latest first."""
         with self._database.reading() as connection:
-            rows = connection.execute("SELECT * FROM jobs WHERE owner = ? ORDER BY created DESC", (owner,)).fetchall()
+            rows = connection.execute(
+                "SELECT * FROM jobs WHERE owner = ? ORDER BY created DESC", (owner,)
+            ).fetchall()
         return [_job(row) for row in rows]
 
     def counts(self) -> tuple[int, int]:
         """Return how many are queued, and how many are running."""
         with self._database.reading() as connection:
             rows = connection.execute(
-                "SELECT state, count(*) FROM jobs WHERE state IN ('queued', 'running') GROUP BY state"
+                "SELECT state, count(*) FROM jobs WHERE state IN ('queued', 'running') GROUP BY "
+                "state"
             ).fetchall()
         found = {row[0]: int(row[1]) for row in rows}
         return found.get("queued", 0), found.get("running", 0)
 
     def claim(self, slot: int) -> Job | None:
-        """Take the job that has been queued for longest to run in a slot whose lock one holds; None if none is."""
+        """Take the job that has been queued for longest to run in a slot whose lock one holds; None
+        if none is."""
         with self._database.writing() as connection:
             row = connection.execute(
                 "UPDATE jobs SET state = 'running', slot = ?, begun = coalesce(begun, ?) "
-                "WHERE id = (SELECT id FROM jobs WHERE state = 'queued' ORDER BY created, id LIMIT 1) RETURNING *",
+                "WHERE id = (SELECT id FROM jobs WHERE state = 'queued' ORDER BY created, id "
+                "LIMIT 1) RETURNING *",
                 (slot, time.time()),
             ).fetchone()
         return None if row is None else _job(row)
@@ -139,13 +159,15 @@ class Jobs:
         with self._database.writing() as connection:
             row = connection.execute(
                 "UPDATE jobs SET deaths = deaths * (? <= done), orphaned = orphaned * (? <= done), "
-                "work = ?, done = ?, worked_s = ? WHERE id = ? AND state = 'running' RETURNING cancel",
+                "work = ?, done = ?, worked_s = ? WHERE id = ? AND state = 'running' RETURNING "
+                "cancel",
                 (done, done, work, done, worked_s, name),
             ).fetchone()
         return row is not None and not row["cancel"]
 
     def finish(self, name: str, state: State, said: Any) -> None:
-        """End a job that runs, and keep what is to be said of it; what is asked to be cancelled is cancelled."""
+        """End a job that runs, and keep what is to be said of it; what is asked to be cancelled is
+        cancelled."""
         with self._database.writing() as connection:
             connection.execute(
                 "UPDATE jobs SET state = CASE WHEN cancel THEN 'cancelled' ELSE ? END, "
@@ -158,23 +180,28 @@ class Jobs:
         """Queue a job again that ran and is not done; one that is to be cancelled is.
 
         Args:
-            why: how its process died; None if it ended in order. After some deaths without getting any further the
-                job has failed.
+            why: how its process died; None if it ended in order. After some deaths without getting
+                any further the job has failed.
             is_orphan: whether the service had died as well.
         """
         counted, most = ("orphaned", MOST_ORPHANED) if is_orphan else ("deaths", MOST_DEATHS)
         with self._database.writing() as connection:
-            row = connection.execute("SELECT * FROM jobs WHERE id = ? AND state = 'running'", (name,)).fetchone()
+            row = connection.execute(
+                "SELECT * FROM jobs WHERE id = ? AND state = 'running'", (name,)
+            ).fetchone()
             if row is None:
                 return
             times = row[counted] + (why is not None)
             state, said = ("cancelled", None) if row["cancel"] else ("queued", None)
             if why is not None and times >= most and state == "queued":
                 state = "failed"
-                said = json.dumps(f"{why}, {times} times without getting further than {row['done']} rows x draws")
+                said = json.dumps(
+                    f"{why}, {times} times without getting further than {row['done']} rows x draws"
+                )
             ended = None if state == "queued" else time.time()
             connection.execute(
-                f"UPDATE jobs SET state = ?, said = ?, ended = ?, {counted} = ?, slot = NULL WHERE id = ?",
+                f"UPDATE jobs SET state = ?, said = ?, ended = ?, {counted} = ?, slot = NULL "
+                "WHERE id = ?",
                 (state, said, ended, times, name),
             )
 
@@ -185,38 +212,54 @@ class Jobs:
                 "UPDATE jobs SET state = 'cancelled', ended = ? WHERE id = ? AND state = 'queued'",
                 (time.time(), name),
             )
-            connection.execute("UPDATE jobs SET cancel = 1 WHERE id = ? AND state = 'running'", (name,))
+            connection.execute(
+                "UPDATE jobs SET cancel = 1 WHERE id = ? AND state = 'running'", (name,)
+            )
         return self.get(name)
 
     def forget(self, name: str) -> None:
         """Delete a job that is over, and its files."""
         with self._database.writing() as connection:
-            connection.execute("DELETE FROM jobs WHERE id = ? AND state IN ('done', 'failed', 'cancelled')", (name,))
+            connection.execute(
+                "DELETE FROM jobs WHERE id = ? AND state IN ('done', 'failed', 'cancelled')",
+                (name,),
+            )
         self._sweep([name])
 
     def forget_old(self, kept_s: float) -> None:
-        """Delete jobs that ended longer ago, their files, and folders of jobs that never came to be."""
+        """Delete jobs that ended longer ago, their files, and folders of jobs that never came to
+        be."""
         now = time.time()
         with self._database.writing() as connection:
             connection.execute(
-                "DELETE FROM jobs WHERE state IN ('done', 'failed', 'cancelled') AND ended < ?", (now - kept_s,)
+                "DELETE FROM jobs WHERE state IN ('done', 'failed', 'cancelled') AND ended < ?",
+                (now - kept_s,),
             )
         with suppress(FileNotFoundError):
-            strays = [entry.name for entry in os.scandir(self.folder) if entry.stat().st_mtime < now - STRAY_S]
+            strays = [
+                entry.name
+                for entry in os.scandir(self.folder)
+                if entry.stat().st_mtime < now - STRAY_S
+            ]
             self._sweep(strays)
 
     def _sweep(self, names: list[str]) -> None:
         """Delete folders that are of no job."""
         for name in names:
             with self._database.reading() as connection:
-                is_known = connection.execute("SELECT 1 FROM jobs WHERE id = ?", (name,)).fetchone() is not None
+                is_known = (
+                    connection.execute("SELECT 1 FROM jobs WHERE id = ?", (name,)).fetchone()
+                    is not None
+                )
             if not is_known:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def put_back_orphans(self) -> None:
         """Queue jobs again that are said to run in a slot that nobody holds."""
         with self._database.reading() as connection:
-            rows = connection.execute("SELECT id, slot FROM jobs WHERE state = 'running'").fetchall()
+            rows = connection.execute(
+                "SELECT id, slot FROM jobs WHERE state = 'running'"
+            ).fetchall()
         for row in rows:
             with self.slot(row["slot"]) as handle:
                 if handle is not None:
@@ -224,7 +267,8 @@ class Jobs:
 
     @contextmanager
     def slot(self, number: int) -> Iterator[int | None]:
-        """Hold a slot's lock, as an open file that can be handed to a child; None if somebody else does."""
+        """Hold a slot's lock, as an open file that can be handed to a child; None if somebody else
+        does."""
         try:
             self.slots.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.slots / str(number), os.O_CREAT | os.O_RDWR, 0o600)

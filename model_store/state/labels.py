@@ -1,7 +1,8 @@
-"""Rows that were acquired, and their labels. The service writes them, `python -m training candidate` reads them.
+"""Rows that were acquired, and their labels. The service writes them, `python -m training
+candidate` reads them.
 
-A row is known by its model and id. Labels are accepted all or none, are on the disk when `accept` returns, and the
-same label again changes nothing.
+A row is known by its model and id. Labels are accepted all or none, are on the disk when `accept`
+returns, and the same label again changes nothing.
 """
 
 import json
@@ -59,7 +60,8 @@ class Label:
 
 @dataclass(frozen=True)
 class Accepted:
-    """What became of labels: new ones, those that were known, and those that took another's place."""
+    """What became of labels: new ones, those that were known, and those that took another's
+    place."""
 
     accepted: int
     known: int
@@ -68,7 +70,8 @@ class Accepted:
 
 @dataclass(frozen=True, eq=False)
 class LabelledRows:
-    """Labelled rows of a model whose numbers mean the same, in the order in which their labels came."""
+    """Labelled rows of a model whose numbers mean the same, in the order in which their labels
+    came."""
 
     ids: list[str]
     x: Float32[np.ndarray, "N I"]
@@ -82,7 +85,8 @@ class LabelledRows:
         """Return a SHA-256 of what a fit takes of them, by which it knows them again."""
         digest = sha256()
         for name, value, x, is_control in sorted(
-            zip(self.ids, self.values, self.x, self.is_control.tolist(), strict=True), key=lambda row: row[0]
+            zip(self.ids, self.values, self.x, self.is_control.tolist(), strict=True),
+            key=lambda row: row[0],
         ):
             digest.update(json.dumps([name, value, is_control]).encode())
             digest.update(x.tobytes())
@@ -90,28 +94,34 @@ class LabelledRows:
 
 
 def row_format(manifest: Manifest) -> str:
-    """Return what tells rows of numbers apart that mean something else: a digest of what a version takes."""
+    """Return what tells rows of numbers apart that mean something else: a digest of what a version
+    takes."""
     files = dict.fromkeys(OF_FILES, True)
     spec = manifest.input.model_dump(
-        mode="json", exclude={"minimum": True, "maximum": True, "columns": {"__all__": DESCRIBING}, **files}
+        mode="json",
+        exclude={"minimum": True, "maximum": True, "columns": {"__all__": DESCRIBING}, **files},
     )
     tokenizer = manifest.files[TOKENIZER].sha256 if TOKENIZER in manifest.files else None
     return sha256(json.dumps([spec, tokenizer], sort_keys=True).encode()).hexdigest()[:32]
 
 
 def has_state(folder: Path | None) -> bool:
-    """Return whether there is a folder and it has a database, so that looking for one makes none."""
+    """Return whether there is a folder and it has a database, so that looking for one makes
+    none."""
     return folder is not None and (folder / FILE).exists()
 
 
 def checked_id(name: str, field: str) -> None:
     """Raise InvalidInput for what is no id that can be kept."""
     if not 1 <= len(name) <= MAX_ID_CHARACTERS or not name.isprintable():
-        raise InvalidInput(field, f"a name of 1 to {MAX_ID_CHARACTERS} printable characters", "another")
+        raise InvalidInput(
+            field, f"a name of 1 to {MAX_ID_CHARACTERS} printable characters", "another"
+        )
 
 
 def keep_acquired(database: Database, how: Acquisition, rows: Sequence[AcquiredRow]) -> None:
-    """Keep rows that were acquired. One that is labelled, or was set aside before, stays as it is kept.
+    """Keep rows that were acquired. One that is labelled, or was set aside before, stays as it is
+    kept.
 
     Raises:
         NoSpace, StateUnusable: as `Database.writing` does; then none is kept.
@@ -130,8 +140,20 @@ def keep_acquired(database: Database, how: Acquisition, rows: Sequence[AcquiredR
             """,
             [
                 (
-                    *(how.model, row.id, how.version, how.acquisition, how.seed, how.num_samples, row.rank),
-                    *(row.score, int(row.control), None if row.said is None else json.dumps(row.said)),
+                    *(
+                        how.model,
+                        row.id,
+                        how.version,
+                        how.acquisition,
+                        how.seed,
+                        how.num_samples,
+                        row.rank,
+                    ),
+                    *(
+                        row.score,
+                        int(row.control),
+                        None if row.said is None else json.dumps(row.said),
+                    ),
                     *(row.x.astype(ROW_TYPE).tobytes(), how.format, now),
                 )
                 for row in rows
@@ -143,7 +165,8 @@ def labelled(database: Database, model: str, ids: Sequence[str]) -> set[str]:
     """Return which of these ids have a label."""
     with database.reading() as connection:
         found = connection.execute(
-            "SELECT value FROM json_each(?) WHERE EXISTS (SELECT 1 FROM labels WHERE model = ? AND id = value)",
+            "SELECT value FROM json_each(?) WHERE EXISTS (SELECT 1 FROM labels WHERE model = ? "
+            "AND id = value)",
             (json.dumps(list(ids)), model),
         )
         return {row["value"] for row in found}
@@ -182,7 +205,8 @@ def accept(
 
     Raises:
         InvalidInput: naming the label whose id was not acquired and that has no row.
-        Conflict: naming the one whose row is another than the one acquired, or that has another label already.
+        Conflict: naming the one whose row is another than the one acquired, or that has another
+            label already.
         NoSpace, StateUnusable: as `Database.writing` does.
     """
     now, counts = time.time(), {"accepted": 0, "known": 0, "replaced": 0}
@@ -192,17 +216,27 @@ def accept(
                 "SELECT row FROM acquired WHERE model = ? AND id = ?", (model, label.id)
             ).fetchone()
             there = connection.execute(
-                "SELECT label, target, row, key, time FROM labels WHERE model = ? AND id = ?", (model, label.id)
+                "SELECT label, target, row, key, time FROM labels WHERE model = ? AND id = ?",
+                (model, label.id),
             ).fetchone()
             row = None if label.x is None else label.x.astype(ROW_TYPE).tobytes()
-            known_row = kept["row"] if kept is not None else there["row"] if there is not None else None
+            known_row = (
+                kept["row"] if kept is not None else there["row"] if there is not None else None
+            )
             if known_row is None and row is None:
                 raise InvalidInput(
-                    f"labels.{n}.id", "that of a row that was acquired, or an `input` beside it", "another"
+                    f"labels.{n}.id",
+                    "that of a row that was acquired, or an `input` beside it",
+                    "another",
                 )
             if known_row is not None and row is not None and row != known_row:
-                raise Conflict(f"labels.{n}.input: expected the row that this id was first used for, got another")
-            text, number = (label.value, None) if isinstance(label.value, str) else (None, label.value)
+                raise Conflict(
+                    f"labels.{n}.input: expected the row that this id was first used for, got "
+                    "another"
+                )
+            text, number = (
+                (label.value, None) if isinstance(label.value, str) else (None, label.value)
+            )
             if there is None:
                 own = None if kept is not None else row
                 connection.execute(
@@ -213,18 +247,31 @@ def accept(
             elif (there["label"], there["target"]) == (text, number):
                 counts["known"] += 1
                 if there["key"] is None and key is not None:  # somebody who is known says the same
-                    connection.execute("UPDATE labels SET key = ? WHERE model = ? AND id = ?", (key, model, label.id))
+                    connection.execute(
+                        "UPDATE labels SET key = ? WHERE model = ? AND id = ?",
+                        (key, model, label.id),
+                    )
             elif not replace:
                 raise Conflict(
-                    f'labels.{n}: expected the label that this id has, or "replace": true, got another label'
+                    f'labels.{n}: expected the label that this id has, or "replace": true, got '
+                    "another label"
                 )
             else:
                 connection.execute(
                     "INSERT INTO replaced VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (model, label.id, there["label"], there["target"], there["key"], there["time"], now),
+                    (
+                        model,
+                        label.id,
+                        there["label"],
+                        there["target"],
+                        there["key"],
+                        there["time"],
+                        now,
+                    ),
                 )
                 connection.execute(
-                    "UPDATE labels SET label = ?, target = ?, key = ?, time = ? WHERE model = ? AND id = ?",
+                    "UPDATE labels SET label = ?, target = ?, key = ?, time = ? WHERE model = ? "
+                    "AND id = ?",
                     (text, number, key, now, model, label.id),
                 )
                 counts["replaced"] += 1
@@ -232,7 +279,8 @@ def accept(
 
 
 def counts(database: Database, model: str) -> dict[str, int]:
-    """Return how many rows were acquired, wait for a label, and have one, and how many of these are control."""
+    """Return how many rows were acquired, wait for a label, and have one, and how many of these are
+    control."""
     with database.reading() as connection:
         found = connection.execute(
             """
@@ -266,14 +314,17 @@ def labelled_rows(database: Database, model: str, row_format: str, size: int) ->
         x=x.reshape(len(rows), size),
         values=[row["target"] if row["label"] is None else row["label"] for row in rows],
         is_control=np.array([bool(row["control"]) for row in rows], dtype=bool),
-        is_chosen=np.array([row["acquisition"] != RANDOM and not row["control"] for row in rows], dtype=bool),
+        is_chosen=np.array(
+            [row["acquisition"] != RANDOM and not row["control"] for row in rows], dtype=bool
+        ),
         are_known=all(row["key"] is not None for row in rows),
         left_out=len(found) - len(rows),
     )
 
 
 def control_labels(database: Database, model: str) -> list[tuple[str, dict[str, Any], str | float]]:
-    """Return of each labelled control row the version that set it aside, what that said, and the label."""
+    """Return of each labelled control row the version that set it aside, what that said, and the
+    label."""
     with database.reading() as connection:
         found = connection.execute(
             """
@@ -283,7 +334,11 @@ def control_labels(database: Database, model: str) -> list[tuple[str, dict[str, 
             (model,),
         ).fetchall()
     return [
-        (row["version"], json.loads(row["said"]), row["target"] if row["label"] is None else row["label"])
+        (
+            row["version"],
+            json.loads(row["said"]),
+            row["target"] if row["label"] is None else row["label"],
+        )
         for row in found
     ]
 
@@ -309,7 +364,9 @@ def keep_candidate(
 def candidates(database: Database, model: str) -> list[dict[str, Any]]:
     """Return what became of a model's candidates, the newest first."""
     with database.reading() as connection:
-        found = connection.execute("SELECT * FROM candidates WHERE model = ? ORDER BY time DESC", (model,)).fetchall()
+        found = connection.execute(
+            "SELECT * FROM candidates WHERE model = ? ORDER BY time DESC", (model,)
+        ).fetchall()
     return [
         {
             "version": row["version"],

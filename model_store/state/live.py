@@ -1,9 +1,10 @@
-"""How good a version was on live data: figures of the control rows that it set aside, once they have labels.
+"""How good a version was on live data: figures of the control rows that it set aside, once they
+have labels.
 
-Each row is judged by what the version said of it when it was set aside. Nothing is computed again. Intervals are of
-95 %: a share's is Wilson's ("Probable inference, the law of succession, and statistical inference", 1927), others are
-the bootstrap's. A calibration error is above 0 by chance alone, so its interval begins as much lower as chance may
-add, as that of evaluation reports does.
+Each row is judged by what the version said of it when it was set aside. Nothing is computed again.
+Intervals are of 95 %: a share's is Wilson's ("Probable inference, the law of succession, and
+statistical inference", 1927), others are the bootstrap's. A calibration error is above 0 by chance
+alone, so its interval begins as much lower as chance may add, as that of evaluation reports does.
 """
 
 import math
@@ -27,9 +28,11 @@ SEED = 0  # of resamples: the same labels have the same intervals
 
 
 def said_of(prediction: Prediction, classes: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Return what is kept of each row's prediction: probabilities and prediction set, or mean, std and interval.
+    """Return what is kept of each row's prediction: probabilities and prediction set, or mean, std
+    and interval.
 
-    Sets and intervals are of coverage .95; of a regression without `classes`, in the target's units.
+    Sets and intervals are of coverage .95; of a regression without `classes`, in the target's
+    units.
     """
     if isinstance(prediction.scores, Scores):
         names, inside = classes or (), prediction.prediction_sets(COVERAGE)
@@ -39,7 +42,9 @@ def said_of(prediction: Prediction, classes: Sequence[str] | None) -> list[dict[
                 "probabilities": dict(zip(names, probs, strict=True)),
                 "set": [name for name, is_inside in zip(names, row, strict=True) if is_inside],
             }
-            for probs, row in zip(prediction.scores.probabilities.tolist(), inside.tolist(), strict=True)
+            for probs, row in zip(
+                prediction.scores.probabilities.tolist(), inside.tolist(), strict=True
+            )
         ]
     scores, intervals = prediction.scores.in_units, prediction.intervals(COVERAGE)
     assert intervals is not None
@@ -48,7 +53,8 @@ def said_of(prediction: Prediction, classes: Sequence[str] | None) -> list[dict[
 
 
 def live_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
-    """Return the figures of rows of one version, given what it said of each and its label or target."""
+    """Return the figures of rows of one version, given what it said of each and its label or
+    target."""
     if "probabilities" in rows[0][0]:
         return _of_classes(rows)
     return _of_targets(rows)
@@ -70,7 +76,9 @@ def _of_classes(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str,
         "accuracy": _share(correct),
         "log_likelihood": _mean(np.array(likelihood), counts),
         "brier": _mean(np.array(brier), counts),
-        "expected_calibration_error": _calibration_error(np.array(confidence), np.array(correct), counts),
+        "expected_calibration_error": _calibration_error(
+            np.array(confidence), np.array(correct), counts
+        ),
         "set_coverage_at_95": _share(inside),
     }
 
@@ -91,7 +99,9 @@ def wilson_interval(hits: int, rows: int) -> tuple[float, float]:
     z = NormalDist().inv_cdf((1.0 + LEVEL) / 2.0)
     share = hits / rows
     centre = (share + z * z / (2 * rows)) / (1 + z * z / rows)
-    half = z * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows)) / (1 + z * z / rows)
+    half = (
+        z * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows)) / (1 + z * z / rows)
+    )
     return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
 
 
@@ -101,7 +111,9 @@ def _share(hits: Sequence[bool]) -> dict[str, Any]:
 
 
 def _mean(
-    values: Float64[np.ndarray, "N"], counts: Int64[np.ndarray, "R N"], of_mean: Callable[[float], float] = float
+    values: Float64[np.ndarray, "N"],
+    counts: Int64[np.ndarray, "R N"],
+    of_mean: Callable[[float], float] = float,
 ) -> dict[str, Any]:
     """Return a function of the mean, and the percentiles of resamples."""
     sampled = counts @ values / len(values)
@@ -110,7 +122,9 @@ def _mean(
 
 
 def _calibration_error(
-    confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], counts: Int64[np.ndarray, "R N"]
+    confidence: Float64[np.ndarray, "N"],
+    correct: Bool[np.ndarray, "N"],
+    counts: Int64[np.ndarray, "R N"],
 ) -> dict[str, Any]:
     """Return the expected calibration error in bins of equal width, and its interval."""
     index = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)

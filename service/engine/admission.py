@@ -1,7 +1,9 @@
-"""Admission: how much work may wait, in rows x draws, and whose. Health and metrics are never asked for it.
+"""Admission: how much work may wait, in rows x draws, and whose. Health and metrics are never asked
+for it.
 
-What is too much is refused; but a client, or a request, is not refused for what others have brought beyond their
-share: it is let in if there would be room for it, had all others brought at most as much.
+What is too much is refused; but a client, or a request, is not refused for what others have brought
+beyond their share: it is let in if there would be room for it, had all others brought at most as
+much.
 """
 
 import asyncio
@@ -18,13 +20,17 @@ from service.settings import Settings
 
 REST_S = 0.002  # after an answer, so that idle work does not begin before the answer is sent
 LASTING_S = 1.0  # since the last refusal: so long an overload is taken to last
-FIRST_TRY_S, LAST_TRY_S = 4.0, 32.0  # after the first refusal, or the last try: more is let in, to see if it is over
+FIRST_TRY_S, LAST_TRY_S = (
+    4.0,
+    32.0,
+)  # after the first refusal, or the last try: more is let in, to see if it is over
 TRIED_S = 0.25  # without a refusal: that much more is not too much
 LATEST = 0.1  # weight of the latest micro-batch in the rate
 
 
 class Admission:
-    """Counts the work that waits or is done, and refuses what is too much. For the event loop's thread alone."""
+    """Counts the work that waits or is done, and refuses what is too much. For the event loop's
+    thread alone."""
 
     def __init__(self, settings: Settings, idle: threading.Event) -> None:
         """Begin; `idle` is set while no request is waiting or in work."""
@@ -49,18 +55,22 @@ class Admission:
 
         Before its draws a row takes as long as `encoding` more draws.
 
-        A burst may fill the queue up to `max_queued_row_draws`. From when it is full until nobody has been refused
-        for `LASTING_S`, work beyond `overload_row_draws` is refused, so that those who are let in are answered soon.
-        Clients who come again at once would keep that up for ever, so now and then, ever more rarely, ever more is
-        let in: if that is too much as well, the try ends with the first refusal.
+        A burst may fill the queue up to `max_queued_row_draws`. From when it is full until nobody
+        has been refused for `LASTING_S`, work beyond `overload_row_draws` is refused, so that those
+        who are let in are answered soon. Clients who come again at once would keep that up for
+        ever, so now and then, ever more rarely, ever more is let in: if that is too much as well,
+        the try ends with the first refusal.
 
         Raises:
             TooLarge: if the request alone is more than one may be.
-            Overloaded: if too much is waiting already, and the client and the request have their share; a lone
-                request is always let in.
+            Overloaded: if too much is waiting already, and the client and the request have their
+                share; a lone request is always let in.
         """
         if rows * draws > self.settings.max_row_draws:
-            raise TooLarge(f"rows x num_samples: expected at most {self.settings.max_row_draws}, got {rows * draws}")
+            raise TooLarge(
+                f"rows x num_samples: expected at most {self.settings.max_row_draws}, got "
+                f"{rows * draws}"
+            )
         a_row = draws + encoding
         work = min(rows * a_row, max(at_once, a_row))
         self.refuse_overload(work, client)
@@ -82,14 +92,23 @@ class Admission:
         """Raise Overloaded if so many further rows x draws of a client are too much for now."""
         now = time.monotonic()
         most = self._most(now)
-        if self.row_draws > 0 and self.row_draws + work > most and not self._is_within_share(work, client, most):
+        if (
+            self.row_draws > 0
+            and self.row_draws + work > most
+            and not self._is_within_share(work, client, most)
+        ):
             self._overload(now)
-            raise Overloaded(retry_after_s=max(1, math.ceil(self.row_draws / self._rate)) if self._rate else 1)
+            raise Overloaded(
+                retry_after_s=max(1, math.ceil(self.row_draws / self._rate)) if self._rate else 1
+            )
 
     def _is_within_share(self, work: int, client: Hashable, most: int) -> bool:
-        """Whether there were room, had every other client, or every other request, brought at most as much."""
+        """Whether there were room, had every other client, or every other request, brought at most
+        as much."""
         whole = self._of_clients[client] + work
-        clients = sum(min(held, whole) for other, held in self._of_clients.items() if other != client)
+        clients = sum(
+            min(held, whole) for other, held in self._of_clients.items() if other != client
+        )
         if whole + clients <= most:
             return True
         return work + sum(count * min(size, work) for size, count in self._sizes.items()) <= most
@@ -100,7 +119,10 @@ class Admission:
         if now >= self._overloaded_until:
             self._limit = burst
         elif now >= self._next_try:
-            self._limit, self._next_try = min(burst, max(self._tried, 2 * self._limit)), now + TRIED_S
+            self._limit, self._next_try = (
+                min(burst, max(self._tried, 2 * self._limit)),
+                now + TRIED_S,
+            )
         return self._limit
 
     def _overload(self, now: float) -> None:
@@ -115,7 +137,8 @@ class Admission:
         self._overloaded_until = now + LASTING_S
 
     def note(self, row_draws: int, seconds: float) -> None:
-        """Note how long work took: what clients are told to wait goes by it. Any thread may call it."""
+        """Note how long work took: what clients are told to wait goes by it. Any thread may call
+        it."""
         rate = row_draws / seconds
         self._rate = rate if self._rate == 0.0 else (1.0 - LATEST) * self._rate + LATEST * rate
 

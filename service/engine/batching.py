@@ -1,10 +1,11 @@
 """The engine: the way from rows to predictions and pool scores.
 
-Jobs wait in a queue, in which clients have equal shares of rows x draws. A worker thread takes the job whose turn it
-is, and with it others of the same model and number of draws that fit into a *micro-batch*: one product of rows and
-draws, under one fresh draw set, so that draws are made once for many requests. An idle server has no queue, and
-nobody waits for company; a busy one waits a moment, since each micro-batch needs draws of its own. A job that is
-larger than a micro-batch, a pool among them, is computed in parts, between which others get their turn.
+Jobs wait in a queue, in which clients have equal shares of rows x draws. A worker thread takes the
+job whose turn it is, and with it others of the same model and number of draws that fit into a
+*micro-batch*: one product of rows and draws, under one fresh draw set, so that draws are made once
+for many requests. An idle server has no queue, and nobody waits for company; a busy one waits a
+moment, since each micro-batch needs draws of its own. A job that is larger than a micro-batch, a
+pool among them, is computed in parts, between which others get their turn.
 """
 
 import asyncio
@@ -25,17 +26,21 @@ from service.engine.admission import Admission
 from service.engine.jobs import Job, MicroBatch, Part, PoolScores, Predicted, Progress
 from service.engine.waiting import HungUp, wait_for
 from service.errors import PastDeadline
-from service.observability.metrics import Metrics
-from service.process.shares import Shares
+from service.server.shares import Shares
+from service.telemetry.metrics import Metrics
 
 SMALL_ROW_DRAWS = 200  # a millisecond of arithmetic
 BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch
 PARTS_FOR_OTHERS = 4  # that such a part of a large job is divided in where others wait or may come
-REMADE_ROW_DRAWS = 100_000  # the same where draws are too large to hold, and made again for each part of a job
+REMADE_ROW_DRAWS = (
+    100_000  # the same where draws are too large to hold, and made again for each part of a job
+)
 SUMMED_NUMBERS = 4_000_000  # that the draws of a micro-batch or part are summed in: 32 MB
 ENCODED_S = 0.25  # that the encoder takes for the rows of a micro-batch or part, at most
 LEAST_AT_ONCE = 16  # requests that a micro-batch may take, however few are about
-GATHER_S = 0.01  # after a micro-batch, in which those who come with the next requests are waited for
+GATHER_S = (
+    0.01  # after a micro-batch, in which those who come with the next requests are waited for
+)
 
 
 class Engine:
@@ -74,7 +79,8 @@ class Engine:
         return (await self._computed(job, hung_up)).predicted()
 
     async def score(self, job: Job, hung_up: HungUp) -> PoolScores:
-        """Return what a pool is ranked by, given a job with an acquisition; otherwise as `predict`."""
+        """Return what a pool is ranked by, given a job with an acquisition; otherwise as
+        `predict`."""
         return (await self._computed(job, hung_up)).pool_scores()
 
     async def _computed(self, job: Job, hung_up: HungUp) -> Progress:
@@ -84,7 +90,9 @@ class Engine:
         is_small = self.admission.row_draws <= SMALL_ROW_DRAWS and job.served.model.encoder is None
         if is_small and job.seed is None and is_paired:
             progress.queued = time.perf_counter()
-            await asyncio.sleep(0)  # requests that came together see each other, and are computed together
+            await asyncio.sleep(
+                0
+            )  # requests that came together see each other, and are computed together
             if self.admission.in_work == 1 and job.served.reservoir.has_ready:
                 if time.monotonic() > job.deadline:
                     raise PastDeadline
@@ -108,7 +116,8 @@ class Engine:
             pass
 
     def _turn(self) -> bool:
-        """Compute what is next, of which nothing is held afterwards; False once closed and empty."""
+        """Compute what is next, of which nothing is held afterwards; False once closed and
+        empty."""
         with self._something:
             self._await_work()
             if self._closed and not self._queue:
@@ -123,7 +132,8 @@ class Engine:
         return True
 
     def _await_work(self) -> None:
-        """Wait until something is in the queue; right after a micro-batch for a moment also for company."""
+        """Wait until something is in the queue; right after a micro-batch for a moment also for
+        company."""
         while len(self._queue) < self._gathered and not self._closed:
             left = self._gathering_until - time.monotonic()
             if left <= 0:
@@ -192,16 +202,21 @@ class Engine:
         job = batch[0].job
         sets = _drawn(batch)
         most = self._most_rows(batch[0])
-        parts = [progress.job.x[progress.rows_done : progress.rows_done + most] for progress in batch]
+        parts = [
+            progress.job.x[progress.rows_done : progress.rows_done + most] for progress in batch
+        ]
         x = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        computed = _pool_part(job, x, sets[0]) if job.acquisition else _predicted(batch, parts, x, sets)
+        computed = (
+            _pool_part(job, x, sets[0]) if job.acquisition else _predicted(batch, parts, x, sets)
+        )
         ended = time.perf_counter()
         for progress, rows, part in zip(batch, parts, computed, strict=True):
             progress.take(part, len(rows), begun, ended)
         self._count(batch, len(x), begun, ended)
 
     def _most_rows(self, progress: Progress) -> int:
-        """Return how many rows of a job are computed at once: fewer of a large one where others are about."""
+        """Return how many rows of a job are computed at once: fewer of a large one where others are
+        about."""
         job = progress.job
         most = part_rows(job.served.model, job.num_samples)
         is_held = job.served.model.runtime.set_bytes(job.num_samples) <= HELD_BYTES
@@ -221,7 +236,8 @@ class Engine:
 
 
 def part_rows(model: Model, num_samples: int) -> int:
-    """Return how many rows are computed at once: those of a micro-batch, or of a part of a large request or pool."""
+    """Return how many rows are computed at once: those of a micro-batch, or of a part of a large
+    request or pool."""
     is_held = model.runtime.set_bytes(num_samples) <= HELD_BYTES
     summed = SUMMED_NUMBERS // (GROUPS * model.manifest.output_size)
     rows = min((BATCH_ROW_DRAWS if is_held else REMADE_ROW_DRAWS) // num_samples, summed)
@@ -230,12 +246,17 @@ def part_rows(model: Model, num_samples: int) -> int:
 
 
 def kept_bytes(job: Job, rows: int | None = None) -> int:
-    """Return about how many bytes are kept of a job until it is answered: what was computed, in parts and then whole,
-    and of a job in several parts the draws. With `rows`, of a job like it of so many rows.
+    """Return about how many bytes are kept of a job until it is answered: what was computed, in
+    parts and then whole, and of a job in several parts the draws. With `rows`, of a job like it of
+    so many rows.
     """
     model, rows = job.served.model, len(job.x) if rows is None else rows
     set_bytes = model.runtime.set_bytes(job.num_samples)
-    draws = set_bytes if rows > part_rows(job.served.model, job.num_samples) and set_bytes <= HELD_BYTES else 0
+    draws = (
+        set_bytes
+        if rows > part_rows(job.served.model, job.num_samples) and set_bytes <= HELD_BYTES
+        else 0
+    )
     if job.acquisition is not None:
         kept = 0
         if job.candidates is not None:
@@ -246,22 +267,30 @@ def kept_bytes(job: Job, rows: int | None = None) -> int:
 
 
 def joint_bytes(job: Job) -> int:
-    """Return about how many bytes the candidates of a joint score are, and the choice among them."""
+    """Return about how many bytes the candidates of a joint score are, and the choice among
+    them."""
     assert job.acquisition is not None
     assert job.candidates is not None
-    joint, outputs = job.served.model.predictive.joint_scores[job.acquisition], job.served.model.manifest.output_size
+    joint, outputs = (
+        job.served.model.predictive.joint_scores[job.acquisition],
+        job.served.model.manifest.output_size,
+    )
     of_row = 48 + 4 * joint.numbers(job.num_samples, outputs)
-    return job.candidates * of_row + joint.work_bytes(job.num_samples, outputs, min(job.candidates, MOST_JOINTLY))
+    return job.candidates * of_row + joint.work_bytes(
+        job.num_samples, outputs, min(job.candidates, MOST_JOINTLY)
+    )
 
 
 def _own_rows(job: Job) -> int:
-    """How many rows can be computed in one product, each under draws of its own; 0 if it cannot be."""
+    """How many rows can be computed in one product, each under draws of its own; 0 if it cannot
+    be."""
     runtime = job.served.model.runtime
     return HELD_BYTES // runtime.set_bytes(job.num_samples) if runtime.paired else 0
 
 
 def _drawn(batch: list[Progress]) -> list[DrawSet]:
-    """Return each job's draws: exactly those of its seed, or a fresh set, the same for all new jobs of the batch."""
+    """Return each job's draws: exactly those of its seed, or a fresh set, the same for all new jobs
+    of the batch."""
     fresh: DrawSet | None = None
     sets = []
     for progress in batch:
@@ -302,7 +331,9 @@ def _predicted(
         samples = None
         if progress.job.keep_samples and outputs is not None:
             said = outputs[:, here]
-            said = said if job.priors is None else model.shifted(said, job.priors).astype(np.float32)
+            said = (
+                said if job.priors is None else model.shifted(said, job.priors).astype(np.float32)
+            )
             samples = model.predictive.samples(said)
         computed.append(Part(micro_batch, here, samples))
         start = here.stop
@@ -326,6 +357,8 @@ def _theta_of_rows(sets: list[DrawSet], rows: list[int]) -> Float32[np.ndarray, 
     """Return theta of each row, given each job's draw set and number of rows."""
     repeated = []
     for draws, n in zip(sets, rows, strict=True):
-        assert draws.theta is not None  # a set whose theta is too large to hold is alone in its micro-batch
+        assert (
+            draws.theta is not None
+        )  # a set whose theta is too large to hold is alone in its micro-batch
         repeated.append(np.repeat(draws.theta[:, None], n, axis=1))
     return np.concatenate(repeated, axis=1)

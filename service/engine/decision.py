@@ -1,4 +1,5 @@
-"""What is decided of rows: flags, sets or intervals, and whether to abstain. A pure function of a prediction."""
+"""What is decided of rows: flags, sets or intervals, and whether to abstain. A pure function of a
+prediction."""
 
 from dataclasses import dataclass
 
@@ -24,12 +25,15 @@ class DecisionOptions:
     risk: float | None  # None: no row is left undecided
     rule: StoppingRule | None  # when a row stops drawing; None: at the request's number of draws
     confidence: float | None = None  # with which coverage is kept; None: on average
-    priors: tuple[float, ...] | None = None  # shares of the classes among the rows; None: as in training
+    priors: tuple[float, ...] | None = (
+        None  # shares of the classes among the rows; None: as in training
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What is decided of N rows, and the p-values and categories (None where there are none) that it goes by."""
+    """What is decided of N rows, and the p-values and categories (None where there are none) that
+    it goes by."""
 
     p_values: ConformalPValues
     categories: Int64[np.ndarray, "N"] | None
@@ -53,12 +57,15 @@ class Decision:
 
 
 def decide(prediction: Prediction, options: DecisionOptions) -> Decision:
-    """Return what is decided of the rows of one request, each by itself but for flags at a false discovery rate."""
+    """Return what is decided of the rows of one request, each by itself but for flags at a false
+    discovery rate."""
     p_values, fpr = prediction.judged_p_values, options.fpr
     return Decision(
         p_values=p_values,
         categories=prediction.categories,
-        flag=p_values.p_value <= fpr if options.fdr is None else benjamini_hochberg(p_values.p_value, options.fdr),
+        flag=p_values.p_value <= fpr
+        if options.fdr is None
+        else benjamini_hochberg(p_values.p_value, options.fdr),
         fired={name: p_value <= fpr for name, p_value in p_values.detector_p_values.items()},
         prediction_set=prediction.prediction_sets(options.coverage, options.confidence),
         interval=prediction.intervals(options.coverage, options.confidence),

@@ -1,9 +1,10 @@
-"""Predicting rows once more, as they would be with one column after the other as usual: `explain` asks for it."""
+"""Predicting rows once more, as they would be with one column after the other as usual: `explain`
+asks for it."""
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.inference.explanation import rows_as_usual
 from model_store.inference.prediction import Prediction
-from model_store.inputs.columns import usual_row
+from model_store.sources.columns import usual_row
 from service.engine.batching import Engine
 from service.engine.jobs import Job, Predicted
 from service.engine.threads import Threads
@@ -11,14 +12,16 @@ from service.engine.waiting import HungUp
 
 
 def more_rows(spec: InputSpec) -> int:
-    """Return how many rows are predicted beside each that is explained: itself, and once for each column."""
+    """Return how many rows are predicted beside each that is explained: itself, and once for each
+    column."""
     return 1 + len(spec.columns) if spec.columns and usual_row(spec.columns) is not None else 0
 
 
 async def predicted_as_usual(
     engine: Engine, threads: Threads, job: Job, predicted: Predicted, hung_up: HungUp
 ) -> Prediction | None:
-    """Return the prediction of a job's `rows_as_usual` under its own draws; None where there are no such rows.
+    """Return the prediction of a job's `rows_as_usual` under its own draws; None where there are no
+    such rows.
 
     Raises:
         PastDeadline, ClientDisconnect: as `Engine.predict` does.
@@ -28,5 +31,13 @@ async def predicted_as_usual(
         return None
     steps = rows_as_usual(spec.columns, job.x)
     x = await threads.requests.run(steps, job.client, job.x.nbytes, job.deadline, hung_up)
-    again = Job(job.served, x, job.num_samples, predicted.seed, job.deadline, client=job.client, priors=job.priors)
+    again = Job(
+        job.served,
+        x,
+        job.num_samples,
+        predicted.seed,
+        job.deadline,
+        client=job.client,
+        priors=job.priors,
+    )
     return (await engine.predict(again, hung_up)).prediction

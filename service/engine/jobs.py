@@ -16,8 +16,8 @@ from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
 from service.engine.waiting import finish
 from service.errors import PastDeadline
-from service.observability.records import Phase
-from service.registry.models import Served
+from service.models.models import Served
+from service.telemetry.records import Phase
 
 T = TypeVar("T")
 
@@ -36,10 +36,16 @@ class Job:
     rule: StoppingRule | None = None  # when a row stops drawing; None: at `num_samples`
     keep_samples: bool = False
     acquisition: str | None = None
-    candidates: int | None = None  # how many rows a joint score chooses from; None where it is not one
-    is_race: bool = False  # whether scores are asked for as a race goes by them, with standard errors
+    candidates: int | None = (
+        None  # how many rows a joint score chooses from; None where it is not one
+    )
+    is_race: bool = (
+        False  # whether scores are asked for as a race goes by them, with standard errors
+    )
     client: Hashable = None  # whose share it is part of
-    priors: tuple[float, ...] | None = None  # shares of the rows' classes, if not those of the training data
+    priors: tuple[float, ...] | None = (
+        None  # shares of the rows' classes, if not those of the training data
+    )
 
     @property
     def row_draws(self) -> int:
@@ -52,22 +58,26 @@ class Job:
         return len(self.x) <= FEW_ROWS and not self.keep_samples
 
     def goes_with(self, other: "Job") -> bool:
-        """Whether both may be in one micro-batch: of the same model, number of draws, rule and priors, and no
-        pool."""
-        same_model = self.served is other.served and self.acquisition is None and other.acquisition is None
+        """Whether both may be in one micro-batch: of the same model, number of draws, rule and
+        priors, and no pool."""
+        same_model = (
+            self.served is other.served and self.acquisition is None and other.acquisition is None
+        )
         mine, its = ((job.num_samples, job.rule, job.priors) for job in (self, other))
         return same_model and mine == its
 
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """The prediction of rows that were computed together, and what is made of it once for requests that ask alike."""
+    """The prediction of rows that were computed together, and what is made of it once for requests
+    that ask alike."""
 
     prediction: Prediction
     made: dict[Hashable, Any] = field(default_factory=dict)  # None of what was asked for once
 
     def shared(self, key: Hashable, make: Callable[[Prediction], T]) -> T | None:
-        """Return what `make` makes of the whole prediction; None to the first who asks with this key.
+        """Return what `make` makes of the whole prediction; None to the first who asks with this
+        key.
 
         The first does better to make it of its own rows: others may all have other keys.
         """
@@ -82,8 +92,8 @@ class MicroBatch:
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """What a request gets: its rows of a micro-batch, the seed of their draws, and where asked for what each draw
-    says, `Predictive.samples`.
+    """What a request gets: its rows of a micro-batch, the seed of their draws, and where asked for
+    what each draw says, `Predictive.samples`.
     """
 
     batch: MicroBatch
@@ -101,7 +111,8 @@ class Predicted:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What was computed of some rows of a job: of predictions those `rows` of a micro-batch, of a pool its scores."""
+    """What was computed of some rows of a job: of predictions those `rows` of a micro-batch, of a
+    pool its scores."""
 
     batch: MicroBatch | None = None
     rows: slice = field(default_factory=lambda: slice(None))
@@ -112,7 +123,8 @@ class Part:
 
 
 class Best:
-    """The candidates that gain most alone of a pool's rows, which it sees in parts; ties by place."""
+    """The candidates that gain most alone of a pool's rows, which it sees in parts; ties by
+    place."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -126,12 +138,17 @@ class Best:
         if self._said is None:
             self._said = np.empty((self._most, part.said.shape[1]), dtype=np.float32)
         held, n = len(self.rows), len(part.gain)
-        rows, gain = np.concatenate([self.rows, first + np.arange(n)]), np.concatenate([self._gain, part.gain])
+        rows, gain = (
+            np.concatenate([self.rows, first + np.arange(n)]),
+            np.concatenate([self._gain, part.gain]),
+        )
         own, place = np.concatenate([self._own, part.own]), np.arange(held + n)  # in `_said`
         is_best = np.zeros(held + n, dtype=bool)
         is_best[np.lexsort((rows, -gain))[: self._most]] = True
         (new,) = np.nonzero(is_best[held:])
-        free = np.concatenate([np.flatnonzero(~is_best[:held]), np.arange(held, self._most)])[: len(new)]
+        free = np.concatenate([np.flatnonzero(~is_best[:held]), np.arange(held, self._most)])[
+            : len(new)
+        ]
         self._said[free] = part.said[new]
         place[held + new] = free
         kept = np.flatnonzero(is_best)
@@ -147,8 +164,8 @@ class Best:
 
 @dataclass(frozen=True, eq=False)
 class PoolScores:
-    """What pool rows are ranked by, and the seed of the draws that all of them share; of a joint score its best rows,
-    and as scores what each row gains alone.
+    """What pool rows are ranked by, and the seed of the draws that all of them share; of a joint
+    score its best rows, and as scores what each row gains alone.
     """
 
     scores: Float64[np.ndarray, "N"]
@@ -166,7 +183,9 @@ class Progress:
     future: "asyncio.Future[None] | None" = None
     draws: DrawSet | None = None
     rows_done: int = 0
-    queued: float = 0.0  # when it, or its next part, began to wait, on the clock of time.perf_counter
+    queued: float = (
+        0.0  # when it, or its next part, began to wait, on the clock of time.perf_counter
+    )
     phases: list[Phase] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     best: Best | None = None
@@ -196,19 +215,25 @@ class Progress:
         return self.future.cancelled()
 
     def finish(self, error: Exception | None = None) -> None:
-        """Tell whoever waits for the job that it is done, or why not; their event loop may be gone."""
+        """Tell whoever waits for the job that it is done, or why not; their event loop may be
+        gone."""
         assert self.future is not None
         finish(self.future, error=error)
 
     def gather(self) -> None:
-        """Make one part of all, each of which was computed by itself: a copy that is better not made by the loop."""
+        """Make one part of all, each of which was computed by itself: a copy that is better not
+        made by the loop."""
         batch = samples = scores = errors = None
         if self.parts[0].batch is not None:
             batch = MicroBatch(
-                Prediction.concatenate([p.batch.prediction for p in self.parts if p.batch is not None])
+                Prediction.concatenate(
+                    [p.batch.prediction for p in self.parts if p.batch is not None]
+                )
             )
         if self.parts[0].samples is not None:
-            samples = np.concatenate([part.samples for part in self.parts if part.samples is not None], axis=1)
+            samples = np.concatenate(
+                [part.samples for part in self.parts if part.samples is not None], axis=1
+            )
         if self.parts[0].scores is not None:
             scores = np.concatenate([part.scores for part in self.parts if part.scores is not None])
         if self.parts[0].errors is not None:
@@ -220,7 +245,9 @@ class Progress:
         (part,) = self.parts
         assert self.draws is not None
         assert part.batch is not None
-        return Predicted(part.batch, part.rows, self.draws.seed, self.job.num_samples, part.samples, self.phases)
+        return Predicted(
+            part.batch, part.rows, self.draws.seed, self.job.num_samples, part.samples, self.phases
+        )
 
     def pool_scores(self) -> PoolScores:
         """Return the scores of a pool whose rows are all computed, and gathered."""

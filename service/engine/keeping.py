@@ -1,4 +1,5 @@
-"""What becomes of a pool beside its ranking: rows that are labelled are left out, some are set aside, some kept."""
+"""What becomes of a pool beside its ranking: rows that are labelled are left out, some are set
+aside, some kept."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,8 @@ from model_store.state.live import said_of
 
 
 def check_keeping(keep: bool, control: float, ids: Sequence[str], are_named: bool) -> None:
-    """Raise InvalidInput if rows are to be kept that cannot be, or a share `control` set aside and not kept."""
+    """Raise InvalidInput if rows are to be kept that cannot be, or a share `control` set aside and
+    not kept."""
     if control and not keep:
         expected = "0 unless `keep` is true, since labels of control rows judge the model"
         raise InvalidInput("control", expected, "a share")
@@ -47,7 +49,8 @@ def acquired_rows(
     ranked: list[dict[str, Any]],
     said: list[dict[str, Any]],
 ) -> list[AcquiredRow]:
-    """Return the rows of an answer as they are kept; `said` is of those that are set aside, in their order."""
+    """Return the rows of an answer as they are kept; `said` is of those that are set aside, in
+    their order."""
     of_control = iter(said)
     return [
         AcquiredRow(

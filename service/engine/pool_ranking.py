@@ -1,4 +1,5 @@
-"""Ranking a pool within a request: which scores its acquisition needs of the engine, and what follows from them."""
+"""Ranking a pool within a request: which scores its acquisition needs of the engine, and what
+follows from them."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,16 +25,17 @@ from service.engine.batching import Engine, kept_bytes
 from service.engine.jobs import Job, PoolScores
 from service.engine.threads import SharedThreads
 from service.engine.waiting import HungUp
-from service.observability.records import Phase
-from service.process.budget import Lease
-from service.registry.reservoir import fresh_seed
+from service.models.reservoir import fresh_seed
+from service.server.budget import Lease
+from service.telemetry.records import Phase
 
 COPY_BYTES = 200  # of a row while rows that are the same are looked for
 
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """The rows of a ranking, the seed of all draws, and of a race how many rows took all of them."""
+    """The rows of a ranking, the seed of all draws, and of a race how many rows took all of
+    them."""
 
     rows: list[dict[str, Any]]
     seed: int
@@ -42,7 +44,8 @@ class Ranked:
 
 @dataclass(eq=False)
 class PoolRanking:
-    """Ranks a pool for a request that was admitted; what it takes of memory is taken of the request's lease first."""
+    """Ranks a pool for a request that was admitted; what it takes of memory is taken of the
+    request's lease first."""
 
     engine: Engine
     answers: SharedThreads
@@ -50,7 +53,9 @@ class PoolRanking:
     hung_up: HungUp
     phases: list[Phase] = field(default_factory=list)  # of all that was computed
 
-    async def ranked(self, job: Job, ids: list[str], k: int, probability: float | None, beta: float = 1.0) -> Ranked:
+    async def ranked(
+        self, job: Job, ids: list[str], k: int, probability: float | None, beta: float = 1.0
+    ) -> Ranked:
         """Return the k best of a job's rows; fewer of a smaller pool, none of an empty one.
 
         Args:
@@ -59,7 +64,8 @@ class PoolRanking:
             beta: of the acquisition `power_bald`.
 
         Raises:
-            InvalidInput: naming a row that the model cannot score, or an option that the acquisition has not.
+            InvalidInput: naming a row that the model cannot score, or an option that the
+                acquisition has not.
         """
         acquisition, model = job.acquisition, job.served.model
         assert acquisition is not None
@@ -73,7 +79,9 @@ class PoolRanking:
             finalists, steps = raced.finalists, _by_scores(raced.scores, ids, seed, k)
         elif acquisition in model.predictive.batches:
             most = candidates_of(acquisition, model, len(job.x), k, job.num_samples)
-            self.lease.reserve(COPY_BYTES * len(job.x) + (0 if most is None else job.x.nbytes), "pool")
+            self.lease.reserve(
+                COPY_BYTES * len(job.x) + (0 if most is None else job.x.nbytes), "pool"
+            )
             copies = await self._in_steps(job, copies_of(job.x))
             distinct = job if most is None else replace(job, x=job.x[copies.first], candidates=most)
             scored = await self._score(distinct)
@@ -83,7 +91,9 @@ class PoolRanking:
             seed, steps = scored.seed, _by_scores(scored.scores, ids, scored.seed, k)
         return Ranked(await self._in_steps(job, steps), seed, finalists)
 
-    async def _race(self, job: Job, k: int, stages: tuple[int, ...], probability: float) -> tuple[Raced, int]:
+    async def _race(
+        self, job: Job, k: int, stages: tuple[int, ...], probability: float
+    ) -> tuple[Raced, int]:
         """Return what comes of a race, and the seed of its draws."""
         laps = race(len(job.x), k, stages, job.num_samples, probability)
         lap, seed = next(laps), job.seed
@@ -92,7 +102,13 @@ class PoolRanking:
             held = self.lease.held
             self.lease.reserve(job.x[:1].nbytes * len(lap.rows), "pool")
             scored = await self._score(
-                replace(job, x=job.x[lap.rows], seed=seed, num_samples=lap.num_draws, is_race=not is_last)
+                replace(
+                    job,
+                    x=job.x[lap.rows],
+                    seed=seed,
+                    num_samples=lap.num_draws,
+                    is_race=not is_last,
+                )
             )
             self.lease.shrink(held)
             seed = scored.seed
@@ -122,7 +138,8 @@ def _by_scores(
 def _batch(
     job: Job, scored: PoolScores, copies: Copies, ids: list[str], k: int, beta: float
 ) -> Steps[list[dict[str, Any]]]:
-    """Return the ranking of a pool of which a batch is chosen; for a joint score the job is of `copies.first`."""
+    """Return the ranking of a pool of which a batch is chosen; for a joint score the job is of
+    `copies.first`."""
     yield
     if scored.best is None:
         return power_ranking(scored.scores, copies, ids, scored.seed, k, beta)

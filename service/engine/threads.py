@@ -1,8 +1,10 @@
-"""Threads for what would keep the event loop busy: each kind of work has its own, and waits for no other kind.
+"""Threads for what would keep the event loop busy: each kind of work has its own, and waits for no
+other kind.
 
-Reading requests and writing answers is done in steps of some milliseconds, and a thread goes from one piece of work
-to another after a slice of time, by its client's share (`service.process.shares`): so nobody's large body or images
-keep another waiting for more than a slice. Between slices what is past its deadline or hung up on ends.
+Reading requests and writing answers is done in steps of some milliseconds, and a thread goes from
+one piece of work to another after a slice of time, by its client's share (`service.server.shares`):
+so nobody's large body or images keep another waiting for more than a slice. Between slices what is
+past its deadline or hung up on ends.
 """
 
 import asyncio
@@ -17,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from model_store.types import Steps
 from service.engine.waiting import HungUp, finish, wait_for
 from service.errors import PastDeadline
-from service.process.shares import Shares
+from service.server.shares import Shares
 
 T = TypeVar("T")
 
@@ -41,7 +43,10 @@ class SharedThreads:
         self._waiting: Shares[_Work[Any]] = Shares()
         self._something = threading.Condition()
         self._closed = False
-        self._threads = [threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True) for i in range(threads)]
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True)
+            for i in range(threads)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -121,7 +126,9 @@ class SharedThreads:
             work.steps.close()
             traceback = error.__traceback__
             assert traceback is not None
-            finish(work.future, error=error.with_traceback(traceback.tb_next))  # this frame holds the future
+            finish(
+                work.future, error=error.with_traceback(traceback.tb_next)
+            )  # this frame holds the future
 
 
 class Threads:
@@ -131,7 +138,9 @@ class Threads:
         self._files = ThreadPoolExecutor(1, "files")
         self._loads = ThreadPoolExecutor(1, "loads")
         self._state = ThreadPoolExecutor(2, "state")
-        self.requests = SharedThreads("requests", READERS)  # takes large requests apart, and decodes images
+        self.requests = SharedThreads(
+            "requests", READERS
+        )  # takes large requests apart, and decodes images
         self.answers = SharedThreads("answers", 1)  # writes large answers
         for pool in (self._files, self._loads, self._state):
             pool.submit(int).result()  # its thread is there from the beginning

@@ -13,7 +13,8 @@ PATIENCE_S = 0.05  # before a look at whether the client is still there
 
 
 async def wait_for(future: "asyncio.Future[T]", hung_up: HungUp | None) -> T:
-    """Return what a future comes to; when `hung_up` returns before, cancel it and raise ClientDisconnect."""
+    """Return what a future comes to; when `hung_up` returns before, cancel it and raise
+    ClientDisconnect."""
     if hung_up is None:
         return await future
     loop = asyncio.get_running_loop()
@@ -36,8 +37,11 @@ async def wait_for(future: "asyncio.Future[T]", hung_up: HungUp | None) -> T:
             task.cancel()
 
 
-def finish(future: "asyncio.Future[Any]", result: Any = None, error: BaseException | None = None) -> None:
-    """Tell whoever waits for a future what it came to, from another thread; their event loop may be gone."""
+def finish(
+    future: "asyncio.Future[Any]", result: Any = None, error: BaseException | None = None
+) -> None:
+    """Tell whoever waits for a future what it came to, from another thread; their event loop may be
+    gone."""
     try:
         future.get_loop().call_soon_threadsafe(_finish, future, result, error)
     except RuntimeError:

@@ -10,19 +10,25 @@ from typing import Any
 
 from model_store.artifacts.manifest import AnyColumn, CategoricalColumn, InputSpec, NumericColumn
 from model_store.errors import InvalidInput
-from model_store.inputs.delimiters import delimiter_of
-from model_store.inputs.missing import MISSING
-from model_store.inputs.numbers import COMMA_NUMBER, number_of
+from model_store.sources.delimiters import delimiter_of
+from model_store.sources.missing import MISSING
+from model_store.sources.numbers import COMMA_NUMBER, number_of
 from service.pools.pool_file import Part, PoolFile, Source, binary, refuse_absent, refuse_repeated
 
 BOOLEANS = {"true", "false"}
 THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}")  # which a number with a decimal comma may look like
 CLOSED = "a CSV file with quotes that are closed"
 SAMPLE_BYTES = 1 << 16  # of a file, that its delimiter is recognised by
-ENCODINGS = ("utf-8-sig", "cp1252", "latin-1")  # in the order in which they are tried, as in training
+ENCODINGS = (
+    "utf-8-sig",
+    "cp1252",
+    "latin-1",
+)  # in the order in which they are tried, as in training
 MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
-csv.field_size_limit(1 << 24)  # characters of a cell: more than any row may have, so that others say so
+csv.field_size_limit(
+    1 << 24
+)  # characters of a cell: more than any row may have, so that others say so
 
 
 class CsvFile(PoolFile):
@@ -33,8 +39,14 @@ class CsvFile(PoolFile):
     def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
         super().__init__(source, spec, field)
         if not spec.columns and spec.text is None:
-            raise self._rows_error("a CSV file for a model of columns or text alone", "one for another model")
-        wanted = [c.name for c in spec.columns] if spec.columns else [spec.text.column if spec.text else ""]
+            raise self._rows_error(
+                "a CSV file for a model of columns or text alone", "one for another model"
+            )
+        wanted = (
+            [c.name for c in spec.columns]
+            if spec.columns
+            else [spec.text.column if spec.text else ""]
+        )
         self._encoding, self._delimiter = _form(source)
         names: list[str] = []
         plain = [c.name for c in spec.columns if isinstance(c, NumericColumn) and c.written is None]
@@ -48,7 +60,9 @@ class CsvFile(PoolFile):
                 places = [names.index(name) for name in plain]
                 continue
             if len(row) != len(names):
-                raise InvalidInput(f"{field}.{self.rows}", f"{len(names)} cells, as the first line", f"{len(row)}")
+                raise InvalidInput(
+                    f"{field}.{self.rows}", f"{len(names)} cells, as the first line", f"{len(row)}"
+                )
             has_points = has_points or any("." in row[i] for i in places)
             if not has_decimals:
                 commas = [text for i in places if COMMA_NUMBER.fullmatch(text := row[i].strip())]
@@ -61,7 +75,9 @@ class CsvFile(PoolFile):
         self._has_commas = has_commas if self._delimiter != "," else has_decimals and not has_points
         self._names, self._columns = names, wanted
         self.ignored = [name for name in names if name not in (*wanted, *self._named)]
-        self.read_as = f"{len(wanted)} columns by name" if spec.columns else f"the column {wanted[0]}"
+        self.read_as = (
+            f"{len(wanted)} columns by name" if spec.columns else f"the column {wanted[0]}"
+        )
         if self._has_commas:
             self.read_as += ", with decimal commas"
         if self._encoding != "utf-8-sig":
@@ -116,22 +132,32 @@ class CsvFile(PoolFile):
                 binary(self.source) as content,
                 io.TextIOWrapper(content, encoding=self._encoding, newline="") as file,
             ):
-                end = ["end", "of file"]  # a line of its own, unless a quote before it is still open
+                end = [
+                    "end",
+                    "of file",
+                ]  # a line of its own, unless a quote before it is still open
                 before: list[str] = []
-                for row in csv.reader(chain(file, [self._delimiter.join(end)]), delimiter=self._delimiter):
+                for row in csv.reader(
+                    chain(file, [self._delimiter.join(end)]), delimiter=self._delimiter
+                ):
                     if before:
                         yield before
                     before = row
         except UnicodeDecodeError as error:
-            raise self._rows_error("a CSV file in UTF-8, UTF-16 or cp1252", "something else") from error
+            raise self._rows_error(
+                "a CSV file in UTF-8, UTF-16 or cp1252", "something else"
+            ) from error
         except csv.Error as error:
             raise self._rows_error(CLOSED, str(error)[:100]) from error
         if before != end:
             raise self._rows_error(CLOSED, "one that is open at the end")
 
 
-def reader_of(column: AnyColumn, missing: tuple[str, ...], has_commas: bool = False) -> Callable[[str], Any]:
-    """Return what reads cells of a column that came as text, so that they are as JSON would have them.
+def reader_of(
+    column: AnyColumn, missing: tuple[str, ...], has_commas: bool = False
+) -> Callable[[str], Any]:
+    """Return what reads cells of a column that came as text, so that they are as JSON would have
+    them.
 
     Args:
         missing: what cells say that hold nothing, beside what always does.
@@ -139,12 +165,15 @@ def reader_of(column: AnyColumn, missing: tuple[str, ...], has_commas: bool = Fa
     """
     nothing = {*MISSING, *missing}
     if not isinstance(column, CategoricalColumn):
-        return lambda text: None if text.strip() in nothing else _number_or_time(text.strip(), column, has_commas)
+        return lambda text: (
+            None if text.strip() in nothing else _number_or_time(text.strip(), column, has_commas)
+        )
     categories = set(column.categories)
     is_boolean = categories <= BOOLEANS
 
     def category(text: str) -> str | None:
-        """A category as it stands, or as it is known without blanks, a boolean without regard to case."""
+        """A category as it stands, or as it is known without blanks, a boolean without regard to
+        case."""
         if text in categories:
             return text
         stripped = text.strip()
@@ -171,7 +200,8 @@ def _number_or_time(text: str, column: AnyColumn, has_commas: bool) -> Any:
 
 
 def _form(source: Source) -> tuple[str, str]:
-    """Return a file's encoding and delimiter; the encoding as in training, by the first bytes or by what is whole."""
+    """Return a file's encoding and delimiter; the encoding as in training, by the first bytes or by
+    what is whole."""
     with binary(source) as file:
         sample = file.read(SAMPLE_BYTES)
         encoding = MARKS.get(sample[:2])
@@ -180,7 +210,9 @@ def _form(source: Source) -> tuple[str, str]:
         if encoding is None:
             encoding = next(name for name in ENCODINGS if _is_in(file, name))
     text = sample.decode(encoding, "ignore")
-    return encoding, delimiter_of(text if len(sample) < SAMPLE_BYTES else text[: text.rfind("\n") + 1] or text)
+    return encoding, delimiter_of(
+        text if len(sample) < SAMPLE_BYTES else text[: text.rfind("\n") + 1] or text
+    )
 
 
 def _is_in(file: Any, encoding: str) -> bool:

@@ -1,7 +1,9 @@
-"""Files of rows: npy, npz, parquet, CSV, and zips of images or texts. Read from begin to end in parts.
+"""Files of rows: npy, npz, parquet, CSV, and zips of images or texts. Read from begin to end in
+parts.
 
-What a file's rows are taken from is chosen by the model, and said: `read_as`. Ids come from the file where it has
-them: an array `ids` of an npz, the column `id` of a table, the names of a zip's files.
+What a file's rows are taken from is chosen by the model, and said: `read_as`. Ids come from the
+file where it has them: an array `ids` of an npz, the column `id` of a table, the names of a zip's
+files.
 """
 
 from collections.abc import Sequence
@@ -33,7 +35,9 @@ def open_pool(source: Source, spec: InputSpec, field: str, ending: str | None = 
         ending = source.suffix
     kind = KINDS.get((ending or "").lower())
     if kind is None:
-        raise InvalidInput(field, f"a file that ends in {', '.join(KINDS)}", (ending or "another")[:20])
+        raise InvalidInput(
+            field, f"a file that ends in {', '.join(KINDS)}", (ending or "another")[:20]
+        )
     try:
         pool = kind(source, spec, field)
     except OSError as error:
@@ -50,7 +54,9 @@ def path_in(folder: Path | None, name: str, field: str) -> Path:
         InvalidInput: if there is no such folder or file, or the name, or a link, leads out of it.
     """
     if folder is None:
-        raise InvalidInput(field, "none, since the service has no folder of pools (DUBITO_POOLS)", "a name")
+        raise InvalidInput(
+            field, "none, since the service has no folder of pools (DUBITO_POOLS)", "a name"
+        )
     if "\0" in name or not name:
         raise InvalidInput(field, "the name of a file", "none")
     root = folder.resolve()
@@ -59,9 +65,13 @@ def path_in(folder: Path | None, name: str, field: str) -> Path:
     except (OSError, RuntimeError):
         raise InvalidInput(field, "the name of a file", "another") from None
     if Path(name).is_absolute() or not path.is_relative_to(root) or path == root:
-        raise InvalidInput(field, "the name of a file in the folder of pools", "a path that leads out of it")
+        raise InvalidInput(
+            field, "the name of a file in the folder of pools", "a path that leads out of it"
+        )
     if not path.is_file():
-        raise InvalidInput(field, "the name of a file in the folder of pools", "one that is not there")
+        raise InvalidInput(
+            field, "the name of a file in the folder of pools", "one that is not there"
+        )
     return path
 
 
@@ -84,9 +94,14 @@ def check_ids(ids: list[str], rows: int) -> None:
     if len(ids) != rows:
         raise InvalidInput(IDS, f"one for each of the {rows} pool rows", f"{len(ids)}")
     digests = np.frombuffer(
-        b"".join(blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest() for name in ids), dtype="V16"
+        b"".join(
+            blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest() for name in ids
+        ),
+        dtype="V16",
     )
     _, firsts, counts = np.unique(digests, return_index=True, return_counts=True)
     if len(firsts) < rows:
         again = ids[int(firsts[np.argmax(counts)])]
-        raise InvalidInput(IDS, "different names", f"some that are the same, {again[:80]!r} among them")
+        raise InvalidInput(
+            IDS, "different names", f"some that are the same, {again[:80]!r} among them"
+        )

@@ -1,4 +1,5 @@
-"""Parquet files: columns by name, lists of numbers, or files in a column. Read by pyarrow, which may be missing."""
+"""Parquet files: columns by name, lists of numbers, or files in a column. Read by pyarrow, which
+may be missing."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +25,9 @@ from service.pools.pool_file import (
     texts_of,
 )
 
-BUFFERED_BYTES = 32 << 20  # of a row group, which may be larger than memory, that are read ahead, of all columns
+BUFFERED_BYTES = (
+    32 << 20
+)  # of a row group, which may be larger than memory, that are read ahead, of all columns
 LEAST_BUFFER, MOST_BUFFER = 16 << 10, 1 << 20  # of each
 
 
@@ -34,13 +37,18 @@ class ParquetFile(PoolFile):
     Attributes:
         groups: how many rows each row group has.
         columns: those that rows are taken from.
-        of_all: columns that the file has not, and what they say of all its rows, as text; None: nothing.
+        of_all: columns that the file has not, and what they say of all its rows, as text; None:
+            nothing.
     """
 
     ENDING = ".parquet"
 
     def __init__(
-        self, source: Source, spec: InputSpec, field: str, of_all: Mapping[str, str | None] | None = None
+        self,
+        source: Source,
+        spec: InputSpec,
+        field: str,
+        of_all: Mapping[str, str | None] | None = None,
     ) -> None:
         super().__init__(source, spec, field)
         self.of_all = of_all or {}
@@ -52,7 +60,9 @@ class ParquetFile(PoolFile):
             ) from None
         with self._told(), pyarrow.parquet.ParquetFile(opened(source)) as file:
             self.rows = file.metadata.num_rows
-            self.groups = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+            self.groups = [
+                file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)
+            ]
             schema = file.schema_arrow
         self.id_column = self._id_column(schema.names)
         self.columns, self.read_as = self._wanted(schema)
@@ -79,13 +89,16 @@ class ParquetFile(PoolFile):
                 yield self.part(batch.slice(ahead), start - batch.num_rows + ahead)
 
     def batches(self, first: int, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield so many rows from `first` on in pyarrow's batches, with the place of the first row of each.
+        """Yield so many rows from `first` on in pyarrow's batches, with the place of the first row
+        of each.
 
-        A batch has the columns that `part` takes, and behind them that of ids, if there is one. No other row groups
-        are read than those that the rows are in.
+        A batch has the columns that `part` takes, and behind them that of ids, if there is one. No
+        other row groups are read than those that the rows are in.
         """
         ends = np.cumsum([0, *self.groups])
-        groups = [i for i in range(len(self.groups)) if ends[i] < first + rows and ends[i + 1] > first]
+        groups = [
+            i for i in range(len(self.groups)) if ends[i] < first + rows and ends[i + 1] > first
+        ]
         start = int(ends[groups[0]]) if groups else 0
         for batch in self._batches([*self.columns, *self._named], groups):
             begin, end = max(first - start, 0), min(first + rows - start, batch.num_rows)
@@ -94,7 +107,8 @@ class ParquetFile(PoolFile):
             start += batch.num_rows
 
     def names_of(self, batch: Any, first: int) -> list[str]:
-        """Return the ids of a batch whose last column they are; its first row is row `first` of the file.
+        """Return the ids of a batch whose last column they are; its first row is row `first` of the
+        file.
 
         Raises:
             InvalidInput: naming a row that has none.
@@ -132,20 +146,31 @@ class ParquetFile(PoolFile):
             values = [value.get("bytes") if isinstance(value, dict) else value for value in values]
             if None in values:
                 row = first + values.index(None)
-                raise InvalidInput(f"{self.field}.{row}", f"a value in column {self.columns[0]}", "none")
+                raise InvalidInput(
+                    f"{self.field}.{row}", f"a value in column {self.columns[0]}", "none"
+                )
             return values
         if len(self.columns) > 1 or self.row_size == 1:
-            cells = [_numbers_of(batch.column(i), name, first, self.field) for i, name in enumerate(self.columns)]
+            cells = [
+                _numbers_of(batch.column(i), name, first, self.field)
+                for i, name in enumerate(self.columns)
+            ]
             return np.stack(cells, axis=1)
         column = batch.column(0)
         if column.null_count:
             row = first + column.is_null().to_pylist().index(True)
-            raise InvalidInput(f"{self.field}.{row}", f"{self.row_size} numbers in {self.columns[0]}", "none")
+            raise InvalidInput(
+                f"{self.field}.{row}", f"{self.row_size} numbers in {self.columns[0]}", "none"
+            )
         flat = _flat(column)
-        if len(flat) != len(column) * self.row_size or set(np.diff(_offsets(column)).tolist()) - {self.row_size}:
+        if len(flat) != len(column) * self.row_size or set(np.diff(_offsets(column)).tolist()) - {
+            self.row_size
+        }:
             lengths = [_length(value) for value in column.to_pylist()]
             row = next(i for i, length in enumerate(lengths) if length != self.row_size)
-            raise InvalidInput(f"{self.field}.{first + row}", f"{self.row_size} numbers", f"{lengths[row]}")
+            raise InvalidInput(
+                f"{self.field}.{first + row}", f"{self.row_size} numbers", f"{lengths[row]}"
+            )
         return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(len(column), self.row_size)
 
     @property
@@ -174,21 +199,29 @@ class ParquetFile(PoolFile):
             return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
 
         def is_list(kind: Any) -> bool:
-            has_items = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+            has_items = (
+                types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+            )
             return has_items and (is_number(kind.value_type) or is_list(kind.value_type))
 
-        names = [name for name in schema.names if name != self.id_column and not INDEX.fullmatch(name)]
+        names = [
+            name for name in schema.names if name != self.id_column and not INDEX.fullmatch(name)
+        ]
         of = {field.name: field.type for field in schema}
         files = [name for name in names if is_file(of[name])] if spec.image is not None else []
         lists = [name for name in names if is_list(of[name])]
         for kind, found in (("files in the column", files), ("the column", lists)):
-            chosen = found if len(found) == 1 else [name for name in (*ROWS, "image") if name in found]
+            chosen = (
+                found if len(found) == 1 else [name for name in (*ROWS, "image") if name in found]
+            )
             if len(chosen) == 1:
                 return chosen, f"{kind} {chosen[0]}"
         numbers = [name for name in names if is_number(of[name])]
         if len(numbers) == self.row_size:
             return numbers, f"the {len(numbers)} columns of numbers, in the file's order"
-        expected = f"one column of lists of {self.row_size} numbers, or {self.row_size} columns of numbers"
+        expected = (
+            f"one column of lists of {self.row_size} numbers, or {self.row_size} columns of numbers"
+        )
         if spec.image is not None:
             expected += ", or one of image files"
         raise self._rows_error(expected, f"{len(lists)} of lists and {len(numbers)} of numbers")
@@ -204,9 +237,13 @@ class ParquetFile(PoolFile):
         size = min(MOST_BUFFER, max(LEAST_BUFFER, BUFFERED_BYTES // max(1, len(columns))))
         with (
             self._told(),
-            pyarrow.parquet.ParquetFile(opened(self.source), buffer_size=size, pre_buffer=False) as file,
+            pyarrow.parquet.ParquetFile(
+                opened(self.source), buffer_size=size, pre_buffer=False
+            ) as file,
         ):
-            for batch in file.iter_batches(self.at_once, row_groups=groups, columns=columns, use_threads=False):
+            for batch in file.iter_batches(
+                self.at_once, row_groups=groups, columns=columns, use_threads=False
+            ):
                 yield batch.select(columns)
 
     @contextmanager
@@ -220,13 +257,23 @@ class ParquetFile(PoolFile):
 
 
 def byte_range(source: Source, groups: range) -> tuple[int, int]:
-    """Return from which byte to which, exclusive, a run of row groups lies in a file, whatever their columns."""
+    """Return from which byte to which, exclusive, a run of row groups lies in a file, whatever
+    their columns."""
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(opened(source)) as file:
-        chunks = [file.metadata.row_group(i).column(j) for i in groups for j in range(file.metadata.num_columns)]
-    starts = [min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset) for chunk in chunks]
-    ends = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
+        chunks = [
+            file.metadata.row_group(i).column(j)
+            for i in groups
+            for j in range(file.metadata.num_columns)
+        ]
+    starts = [
+        min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
+        for chunk in chunks
+    ]
+    ends = [
+        start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)
+    ]
     return min(starts), max(ends)
 
 
@@ -238,8 +285,13 @@ def _flat(column: Any) -> Any:
 
 
 def _offsets(column: Any) -> Int64[np.ndarray, "N"]:
-    """Return where each row's numbers begin and end, of a column of lists, in units of the innermost."""
-    lengths = np.array([_length(value) for value in column.to_pylist()]) if _is_nested(column) else _lengths(column)
+    """Return where each row's numbers begin and end, of a column of lists, in units of the
+    innermost."""
+    lengths = (
+        np.array([_length(value) for value in column.to_pylist()])
+        if _is_nested(column)
+        else _lengths(column)
+    )
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 

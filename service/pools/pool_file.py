@@ -15,7 +15,7 @@ import numpy as np
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
-from service.http.requests import shapes_of
+from service.api.requests import shapes_of
 
 ID = "id"  # the column of a table that names its rows
 IDS = "ids"  # the array of an npz that does, and the field of a request
@@ -28,7 +28,9 @@ MOST_AT_ONCE = 1 << 14  # rows of a part
 FILES_AT_ONCE = 64  # of a part, where rows come as files
 
 Source = Path | bytes | bytearray  # a file, or what is in one
-Part = list[Any] | np.ndarray | dict[str, list[Any] | np.ndarray]  # rows as requests have them, or cells by column
+Part = (
+    list[Any] | np.ndarray | dict[str, list[Any] | np.ndarray]
+)  # rows as requests have them, or cells by column
 
 
 class PoolFile(ABC):
@@ -87,11 +89,13 @@ class PoolFile(ABC):
         return [] if self.id_column is None else [self.id_column]
 
     def _id_column(self, names: list[str]) -> str | None:
-        """Return which of a table's columns names its rows: the one called `id`, or the one that did in training."""
+        """Return which of a table's columns names its rows: the one called `id`, or the one that
+        did in training."""
         return next((name for name in (ID, self.spec.id_column) if name in names), None)
 
     def _say_ids(self) -> None:
-        """Note whether rows have names, and say so where the column is not called as it usually is."""
+        """Note whether rows have names, and say so where the column is not called as it usually
+        is."""
         self.has_ids = self.id_column is not None
         if self.id_column not in (None, ID):
             self.read_as += f", named by {self.id_column}"
@@ -103,7 +107,9 @@ class PoolFile(ABC):
         """Take in an array's shape, if it is one of rows."""
         spec = self.spec
         if dtype.kind not in "fiub" or dtype.itemsize > 8:
-            raise self._rows_error("float or integer numbers of at most 64 bits", f"dtype {dtype.str[:20]}")
+            raise self._rows_error(
+                "float or integer numbers of at most 64 bits", f"dtype {dtype.str[:20]}"
+            )
         if shape[1:] not in (spec.shape, (self.row_size,)):
             expected = f"an array of shape {shapes_of(spec.shape)}"
             raise self._rows_error(expected, f"shape {shape}")
@@ -114,7 +120,9 @@ def refuse_repeated(wanted: list[str], names: list[str], field: str) -> None:
     """Raise InvalidInput, naming the first wanted column that is there more than once."""
     repeated = [name for name in wanted if names.count(name) > 1]
     if repeated:
-        raise InvalidInput(f"{field}.{repeated[0][:80]}", "one column of that name", f"{names.count(repeated[0])}")
+        raise InvalidInput(
+            f"{field}.{repeated[0][:80]}", "one column of that name", f"{names.count(repeated[0])}"
+        )
 
 
 def refuse_absent(wanted: list[str], names: list[str], field: str) -> None:
@@ -122,7 +130,9 @@ def refuse_absent(wanted: list[str], names: list[str], field: str) -> None:
     absent = [name for name in wanted if name not in names]
     if absent:
         known = ", ".join(map(str, names[:10])) + (", ..." if len(names) > 10 else "")
-        raise InvalidInput(f"{field}.{absent[0][:80]}", "a column of that name", f"columns {known[:300]}")
+        raise InvalidInput(
+            f"{field}.{absent[0][:80]}", "a column of that name", f"columns {known[:300]}"
+        )
 
 
 def opened(source: Source) -> Path | io.BytesIO:
@@ -149,7 +159,8 @@ def texts_of(values: list[Any], column: str, first: int) -> list[str]:
     """Return ids as text.
 
     Raises:
-        InvalidInput: naming a row that has none, or one that is no text or number, counted from `first`.
+        InvalidInput: naming a row that has none, or one that is no text or number, counted from
+            `first`.
     """
     found = []
     for row, value in enumerate(values, start=first):
@@ -157,7 +168,9 @@ def texts_of(values: list[Any], column: str, first: int) -> list[str]:
             raise InvalidInput(column, "a name for each row", f"none of row {row}")
         name = text_of(value)
         if name is None:
-            raise InvalidInput(column, "a text or a number as the name of each row", f"another in row {row}")
+            raise InvalidInput(
+                column, "a text or a number as the name of each row", f"another in row {row}"
+            )
         found.append(name)
     return found
 

@@ -6,14 +6,14 @@ import numpy as np
 from jaxtyping import Float32
 
 from model_store.artifacts.manifest import InputSpec
-from model_store.inputs.columns import from_cells
+from model_store.sources.columns import from_cells
 from model_store.types import Steps
-from service.http.requests import rows_array
+from service.api.requests import rows_array
 from service.pools.pool_file import Part, PoolFile
-from service.process.budget import Lease
+from service.server.budget import Lease
 
 if TYPE_CHECKING:
-    from model_store.inputs.text import TextEncoder
+    from model_store.sources.text import TextEncoder
 
 
 def numbers_of(

@@ -18,14 +18,21 @@ class ZipOfFiles(PoolFile):
     def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
         super().__init__(source, spec, field)
         if spec.image is None and spec.text is None:
-            raise self._rows_error("a zip for a model of images or text alone", "one for another model")
+            raise self._rows_error(
+                "a zip for a model of images or text alone", "one for another model"
+            )
         with zip_of(source, "a whole zip file", field) as archive:
             listed = [info for info in archive.infolist() if not info.is_dir()]
         # Windows may write folders with \\.
         named = [
-            (info.filename if "/" in info.filename else info.filename.replace("\\", "/"), info) for info in listed
+            (info.filename if "/" in info.filename else info.filename.replace("\\", "/"), info)
+            for info in listed
         ]
-        members = [(name, info) for name, info in named if not name.endswith("/") and not _is_of_system(name)]
+        members = [
+            (name, info)
+            for name, info in named
+            if not name.endswith("/") and not _is_of_system(name)
+        ]
         if any(info.flag_bits & 1 for _, info in members):
             raise self._rows_error("a zip of files without passwords", "one with")
         self._members, self.has_ids = sorted(members, key=lambda member: member[0]), True
@@ -57,11 +64,18 @@ class ZipOfFiles(PoolFile):
         with archive.open(info) as file:
             content = file.read(MOST_MEMBER_BYTES + 1)
         if len(content) > MOST_MEMBER_BYTES:
-            raise self._rows_error(f"files of at most {MOST_MEMBER_BYTES} bytes", f"a larger one, {name[:200]}")
+            raise self._rows_error(
+                f"files of at most {MOST_MEMBER_BYTES} bytes", f"a larger one, {name[:200]}"
+            )
         return content
 
 
 def _is_of_system(name: str) -> bool:
-    """Whether a member of a zip is no file of the user's, but one that macOS or Windows put there."""
+    """Whether a member of a zip is no file of the user's, but one that macOS or Windows put
+    there."""
     parts = name.split("/")
-    return parts[0] == "__MACOSX" or parts[-1].startswith(".") or parts[-1] in ("Thumbs.db", "desktop.ini")
+    return (
+        parts[0] == "__MACOSX"
+        or parts[-1].startswith(".")
+        or parts[-1] in ("Thumbs.db", "desktop.ini")
+    )

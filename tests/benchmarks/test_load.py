@@ -1,4 +1,5 @@
-"""The load generator: what it sends, when, and what it counts, against a small server on loopback."""
+"""The load generator: what it sends, when, and what it counts, against a small server on
+loopback."""
 
 import json
 import socket
@@ -20,7 +21,8 @@ REQUEST = post("/predict", b'{"inputs": [[1]]}')
 
 @contextmanager
 def server(answer: Callable[[int], bytes | None]) -> Iterator[int]:
-    """Serve on loopback, a thread a connection; `answer` gives the n-th request's bytes, or None to hang up."""
+    """Serve on loopback, a thread a connection; `answer` gives the n-th request's bytes, or None to
+    hang up."""
     count, lock = iter(range(10**6)), threading.Lock()
 
     def talk(connection: socket.socket) -> None:
@@ -96,7 +98,9 @@ def test_a_stall_is_charged_to_all_who_would_have_come_meanwhile():
         load = open_loop(port, [REQUEST], rate, 1.0, warm_up_s=0.0, connections=1, poisson=False)
     assert load.counts == {"200": 100}
     waited = stall - np.arange(100) / rate
-    assert (load.latencies_s >= waited).all()  # one connection: answers come in the order of sending
+    assert (
+        load.latencies_s >= waited
+    ).all()  # one connection: answers come in the order of sending
 
 
 def test_statuses_and_hang_ups_are_counted_by_kind_and_the_connection_is_made_anew():
@@ -138,7 +142,9 @@ def test_a_server_that_never_answers_ends_in_timeouts():
 def test_nobody_listening_is_counted_as_refused():
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
-        load = open_loop(unheard.getsockname()[1], [REQUEST], 100, 0.1, warm_up_s=0.0, poisson=False)
+        load = open_loop(
+            unheard.getsockname()[1], [REQUEST], 100, 0.1, warm_up_s=0.0, poisson=False
+        )
     assert load.counts == {"refused": 10}
 
 
@@ -170,8 +176,19 @@ def test_the_command_prints_a_summary(tmp_path, options):
     body = tmp_path / "body.json"
     body.write_text('{"inputs": [[1]]}')
     with server(lambda _: OK) as port:
-        command = [sys.executable, "-m", "benchmarks.load", str(port), "/predict", str(body), "--seconds", "0.2"]
-        done = subprocess.run([*command, "--warm-up", "0", *options], capture_output=True, text=True, check=True)
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.load",
+            str(port),
+            "/predict",
+            str(body),
+            "--seconds",
+            "0.2",
+        ]
+        done = subprocess.run(
+            [*command, "--warm-up", "0", *options], capture_output=True, text=True, check=True
+        )
     assert json.loads(done.stdout)["counts"].keys() == {"200"}
 
 

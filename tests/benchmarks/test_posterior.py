@@ -10,8 +10,13 @@ from model_store.inference.model import NEEDED, Model
 
 def test_both_ways_of_the_peers_give_the_published_models_probabilities(digits_store, digits_rows):
     artifact = ModelStore(digits_store).open("digits", "1", wanted=(*NEEDED, "weights.safetensors"))
-    runtime, posterior = Model.load(artifact).runtime, Posterior(artifact.files["weights.safetensors"])
-    eps = np.random.default_rng().standard_normal((DRAWS, runtime.noise_dimension), dtype=np.float32)
+    runtime, posterior = (
+        Model.load(artifact).runtime,
+        Posterior(artifact.files["weights.safetensors"]),
+    )
+    eps = np.random.default_rng().standard_normal(
+        (DRAWS, runtime.noise_dimension), dtype=np.float32
+    )
     rows = digits_rows[:20]
     log_probs, _ = runtime.run(rows, runtime.sample(eps)[:, None])
     each = posterior.probabilities(torch.from_numpy(rows), torch.from_numpy(eps)).numpy()
@@ -23,6 +28,9 @@ def test_both_ways_of_the_peers_give_the_published_models_probabilities(digits_s
 
 def test_draws_of_the_peers_are_fresh(digits_store, digits_rows):
     artifact = ModelStore(digits_store).open("digits", "1", wanted=("weights.safetensors",))
-    posterior, row = Posterior(artifact.files["weights.safetensors"]), torch.from_numpy(digits_rows[:1])
+    posterior, row = (
+        Posterior(artifact.files["weights.safetensors"]),
+        torch.from_numpy(digits_rows[:1]),
+    )
     for way in (posterior.textbook, posterior.batched):
         assert not torch.equal(way(row), way(row))

@@ -1,4 +1,5 @@
-"""The simulation of replicas: cases whose answer is known, what no simulation may break, and its rules."""
+"""The simulation of replicas: cases whose answer is known, what no simulation may break, and its
+rules."""
 
 import math
 from dataclasses import replace
@@ -27,7 +28,12 @@ ALONE = 6_400  # draws of which one row fills a micro-batch
 SERVICE_S = 0.01
 ARITHMETIC = Costs(0.0, 0.0, 0.0, SERVICE_S / ALONE, 0.0)  # a server with a queue and nothing else
 OURS = Costs(2e-4, 2e-4, 6e-4, 5.5e-6, 2.6e-5, 1e-4)  # about what a core of ours takes
-ENDLESS = {"draws": ALONE, "ready_sets": 0, "max_queued_row_draws": 10**12, "overload_row_draws": 10**12}
+ENDLESS = {
+    "draws": ALONE,
+    "ready_sets": 0,
+    "max_queued_row_draws": 10**12,
+    "overload_row_draws": 10**12,
+}
 
 
 def arrivals(rate, seconds):
@@ -44,9 +50,12 @@ def mean_and_error(outcome, warm_up_s):
 
 @pytest.mark.parametrize(("replicas", "load"), [(1, 0.5), (1, 0.8), (10, 0.8)])
 def test_without_batches_a_replica_is_the_queue_m_d_1(replicas, load):
-    """Mean time in the system by Pollaczek and Khinchine; a random balancer splits a Poisson process into several."""
+    """Mean time in the system by Pollaczek and Khinchine; a random balancer splits a Poisson
+    process into several."""
     cluster = Cluster(replicas, balance="random", **ENDLESS)
-    outcome = simulate(cluster, ARITHMETIC, arrivals(replicas * load / SERVICE_S, 600 / replicas), 0)
+    outcome = simulate(
+        cluster, ARITHMETIC, arrivals(replicas * load / SERVICE_S, 600 / replicas), 0
+    )
     mean, error = mean_and_error(outcome, 10 / replicas)
     assert error < 0.05 * mean
     assert mean == pytest.approx(SERVICE_S * (1 + load / (2 * (1 - load))), abs=5 * error)
@@ -62,7 +71,8 @@ def test_replicas_of_one_core_share_it_as_the_queue_m_g_1_ps():
 
 
 def test_two_choices_have_the_mean_that_mitzenmacher_computed():
-    """Exponential service times, many servers: E[T] = sum over i of load^(2^i - 2), for a mean service time of 1."""
+    """Exponential service times, many servers: E[T] = sum over i of load^(2^i - 2), for a mean
+    service time of 1."""
     load, replicas, mean_rows = 0.9, 100, 50
     times = arrivals(replicas * load / SERVICE_S, 14)
     rows = np.random.default_rng(1).geometric(1 / mean_rows, len(times))
@@ -71,7 +81,9 @@ def test_two_choices_have_the_mean_that_mitzenmacher_computed():
     mean, error = mean_and_error(outcome, 2)
     expected = SERVICE_S * sum(load ** (2**i - 2) for i in range(1, 8))
     assert error < 0.02 * mean
-    assert mean == pytest.approx(expected, abs=5 * error + 0.01 * expected)  # 1 %: there are 100 servers, not all
+    assert mean == pytest.approx(
+        expected, abs=5 * error + 0.01 * expected
+    )  # 1 %: there are 100 servers, not all
 
 
 def test_the_least_busy_of_two_servers_is_between_two_queues_and_one_of_two_servers():
@@ -108,7 +120,9 @@ def test_every_request_ends_once_and_time_adds_up(cluster):
     assert np.array_equal(np.sort(outcome.due_s), times)
     assert set(outcome.status) <= {OK, REFUSED, LOST}
     assert (outcome.latency_s > 0).all()
-    assert outcome.inside_s == pytest.approx(outcome.latency_s.sum())  # Little's law, as an identity
+    assert outcome.inside_s == pytest.approx(
+        outcome.latency_s.sum()
+    )  # Little's law, as an identity
     assert (outcome.busy_s <= outcome.end_s * (1 + 1e-9)).all()
 
 
@@ -132,7 +146,9 @@ def test_as_many_draws_are_made_as_micro_batches_take_but_for_those_in_stock():
 def test_the_same_seed_gives_the_same_and_another_does_not():
     times = arrivals(2_000, 1)
     first, again, other = (simulate(Cluster(4), OURS, times, seed) for seed in (0, 0, 1))
-    assert np.array_equal(first.latency_s, again.latency_s) and np.array_equal(first.due_s, again.due_s)
+    assert np.array_equal(first.latency_s, again.latency_s) and np.array_equal(
+        first.due_s, again.due_s
+    )
     assert not np.array_equal(first.latency_s, other.latency_s)
 
 
@@ -140,24 +156,36 @@ def test_a_lone_request_is_computed_at_once_under_ready_draws():
     outcome = simulate(Cluster(1), replace(OURS, network_s=0.003), np.array([1.0, 2.0]), 0)
     alone = OURS.request_s(100, 1) - 100 * OURS.draw_s + 0.003
     assert outcome.latency_s == pytest.approx([alone, alone])
-    assert outcome.busy_s.sum() == pytest.approx(2 * (alone - 0.003))  # half the sets are still there: none is made
+    assert outcome.busy_s.sum() == pytest.approx(
+        2 * (alone - 0.003)
+    )  # half the sets are still there: none is made
     cold = simulate(Cluster(1), replace(OURS, cold_s=0.001), np.array([1.0, 1.0, 2.0]), 0)
     assert cold.latency_s[-1] == pytest.approx(alone - 0.003 + 0.001)
     assert cold.busy_s.sum() > outcome.busy_s.sum()
 
 
 def test_requests_that_come_together_share_a_micro_batch():
-    """The first is read, and sees the others; they are computed together but for at most 16 at first."""
+    """The first is read, and sees the others; they are computed together but for at most 16 at
+    first."""
     outcome = simulate(Cluster(1), OURS, np.full(30, 1.0), 0)
-    assert outcome.batches.tolist()[0] <= 2 and max(outcome.batches) <= 16 and outcome.batches.sum() == 30
+    assert (
+        outcome.batches.tolist()[0] <= 2
+        and max(outcome.batches) <= 16
+        and outcome.batches.sum() == 30
+    )
 
 
 def test_a_full_queue_refuses_and_those_let_in_are_answered():
-    """A burst of 5,000 fills a queue of 2,000 requests; later ones are let in again, 64 at a time, and then all."""
-    burst = np.concatenate([np.full(5_000, 1.0), np.arange(1.0, 8.0, 0.01), np.arange(10.0, 12.0, 0.01)])
+    """A burst of 5,000 fills a queue of 2,000 requests; later ones are let in again, 64 at a time,
+    and then all."""
+    burst = np.concatenate(
+        [np.full(5_000, 1.0), np.arange(1.0, 8.0, 0.01), np.arange(10.0, 12.0, 0.01)]
+    )
     outcome = simulate(Cluster(1), OURS, burst, 0)
     of_burst = outcome.of(1.0, 1.0 + 1e-9)
-    assert (of_burst.status == OK).sum() == pytest.approx(2_000, rel=0.2)  # some are answered while others are read
+    assert (of_burst.status == OK).sum() == pytest.approx(
+        2_000, rel=0.2
+    )  # some are answered while others are read
     assert 0 < outcome.of(1.1, 8.0).share(REFUSED) < 0.6
     assert outcome.of(9.0).share(OK) == 1.0
     assert outcome.percentile(100) < 5_000 * OURS.refuse_s + 2_500 * OURS.request_s(100, 16)
@@ -177,7 +205,9 @@ def test_requests_of_a_lost_replica_are_lost_or_sent_again():
 def test_a_hedge_is_sent_when_an_answer_is_late_and_answers_once():
     times = arrivals(200, 5)
     slow = Cluster(4, publication=Publication(1.0, 0.0, 0.5))
-    plain, hedged = (simulate(replace(slow, hedge_s=hedge), OURS, times, 0) for hedge in (None, 0.005))
+    plain, hedged = (
+        simulate(replace(slow, hedge_s=hedge), OURS, times, 0) for hedge in (None, 0.005)
+    )
     assert plain.tries.max() == 1 and hedged.tries.max() == 2
     assert len(hedged.due_s) == len(times)
 
@@ -186,25 +216,37 @@ def test_a_publication_takes_processor_time_that_requests_wait_for():
     times = arrivals(1_000, 6)
     quiet = simulate(Cluster(4), OURS, times, 0)
     at_once, spread = (
-        simulate(Cluster(4, publication=Publication(2.0, over, 0.5)), OURS, times, 0) for over in (0.0, 4.0)
+        simulate(Cluster(4, publication=Publication(2.0, over, 0.5)), OURS, times, 0)
+        for over in (0.0, 4.0)
     )
     assert at_once.percentile(99) > spread.percentile(99) > quiet.percentile(99)
 
 
 def test_the_autoscaler_comes_to_the_processors_that_it_is_to_and_goes_back():
-    """Load 1, then 10 processors for 150 s, then 1: at a busy share of .6 that is 2 replicas, 17, and 2 again."""
+    """Load 1, then 10 processors for 150 s, then 1: at a busy share of .6 that is 2 replicas, 17,
+    and 2 again."""
     costs = replace(ARITHMETIC, row_draw_s=0.1 / ALONE)
     times = poisson_times([(60, 10.0), (150, 100.0), (600, 10.0)], np.random.default_rng(0))
     cluster = Cluster(
-        2, autoscaler=Autoscaler(start_s=5.0, most=50, target_busy=0.6, target_row_draws=math.inf), **ENDLESS
+        2,
+        autoscaler=Autoscaler(start_s=5.0, most=50, target_busy=0.6, target_row_draws=math.inf),
+        **ENDLESS,
     )
     counts = simulate(cluster, costs, times, 0).replicas
     at_150 = [count for time, count in counts if time < 200][-1]
     assert 10 / (0.6 * 1.1) <= at_150 <= 10 / 0.6 * 1.5
-    first_fewer = min(time for (time, count), (_, before) in zip(counts[1:], counts, strict=False) if count < before)
-    assert 210 + 300 - 60 <= first_fewer <= 210 + 300 + 60  # stabilised; the load's changes are seen a while later
+    first_fewer = min(
+        time
+        for (time, count), (_, before) in zip(counts[1:], counts, strict=False)
+        if count < before
+    )
+    assert (
+        210 + 300 - 60 <= first_fewer <= 210 + 300 + 60
+    )  # stabilised; the load's changes are seen a while later
     assert counts[-1][1] < 6
-    by_queue = replace(cluster, autoscaler=Autoscaler(start_s=5.0, most=50, target_row_draws=2 * ALONE))
+    by_queue = replace(
+        cluster, autoscaler=Autoscaler(start_s=5.0, most=50, target_row_draws=2 * ALONE)
+    )
     most = max(count for _, count in simulate(by_queue, costs, times, 0).replicas)
     assert most > 10
 
@@ -212,7 +254,14 @@ def test_the_autoscaler_comes_to_the_processors_that_it_is_to_and_goes_back():
 def test_percentiles_are_of_answers_alone():
     statuses = np.array([OK, OK, REFUSED, OK])
     outcome = Outcome(
-        np.arange(4.0), np.array([1.0, 2.0, 50.0, 3.0]), statuses, np.ones(4), np.zeros(1), np.zeros(0), 4.0, 0.0
+        np.arange(4.0),
+        np.array([1.0, 2.0, 50.0, 3.0]),
+        statuses,
+        np.ones(4),
+        np.zeros(1),
+        np.zeros(0),
+        4.0,
+        0.0,
     )
     assert outcome.percentile(50) == 2.0 and outcome.percentile(99) == 3.0
     assert outcome.share(REFUSED) == 0.25
@@ -225,7 +274,12 @@ def measured(seed, others, failed=0.0):
 
 
 def test_of_the_tries_of_a_load_the_least_disturbed_counts_if_it_was_little():
-    tries = [measured(0, 0.5), measured(0, 0.1), measured(1, OTHERS + 0.1), measured(2, 0.05, failed=0.1)]
+    tries = [
+        measured(0, 0.5),
+        measured(0, 0.1),
+        measured(1, OTHERS + 0.1),
+        measured(2, 0.05, failed=0.1),
+    ]
     assert undisturbed(tries) == [tries[1]]
 
 
@@ -237,9 +291,11 @@ def test_what_is_simulated_beside_a_measurement_has_its_arrival_times_and_leaves
 
 
 def test_the_largest_rate_is_within_the_limit_and_the_next_is_not():
-    """M/D/1: the wait exceeds t service times with a probability of about C exp(-z t), load (exp(z) - 1) = z.
+    """M/D/1: the wait exceeds t service times with a probability of about C exp(-z t), load (exp(z)
+    - 1) = z.
 
-    So the 99th percentile of the time in the system is 4.3 service times at a load of .5, and 3.5 at .4.
+    So the 99th percentile of the time in the system is 4.3 service times at a load of .5, and 3.5
+    at .4.
     """
     rate = most_rate(Cluster(1, balance="random", **ENDLESS), ARITHMETIC, limit_s=4 * SERVICE_S)
     assert rate == 0.4 / SERVICE_S

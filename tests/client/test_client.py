@@ -53,7 +53,9 @@ def client(url, key):
 
 def by_http(url, key, path, accept="application/json", **fields):
     """The service's own answer."""
-    answer = httpx.post(url + path, json=fields, headers={"X-API-Key": key, "Accept": accept}, timeout=60)
+    answer = httpx.post(
+        url + path, json=fields, headers={"X-API-Key": key, "Accept": accept}, timeout=60
+    )
     assert answer.status_code == 200, answer.text
     return answer
 
@@ -80,9 +82,13 @@ def test_the_clients_have_the_same_calls():
         }
 
     def shown(parameters: Mapping[str, inspect.Parameter]):
-        return [str(parameter).replace("AsyncClient", "Client") for parameter in parameters.values()]
+        return [
+            str(parameter).replace("AsyncClient", "Client") for parameter in parameters.values()
+        ]
 
-    assert {n: shown(p) for n, p in calls(Client).items()} == {n: shown(p) for n, p in calls(AsyncClient).items()}
+    assert {n: shown(p) for n, p in calls(Client).items()} == {
+        n: shown(p) for n, p in calls(AsyncClient).items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -96,8 +102,12 @@ def test_the_clients_have_the_same_calls():
 )
 def test_the_options_are_those_of_the_service(url, path, field, options):
     document = httpx.get(f"{url}/openapi.json", timeout=60).json()
-    properties = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    of_method = {field, f"{field}_file", "deadline_s", "k", "format"} | ({"ids"} if "predict" in path else set())
+    properties = document["paths"][path]["post"]["requestBody"]["content"]["application/json"][
+        "schema"
+    ]["properties"]
+    of_method = {field, f"{field}_file", "deadline_s", "k", "format"} | (
+        {"ids"} if "predict" in path else set()
+    )
     refused = {"return_samples", "explain"} if path == "/predict/jobs" else set()  # of a job
     assert set(properties) - of_method - refused == set(options.__annotations__)
     if options is AcquireOptions:
@@ -113,8 +123,18 @@ def test_predictions_are_those_of_the_service(ask, url, key, digits_rows):
     rows = by_json["predictions"]
     assert answer.sets() == [row["prediction_set"] for row in rows]
     assert answer.standard_error["bald"].tolist() == [row["standard_error"]["bald"] for row in rows]
-    assert answer.detectors["residual"].p_value.tolist() == [row["detectors"]["residual"]["p_value"] for row in rows]
-    for name in ("label", "probabilities", "entropy", "expected_entropy", "bald", "bald_corrected", "mean_std"):
+    assert answer.detectors["residual"].p_value.tolist() == [
+        row["detectors"]["residual"]["p_value"] for row in rows
+    ]
+    for name in (
+        "label",
+        "probabilities",
+        "entropy",
+        "expected_entropy",
+        "bald",
+        "bald_corrected",
+        "mean_std",
+    ):
         assert getattr(answer, name).tolist() == [row[name] for row in rows]
     for name in ("variation_ratio", "flag", "p_value", "num_samples"):
         assert getattr(answer, name).tolist() == [row[name] for row in rows]
@@ -122,7 +142,9 @@ def test_predictions_are_those_of_the_service(ask, url, key, digits_rows):
 
 def test_parts_are_answered_as_one(ask, url, key, digits_rows):
     in_parts = ask("predict", digits_rows[:50], part_rows=20)
-    assert_same(in_parts, arrays_by_http(url, key, inputs=digits_rows[:50].tolist(), seed=in_parts.seed))
+    assert_same(
+        in_parts, arrays_by_http(url, key, inputs=digits_rows[:50].tolist(), seed=in_parts.seed)
+    )
     assert len(in_parts) == 50
 
 
@@ -200,14 +222,28 @@ def test_a_result_is_frozen_and_says_why_it_lacks_something(client, digits_rows)
     }.items():
         with pytest.raises(Absent, match=why):
             _ = answer[name]
-    assert repr(answer) == f"<Predictions of 2 rows by digits version 1, seed 1: {answer.flag.sum()} flagged>"
+    assert (
+        repr(answer)
+        == f"<Predictions of 2 rows by digits version 1, seed 1: {answer.flag.sum()} flagged>"
+    )
 
 
 def test_a_pool_is_ranked_as_the_service_does(ask, url, key, digits_rows):
     ids = [f"row {i}" for i in range(30)]
     ranking = ask("acquire", digits_rows[:30], k=4, ids=ids, seed=2)
-    expected = by_http(url, key, "/acquire", pool=digits_rows[:30].tolist(), k=4, ids=ids, seed=2).json()
-    for name in ("model", "version", "acquisition", "num_samples", "seed", "pool_size", "excluded", "race"):
+    expected = by_http(
+        url, key, "/acquire", pool=digits_rows[:30].tolist(), k=4, ids=ids, seed=2
+    ).json()
+    for name in (
+        "model",
+        "version",
+        "acquisition",
+        "num_samples",
+        "seed",
+        "pool_size",
+        "excluded",
+        "race",
+    ):
         assert getattr(ranking, name) == expected[name]
     rows = expected["ranking"]
     assert ranking.to_pandas().to_dict("records") == ranking.to_polars().to_dicts() == rows
@@ -248,17 +284,26 @@ def test_labels_go_back_by_id_or_with_their_rows(client, digits_rows):
             client.acquire(digits_rows[:2], ids=["a", nothing])
         with pytest.raises(InvalidInput, match=r"^labels: expected a name, got none"):
             client.add_labels({nothing: "3"}, inputs={nothing: digits_rows[0]})
-    with pytest.raises(InvalidInput, match=r"^labels: expected a mapping by the rows' ids, got list"):
+    with pytest.raises(
+        InvalidInput, match=r"^labels: expected a mapping by the rows' ids, got list"
+    ):
         client.add_labels([("a", "3")])
 
 
 def test_targets_are_labels_of_a_regression(client):
-    kept = client.add_labels({"r": np.float64(700.5)}, model="rents", inputs={"r": {"age": np.nan, "city": "Rome"}})
+    kept = client.add_labels(
+        {"r": np.float64(700.5)}, model="rents", inputs={"r": {"age": np.nan, "city": "Rome"}}
+    )
     assert (kept.model, kept.accepted) == ("rents", 1)
     of_frame = pandas.DataFrame({"age": [31], "city": ["Rome"]}, index=[17]).iloc[0]
-    assert client.add_labels(pandas.Series({17: 700.5}), model="rents", inputs={17: of_frame}).accepted == 1
+    assert (
+        client.add_labels(pandas.Series({17: 700.5}), model="rents", inputs={17: of_frame}).accepted
+        == 1
+    )
     with pytest.raises(InvalidInput, match=r"^inputs\.m: expected an array without masked values"):
-        client.add_labels({"m": 1.0}, model="rents", inputs={"m": np.ma.masked_array([1.0, 2.0], mask=[0, 1])})
+        client.add_labels(
+            {"m": 1.0}, model="rents", inputs={"m": np.ma.masked_array([1.0, 2.0], mask=[0, 1])}
+        )
 
 
 def test_jobs_give_what_requests_give(client, digits_rows, tmp_path):
@@ -274,7 +319,9 @@ def test_jobs_give_what_requests_give(client, digits_rows, tmp_path):
     assert_same(client.predictions(predicted.id), client.predict(digits_rows, seed=4).arrays)
     done = client.wait(ranked)
     assert (done.state, done.rows, done.read_as, done.is_over) == ("done", 40, "the array x", True)
-    with pytest.raises(InvalidInput, match="job: expected one of kind predict, got one of kind acquire"):
+    with pytest.raises(
+        InvalidInput, match="job: expected one of kind predict, got one of kind acquire"
+    ):
         client.predictions(ranked)
     assert client.cancel(ranked).state == "done"
     assert client.delete(ranked).id == ranked.id
@@ -288,7 +335,9 @@ def test_a_job_whose_rows_are_wrong_says_why(url, key, tmp_path):
     async def ask():
         async with AsyncClient(url, key=key) as client:
             job = await client.predict_job(tmp_path / "people.csv", model="people")
-            with pytest.raises(dubito.JobFailed, match=f"^job {job.id} is failed: .*1.age") as raised:
+            with pytest.raises(
+                dubito.JobFailed, match=f"^job {job.id} is failed: .*1.age"
+            ) as raised:
                 await client.predictions(job)
             return job, raised.value
 
@@ -348,7 +397,9 @@ def test_a_url_or_key_that_cannot_be_sent_is_refused_at_once(kind):
         with pytest.raises(InvalidInput, match=r"^url: expected one that begins with http"):
             kind(wrong)
     for wrong in ("secret\n", "sécret", ""):
-        with pytest.raises(InvalidInput, match=r"^key: expected printable ASCII characters, got none, or others$"):
+        with pytest.raises(
+            InvalidInput, match=r"^key: expected printable ASCII characters, got none, or others$"
+        ):
             kind(key=wrong)
 
 
@@ -375,7 +426,10 @@ def test_a_deadline_is_the_service_s_too(ask, digits_rows):
 
 
 def test_a_service_that_is_not_there_is_said(unused_port="http://127.0.0.1:9"):
-    with Client(unused_port, retries=0) as client, pytest.raises(dubito.NoAnswer, match="ConnectError"):
+    with (
+        Client(unused_port, retries=0) as client,
+        pytest.raises(dubito.NoAnswer, match="ConnectError"),
+    ):
         client.models()
 
 

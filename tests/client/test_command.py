@@ -43,12 +43,28 @@ def test_predictions_are_shown_as_a_table(run, url, key, digits_rows):
     lines = out.splitlines()
     assert (status, err) == (0, "")
     assert lines[0] == "digits version 1, seed 7"
-    assert lines[2].split() == ["row", "label", "probability", "entropy", "bald", "p_value", "flag", "set"]
-    assert [line.split()[:2] for line in lines[4:7]] == [[str(n), answer.label[n]] for n in range(3)]
-    assert lines[-1] == f"{answer.flag.sum()} of 25 rows flagged as unlike the data; 22 more rows (--rows, --out)"
+    assert lines[2].split() == [
+        "row",
+        "label",
+        "probability",
+        "entropy",
+        "bald",
+        "p_value",
+        "flag",
+        "set",
+    ]
+    assert [line.split()[:2] for line in lines[4:7]] == [
+        [str(n), answer.label[n]] for n in range(3)
+    ]
+    assert (
+        lines[-1]
+        == f"{answer.flag.sum()} of 25 rows flagged as unlike the data; 22 more rows (--rows, --out)"
+    )
 
 
-def test_all_that_was_answered_is_printed_or_written_for_programs(run, url, key, digits_rows, tmp_path):
+def test_all_that_was_answered_is_printed_or_written_for_programs(
+    run, url, key, digits_rows, tmp_path
+):
     np.save("rows.npy", digits_rows[:4])
     with Client(url, key=key) as client:
         answer = client.predict(digits_rows[:4], seed=7, fpr=0.1)
@@ -56,7 +72,9 @@ def test_all_that_was_answered_is_printed_or_written_for_programs(run, url, key,
     printed = json.loads(run(*options, "--json", "--out", "rows.csv")[1])
     assert (printed["seed"], printed["fpr"], printed["classes"]) == (7, 0.1, list(answer.classes))
     assert [row["label"] for row in printed["predictions"]] == answer.label.tolist()
-    assert [row["probabilities.3"] for row in printed["predictions"]] == answer.probabilities[:, 3].tolist()
+    assert [row["probabilities.3"] for row in printed["predictions"]] == answer.probabilities[
+        :, 3
+    ].tolist()
     with (tmp_path / "rows.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["bald"]) for row in rows] == answer.bald.tolist()
@@ -64,7 +82,10 @@ def test_all_that_was_answered_is_printed_or_written_for_programs(run, url, key,
     with np.load("rows.npz", allow_pickle=False) as arrays:
         assert np.array_equal(arrays["probabilities"], answer.probabilities)
     status, _, err = run(*options, "--out", "rows.xlsx")
-    assert (status, err) == (1, "dubito: --out: expected a name that ends in .csv or .npz, got rows.xlsx\n")
+    assert (status, err) == (
+        1,
+        "dubito: --out: expected a name that ends in .csv or .npz, got rows.xlsx\n",
+    )
 
 
 def test_a_table_is_read_by_the_service(run, tmp_path):
@@ -89,24 +110,32 @@ def test_a_table_is_read_by_the_service(run, tmp_path):
 
 
 def test_json_lines_and_images_are_rows(run, tmp_path):
-    (tmp_path / "people.jsonl").write_text('{"age": 31, "city": "Rome"}\n\n{"age": null, "city": "Oslo"}\n')
+    (tmp_path / "people.jsonl").write_text(
+        '{"age": 31, "city": "Rome"}\n\n{"age": null, "city": "Oslo"}\n'
+    )
     printed = json.loads(run("predict", "people.jsonl", "--model", "people", "--json")[1])
     assert len(printed["predictions"]) == 2
-    (tmp_path / "people.json").write_text('\ufeff[{"age": 31, "city": "Rome"}, {"age": 4, "city": "Oslo\u2028"}]')
+    (tmp_path / "people.json").write_text(
+        '\ufeff[{"age": 31, "city": "Rome"}, {"age": 4, "city": "Oslo\u2028"}]'
+    )
     printed = json.loads(run("predict", "people.json", "--model", "people", "--json")[1])
     assert len(printed["predictions"]) == 2
     for name in ("a.png", "b.png"):
         Image.new("RGB", (1, 1), "red").save(name)
     _, out, _ = run("predict", "a.png", "b.png", "--model", "pictures")
     assert [line.split()[0] for line in out.splitlines()[4:6]] == ["a.png", "b.png"]
-    _, out, _ = run("acquire", "a.png", "b.png", "--model", "pictures", "--json", "--acquisition", "random")
+    _, out, _ = run(
+        "acquire", "a.png", "b.png", "--model", "pictures", "--json", "--acquisition", "random"
+    )
     assert {row["id"] for row in json.loads(out)["ranking"]} == {"a.png", "b.png"}
 
 
 def test_a_pool_is_ranked(run, url, key, digits_rows):
     np.savez("pool.npz", x=digits_rows[:30], ids=np.array([f"picture {i}" for i in range(30)]))
     with Client(url, key=key) as client:
-        ranking = client.acquire(digits_rows[:30], k=3, seed=7, ids=[f"picture {i}" for i in range(30)])
+        ranking = client.acquire(
+            digits_rows[:30], k=3, seed=7, ids=[f"picture {i}" for i in range(30)]
+        )
     _, out, _ = run("acquire", "pool.npz", "-k", 3, "--seed", 7)
     lines = out.splitlines()
     assert lines[2].split() == ["rank", "index", "id", "score", "control"]
@@ -121,7 +150,9 @@ def test_an_interrupt_cancels_the_job(url, key, digits_rows):
         raise KeyboardInterrupt
 
     with Client(url, key=key) as client:
-        before = client.predict_job(inputs_file="digits.npy")  # jobs run one at a time, so the next one is queued
+        before = client.predict_job(
+            inputs_file="digits.npy"
+        )  # jobs run one at a time, so the next one is queued
         job = client.predict_job(inputs_file="digits.npy")
         with pytest.raises(KeyboardInterrupt):
             by_job(client, job, interrupted, print)
@@ -155,7 +186,10 @@ def test_what_goes_wrong_is_a_line_and_a_status(run, monkeypatch, digits_rows):
         assert status == 1
         assert err.startswith(f"dubito: bad.{name}: expected {expected}, got another")
     status, _, err = run("predict", "rows.npy", "--out", "nowhere/rows.csv")
-    assert (status, err) == (1, "dubito: --out: expected a file in a folder that is there, got nowhere/rows.csv\n")
+    assert (status, err) == (
+        1,
+        "dubito: --out: expected a file in a folder that is there, got nowhere/rows.csv\n",
+    )
     monkeypatch.setenv(KEY_VARIABLE, "wrong")
     status, out, err = run("models")
     assert (status, out, err.startswith("dubito: ")) == (1, "", True)
@@ -170,7 +204,9 @@ def test_what_goes_wrong_is_a_line_and_a_status(run, monkeypatch, digits_rows):
 
 
 def test_the_module_is_the_command(url, key):
-    environment = environment_with(PYTHONPATH=str(ROOT / "client"), **{URL_VARIABLE: url, KEY_VARIABLE: key})
+    environment = environment_with(
+        PYTHONPATH=str(ROOT / "client"), **{URL_VARIABLE: url, KEY_VARIABLE: key}
+    )
     command = [sys.executable, "-m", "dubito", "models"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -192,7 +228,10 @@ def test_a_progress_bar_is_shown_to_people_alone():
 
 
 def test_a_table_shows_nothing_that_a_terminal_would_obey():
-    shown = table(("id", "score"), [("\x1b[31mred\n", 0.123456), ("x" * 99, float("nan")), ("y", np.float64(2))])
+    shown = table(
+        ("id", "score"),
+        [("\x1b[31mred\n", 0.123456), ("x" * 99, float("nan")), ("y", np.float64(2))],
+    )
     lines = shown.splitlines()
     assert len(lines) == 5
     assert lines[2].split() == ["?[31mred?", "0.1235"]
@@ -205,7 +244,10 @@ def test_the_examples_of_the_page_run(run, url, key, capsys):
     names, printed, commands = {}, "", []
     for kind, block in blocks:
         if kind == "python":
-            exec(block.replace('Client("http://127.0.0.1:8000"', f'Client("{url}", key="{key}"'), names)
+            exec(
+                block.replace('Client("http://127.0.0.1:8000"', f'Client("{url}", key="{key}"'),
+                names,
+            )
             printed += capsys.readouterr().out
         else:
             commands += re.findall(r"^\$ dubito (.*)$", block, re.MULTILINE)

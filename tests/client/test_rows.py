@@ -14,7 +14,17 @@ import torch
 from PIL import Image
 
 from dubito.errors import InvalidInput
-from dubito.rows import PART_BYTES, ArrayRows, FileRows, JsonRows, parts_of, request_of, row_of, rows_of, texts
+from dubito.rows import (
+    PART_BYTES,
+    ArrayRows,
+    FileRows,
+    JsonRows,
+    parts_of,
+    request_of,
+    row_of,
+    rows_of,
+    texts,
+)
 
 NUMBERS = [[1.5, 2.0], [3.0, 4.0]]
 
@@ -39,7 +49,9 @@ def test_numbers_are_an_array(rows):
     assert found.array.tolist() == NUMBERS
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint64", "float16", "float32", ">f8", "longdouble"])
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "uint64", "float16", "float32", ">f8", "longdouble"]
+)
 def test_an_array_goes_as_the_service_reads_it(dtype):
     array = np.array([[0, 1]], dtype=dtype)
     sent = rows_of(array, "inputs").array
@@ -90,7 +102,12 @@ def test_cells_of_numpy_are_those_of_json():
 
 @pytest.mark.parametrize(
     "rows",
-    [["a", "b"], np.array(["a", "b"]), np.array(["a", "b"], dtype=object), pandas.Series(["a", "b"])],
+    [
+        ["a", "b"],
+        np.array(["a", "b"]),
+        np.array(["a", "b"], dtype=object),
+        pandas.Series(["a", "b"]),
+    ],
     ids=["list", "array", "objects", "series"],
 )
 def test_strings_are_json(rows):
@@ -112,13 +129,27 @@ def test_images_and_files_are_files(tmp_path):
     assert row_of(b"abc", "inputs.x") == "YWJj"
     with pytest.raises(InvalidInput, match=r"inputs\.0: expected an image that PNG can hold"):
         rows_of([image.convert("CMYK")], "inputs")
-    with pytest.raises(InvalidInput, match=r"inputs\.1: expected an image or a file, as the first row, got int"):
+    with pytest.raises(
+        InvalidInput, match=r"inputs\.1: expected an image or a file, as the first row, got int"
+    ):
         rows_of([image, 3], "inputs")
 
 
 @pytest.mark.parametrize(
     "rows",
-    ["text", b"file", Path("file"), {"age": 3}, 3, None, [], np.ones(3), np.float64(1), [1, 2], np.ones((0, 3))],
+    [
+        "text",
+        b"file",
+        Path("file"),
+        {"age": 3},
+        3,
+        None,
+        [],
+        np.ones(3),
+        np.float64(1),
+        [1, 2],
+        np.ones((0, 3)),
+    ],
     ids=str,
 )
 def test_what_is_no_rows_is_refused_by_the_field(rows):
@@ -143,7 +174,9 @@ def test_what_would_be_sent_as_something_else_is_refused(rows, got):
         rows_of(rows, "inputs")
 
 
-@pytest.mark.parametrize(("value", "got"), [(float("inf"), "inf"), (object(), "object"), (3j, "complex")])
+@pytest.mark.parametrize(
+    ("value", "got"), [(float("inf"), "inf"), (object(), "object"), (3j, "complex")]
+)
 def test_a_cell_that_json_has_not_is_named(value, got):
     with pytest.raises(InvalidInput, match=rf"^inputs\.1\.age: expected .*, got {got}$"):
         rows_of([{"age": 1}, {"age": value}], "inputs")
@@ -170,7 +203,9 @@ def test_options_go_beside_the_rows():
     assert of_array.headers["Content-Type"] == "application/x-npy"
     of_objects = request_of("/predict", "inputs", objects, options, {})(None)
     assert json.loads(of_objects.content) == {**options, "inputs": [{"a": 1}]}
-    assert json.loads(request_of("/predict", "inputs", objects, {}, {})(None).content) == {"inputs": [{"a": 1}]}
+    assert json.loads(request_of("/predict", "inputs", objects, {}, {})(None).content) == {
+        "inputs": [{"a": 1}]
+    }
     of_files = request_of("/predict", "inputs", FileRows([b"x"]), options, {})(None)
     assert of_files.form == texts(options)
     assert [field for field, _ in of_files.files] == ["inputs"]

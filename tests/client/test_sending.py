@@ -1,4 +1,5 @@
-"""When requests are sent again, and what answers of failure become. Steps are done by hand: nothing sleeps here."""
+"""When requests are sent again, and what answers of failure become. Steps are done by hand: nothing
+sleeps here."""
 
 import copy
 import io
@@ -43,7 +44,8 @@ def made(left_s):
 
 
 def outcome(steps, *came):
-    """What steps give when these come for their requests, in turn, and the seconds that they pause."""
+    """What steps give when these come for their requests, in turn, and the seconds that they
+    pause."""
     answers, pauses, step = iter(came), [], next(steps)
     try:
         while True:
@@ -73,7 +75,12 @@ def test_a_refusal_that_says_when_to_come_back_is_heeded(status, is_repeatable):
 
 @pytest.mark.parametrize(
     "refusal",
-    [problem(503), problem(429), problem(500, **{"Retry-After": "1"}), problem(503, **{"Retry-After": "3600"})],
+    [
+        problem(503),
+        problem(429),
+        problem(500, **{"Retry-After": "1"}),
+        problem(503, **{"Retry-After": "3600"}),
+    ],
     ids=["503", "429", "500", "an hour"],
 )
 def test_other_refusals_are_errors_at_once(refusal):
@@ -89,7 +96,9 @@ def test_tries_come_to_an_end():
     assert (result.retry_after_s, len(pauses)) == (2, LIMITS.retries)
 
 
-@pytest.mark.parametrize("error", [httpx.ConnectError("no"), httpx.ConnectTimeout("no"), httpx.PoolTimeout("no")])
+@pytest.mark.parametrize(
+    "error", [httpx.ConnectError("no"), httpx.ConnectTimeout("no"), httpx.PoolTimeout("no")]
+)
 def test_what_was_not_sent_is_sent_again_whatever_it_does(error):
     good = httpx.Response(200, json={})
     result, pauses = outcome(send(made, LIMITS, is_repeatable=False), error, error, good)
@@ -109,7 +118,10 @@ def test_what_may_have_been_done_is_sent_again_only_if_that_does_no_more(error):
 
 
 def test_a_job_is_not_asked_for_twice():
-    for steps in (calls.predict_job(LIMITS, np.ones((1, 2)), {}), calls.acquire_job(LIMITS, np.ones((1, 2)), 1, {})):
+    for steps in (
+        calls.predict_job(LIMITS, np.ones((1, 2)), {}),
+        calls.acquire_job(LIMITS, np.ones((1, 2)), 1, {}),
+    ):
         assert isinstance(outcome(steps, CUT)[0], NoAnswer)
 
 
@@ -189,7 +201,9 @@ def test_each_status_is_an_error_of_its_own(status, kind):
 
 
 @pytest.mark.parametrize(
-    "error", [error_of(problem(422)), error_of(problem(429), 3.0), JobFailed("a", "is failed")], ids=str
+    "error",
+    [error_of(problem(422)), error_of(problem(429), 3.0), JobFailed("a", "is failed")],
+    ids=str,
 )
 def test_errors_can_be_copied_and_so_sent_between_processes(error):
     again = copy.deepcopy(error)
@@ -204,7 +218,9 @@ def test_a_wrong_field_is_taken_apart():
     assert isinstance(error, ValueError)
 
 
-@pytest.mark.parametrize("page", [b"<html>Bad Gateway</html>", b"[1]", b"{}", b'{"detail": 3}', b"{"])
+@pytest.mark.parametrize(
+    "page", [b"<html>Bad Gateway</html>", b"[1]", b"{}", b'{"detail": 3}', b"{"]
+)
 def test_an_answer_that_is_no_problem_document_is_told_by_its_status(page):
     for kind in ("text/html", "application/json"):
         error = error_of(httpx.Response(502, content=page, headers={"Content-Type": kind}))
@@ -214,12 +230,16 @@ def test_an_answer_that_is_no_problem_document_is_told_by_its_status(page):
 def npz(rows, **arrays):
     file = io.BytesIO()
     np.savez(file, model="m", version="3", seed=5, flag=np.zeros(rows, bool), **arrays)
-    return httpx.Response(200, content=file.getvalue(), headers={"Content-Type": "application/x-npz"})
+    return httpx.Response(
+        200, content=file.getvalue(), headers={"Content-Type": "application/x-npz"}
+    )
 
 
 def test_parts_share_the_draws_and_the_version_of_the_first():
     shares = []
-    steps = calls.predict(LIMITS, np.ones((5, 2)), None, 2, shares.append, {"version": "latest", "fpr": 0.1})
+    steps = calls.predict(
+        LIMITS, np.ones((5, 2)), None, 2, shares.append, {"version": "latest", "fpr": 0.1}
+    )
     first = next(steps)
     second = steps.send(npz(2, unknown_categories=[1, 0]))
     third = steps.send(npz(2, unknown_categories=[0, 2]))
@@ -227,7 +247,11 @@ def test_parts_share_the_draws_and_the_version_of_the_first():
         steps.send(npz(1, unknown_categories=[1, 1]))
     assert first.query == {"version": "latest", "fpr": "0.1"}
     assert second.query == third.query == {"model": "m", "version": "3", "seed": "5", "fpr": "0.1"}
-    assert [len(np.load(io.BytesIO(request.content))) for request in (first, second, third)] == [2, 2, 1]
+    assert [len(np.load(io.BytesIO(request.content))) for request in (first, second, third)] == [
+        2,
+        2,
+        1,
+    ]
     assert shares == [0.4, 0.8, 1.0]
     answer = end.value.value
     assert (len(answer), answer.seed, answer["unknown_categories"].tolist()) == (5, 5, [2, 3])
@@ -235,10 +259,14 @@ def test_parts_share_the_draws_and_the_version_of_the_first():
 
 def test_a_wrong_row_is_named_by_its_place_among_all():
     detail = "inputs.1.age: expected a number, got a string of 3 characters"
-    error, _ = outcome(calls.predict(LIMITS, np.ones((5, 2)), None, 2, None, {}), npz(2), problem(422, detail))
+    error, _ = outcome(
+        calls.predict(LIMITS, np.ones((5, 2)), None, 2, None, {}), npz(2), problem(422, detail)
+    )
     assert (error.field, str(error)) == ("inputs.3.age", detail.replace("1", "3", 1))
     of_all = "fpr: expected a number, got null"
-    error, _ = outcome(calls.predict(LIMITS, np.ones((5, 2)), None, 2, None, {}), npz(2), problem(422, of_all))
+    error, _ = outcome(
+        calls.predict(LIMITS, np.ones((5, 2)), None, 2, None, {}), npz(2), problem(422, of_all)
+    )
     assert str(error) == of_all
 
 
@@ -256,16 +284,24 @@ def test_rows_whose_flags_are_decided_together_go_together():
 
 
 def test_only_settle_may_be_none():
-    steps = calls.predict(LIMITS, np.ones((1, 2)), None, None, None, {"settle": None, "seed": None, "model": "m"})
+    steps = calls.predict(
+        LIMITS, np.ones((1, 2)), None, None, None, {"settle": None, "seed": None, "model": "m"}
+    )
     assert next(steps).query == {"settle": "null", "model": "m"}
 
 
 @pytest.mark.parametrize(
     ("headers", "said"),
     [
-        ({"Content-Type": "text/html; charset=utf-8"}, "expected an answer of Dubito's, got text/html"),
+        (
+            {"Content-Type": "text/html; charset=utf-8"},
+            "expected an answer of Dubito's, got text/html",
+        ),
         ({}, "expected an answer of Dubito's, got another"),
-        ({"Content-Type": "application/x-npz"}, "expected predictions in an npz file, got 13 bytes of another"),
+        (
+            {"Content-Type": "application/x-npz"},
+            "expected predictions in an npz file, got 13 bytes of another",
+        ),
     ],
 )
 def test_an_answer_of_somebody_else_is_no_answer(headers, said):

@@ -45,7 +45,9 @@ def test_list_of_an_empty_store_says_nothing(tmp_path):
 def test_the_store_may_come_from_the_environment(store):
     command = [sys.executable, "-m", "model_store", "list"]
     environment = {"DUBITO_STORE": str(store.root), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.startswith("digits: versions 1, 2, 3")
 
 
@@ -92,7 +94,9 @@ def test_delete_takes_what_no_alias_names(store):
     refused = run(store, "delete", "digits:1")
     assert refused.returncode == 2
     expected = "one that no alias names (--force deletes others too)"
-    assert refused.stderr == f"error: version: expected {expected}, got version 1; champion names it\n"
+    assert (
+        refused.stderr == f"error: version: expected {expected}, got version 1; champion names it\n"
+    )
     assert run(store, "delete", "digits:2").stdout == "deleted: digits version 2\n"
     assert store.versions("digits") == ["1", "3"]
 
@@ -107,7 +111,10 @@ def test_delete_by_force_moves_latest_to_the_version_before_and_removes_other_al
         "champion: removed",
         "latest: moved to version 1",
     ]
-    assert run(store, "delete", "digits:1", "--force").stdout.splitlines()[-1] == "latest: moved to version 3"
+    assert (
+        run(store, "delete", "digits:1", "--force").stdout.splitlines()[-1]
+        == "latest: moved to version 3"
+    )
     assert store.aliases("digits") == {"latest": "3"}
 
 
@@ -148,7 +155,8 @@ def test_show_says_what_a_version_is(store):
     assert said["classes"] == "10: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
     detectors = manifest.detectors
     assert said["calibration"].startswith(
-        f"{detectors.reference_rows} reference rows, {detectors.ranking_rows} ranking rows, smallest fpr"
+        f"{detectors.reference_rows} reference rows, {detectors.ranking_rows} ranking rows, "
+        "smallest fpr"
     )
     assert said["quality test_accuracy"] == f"{manifest.quality['test_accuracy']:.6g}"
     assert said["training data"] == "digits"
@@ -164,15 +172,33 @@ def test_show_says_what_a_version_is(store):
             ("delete", "digits:9"),
             "error: version: expected one of ['1', '2', '3', 'latest'] of model digits, got '9'",
         ),
-        (("delete", "digits:latest"), "error: version: expected NAME, or NAME:VERSION with a number"),
-        (("delete", "nothing", "--force"), "error: model: expected one of ['digits', 'other'], got 'nothing'"),
+        (
+            ("delete", "digits:latest"),
+            "error: version: expected NAME, or NAME:VERSION with a number",
+        ),
+        (
+            ("delete", "nothing", "--force"),
+            "error: model: expected one of ['digits', 'other'], got 'nothing'",
+        ),
         (("show", "digits:9"), "error: version: expected one of"),
-        (("alias", "digits", "champion"), "error: alias: expected a version or --remove, got neither"),
-        (("alias", "digits", "champion", "1", "--remove"), "error: alias: expected a version or --remove, got both"),
-        (("alias", "digits", "champion", "--remove"), "error: alias: expected one of ['latest'] of model digits"),
+        (
+            ("alias", "digits", "champion"),
+            "error: alias: expected a version or --remove, got neither",
+        ),
+        (
+            ("alias", "digits", "champion", "1", "--remove"),
+            "error: alias: expected a version or --remove, got both",
+        ),
+        (
+            ("alias", "digits", "champion", "--remove"),
+            "error: alias: expected one of ['latest'] of model digits",
+        ),
         (("alias", "digits", "latest", "--remove"), "error: alias: expected another than latest"),
         (("alias", "digits", "champion", "9"), "error: version: expected one of"),
-        (("alias", "nothing", "champion", "1"), "error: model: expected one of ['digits', 'other'], got 'nothing'"),
+        (
+            ("alias", "nothing", "champion", "1"),
+            "error: model: expected one of ['digits', 'other'], got 'nothing'",
+        ),
         (("alias", "digits", "7", "1"), "error: alias: expected a name"),
         (("keep", "digits", "0"), "error: newest: expected at least 1, got 0"),
         (("keep", "../digits", "1"), "error: model: expected a name"),

@@ -1,4 +1,5 @@
-"""Stores in buckets of real servers: SeaweedFS, and rclone, which ignores conditions and must be refused.
+"""Stores in buckets of real servers: SeaweedFS, and rclone, which ignores conditions and must be
+refused.
 
 Where the programs are missing it is skipped: `make test-real` installs them.
 """
@@ -25,7 +26,10 @@ from tests.support.stores import tiny_description, tiny_files
 
 MISSING = [name for name, path in PROGRAMS.items() if not path.exists()]
 
-pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +73,8 @@ while True:
 
 
 def test_racing_publishers_killed_at_any_moment_leave_no_version_half_there(url, tmp_path):
-    """Three writers at a time publish, move an alias and delete without end, and are killed, thirty in all."""
+    """Three writers at a time publish, move an alias and delete without end, and are killed, thirty
+    in all."""
     store = open_store(url, cache=tmp_path / "reader")
     published = int(store.publish("m", tiny_description(), tiny_files()).version)
     for batch in range(10):
@@ -86,7 +91,10 @@ def test_racing_publishers_killed_at_any_moment_leave_no_version_half_there(url,
         assert int(versions[-1]) >= published
         published = int(versions[-1])
         for version in {*versions, *store.aliases("m").values()}:
-            assert open_store(url, cache=tmp_path / f"{batch}").open("m", version).manifest.version == version
+            assert (
+                open_store(url, cache=tmp_path / f"{batch}").open("m", version).manifest.version
+                == version
+            )
     assert published > 1
     given = store.publish("m", tiny_description(), tiny_files()).version
     assert int(given) > published
@@ -96,10 +104,17 @@ def test_racing_publishers_killed_at_any_moment_leave_no_version_half_there(url,
 def test_the_service_serves_from_a_bucket_and_survives_its_absence(server, url, tmp_path):
     store = open_store(url, cache=tmp_path / "writer")
     tiny.publish(store)
-    settings = {**SOON, **WITH_TRIALS, "DUBITO_CACHE": str(tmp_path / "cache"), "DUBITO_JOBS_AT_ONCE": "0"}
+    settings = {
+        **SOON,
+        **WITH_TRIALS,
+        "DUBITO_CACHE": str(tmp_path / "cache"),
+        "DUBITO_JOBS_AT_ONCE": "0",
+    }
 
     def version(address):
-        answer = httpx.post(f"{address}/predict", json={"inputs": [[0.1, 0.2, 0.3]], "seed": 1}, timeout=60)
+        answer = httpx.post(
+            f"{address}/predict", json={"inputs": [[0.1, 0.2, 0.3]], "seed": 1}, timeout=60
+        )
         return answer.json()["version"] if answer.status_code == 200 else str(answer.status_code)
 
     def is_reachable(address):
@@ -127,7 +142,12 @@ def test_the_service_serves_from_a_bucket_and_survives_its_absence(server, url, 
 def test_workers_and_jobs_take_versions_from_a_bucket(url, tmp_path):
     store = open_store(url, cache=tmp_path / "writer")
     tiny.publish(store)
-    settings = {**SOON, **WITH_TRIALS, "DUBITO_CACHE": str(tmp_path / "cache"), "DUBITO_WORKERS": "2"}
+    settings = {
+        **SOON,
+        **WITH_TRIALS,
+        "DUBITO_CACHE": str(tmp_path / "cache"),
+        "DUBITO_WORKERS": "2",
+    }
     with serving(url, **settings) as (address, _):
         wait_until(lambda: httpx.get(f"{address}/health/ready").status_code == 200, 60)
         asked = {"inputs": [[0.1, 0.2, 0.3]] * 4, "seed": 1}
@@ -153,7 +173,8 @@ def run(*command, **environment):
 
 
 def test_the_commands_take_a_url(url, tmp_path, quick_recipe):
-    """A fit, its report, a version calibrated anew; and what the store's own commands say of them."""
+    """A fit, its report, a version calibrated anew; and what the store's own commands say of
+    them."""
     from training.data import digits
 
     rows = digits().test
@@ -177,8 +198,12 @@ def test_the_commands_take_a_url(url, tmp_path, quick_recipe):
         assert code == 0, said
         assert SECRET not in said
     code, said = run("model_store", "list", **settings)
-    assert said == "again: versions 1 (latest -> 1)\ndigits: versions 1 (champion -> 1, latest -> 1)\n"
-    _, said = run("model_store", "--store", url, "show", "digits", **{**settings, "DUBITO_STORE": "elsewhere"})
+    assert (
+        said == "again: versions 1 (latest -> 1)\ndigits: versions 1 (champion -> 1, latest -> 1)\n"
+    )
+    _, said = run(
+        "model_store", "--store", url, "show", "digits", **{**settings, "DUBITO_STORE": "elsewhere"}
+    )
     assert "evidence" in said and "report of" in said
     code, said = run("model_store", "delete", "digits", "--force", **settings)
     assert (code, open_store(url, cache=tmp_path / "other").names()) == (0, ["again"])
@@ -187,18 +212,25 @@ def test_the_commands_take_a_url(url, tmp_path, quick_recipe):
 def test_a_server_that_ignores_conditions_is_read_and_refused_for_writing(tmp_path, monkeypatch):
     """It serves a folder, so a store that was made as a folder is read as a bucket."""
     with rclone(tmp_path / "rclone") as address:
-        ModelStore(tmp_path / "rclone" / BUCKET / "prefix").publish("m", tiny_description(), tiny_files())
+        ModelStore(tmp_path / "rclone" / BUCKET / "prefix").publish(
+            "m", tiny_description(), tiny_files()
+        )
         settings = {
             **credentials(address),
             "DUBITO_STORE": f"s3://{BUCKET}/prefix",
             "DUBITO_CACHE": str(tmp_path / "c"),
         }
         assert run("model_store", "verify", **settings) == (0, "m version 1: whole\n")
-        for command in (("alias", "m", "champion", "1"), ("keep", "m", "1"), ("delete", "m", "--force")):
+        for command in (
+            ("alias", "m", "champion", "1"),
+            ("keep", "m", "1"),
+            ("delete", "m", "--force"),
+        ):
             code, said = run("model_store", *command, **settings)
             assert code == 2
             assert said.startswith(
-                "error: DUBITO_STORE: expected a bucket that honours conditional writes, got one that"
+                "error: DUBITO_STORE: expected a bucket that honours conditional writes, got one "
+                "that"
             )
             assert "ignores If-None-Match" in said and len(said.splitlines()) == 1
         code, said = run("training", "prune", "m", "--fraction", "0.5", **settings)
@@ -214,7 +246,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize("command", [("service",), ("model_store", "list"), ("training", "evaluate", "m")])
+@pytest.mark.parametrize(
+    "command", [("service",), ("model_store", "list"), ("training", "evaluate", "m")]
+)
 def test_bad_input_ends_with_one_clear_line(url, tmp_path, wrong, command):
     settings = {"DUBITO_STORE": url, "DUBITO_CACHE": str(tmp_path), **WRONG[wrong]}
     code, said = run(*command, **settings)

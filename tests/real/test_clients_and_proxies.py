@@ -1,4 +1,5 @@
-"""Real proxies and clients: nginx in front, Java's HttpClient and curl, each with the upgrades that they ask for.
+"""Real proxies and clients: nginx in front, Java's HttpClient and curl, each with the upgrades that
+they ask for.
 
 `make test-real` runs them; where a program is missing its tests are skipped.
 """
@@ -60,13 +61,16 @@ def needs(program):
 
 @contextmanager
 def nginx(folder, service):
-    """nginx in front of a service, with the usual map for WebSockets and connections that are kept; its port."""
+    """nginx in front of a service, with the usual map for WebSockets and connections that are kept;
+    its port."""
     port = free_port()
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     temporary = " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
     path = folder / "nginx.conf"
     path.write_text(NGINX.format(folder=folder, temporary=temporary, service=service, port=port))
-    process = subprocess.Popen(["nginx", "-p", str(folder), "-c", str(path)], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        ["nginx", "-p", str(folder), "-c", str(path)], stderr=subprocess.PIPE, text=True
+    )
     try:
 
         def answers():
@@ -109,10 +113,16 @@ def test_behind_nginx_nobody_gets_what_another_smuggled(client, expected, tmp_pa
 def test_behind_nginx_bodies_of_all_sizes_come_whole(client, tmp_path):
     with nginx(tmp_path, client.base_url.port) as port:
         for rows in (1, 100, 2000):
-            body = json.dumps({"inputs": [[8.25] * 64] * rows, "seed": 7, "num_samples": 2}).encode()
-            direct = client.post("/predict", content=body, headers={"Content-Type": "application/json"})
+            body = json.dumps(
+                {"inputs": [[8.25] * 64] * rows, "seed": 7, "num_samples": 2}
+            ).encode()
+            direct = client.post(
+                "/predict", content=body, headers={"Content-Type": "application/json"}
+            )
             headers = {"Content-Type": "application/json"}
-            answer = httpx.post(f"http://127.0.0.1:{port}/predict", content=body, headers=headers, timeout=60)
+            answer = httpx.post(
+                f"http://127.0.0.1:{port}/predict", content=body, headers=headers, timeout=60
+            )
             assert (answer.status_code, answer.content) == (200, direct.content)
 
 
@@ -128,11 +138,21 @@ def test_javas_client_which_asks_for_h2c_is_answered(client, expected, tmp_path)
 @needs("curl")
 @pytest.mark.parametrize(
     ("version", "chunked"),
-    [("--http1.0", False), ("--http1.1", False), ("--http1.1", True), ("--http2", False), ("--http2", True)],
+    [
+        ("--http1.0", False),
+        ("--http1.1", False),
+        ("--http1.1", True),
+        ("--http2", False),
+        ("--http2", True),
+    ],
 )
 def test_curl_is_answered(client, expected, version, chunked):
     url = f"{client.base_url}/predict"
-    headers = ["-H", "Content-Type: application/json", *(["-H", "Transfer-Encoding: chunked"] if chunked else [])]
+    headers = [
+        "-H",
+        "Content-Type: application/json",
+        *(["-H", "Transfer-Encoding: chunked"] if chunked else []),
+    ]
     command = ["curl", "--silent", version, *headers, "--data-binary", "@-", url, url]
     done = subprocess.run(command, input=BODY, capture_output=True, timeout=60)
     assert done.stdout == expected * 2

@@ -1,4 +1,5 @@
-"""The service as replicas on a real Ray: one answer whichever replica gives it, whatever happens to the others.
+"""The service as replicas on a real Ray: one answer whichever replica gives it, whatever happens to
+the others.
 
 Where Ray is missing it is skipped: `make test-real` installs it.
 """
@@ -19,7 +20,10 @@ from tests.support.ports import free_port
 from tests.support.serving import answers, metric, serving, wait_until
 from tests.support.stores import publish_again
 
-pytestmark = [pytest.mark.real, pytest.mark.skipif(not PYTHON.exists(), reason="Ray is not installed")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not PYTHON.exists(), reason="Ray is not installed"),
+]
 
 KEYS = {"DUBITO_API_KEYS": "secret-of-all-the-nodes"}
 ADMIN = {"X-API-Key": "the-key-of-the-administrator"}
@@ -31,7 +35,11 @@ def workers(url, **labels):
     """What a gauge or counter says, by replica."""
     name = labels.pop("name", "dubito_ready")
     page = httpx.get(f"{url}/metrics", headers=ADMIN, timeout=60).text
-    found = {line.split('worker="')[1].split('"')[0] for line in page.splitlines() if line.startswith(f"{name}{{")}
+    found = {
+        line.split('worker="')[1].split('"')[0]
+        for line in page.splitlines()
+        if line.startswith(f"{name}{{")
+    }
     return {worker: metric(page, name, worker=worker, **labels) for worker in found}
 
 
@@ -49,10 +57,17 @@ def test_replicas_are_one_service(own_store, digits_store, digits_rows, tmp_path
     with serving(own_store.root, **settings) as (url, _):
         due = due_answers(url, rows)
         due_ranking = httpx.post(f"{url}/acquire", json=pool, timeout=60).content
-        due_refusals = [httpx.post(f"{url}/predict", json=request, timeout=60) for request in refused]
-    with cluster(own_store.root, tmp_path, **settings) as (url, log), httpx.Client(timeout=60) as client:
+        due_refusals = [
+            httpx.post(f"{url}/predict", json=request, timeout=60) for request in refused
+        ]
+    with (
+        cluster(own_store.root, tmp_path, **settings) as (url, log),
+        httpx.Client(timeout=60) as client,
+    ):
         wait_until(lambda: len(workers(url)) == 2)
-        for request, answer in due * 3:  # each on a connection of its own, so that either replica answers
+        for request, answer in (
+            due * 3
+        ):  # each on a connection of its own, so that either replica answers
             assert httpx.post(f"{url}/predict", json=request, timeout=60).content == answer
         for _ in range(4):
             assert httpx.post(f"{url}/acquire", json=pool, timeout=60).content == due_ranking
@@ -62,9 +77,15 @@ def test_replicas_are_one_service(own_store, digits_store, digits_rows, tmp_path
 
         # rows of all replicas are one drift test, and counters are each one's own
         for start in range(0, 160, 4):
-            httpx.post(f"{url}/predict", json={"inputs": digits_rows[start : start + 4].tolist()}, timeout=60)
+            httpx.post(
+                f"{url}/predict",
+                json={"inputs": digits_rows[start : start + 4].tolist()},
+                timeout=60,
+            )
         wait_until(lambda: client.get(f"{url}/models/digits").json()["drift"]["rows"] == 160)
-        wait_until(lambda: sum(workers(url, name="dubito_flag_p_value_count", **DIGITS).values()) == 160)
+        wait_until(
+            lambda: sum(workers(url, name="dubito_flag_p_value_count", **DIGITS).values()) == 160
+        )
         assert min(workers(url, name="dubito_flag_p_value_count", **DIGITS).values()) > 0
         answer = client.post(f"{url}/admin/models/digits/versions/1/drift/reset", headers=ADMIN)
         assert answer.json()["reset"]
@@ -73,17 +94,27 @@ def test_replicas_are_one_service(own_store, digits_store, digits_rows, tmp_path
         # nobody joins Ray without its token
         join = [str(PYTHON), "-c", "import ray; ray.init(address='auto', log_to_driver=False)"]
         environment = {**environment_with(), **QUIET}
-        refusal = subprocess.run(join, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert refusal.returncode == 1 and "Authentication token is missing or incorrect" in refusal.stderr
+        refusal = subprocess.run(
+            join, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (
+            refusal.returncode == 1
+            and "Authentication token is missing or incorrect" in refusal.stderr
+        )
 
         # an administrator is heard by all
         publish_again(own_store, digits_store)
-        assert client.post(f"{url}/admin/refresh", headers=ADMIN).json()["models"]["digits"]["serving"] == "2"
+        assert (
+            client.post(f"{url}/admin/refresh", headers=ADMIN).json()["models"]["digits"]["serving"]
+            == "2"
+        )
         loaded = {"name": "dubito_loaded_version", "model": "digits", "version": "2"}
         wait_until(lambda: list(workers(url, **loaded).values()) == [1.0, 1.0])
 
         # a job, on the state folder that all share on this machine
-        job = client.post(f"{url}/predict/jobs", json={"inputs": rows.tolist(), "seed": 3, "version": "1"}).json()
+        job = client.post(
+            f"{url}/predict/jobs", json={"inputs": rows.tolist(), "seed": 3, "version": "1"}
+        ).json()
         wait_until(lambda: client.get(f"{url}/jobs/{job['id']}").json()["state"] == "done", 60)
         said = log.read_text()
     assert "Traceback" not in said and ADMIN["X-API-Key"] not in said
@@ -91,7 +122,9 @@ def test_replicas_are_one_service(own_store, digits_store, digits_rows, tmp_path
 
 
 @pytest.mark.parametrize("options", [[], ["--by-model"]], ids=["HAProxy", "Ray's proxy"])
-def test_what_a_replica_cannot_take_is_refused_with_429_and_when_to_come_again(digits_store, tmp_path, options):
+def test_what_a_replica_cannot_take_is_refused_with_429_and_when_to_come_again(
+    digits_store, tmp_path, options
+):
     settings = {"DUBITO_MAX_QUEUED_ROW_DRAWS": "100", "DUBITO_OVERLOAD_ROW_DRAWS": "100"}
     with cluster(digits_store, tmp_path, options, **settings) as (url, _):
         with Load(url, {"1": [({"inputs": [[0.0] * 64] * 500}, b"")]}, threads=12) as load:
@@ -100,7 +133,9 @@ def test_what_a_replica_cannot_take_is_refused_with_429_and_when_to_come_again(d
         assert load.retry_after >= {"1"}
 
 
-def test_a_node_and_a_replica_that_are_lost_cost_no_wrong_answer(own_store, digits_store, digits_rows, tmp_path):
+def test_a_node_and_a_replica_that_are_lost_cost_no_wrong_answer(
+    own_store, digits_store, digits_rows, tmp_path
+):
     """Three nodes: one killed, a new version rolled out, a replica that hangs; all under load."""
     with serving(own_store.root) as (url, _):
         due = {"1": due_answers(url, digits_rows[:ROWS])}
@@ -111,8 +146,15 @@ def test_a_node_and_a_replica_that_are_lost_cost_no_wrong_answer(own_store, digi
     recovery = {}
     options = ["--replicas", "2", "--one-proxy"]
     with nodes(0, 2, 2) as (address, process):
-        settings = {"DUBITO_THREADS": "1", "DUBITO_POLL_INTERVAL_S": "0.2", "RAY_SERVE_ENABLE_HA_PROXY": "0"}
-        with cluster(own_store.root, tmp_path, [*options, "--ray", address], **settings) as (url, log):
+        settings = {
+            "DUBITO_THREADS": "1",
+            "DUBITO_POLL_INTERVAL_S": "0.2",
+            "RAY_SERVE_ENABLE_HA_PROXY": "0",
+        }
+        with cluster(own_store.root, tmp_path, [*options, "--ray", address], **settings) as (
+            url,
+            log,
+        ):
             wait_until(lambda: len(replicas()) == 2, 60)
             with Load(url, due) as load:
                 load.wait_for(50)
@@ -121,13 +163,17 @@ def test_a_node_and_a_replica_that_are_lost_cost_no_wrong_answer(own_store, digi
                 wait_until(lambda: load.good and load.good[-1][1] == "2", 30)
                 load.wait_for(100)
                 assert {version for _, version in load.good[-50:]} == {"2"}
-                assert set(load.said) == {"200"}, load.refusals  # a new version costs nobody an answer
+                assert set(load.said) == {"200"}, (
+                    load.refusals
+                )  # a new version costs nobody an answer
                 recovery["new version"] = load.longest_pause_s(since)
 
                 since, before = time.monotonic(), set(replicas())
                 hung = min(before)
                 os.kill(hung, signal.SIGSTOP)
-                wait_until(lambda: set(replicas()) - before, 120)  # another in its place, on the processors left
+                wait_until(
+                    lambda: set(replicas()) - before, 120
+                )  # another in its place, on the processors left
                 load.wait_for(100)
                 recovery["hung replica"] = load.longest_pause_s(since)
                 os.kill(hung, signal.SIGKILL)
@@ -148,16 +194,23 @@ def test_a_node_and_a_replica_that_are_lost_cost_no_wrong_answer(own_store, digi
 def test_requests_that_name_a_model_go_where_it_is_in_memory(own_store, digits_store, tmp_path):
     publish_again(own_store, digits_store, name="other")
     with serving(own_store.root) as (url, _):
-        (size,) = next(m for m in httpx.get(f"{url}/models").json()["models"] if m["name"] == "digits")[
-            "in_memory"
-        ].values()
-    with cluster(own_store.root, tmp_path, ["--by-model"], DUBITO_MAX_MODEL_BYTES=str(size * 3 // 2)) as (url, _):
+        (size,) = next(
+            m for m in httpx.get(f"{url}/models").json()["models"] if m["name"] == "digits"
+        )["in_memory"].values()
+    with cluster(
+        own_store.root, tmp_path, ["--by-model"], DUBITO_MAX_MODEL_BYTES=str(size * 3 // 2)
+    ) as (url, _):
 
         def ask(model, times):
             headers = {"serve_multiplexed_model_id": model}
             request = {"inputs": [[0.0] * 64], "model": model, "seed": 1}
             for _ in range(times):
-                assert httpx.post(f"{url}/predict", json=request, headers=headers, timeout=60).status_code == 200
+                assert (
+                    httpx.post(
+                        f"{url}/predict", json=request, headers=headers, timeout=60
+                    ).status_code
+                    == 200
+                )
 
         def answered():
             time.sleep(6)  # until all have shown their metrics
@@ -178,14 +231,18 @@ def test_requests_that_name_a_model_go_where_it_is_in_memory(own_store, digits_s
 
 def test_more_replicas_come_with_more_work(digits_store, digits_rows, tmp_path):
     request = {"inputs": [list(map(float, row)) for row in digits_rows] * 4}
-    with cluster(digits_store, tmp_path, ["--replicas", "1", "--most", "2"], DUBITO_THREADS="1") as (url, _):
+    with cluster(
+        digits_store, tmp_path, ["--replicas", "1", "--most", "2"], DUBITO_THREADS="1"
+    ) as (url, _):
         assert len(replicas()) == 1
         with Load(url, {"1": [(request, b"")]}, threads=8):
             wait_until(lambda: len(replicas()) == 2, 90)
 
 
 def test_the_guide_s_configuration_file_serves(digits_store, tmp_path):
-    (text,) = re.findall(r"```yaml\n(# serve.yaml\n.*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL)
+    (text,) = re.findall(
+        r"```yaml\n(# serve.yaml\n.*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL
+    )
     config = yaml.safe_load(text)
     port = free_port()
     config["http_options"] |= {"host": "127.0.0.1", "port": port}
@@ -204,7 +261,9 @@ def test_the_guide_s_configuration_file_serves(digits_store, tmp_path):
         wait_until(lambda: process.poll() is not None or answers(f"{url}/models"), 90)
         answer = httpx.post(f"{url}/predict", json={"inputs": [[0.0] * 64], "seed": 1}, timeout=60)
         assert answer.json()["seed"] == 1
-        assert httpx.get(f"{url}/jobs", timeout=60).status_code == 503  # no folder that all machines have
+        assert (
+            httpx.get(f"{url}/jobs", timeout=60).status_code == 503
+        )  # no folder that all machines have
     finally:
         process.terminate()
         process.wait(60)
@@ -221,7 +280,10 @@ def test_the_guide_s_configuration_file_serves(digits_store, tmp_path):
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(digits_store, tmp_path, options, settings, said):
-    with pytest.raises(AssertionError) as told, cluster(digits_store, tmp_path, options, **settings):
+    with (
+        pytest.raises(AssertionError) as told,
+        cluster(digits_store, tmp_path, options, **settings),
+    ):
         pass
     log = (tmp_path / "cluster.log").read_text()
     assert log.startswith(said) and log.count("\n") == 1, told

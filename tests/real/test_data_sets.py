@@ -48,7 +48,16 @@ def data(tmp_path_factory, digits_rows):
 def scored(data, digits_store, tmp_path_factory):
     """The output of `score` on this machine."""
     out = tmp_path_factory.mktemp("scored") / "out"
-    done = command("score", data, "--out", out, "--num-samples", "1000", *SHARDS, DUBITO_STORE=str(digits_store))
+    done = command(
+        "score",
+        data,
+        "--out",
+        out,
+        "--num-samples",
+        "1000",
+        *SHARDS,
+        DUBITO_STORE=str(digits_store),
+    )
     assert done.returncode == 0, done.stderr
     return out
 
@@ -59,7 +68,15 @@ def test_a_cluster_does_the_same_while_its_workers_and_nodes_and_the_driver_are_
 ):
     told = {
         "nodes": 3,
-        "command": ["score", str(data), "--out", str(tmp_path / "out"), "--num-samples", "1000", *SHARDS],
+        "command": [
+            "score",
+            str(data),
+            "--out",
+            str(tmp_path / "out"),
+            "--num-samples",
+            "1000",
+            *SHARDS,
+        ],
         "kills": [[8, "worker"], [1, "node"], [1, "worker"], [2, "driver"]],
     }
     done = ray_cluster.run(RAY, told, environment_with(DUBITO_STORE=str(digits_store)), 300)
@@ -69,9 +86,21 @@ def test_a_cluster_does_the_same_while_its_workers_and_nodes_and_the_driver_are_
 
 @with_ray
 def test_ray_on_this_machine_ranks_the_same_and_says_nothing_else(data, digits_store):
-    arguments = ["acquire", data, "-k", "20", "--acquisition", "batchbald", "--num-samples", "10", *SHARDS]
+    arguments = [
+        "acquire",
+        data,
+        "-k",
+        "20",
+        "--acquisition",
+        "batchbald",
+        "--num-samples",
+        "10",
+        *SHARDS,
+    ]
     here = command(*arguments, DUBITO_STORE=str(digits_store))
-    there = command(*arguments, "--ray", "local", "--quiet", python=RAY, DUBITO_STORE=str(digits_store))
+    there = command(
+        *arguments, "--ray", "local", "--quiet", python=RAY, DUBITO_STORE=str(digits_store)
+    )
     assert (there.returncode, there.stderr) == (0, "")
     assert json.loads(there.stdout) == json.loads(here.stdout)
 
@@ -79,7 +108,9 @@ def test_ray_on_this_machine_ranks_the_same_and_says_nothing_else(data, digits_s
 @with_ray
 def test_an_address_of_no_cluster_is_one_line(data, digits_store, tmp_path):
     store = {"DUBITO_STORE": str(digits_store)}
-    done = command("score", data, "--out", tmp_path / "out", "--ray", "nonsense", python=RAY, **store)
+    done = command(
+        "score", data, "--out", tmp_path / "out", "--ray", "nonsense", python=RAY, **store
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("error: ray: expected the address of a cluster")
     assert done.stderr.count("\n") == 1
@@ -98,32 +129,48 @@ def server(tmp_path_factory):
 @pytest.fixture
 def bucket(server):
     """A bucket's client."""
-    options = {"endpoint": server.url, "access_key_id": KEY, "secret_access_key": SECRET, "region": "us-east-1"}
+    options = {
+        "endpoint": server.url,
+        "access_key_id": KEY,
+        "secret_access_key": SECRET,
+        "region": "us-east-1",
+    }
     return S3Store(BUCKET, **options, client_options={"allow_http": True})
 
 
 @with_buckets
-def test_source_output_and_store_may_lie_in_buckets(server, bucket, data, scored, digits_store, tmp_path):
+def test_source_output_and_store_may_lie_in_buckets(
+    server, bucket, data, scored, digits_store, tmp_path
+):
     root = uuid.uuid4().hex
     for place, folder in (("data", data), ("models", digits_store)):
         for path in folder.rglob("*"):
             if path.is_file() and not path.name.startswith("."):
                 bucket.put(f"{root}/{place}/{path.relative_to(folder)}", path.read_bytes())
     url = f"s3://{BUCKET}/{root}"
-    environment = credentials(server.url) | {"DUBITO_STORE": f"{url}/models", "DUBITO_CACHE": str(tmp_path / "cache")}
+    environment = credentials(server.url) | {
+        "DUBITO_STORE": f"{url}/models",
+        "DUBITO_CACHE": str(tmp_path / "cache"),
+    }
     arguments = ["score", f"{url}/data", "--out", f"{url}/out", "--num-samples", "1000", *SHARDS]
     for _ in range(2):  # the second time two parts are missing
         done = command(*arguments, **environment)
         assert done.returncode == 0, done.stderr
         names = [entry["path"] for entry in bucket.list(f"{root}/out").collect()]
-        found = {name.removeprefix(f"{root}/out/"): bytes(bucket.get(name).bytes()) for name in names}
+        found = {
+            name.removeprefix(f"{root}/out/"): bytes(bucket.get(name).bytes()) for name in names
+        }
         expected = content_of(scored)
         stamps = found.pop("job.json"), expected.pop("job.json")
         assert json.loads(stamps[0])["asked"] == json.loads(stamps[1])["asked"]
         assert found == expected
-        bucket.delete([f"{root}/out/part-00003-of-00016.parquet", f"{root}/out/part-00009-of-00016.parquet"])
+        bucket.delete(
+            [f"{root}/out/part-00003-of-00016.parquet", f"{root}/out/part-00009-of-00016.parquet"]
+        )
     ranked = command("acquire", f"{url}/data/1.parquet", "-k", "5", *SHARDS, **environment)
-    here = command("acquire", data / "1.parquet", "-k", "5", *SHARDS, DUBITO_STORE=str(digits_store))
+    here = command(
+        "acquire", data / "1.parquet", "-k", "5", *SHARDS, DUBITO_STORE=str(digits_store)
+    )
     assert (ranked.returncode, json.loads(ranked.stdout)) == (0, json.loads(here.stdout))
 
 
@@ -132,7 +179,9 @@ def test_what_is_wrong_with_a_bucket_is_one_line(server, data, digits_store, tmp
     right = credentials(server.url) | {"DUBITO_STORE": str(digits_store)}
 
     def refused(source, out, said, **changes):
-        environment = {name: value for name, value in (right | changes).items() if value is not None}
+        environment = {
+            name: value for name, value in (right | changes).items() if value is not None
+        }
         done = command("score", source, "--out", out, **environment)
         assert done.returncode == 2, done
         assert done.stderr.count("\n") == 1
@@ -146,6 +195,15 @@ def test_what_is_wrong_with_a_bucket_is_one_line(server, data, digits_store, tmp
     refused(here, there, "source: expected a data set of .parquet files, got none")
     refused(data, there, "cannot list in", AWS_SECRET_ACCESS_KEY="another-secret")
     refused(data, there, f"cannot list in {there}: there are no credentials", **none)
-    refused(data, "s3://key:secret@models/out", "out: expected a folder, or a URL such as s3://bucket/prefix")
+    refused(
+        data,
+        "s3://key:secret@models/out",
+        "out: expected a folder, or a URL such as s3://bucket/prefix",
+    )
     with rclone(tmp_path / "rclone") as url:
-        refused(data, there, "out: expected a bucket that honours conditional writes", **credentials(url))
+        refused(
+            data,
+            there,
+            "out: expected a bucket that honours conditional writes",
+            **credentials(url),
+        )

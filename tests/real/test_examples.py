@@ -1,4 +1,5 @@
-"""An example as its page says, with weights that other people trained: `make examples` makes its environment.
+"""An example as its page says, with weights that other people trained: `make examples` makes its
+environment.
 
 Where there is none it is skipped.
 """
@@ -17,7 +18,9 @@ from tests.support.serving import serving
 PYTHON = ROOT / ".venv-examples" / "bin" / "python"
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(not PYTHON.exists(), reason="the environment of the examples is not there (make examples)"),
+    pytest.mark.skipif(
+        not PYTHON.exists(), reason="the environment of the examples is not there (make examples)"
+    ),
 ]
 
 
@@ -26,13 +29,20 @@ def test_kinds_of_files_are_told_apart_and_one_that_was_left_out_is_flagged(tmp_
     shutil.copytree(ROOT / "examples" / "files", folder)
     (folder / "data").mkdir(exist_ok=True)
     environment = environment_with(
-        DUBITO_STORE=str(tmp_path / "models"), DUBITO_RUNS=str(tmp_path / "runs"), DUBITO_DATA="data"
+        DUBITO_STORE=str(tmp_path / "models"),
+        DUBITO_RUNS=str(tmp_path / "runs"),
+        DUBITO_DATA="data",
     )
     environment["PYTHONPATH"] = str(ROOT)
 
     def run(*command):
         done = subprocess.run(
-            [PYTHON, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=900
+            [PYTHON, *command],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=900,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -43,7 +53,9 @@ def test_kinds_of_files_are_told_apart_and_one_that_was_left_out_is_flagged(tmp_
     script = "import json, sys, kinds; print(json.dumps([kinds.row(open(p, 'rb').read()) for p in sys.argv[1:]]))"
     rows = run("-c", script, str(ROOT / "service" / "app.py"), str(ROOT / "docs" / "api.md"))
     with serving(tmp_path / "models") as (url, _):
-        answer = httpx.post(f"{url}/predict", json={"inputs": json.loads(rows), "seed": 1}, timeout=60).json()
+        answer = httpx.post(
+            f"{url}/predict", json={"inputs": json.loads(rows), "seed": 1}, timeout=60
+        ).json()
     assert answer["predictions"][0]["label"] == "py"
     said = run("-m", "training", "evaluate", "files", "--rows", "300", "--quiet")
     assert float(re.search(r"left-out_flag_auroc +([\d.]+)", said)[1]) > 0.9

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.real
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="not installed: kubectl")
 def test_kubectl_puts_the_files_together():
-    done = subprocess.run(["kubectl", "kustomize", str(FOLDER)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(FOLDER)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     made = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
     (settings,) = [one for (kind, _), one in made.items() if kind == "ConfigMap"]
@@ -32,13 +34,17 @@ def test_kubectl_puts_the_files_together():
         assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == "dubito"
         if one["kind"] in ("Deployment", "StatefulSet"):
             (container,) = one["spec"]["template"]["spec"]["containers"]
-            assert container["envFrom"][0] == {"configMapRef": {"name": settings["metadata"]["name"]}}
+            assert container["envFrom"][0] == {
+                "configMapRef": {"name": settings["metadata"]["name"]}
+            }
             assert container["image"] == "dubito-service:latest"
 
 
 @pytest.mark.skipif(not RAY_PYTHON.exists(), reason="`make cluster` makes .venv-ray")
 def test_ray_accepts_the_configuration_of_serve():
     config = RAY["spec"]["serveConfigV2"]
-    done = subprocess.run([RAY_PYTHON, "-c", CHECK], input=config, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [RAY_PYTHON, "-c", CHECK], input=config, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "service.cluster.app:build"
+    assert done.stdout.splitlines()[-1] == "service.integrations.ray.app:build"

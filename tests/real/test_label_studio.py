@@ -1,4 +1,5 @@
-"""Label Studio itself: predictions are shown, tasks come by doubt, annotations become a version that is served.
+"""Label Studio itself: predictions are shown, tasks come by doubt, annotations become a version
+that is served.
 
 It runs headless in an environment of its own, `.venv-label-studio`, which `make test-real` makes.
 """
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.real
 STUDIO = ROOT / ".venv-label-studio" / "bin" / "label-studio"
 KEY, TASKS, ANNOTATED = "the-key-of-the-team-of-labels", 200, 40
 CONFIG = (
-    '<View><Image name="picture" value="$image"/><Choices name="digit" toName="picture" choice="single">'
+    '<View><Image name="picture" value="$image"/><Choices name="digit" toName="picture" '
+    'choice="single">'
     + "".join(f'<Choice value="{digit}"/>' for digit in range(10))
     + "</Choices></View>"
 )
@@ -50,7 +52,9 @@ def label_studio(folder):
     command += ["--password", secrets.token_hex(8), "--user-token", token, "--port", str(port)]
     command += ["--internal-host", "127.0.0.1"]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, env=os.environ | environment, cwd=folder, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, env=os.environ | environment, cwd=folder, stdout=log, stderr=log
+        )
     try:
         url = f"http://127.0.0.1:{port}"
         wait_until(lambda: process.poll() is not None or answers(f"{url}/health"), 240)
@@ -91,7 +95,12 @@ def folder(tmp_path_factory, digits):
     recipe = write_recipe(
         folder,
         name="digits",
-        data={"source": "images:pictures", "validation_rows": 40, "reference_rows": 30, "ranking_rows": 30},
+        data={
+            "source": "images:pictures",
+            "validation_rows": 40,
+            "reference_rows": 30,
+            "ranking_rows": 30,
+        },
         network={"hidden": [64]},
         training={"epochs": 40, "batch_rows": 32, "learning_rate": 1e-2},
         serving={"draws": 50},
@@ -105,7 +114,9 @@ def folder(tmp_path_factory, digits):
 
 
 @pytest.mark.skipif(not STUDIO.exists(), reason="make test-real installs Label Studio")
-def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(folder, digits, tmp_path):
+def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
+    folder, digits, tmp_path
+):
     x, y = (part[800 : 800 + TASKS] for part in digits)
     state = str(folder / "state")
     settings = {
@@ -116,7 +127,9 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(fol
     with (
         label_studio(tmp_path) as (url, token),
         serving(folder / "models", **settings) as (service_url, _),
-        httpx.Client(base_url=url, headers={"Authorization": f"Token {token}"}, timeout=120) as studio,
+        httpx.Client(
+            base_url=url, headers={"Authorization": f"Token {token}"}, timeout=120
+        ) as studio,
         httpx.Client(base_url=service_url, headers={"X-API-Key": KEY}, timeout=60) as service,
     ):
 
@@ -125,15 +138,28 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(fol
             assert answer.is_success, answer.text
             return answer.json() if answer.content else None
 
-        project = ask("POST", "/api/projects/", title="digits", label_config=CONFIG, sampling="Uncertainty sampling")
+        project = ask(
+            "POST",
+            "/api/projects/",
+            title="digits",
+            label_config=CONFIG,
+            sampling="Uncertainty sampling",
+        )
         number = project["id"]
         tasks = [
-            {"data": {"image": f"data:image/png;base64,{base64.b64encode(png(row)).decode()}", "place": i}}
+            {
+                "data": {
+                    "image": f"data:image/png;base64,{base64.b64encode(png(row)).decode()}",
+                    "place": i,
+                }
+            }
             for i, row in enumerate(x)
         ]
         assert studio.post(f"/api/projects/{number}/import", json=tasks).is_success
         backend = f"{service_url}/label-studio/digits"
-        refused = studio.post("/api/ml/", json={"project": number, "url": backend, "title": "dubito"})
+        refused = studio.post(
+            "/api/ml/", json={"project": number, "url": backend, "title": "dubito"}
+        )
         assert refused.status_code == 400, refused.text  # without a key
         made = ask(
             "POST",
@@ -146,16 +172,24 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(fol
             basic_auth_pass=KEY,
         )
         assert made["state"] == "CO" and made["model_version"] == "digits:1", made
-        (hook,) = ask("GET", f"/api/webhooks/?project={number}")  # which Label Studio has made, without a key
+        (hook,) = ask(
+            "GET", f"/api/webhooks/?project={number}"
+        )  # which Label Studio has made, without a key
         assert hook["url"] == f"{backend}/webhook"
         hook_path = f"/api/webhooks/{hook['id']}/"
         ask("PATCH", hook_path, headers={"X-API-Key": KEY}, send_payload=True)
 
         # predictions, by Label Studio's own request of the backend
-        ask("POST", f"/api/dm/actions?id=retrieve_tasks_predictions&project={number}", selectedItems={"all": True})
+        ask(
+            "POST",
+            f"/api/dm/actions?id=retrieve_tasks_predictions&project={number}",
+            selectedItems={"all": True},
+        )
 
         def all_tasks():
-            found = ask("GET", f"/api/tasks/?project={number}&page_size={TASKS}&fields=all")["tasks"]
+            found = ask("GET", f"/api/tasks/?project={number}&page_size={TASKS}&fields=all")[
+                "tasks"
+            ]
             assert len(found) == TASKS
             return found
 
@@ -174,7 +208,12 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(fol
 
         def synchronise():
             done = subprocess.run(
-                sync, env=environment_with(**studio_settings), cwd=ROOT, capture_output=True, text=True, timeout=240
+                sync,
+                env=environment_with(**studio_settings),
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=240,
             )
             assert done.returncode == 0, done.stderr
             return done.stdout
@@ -185,7 +224,8 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(fol
         assert all(len(task["predictions"]) == 1 for task in all_tasks())
         assert all(doubts[i] == pytest.approx(1 - scores[i], abs=1e-5) for i in doubts)
 
-        # tasks come by doubt: the queue gives the most doubtful, the data manager sorts by the field
+        # tasks come by doubt: the queue gives the most doubtful, the data manager sorts by the
+        # field
         most = sorted(doubts, key=lambda i: -doubts[i])
         assert ask("GET", f"/api/projects/{number}/next")["id"] == most[0]
         view = {"project": number, "data": {"ordering": ["-tasks:data.dubito_doubt"]}}
@@ -195,7 +235,14 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(fol
 
         # 40 annotations by its API; the webhook brings them, one by one
         def annotate(task, digit):
-            result = [{"from_name": "digit", "to_name": "picture", "type": "choices", "value": {"choices": [digit]}}]
+            result = [
+                {
+                    "from_name": "digit",
+                    "to_name": "picture",
+                    "type": "choices",
+                    "value": {"choices": [digit]},
+                }
+            ]
             return ask("POST", f"/api/tasks/{task['id']}/annotations/", result=result)
 
         place = {task["id"]: task["data"]["place"] for task in all_tasks()}
@@ -216,7 +263,9 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(fol
         # fitted, promoted, served
         command = [sys.executable, "-m", "training", "candidate", "digits", "--device", "cpu"]
         environment = environment_in(folder) | {"DUBITO_STATE": state}
-        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=240
+        )
         assert done.returncode == 0, done.stderr
         page = service.get("/models/digits/labels").json()
         assert page["candidates"][0]["labels"] == ANNOTATED
@@ -224,5 +273,7 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(fol
         wait_until(lambda: service.get("/models").json()["models"][0]["serving"] == "2")
         assert f"digits:2: {ANNOTATED} labels there, {TASKS} tasks predicted" in synchronise()
         assert ask("GET", f"/api/projects/{number}/")["model_version"] == "digits:2"
-        new = {task["id"]: {p["model_version"] for p in task["predictions"]} for task in all_tasks()}
+        new = {
+            task["id"]: {p["model_version"] for p in task["predictions"]} for task in all_tasks()
+        }
         assert all(versions == {"digits:1", "digits:2"} for versions in new.values())

@@ -1,4 +1,5 @@
-"""Prometheus itself: its tool accepts the files and their tests, it scrapes a service, and says when inputs drift.
+"""Prometheus itself: its tool accepts the files and their tests, it scrapes a service, and says
+when inputs drift.
 
 Debian's package `prometheus` has both programs.
 """
@@ -24,7 +25,10 @@ KEY = "the-key-of-prometheus-itself"
 ABSENT = [name for name in ("prometheus", "promtool") if shutil.which(name) is None]
 NOTHING_TO_SHOW = {"Mean standard deviation"}  # there is no regression
 
-pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(ABSENT), reason=f"not installed: {', '.join(ABSENT)}")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(bool(ABSENT), reason=f"not installed: {', '.join(ABSENT)}"),
+]
 
 
 @pytest.mark.parametrize(
@@ -37,14 +41,17 @@ pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(ABSENT), reason=f"not in
     ids=" ".join,
 )
 def test_promtool_finds_nothing_wrong(command):
-    done = subprocess.run(["promtool", *command], cwd=FOLDER, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        ["promtool", *command], cwd=FOLDER, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SUCCESS" in done.stdout
 
 
 @contextmanager
 def prometheus(folder, urls):
-    """A Prometheus as ours is, but each second, of services by the names of their jobs; yields a client of it."""
+    """A Prometheus as ours is, but each second, of services by the names of their jobs; yields a
+    client of it."""
     config = copy.deepcopy(PROMETHEUS)
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(FOLDER / name) for name in config["rule_files"]]
@@ -59,9 +66,15 @@ def prometheus(folder, urls):
     ]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     address = f"127.0.0.1:{free_port()}"
-    command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    command = [
+        "prometheus",
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+    ]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [*command, f"--web.listen-address={address}"], stdout=log, stderr=log
+        )
     try:
         wait_until(lambda: process.poll() is not None or answers(f"http://{address}/-/ready"), 60)
         assert process.poll() is None, (folder / "log").read_text()[-2000:]
@@ -76,7 +89,9 @@ def prometheus(folder, urls):
 def watched(digits_store, tmp_path_factory):
     """A client of a service, and of a Prometheus that scrapes it, and another that has keys."""
     folder = tmp_path_factory.mktemp("prometheus")
-    (folder / "keys.toml").write_text(f'[[keys]]\nname = "prometheus"\nkey = "{KEY}"\nscopes = ["metrics"]\n')
+    (folder / "keys.toml").write_text(
+        f'[[keys]]\nname = "prometheus"\nkey = "{KEY}"\nscopes = ["metrics"]\n'
+    )
     with (
         serving(digits_store) as (url, _),
         serving(digits_store, DUBITO_KEYS_FILE=str(folder / "keys.toml")) as (closed, _),
@@ -102,12 +117,19 @@ def firing(server):
 
 def send(service, rows):
     for start in range(0, len(rows), 16):
-        service.post("/predict", json={"inputs": rows[start : start + 16].tolist()}).raise_for_status()
+        service.post(
+            "/predict", json={"inputs": rows[start : start + 16].tolist()}
+        ).raise_for_status()
 
 
 def test_services_with_and_without_keys_are_scraped(watched):
     _, server = watched
-    wait_until(lambda: {labels["job"]: up for labels, up in asked(server, "up")} == {"dubito": 1, "with-keys": 1})
+    wait_until(
+        lambda: (
+            {labels["job"]: up for labels, up in asked(server, "up")}
+            == {"dubito": 1, "with-keys": 1}
+        )
+    )
 
 
 def test_the_drift_alert_fires_when_inputs_drift_and_not_before(watched, digits_rows):
@@ -122,7 +144,9 @@ def test_the_drift_alert_fires_when_inputs_drift_and_not_before(watched, digits_
     wait_until(lambda: "DubitoDrift" in firing(server))
     alert = firing(server)["DubitoDrift"]
     assert (alert["labels"]["model"], alert["labels"]["version"]) == ("digits", "1")
-    assert alert["annotations"]["description"].startswith("Rows that come to model digits version 1 differ")
+    assert alert["annotations"]["description"].startswith(
+        "Rows that come to model digits version 1 differ"
+    )
     assert firing(server).keys() <= {"DubitoDrift"}
 
 
@@ -132,7 +156,13 @@ def test_every_panel_of_the_dashboard_has_data(watched, digits_rows):
     job = service.post("/predict/jobs", json={"inputs": rows.tolist()})
     job.raise_for_status()
     wait_until(lambda: service.get(f"/jobs/{job.json()['id']}").json()["state"] == "done")
-    pool = {"pool": rows.tolist(), "ids": [f"r{n}" for n in range(20)], "k": 10, "keep": True, "control": 0.2}
+    pool = {
+        "pool": rows.tolist(),
+        "ids": [f"r{n}" for n in range(20)],
+        "k": 10,
+        "keep": True,
+        "control": 0.2,
+    }
     service.post("/acquire", json=pool).raise_for_status()
     label = {"id": "of a test", "label": "3", "input": rows[0].tolist()}
     service.post("/labels", json={"labels": [label]}).raise_for_status()

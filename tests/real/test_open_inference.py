@@ -1,4 +1,5 @@
-"""Other people's clients against a service: tritonclient, KServe's, MLServer's codecs, and MLflow's scoring client.
+"""Other people's clients against a service: tritonclient, KServe's, MLServer's codecs, and MLflow's
+scoring client.
 
 Each runs in an environment of its own, which `make test-real` makes, on every kind of input.
 """
@@ -25,7 +26,15 @@ CLIENTS = {
     "mlflow_client": "mlflow",
 }
 # Cases of clients: what the same rows are asked as of /predict.
-DIGITS = ("digits", "digits_json", "digits_gzip", "digits_deflate", "digits_version", "digits_half", "digits_binary")
+DIGITS = (
+    "digits",
+    "digits_json",
+    "digits_gzip",
+    "digits_deflate",
+    "digits_version",
+    "digits_half",
+    "digits_binary",
+)
 SAME = {
     **dict.fromkeys((*DIGITS, "digits_input", "digits_list", "digits_frame"), "digits"),
     **dict.fromkeys(("pictures", "pictures_array"), "pictures"),
@@ -74,8 +83,15 @@ def told(client, url, folder):
     if not python.exists():
         pytest.skip(f"{CLIENTS[client]} is not installed: make test-real")
     parts = urlsplit(url)
-    where = {"triton": [parts.netloc], "mlflow_client": [parts.hostname, str(parts.port)]}.get(client, [url])
-    command = [str(python), str(ROOT / "tests" / "real" / "clients" / f"{client}.py"), *where, str(folder)]
+    where = {"triton": [parts.netloc], "mlflow_client": [parts.hostname, str(parts.port)]}.get(
+        client, [url]
+    )
+    command = [
+        str(python),
+        str(ROOT / "tests" / "real" / "clients" / f"{client}.py"),
+        *where,
+        str(folder),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
@@ -93,7 +109,9 @@ def test_the_guide_s_examples_run(url):
             )
             done = subprocess.run([python, "-c", here], capture_output=True, text=True, timeout=120)
             assert done.returncode == 0, done.stderr[-2000:]
-            assert "label" in done.stdout or "['" in done.stdout or "[b'" in done.stdout, done.stdout
+            assert "label" in done.stdout or "['" in done.stdout or "[b'" in done.stdout, (
+                done.stdout
+            )
 
 
 def flat(rows, name):
@@ -122,35 +140,55 @@ def test_a_client_gets_what_predict_answers_for_every_kind_of_input(client, url,
 
 def test_triton_s_client_reads_all_that_it_asks(url, folder, expected):
     answers = told("triton", url, folder)
-    assert [answers[name] for name in ("live", "ready", "model_ready", "none_ready")] == [True, True, True, False]
+    assert [answers[name] for name in ("live", "ready", "model_ready", "none_ready")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     assert answers["server"]["extensions"][0] == "binary_tensor_data"
-    assert answers["model"]["inputs"] == [{"name": "inputs", "datatype": "FP32", "shape": [-1, 8, 8]}]
+    assert answers["model"]["inputs"] == [
+        {"name": "inputs", "datatype": "FP32", "shape": [-1, 8, 8]}
+    ]
     assert [column["datatype"] for column in answers["table_model"]["inputs"]] == ["FP64", "BYTES"]
-    assert answers["config"]["input"] == [{"name": "inputs", "data_type": "TYPE_FP32", "dims": [8, 8]}]
+    assert answers["config"]["input"] == [
+        {"name": "inputs", "data_type": "TYPE_FP32", "dims": [8, 8]}
+    ]
     assert {(entry["name"], entry["state"]) for entry in answers["index"]} >= {
         ("digits", "READY"),
         ("rents", "READY"),
     }
     assert answers["digits"]["id"] == "a request"
-    assert "probabilities" in answers["digits"]["binary"], "clients ask for bytes where they name no outputs"
+    assert "probabilities" in answers["digits"]["binary"], (
+        "clients ask for bytes where they name no outputs"
+    )
     wanted = answers["digits_version"]
     assert wanted["binary"] == ["label", "samples"], "an output's own flag is stronger"
     assert len(wanted["samples"]) == 5 * wanted["parameters"]["num_samples"] * 10
     assert answers["unknown_model"] == ["404", answers["unknown_model"][1]]
     assert "expected one of" in answers["unknown_model"][1]
     assert answers["wrong_shape"][0] == answers["wrong_parameter"][0] == "400"
-    assert answers["wrong_shape"][1].startswith("inputs: expected an array of shape (N, 8, 8) or (N, 64)")
+    assert answers["wrong_shape"][1].startswith(
+        "inputs: expected an array of shape (N, 8, 8) or (N, 64)"
+    )
     assert answers["wrong_parameter"][1].startswith("parameters.fpr: expected")
     assert answers["too_late"][0] == "504"
 
 
 def test_kserve_s_client_reads_all_that_it_asks(url, folder):
     answers = told("kserve_client", url, folder)
-    assert [answers[name] for name in ("live", "ready", "model_ready", "none_ready")] == [True, True, True, False]
+    assert [answers[name] for name in ("live", "ready", "model_ready", "none_ready")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     assert answers["digits"]["id"] == "a request"
     assert answers["graph"] == ["step", 5]
     assert answers["unknown_model"][0] == 404
-    assert answers["unknown_model"][1].startswith("model: expected one of"), "its error has our text"
+    assert answers["unknown_model"][1].startswith("model: expected one of"), (
+        "its error has our text"
+    )
     assert answers["wrong_shape"][0] == 400
 
 

@@ -1,4 +1,5 @@
-"""The page in Chromium: what is drawn is answered, noise is flagged, links replay, keys are asked for.
+"""The page in Chromium: what is drawn is answered, noise is flagged, links replay, keys are asked
+for.
 
 Where Chromium, its driver or selenium are missing it is skipped.
 """
@@ -12,7 +13,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.browser import AXE, MISSING, chromium, complaints, draw, give, opened, press, text_of, until
+from tests.support.browser import (
+    AXE,
+    MISSING,
+    chromium,
+    complaints,
+    draw,
+    give,
+    opened,
+    press,
+    text_of,
+    until,
+)
 from tests.support.serving import serving
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
@@ -56,9 +68,7 @@ def every_kind(kinds):
 
 def look_at(driver, model):
     """Choose a model, as people do."""
-    script = (
-        "const s = document.getElementById('model'); s.value = arguments[0]; s.dispatchEvent(new Event('change'))"
-    )
+    script = "const s = document.getElementById('model'); s.value = arguments[0]; s.dispatchEvent(new Event('change'))"
     driver.execute_script(script, model)
     until(driver, lambda: model in text_of(driver, "main h1"))
 
@@ -130,7 +140,9 @@ def test_a_link_replays_an_answer_to_the_last_digit(driver, service):
     with chromium() as another:
         opened(another, address)
         until(another, lambda: text_of(another, ".answer h2"))
-        another.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+        another.execute_script(
+            "document.querySelectorAll('details').forEach((d) => { d.open = true; })"
+        )
         assert text_of(another, ".answer") == before
         opened(another, address[:-20])
         assert "link is damaged" in until(another, lambda: text_of(another, ".notice"))
@@ -144,8 +156,12 @@ def test_one_can_draw_with_the_keyboard(driver, service):
     assert complaints(driver) == []
 
 
-def test_an_image_that_is_dropped_on_the_board_is_read_dark_on_light_too(driver, service, digits_rows):
-    answers = httpx.post(f"{service}/predict", json={"inputs": digits_rows[:20].tolist(), "seed": 7}).json()
+def test_an_image_that_is_dropped_on_the_board_is_read_dark_on_light_too(
+    driver, service, digits_rows
+):
+    answers = httpx.post(
+        f"{service}/predict", json={"inputs": digits_rows[:20].tolist(), "seed": 7}
+    ).json()
     n = int(np.argmax([max(row["probabilities"]) for row in answers["predictions"]]))
     ink = np.kron(digits_rows[n].reshape(8, 8) / 16, np.ones((8, 8)))
     light, dark = np.uint8(255 * (1 - ink)), np.uint8(255 * ink)
@@ -158,11 +174,16 @@ def test_an_image_that_is_dropped_on_the_board_is_read_dark_on_light_too(driver,
     ):
         opened(driver, service)
         give(driver, event, place, ("a.png", "image/png", png(pixels)))
-        until(driver, lambda: text_of(driver, ".answer h2").startswith(answers["predictions"][n]["label"]))
+        until(
+            driver,
+            lambda: text_of(driver, ".answer h2").startswith(answers["predictions"][n]["label"]),
+        )
         assert driver.find_element("id", "inverted").is_selected() == (pixels is not dark)
     give(driver, "drop", "#board", ("a.png", "image/png", b"no image"))
     until(driver, lambda: "is no image" in text_of(driver, ".drawing"))
-    assert text_of(driver, ".answer h2").startswith(answers["predictions"][n]["label"]), "what was there is kept"
+    assert text_of(driver, ".answer h2").startswith(answers["predictions"][n]["label"]), (
+        "what was there is kept"
+    )
 
 
 def test_images_are_pasted_and_dropped_and_one_that_is_none_is_named(driver, every_kind):
@@ -176,10 +197,14 @@ def test_images_are_pasted_and_dropped_and_one_that_is_none_is_named(driver, eve
     assert give(driver, "drop", ".drop", ("a.png", "image/png", image), ("b.heic", "", b"ftypheic"))
     said = until(driver, lambda: text_of(driver, ".answers .notice"))
     assert said.startswith("b.heic (inputs.1): expected a PNG")
-    assert give(driver, "drop", "h1", ("c.png", "image/png", image)), "beside its place it is not opened either"
+    assert give(driver, "drop", "h1", ("c.png", "image/png", image)), (
+        "beside its place it is not opened either"
+    )
     assert not give(driver, "paste", "body"), "text is pasted as ever"
     press(driver, "Numbers")
-    assert not give(driver, "paste", "body", ("pasted.png", "image/png", image)), "where no images are asked about"
+    assert not give(driver, "paste", "body", ("pasted.png", "image/png", image)), (
+        "where no images are asked about"
+    )
     assert len(complaints(driver)) == 1  # of the 422
 
 
@@ -191,7 +216,9 @@ def test_what_is_no_number_is_not_taken_for_a_missing_one(driver, every_kind):
     age = driver.find_element("css selector", ".columns input[type=number]")
     for written in ("1e999", "1-2"):
         age.send_keys(*ALL_OF_IT, written)
-        assert "age: this is no number" in until(driver, lambda: text_of(driver, ".answers .notice"))
+        assert "age: this is no number" in until(
+            driver, lambda: text_of(driver, ".answers .notice")
+        )
     age.send_keys(*ALL_OF_IT, "\ue003")
     until(driver, lambda: text_of(driver, ".answer h2"))
     assert "missing: nothing is written" in text_of(driver, ".column")
@@ -205,12 +232,21 @@ def test_options_are_asked_for_as_they_stand(driver, service):
     until(driver, lambda: text_of(driver, ".answer h2"))
     driver.execute_script(LISTEN)
     driver.execute_script("document.querySelector('details.options').open = true")
-    driver.find_element("xpath", "//label[starts-with(., 'The same draws')]/following-sibling::input").click()
-    driver.find_element("xpath", "//label[starts-with(., 'Be undecided')]/following-sibling::input").click()
+    driver.find_element(
+        "xpath", "//label[starts-with(., 'The same draws')]/following-sibling::input"
+    ).click()
+    driver.find_element(
+        "xpath", "//label[starts-with(., 'Be undecided')]/following-sibling::input"
+    ).click()
     until(driver, lambda: "seed 7." in text_of(driver, ".answer"))
     until(driver, lambda: "risk" in (driver.execute_script("return window.asked.at(-1)") or ""))
     asked = json.loads(driver.execute_script("return window.asked.at(-1)"))
-    assert (asked["seed"], asked["num_samples"], asked["fpr"], asked["coverage"]) == (7, 100, 0.05, 0.95)
+    assert (asked["seed"], asked["num_samples"], asked["fpr"], asked["coverage"]) == (
+        7,
+        100,
+        0.05,
+        0.95,
+    )
     assert 0.03 < asked["risk"] < 0.5
 
 
@@ -220,13 +256,18 @@ def test_what_the_service_refuses_is_said_in_its_own_words(driver, service):
     driver.find_element("css selector", "textarea").send_keys("1 2 three")
     press(driver, "Ask")
     said = until(driver, lambda: text_of(driver, ".answers .notice"))
-    assert said == httpx.post(f"{service}/predict", json={"inputs": [[1, 2, "three"]]}).json()["detail"]
+    assert (
+        said
+        == httpx.post(f"{service}/predict", json={"inputs": [[1, 2, "three"]]}).json()["detail"]
+    )
 
 
 def test_a_key_is_asked_for_and_kept_nowhere(digits_store):
     with serving(digits_store, DUBITO_API_KEYS=KEY) as (url, _), chromium() as driver:
         driver.get(url)
-        given = until(driver, lambda: [e for e in driver.find_elements("id", "key-given") if e.is_displayed()])[0]
+        given = until(
+            driver, lambda: [e for e in driver.find_elements("id", "key-given") if e.is_displayed()]
+        )[0]
         given.send_keys("a wrong key, of course", "\ue007")
         until(driver, lambda: "not valid" in text_of(driver, "#key-why"))
         given.send_keys(KEY, "\ue007")
@@ -239,7 +280,9 @@ def test_a_key_is_asked_for_and_kept_nowhere(digits_store):
         until(driver, lambda: text_of(driver, "#link-said"))
         assert KEY not in driver.execute_script(kept)
         driver.refresh()
-        until(driver, lambda: [e for e in driver.find_elements("id", "key-given") if e.is_displayed()])
+        until(
+            driver, lambda: [e for e in driver.find_elements("id", "key-given") if e.is_displayed()]
+        )
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="axe is not there: it needs npm")
@@ -254,12 +297,19 @@ def test_axe_finds_nothing_against_the_page(service, dark, width):
             if view != "ask":
                 opened(driver, f"{service}/#/{view}")
                 time.sleep(1)
-            driver.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+            driver.execute_script(
+                "document.querySelectorAll('details').forEach((d) => { d.open = true; })"
+            )
             driver.execute_script(AXE.read_text())
             found = driver.execute_async_script("axe.run().then((r) => arguments[0](r.violations))")
-            told = [(each["id"], each["impact"], [node["html"][:200] for node in each["nodes"]]) for each in found]
+            told = [
+                (each["id"], each["impact"], [node["html"][:200] for node in each["nodes"]])
+                for each in found
+            ]
             assert told == [], view
-            overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            overflow = (
+                "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
             assert driver.execute_script(overflow) <= 0, f"{view} is wider than the screen"
 
 

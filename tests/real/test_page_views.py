@@ -1,4 +1,5 @@
-"""The page's views of models, of what is live and of what to choose, in Chromium: they show what the API says.
+"""The page's views of models, of what is live and of what to choose, in Chromium: they show what
+the API says.
 
 Where Chromium, its driver or selenium are missing they are skipped.
 """
@@ -25,8 +26,18 @@ from model_store.acquisition.choice import ACQUISITIONS
 from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
 from model_store.scores.tasks import PREDICTIVES
-from service.registry.drift import ALARM_AT
-from tests.support.browser import MISSING, WAIT_S, chromium, complaints, give, opened, press, text_of, until
+from service.models.drift import ALARM_AT
+from tests.support.browser import (
+    MISSING,
+    WAIT_S,
+    chromium,
+    complaints,
+    give,
+    opened,
+    press,
+    text_of,
+    until,
+)
 from tests.support.serving import metric, serving
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
@@ -65,15 +76,23 @@ HISTORY = """({ History, parsed }, ...pages) => {
 
 @pytest.fixture(scope="module")
 def store(evaluated_store, tmp_path_factory):
-    """Version 1 with a report, version 2 of another quality, and version 3 that is damaged; `latest` is 2."""
+    """Version 1 with a report, version 2 of another quality, and version 3 that is damaged;
+    `latest` is 2."""
     folder = tmp_path_factory.mktemp("views") / "models"
     shutil.copytree(evaluated_store, folder)
     store = ModelStore(folder)
     artifact = store.open("digits", "1")
-    description = Description(**{field: getattr(artifact.manifest, field) for field in Description.model_fields})
+    description = Description(
+        **{field: getattr(artifact.manifest, field) for field in Description.model_fields}
+    )
     files = {file: artifact.files[file] for file in FILES}
     other = description.model_copy(
-        update={"quality": {**description.quality, "test_accuracy": description.quality["test_accuracy"] - 0.01}}
+        update={
+            "quality": {
+                **description.quality,
+                "test_accuracy": description.quality["test_accuracy"] - 0.01,
+            }
+        }
     )
     assert store.publish("digits", other, files).version == "2"
     assert store.publish("digits", description, files).version == "3"
@@ -110,7 +129,9 @@ def pool(digits_rows, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pools")
     rows = digits_rows[:40]
     np.savez_compressed(
-        folder / "pool.npz", pool=rows.reshape(-1, 8, 8), ids=np.array([f"row, {i}" for i in range(40)])
+        folder / "pool.npz",
+        pool=rows.reshape(-1, 8, 8),
+        ids=np.array([f"row, {i}" for i in range(40)]),
     )
     return folder / "pool.npz", rows
 
@@ -195,10 +216,16 @@ def test_a_report_is_shown_with_its_intervals_and_its_plots(driver, service):
 
 
 def test_two_versions_stand_side_by_side_and_what_differs_is_marked(driver, service):
-    one, two = (httpx.get(f"{service}/models/digits/versions/{v}").json()["manifest"] for v in ("1", "2"))
+    one, two = (
+        httpx.get(f"{service}/models/digits/versions/{v}").json()["manifest"] for v in ("1", "2")
+    )
     opened(driver, f"{service}/#/models/digits/1/2")
     until(driver, lambda: table_of(driver, "What differs is marked"))
-    rows = {row[0].removeprefix("≠ "): row for row in table_of(driver, "What differs is marked") if len(row) == 4}
+    rows = {
+        row[0].removeprefix("≠ "): row
+        for row in table_of(driver, "What differs is marked")
+        if len(row) == 4
+    }
     accuracy = next(row for name, row in rows.items() if name == "Accuracy (more is better)")
     assert accuracy[1:3] == [f"{100 * v['quality']['test_accuracy']:.2f} %" for v in (one, two)]
     assert accuracy[3] == "−1.00 points"
@@ -207,9 +234,7 @@ def test_two_versions_stand_side_by_side_and_what_differs_is_marked(driver, serv
     assert not {"Method", "Draws", "Classes", "Parameters", "Temperature"} & marked
     assert {"Method", "Draws", "Classes", "Parameters", "Temperature"} <= set(rows)
     driver.find_element("id", "only-differences").click()
-    script = (
-        "return [...document.querySelectorAll('.versions tbody tr:not(.group)')].filter((r) => r.checkVisibility())"
-    )
+    script = "return [...document.querySelectorAll('.versions tbody tr:not(.group)')].filter((r) => r.checkVisibility())"
     assert len(driver.execute_script(script)) == len(marked)
 
 
@@ -238,7 +263,9 @@ def test_what_the_service_counts_is_shown_and_drift_raises_its_alarm(driver, ser
     assert (sum(int(row[2]) for row in requests), sum(int(row[3]) for row in requests)) == (12, 1)
     assert float(rows_of(driver, "evidence")[-1][-1]) > ALARM_AT
     assert sum(int(row[2]) for row in rows_of(driver, "doubt")) == 192
-    driver.execute_script("location.hash = '#/models'")  # another view and back: what was seen is still there
+    driver.execute_script(
+        "location.hash = '#/models'"
+    )  # another view and back: what was seen is still there
     until(driver, lambda: table_of(driver, "Versions"))
     driver.execute_script("location.hash = '#/live'")
     until(driver, lambda: "192 rows watched" in text_of(driver, ".band"))
@@ -250,7 +277,9 @@ def test_a_key_without_the_scope_of_metrics_still_sees_the_drift(store, tmp_path
     file.write_text(f'[[keys]]\nname = "reader"\nkey = "{KEY}"\nscopes = ["read"]\n')
     with serving(store, DUBITO_KEYS_FILE=str(file)) as (url, _), chromium() as driver:
         driver.get(f"{url}/#/live")
-        until(driver, lambda: [e for e in driver.find_elements("id", "key-given") if e.is_displayed()])
+        until(
+            driver, lambda: [e for e in driver.find_elements("id", "key-given") if e.is_displayed()]
+        )
         driver.find_element("id", "key-given").send_keys(KEY, "\ue007")
         said = until(driver, lambda: text_of(driver, "main .notice.bad"))
         assert "metrics" in said
@@ -263,8 +292,17 @@ def test_counters_never_count_backwards(driver, service):
 
     def page(started, count, buckets, other=None):
         lines = [f"process_start_time_seconds {started}", f'n_total{{a="x"}} {count}', "q 3"]
-        lines += [f'n_bucket{{le="{le}"}} {value}' for le, value in zip(("0.5", "1.0", "+Inf"), buckets, strict=True)]
-        return "\n".join(["# HELP n_total text", *lines, *([] if other is None else [f'n_total{{a="y"}} {other}'])])
+        lines += [
+            f'n_bucket{{le="{le}"}} {value}'
+            for le, value in zip(("0.5", "1.0", "+Inf"), buckets, strict=True)
+        ]
+        return "\n".join(
+            [
+                "# HELP n_total text",
+                *lines,
+                *([] if other is None else [f'n_total{{a="y"}} {other}']),
+            ]
+        )
 
     pages = [
         page(1, 5, (1, 2, 3)),
@@ -314,24 +352,39 @@ def test_quantiles_lie_in_the_bins_of_the_true_ones(driver, service):
     values = np.sort(np.random.default_rng(0).gamma(2.0, 0.05, 500))
     ends = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0]
     counts = np.histogram(values, [0, *ends])[0].tolist()
-    bins = [{"from": a, "to": b, "count": n} for a, b, n in zip([0, *ends], ends, counts, strict=False)]
+    bins = [
+        {"from": a, "to": b, "count": n} for a, b, n in zip([0, *ends], ends, counts, strict=False)
+    ]
     for q in (0.01, 0.5, 0.99):
         found = work(driver, "metrics.js", "({ quantile }, bins, q) => quantile(bins, q)", bins, q)
         true = values[int(np.ceil(q * 500)) - 1]
         assert np.searchsorted(ends, found) == np.searchsorted(ends, true)
-    assert work(driver, "metrics.js", "({ quantile }) => quantile([{from: 0, to: 1, count: 0}], 0.5)") is None
+    assert (
+        work(driver, "metrics.js", "({ quantile }) => quantile([{from: 0, to: 1, count: 0}], 0.5)")
+        is None
+    )
 
 
 @pytest.mark.parametrize(
-    ("rate", "rows", "calibration"), [(0.05, 40, 220), (11 / 221, 5000, 220), (0.02, 7, 60), (0.05, 300, None)]
+    ("rate", "rows", "calibration"),
+    [(0.05, 40, 220), (11 / 221, 5000, 220), (0.02, 7, 60), (0.05, 300, None)],
 )
 def test_the_band_of_flags_is_that_of_the_urn(driver, service, rate, rows, calibration):
     opened(driver, service)
     low, high = work(
-        driver, "metrics.js", "({ expectedBand }, ...given) => expectedBand(...given)", rate, rows, calibration
+        driver,
+        "metrics.js",
+        "({ expectedBand }, ...given) => expectedBand(...given)",
+        rate,
+        rows,
+        calibration,
     )
     balls = None if calibration is None else calibration + 1
-    counts = stats.binom(rows, rate) if balls is None else stats.betabinom(rows, rate * balls, (1 - rate) * balls)
+    counts = (
+        stats.binom(rows, rate)
+        if balls is None
+        else stats.betabinom(rows, rate * balls, (1 - rate) * balls)
+    )
     assert (round(low * rows), round(high * rows)) == (counts.ppf(0.025), counts.ppf(0.975))
 
 
@@ -358,7 +411,9 @@ def test_a_pool_is_ranked_as_the_api_ranks_it_and_its_rows_are_shown(driver, ser
     until(driver, lambda: "Label these 4 rows of 40" in text_of(driver, ".chosen h2"))
     query = {"k": "4", "seed": "7"}
     headers = {"Content-Type": "application/x-npz"}
-    expected = httpx.post(f"{service}/acquire", params=query, content=path.read_bytes(), headers=headers).json()
+    expected = httpx.post(
+        f"{service}/acquire", params=query, content=path.read_bytes(), headers=headers
+    ).json()
     press(driver, "Save the ids (CSV)")
     lines = list(csv.DictReader(io.StringIO(file_saved(saved, ".csv"))))
     assert [(row["id"], int(row["index"])) for row in lines] == [
@@ -379,14 +434,21 @@ def test_a_pool_is_ranked_as_the_api_ranks_it_and_its_rows_are_shown(driver, ser
     assert complaints(driver) == []
 
 
-def test_a_dropped_parquet_file_is_ranked_as_asked_and_the_ranking_waits_for_one(driver, service, pool):
+def test_a_dropped_parquet_file_is_ranked_as_asked_and_the_ranking_waits_for_one(
+    driver, service, pool
+):
     file = io.BytesIO()
     parquet.write_table(pa.table({"id": [f"row {i}" for i in range(40)], "x": list(pool[1])}), file)
     opened(driver, f"{service}/#/choose")
     assert give(driver, "drop", ".drop", ("pool.parquet", "", file.getvalue()))
     until(driver, lambda: "pool.parquet: 40 rows" in text_of(driver, ".drop"))
     driver.execute_script("document.querySelector('details.options').open = true")
-    for label, value in (("Rows to label", "3"), ("Seed", "7"), ("Race", "0.05"), ("Take a row", "entropy")):
+    for label, value in (
+        ("Rows to label", "3"),
+        ("Seed", "7"),
+        ("Race", "0.05"),
+        ("Take a row", "entropy"),
+    ):
         set_field(driver, label, value)
     field(driver, "Other shares").click()
     shares = driver.find_elements("css selector", ".shares input")
@@ -397,8 +459,16 @@ def test_a_dropped_parquet_file_is_ranked_as_asked_and_the_ranking_waits_for_one
     assert "a race" in text_of(driver, ".chosen")
     classes = httpx.get(f"{service}/models/digits").json()["manifest"]["output"]["classes"]
     priors = {name: 0.55 if i == 3 else 0.05 for i, name in enumerate(classes)}
-    asked = {"pool": pool[1].tolist(), "ids": [f"row {i}" for i in range(40)], "k": 3, "seed": 7, "race": 0.05}
-    answer = httpx.post(f"{service}/acquire", json={**asked, "acquisition": "entropy", "priors": priors}).json()
+    asked = {
+        "pool": pool[1].tolist(),
+        "ids": [f"row {i}" for i in range(40)],
+        "k": 3,
+        "seed": 7,
+        "race": 0.05,
+    }
+    answer = httpx.post(
+        f"{service}/acquire", json={**asked, "acquisition": "entropy", "priors": priors}
+    ).json()
     shown = text_of(driver, ".chosen-rows")
     assert re.findall(r"row \d+", shown) == [row["id"] for row in answer["ranking"]]
     assert len(driver.find_elements("css selector", ".chosen-rows canvas")) == 3
@@ -497,10 +567,15 @@ def test_what_is_wrong_with_a_pool_is_said_in_the_service_s_words(driver, servic
     until(driver, lambda: "3 rows" in text_of(driver, ".drop"))
     press(driver, "Choose")
     said = until(
-        driver, lambda: text_of(driver, ".chosen .notice") if "65" in text_of(driver, ".chosen .notice") else ""
+        driver,
+        lambda: (
+            text_of(driver, ".chosen .notice") if "65" in text_of(driver, ".chosen .notice") else ""
+        ),
     )
     body = (tmp_path / "wide.npy").read_bytes()
-    answer = httpx.post(f"{service}/acquire", content=body, headers={"Content-Type": "application/x-npy"})
+    answer = httpx.post(
+        f"{service}/acquire", content=body, headers={"Content-Type": "application/x-npy"}
+    )
     assert said == answer.json()["detail"]
 
 
@@ -513,13 +588,28 @@ def test_arrays_of_all_kinds_are_read_where_they_lie(driver, service):
       return [plain, streamed].map(({ shape, rows }) => ({ shape, rows: indices.map((i) => rows.get(i)) }));
     }"""
     generator = np.random.default_rng(0)
-    for kind in ("<f2", "<f4", ">f4", "<f8", "|i1", "|u1", "<i2", ">i4", "<u4", "<i8", "|b1", "fortran"):
+    for kind in (
+        "<f2",
+        "<f4",
+        ">f4",
+        "<f8",
+        "|i1",
+        "|u1",
+        "<i2",
+        ">i4",
+        "<u4",
+        "<i8",
+        "|b1",
+        "fortran",
+    ):
         array = 100 * generator.random((3000, 4, 6))
         array = np.asfortranarray(array) if kind == "fortran" else array.astype(kind)
         indices = [2999, 0, 17, 1500]
         for found in work(driver, "pools/npy.js", source, base64_of(npy(array)), indices):
             assert found["shape"] == [3000, 4, 6]
-            np.testing.assert_array_equal(found["rows"], array[indices].reshape(4, -1).astype(float))
+            np.testing.assert_array_equal(
+                found["rows"], array[indices].reshape(4, -1).astype(float)
+            )
     for array in (np.ones((3, 4)), np.asfortranarray(np.ones((3, 4)))):
         assert "short" in failure(driver, "pools/npy.js", source, base64_of(npy(array)[:-1]), [2])
     halves = np.array([0, -0.0, 1.5, -65504, 6e-8, np.inf], dtype="<f2")
@@ -579,10 +669,14 @@ def test_parquet_rows_are_read_where_they_lie(driver, service, codec):
     spec = {"columns": [], "text": None, "image": None, "shape": [6]}
     file = io.BytesIO()
     parquet.write_table(pa.table({"x": list(numbers)}), file, compression="gzip")
-    assert "by gzip" in failure(driver, "pools/parquet.js", PARQUET, base64_of(file.getvalue()), [0], spec)
+    assert "by gzip" in failure(
+        driver, "pools/parquet.js", PARQUET, base64_of(file.getvalue()), [0], spec
+    )
     file = io.BytesIO()
     parquet.write_table(pa.table({"words": names}), file)
-    assert "does not see" in failure(driver, "pools/parquet.js", PARQUET, base64_of(file.getvalue()), [0], spec)
+    assert "does not see" in failure(
+        driver, "pools/parquet.js", PARQUET, base64_of(file.getvalue()), [0], spec
+    )
 
 
 def test_zips_are_read_entry_by_entry(driver, service):
@@ -592,7 +686,9 @@ def test_zips_are_read_entry_by_entry(driver, service):
     with zipfile.ZipFile(file, "w") as archive:
         archive.comment = b"PK\x05\x06 is no end here"
         for i, (name, content) in enumerate(contents.items()):
-            archive.writestr(name, content, zipfile.ZIP_DEFLATED if i % 2 == 0 else zipfile.ZIP_STORED)
+            archive.writestr(
+                name, content, zipfile.ZIP_DEFLATED if i % 2 == 0 else zipfile.ZIP_STORED
+            )
     source = """async (zip, base64, most) => {
       const file = new Blob([Uint8Array.from(atob(base64), (c) => c.charCodeAt(0))]);
       const found = {};
@@ -613,7 +709,9 @@ def test_zips_are_read_entry_by_entry(driver, service):
 def test_models_that_come_change_and_go_are_seen_by_a_page_that_stays_open(driver, service, store):
     opened(driver, f"{service}/#/ask")
     artifact = ModelStore(store).open("digits", "1")
-    described = Description(**{field: getattr(artifact.manifest, field) for field in Description.model_fields})
+    described = Description(
+        **{field: getattr(artifact.manifest, field) for field in Description.model_fields}
+    )
     files = {file: artifact.files[file] for file in FILES}
 
     def serving(version):
@@ -623,7 +721,9 @@ def test_models_that_come_change_and_go_are_seen_by_a_page_that_stays_open(drive
     def seen(view):
         driver.execute_script(f"location.hash = '#/{view}'")
         until(driver, lambda: "One moment" not in text_of(driver, "main"))
-        return [o.get_attribute("value") for o in driver.find_elements("css selector", "#model option")]
+        return [
+            o.get_attribute("value") for o in driver.find_elements("css selector", "#model option")
+        ]
 
     for version, name in (("1", "<img src=x onerror=alert(1)>"), ("2", "\u05e9\u05dc\u05d5\u05dd")):
         names = tuple(f"{name} {i}" for i in range(10))
@@ -633,9 +733,7 @@ def test_models_that_come_change_and_go_are_seen_by_a_page_that_stays_open(drive
         assert seen("live") == ["digits", "late"]
         seen("ask")
         if version == "1":
-            script = (
-                "const s = document.getElementById('model'); s.value = 'late'; s.dispatchEvent(new Event('change'))"
-            )
+            script = "const s = document.getElementById('model'); s.value = 'late'; s.dispatchEvent(new Event('change'))"
             driver.execute_script(script)
             until(driver, lambda: text_of(driver, "main h1") == "Ask late")
         press(driver, "Noise")
@@ -645,7 +743,9 @@ def test_models_that_come_change_and_go_are_seen_by_a_page_that_stays_open(drive
     shutil.rmtree(store / "late")
     until(driver, lambda: serving(None))
     press(driver, "Noise")
-    until(driver, lambda: "model: expected one of ['digits']" in text_of(driver, ".answers .notice"))
+    until(
+        driver, lambda: "model: expected one of ['digits']" in text_of(driver, ".answers .notice")
+    )
     seen("live")
     assert seen("ask") == ["digits"]
     assert text_of(driver, "main h1") == "Ask digits"
@@ -664,8 +764,12 @@ def test_csv_rows_are_those_that_python_reads(driver, service, encoding, delimit
     ]
     file = io.StringIO()
     csv.writer(file, delimiter=delimiter, lineterminator="\r\n").writerows(rows)
-    text = re.sub("^2", "\r\n2", file.getvalue(), flags=re.MULTILINE)  # an empty line, which is no row
-    assert list(filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))) == rows
+    text = re.sub(
+        "^2", "\r\n2", file.getvalue(), flags=re.MULTILINE
+    )  # an empty line, which is no row
+    assert (
+        list(filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))) == rows
+    )
     source = """({ rowsOf }, base64, indices) => {
       const { names, rows } = rowsOf(Uint8Array.from(atob(base64), (c) => c.charCodeAt(0)), indices);
       return [names, ...indices.map((i) => rows.get(i))];

@@ -1,4 +1,5 @@
-"""Schemathesis against the service: requests made from the OpenAPI document, and answers that hold to it.
+"""Schemathesis against the service: requests made from the OpenAPI document, and answers that hold
+to it.
 
 `make test-real` runs it, in an environment of its own; where there is none it is skipped.
 """
@@ -22,8 +23,10 @@ pytestmark = [
 
 KEY = "the-key-of-the-administrator"
 SEEDS = (1, 2, 3, 4, 5)
-# All checks, with what the document cannot say: 503 and 504 are answers by design, and which rows, rates and
-# numbers of draws are right is the model's to tell, so that a request may be in order by the document and be refused.
+# All checks, with what the document cannot say: 503 and 504 are answers by design, and which rows,
+# rates and
+# numbers of draws are right is the model's to tell, so that a request may be in order by the
+# document and be refused.
 CHECKS = """
 [checks.not_a_server_error]
 expected-statuses = ["2xx", "3xx", "4xx", "503", "504"]
@@ -47,7 +50,8 @@ def url(evaluated_store):
 
 @pytest.fixture(scope="module")
 def document(url, tmp_path_factory):
-    """The OpenAPI document of the service, with rows as `digits` has them, so that many requests are answered 200."""
+    """The OpenAPI document of the service, with rows as `digits` has them, so that many requests
+    are answered 200."""
     document = httpx.get(f"{url}/openapi.json").json()
     for path, field in (("/predict", "inputs"), ("/acquire", "pool")):
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
@@ -66,9 +70,20 @@ def test_all_checks_of_schemathesis_hold(url, document, tmp_path, seed):
     configuration = tmp_path / "schemathesis.toml"
     configuration.write_text(CHECKS + (OF_DIGITS if seed % 2 else ""))
     run = [SCHEMATHESIS, "--config-file", str(configuration), "run", str(document), "--url", url]
-    options = ["--checks", "all", "--seed", str(seed), "--max-examples", "50", "--continue-on-failure", "--no-color"]
+    options = [
+        "--checks",
+        "all",
+        "--seed",
+        str(seed),
+        "--max-examples",
+        "50",
+        "--continue-on-failure",
+        "--no-color",
+    ]
     key = ["--header", f"Authorization: Bearer {KEY}"]
-    done = subprocess.run([*run, *options, *key], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*run, *options, *key], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout[-8000:]
     operations = sum(map(len, json.loads(document.read_text())["paths"].values()))
     assert f" {operations} passed" in done.stdout

@@ -1,4 +1,5 @@
-"""All attacks together against a service in little memory: it stays, and what honest clients get is right."""
+"""All attacks together against a service in little memory: it stays, and what honest clients get is
+right."""
 
 import os
 import shutil
@@ -15,7 +16,11 @@ from tests.support.memory_groups import memory_group
 from tests.support.process import children
 from tests.support.raw import Connection, Ended, request
 
-GOOD = request("POST", "/predict", b'{"model": "digits", "inputs": [[' + b",".join([b"8"] * 64) + b']], "seed": 7}')
+GOOD = request(
+    "POST",
+    "/predict",
+    b'{"model": "digits", "inputs": [[' + b",".join([b"8"] * 64) + b']], "seed": 7}',
+)
 LIVE = request("GET", "/health/live")
 MOST_BYTES = 2 << 30  # of all processes together, as in compose
 
@@ -40,14 +45,21 @@ def resident_bytes(pid):
             status = Path(f"/proc/{each}/status").read_text()
         except OSError:
             continue
-        total += sum(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+        total += sum(
+            1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")
+        )
     return total
 
 
 def withstand(serve, store, seconds, workers):
-    """Attack a service for so long; return its largest memory, what honest clients got, and workers replaced."""
+    """Attack a service for so long; return its largest memory, what honest clients got, and workers
+    replaced."""
     largest, statuses, health, wrong, latencies = 0, Counter(), Counter(), [], []
-    settings = {"DUBITO_WORKERS": str(workers), "DUBITO_LOG_LEVEL": "error", "DUBITO_DEFAULT_MODEL": "digits"}
+    settings = {
+        "DUBITO_WORKERS": str(workers),
+        "DUBITO_LOG_LEVEL": "error",
+        "DUBITO_DEFAULT_MODEL": "digits",
+    }
     with (
         memory_group(MOST_BYTES) as group,
         serve(store, within=group.joins if group else (), **settings) as (url, process),
@@ -91,8 +103,10 @@ def withstand(serve, store, seconds, workers):
         assert group is None or group.kills == 0
     latencies.sort()
     print(
-        f"{workers} workers, {seconds} s: at most {largest >> 20} MiB; honest {dict(statuses)}, {dict(health)} live,"
-        f" median {latencies[len(latencies) // 2]:.3f} s, most {latencies[-1]:.3f} s; {len(killed)} workers replaced",
+        f"{workers} workers, {seconds} s: at most {largest >> 20} MiB; honest {dict(statuses)}, "
+        f"{dict(health)} live,"
+        f" median {latencies[len(latencies) // 2]:.3f} s, most {latencies[-1]:.3f} s; "
+        f"{len(killed)} workers replaced",
         file=sys.stderr,
     )
     assert wrong == []
@@ -108,5 +122,7 @@ def test_all_attacks_together_for_ten_seconds(serve, attacked_store):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_all_attacks_together_for_ten_minutes(serve, attacked_store, workers):
-    _, _, health, _ = withstand(serve, attacked_store, float(os.environ.get("ATTACK_SECONDS", "600")), workers)
+    _, _, health, _ = withstand(
+        serve, attacked_store, float(os.environ.get("ATTACK_SECONDS", "600")), workers
+    )
     assert set(health) == {200}

@@ -13,7 +13,8 @@ from tests.support.serving import wait_until
 
 
 def full_disk(serve, digits_store, rows, folder, limits, workers="2"):
-    """Publish with ever more room on the disk while clients ask workers who can write nothing; return figures."""
+    """Publish with ever more room on the disk while clients ask workers who can write nothing;
+    return figures."""
     shutil.copytree(digits_store, folder / "models")
     store = ModelStore(folder / "models")
     largest = max(file.stat().st_size for file in (store.root / "digits" / "1").iterdir())
@@ -34,7 +35,11 @@ def full_disk(serve, digits_store, rows, folder, limits, workers="2"):
             published = publish_with(largest, store.root, digits_store)
             assert published.returncode == 0, published.stderr
             assert store.versions("digits") == ["1", "2"]
-            wait_until(lambda: httpx.get(f"{url}/health/ready", timeout=60).json()["models"] == {"digits": "2"})
+            wait_until(
+                lambda: (
+                    httpx.get(f"{url}/health/ready", timeout=60).json()["models"] == {"digits": "2"}
+                )
+            )
             assert httpx.get(f"{url}/metrics", timeout=60).status_code == 200
         told = crowd.whole()
         text = assert_right(told, port)
@@ -43,5 +48,9 @@ def full_disk(serve, digits_store, rows, folder, limits, workers="2"):
     return f"{len(limits(largest))} publications failed, none partial, and the next went through; {text}"
 
 
-def test_a_full_disk_leaves_no_partial_version_and_no_wrong_answer(serve, digits_store, digits_rows, tmp_path):
-    print(full_disk(serve, digits_store, digits_rows, tmp_path, limits=lambda largest: [largest - 1]))
+def test_a_full_disk_leaves_no_partial_version_and_no_wrong_answer(
+    serve, digits_store, digits_rows, tmp_path
+):
+    print(
+        full_disk(serve, digits_store, digits_rows, tmp_path, limits=lambda largest: [largest - 1])
+    )

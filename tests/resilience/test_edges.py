@@ -1,4 +1,5 @@
-"""Right answers at the edges: what a client, or a damaged store, can put where nobody expects it."""
+"""Right answers at the edges: what a client, or a damaged store, can put where nobody expects
+it."""
 
 import json
 import time
@@ -10,7 +11,7 @@ import pytest
 
 from model_store.artifacts.report import publish_report
 from model_store.conformal.rank_tables import conformal_p_value
-from service.registry.drift import RECENT_ROWS, Drift, Watched, row_digests
+from service.models.drift import RECENT_ROWS, Drift, Watched, row_digests
 from tests.support.serving import wait_until
 
 ODD_JSON = {
@@ -25,7 +26,9 @@ KEY = "a-key-of-the-interface"
 def test_an_odd_evaluation_report_is_none_and_its_model_is_described(serve, own_store, value):
     found = publish_report(own_store, "digits", "1", {"created": "now", "summary": {}}, {})
     path = found.folder / "evidence.json"
-    path.write_bytes(path.read_bytes().replace(b'"summary": {}', b'"summary": {"odd": ' + value + b"}"))
+    path.write_bytes(
+        path.read_bytes().replace(b'"summary": {}', b'"summary": {"odd": ' + value + b"}")
+    )
     assert value in path.read_bytes()
     with serve(own_store.root) as (url, _):
         answer = httpx.get(f"{url}/models/digits")
@@ -49,9 +52,9 @@ def test_a_version_with_an_odd_manifest_is_broken_by_name(serve, own_store, valu
 def test_ready_names_models_only_to_those_with_a_key(serve, digits_store):
     with serve(digits_store, DUBITO_API_KEYS=KEY) as (url, _):
         assert httpx.get(f"{url}/health/ready").json() == {"status": "ready"}
-        assert httpx.get(f"{url}/health/ready", headers={"X-API-Key": "another-key-altogether"}).json() == {
-            "status": "ready"
-        }
+        assert httpx.get(
+            f"{url}/health/ready", headers={"X-API-Key": "another-key-altogether"}
+        ).json() == {"status": "ready"}
         named = httpx.get(f"{url}/health/ready", headers={"X-API-Key": KEY}).json()
         assert named == {"status": "ready", "models": {"digits": "1"}}
 
@@ -76,7 +79,9 @@ def test_no_byte_of_a_form_reaches_the_log(serve, digits_store):
 
 def test_ids_of_a_form_are_an_array_item_by_item_as_openapi_says_or_as_json(client):
     def asked(*ids):
-        parts = [("pool", ("a.png", b"no image", "image/png"))] * 2 + [("ids", (None, text)) for text in ids]
+        parts = [("pool", ("a.png", b"no image", "image/png"))] * 2 + [
+            ("ids", (None, text)) for text in ids
+        ]
         return client.post("/acquire", files=parts).json()["detail"]
 
     assert asked("a", "b").startswith("pool.0")  # the ids are right
@@ -114,16 +119,22 @@ def test_rows_that_differ_count_as_before_and_their_memory_is_bounded():
 
 
 def test_near_copies_from_one_address_make_no_alarm_of_all(serve, own_store, digits_rows):
-    """Rows of one kind, each a little different, as fast as one address may; another asks as ever."""
+    """Rows of one kind, each a little different, as fast as one address may; another asks as
+    ever."""
     generator = np.random.default_rng(0)
     with serve(own_store.root) as (url, _), ExitStack() as stack:
         attacker, honest = (
-            stack.enter_context(httpx.Client(transport=httpx.HTTPTransport(local_address=address), timeout=60))
+            stack.enter_context(
+                httpx.Client(transport=httpx.HTTPTransport(local_address=address), timeout=60)
+            )
             for address in ("127.0.0.1", "127.0.0.9")
         )
         odd = 16.0 * (np.arange(64) % 2) + generator.normal(0, 0.01, (320, 64))
         for start in range(0, 320, 16):
-            attacker.post(f"{url}/predict", json={"inputs": odd[start : start + 16].tolist(), "num_samples": 100})
+            attacker.post(
+                f"{url}/predict",
+                json={"inputs": odd[start : start + 16].tolist(), "num_samples": 100},
+            )
             rows = digits_rows[start % 300 : start % 300 + 16].tolist()
             honest.post(f"{url}/predict", json={"inputs": rows, "num_samples": 100})
         drift = attacker.get(f"{url}/models/digits").json()["drift"]
@@ -134,13 +145,20 @@ def test_near_copies_from_one_address_make_no_alarm_of_all(serve, own_store, dig
 def test_the_administrator_resets_drift(serve, own_store, digits_rows):
     admin = {"X-API-Key": "the-key-of-the-administrator"}
     settings = {"DUBITO_ADMIN_KEY": admin["X-API-Key"]}
-    with serve(own_store.root, **settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with (
+        serve(own_store.root, **settings) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
         client.post("/predict", json={"inputs": digits_rows[:10].tolist()})
         drift = lambda: client.get("/models/digits").json()["drift"]  # noqa: E731
         wait_until(lambda: drift()["rows"] == 10)
         path = "/admin/models/digits/versions/latest/drift/reset"
         assert client.post(path).status_code == 401
-        assert client.post(path, headers=admin).json() == {"model": "digits", "version": "1", "reset": True}
+        assert client.post(path, headers=admin).json() == {
+            "model": "digits",
+            "version": "1",
+            "reset": True,
+        }
         assert (drift()["rows"], drift()["alarm"], drift()["evidence"]) == (0, False, 0.0)
         assert client.post(path.replace("latest", "9"), headers=admin).status_code == 404
         client.post("/predict", json={"inputs": digits_rows[:10].tolist()})

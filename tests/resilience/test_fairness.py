@@ -1,4 +1,5 @@
-"""One client that asks for as much as it can get, and others that ask for little: these are answered soon."""
+"""One client that asks for as much as it can get, and others that ask for little: these are
+answered soon."""
 
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from tests.support.greedy import KINDS
 from tests.support.raw import Connection, request
 
 GOOD = request(
-    "POST", "/predict", b'{"inputs": [[' + b",".join([b"8"] * 64) + b"], [" + b",".join([b"0"] * 64) + b"]]}"
+    "POST",
+    "/predict",
+    b'{"inputs": [[' + b",".join([b"8"] * 64) + b"], [" + b",".join([b"0"] * 64) + b"]]}",
 )
 LIVE = request("GET", "/health/live")
 GREEDY, OTHER = "127.0.0.2", "127.0.0.3"
@@ -22,7 +25,8 @@ GREEDY, OTHER = "127.0.0.2", "127.0.0.3"
 
 @contextmanager
 def greedy(port, kind, address):
-    """Ask in one of the ways of `tests.support.greedy` while the block runs; it begins with the first answer."""
+    """Ask in one of the ways of `tests.support.greedy` while the block runs; it begins with the
+    first answer."""
     command = [sys.executable, "-m", "tests.support.greedy", str(port), kind, address]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
@@ -34,7 +38,8 @@ def greedy(port, kind, address):
 
 
 def asked(port, seconds, address):
-    """Ask for little for a while: the statuses, and the latencies of predictions and of health in seconds."""
+    """Ask for little for a while: the statuses, and the latencies of predictions and of health in
+    seconds."""
     statuses, predicted, health = Counter(), [], []
     end = time.monotonic() + seconds
     with Connection(port, source=address) as connection, Connection(port, source=address) as prober:
@@ -57,17 +62,25 @@ def beside(serve, store, kind, address, seconds):
         alone = asked(port, seconds, OTHER)
         with greedy(port, kind, address):
             together = asked(port, seconds, OTHER)
-    for name, (statuses, predicted, health) in (("alone", alone), (f"beside {kind} of {address}", together)):
+    for name, (statuses, predicted, health) in (
+        ("alone", alone),
+        (f"beside {kind} of {address}", together),
+    ):
         p50, p99 = 1e3 * np.quantile(predicted, (0.5, 0.99))
         live = 1e3 * np.quantile(health, 0.99)
         print(
-            f"{name}: {dict(statuses)}, p50 {p50:.1f} ms, p99 {p99:.1f} ms; live p99 {live:.1f} ms", file=sys.stderr
+            f"{name}: {dict(statuses)}, p50 {p50:.1f} ms, p99 {p99:.1f} ms; live p99 {live:.1f} ms",
+            file=sys.stderr,
         )
     return alone, together
 
 
-@pytest.mark.parametrize("address", [GREEDY, OTHER], ids=["from its own address", "from the same address"])
-def test_beside_the_largest_pools_of_many_connections_small_requests_are_let_in(serve, digits_store, address):
+@pytest.mark.parametrize(
+    "address", [GREEDY, OTHER], ids=["from its own address", "from the same address"]
+)
+def test_beside_the_largest_pools_of_many_connections_small_requests_are_let_in(
+    serve, digits_store, address
+):
     _, (statuses, _, _) = beside(serve, digits_store, "pools", address, 2.0)
     assert set(statuses) == {200}
     assert statuses[200] >= 10  # of which each would wait for a part of each of 31 pools
@@ -75,8 +88,12 @@ def test_beside_the_largest_pools_of_many_connections_small_requests_are_let_in(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(KINDS))
-@pytest.mark.parametrize("address", [GREEDY, OTHER], ids=["from its own address", "from the same address"])
-def test_whatever_one_client_does_others_are_answered_within_a_tenth_of_a_second(serve, digits_store, kind, address):
+@pytest.mark.parametrize(
+    "address", [GREEDY, OTHER], ids=["from its own address", "from the same address"]
+)
+def test_whatever_one_client_does_others_are_answered_within_a_tenth_of_a_second(
+    serve, digits_store, kind, address
+):
     """On an otherwise idle machine with a processor for those who ask."""
     _, (statuses, predicted, health) = beside(serve, digits_store, kind, address, 15.0)
     assert set(statuses) == {200}

@@ -1,4 +1,5 @@
-"""Requests that nobody thought of: whatever comes is answered, or refused with a problem that gives nothing away."""
+"""Requests that nobody thought of: whatever comes is answered, or refused with a problem that gives
+nothing away."""
 
 import io
 
@@ -9,7 +10,19 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 FIELDS = (
-    *("model", "version", "inputs", "pool", "ids", "num_samples", "seed", "fpr", "fdr", "coverage", "return_samples"),
+    *(
+        "model",
+        "version",
+        "inputs",
+        "pool",
+        "ids",
+        "num_samples",
+        "seed",
+        "fpr",
+        "fdr",
+        "coverage",
+        "return_samples",
+    ),
     *("acquisition", "k"),
 )
 CANARY = "canary-3f9a"
@@ -17,7 +30,11 @@ quietly = settings(
     max_examples=150,
     deadline=None,
     database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+    ],
 )
 
 scalars = st.one_of(
@@ -30,7 +47,9 @@ scalars = st.one_of(
 )
 values = st.recursive(
     scalars,
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=10,
 )
 
@@ -38,7 +57,10 @@ values = st.recursive(
 @st.composite
 def rows(draw):
     """Rows that may be right: some elements, some rows, or their nesting are changed."""
-    made = [draw(st.lists(st.integers(0, 16), min_size=64, max_size=64)) for _ in range(draw(st.integers(1, 3)))]
+    made = [
+        draw(st.lists(st.integers(0, 16), min_size=64, max_size=64))
+        for _ in range(draw(st.integers(1, 3)))
+    ]
     for _ in range(draw(st.integers(0, 2))):
         row = draw(st.sampled_from(made))
         if row and isinstance(row, list):
@@ -78,8 +100,12 @@ def test_any_json_object_is_answered(client, digits_store, path):
     @example(request={"pool": [[0] * 64], "acquisition": CANARY})
     @example(request={"pool": [[CANARY] * 64]})
     def answered(request):
-        answer = client.post(path, content=orjson.dumps(request), headers={"Content-Type": "application/json"})
-        if answer.status_code != 200 or "ids" not in request:  # an answer names the rows by their ids
+        answer = client.post(
+            path, content=orjson.dumps(request), headers={"Content-Type": "application/json"}
+        )
+        if (
+            answer.status_code != 200 or "ids" not in request
+        ):  # an answer names the rows by their ids
             assert_answered(answer, digits_store)
 
     answered()
@@ -89,16 +115,26 @@ def test_any_json_object_is_answered(client, digits_store, path):
 def test_any_change_of_bytes_is_answered(client, digits_store, digits_rows, media_type):
     file = io.BytesIO()
     np.save(file, digits_rows[:1].astype("u1"), allow_pickle=False)
-    whole = file.getvalue() if media_type.endswith("npy") else orjson.dumps({"inputs": digits_rows[:1].tolist()})
+    whole = (
+        file.getvalue()
+        if media_type.endswith("npy")
+        else orjson.dumps({"inputs": digits_rows[:1].tolist()})
+    )
 
     @quietly
     @given(
         place=st.one_of(st.integers(0, 130), st.integers(0, len(whole) - 1)),
         cut=st.integers(0, 4),
-        new=st.one_of(st.binary(max_size=4), st.sampled_from([b"9" * 30, b"[" * 9, b"(", b"'''", b"\\ud800", b"-"])),
+        new=st.one_of(
+            st.binary(max_size=4),
+            st.sampled_from([b"9" * 30, b"[" * 9, b"(", b"'''", b"\\ud800", b"-"]),
+        ),
     )
     def answered(place, cut, new):
         body = whole[:place] + new + whole[place + cut :]
-        assert_answered(client.post("/predict", content=body, headers={"Content-Type": media_type}), digits_store)
+        assert_answered(
+            client.post("/predict", content=body, headers={"Content-Type": media_type}),
+            digits_store,
+        )
 
     answered()

@@ -1,4 +1,5 @@
-"""A thousand bad requests over every route, sent as bytes; tests/resilience/slow has a hundred thousand."""
+"""A thousand bad requests over every route, sent as bytes; tests/resilience/slow has a hundred
+thousand."""
 
 import os
 import shutil
@@ -16,7 +17,8 @@ LARGEST_GROWTH = 64 << 20
 
 
 def store_to_fuzz(digits_store, folder):
-    """A store with a good version 1 and a version 2 whose network is no graph, with the alias `broken`."""
+    """A store with a good version 1 and a version 2 whose network is no graph, with the alias
+    `broken`."""
     shutil.copytree(digits_store, folder / "models")
     store = ModelStore(folder / "models")
     publish_again(store, digits_store)
@@ -27,8 +29,11 @@ def store_to_fuzz(digits_store, folder):
 
 
 def fuzz_service(serve, root, count, seed=0, requests=BadRequests):
-    """What comes of bad requests to a service of its own; its log is read and shows no unexpected error."""
-    with serve(root, DUBITO_ADMIN_KEY=ADMIN_KEY, DUBITO_LOG_LEVEL="error", DUBITO_DEFAULT_MODEL="digits") as (
+    """What comes of bad requests to a service of its own; its log is read and shows no unexpected
+    error."""
+    with serve(
+        root, DUBITO_ADMIN_KEY=ADMIN_KEY, DUBITO_LOG_LEVEL="error", DUBITO_DEFAULT_MODEL="digits"
+    ) as (
         url,
         process,
     ):
@@ -47,7 +52,9 @@ def fuzz_service(serve, root, count, seed=0, requests=BadRequests):
     return first, outcome, growth
 
 
-def test_a_thousand_bad_requests_are_each_refused_and_a_good_one_between_them_is_right(serve, digits_store, tmp_path):
+def test_a_thousand_bad_requests_are_each_refused_and_a_good_one_between_them_is_right(
+    serve, digits_store, tmp_path
+):
     seed = int.from_bytes(os.urandom(4))
     print(f"seed {seed}")
     _, outcome, _ = fuzz_service(serve, store_to_fuzz(digits_store, tmp_path), 1000, seed)

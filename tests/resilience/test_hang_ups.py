@@ -1,4 +1,5 @@
-"""Clients that hang up at random moments: the others' answers are right, and nothing is left behind."""
+"""Clients that hang up at random moments: the others' answers are right, and nothing is left
+behind."""
 
 from urllib.parse import urlsplit
 
@@ -12,5 +13,11 @@ def reference_answers(serve, store, rows):
         return references(urlsplit(url).port, rows)
 
 
-def test_clients_that_hang_up_at_random_moments_cost_no_other_its_answer(serve, digits_store, digits_rows):
-    print(hang_ups(serve, digits_store, reference_answers(serve, digits_store, digits_rows), seconds=2.0))
+def test_clients_that_hang_up_at_random_moments_cost_no_other_its_answer(
+    serve, digits_store, digits_rows
+):
+    print(
+        hang_ups(
+            serve, digits_store, reference_answers(serve, digits_store, digits_rows), seconds=2.0
+        )
+    )

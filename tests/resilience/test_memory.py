@@ -1,4 +1,5 @@
-"""Memory has a bound that no input can pass: each attack in its short form, against small limits."""
+"""Memory has a bound that no input can pass: each attack in its short form, against small
+limits."""
 
 import socket
 import time
@@ -19,7 +20,11 @@ GROWTH = 48 << 20  # beyond the budget: what the allocator and the system's buff
 @pytest.fixture
 def bounded(serve, digits_store):
     """A service with a small budget: its port and process."""
-    settings = {"DUBITO_MEMORY_BUDGET_BYTES": str(BUDGET), "DUBITO_LOG_LEVEL": "error", "DUBITO_DEADLINE_S": "30"}
+    settings = {
+        "DUBITO_MEMORY_BUDGET_BYTES": str(BUDGET),
+        "DUBITO_LOG_LEVEL": "error",
+        "DUBITO_DEADLINE_S": "30",
+    }
     with serve(digits_store, **settings) as (url, process):
         port = int(url.rpartition(":")[2])
         with Connection(port) as connection:
@@ -29,7 +34,8 @@ def bounded(serve, digits_store):
 
 
 def is_well(port):
-    """Assert that an honest client is answered, and that the budget is there again for a large body."""
+    """Assert that an honest client is answered, and that the budget is there again for a large
+    body."""
     with Connection(port) as connection:
         assert connection.ask(LIVE).status == 200
         assert connection.ask(GOOD).status == 200
@@ -99,7 +105,10 @@ def test_json_has_a_smaller_limit_than_arrays(client):
     with Connection(client.base_url.port) as connection:
         body = b'{"inputs": [' + b" " * (16 << 20) + b"]}"
         answer = connection.ask(request("POST", "/predict", body))
-        assert (answer.status, b"body: expected at most 16777216 bytes" in answer.body) == (413, True)
+        assert (answer.status, b"body: expected at most 16777216 bytes" in answer.body) == (
+            413,
+            True,
+        )
         answer = connection.ask(request("POST", "/predict", body, content_type="application/x-npy"))
         assert answer.status == 422
 
@@ -108,7 +117,9 @@ def test_connections_that_pipeline_and_never_read_hold_little(bounded):
     port, process = bounded
     before = pss_bytes(process.pid)
     with ExitStack() as stack:
-        connections = [stack.enter_context(Connection(port, receive_bytes=4096)) for _ in range(100)]
+        connections = [
+            stack.enter_context(Connection(port, receive_bytes=4096)) for _ in range(100)
+        ]
         for connection in connections:
             connection.socket.setblocking(False)
         end, pipeline = time.monotonic() + 4, request("GET", "/") * 2000
@@ -126,7 +137,9 @@ def test_connections_that_pipeline_and_never_read_hold_little(bounded):
 def test_answers_that_nobody_reads_count_and_the_oldest_go(bounded):
     port, process = bounded
     before = pss_bytes(process.pid)
-    body = b'{"inputs": [' + b",".join([ROW] * 200) + b'], "num_samples": 100, "return_samples": true}'
+    body = (
+        b'{"inputs": [' + b",".join([ROW] * 200) + b'], "num_samples": 100, "return_samples": true}'
+    )
     with ExitStack() as stack:
         connections = [stack.enter_context(Connection(port, receive_bytes=4096)) for _ in range(40)]
         with Connection(port) as honest:
@@ -140,9 +153,13 @@ def test_answers_that_nobody_reads_count_and_the_oldest_go(bounded):
 
 
 def test_an_answer_must_be_read_at_a_least_rate(serve, digits_store):
-    body = b'{"inputs": [' + b",".join([ROW] * 400) + b'], "num_samples": 100, "return_samples": true}'
+    body = (
+        b'{"inputs": [' + b",".join([ROW] * 400) + b'], "num_samples": 100, "return_samples": true}'
+    )
     with ExitStack() as stack:
-        url, _ = stack.enter_context(serve(digits_store, DUBITO_DEADLINE_S="2", DUBITO_LOG_LEVEL="error"))
+        url, _ = stack.enter_context(
+            serve(digits_store, DUBITO_DEADLINE_S="2", DUBITO_LOG_LEVEL="error")
+        )
         with Connection(int(url.rpartition(":")[2]), receive_bytes=4096) as connection:
             connection.send(request("POST", "/predict", body))
             begun, read = time.monotonic(), 0
@@ -160,9 +177,16 @@ def test_an_answer_must_be_read_at_a_least_rate(serve, digits_store):
 
 
 def test_connections_are_bounded_and_those_who_keep_us_waiting_make_room(serve, digits_store):
-    with serve(digits_store, DUBITO_MAX_CONNECTIONS="10", DUBITO_LOG_LEVEL="error") as (url, _), ExitStack() as stack:
+    with (
+        serve(digits_store, DUBITO_MAX_CONNECTIONS="10", DUBITO_LOG_LEVEL="error") as (url, _),
+        ExitStack() as stack,
+    ):
         port = int(url.rpartition(":")[2])
-        for sent in (b"", b"GET / HT", b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"):
+        for sent in (
+            b"",
+            b"GET / HT",
+            b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+        ):
             held = [stack.enter_context(Connection(port)) for _ in range(30)]
             for connection in held:
                 try:
@@ -190,7 +214,10 @@ def _has_answer_or_end(connection):
 
 def test_when_all_connections_are_in_work_a_further_one_is_told_to_come_again(serve, digits_store):
     body = b'{"inputs": [' + b",".join([ROW] * 1000) + b'], "num_samples": 1000}'
-    with serve(digits_store, DUBITO_MAX_CONNECTIONS="2", DUBITO_LOG_LEVEL="error") as (url, _), ExitStack() as stack:
+    with (
+        serve(digits_store, DUBITO_MAX_CONNECTIONS="2", DUBITO_LOG_LEVEL="error") as (url, _),
+        ExitStack() as stack,
+    ):
         port = int(url.rpartition(":")[2])
         time.sleep(0.3)  # the test's own look at it has ended
         busy = [stack.enter_context(Connection(port)) for _ in range(2)]
@@ -199,7 +226,11 @@ def test_when_all_connections_are_in_work_a_further_one_is_told_to_come_again(se
         time.sleep(0.3)
         with Connection(port) as late:
             answer = late.ask(LIVE)
-            assert (answer.status, answer.closes, answer.headers[b"retry-after"]) == (503, True, b"1")
+            assert (answer.status, answer.closes, answer.headers[b"retry-after"]) == (
+                503,
+                True,
+                b"1",
+            )
         assert {connection.answer().status for connection in busy} == {200}
         with Connection(port) as again:
             assert again.ask(LIVE).status == 200

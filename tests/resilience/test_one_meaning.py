@@ -1,4 +1,5 @@
-"""One connection, one meaning: no bytes of one request are taken for another's, whoever stands in between."""
+"""One connection, one meaning: no bytes of one request are taken for another's, whoever stands in
+between."""
 
 import random
 import time
@@ -6,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from service.process.http1 import MAX_HEAD_BYTES
+from service.server.http1 import MAX_HEAD_BYTES
 from tests.support.raw import Connection, Ended, request
 
 ROW = b"[" + b",".join([b"8"] * 64) + b"]"
@@ -18,7 +19,11 @@ CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 UPGRADES = [
     [("Connection", "Upgrade"), ("Upgrade", "foo")],
     [("Connection", "upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13")],
-    [("Connection", "Upgrade, HTTP2-Settings"), ("Upgrade", "h2c"), ("HTTP2-Settings", "AAMAAABk")],  # Java, curl
+    [
+        ("Connection", "Upgrade, HTTP2-Settings"),
+        ("Upgrade", "h2c"),
+        ("HTTP2-Settings", "AAMAAABk"),
+    ],  # Java, curl
     [("Connection", "keep-alive, Upgrade"), ("Upgrade", "TLS/1.3, h2c"), ("Upgrade", "foo")],
 ]
 
@@ -58,7 +63,8 @@ def test_a_body_is_read_whatever_upgrade_says_and_none_is_granted(connection, he
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\x00\xff\x16\x03", b"garbage\r\n\r\n", b"GET / HTTP/1.1\r\n bad: x\r\n\r\n", b"}" * 50]
+    "garbage",
+    [b"\x00\xff\x16\x03", b"garbage\r\n\r\n", b"GET / HTTP/1.1\r\n bad: x\r\n\r\n", b"}" * 50],
 )
 def test_garbage_after_a_request_does_not_take_its_place(connection, garbage):
     connection.send(request("POST", "/predict", BODY) + garbage)
@@ -129,7 +135,13 @@ def test_what_parsers_read_in_different_ways_is_refused(connection, head):
         b"POST /predict HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         *(
             CHUNKED + chunk
-            for chunk in (b"2\n{}\r\n", b"0x2\r\n{}\r\n", b"2 \r\n{}\r\n", b"2\r\n{}0\r\n\r\n", b"-2\r\n")
+            for chunk in (
+                b"2\n{}\r\n",
+                b"0x2\r\n{}\r\n",
+                b"2 \r\n{}\r\n",
+                b"2\r\n{}0\r\n\r\n",
+                b"-2\r\n",
+            )
         ),
         CHUNKED + b"0\r\nX y\r\n\r\n",
         CHUNKED + b"2;a\nb\r\n{}\r\n0\r\n\r\n",
@@ -143,28 +155,44 @@ def test_what_is_not_strictly_http_is_refused(connection, content):
 def test_pipelined_requests_are_answered_in_order_however_they_are_cut(connection):
     expected = [connection.ask(content) for content in (request("POST", "/predict", BODY), LIVE)]
     chunks = b"".join(b"%x;x=y\r\n%s\r\n" % (len(p), p) for p in (BODY[:7], BODY[7:8], BODY[8:]))
-    one = request("POST", "/predict", BODY) + LIVE + CHUNKED + chunks + b"0\r\nX: y\r\n\r\n" + b"\r\n" + LIVE
+    one = (
+        request("POST", "/predict", BODY)
+        + LIVE
+        + CHUNKED
+        + chunks
+        + b"0\r\nX: y\r\n\r\n"
+        + b"\r\n"
+        + LIVE
+    )
     content = one * 3
     for seed in range(10):
         cuts = sorted(random.Random(seed).sample(range(len(content)), 25))
         for begin, end in zip([0, *cuts], [*cuts, len(content)], strict=True):
             connection.send(content[begin:end])
         for _ in range(6):
-            assert [connection.answer().body, connection.answer().body] == [answer.body for answer in expected]
+            assert [connection.answer().body, connection.answer().body] == [
+                answer.body for answer in expected
+            ]
 
 
 def test_a_pipeline_that_came_whole_is_answered_whole_however_long_that_takes(serve, digits_store):
     body = b'{"inputs": [' + b",".join([ROW] * 500) + b'], "num_samples": 1000}'
     with ExitStack() as stack:
-        url, _ = stack.enter_context(serve(digits_store, DUBITO_DEADLINE_S="0.5", DUBITO_THREADS="1"))
+        url, _ = stack.enter_context(
+            serve(digits_store, DUBITO_DEADLINE_S="0.5", DUBITO_THREADS="1")
+        )
         connection = stack.enter_context(Connection(int(url.rpartition(":")[2])))
-        connection.send(request("POST", "/predict", body) * 8 + LIVE)  # their work takes longer than they may
+        connection.send(
+            request("POST", "/predict", body) * 8 + LIVE
+        )  # their work takes longer than they may
         assert {connection.answer().status for _ in range(8)} <= {200, 504}
         assert connection.answer().status == 200
 
 
 def test_no_path_is_answered_with_the_way_to_another_host(connection):
     for path in ("/models/", "/predict/", "/health/live/", "/docs/"):
-        answer = connection.ask(b"GET " + path.encode() + b" HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+        answer = connection.ask(
+            b"GET " + path.encode() + b" HTTP/1.1\r\nHost: evil.example\r\n\r\n"
+        )
         assert answer.status == 404
         assert b"location" not in answer.headers

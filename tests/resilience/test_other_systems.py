@@ -1,4 +1,5 @@
-"""Serving where the system has no calls of Linux's, as macOS: the service and its trials do without them."""
+"""Serving where the system has no calls of Linux's, as macOS: the service and its trials do without
+them."""
 
 import os
 
@@ -36,7 +37,10 @@ def test_a_service_without_linux_s_calls_tries_versions_and_answers(serve, own_s
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(WITHOUT_LINUX)
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with serve(own_store.root, PYTHONPATH=path, **WITH_TRIALS) as (url, _), httpx.Client(base_url=url) as client:
+    with (
+        serve(own_store.root, PYTHONPATH=path, **WITH_TRIALS) as (url, _),
+        httpx.Client(base_url=url) as client,
+    ):
         answer = predict_blank(client)
         assert answer.status_code == 200, answer.text
     assert len([*folder.glob("*.used")]) == 2

@@ -1,4 +1,5 @@
-"""Versions are tried in a process of their own: no graph stops the start, other models, or the end."""
+"""Versions are tried in a process of their own: no graph stops the start, other models, or the
+end."""
 
 import os
 import signal
@@ -15,7 +16,7 @@ import pytest
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact
 from model_store.inference.trials import TrialProcess
-from service.registry.trials import Trials
+from service.models.trials import Trials
 from service.settings import Settings
 from tests.support.environment import ROOT
 from tests.support.graphs import endless, hungry
@@ -101,20 +102,30 @@ def test_a_graph_that_takes_more_memory_than_it_may_is_broken_by_name(
     tries, _ = trials
     odd = hungry(graphs[part], MANY, when_loaded)
     version = publish_again(own_store, digits_store, "digits", **{part: odd})
-    with pytest.raises(BrokenArtifact, match=rf"digits version {version}: .* 536870912 bytes beside its files"):
+    with pytest.raises(
+        BrokenArtifact, match=rf"digits version {version}: .* 536870912 bytes beside its files"
+    ):
         tries.check(own_store.manifest("digits", version))
     tries.check(own_store.manifest("digits", "1"))
 
 
-def test_a_version_that_fails_is_named_and_what_was_served_goes_on(serve, own_store, digits_store, graphs):
+def test_a_version_that_fails_is_named_and_what_was_served_goes_on(
+    serve, own_store, digits_store, graphs
+):
     settings = {**WITHIN, "DUBITO_TRIAL_BYTES": str(BYTES)}
-    with serve(own_store.root, **settings) as (url, process), httpx.Client(base_url=url, timeout=60) as client:
+    with (
+        serve(own_store.root, **settings) as (url, process),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
         publish_again(own_store, digits_store, network=hungry(graphs["network"], MANY, True))
         wait_until(lambda: "2" in client.get("/models/digits").json()["broken"])
         assert "bytes beside its files" in client.get("/models/digits").json()["broken"]["2"]
         assert predict_blank(client).json()["version"] == "1"
         refused = predict_blank(client, version="2")
-        assert (refused.status_code, "bytes beside its files" in refused.json()["detail"]) == (503, True)
+        assert (refused.status_code, "bytes beside its files" in refused.json()["detail"]) == (
+            503,
+            True,
+        )
         wait_until(lambda: not children(process.pid))
 
 
@@ -129,7 +140,9 @@ def test_a_graph_that_takes_longer_than_it_may_is_broken_by_name(own_store, digi
     assert children(os.getpid()) <= before
 
 
-def test_a_version_is_tried_once_for_all_workers_and_once_for_all_its_names(own_store, digits_store, tmp_path):
+def test_a_version_is_tried_once_for_all_workers_and_once_for_all_its_names(
+    own_store, digits_store, tmp_path
+):
     ending, manifest = threading.Event(), own_store.manifest("digits", "1")
     settings = Settings(store=own_store.root)
     first = Trials(settings, ending, tmp_path)
@@ -145,7 +158,12 @@ def test_a_version_is_tried_once_for_all_workers_and_once_for_all_its_names(own_
 
 
 def test_a_trial_is_told_no_keys_and_nothing_that_opens_buckets(monkeypatch):
-    for name in ("DUBITO_API_KEYS", "AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_KEY", "GOOGLE_APPLICATION_CREDENTIALS"):
+    for name in (
+        "DUBITO_API_KEYS",
+        "AWS_SECRET_ACCESS_KEY",
+        "AZURE_STORAGE_KEY",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+    ):
         monkeypatch.setenv(name, KEY)
     with closing(TrialProcess()) as process:
         told = Path(f"/proc/{process._process.pid}/environ").read_bytes()

@@ -1,4 +1,5 @@
-"""Commands that wait for something, again and again, end well when they are told to while there is nothing to do."""
+"""Commands that wait for something, again and again, end well when they are told to while there is
+nothing to do."""
 
 import signal
 import subprocess
@@ -11,7 +12,16 @@ from tests.support.environment import ROOT, environment_in
 COMMANDS = {
     "candidate": (["training", "candidate", "digits", "--watch"], "no labels yet"),
     "label-studio": (
-        ["service", "label-studio", "digits", "--project", "1", "--watch", "--service", "http://127.0.0.1:9"],
+        [
+            "service",
+            "label-studio",
+            "digits",
+            "--project",
+            "1",
+            "--watch",
+            "--service",
+            "http://127.0.0.1:9",
+        ],
         "error: ",  # there is no Label Studio: it tries again
     ),
 }

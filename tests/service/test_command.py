@@ -16,7 +16,9 @@ from tests.support.serving import answers, wait_until
 def service(*arguments, **settings):
     command = [sys.executable, "-m", "service", *arguments]
     environment = environment_with(**settings)
-    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def test_help_says_the_options_and_where_the_settings_are():
@@ -37,7 +39,9 @@ def test_a_wrong_option_is_refused_by_name(option):
 def test_a_port_beyond_the_last_is_refused():
     done = service("--port", "70000")
     assert done.returncode == 2
-    assert done.stderr.splitlines() == ["error: DUBITO_PORT: expected less than or equal to 65535, got '70000'"]
+    assert done.stderr.splitlines() == [
+        "error: DUBITO_PORT: expected less than or equal to 65535, got '70000'"
+    ]
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -49,7 +53,8 @@ def test_a_port_in_use_is_noticed_at_once_in_one_line(digits_store, workers):
         assert time.monotonic() - begun < 10
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
-        f"error: DUBITO_PORT: expected a free port of 127.0.0.1, got {port}, which is in use (--port N takes another)"
+        f"error: DUBITO_PORT: expected a free port of 127.0.0.1, got {port}, which is in use "
+        "(--port N takes another)"
     ]
 
 
@@ -63,11 +68,19 @@ def test_a_host_that_is_not_of_this_machine_is_said():
 def test_a_store_that_does_not_exist_is_named_and_the_option_s_port_is_served(tmp_path, workers):
     port = free_port()
     command = [sys.executable, "-m", "service", "--port", str(port)]
-    settings = {"DUBITO_STORE": str(tmp_path / "modles"), "DUBITO_NOTICE_S": "0", "DUBITO_PORT": "1"}
+    settings = {
+        "DUBITO_STORE": str(tmp_path / "modles"),
+        "DUBITO_NOTICE_S": "0",
+        "DUBITO_PORT": "1",
+    }
     environment = environment_with(**settings, DUBITO_WORKERS=workers)
-    process = subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
     try:
-        wait_until(lambda: process.poll() is not None or answers(f"http://127.0.0.1:{port}/health/live"))
+        wait_until(
+            lambda: process.poll() is not None or answers(f"http://127.0.0.1:{port}/health/live")
+        )
         assert httpx.get(f"http://127.0.0.1:{port}/models").json() == {"models": []}
     finally:
         process.terminate()
@@ -79,14 +92,18 @@ def test_a_store_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "models").write_text("")
     done = service(DUBITO_STORE=str(tmp_path / "models"))
     assert done.returncode == 2
-    assert done.stderr.splitlines() == [f"error: DUBITO_STORE: expected a folder, got {tmp_path / 'models'}"]
+    assert done.stderr.splitlines() == [
+        f"error: DUBITO_STORE: expected a folder, got {tmp_path / 'models'}"
+    ]
 
 
 def test_a_public_key_that_is_none_is_refused(tmp_path):
     (tmp_path / "key").write_text("not a key")
     done = service(DUBITO_VERIFY_KEY_FILE=str(tmp_path / "key"))
     assert done.returncode == 2
-    expected = "error: DUBITO_VERIFY_KEY_FILE: expected a public Ed25519 key in PEM, got another file"
+    expected = (
+        "error: DUBITO_VERIFY_KEY_FILE: expected a public Ed25519 key in PEM, got another file"
+    )
     assert done.stderr.splitlines() == [expected]
 
 

@@ -1,4 +1,5 @@
-"""Imports point one way, service -> model_store <- training; the service needs nothing that only training does."""
+"""Imports point one way, service -> model_store <- training; the service needs nothing that only
+training does."""
 
 import ast
 import json
@@ -11,7 +12,16 @@ from tests.support.environment import ROOT, environment_with
 
 OF_TEXT = {"tokenizers", "huggingface_hub"}  # which models of text alone need
 OF_CLUSTERS = {"obstore", "ray"}  # which stores in buckets need, and services of several machines
-OF_TRAINING = {"torch", "training", "sklearn", "matplotlib", "onnxscript", "scipy", "tqdm", "pyarrow"}
+OF_TRAINING = {
+    "torch",
+    "training",
+    "sklearn",
+    "matplotlib",
+    "onnxscript",
+    "scipy",
+    "tqdm",
+    "pyarrow",
+}
 CREATE_APP = """
 import json, sys
 import service.__main__
@@ -56,14 +66,21 @@ def test_the_service_starts_without_what_only_training_needs():
             "service",
             (OF_TRAINING - {"pyarrow"}) | {"tests", "benchmarks", "dubito"},
         ),  # where a request brings Parquet
-        ("model_store", OF_TRAINING | {"service", "fastapi", "starlette", "tests", "benchmarks", "dubito"}),
+        (
+            "model_store",
+            OF_TRAINING | {"service", "fastapi", "starlette", "tests", "benchmarks", "dubito"},
+        ),
         ("training", {"service", "fastapi", "starlette", "tests", "benchmarks", "dubito"}),
     ],
 )
 def test_a_package_imports_nothing_that_it_must_not(package, forbidden):
     modules = list((ROOT / package).rglob("*.py"))
     assert modules
-    assert {path.name: sorted(imported(path) & forbidden) for path in modules if imported(path) & forbidden} == {}
+    assert {
+        path.name: sorted(imported(path) & forbidden)
+        for path in modules
+        if imported(path) & forbidden
+    } == {}
 
 
 def test_the_client_imports_httpx_numpy_and_the_standard_library_alone():
@@ -72,7 +89,9 @@ def test_the_client_imports_httpx_numpy_and_the_standard_library_alone():
     of_users = {"pandas", "polars"}  # in the functions that make their frames
     for path in modules:
         others = imported(path) - sys.stdlib_module_names - {"dubito", "httpx", "numpy"}
-        assert others <= (of_users if path.name in ("predictions.py", "results.py") else set()), path
+        assert others <= (of_users if path.name in ("predictions.py", "results.py") else set()), (
+            path
+        )
 
 
 @pytest.mark.parametrize("package", ["service", "model_store", "training", "client"])
@@ -83,5 +102,9 @@ def test_nothing_is_ever_unpickled(package):
             if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
                 assert isinstance(node.value, ast.Constant)
                 assert node.value.value is False
-            if isinstance(node, ast.Attribute) and node.attr == "load" and isinstance(node.value, ast.Name):
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr == "load"
+                and isinstance(node.value, ast.Name)
+            ):
                 assert node.value.id != "torch", f"{path.name} uses torch.load"

@@ -1,4 +1,5 @@
-"""Settings: every one is documented, and a wrong one ends the service at once with one line that names it."""
+"""Settings: every one is documented, and a wrong one ends the service at once with one line that
+names it."""
 
 import os
 import subprocess
@@ -15,14 +16,20 @@ def documented():
     """The rows of the settings' table: default and meaning by variable."""
     lines = (ROOT / "docs" / "settings.md").read_text().splitlines()
     rows = [
-        [cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| `DUBITO_")
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in lines
+        if line.startswith("| `DUBITO_")
     ]
     return {variable.strip("`"): (default, meaning) for variable, default, meaning in rows}
 
 
 def shown(default):
     """A default as the table shows it."""
-    return "none" if default is None else f"`{str(default).lower() if isinstance(default, bool) else default}`"
+    return (
+        "none"
+        if default is None
+        else f"`{str(default).lower() if isinstance(default, bool) else default}`"
+    )
 
 
 def test_every_setting_is_documented_as_it_is():
@@ -35,7 +42,9 @@ def test_every_setting_is_documented_as_it_is():
 
 def test_what_is_documented_exists():
     of_others = OF_TRAINING | OF_CLIENT
-    assert set(documented()) - of_others == {f"DUBITO_{name.upper()}" for name in Settings.model_fields}
+    assert set(documented()) - of_others == {
+        f"DUBITO_{name.upper()}" for name in Settings.model_fields
+    }
 
 
 @pytest.mark.parametrize(
@@ -75,7 +84,13 @@ def test_settings_are_read_from_the_environment_whatever_its_case(monkeypatch):
 def test_the_service_ends_with_one_line_and_exit_code_2(wrong):
     command = [sys.executable, "-m", "service"]
     done = subprocess.run(
-        command, env=environment_with(**wrong), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        command,
+        env=environment_with(**wrong),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 2
     assert done.stdout == ""
@@ -84,7 +99,9 @@ def test_the_service_ends_with_one_line_and_exit_code_2(wrong):
     assert next(iter(wrong)) in done.stderr
 
 
-def test_where_the_system_does_not_say_which_processors_a_process_may_use_there_are_all(monkeypatch, tmp_path):
+def test_where_the_system_does_not_say_which_processors_a_process_may_use_there_are_all(
+    monkeypatch, tmp_path
+):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert processors(tmp_path / "none") == 6
@@ -104,7 +121,9 @@ def test_where_the_system_does_not_say_which_processors_a_process_may_use_there_
         (None, 8),
     ],
 )
-def test_threads_are_no_more_than_the_container_s_processors(monkeypatch, tmp_path, content, expected):
+def test_threads_are_no_more_than_the_container_s_processors(
+    monkeypatch, tmp_path, content, expected
+):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     if content is not None:
         (tmp_path / "cpu.max").write_text(content)

@@ -1,4 +1,5 @@
-"""Clients that mean harm, each in a thread until it is told to end; what becomes of them does not matter."""
+"""Clients that mean harm, each in a thread until it is told to end; what becomes of them does not
+matter."""
 
 import io
 import random
@@ -14,8 +15,12 @@ from tests.support.raw import Connection, Ended, request
 ROW = b"[" + b",".join([b"8"] * 64) + b"]"
 NPY = "application/x-npy"
 LARGE = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-npy\r\nContent-Length: 60000000\r\n\r\n"
-MANY_NUMBERS = b'{"inputs": [' + b",".join([ROW] * 300) + b'], "num_samples": 100, "return_samples": true}'
-MOST_NUMBERS = b'{"inputs": [' + b",".join([ROW] * 4096) + b'], "num_samples": 120, "return_samples": true}'
+MANY_NUMBERS = (
+    b'{"inputs": [' + b",".join([ROW] * 300) + b'], "num_samples": 100, "return_samples": true}'
+)
+MOST_NUMBERS = (
+    b'{"inputs": [' + b",".join([ROW] * 4096) + b'], "num_samples": 120, "return_samples": true}'
+)
 WIDE = "wide"  # the model of very many classes, `tests.support.models.publish_wide`
 SCANS = 10_000
 
@@ -146,7 +151,9 @@ def attacking(port, attacks=ATTACKS):
             time.sleep(0.05)
 
     threads = [
-        threading.Thread(target=again, args=(attack,)) for attack, count in attacks.items() for _ in range(count)
+        threading.Thread(target=again, args=(attack,))
+        for attack, count in attacks.items()
+        for _ in range(count)
     ]
     for thread in threads:
         thread.start()

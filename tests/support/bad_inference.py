@@ -1,4 +1,5 @@
-"""Bad requests of the Open Inference Protocol and of MLflow's, from a seeded generator; some are good by chance."""
+"""Bad requests of the Open Inference Protocol and of MLflow's, from a seeded generator; some are
+good by chance."""
 
 import gzip
 import json
@@ -7,14 +8,17 @@ import zlib
 
 import numpy as np
 
-from service.open_inference.tensors import DATATYPES, NUMPY
+from service.integrations.open_inference.tensors import DATATYPES, NUMPY
 from tests.support.bad_requests import BadRequests, Case
 from tests.support.odd_values import CANARY, LIKELY, METHODS, NAMES, ODD, VALID, VERSIONS
 from tests.support.raw import JSON, request
 
 HEADER = "Inference-Header-Content-Length"
 MODELS = ("digits", "digits", "people", "rents", "pictures", "texts", "groups")
-OPTIONS = {name: LIKELY[name] for name in ("num_samples", "seed", "fpr", "fdr", "coverage", "risk", "deadline_s")} | {
+OPTIONS = {
+    name: LIKELY[name]
+    for name in ("num_samples", "seed", "fpr", "fdr", "coverage", "risk", "deadline_s")
+} | {
     "timeout": (b"1", b"0", b"-1", b"1e6", b"60000000", b'"60000000"', b"86400000001"),
     "settle": (b"0.1", b'"null"', b"null", b"0", b"5e-324", b'"x"'),
     "confidence": (b"0.9", b"1", b"0", b'"0.5"'),
@@ -71,7 +75,9 @@ class BadInference(BadRequests):
         elif model == "pictures":
             tensors = [["x", "UINT8", [rows, 3, 1, 1], numbers[: 3 * rows]]]
             if self.chance(0.4):
-                tensors = [["x", "BYTES", [rows], [self.pick(("iVBORw0KGgo=", "", "x", "AAAA"))] * rows]]
+                tensors = [
+                    ["x", "BYTES", [rows], [self.pick(("iVBORw0KGgo=", "", "x", "AAAA"))] * rows]
+                ]
         else:
             tensors = [["x", "BYTES", [rows], [self.pick(("good film", "", "\u00fc" * 50))] * rows]]
         return model, tensors
@@ -82,8 +88,36 @@ class BadInference(BadRequests):
         tensor[place] = (
             self.pick(("", CANARY, "x" * 2000, 3, None, "age")),
             self.pick((*DATATYPES, "BF16", 3, None)),
-            self.pick(([], [0], [-1], [1, 63], [64], [1 << 62, 1 << 62], [1] * 40, "x", [1.5], [True], None)),
-            self.pick((None, [], [[]], "x", {}, [None], ["a"], [True], [[1, [2]]], [1e308] * 64, [CANARY] * 64)),
+            self.pick(
+                (
+                    [],
+                    [0],
+                    [-1],
+                    [1, 63],
+                    [64],
+                    [1 << 62, 1 << 62],
+                    [1] * 40,
+                    "x",
+                    [1.5],
+                    [True],
+                    None,
+                )
+            ),
+            self.pick(
+                (
+                    None,
+                    [],
+                    [[]],
+                    "x",
+                    {},
+                    [None],
+                    ["a"],
+                    [True],
+                    [[1, [2]]],
+                    [1e308] * 64,
+                    [CANARY] * 64,
+                )
+            ),
         )[place]
 
     def encoded(self, tensor):
@@ -100,7 +134,12 @@ class BadInference(BadRequests):
             content = self.random.randbytes(self.pick((0, 1, 7, 256)))
         if self.chance(0.1):
             content = self.pick(
-                (content[:-1], content + b"\x00", b"\xff" * 8 + content[8:], self.random.randbytes(20))
+                (
+                    content[:-1],
+                    content + b"\x00",
+                    b"\xff" * 8 + content[8:],
+                    self.random.randbytes(20),
+                )
             )
         return content
 
@@ -121,7 +160,9 @@ class BadInference(BadRequests):
                 after += content
             if self.chance(0.06):
                 odd = self.pick((0, -1, 1 << 62, "4", None, 3.5, True))
-                item["parameters"] = self.pick(({"binary_data_size": odd}, {"content_type": odd}, {"x": 1}, [], 3))
+                item["parameters"] = self.pick(
+                    ({"binary_data_size": odd}, {"content_type": odd}, {"x": 1}, [], 3)
+                )
             if self.chance(0.03):
                 item.pop(self.pick(list(item)))
             items.append(item)
@@ -160,13 +201,21 @@ class BadInference(BadRequests):
         headers = list(headers)
         if after or self.chance(0.05):
             length = (
-                len(text) if self.chance(0.95) else self.pick((0, -1, len(text) + 1, 1 << 70, "x", "", len(text) - 1))
+                len(text)
+                if self.chance(0.95)
+                else self.pick((0, -1, len(text) + 1, 1 << 70, "x", "", len(text) - 1))
             )
             headers.append((HEADER, str(length)))
-        path = f"/v2/models/{model}/infer" if self.chance(0.8) else f"/v2/models/{model}/versions/1/infer"
+        path = (
+            f"/v2/models/{model}/infer"
+            if self.chance(0.8)
+            else f"/v2/models/{model}/versions/1/infer"
+        )
         content_type = self.pick((JSON, "application/octet-stream", "text/plain", ""))
         body = text + after
-        return Case(kind, request("POST", path, encode(body) if encode else body, headers, content_type))
+        return Case(
+            kind, request("POST", path, encode(body) if encode else body, headers, content_type)
+        )
 
     def infer(self):
         """Requests whose fields, tensors or parameters are wrong."""
@@ -178,9 +227,13 @@ class BadInference(BadRequests):
         body = bytearray(text)
         for _ in range(self.pick((1, 1, 3))):
             place, cut = self.random.randrange(len(body) + 1), self.pick((0, 1, 1, 4, 50))
-            body[place : place + cut] = self.pick((*ODD, self.random.randbytes(3), b'"', b"\x00", b"NaN"))
+            body[place : place + cut] = self.pick(
+                (*ODD, self.random.randbytes(3), b'"', b"\x00", b"NaN")
+            )
         if self.chance(0.02):
-            body = bytearray(self.pick((b"[", b'{"inputs":', b'{"inputs":[{"data":[', b'"', b"\x00")) * 100_000)
+            body = bytearray(
+                self.pick((b"[", b'{"inputs":', b'{"inputs":[{"data":[', b'"', b"\x00")) * 100_000
+            )
         return self.infer_case("infer bytes", model, bytes(body), after)
 
     def compressed(self):
@@ -201,7 +254,9 @@ class BadInference(BadRequests):
                 lambda body: whole(body)[:-place] + junk,
                 [("Content-Encoding", coding)],
             )
-        return self.infer_case("compressed", model, text, after, encode, [("Content-Encoding", coding)])
+        return self.infer_case(
+            "compressed", model, text, after, encode, [("Content-Encoding", coding)]
+        )
 
     def invocation(self):
         """MLflow's requests, right or not."""
@@ -221,12 +276,26 @@ class BadInference(BadRequests):
             )
         )
         if self.chance(0.3):
-            changes = (3, [], {}, None, "x", [3], [{}], {"a": 1}, [[]], [[None]], {"columns": [], "data": []})
+            changes = (
+                3,
+                [],
+                {},
+                None,
+                "x",
+                [3],
+                [{}],
+                {"a": 1},
+                [[]],
+                [[None]],
+                {"columns": [], "data": []},
+            )
             if isinstance(content, dict) and self.chance(0.6):
                 content = {**content, self.pick(list(content)): self.pick(changes)}
             else:
                 content = self.pick(changes)
-        text = json.dumps({self.pick((form,) * 12 + ("dataframe_split", "inputs", "x")): content}).encode()
+        text = json.dumps(
+            {self.pick((form,) * 12 + ("dataframe_split", "inputs", "x")): content}
+        ).encode()
         pairs = [b'"model": "%s"' % model.encode()] if self.chance(0.9) else []
         pairs += [
             b'"%s": %s' % (n.encode(), self.option(n))
@@ -238,10 +307,22 @@ class BadInference(BadRequests):
             place, cut = self.random.randrange(len(body) + 1), self.pick((0, 1, 4, 50))
             body[place : place + cut] = self.pick((*ODD, b"NaN", b'"NaN', b'\\"NaN"', b"NaN" * 50))
             text = bytes(body)
-        media_type = JSON if self.chance(0.92) else self.pick(("text/csv", "text/plain", "", "application/x-npy"))
+        media_type = (
+            JSON
+            if self.chance(0.92)
+            else self.pick(("text/csv", "text/plain", "", "application/x-npy"))
+        )
         if media_type == "text/csv" and self.chance(0.7):
             text = self.pick(
-                (b"text\ngood film\n", b"age,city\n3,Rome\n", b"\xff\xfe", b"a,b\n1\n", b'"', b"\n", b"")
+                (
+                    b"text\ngood film\n",
+                    b"age,city\n3,Rome\n",
+                    b"\xff\xfe",
+                    b"a,b\n1\n",
+                    b'"',
+                    b"\n",
+                    b"",
+                )
             )
         query = b"" if self.chance(0.98) else b"?seed=3"
         return Case("invocation", request("POST", b"/invocations" + query, text, (), media_type))
@@ -252,13 +333,28 @@ class BadInference(BadRequests):
         of_model = b"/v2/models/" + name
         of_version = of_model + b"/versions/" + version
         path = self.pick(
-            (b"/v2", b"/v2/", b"/v2/models", b"/v2/health/live", b"/v2/health/ready", b"/ping", b"/version")
+            (
+                b"/v2",
+                b"/v2/",
+                b"/v2/models",
+                b"/v2/health/live",
+                b"/v2/health/ready",
+                b"/ping",
+                b"/version",
+            )
         )
         path = self.pick((path, of_model, of_version))
-        path += self.pick((b"", b"", b"/ready", b"/config", b"/stats", b"/infer", b"/nothing", b"?a=b"))
+        path += self.pick(
+            (b"", b"", b"/ready", b"/config", b"/stats", b"/infer", b"/nothing", b"?a=b")
+        )
         if self.chance(0.2):
             path = self.pick(
-                (b"/v2/repository/index", b"/v2/repository/models/digits/load", b"/v2/models/stats", b"/invocations")
+                (
+                    b"/v2/repository/index",
+                    b"/v2/repository/models/digits/load",
+                    b"/v2/models/stats",
+                    b"/invocations",
+                )
             )
         method = self.pick((b"GET", b"GET", b"POST", self.pick(METHODS)))
         body = (

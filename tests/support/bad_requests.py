@@ -1,4 +1,5 @@
-"""Bad requests without end, from a seeded generator: wrong fields, wrong bytes, wrong routes, wrong framing.
+"""Bad requests without end, from a seeded generator: wrong fields, wrong bytes, wrong routes, wrong
+framing.
 
 Some are good by chance.
 """
@@ -33,7 +34,8 @@ GET = b"GET /health/live HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 MAX_HEAD = 64 << 10  # bytes of a request's line and headers that are read
 
-# How a case ends: each request is answered and the connection goes on; the server refuses and ends the connection; or
+# How a case ends: each request is answered and the connection goes on; the server refuses and ends
+# the connection; or
 # nobody can say, and only the end is certain.
 ANSWERED, REFUSED, ANYTHING = "answered", "refused", "anything"
 
@@ -85,12 +87,21 @@ class BadRequests:
 
     def row(self):
         """A row of digits as JSON, flat or as an image, right or not."""
-        values = [b"%d" % self.random.randrange(17) for _ in range(self.pick((64, 64, 64, 64, 64, 63, 65, 0, 1)))]
+        values = [
+            b"%d" % self.random.randrange(17)
+            for _ in range(self.pick((64, 64, 64, 64, 64, 63, 65, 0, 1)))
+        ]
         if self.chance(0.4) and values:
-            values[self.random.randrange(len(values))] = self.pick(VALID if self.chance(0.85) else NUMBERS)
+            values[self.random.randrange(len(values))] = self.pick(
+                VALID if self.chance(0.85) else NUMBERS
+            )
         if self.chance(0.2):
             return (
-                b"[" + b",".join(b"[" + b",".join(values[i : i + 8]) + b"]" for i in range(0, len(values), 8)) + b"]"
+                b"["
+                + b",".join(
+                    b"[" + b",".join(values[i : i + 8]) + b"]" for i in range(0, len(values), 8)
+                )
+                + b"]"
             )
         return b"[" + b",".join(values) + b"]"
 
@@ -110,8 +121,16 @@ class BadRequests:
     def object(self, route):
         """A request's JSON, of right and wrong fields."""
         field = "inputs" if route == "predict" else "pool"
-        pairs = [(field if self.chance(0.97) else self.pick(("inputs", "pool", "Inputs", "")), self.rows())]
-        pairs += [(name, self.value(name)) for name in self.random.sample(FIELDS[route], self.pick((0, 1, 1, 2, 3)))]
+        pairs = [
+            (
+                field if self.chance(0.97) else self.pick(("inputs", "pool", "Inputs", "")),
+                self.rows(),
+            )
+        ]
+        pairs += [
+            (name, self.value(name))
+            for name in self.random.sample(FIELDS[route], self.pick((0, 1, 1, 2, 3)))
+        ]
         if self.chance(0.05):
             pairs.append((self.pick(("extra", "inputs", "k", "fpr", "x" * 500)), self.pick(VALID)))
         self.random.shuffle(pairs)
@@ -147,7 +166,15 @@ class BadRequests:
         if self.chance(0.1):
             pairs.append(
                 self.pick(
-                    (b"inputs=1", b"seed=1&seed=2", b"%ff=%ff", b"=", b"&&", b"seed=%ED%A0%80", b"a=" + b"b" * 4000)
+                    (
+                        b"inputs=1",
+                        b"seed=1&seed=2",
+                        b"%ff=%ff",
+                        b"=",
+                        b"&&",
+                        b"seed=%ED%A0%80",
+                        b"a=" + b"b" * 4000,
+                    )
                 )
             )
         return b"?" + b"&".join(pairs) if pairs else b""
@@ -194,7 +221,15 @@ class BadRequests:
             )
         )
         order = self.pick((b"False", b"False", b"True", b"None", b"1"))
-        head = b"{'descr': '" + dtype + b"', 'fortran_order': " + order + b", 'shape': " + shape + b", }"
+        head = (
+            b"{'descr': '"
+            + dtype
+            + b"', 'fortran_order': "
+            + order
+            + b", 'shape': "
+            + shape
+            + b", }"
+        )
         if self.chance(0.15):
             head = self.pick(
                 (
@@ -213,31 +248,66 @@ class BadRequests:
             )
         head += b" " * (-(len(head) + 11) % 64) + b"\n"
         length = len(head) if self.chance(0.95) else self.pick((0, 1, 65535, len(head) + 1))
-        version = b"\x01\x00" if self.chance(0.9) else self.pick((b"\x02\x00", b"\x03\x00", b"\x00\x00", b"\xff\xff"))
-        size = self.pick((64, 128)) * self.pick((1, 2, 4, 8)) if self.chance(0.3) else _bytes(dtype, shape)
-        data = self.pick((bytes(size), self.random.randbytes(size), np.full(size // 4, np.nan, "<f4").tobytes()))
+        version = (
+            b"\x01\x00"
+            if self.chance(0.9)
+            else self.pick((b"\x02\x00", b"\x03\x00", b"\x00\x00", b"\xff\xff"))
+        )
+        size = (
+            self.pick((64, 128)) * self.pick((1, 2, 4, 8))
+            if self.chance(0.3)
+            else _bytes(dtype, shape)
+        )
+        data = self.pick(
+            (bytes(size), self.random.randbytes(size), np.full(size // 4, np.nan, "<f4").tobytes())
+        )
         body = b"\x93NUMPY" + version + length.to_bytes(2, "little") + head + data
         if self.chance(0.1):
             body = body[: self.random.randrange(len(body))]
         elif self.chance(0.05):
             body += b"\x00"
-        return self.post("npy", route, body, NPY, self.query(route), [("Accept", NPZ)] if self.chance(0.2) else [])
+        return self.post(
+            "npy",
+            route,
+            body,
+            NPY,
+            self.query(route),
+            [("Accept", NPZ)] if self.chance(0.2) else [],
+        )
 
     def form(self):
         """Forms whose parts, names or boundaries are wrong."""
         route = self.pick(("predict", "acquire"))
         field = b"inputs" if route == "predict" else b"pool"
         parts = [
-            (field, self.pick((b"\x89PNG\r\n\x1a\n", b"", b"\xff\xd8\xff\xe0", self.random.randbytes(40), b"[[0]]")))
+            (
+                field,
+                self.pick(
+                    (
+                        b"\x89PNG\r\n\x1a\n",
+                        b"",
+                        b"\xff\xd8\xff\xe0",
+                        self.random.randbytes(40),
+                        b"[[0]]",
+                    )
+                ),
+            )
         ]
-        parts += [(raw(name), self.value(name)) for name in self.random.sample(FIELDS[route], self.pick((0, 1, 2)))]
+        parts += [
+            (raw(name), self.value(name))
+            for name in self.random.sample(FIELDS[route], self.pick((0, 1, 2)))
+        ]
         if self.chance(0.1):
             parts.append((self.pick((b"", b"extra", b"\xff", b"a" * 5000, field)), b"x"))
         if self.chance(0.01):
             parts = parts * 3000
         body = (
             b"".join(
-                b'--b\r\nContent-Disposition: form-data; name="' + name + b'"\r\n\r\n' + value + b"\r\n"
+                b'--b\r\nContent-Disposition: form-data; name="'
+                + name
+                + b'"\r\n\r\n'
+                + value
+                + b"\r\n"
                 for name, value in parts
             )
             + b"--b--\r\n"
@@ -303,16 +373,33 @@ class BadRequests:
     def route(self):
         """Any route by any method."""
         method = self.pick(METHODS) if self.chance(0.5) else b"GET"
-        body = self.pick((None, b"", b"{}", b"x" * 100)) if method not in (b"GET", b"HEAD", b"TRACE") else None
+        body = (
+            self.pick((None, b"", b"{}", b"x" * 100))
+            if method not in (b"GET", b"HEAD", b"TRACE")
+            else None
+        )
         return Case("route", request(method, self.path(), body), head=method == b"HEAD")
 
     def admin(self):
         """Administration, with the key, another or none."""
         path = self.pick(
-            (b"/admin/refresh", b"/admin/", b"/admin/models/", b"/admin/x", b"/admin/refresh/", b"/admin/../models")
+            (
+                b"/admin/refresh",
+                b"/admin/",
+                b"/admin/models/",
+                b"/admin/x",
+                b"/admin/refresh/",
+                b"/admin/../models",
+            )
         )
         if self.chance(0.6):
-            path = b"/admin/models/" + self.pick(NAMES) + b"/versions/" + self.pick(VERSIONS) + b"/unload"
+            path = (
+                b"/admin/models/"
+                + self.pick(NAMES)
+                + b"/versions/"
+                + self.pick(VERSIONS)
+                + b"/unload"
+            )
         key = self.pick(
             (
                 self.admin_key,
@@ -326,9 +413,16 @@ class BadRequests:
             )
         )
         headers = self.pick(
-            ([], [("X-API-Key", key)], [("Authorization", "Bearer " + key)], [("Authorization", key)])
+            (
+                [],
+                [("X-API-Key", key)],
+                [("Authorization", "Bearer " + key)],
+                [("Authorization", key)],
+            )
         )
-        return Case("admin", request(self.pick((b"POST", b"POST", b"GET", b"PUT")), path, b"", headers))
+        return Case(
+            "admin", request(self.pick((b"POST", b"POST", b"GET", b"PUT")), path, b"", headers)
+        )
 
     def headers(self):
         """Headers that are odd, many or long, around a body that may be right."""
@@ -378,7 +472,11 @@ class BadRequests:
             )
         )
         return self.post(
-            "headers", self.pick(("predict", "acquire")), self.object("predict"), content_type, headers=headers
+            "headers",
+            self.pick(("predict", "acquire")),
+            self.object("predict"),
+            content_type,
+            headers=headers,
         )
 
     # Framing
@@ -394,13 +492,16 @@ class BadRequests:
             (request("POST", "/predict", b"{"), 422),
             (request("POST", "/predict", b"", content_type="text/plain"), 415),
             (
-                POST + b'Transfer-Encoding: chunked\r\n\r\n4\r\n{"in\r\n1;a=b\r\n \r\n0\r\nX-T: 1\r\n\r\n',
+                POST
+                + b'Transfer-Encoding: chunked\r\n\r\n4\r\n{"in\r\n1;a=b\r\n \r\n0\r\nX-T: 1\r\n\r\n',
                 422,
             ),
         )
         chosen = [self.pick(known) for _ in range(self.pick((2, 3, 10, 40)))]
         return Case(
-            "pipeline", b"".join(content for content, _ in chosen), statuses=tuple(status for _, status in chosen)
+            "pipeline",
+            b"".join(content for content, _ in chosen),
+            statuses=tuple(status for _, status in chosen),
         )
 
     def framing(self):
@@ -432,8 +533,10 @@ class BadRequests:
                 b"GET /health/live HTTP/1.1\r\nConnection: close\r\n\r\n" + LIVE,
                 b"GET  / HTTP/1.1\r\n\r\n",
                 b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n" + LIVE,
-                b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n" + b"\x81\x05hello",
-                GET + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n\r\n",
+                b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+                + b"\x81\x05hello",
+                GET
+                + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n\r\n",
                 self.random.randbytes(self.random.randrange(1, 300)),
                 b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + self.random.randbytes(200),
                 b"",
@@ -448,7 +551,18 @@ class BadRequests:
     def refused(self):
         """What is no HTTP, and what has no end: refused at once."""
         chunked = POST + b"Transfer-Encoding: chunked\r\n\r\n"
-        bad = [b"-5", b"+5", b"abc", b"5, 5", b"5,6", b"0x10", b"1e3", b"99999999999999999999999999", b"5 5", b"\xb2"]
+        bad = [
+            b"-5",
+            b"+5",
+            b"abc",
+            b"5, 5",
+            b"5,6",
+            b"0x10",
+            b"1e3",
+            b"99999999999999999999999999",
+            b"5 5",
+            b"\xb2",
+        ]
         content = self.pick(
             (
                 POST + b"Content-Length: " + self.pick(bad) + b"\r\n\r\n{}",
@@ -457,7 +571,14 @@ class BadRequests:
                 POST + b"Transfer-Encoding: chunked, gzip\r\n\r\n{}",
                 chunked
                 + self.pick(
-                    (b"xyz\r\n", b"-1\r\n{}", b"fffffffffffffffff\r\n", b"2\r\n{}}\r\n", b" 2\r\n{}\r\n", b"2\n\r\n")
+                    (
+                        b"xyz\r\n",
+                        b"-1\r\n{}",
+                        b"fffffffffffffffff\r\n",
+                        b"2\r\n{}}\r\n",
+                        b" 2\r\n{}\r\n",
+                        b"2\n\r\n",
+                    )
                 ),
                 b"GET /\r\n\r\n",
                 b"GET / HTTP/9.9\r\n\r\n",
@@ -492,7 +613,9 @@ def _percent(value):
 def _bytes(dtype, shape):
     """How many bytes an array of a header would take, if few."""
     try:
-        size = int(np.prod(json.loads(shape.replace(b"(", b"[").replace(b",)", b"]").replace(b")", b"]"))))
+        size = int(
+            np.prod(json.loads(shape.replace(b"(", b"[").replace(b",)", b"]").replace(b")", b"]")))
+        )
         return min(max(size * np.dtype(dtype.decode()).itemsize, 0), 4096)
     except (ValueError, TypeError):
         return io.DEFAULT_BUFFER_SIZE

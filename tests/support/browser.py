@@ -1,4 +1,5 @@
-"""Chromium, driven by selenium, which has an environment of its own: `.venv-page`, made by `make test-real`."""
+"""Chromium, driven by selenium, which has an environment of its own: `.venv-page`, made by `make
+test-real`."""
 
 import base64
 import shutil
@@ -14,7 +15,13 @@ from tests.support.environment import ROOT
 WAIT_S = 20.0  # for what a page shows
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
-PACKAGES = ROOT / ".venv-page" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+PACKAGES = (
+    ROOT
+    / ".venv-page"
+    / "lib"
+    / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    / "site-packages"
+)
 AXE = ROOT / ".venv-page" / "package" / "axe.min.js"
 GIVE = """
 const [kind, selector, files] = arguments, given = new DataTransfer();
@@ -40,10 +47,13 @@ MISSING = next(
 
 
 @contextmanager
-def chromium(width: int = 1200, height: int = 1400, *, dark: bool = False, downloads: str = "") -> Iterator[Any]:
+def chromium(
+    width: int = 1200, height: int = 1400, *, dark: bool = False, downloads: str = ""
+) -> Iterator[Any]:
     """Run Chromium without a window; yields selenium's driver, whose log has what the console says.
 
-    `dark`: as where the reader's system is dark. `downloads`: the folder for files that a page saves.
+    `dark`: as where the reader's system is dark. `downloads`: the folder for files that a page
+        saves.
     """
     site.addsitedir(str(PACKAGES))
     from selenium import webdriver
@@ -75,12 +85,18 @@ def chromium(width: int = 1200, height: int = 1400, *, dark: bool = False, downl
 
 
 def complaints(driver: Any) -> list[str]:
-    """What the console complains of since it was last asked: errors, files not found, what the policy blocked."""
-    return [entry["message"] for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+    """What the console complains of since it was last asked: errors, files not found, what the
+    policy blocked."""
+    return [
+        entry["message"]
+        for entry in driver.get_log("browser")
+        if entry["level"] in ("SEVERE", "WARNING")
+    ]
 
 
 def opened(driver: Any, address: str) -> Any:
-    """Open the page at an address, anew, and forget what the console said before; return the driver."""
+    """Open the page at an address, anew, and forget what the console said before; return the
+    driver."""
     driver.get("about:blank")
     driver.get_log("browser")
     driver.get(address)
@@ -98,8 +114,11 @@ def until(driver: Any, condition: Callable[[], Any], seconds: float = WAIT_S) ->
 
 
 def text_of(driver: Any, selector: str) -> str:
-    """The text of the first such element, empty where there is none; in one step, since answers change."""
-    found: str = driver.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
+    """The text of the first such element, empty where there is none; in one step, since answers
+    change."""
+    found: str = driver.execute_script(
+        "return document.querySelector(arguments[0])?.innerText ?? ''", selector
+    )
     return found.replace("\xa0", " ")
 
 
@@ -124,7 +143,9 @@ def draw(driver: Any, board: Any, strokes: list[list[tuple[float, float]]]) -> N
     box = board.rect
     for stroke in strokes:
         actions = ActionChains(driver, duration=10)
-        offsets = [(round((x - 0.5) * box["width"]), round((y - 0.5) * box["height"])) for x, y in stroke]
+        offsets = [
+            (round((x - 0.5) * box["width"]), round((y - 0.5) * box["height"])) for x, y in stroke
+        ]
         actions.move_to_element_with_offset(board, *offsets[0]).click_and_hold()
         for offset in offsets[1:]:
             actions.move_to_element_with_offset(board, *offset)
@@ -132,7 +153,8 @@ def draw(driver: Any, board: Any, strokes: list[list[tuple[float, float]]]) -> N
 
 
 def give(driver: Any, event: str, selector: str, *files: tuple[str, str, bytes]) -> bool:
-    """Drop or paste files, (name, media type, content), on an element; return whether the page took them."""
+    """Drop or paste files, (name, media type, content), on an element; return whether the page took
+    them."""
     packed = [(name, kind, base64.b64encode(content).decode()) for name, kind, content in files]
     taken: bool = driver.execute_script(GIVE, event, selector, packed)
     return taken

@@ -45,14 +45,25 @@ class SeaweedFS:
         """Start it, and wait until it answers."""
         folder = self.folder / "data"
         folder.mkdir(parents=True, exist_ok=True)
-        command = [str(PROGRAMS["weed"]), "mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}"]
+        command = [
+            str(PROGRAMS["weed"]),
+            "mini",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            f"-dir={folder}",
+        ]
         command += [f"-{part}.port={port}" for part, port in self.ports.items()]
         command += [f"-{part}.port.grpc={free_port()}" for part in self.ports]
         command += ["-webdav=false", "-admin.ui=false", "-master.telemetry=false"]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command,
-                env={**os.environ, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "S3_BUCKET": BUCKET},
+                env={
+                    **os.environ,
+                    "AWS_ACCESS_KEY_ID": KEY,
+                    "AWS_SECRET_ACCESS_KEY": SECRET,
+                    "S3_BUCKET": BUCKET,
+                },
                 cwd=self.folder,
                 stdout=log,
                 stderr=log,
@@ -62,10 +73,17 @@ class SeaweedFS:
     def _has_bucket(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, (self.folder / "log").read_text()[-2000:]
-        options = {"endpoint": self.url, "access_key_id": KEY, "secret_access_key": SECRET, "region": "us-east-1"}
+        options = {
+            "endpoint": self.url,
+            "access_key_id": KEY,
+            "secret_access_key": SECRET,
+            "region": "us-east-1",
+        }
         once = {"max_retries": 0}
         try:
-            S3Store(BUCKET, **options, client_options={"allow_http": True}, retry_config=once).list().collect()
+            S3Store(
+                BUCKET, **options, client_options={"allow_http": True}, retry_config=once
+            ).list().collect()
         except BaseError:
             return False
         return True
@@ -85,7 +103,9 @@ def rclone(folder: Path) -> Iterator[str]:
     port = free_port()
     command = [str(PROGRAMS["rclone"]), "serve", "s3", str(folder), "--addr", f"127.0.0.1:{port}"]
     process = subprocess.Popen(
-        [*command, "--auth-key", f"{KEY},{SECRET}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*command, "--auth-key", f"{KEY},{SECRET}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         wait_until(lambda: _listens(port), 30)

@@ -22,7 +22,8 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
 
 @contextmanager
 def nodes(*processors: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Nodes of Ray with so many processors each; yields the cluster's address, and what is told to kill them."""
+    """Nodes of Ray with so many processors each; yields the cluster's address, and what is told to
+    kill them."""
     command = [str(PYTHON), str(ROOT / "tests" / "support" / "ray_nodes.py"), *map(str, processors)]
     process = subprocess.Popen(
         command,
@@ -51,15 +52,24 @@ def tell(process: subprocess.Popen[str], what: str) -> None:
     assert process.stdout is not None and process.stdin is not None
     process.stdin.write(f"{what}\n")
     process.stdin.flush()
-    while (line := process.stdout.readline()) != "done\n":  # Ray says on the way that a node is lost
+    while (
+        line := process.stdout.readline()
+    ) != "done\n":  # Ray says on the way that a node is lost
         assert line, "it has ended"
 
 
 @contextmanager
-def cluster(store: Path, folder: Path, options: Sequence[str] = (), **settings: str) -> Iterator[tuple[str, Path]]:
-    """`python -m service cluster`; yields its URL, once it is ready, and the file of what it says."""
+def cluster(
+    store: Path, folder: Path, options: Sequence[str] = (), **settings: str
+) -> Iterator[tuple[str, Path]]:
+    """`python -m service cluster`; yields its URL, once it is ready, and the file of what it
+    says."""
     port, log = free_port(), folder / "cluster.log"
-    basics = {"DUBITO_STORE": str(store), "DUBITO_STATE": str(folder / "state"), "DUBITO_NOTICE_S": "0"}
+    basics = {
+        "DUBITO_STORE": str(store),
+        "DUBITO_STATE": str(folder / "state"),
+        "DUBITO_NOTICE_S": "0",
+    }
     environment = {**environment_with(**basics, **WITHOUT_TRIALS, **settings), **QUIET}
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -97,7 +107,8 @@ def replicas() -> list[int]:
 
 @dataclass
 class Load:
-    """Requests without end from several threads: each answer is compared with the one that is due."""
+    """Requests without end from several threads: each answer is compared with the one that is
+    due."""
 
     url: str
     due: dict[str, list[tuple[dict[str, object], bytes]]]  # by version: requests and their answers
@@ -157,8 +168,12 @@ class Load:
         return max((b - a for a, b in pairwise(times)), default=float("inf"))
 
 
-def due_answers(url: str, rows: Sequence[Sequence[float]], **fields: object) -> list[tuple[dict[str, object], bytes]]:
+def due_answers(
+    url: str, rows: Sequence[Sequence[float]], **fields: object
+) -> list[tuple[dict[str, object], bytes]]:
     """Requests of one row with seeds, and what a single process answers them."""
-    requests = [{"inputs": [list(map(float, row))], "seed": seed, **fields} for seed, row in enumerate(rows)]
+    requests = [
+        {"inputs": [list(map(float, row))], "seed": seed, **fields} for seed, row in enumerate(rows)
+    ]
     with httpx.Client(base_url=url, timeout=60) as client:
         return [(request, client.post("/predict", json=request).content) for request in requests]

@@ -1,5 +1,5 @@
-"""Clients that know what they must be answered: every answer is compared byte for byte, so that no row of another
-request, and none of another version, goes unnoticed."""
+"""Clients that know what they must be answered: every answer is compared byte for byte, so that no
+row of another request, and none of another version, goes unnoticed."""
 
 import json
 import random
@@ -27,7 +27,8 @@ class Reference:
 
 
 def references(port, rows, count=40, **fields):
-    """Requests of different rows, numbers of rows and draws, and seeds, with the answers of a service at rest."""
+    """Requests of different rows, numbers of rows and draws, and seeds, with the answers of a
+    service at rest."""
     made, chooser = [], random.Random(0)
     with Connection(port) as connection:
         for seed in range(count):
@@ -45,7 +46,8 @@ def references(port, rows, count=40, **fields):
 
 @dataclass
 class Told:
-    """What clients were told: answers that were right, others by status, connections that ended without an answer."""
+    """What clients were told: answers that were right, others by status, connections that ended
+    without an answer."""
 
     right: int = 0
     hung_up: int = 0
@@ -60,16 +62,20 @@ class Told:
 class Crowd:
     """Clients that ask until the block ends, on connections that are kept.
 
-    A share of them hangs up, at a random moment of a request, by an end or a reset; a share asks without a seed, and
-    `replayed` asks again with the seed that the answer named.
+    A share of them hangs up, at a random moment of a request, by an end or a reset; a share asks
+    without a seed, and `replayed` asks again with the seed that the answer named.
     """
 
     def __init__(self, port, references, clients=8, hang_up=0.0, fresh=0.2, until_closed=False):
         self.port, self.references, self.hang_up, self.fresh = port, references, hang_up, fresh
-        self.until_closed = until_closed  # a client stops when the server says that it closes the connection
+        self.until_closed = (
+            until_closed  # a client stops when the server says that it closes the connection
+        )
         self.told = [Told() for _ in range(clients)]
         self.stop = threading.Event()
-        self.threads = [threading.Thread(target=self._ask, args=(i, told)) for i, told in enumerate(self.told)]
+        self.threads = [
+            threading.Thread(target=self._ask, args=(i, told)) for i, told in enumerate(self.told)
+        ]
 
     def __enter__(self):
         for thread in self.threads:
@@ -115,7 +121,9 @@ class Crowd:
                 continue
             is_fresh = chooser.random() < self.fresh
             try:
-                answer = connection.ask(reference.bytes(seed=None) if is_fresh else reference.bytes())
+                answer = connection.ask(
+                    reference.bytes(seed=None) if is_fresh else reference.bytes()
+                )
             except (Ended, OSError) as error:
                 told.ended += 1
                 if isinstance(error, TimeoutError):
@@ -132,7 +140,9 @@ class Crowd:
                 elif answer.body == reference.expected:
                     told.right += 1
                 else:
-                    told.wrong.append(f"{answer.body[:300]!r} in place of {reference.expected[:300]!r}")
+                    told.wrong.append(
+                        f"{answer.body[:300]!r} in place of {reference.expected[:300]!r}"
+                    )
             if answer.closes:
                 connection.close()
                 connection = None
@@ -143,7 +153,8 @@ class Crowd:
 
 
 def replayed(port, told, most=200):
-    """How many answers under fresh draws are, byte for byte, those of the seeds that they name; all must be."""
+    """How many answers under fresh draws are, byte for byte, those of the seeds that they name; all
+    must be."""
     with Connection(port) as connection:
         for reference, body in told.fresh[:most]:
             again = connection.ask(reference.bytes(seed=json.loads(body)["seed"]))
@@ -152,7 +163,8 @@ def replayed(port, told, most=200):
 
 
 def _hang_up(connection, content, chooser):
-    """Send a part of a request or all of it, wait a moment, read a part of what came or nothing, and go."""
+    """Send a part of a request or all of it, wait a moment, read a part of what came or nothing,
+    and go."""
     cut = chooser.choice((chooser.randrange(len(content)), len(content)))
     try:
         connection.send(content[:cut])

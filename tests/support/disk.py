@@ -1,11 +1,13 @@
-"""A disk that stops: of what a program does to files in one folder, a prefix is done and the rest is not.
+"""A disk that stops: of what a program does to files in one folder, a prefix is done and the rest
+is not.
 
-`stopping(folder, at=n)` raises `Stopped` at the n-th call that changes anything there, and at all after it. A write
-that is stopped is half done. What the folder then holds is
+`stopping(folder, at=n)` raises `Stopped` at the n-th call that changes anything there, and at all
+after it. A write that is stopped is half done. What the folder then holds is
 
     killed             what was done: the process ended, the system went on
     content lost       the same, but files that were not synced since they were written are empty
-    entries lost       and what was created or renamed in a folder that was not synced since is as it was before
+    entries lost       and what was created or renamed in a folder that was not synced since is as
+    it was before
 
 The last two are what a loss of power may leave, at worst. Deletions count as lasting at once.
 """
@@ -33,10 +35,15 @@ class Disk:
         self.root, self.at, self.before_each = root, at, before_each
         self.calls = 0
         self.is_open = True  # False while `before_each` looks: it may not change anything
-        self.real = {name: getattr(os, name) for name in ("open", "mkdir", "rename", "replace", "chmod", "unlink")}
+        self.real = {
+            name: getattr(os, name)
+            for name in ("open", "mkdir", "rename", "replace", "chmod", "unlink")
+        }
         self.real |= {"rmdir": os.rmdir, "fsync": os.fsync, "io.open": io.open}
         self.unsynced: set[int] = set()  # files, by inode
-        self.entries: list[tuple[int, Callable[[Path], None]]] = []  # the folder's inode, and what undoes a change
+        self.entries: list[
+            tuple[int, Callable[[Path], None]]
+        ] = []  # the folder's inode, and what undoes a change
 
     def step(self) -> None:
         """Count a change that is about to be made."""
@@ -52,7 +59,11 @@ class Disk:
         """Take away what was not synced."""
         if loss == "entries lost":
             for folder, undo in reversed(self.entries):
-                places = [path for path in (self.root, *self.root.rglob("*")) if path.lstat().st_ino == folder]
+                places = [
+                    path
+                    for path in (self.root, *self.root.rglob("*"))
+                    if path.lstat().st_ino == folder
+                ]
                 if places:
                     undo(places[0])
         if loss != "killed":
@@ -135,7 +146,8 @@ class Disk:
 
 
 class Written:
-    """A file open for writing. What is written is on its way at once; a write that is stopped is half done."""
+    """A file open for writing. What is written is on its way at once; a write that is stopped is
+    half done."""
 
     def __init__(self, file, disk: Disk) -> None:
         self.file, self.disk = file, disk
@@ -165,12 +177,16 @@ class Written:
 
 @contextmanager
 def stopping(
-    root: Path, at: int | None = None, loss: str = "killed", before_each: Callable[[], None] | None = None
+    root: Path,
+    at: int | None = None,
+    loss: str = "killed",
+    before_each: Callable[[], None] | None = None,
 ) -> Iterator[Disk]:
-    """Run a block on a disk that stops at the `at`-th change (None: never), then take away what `loss` says.
+    """Run a block on a disk that stops at the `at`-th change (None: never), then take away what
+    `loss` says.
 
-    `before_each` is called before every change. The block ends as if nothing had been raised; `Disk.calls` says how
-    many changes there were.
+    `before_each` is called before every change. The block ends as if nothing had been raised;
+    `Disk.calls` says how many changes there were.
     """
     disk = Disk(root, at, before_each)
     with pytest.MonkeyPatch.context() as patch:

@@ -21,20 +21,25 @@ def environment_with(**settings: str) -> dict[str, str]:
 def environment_in(folder: Path) -> dict[str, str]:
     """The environment of commands that read data in a folder, and put runs and models below it."""
     return environment_with(
-        DUBITO_STORE=str(folder / "models"), DUBITO_RUNS=str(folder / "runs"), DUBITO_DATA=str(folder)
+        DUBITO_STORE=str(folder / "models"),
+        DUBITO_RUNS=str(folder / "runs"),
+        DUBITO_DATA=str(folder),
     )
 
 
 def run_training(folder: Path, *arguments: str) -> None:
     """Run `python -m training` in `environment_in` a folder; it succeeds."""
     command = [sys.executable, "-m", "training", *arguments]
-    done = subprocess.run(command, env=environment_in(folder), cwd=ROOT, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        command, env=environment_in(folder), cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr
 
 
 @contextmanager
 def working_in(folder: Path) -> Iterator[None]:
-    """Commands of this process find a user's modules and data in a folder, and put runs and models below it."""
+    """Commands of this process find a user's modules and data in a folder, and put runs and models
+    below it."""
     with pytest.MonkeyPatch.context() as settings:
         settings.syspath_prepend(folder)
         settings.setenv("DUBITO_DATA", str(folder))

@@ -1,8 +1,9 @@
-"""Rows of the largest numbers that there are: each is answered as the OpenAPI document says, or refused by name."""
+"""Rows of the largest numbers that there are: each is answered as the OpenAPI document says, or
+refused by name."""
 
 import numpy as np
 
-from service.http.schemas import PredictAnswer
+from service.api.schemas import PredictAnswer
 
 
 def assert_extremes_are_answered_or_refused(client, model, size):
@@ -20,6 +21,8 @@ def assert_extremes_are_answered_or_refused(client, model, size):
                 answered += 1
             else:
                 assert answer.status_code == 422, answer.text
-                assert answer.json()["detail"].startswith("inputs.0: expected numbers that the model can compute")
+                assert answer.json()["detail"].startswith(
+                    "inputs.0: expected numbers that the model can compute"
+                )
                 refused += 1
     assert answered > 0

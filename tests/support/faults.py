@@ -1,4 +1,5 @@
-"""What goes wrong around a service while clients ask it: each function does it and returns what was seen."""
+"""What goes wrong around a service while clients ask it: each function does it and returns what was
+seen."""
 
 import os
 import resource
@@ -54,11 +55,14 @@ def starts(url):
 
 
 def hit_worker(url, process, crowd, how):
-    """Send a signal to one of two workers; return when the next answer came, and when a new worker served."""
+    """Send a signal to one of two workers; return when the next answer came, and when a new worker
+    served."""
     before, pids = starts(url), children(process.pid)
     begun = time.monotonic()
     os.kill(min(pids), how)
-    wait_until(lambda: children(process.pid).isdisjoint({min(pids)}) and len(children(process.pid)) == 2)
+    wait_until(
+        lambda: children(process.pid).isdisjoint({min(pids)}) and len(children(process.pid)) == 2
+    )
     noticed = time.monotonic() - begun
     wait_until(lambda: all(new > 0 for new in starts(url)) and starts(url) != before)
     recovered = time.monotonic() - begun
@@ -86,7 +90,8 @@ def signalled_worker(serve, store, made, seconds, how):
             ended += told.ended
     noticed, recovered, gap = (max(values) for values in zip(*seen, strict=True))
     return recovered, (
-        f"{len(seen)} times: {ended} connections ended, {text} in the last; noticed in {noticed:.1f} s, a new worker "
+        f"{len(seen)} times: {ended} connections ended, {text} in the last; noticed in "
+        f"{noticed:.1f} s, a new worker "
         f"serves after {recovered:.1f} s at most, no answer for {gap:.2f} s at most"
     )
 
@@ -103,15 +108,25 @@ def hang_ups(serve, store, made, seconds, clients=8):
         text = assert_right(told, port)
         assert told.hung_up > 0
         page = httpx.get(f"{url}/metrics", timeout=60).text
-        wait_until(lambda: metric(httpx.get(f"{url}/metrics", timeout=60).text, "dubito_queued_requests") == 0)
+        wait_until(
+            lambda: (
+                metric(httpx.get(f"{url}/metrics", timeout=60).text, "dubito_queued_requests") == 0
+            )
+        )
         assert metric(page, "dubito_failures_total", route="/predict", reason="unexpected") == 0
         assert settled(lambda: open_files(process.pid)) == files
     return f"{told.hung_up:,} hung up; {text}; nothing stays queued, as many files open as before"
 
 
 def slow_clients(serve, store, made, rows, seconds, many=40, receive_s=2):
-    """Clients whose requests trickle, and who do not read their answers, beside others; return figures."""
-    large = {"inputs": rows.astype(int).tolist(), "num_samples": 100, "return_samples": True, "seed": 1}
+    """Clients whose requests trickle, and who do not read their answers, beside others; return
+    figures."""
+    large = {
+        "inputs": rows.astype(int).tolist(),
+        "num_samples": 100,
+        "return_samples": True,
+        "seed": 1,
+    }
     large = request("POST", "/predict", httpx.Request("POST", "http://x", json=large).content)
     with serve(store, DUBITO_DEADLINE_S=str(receive_s)) as (url, process):
         reading_log(process)
@@ -120,7 +135,10 @@ def slow_clients(serve, store, made, rows, seconds, many=40, receive_s=2):
         with Crowd(port, made, clients=4) as crowd:
             time.sleep(seconds / 4)
             alone = crowd.right / (seconds / 4)
-            threads = [threading.Thread(target=trickle, args=(port, made[i % 3].bytes())) for i in range(many)]
+            threads = [
+                threading.Thread(target=trickle, args=(port, made[i % 3].bytes()))
+                for i in range(many)
+            ]
             for thread in threads:
                 thread.start()
             unread = [Connection(port, receive_bytes=4096) for _ in range(many // 8)]
@@ -138,7 +156,8 @@ def slow_clients(serve, store, made, rows, seconds, many=40, receive_s=2):
             connection.close()
         assert left == files
     return (
-        f"{many} trickle and {len(unread)} do not read: all are hung up on, with {receive_s} s allowed; {text}; "
+        f"{many} trickle and {len(unread)} do not read: all are hung up on, with {receive_s} s "
+        f"allowed; {text}; "
         f"{beside:.0f} right answers a second beside them, {alone:.0f} before"
     )
 
@@ -153,7 +172,8 @@ def trickle(port, content):
 
 
 def terminated(serve, store, made, pool, workers="1"):
-    """SIGTERM while clients ask and large pools are ranked: all that was accepted is answered; return figures."""
+    """SIGTERM while clients ask and large pools are ranked: all that was accepted is answered;
+    return figures."""
     ranking = request("POST", "/acquire?k=3&seed=1", pool, content_type="application/x-npy")
     settings = {"DUBITO_WORKERS": workers, "DUBITO_NOTICE_S": "1", "DUBITO_DRAIN_S": "120"}
     with serve(store, **settings) as (url, process), ExitStack() as connections:
@@ -202,7 +222,8 @@ def emptied(path):
 
 
 def damaged_files(serve, source, rows, folder):
-    """Versions of which a file is damaged are published under load, then all files of the served one are deleted."""
+    """Versions of which a file is damaged are published under load, then all files of the served
+    one are deleted."""
     shutil.copytree(source, folder / "models")
     shutil.copytree(source, folder / "scratch")
     store, scratch = ModelStore(folder / "models"), ModelStore(folder / "scratch")
@@ -237,7 +258,8 @@ def damaged_files(serve, source, rows, folder):
             assert ask_for(url, "1") == 200
         text = assert_right(crowd.whole(), port)
     return (
-        f"{tried} damaged versions, each refused by name while `latest` went on with the one before; then every file "
+        f"{tried} damaged versions, each refused by name while `latest` went on with the one "
+        "before; then every file "
         f"of the served version was deleted; {text}"
     )
 
@@ -246,7 +268,9 @@ def ask_for(url, version):
     """Have the service look at its store, and return the status of a request for a version."""
     looked = httpx.post(f"{url}/admin/refresh", headers={"X-API-Key": ADMIN_KEY}, timeout=60)
     assert looked.status_code == 200
-    return httpx.post(f"{url}/predict", json={"inputs": [[0] * 64], "version": version}, timeout=60).status_code
+    return httpx.post(
+        f"{url}/predict", json={"inputs": [[0] * 64], "version": version}, timeout=60
+    ).status_code
 
 
 PUBLISH = """
@@ -263,10 +287,13 @@ except Exception as error:
 
 
 def publish_with(limit_bytes, root, source):
-    """Publish in a process that can write files of so many bytes at most, as on a disk that fills up."""
+    """Publish in a process that can write files of so many bytes at most, as on a disk that fills
+    up."""
     command = [sys.executable, "-c", PUBLISH, str(root), str(source), str(limit_bytes)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
 
 
 def fill_disk_of(*pids):

@@ -1,4 +1,5 @@
-"""A bucket in memory whose requests are counted, and that goes away, ignores conditions, or stops a writer."""
+"""A bucket in memory whose requests are counted, and that goes away, ignores conditions, or stops a
+writer."""
 
 from collections import Counter
 from pathlib import Path
@@ -27,14 +28,20 @@ class FaultyBucket:
         self.requests = Counter()
         self.is_reachable = True
         self.heeds = {"create", "e_tag"}  # conditions
-        self.stops_at = None  # the changing request before which, and at every later one, the writer is killed
-        self.loses_answer_to = None  # the changing request that is done, and whose answer does not come
+        self.stops_at = (
+            None  # the changing request before which, and at every later one, the writer is killed
+        )
+        self.loses_answer_to = (
+            None  # the changing request that is done, and whose answer does not come
+        )
         self.changes = 0
         self.before_get = lambda path: None
 
     def _asked(self, what, changes=False):
         if not self.is_reachable:
-            raise GenericError(f"Generic S3 error: HTTP error: error sending request, Authorization: {SECRET}")
+            raise GenericError(
+                f"Generic S3 error: HTTP error: error sending request, Authorization: {SECRET}"
+            )
         if changes:
             self.changes += 1
             if self.stops_at is not None and self.changes >= self.stops_at:
@@ -57,7 +64,9 @@ class FaultyBucket:
     def put(self, path, content, mode="overwrite"):
         self._asked("put", changes=True)
         condition = "create" if mode == "create" else "e_tag" if isinstance(mode, dict) else None
-        result = self.memory.put(path, content, mode=mode if condition in self.heeds else "overwrite")
+        result = self.memory.put(
+            path, content, mode=mode if condition in self.heeds else "overwrite"
+        )
         self._answered()
         return result
 

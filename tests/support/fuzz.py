@@ -40,14 +40,17 @@ class Outcome:
     def __str__(self):
         counts = ", ".join(f"{status}: {count}" for status, count in sorted(self.statuses.items()))
         return (
-            f"{self.sent} sent, {self.past_parsing} of them read and understood as JSON, npy or forms; answers "
-            f"{counts}; {len(self.wrong)} wrong; slowest {self.slowest_s:.2f} s; {self.good} good requests between "
+            f"{self.sent} sent, {self.past_parsing} of them read and understood as JSON, npy or "
+            "forms; answers "
+            f"{counts}; {len(self.wrong)} wrong; slowest {self.slowest_s:.2f} s; {self.good} good "
+            "requests between "
             "them right"
         )
 
 
 def fuzz(port, count, seed, admin_key, clients=4, within_s=20.0, requests=BadRequests):
-    """Send `count` cases from several clients at once; each is answered, or its connection ends, in `within_s`."""
+    """Send `count` cases from several clients at once; each is answered, or its connection ends, in
+    `within_s`."""
     good = request("POST", "/predict", json.dumps({"inputs": [[8] * 64], "seed": 7}).encode())
     with Connection(port) as connection:
         expected = connection.ask(good)
@@ -78,21 +81,29 @@ def _client(port, outcome, cases, good, expected, within_s):
         try:
             answers, open_still = _answers(connection, case)
         except Exception as error:  # no answer, no end, or bytes that are no answer
-            outcome.wrong.append(f"{case.kind}: {type(error).__name__} {error} after {case.content[:300]!r}")
+            outcome.wrong.append(
+                f"{case.kind}: {type(error).__name__} {error} after {case.content[:300]!r}"
+            )
             answers, open_still = [], False
         outcome.slowest_s = max(outcome.slowest_s, time.perf_counter() - begun)
         for answer in answers:
             outcome.statuses[answer.status] += 1
             if what := _wrong(answer):
-                outcome.wrong.append(f"{case.kind}: {what} {answer.body[:300]!r} to {case.content[:300]!r}")
-        outcome.past_parsing += len(answers) == 1 and case.content.startswith(b"POST /") and _is_parsed(answers[0])
+                outcome.wrong.append(
+                    f"{case.kind}: {what} {answer.body[:300]!r} to {case.content[:300]!r}"
+                )
+        outcome.past_parsing += (
+            len(answers) == 1 and case.content.startswith(b"POST /") and _is_parsed(answers[0])
+        )
         if not open_still:
             connection.close()
             connection = None
         elif outcome.kinds.total() % GOOD_EVERY == 0:
             outcome.good += 1
             if connection.ask(good).body != expected:
-                outcome.wrong.append(f"a good request was answered wrongly after {case.content[:300]!r}")
+                outcome.wrong.append(
+                    f"a good request was answered wrongly after {case.content[:300]!r}"
+                )
     if connection is not None:
         connection.close()
 
@@ -109,7 +120,9 @@ def _answers(connection, case):
     if case.ends == ANSWERED:
         answers = [connection.answer(case.head) for _ in case.statuses or (0,)]
         if case.statuses and tuple(answer.status for answer in answers) != case.statuses:
-            raise AssertionError(f"expected {case.statuses}, got {[answer.status for answer in answers]}")
+            raise AssertionError(
+                f"expected {case.statuses}, got {[answer.status for answer in answers]}"
+            )
         return answers, not answers[-1].closes
     try:
         answer = connection.answer()
@@ -135,7 +148,11 @@ def _wrong(answer):
             return "an error that is of no protocol"
     elif answer.status >= 400 and len(answer.body) > 100:
         return "an error that is no problem"
-    if answer.status == 200 and answer.headers.get(b"content-type") == JSON.encode() and answer.body:
+    if (
+        answer.status == 200
+        and answer.headers.get(b"content-type") == JSON.encode()
+        and answer.body
+    ):
         try:
             json.loads(answer.body)
         except ValueError:

@@ -9,24 +9,33 @@ PRODUCTS = 2000  # of matrices, 0.1 s each or more
 
 
 def endless(graph: bytes) -> bytes:
-    """The graph with minutes of matrix products before its first output, which take their time when it is run: while
-    it is loaded all of them would be kept, and soon be too large."""
+    """The graph with minutes of matrix products before its first output, which take their time when
+    it is run: while it is loaded all of them would be kept, and soon be too large."""
     nodes = [*_shape_when_run(graph), helper.make_node("ConstantOfShape", ["odd.long"], ["odd.0"])]
-    nodes += [helper.make_node("MatMul", [f"odd.{i}", f"odd.{i}"], [f"odd.{i + 1}"]) for i in range(PRODUCTS)]
+    nodes += [
+        helper.make_node("MatMul", [f"odd.{i}", f"odd.{i}"], [f"odd.{i + 1}"])
+        for i in range(PRODUCTS)
+    ]
     nodes.append(helper.make_node("ReduceSum", [f"odd.{PRODUCTS}"], ["odd.sum"], keepdims=0))
     return _before_output(graph, nodes, [SIDE, SIDE])
 
 
 def hungry(graph: bytes, numbers: int, when_loaded: bool) -> bytes:
-    """The graph with so many float32 numbers before its first output, made when it is loaded or when it is run."""
-    nodes = [helper.make_node("Identity", ["odd.shape"], ["odd.long"])] if when_loaded else _shape_when_run(graph)
+    """The graph with so many float32 numbers before its first output, made when it is loaded or
+    when it is run."""
+    nodes = (
+        [helper.make_node("Identity", ["odd.shape"], ["odd.long"])]
+        if when_loaded
+        else _shape_when_run(graph)
+    )
     nodes.append(helper.make_node("ConstantOfShape", ["odd.long"], ["odd.0"]))
     nodes.append(helper.make_node("ReduceSum", ["odd.0"], ["odd.sum"], keepdims=0))
     return _before_output(graph, nodes, [numbers])
 
 
 def _shape_when_run(graph):
-    """Nodes that give the shape as one that depends on what comes in, so that nothing of it is computed before."""
+    """Nodes that give the shape as one that depends on what comes in, so that nothing of it is
+    computed before."""
     rows = onnx.load_model_from_string(graph).graph.input[0].name
     return [
         helper.make_node("Shape", [rows], ["odd.rows"], start=0, end=1),
@@ -42,7 +51,12 @@ def _before_output(graph, nodes, shape):
     for node in model.graph.node:
         node.output[:] = ["odd.output" if name == output else name for name in node.output]
         node.input[:] = ["odd.output" if name == output else name for name in node.input]
-    constants = {"odd.shape": np.array(shape, dtype=np.int64), "odd.one": np.array([1], dtype=np.int64)}
-    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+    constants = {
+        "odd.shape": np.array(shape, dtype=np.int64),
+        "odd.one": np.array([1], dtype=np.int64),
+    }
+    model.graph.initializer.extend(
+        numpy_helper.from_array(value, name) for name, value in constants.items()
+    )
     model.graph.node.extend([*nodes, helper.make_node("Add", ["odd.output", "odd.sum"], [output])])
     return model.SerializeToString()

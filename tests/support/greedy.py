@@ -1,4 +1,5 @@
-"""A process that asks a service for as much as it can get, in one of several ways, from an address of its own.
+"""A process that asks a service for as much as it can get, in one of several ways, from an address
+of its own.
 
     python -m tests.support.greedy PORT KIND ADDRESS
 
@@ -22,12 +23,16 @@ def pools():
     """The largest pools as arrays, from many connections."""
     file = io.BytesIO()
     np.save(file, np.full((100_000, 64), 8, np.uint8), allow_pickle=False)
-    return 33, request("POST", "/acquire?num_samples=100", file.getvalue(), content_type="application/x-npy")
+    return 33, request(
+        "POST", "/acquire?num_samples=100", file.getvalue(), content_type="application/x-npy"
+    )
 
 
 def json_pools():
     """Large pools as JSON, one after the other."""
-    return 1, request("POST", "/acquire", b'{"pool":[' + b",".join([ROW] * 90_000) + b'],"num_samples":2}')
+    return 1, request(
+        "POST", "/acquire", b'{"pool":[' + b",".join([ROW] * 90_000) + b'],"num_samples":2}'
+    )
 
 
 def samples():

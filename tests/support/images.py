@@ -5,18 +5,29 @@ import zlib
 
 
 def png_file(header: tuple[int, ...], data: bytes) -> bytes:
-    """A PNG file of a header (width, height, bits, colour type, 0, 0, interlace) and rows before compression."""
+    """A PNG file of a header (width, height, bits, colour type, 0, 0, interlace) and rows before
+    compression."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     compressed = zlib.compress(data)
-    parts = [(b"IHDR", struct.pack(">IIBBBBB", *header)), (b"IDAT", compressed[:9]), (b"IDAT", compressed[9:])]
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", *header)),
+        (b"IDAT", compressed[:9]),
+        (b"IDAT", compressed[9:]),
+    ]
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in [*parts, (b"IEND", b"")])
 
 
 def jpeg_of_scans(picture: bytes, scans: int) -> bytes:
-    """A progressive JPEG file with so many more scans, of no data: ten bytes each, and all its pixels' time."""
+    """A progressive JPEG file with so many more scans, of no data: ten bytes each, and all its
+    pixels' time."""
     start = picture.rfind(b"\xff\xda")
     header = picture[start : start + 2 + int.from_bytes(picture[start + 2 : start + 4], "big")]
     return picture[:-2] + header * scans + picture[-2:]

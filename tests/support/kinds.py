@@ -28,8 +28,8 @@ TEXTS = {
 
 
 def publish_tables(root: Path, digits: Path) -> None:
-    """Make a store, `root / "models"`: `digits`, tiny models `people` and `pictures`, and `rents` of people, a
-    regression."""
+    """Make a store, `root / "models"`: `digits`, tiny models `people` and `pictures`, and `rents`
+    of people, a regression."""
     generator = np.random.default_rng(0)
     age, city = generator.integers(18, 90, 300), generator.choice(["Rome", "Oslo"], 300)
     lines = [f"{a},{c},{100 + 5 * a}" for a, c in zip(age, city, strict=True)]
@@ -44,15 +44,20 @@ def publish_tables(root: Path, digits: Path) -> None:
 
 
 def publish_kinds(root: Path, tables: Path) -> None:
-    """Make a store with all of `publish_tables`, `texts`, and `groups`, which is calibrated by group."""
+    """Make a store with all of `publish_tables`, `texts`, and `groups`, which is calibrated by
+    group."""
     shutil.copytree(tables, root / "models")
     store = ModelStore(root / "models")
     publish_tiny(store, "texts", TEXTS, {"tokenizer.json": tokenizer().to_str().encode()})
     tiny.publish(store, "groups", kind="group")
 
 
-def publish_tiny(store: ModelStore, name: str, spec: dict[str, object], more: dict[str, bytes] | None = None) -> None:
+def publish_tiny(
+    store: ModelStore, name: str, spec: dict[str, object], more: dict[str, bytes] | None = None
+) -> None:
     """Publish a tiny classification of rows of a kind."""
     described = tiny.description()
     taken = InputSpec.model_validate({**described.input.model_dump(), **spec})
-    store.publish(name, described.model_copy(update={"input": taken}), {**tiny.files(), **(more or {})})
+    store.publish(
+        name, described.model_copy(update={"input": taken}), {**tiny.files(), **(more or {})}
+    )

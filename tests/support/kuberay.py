@@ -1,7 +1,8 @@
 """The part of KubeRay's `RayService` (ray.io/v1) that our manifest uses, as a JSON schema.
 
-Written after KubeRay's API reference, since the resource's own schema is in no Python package. Pod templates are
-checked by themselves, against Kubernetes' schema. Keys that are deprecated there are left out on purpose.
+Written after KubeRay's API reference, since the resource's own schema is in no Python package. Pod
+templates are checked by themselves, against Kubernetes' schema. Keys that are deprecated there are
+left out on purpose.
 """
 
 from typing import Any
@@ -18,7 +19,10 @@ def record(required: str = "", **properties: Any) -> dict[str, Any]:
 
 
 COUNT = {"type": "integer", "minimum": 0}
-STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}  # of what `ray start` is given
+STRINGS = {
+    "type": "object",
+    "additionalProperties": {"type": "string"},
+}  # of what `ray start` is given
 POD_TEMPLATE = {"type": "object"}
 
 AUTOSCALER = record(

@@ -1,9 +1,11 @@
-"""Linear regressions with Gaussian noise, whose posteriors are known: what a variational fit can be held against.
+"""Linear regressions with Gaussian noise, whose posteriors are known: what a variational fit can be
+held against.
 
-Noise, and what else a method takes for a parameter, are what the fit found: the reference is exact given those.
+Noise, and what else a method takes for a parameter, are what the fit found: the reference is exact
+    given those.
 
-`python -m tests.support.linear_gaussian -7 -4 -1` fits every method by the defaults of recipes from these starts, and
-prints a table.
+`python -m tests.support.linear_gaussian -7 -4 -1` fits every method by the defaults of recipes from
+these starts, and prints a table.
 """
 
 import sys
@@ -17,11 +19,13 @@ from torch import nn
 
 from training.data import Rows, Splits
 from training.fitting.run import Run, training_facts
-from training.nn.model import BayesianModel, build
+from training.networks.model import BayesianModel, build
 from training.recipe import Recipe
 
 UNITS = 4
-METHODS: dict[str, dict[str, float]] = {  # with what makes the exact posterior, or the best factorial one, theirs
+METHODS: dict[
+    str, dict[str, float]
+] = {  # with what makes the exact posterior, or the best factorial one, theirs
     "bbb-gaussian": {},
     "bbb-mixture": {"std_1": 1.0, "std_2": 1.0},  # of equal parts: the prior N(0, 1)
     "mvn": {},
@@ -29,7 +33,10 @@ METHODS: dict[str, dict[str, float]] = {  # with what makes the exact posterior,
     "bhn-realnvp": {"couplings": 0},
     "bhn-iaf": {"couplings": 0},
 }
-SCHEDULE = {"epochs": 150, "learning_rate": 5e-3}  # of tests: the default takes several times as long
+SCHEDULE = {
+    "epochs": 150,
+    "learning_rate": 5e-3,
+}  # of tests: the default takes several times as long
 
 
 class Total(nn.Module):
@@ -67,8 +74,11 @@ class Problem:
         return cls(Splits(everything.take(np.arange(rows)), *parts), inputs)
 
 
-def recipe(method: str, initial_log_std: float, seed: int = 0, training=None, **posterior) -> Recipe:
-    """The documented defaults, but for the start and the schedule: an empty `training` has the default one too."""
+def recipe(
+    method: str, initial_log_std: float, seed: int = 0, training=None, **posterior
+) -> Recipe:
+    """The documented defaults, but for the start and the schedule: an empty `training` has the
+    default one too."""
     over_scales = method in ("bhn-realnvp", "bhn-iaf")
     return Recipe.model_validate(
         {
@@ -76,8 +86,15 @@ def recipe(method: str, initial_log_std: float, seed: int = 0, training=None, **
             "method": method,
             "task": "regression",
             "seed": seed,
-            "data": {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1},
-            "network": {"factory": f"tests.support.linear_gaussian:{'summed' if over_scales else 'linear'}"},
+            "data": {
+                "source": "digits",
+                "validation_rows": 1,
+                "reference_rows": 1,
+                "ranking_rows": 1,
+            },
+            "network": {
+                "factory": f"tests.support.linear_gaussian:{'summed' if over_scales else 'linear'}"
+            },
             "posterior": {"initial_log_std": initial_log_std, **posterior},
             "training": SCHEDULE if training is None else training,
         }
@@ -92,7 +109,8 @@ def fit(problem: Problem, settings: Recipe, folder) -> tuple[BayesianModel, Run]
 
 @torch.no_grad()
 def exact(model: BayesianModel, problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
-    """The exact posterior's mean and precision, given the model's other parameters; for a prior N(0, 1)."""
+    """The exact posterior's mean and precision, given the model's other parameters; for a prior
+    N(0, 1)."""
     x = torch.from_numpy(problem.splits.train.x).double()
     y = torch.from_numpy(problem.splits.train.y).double()
     model = model.double()
@@ -112,7 +130,9 @@ def exact(model: BayesianModel, problem: Problem) -> tuple[torch.Tensor, torch.T
 @torch.no_grad()
 def moments(model: BayesianModel, draws: int = 20_000) -> tuple[torch.Tensor, torch.Tensor]:
     """The fitted posterior's mean and variance of each number."""
-    eps = torch.randn(draws, model.posterior.noise_dimension, generator=torch.Generator().manual_seed(1))
+    eps = torch.randn(
+        draws, model.posterior.noise_dimension, generator=torch.Generator().manual_seed(1)
+    )
     theta = model.posterior(eps).double()
     return theta.mean(0), theta.var(0)
 
@@ -131,7 +151,8 @@ def at_exact_posterior(problem: Problem, method: str, variances_times: float) ->
 
 @torch.no_grad()
 def compared(model: BayesianModel, problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
-    """Variances over those of the best factorial Gaussian, and means off by how many of its standard deviations."""
+    """Variances over those of the best factorial Gaussian, and means off by how many of its
+    standard deviations."""
     mean, precision = exact(model, problem)
     fitted_mean, fitted_variance = moments(model)
     best = 1.0 / precision.diagonal()
@@ -141,16 +162,21 @@ def compared(model: BayesianModel, problem: Problem) -> tuple[torch.Tensor, torc
 def main() -> None:
     problem = Problem.make()
     print(
-        "| method | start | epochs | variance / best | largest error of a mean | settled |\n|---|---|---|---|---|---|"
+        "| method | start | epochs | variance / best | largest error of a mean | settled "
+        "|\n|---|---|---|---|---|---|"
     )
     for method, posterior in METHODS.items():
         for start in map(float, sys.argv[1:]):
             with tempfile.TemporaryDirectory() as folder:
-                model, run = fit(problem, recipe(method, start, training={}, **posterior), Path(folder))
+                model, run = fit(
+                    problem, recipe(method, start, training={}, **posterior), Path(folder)
+                )
             ratio, off = compared(model, problem)
             facts = training_facts(run, problem.splits)
             assert facts.convergence is not None
-            row = f"| {method} | {start:g} | {facts.epochs} | {ratio.min():.2f} to {ratio.max():.2f} "
+            row = (
+                f"| {method} | {start:g} | {facts.epochs} | {ratio.min():.2f} to {ratio.max():.2f} "
+            )
             row += f"| {off.abs().max():.2f} | {'yes' if facts.convergence['settled'] else 'no'} |"
             print(row, flush=True)
 

@@ -1,4 +1,5 @@
-"""A group of processes that the system ends if together they take more memory than they may, as a container does."""
+"""A group of processes that the system ends if together they take more memory than they may, as a
+container does."""
 
 import os
 import secrets

@@ -10,37 +10,48 @@ from model_store.artifacts.manifest import ImageSpec
 from model_store.artifacts.store import ModelStore
 from training.data import Dataset, Rows, load, split, split_sizes
 from training.facts import TrainingFacts
-from training.nn.architectures import mlp
-from training.nn.flows import Composition
-from training.nn.likelihoods import Categorical
-from training.nn.model import BayesianModel, build, initialise
-from training.nn.networks import DrawnNetwork, Stochastic
-from training.nn.posteriors.hypernetwork import HypernetworkPosterior
+from training.networks.architectures import mlp
+from training.networks.flows import Composition
+from training.networks.likelihoods import Categorical
+from training.networks.model import BayesianModel, build, initialise
+from training.networks.networks import DrawnNetwork, Stochastic
+from training.posteriors.hypernetwork import HypernetworkPosterior
 from training.publishing.publish import publish
 from training.recipe import Recipe
 
 
 def scale_mlp(*sizes: int, seed: int = 0) -> DrawnNetwork:
-    """A multilayer perceptron whose weight-norm scales are drawn, of layer sizes (inputs, hidden ..., classes)."""
+    """A multilayer perceptron whose weight-norm scales are drawn, of layer sizes (inputs, hidden
+    ..., classes)."""
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return DrawnNetwork(mlp(sizes[0], sizes[1:-1], sizes[-1]), Stochastic("scales"), (sizes[0],))
+        return DrawnNetwork(
+            mlp(sizes[0], sizes[1:-1], sizes[-1]), Stochastic("scales"), (sizes[0],)
+        )
 
 
 def scale_model(
-    flow: Callable[..., Composition], *sizes: int, couplings: int = 2, hidden: int = 8, log_scale: float = -2.0
+    flow: Callable[..., Composition],
+    *sizes: int,
+    couplings: int = 2,
+    hidden: int = 8,
+    log_scale: float = -2.0,
 ) -> BayesianModel:
-    """A Bayesian hypernetwork over the scales of a multilayer perceptron, its parameters as they start."""
+    """A Bayesian hypernetwork over the scales of a multilayer perceptron, its parameters as they
+    start."""
 
     network = scale_mlp(*sizes)
     dimension = network.theta_dimension
     made = flow(dimension, couplings, hidden, log_scale, torch.Generator().manual_seed(0))
-    return BayesianModel(network, HypernetworkPosterior(made, dimension, 1.0), Categorical(sizes[-1]))
+    return BayesianModel(
+        network, HypernetworkPosterior(made, dimension, 1.0), Categorical(sizes[-1])
+    )
 
 
 def publish_unfitted(store: ModelStore, recipe: Recipe, root: Path) -> None:
-    """Publish a recipe's model as it starts, with its detectors fitted; relative data are under `root`."""
+    """Publish a recipe's model as it starts, with its detectors fitted; relative data are under
+    `root`."""
     data = load(recipe, root)
     splits = split(data, split_sizes(recipe))
     model = build(recipe, data.shape, len(data.classes))
@@ -50,12 +61,18 @@ def publish_unfitted(store: ModelStore, recipe: Recipe, root: Path) -> None:
 
 
 def publish_wide(store: ModelStore, name: str = "wide", classes: int = 1000) -> None:
-    """Publish a model of very many classes that takes images: little input, large output. It is not fitted."""
+    """Publish a model of very many classes that takes images: little input, large output. It is not
+    fitted."""
     recipe = Recipe.model_validate(
         {
             "name": name,
             "method": "bhn-realnvp",
-            "data": {"source": "digits", "validation_rows": 100, "reference_rows": 100, "ranking_rows": 100},
+            "data": {
+                "source": "digits",
+                "validation_rows": 100,
+                "reference_rows": 100,
+                "ranking_rows": 100,
+            },
             "network": {"hidden": [8]},
             "posterior": {"couplings": 1, "hidden": 8},
             "training": {"epochs": 1},
@@ -70,4 +87,13 @@ def publish_wide(store: ModelStore, name: str = "wide", classes: int = 1000) -> 
     splits = split(data, split_sizes(recipe))
     model = build(recipe, data.shape, classes)
     initialise(model, torch.from_numpy(splits.train.x))
-    publish(store, name, model, recipe, data, splits, TrainingFacts(recipe=recipe.model_dump(mode="json")), Path())
+    publish(
+        store,
+        name,
+        model,
+        recipe,
+        data,
+        splits,
+        TrainingFacts(recipe=recipe.model_dump(mode="json")),
+        Path(),
+    )

@@ -12,8 +12,10 @@ Make = Callable[[Shape], nn.Module]
 CLASSES = 3
 
 ACTIVATIONS = (
-    "CELU ELU GELU Hardshrink Hardsigmoid Hardswish Hardtanh Identity LeakyReLU LogSigmoid Mish PReLU RReLU ReLU "
-    "ReLU6 SELU SiLU Sigmoid Softplus Softshrink Softsign Tanh Tanhshrink Dropout AlphaDropout FeatureAlphaDropout"
+    "CELU ELU GELU Hardshrink Hardsigmoid Hardswish Hardtanh Identity LeakyReLU LogSigmoid Mish "
+    "PReLU RReLU ReLU "
+    "ReLU6 SELU SiLU Sigmoid Softplus Softshrink Softsign Tanh Tanhshrink Dropout AlphaDropout "
+    "FeatureAlphaDropout"
 )
 
 
@@ -92,10 +94,24 @@ class Own(nn.Module):
         return h.clamp(-1, 1) * torch.sin(x)
 
 
-OWN = ("attention", "twice", "weight", "random", "control", "rows", "sorted", "normal", "cumulative", "sine")
+OWN = (
+    "attention",
+    "twice",
+    "weight",
+    "random",
+    "control",
+    "rows",
+    "sorted",
+    "normal",
+    "cumulative",
+    "sine",
+)
 OF_ANY: tuple[Make, ...] = (
     *(lambda _, name=name: getattr(nn, name)() for name in ACTIVATIONS.split()),
-    *(lambda _, name=name: getattr(nn, name)(-1) for name in ("Softmax", "Softmin", "LogSoftmax", "GLU")),
+    *(
+        lambda _, name=name: getattr(nn, name)(-1)
+        for name in ("Softmax", "Softmin", "LogSoftmax", "GLU")
+    ),
     *(lambda shape, name=name: getattr(nn, name)(shape[-1]) for name in ("LayerNorm", "RMSNorm")),
     *(lambda shape, name=name: Own(name, shape[-1]) for name in OWN),
     lambda shape: nn.Linear(shape[-1], 5),
@@ -118,13 +134,25 @@ OF_STEPS: tuple[Make, ...] = (
         lambda shape, name=name: getattr(nn, name)(shape[0], 4, 3, padding=1)
         for name in ("Conv1d", "ConvTranspose1d")
     ),
-    *(lambda shape, name=name: getattr(nn, name)(shape[0]) for name in ("BatchNorm1d", "InstanceNorm1d")),
+    *(
+        lambda shape, name=name: getattr(nn, name)(shape[0])
+        for name in ("BatchNorm1d", "InstanceNorm1d")
+    ),
     lambda shape: nn.GroupNorm(2, shape[0]),
     lambda _: nn.LocalResponseNorm(2),
-    *(lambda _, name=name: getattr(nn, name)(2) for name in ("MaxPool1d", "AvgPool1d", "Dropout1d")),
-    *(lambda _, name=name: getattr(nn, name)(3) for name in ("AdaptiveAvgPool1d", "AdaptiveMaxPool1d")),
+    *(
+        lambda _, name=name: getattr(nn, name)(2)
+        for name in ("MaxPool1d", "AvgPool1d", "Dropout1d")
+    ),
+    *(
+        lambda _, name=name: getattr(nn, name)(3)
+        for name in ("AdaptiveAvgPool1d", "AdaptiveMaxPool1d")
+    ),
     lambda _: nn.LPPool1d(2, 2),
-    *(lambda _, name=name: getattr(nn, name)(1) for name in ("ReflectionPad1d", "ReplicationPad1d", "ZeroPad1d")),
+    *(
+        lambda _, name=name: getattr(nn, name)(1)
+        for name in ("ReflectionPad1d", "ReplicationPad1d", "ZeroPad1d")
+    ),
     *(lambda _, name=name: getattr(nn, name)(1) for name in ("CircularPad1d",)),
     lambda _: nn.ConstantPad1d(1, 0.5),
     *(
@@ -146,10 +174,16 @@ OF_PICTURES: tuple[Make, ...] = (
     lambda shape: nn.Conv2d(shape[0], shape[0], 3, padding="same", groups=shape[0]),
     lambda shape: nn.Conv2d(shape[0], 2, 3, padding=1, padding_mode="circular"),
     lambda shape: Residual(nn.Conv2d(shape[0], shape[0], 3, padding=1)),
-    *(lambda shape, name=name: getattr(nn, name)(shape[0]) for name in ("BatchNorm2d", "InstanceNorm2d")),
+    *(
+        lambda shape, name=name: getattr(nn, name)(shape[0])
+        for name in ("BatchNorm2d", "InstanceNorm2d")
+    ),
     lambda shape: nn.GroupNorm(2, shape[0]),
     *(lambda _, name=name: getattr(nn, name)(2) for name in ("LocalResponseNorm", "CrossMapLRN2d")),
-    *(lambda _, name=name: getattr(nn, name)(2) for name in ("MaxPool2d", "AvgPool2d", "PixelUnshuffle", "Unfold")),
+    *(
+        lambda _, name=name: getattr(nn, name)(2)
+        for name in ("MaxPool2d", "AvgPool2d", "PixelUnshuffle", "Unfold")
+    ),
     *(
         lambda _, name=name: getattr(nn, name)(2)
         for name in ("AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "PixelShuffle")
@@ -157,7 +191,10 @@ OF_PICTURES: tuple[Make, ...] = (
     lambda _: nn.AdaptiveAvgPool2d(1),
     lambda _: nn.LPPool2d(2, 2),
     lambda _: nn.FractionalMaxPool2d(2, output_size=2),
-    *(lambda _, name=name: getattr(nn, name)(1) for name in ("ReflectionPad2d", "ReplicationPad2d", "ZeroPad2d")),
+    *(
+        lambda _, name=name: getattr(nn, name)(1)
+        for name in ("ReflectionPad2d", "ReplicationPad2d", "ZeroPad2d")
+    ),
     lambda _: nn.CircularPad2d(1),
     lambda _: nn.ConstantPad2d(1, 0.5),
     *(lambda _, name=name: getattr(nn, name)() for name in ("Dropout2d", "Softmax2d")),
@@ -169,7 +206,8 @@ BY_AXES = {1: OF_ANY + OF_ROWS, 2: OF_ANY + 2 * OF_STEPS, 3: OF_ANY + 2 * OF_PIC
 
 
 def random_module(seed: int) -> tuple[nn.Module, tuple[int, ...]]:
-    """A module of up to seven layers, and the shape of its rows; most of them end as a network of classes does."""
+    """A module of up to seven layers, and the shape of its rows; most of them end as a network of
+    classes does."""
     chance = random.Random(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -189,7 +227,9 @@ def random_module(seed: int) -> tuple[nn.Module, tuple[int, ...]]:
         return (WithSpare(module) if chance.random() < 0.05 else module), shape
 
 
-def _layer(chance: random.Random, before: list[nn.Module], shape: Shape) -> tuple[nn.Module, tuple[int, ...]] | None:
+def _layer(
+    chance: random.Random, before: list[nn.Module], shape: Shape
+) -> tuple[nn.Module, tuple[int, ...]] | None:
     """A random layer that runs on rows of a shape, and the shape of what it gives."""
     for _ in range(20):
         try:
@@ -197,6 +237,11 @@ def _layer(chance: random.Random, before: list[nn.Module], shape: Shape) -> tupl
             given = layer(torch.zeros(2, *shape))
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, ZeroDivisionError):
             continue
-        if isinstance(given, Tensor) and len(given) == 2 and 2 <= given.ndim <= 5 and 1 <= given[0].numel() <= 400:
+        if (
+            isinstance(given, Tensor)
+            and len(given) == 2
+            and 2 <= given.ndim <= 5
+            and 1 <= given[0].numel() <= 400
+        ):
             return layer, tuple(given.shape[1:])
     return None

@@ -1,13 +1,15 @@
 """Mutation testing, a part at a time: `make mutants PART=model_store/scores`.
 
-Mutants are made by cosmic-ray rather than mutmut: it keeps plan and results in a file for each module, so that a run
-which is stopped goes on where it was, and new tests can be tried on what survived (`--again`); it mutates decorated
-methods and constants too; and its tests are a command, so that each part has its own. It changes files in place: here
-in a clone of the last commit, beside the sessions in `build/`.
+Mutants are made by cosmic-ray rather than mutmut: it keeps plan and results in a file for each
+module, so that a run which is stopped goes on where it was, and new tests can be tried on what
+survived (`--again`); it mutates decorated methods and constants too; and its tests are a command,
+so that each part has its own. It changes files in place: here in a clone of the last commit, beside
+the sessions in `build/`.
 
-Of cosmic-ray's replacements those are made that a test may well miss: of comparisons the neighbouring and the
-opposite one, of arithmetic the inverse, numbers by one, conditions, constants and decorators. Type annotations are
-left alone. `--share` runs a random sample of a part's mutants, drawn with `--seed`.
+Of cosmic-ray's replacements those are made that a test may well miss: of comparisons the
+neighbouring and the opposite one, of arithmetic the inverse, numbers by one, conditions, constants
+and decorators. Type annotations are left alone. `--share` runs a random sample of a part's mutants,
+drawn with `--seed`.
 """
 
 import argparse
@@ -27,9 +29,12 @@ from cosmic_ray.work_item import WorkerOutcome, WorkResult
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "mutants"
 TIMEOUT_S = 300
-PYTEST = "-q -x -p no:cacheprovider -p no:xdist -m 'not slow and not fits and not serves and not real'"
+PYTEST = (
+    "-q -x -p no:cacheprovider -p no:xdist -m 'not slow and not fits and not serves and not real'"
+)
 
-# Modules by what their path begins with, and the tests that run for each; the longest that fits counts.
+# Modules by what their path begins with, and the tests that run for each; the longest that fits
+# counts.
 TESTS = {
     "model_store/scores/": "tests/model_store/scores",
     "model_store/conformal/abstention.py": "tests/model_store/conformal/test_abstention.py "
@@ -41,7 +46,7 @@ TESTS = {
     "model_store/conformal/sets.py": "tests/model_store/conformal/test_sets.py",
     "model_store/conformal/stopping.py": "tests/model_store/conformal/test_stopping.py",
     "model_store/inference/": "tests/model_store/inference tests/model_store/conformal/test_stopping.py",
-    "model_store/inputs/": "tests/model_store/inputs",
+    "model_store/sources/": "tests/model_store/sources",
     "model_store/artifacts/": "tests/model_store/artifacts",
     "service/engine/": "tests/service/engine",
 }
@@ -90,17 +95,25 @@ OPERATORS = (
 
 def main() -> None:
     """Run what is left of a part's mutants, then say which were killed and which survived."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     arguments.add_argument("part", help="a folder or a module, such as model_store/scores")
     arguments.add_argument("--share", type=float, default=1.0, help="share of the mutants to run")
     arguments.add_argument("--seed", type=int, default=0, help="of the sample")
-    arguments.add_argument("--python", default=str(ROOT / ".venv" / "bin" / "python"), help="what runs the tests")
+    arguments.add_argument(
+        "--python", default=str(ROOT / ".venv" / "bin" / "python"), help="what runs the tests"
+    )
     arguments.add_argument("--report", action="store_true", help="only say what is known so far")
-    arguments.add_argument("--again", action="store_true", help="try today's tests on those that survived too")
+    arguments.add_argument(
+        "--again", action="store_true", help="try today's tests on those that survived too"
+    )
     options = arguments.parse_args()
     modules = [path for path in tracked(options.part) if tests_of(path)]
     if not modules:
-        arguments.error(f"part: expected one with modules below {sorted(TESTS)}, got {options.part!r}")
+        arguments.error(
+            f"part: expected one with modules below {sorted(TESTS)}, got {options.part!r}"
+        )
     folder = BUILD / f"{options.share:g}-{options.seed}"
     if options.report:
         report([path for module in modules if (path := session_path(folder, module)).exists()])
@@ -117,8 +130,12 @@ def main() -> None:
 
 def tracked(part: str) -> list[str]:
     """Return the modules of a part that git knows, but for those without code."""
-    found = subprocess.run(["git", "ls-files", part], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    return [path for path in found.split() if path.endswith(".py") and not path.endswith("__init__.py")]
+    found = subprocess.run(
+        ["git", "ls-files", part], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    return [
+        path for path in found.split() if path.endswith(".py") and not path.endswith("__init__.py")
+    ]
 
 
 def tests_of(module: str) -> str | None:
@@ -154,7 +171,8 @@ def session(folder: Path, module: str, options: argparse.Namespace) -> Path:
 
 
 def checked_out(folder: Path) -> None:
-    """Bring the clone in a folder to the last commit; a run that was stopped may have left a mutant there."""
+    """Bring the clone in a folder to the last commit; a run that was stopped may have left a mutant
+    there."""
     checkout = folder / "checkout"
     if not checkout.exists():
         git("clone", "--quiet", str(ROOT), str(checkout), cwd=folder)
@@ -226,7 +244,13 @@ def report(sessions: list[Path]) -> None:
         survived = [(mutation, result) for mutation, result in results if not result.is_killed]
         for mutation, result in sorted(survived, key=lambda one: key(one[0])):
             print(f"\n{mutation.module_path}:{mutation.start_pos[0]} {mutation.operator_name}")
-            print("\n".join(line for line in (result.diff or "").splitlines() if re.match(r"[-+](?![-+])", line)))
+            print(
+                "\n".join(
+                    line
+                    for line in (result.diff or "").splitlines()
+                    if re.match(r"[-+](?![-+])", line)
+                )
+            )
         share = f", {1 - len(survived) / len(results):.1%} killed" if results else ""
         print(f"{path.stem}: {len(results)} run, {len(survived)} survived{share}; {left} left")
 
@@ -241,7 +265,9 @@ def run(program: str, *arguments: str, cwd: Path) -> None:
 
 def git(*arguments: str, cwd: Path) -> str:
     """Run git, and return what it prints."""
-    return subprocess.run(["git", *arguments], cwd=cwd, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *arguments], cwd=cwd, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ class Overload:
         unloaded: open loop at a tenth of the capacity.
         loaded: open loop at ten times the capacity.
         health_s: latencies of /health/live meanwhile, of a client in a process of its own.
-        probed: that client's statuses of health and predictions, and how many 429 had no Retry-After.
+        probed: that client's statuses of health and predictions, and how many 429 had no
+            Retry-After.
     """
 
     capacity: float
@@ -50,11 +51,15 @@ class Overload:
     def __str__(self):
         unloaded, loaded = self.unloaded, self.loaded
         return (
-            f"capacity {self.capacity:.0f}/s; unloaded {_milliseconds(unloaded)}; at {TIMES} times the capacity "
-            f"{loaded.counts} of {len(loaded.kinds):,}, goodput {self.goodput:.2f} of capacity, accepted "
-            f"{_milliseconds(loaded)}: {self.slowdown:.1f} times unloaded; refused {_milliseconds(loaded, '429')}; "
+            f"capacity {self.capacity:.0f}/s; unloaded {_milliseconds(unloaded)}; at {TIMES} "
+            "times the capacity "
+            f"{loaded.counts} of {len(loaded.kinds):,}, goodput {self.goodput:.2f} of capacity, "
+            "accepted "
+            f"{_milliseconds(loaded)}: {self.slowdown:.1f} times unloaded; refused "
+            f"{_milliseconds(loaded, '429')}; "
             f"/health/live p50 {1e3 * np.median(self.health_s):.1f} ms, p99 "
-            f"{1e3 * np.quantile(self.health_s, 0.99):.1f} ms, at most {1e3 * self.health_s.max():.1f} ms"
+            f"{1e3 * np.quantile(self.health_s, 0.99):.1f} ms, at most "
+            f"{1e3 * self.health_s.max():.1f} ms"
         )
 
 
@@ -63,15 +68,20 @@ def _milliseconds(load, kind="200"):
 
 
 def overload(port, body, seconds, folder):
-    """Measure capacity and unloaded latency for a while, then overload the service for `seconds`."""
+    """Measure capacity and unloaded latency for a while, then overload the service for
+    `seconds`."""
     requests, file = [post("/predict", body)], folder / "body.json"
     file.write_bytes(body)
     turn = min(10.0, max(0.5, seconds / 6))
-    capacity = max(closed_loop(port, requests, CLOSED_CONNECTIONS, turn, warm_up_s=0.5).rate for _ in range(3))
+    capacity = max(
+        closed_loop(port, requests, CLOSED_CONNECTIONS, turn, warm_up_s=0.5).rate for _ in range(3)
+    )
     time.sleep(1.5)  # what was refused is forgotten
     unloaded = open_loop(port, requests, capacity / 10, 3 * turn, connections=OPEN_CONNECTIONS)
     with probing(port, 1.0 + seconds, file) as probed:
-        loaded = open_loop(port, requests, TIMES * capacity, seconds, connections=OPEN_CONNECTIONS, timeout_s=30.0)
+        loaded = open_loop(
+            port, requests, TIMES * capacity, seconds, connections=OPEN_CONNECTIONS, timeout_s=30.0
+        )
     return Overload(
         capacity,
         unloaded,
@@ -85,7 +95,8 @@ def overload(port, body, seconds, folder):
 
 @contextmanager
 def probing(port, seconds, file):
-    """Ask a service for so long in a process of its own; the mapping has what it says once the block has ended."""
+    """Ask a service for so long in a process of its own; the mapping has what it says once the
+    block has ended."""
     command = [sys.executable, "-m", "tests.support.probe", str(port), str(seconds), str(file)]
     probe = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     found = {}

@@ -6,7 +6,8 @@ from matplotlib.figure import Figure
 
 
 def look_at_legends(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Have figures that are saved fail where a legend lies over a panel; return those that have legends."""
+    """Have figures that are saved fail where a legend lies over a panel; return those that have
+    legends."""
     save = Figure.savefig
     seen = []
 
@@ -15,9 +16,14 @@ def look_at_legends(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
         for legend in (axis.get_legend() for axis in figure.axes):
             if legend is not None:
                 box = legend.get_window_extent()
-                over = [mpl.transforms.Bbox.intersection(box, axis.get_window_extent()) for axis in figure.axes]
+                over = [
+                    mpl.transforms.Bbox.intersection(box, axis.get_window_extent())
+                    for axis in figure.axes
+                ]
                 # frames touch by a pixel or two
-                assert all(both is None or min(both.width, both.height) < 2 for both in over), legend
+                assert all(both is None or min(both.width, both.height) < 2 for both in over), (
+                    legend
+                )
                 seen.append(figure)
 
     monkeypatch.setattr(Figure, "savefig", saved)

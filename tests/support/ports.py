@@ -5,15 +5,18 @@ import random
 import socket
 from pathlib import Path
 
-RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # that the system takes ports of connections from
+RANGE = Path(
+    "/proc/sys/net/ipv4/ip_local_port_range"
+)  # that the system takes ports of connections from
 CHOICE = random.SystemRandom()  # no test's own seed leads two processes to the same ports
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nothing listens on, and that nothing takes before a server does.
+    """Return a port of 127.0.0.1 that nothing listens on, and that nothing takes before a server
+    does.
 
-    It lies below those that the system gives to connections, which would else take it now and then; and processes
-    that run tests side by side have ports of their own.
+    It lies below those that the system gives to connections, which would else take it now and then;
+    and processes that run tests side by side have ports of their own.
     """
     ephemeral = int(RANGE.read_text().split()[0]) if RANGE.exists() else 32_768
     process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 16

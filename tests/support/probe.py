@@ -1,5 +1,6 @@
-"""A process that asks a service one thing after the other while it is under load: `/health/live`, and now and then a
-prediction. Prints JSON: latencies of health in seconds, statuses, and how many 429 had no good Retry-After.
+"""A process that asks a service one thing after the other while it is under load: `/health/live`,
+and now and then a prediction. Prints JSON: latencies of health in seconds, statuses, and how many
+429 had no good Retry-After.
 
     python -m tests.support.probe PORT SECONDS [BODY_FILE]
 """
@@ -19,7 +20,9 @@ PREDICT_EVERY = 10
 def main():
     port, seconds = int(sys.argv[1]), float(sys.argv[2])
     live = request("GET", "/health/live")
-    predict = request("POST", "/predict", Path(sys.argv[3]).read_bytes()) if len(sys.argv) > 3 else None
+    predict = (
+        request("POST", "/predict", Path(sys.argv[3]).read_bytes()) if len(sys.argv) > 3 else None
+    )
     latencies, health, predicted, without = [], Counter(), Counter(), 0
     end = time.monotonic() + seconds
     with Connection(port) as connection, Connection(port) as other:
@@ -30,9 +33,15 @@ def main():
             if predict is not None and len(latencies) % PREDICT_EVERY == 0:
                 answer = other.ask(predict)
                 predicted[answer.status] += 1
-                without += answer.status == 429 and int(answer.headers.get(b"retry-after", b"0")) < 1
+                without += (
+                    answer.status == 429 and int(answer.headers.get(b"retry-after", b"0")) < 1
+                )
             time.sleep(PAUSE_S)
-    print(json.dumps({"latencies_s": latencies, "health": health, "predicted": predicted, "without": without}))
+    print(
+        json.dumps(
+            {"latencies_s": latencies, "health": health, "predicted": predicted, "without": without}
+        )
+    )
 
 
 if __name__ == "__main__":

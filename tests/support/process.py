@@ -13,7 +13,8 @@ def pss_bytes(pid):
 
 
 def own_bytes(pid):
-    """Memory of a process in bytes that no file backs: what it holds itself, whoever else maps the same libraries."""
+    """Memory of a process in bytes that no file backs: what it holds itself, whoever else maps the
+    same libraries."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Anonymous:"):
             return 1024 * int(line.split()[1])

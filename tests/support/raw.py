@@ -1,4 +1,5 @@
-"""HTTP as bytes on a socket: what no client library would send, and answers taken apart strictly."""
+"""HTTP as bytes on a socket: what no client library would send, and answers taken apart
+strictly."""
 
 import re
 import select
@@ -31,7 +32,8 @@ class Answer:
 
 
 def request(method, path, body=None, headers=(), content_type=JSON):
-    """A request as bytes; `headers` are pairs of strings or bytes. Without a body none is announced."""
+    """A request as bytes; `headers` are pairs of strings or bytes. Without a body none is
+    announced."""
     lines = [b"%s %s HTTP/1.1" % (raw(method), raw(path)), b"Host: dubito"]
     if body is not None:
         lines += [b"Content-Type: " + raw(content_type), b"Content-Length: %d" % len(body)]
@@ -45,7 +47,8 @@ def raw(text):
 
 
 class Connection:
-    """A connection to a service on the loopback interface. A wait beyond `timeout_s` raises TimeoutError."""
+    """A connection to a service on the loopback interface. A wait beyond `timeout_s` raises
+    TimeoutError."""
 
     def __init__(self, port, timeout_s=30.0, receive_bytes=None, source=HOST):
         self.socket = socket.socket()
@@ -88,7 +91,8 @@ class Connection:
         return self.answer(head)
 
     def answers_until_end(self, patience_s=0.0):
-        """All answers until the server ends the connection; after `patience_s` without any we end our side of it."""
+        """All answers until the server ends the connection; after `patience_s` without any we end
+        our side of it."""
         if not self.received:
             select.select([self.socket], [], [], patience_s)
         answers = []

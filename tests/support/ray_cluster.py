@@ -1,10 +1,13 @@
-"""A cluster of Ray on this machine, nodes of a processor each, on which a command runs while things are killed.
+"""A cluster of Ray on this machine, nodes of a processor each, on which a command runs while things
+are killed.
 
-    .venv-ray/bin/python -m tests.support.ray_cluster '{"nodes": 3, "command": [...], "kills": [[2.5, "node"], ...]}'
+    .venv-ray/bin/python -m tests.support.ray_cluster '{"nodes": 3, "command": [...], "kills":
+    [[2.5, "node"], ...]}'
 
-`command` is given to `python -m service`, with the cluster's address. Each kill comes so many seconds after the one
-before: of a worker (an actor's process), of a node (a raylet and all its processes, replaced by another), or of the
-driver, which is then started again. Says in JSON how the driver ended, how often it was started, and what was killed.
+`command` is given to `python -m service`, with the cluster's address. Each kill comes so many
+seconds after the one before: of a worker (an actor's process), of a node (a raylet and all its
+processes, replaced by another), or of the driver, which is then started again. Says in JSON how the
+driver ended, how often it was started, and what was killed.
 """
 
 import json
@@ -43,7 +46,14 @@ def main() -> None:
             end = time.monotonic() + (wait_s or 0)
             while driver is None or wait_s is None or time.monotonic() < end:
                 if driver is None:
-                    command = [sys.executable, "-m", "service", *told["command"], "--ray", cluster.address]
+                    command = [
+                        sys.executable,
+                        "-m",
+                        "service",
+                        *told["command"],
+                        "--ray",
+                        cluster.address,
+                    ]
                     driver = subprocess.Popen(
                         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
                     )
@@ -72,7 +82,13 @@ def main() -> None:
         output, errors = driver.communicate()
         print(
             json.dumps(
-                {"code": driver.returncode, "output": output, "errors": errors, "starts": starts, "killed": killed}
+                {
+                    "code": driver.returncode,
+                    "output": output,
+                    "errors": errors,
+                    "starts": starts,
+                    "killed": killed,
+                }
             )
         )
     finally:
@@ -84,7 +100,9 @@ def processes(name: str, ancestor: int) -> list[int]:
     parents, named = {}, []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(process.name)] = int(
+                (process / "stat").read_text().rpartition(")")[2].split()[1]
+            )
             if name.encode() in (process / "cmdline").read_bytes():
                 named.append(int(process.name))
         except (OSError, IndexError):
@@ -99,10 +117,14 @@ def processes(name: str, ancestor: int) -> list[int]:
     return found
 
 
-def run(python: Path, told: dict[str, Any], environment: dict[str, str], timeout_s: float) -> dict[str, Any]:
+def run(
+    python: Path, told: dict[str, Any], environment: dict[str, str], timeout_s: float
+) -> dict[str, Any]:
     """Run all this in an environment that has Ray."""
     command = [str(python), "-m", "tests.support.ray_cluster", json.dumps(told)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer

@@ -1,7 +1,8 @@
-"""Several nodes of Ray on this machine, by an interpreter that has Ray: `ray_nodes.py CPUS...`, one for each.
+"""Several nodes of Ray on this machine, by an interpreter that has Ray: `ray_nodes.py CPUS...`, one
+for each.
 
-It says the cluster's address, and then does what it is told, a line each: `kill N` ends a node at once, `add CPUS`
-starts one. It ends with its input.
+It says the cluster's address, and then does what it is told, a line each: `kill N` ends a node at
+once, `add CPUS` starts one. It ends with its input.
 """
 
 import sys

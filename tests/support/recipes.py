@@ -1,6 +1,7 @@
 """Recipes of tests: a small one of digits, and what a test changes of it.
 
-It has one density detector of all, since half of the time of an export goes into theirs: `ALL_DETECTORS` brings them.
+It has one density detector of all, since half of the time of an export goes into theirs:
+    `ALL_DETECTORS` brings them.
 """
 
 import json
@@ -37,7 +38,8 @@ ONE_ROW_EACH = {"validation_rows": 1, "reference_rows": 1, "ranking_rows": 1}
 
 
 def content_with(**changes: Any) -> dict[str, Any]:
-    """The content of `SMALL` with changes: of [network], all of it; of other sections, the keys that are given."""
+    """The content of `SMALL` with changes: of [network], all of it; of other sections, the keys
+    that are given."""
     content = {**SMALL, **changes}
     merged = {
         section: {**kept, **content[section]}
@@ -47,7 +49,11 @@ def content_with(**changes: Any) -> dict[str, Any]:
     score = "epistemic_std" if content.get("task") == "regression" else "entropy"
     few = {} if _takes_ids(merged["data"]) else {"combined": [score, "residual"]}
     serving = {**few, **merged["serving"]}
-    return {**content, **merged, "serving": {key: value for key, value in serving.items() if value is not None}}
+    return {
+        **content,
+        **merged,
+        "serving": {key: value for key, value in serving.items() if value is not None},
+    }
 
 
 def recipe_with(**changes: Any) -> Recipe:

@@ -9,7 +9,8 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "results" / "trust.md"
 
 
 def record(what, command, conditions, figure):
-    """Print a test's figure, and put it into the page in place of its row; the test's row must be there."""
+    """Print a test's figure, and put it into the page in place of its row; the test's row must be
+    there."""
     cores = available_processors()
     row = f"| {what} | `{command}` | {cores} cores, {conditions} | {figure} |"
     print(row)

@@ -1,6 +1,8 @@
-"""The pictures of the page in README.md and docs/: `make screenshots` makes them, with the digits model.
+"""The pictures of the page in README.md and docs/: `make screenshots` makes them, with the digits
+model.
 
-It fits the model of `make serve` twice, evaluates it, sends it digits and noise, and looks at each view in Chromium.
+It fits the model of `make serve` twice, evaluates it, sends it digits and noise, and looks at each
+view in Chromium.
 """
 
 import io
@@ -39,13 +41,19 @@ def main() -> int:
     with TemporaryDirectory() as name:
         folder = Path(name)
         for seed in (0, 1):
-            recipe = (ROOT / "recipes" / "digits.toml").read_text().replace("seed = 0", f"seed = {seed}", 1)
+            recipe = (
+                (ROOT / "recipes" / "digits.toml")
+                .read_text()
+                .replace("seed = 0", f"seed = {seed}", 1)
+            )
             (folder / "digits.toml").write_text(recipe)
             run_training(folder, "fit", str(folder / "digits.toml"))
             run_training(folder, "evaluate", f"digits:{seed + 1}", "--data", "digits")
         np.save(folder / "pool.npy", load_digits().images.astype(np.float32))
         with serving(folder / "models", DUBITO_TRIAL_S="30") as (url, _):
-            sending = threading.Thread(target=send, args=(url, time.monotonic() + WATCHED_S), daemon=True)
+            sending = threading.Thread(
+                target=send, args=(url, time.monotonic() + WATCHED_S), daemon=True
+            )
             take(url, folder / "pool.npy", sending)
     return 0
 
@@ -56,7 +64,11 @@ def send(url: str, end: float) -> None:
     with httpx.Client(base_url=url) as client:
         while time.monotonic() < end:
             few = int(rng.integers(1, 8))
-            sent = rows[rng.integers(0, len(rows), few)] if rng.random() > 0.02 else rng.integers(0, 17, (few, 64))
+            sent = (
+                rows[rng.integers(0, len(rows), few)]
+                if rng.random() > 0.02
+                else rng.integers(0, 17, (few, 64))
+            )
             client.post("/predict", json={"inputs": sent.tolist()}).raise_for_status()
             time.sleep(rng.exponential(0.1))
 
@@ -97,11 +109,18 @@ def picture(driver: Any, name: str) -> None:
     """Save all of what is shown, or the first of it."""
     width = driver.execute_script("return document.documentElement.clientWidth")
     resize(driver, width, 400)
-    resize(driver, width, min(HIGHEST, driver.execute_script("return document.documentElement.scrollHeight")))
+    resize(
+        driver,
+        width,
+        min(HIGHEST, driver.execute_script("return document.documentElement.scrollHeight")),
+    )
     taken = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
     file = PICTURES / f"{name}.png"
     taken.quantize(COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
-    print(f"{file.relative_to(ROOT)}: {taken.width} x {taken.height}, {file.stat().st_size / 1000:.0f} kB")
+    print(
+        f"{file.relative_to(ROOT)}: {taken.width} x {taken.height}, "
+        f"{file.stat().st_size / 1000:.0f} kB"
+    )
 
 
 def resize(driver: Any, width: int, height: int) -> None:

@@ -14,24 +14,39 @@ import httpx
 from tests.support.environment import ROOT, environment_with
 from tests.support.ports import free_port
 
-SOON = {"DUBITO_POLL_INTERVAL_S": "0.05", "DUBITO_THREADS": "1"}  # what is published is seen at once
+SOON = {
+    "DUBITO_POLL_INTERVAL_S": "0.05",
+    "DUBITO_THREADS": "1",
+}  # what is published is seen at once
 
 WITHOUT_TRIALS = {"DUBITO_TRIAL_S": "0"}  # of versions, which take a second of each start
 WITH_TRIALS = {"DUBITO_TRIAL_S": "30"}
 
 
 @contextmanager
-def serving(store: Path, within: Sequence[str] = (), **settings: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run `python -m service` on a free port of the loopback interface; it is live when the block begins.
+def serving(
+    store: Path, within: Sequence[str] = (), **settings: str
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run `python -m service` on a free port of the loopback interface; it is live when the block
+    begins.
 
     `within` is a command that becomes the one after it.
     """
     port = free_port()
     own = TemporaryDirectory(prefix="state-")
-    basics = {"DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_NOTICE_S": "0", **WITHOUT_TRIALS}
+    basics = {
+        "DUBITO_STORE": str(store),
+        "DUBITO_PORT": str(port),
+        "DUBITO_NOTICE_S": "0",
+        **WITHOUT_TRIALS,
+    }
     environment = environment_with(**basics | {"DUBITO_STATE": own.name} | settings)
     process = subprocess.Popen(
-        [*within, sys.executable, "-m", "service"], env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
+        [*within, sys.executable, "-m", "service"],
+        env=environment,
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     url = f"http://127.0.0.1:{port}"
     try:

@@ -43,12 +43,17 @@ class Soak:
         return self.after.pss_bytes / self.before.pss_bytes
 
     def __str__(self):
-        counts = ", ".join(f"{status}: {count:,}" for status, count in sorted(self.statuses.items()))
+        counts = ", ".join(
+            f"{status}: {count:,}" for status, count in sorted(self.statuses.items())
+        )
         before, after = self.before, self.after
         return (
-            f"answers {counts}, {len(self.failures)} failures; memory {before.pss_bytes / 2**20:.0f} MB after "
-            f"warm-up, {after.pss_bytes / 2**20:.0f} MB at the end ({100 * (self.growth - 1):+.1f} %); threads "
-            f"{before.threads} and {after.threads}, open files {before.open_files} and {after.open_files}"
+            f"answers {counts}, {len(self.failures)} failures; memory "
+            f"{before.pss_bytes / 2**20:.0f} MB after "
+            f"warm-up, {after.pss_bytes / 2**20:.0f} MB at the end "
+            f"({100 * (self.growth - 1):+.1f} %); threads "
+            f"{before.threads} and {after.threads}, open files {before.open_files} and "
+            f"{after.open_files}"
         )
 
 
@@ -72,12 +77,17 @@ def load(port, rows, seconds, seed):
     """Ask from several clients; return statuses and what failed."""
     found = [(Counter(), []) for _ in range(CLIENTS)]
     end = time.monotonic() + seconds
-    asking = [threading.Thread(target=_ask, args=(port, rows, end, f"{seed}.{i}", *found[i])) for i in range(CLIENTS)]
+    asking = [
+        threading.Thread(target=_ask, args=(port, rows, end, f"{seed}.{i}", *found[i]))
+        for i in range(CLIENTS)
+    ]
     for thread in asking:
         thread.start()
     for thread in asking:
         thread.join()
-    return sum((statuses for statuses, _ in found), Counter()), list(itertools.chain(*(f for _, f in found)))
+    return sum((statuses for statuses, _ in found), Counter()), list(
+        itertools.chain(*(f for _, f in found))
+    )
 
 
 def _ask(port, rows, end, seed, statuses, failures):
@@ -98,7 +108,9 @@ def _ask(port, rows, end, seed, statuses, failures):
             connection = Connection(port)
             continue
         statuses[answer.status] += 1
-        if (good and answer.status != 200) or (answer.status >= 500 and answer.status not in BY_DESIGN):
+        if (good and answer.status != 200) or (
+            answer.status >= 500 and answer.status not in BY_DESIGN
+        ):
             failures.append(f"{answer.status} {answer.body[:200]!r} to {content[:200]!r}")
         if answer.closes:
             connection.close()
@@ -116,13 +128,21 @@ def _request(chooser, rows, bad):
         np.save(file, _some(chooser, rows, 32).astype(np.uint8), allow_pickle=False)
         accept = [("Accept", "application/x-npz")] if chooser.random() < 0.5 else []
         query = "" if chooser.random() < 0.5 else "?seed=7&return_samples=true"
-        return True, request("POST", "/predict" + query, file.getvalue(), accept, "application/x-npy")
+        return True, request(
+            "POST", "/predict" + query, file.getvalue(), accept, "application/x-npy"
+        )
     if kind < 0.72:
-        content = {"pool": _some(chooser, rows, 300).astype(int).tolist(), "k": chooser.randrange(1, 20)}
+        content = {
+            "pool": _some(chooser, rows, 300).astype(int).tolist(),
+            "k": chooser.randrange(1, 20),
+        }
         return True, request("POST", "/acquire", json.dumps(content).encode())
     if kind < 0.85:
         return True, request(
-            "GET", chooser.choice(("/models", "/models/digits", "/metrics", "/health/ready", "/openapi.json"))
+            "GET",
+            chooser.choice(
+                ("/models", "/models/digits", "/metrics", "/health/ready", "/openapi.json")
+            ),
         )
     if kind < 0.98:
         while (case := next(bad)).kind not in ("fields", "npy", "json bytes", "form"):
@@ -133,8 +153,12 @@ def _request(chooser, rows, bad):
 
 def _predict(chooser, rows):
     content = {"inputs": _some(chooser, rows, 32).astype(int).tolist()}
-    content |= chooser.choice(({}, {"seed": chooser.randrange(1000)}, {"num_samples": chooser.choice((1, 20, 200))}))
-    content |= chooser.choice(({}, {"fdr": 0.1}, {"return_samples": True}, {"risk": 0.1, "coverage": 0.8}))
+    content |= chooser.choice(
+        ({}, {"seed": chooser.randrange(1000)}, {"num_samples": chooser.choice((1, 20, 200))})
+    )
+    content |= chooser.choice(
+        ({}, {"fdr": 0.1}, {"return_samples": True}, {"risk": 0.1, "coverage": 0.8})
+    )
     return request("POST", "/predict", json.dumps(content).encode())
 
 

@@ -1,6 +1,7 @@
 """What holds of a store wherever it lies: the property table of folders and buckets.
 
-Each property takes `make`, which returns a store at one place, every time a new one, as another process would have.
+Each property takes `make`, which returns a store at one place, every time a new one, as another
+process would have.
 """
 
 import threading
@@ -22,7 +23,9 @@ RACERS = 16
 
 def publish(store, name="m", content=b"weights", **options):
     """Publish a version with some content of its own, and return its number."""
-    return store.publish(name, DESCRIPTION, tiny_files() | {"weights.safetensors": content}, **options).version
+    return store.publish(
+        name, DESCRIPTION, tiny_files() | {"weights.safetensors": content}, **options
+    ).version
 
 
 def what_is_published_is_what_others_read(make):
@@ -30,8 +33,14 @@ def what_is_published_is_what_others_read(make):
     artifact = make().open("m", "1")
     assert artifact.manifest == manifest
     assert artifact.files == tiny_files()
-    assert all((artifact.folder / file).read_bytes() == content for file, content in tiny_files().items())
-    assert (make().names(), make().versions("m"), make().aliases("m")) == (["m"], ["1"], {"latest": "1"})
+    assert all(
+        (artifact.folder / file).read_bytes() == content for file, content in tiny_files().items()
+    )
+    assert (make().names(), make().versions("m"), make().aliases("m")) == (
+        ["m"],
+        ["1"],
+        {"latest": "1"},
+    )
 
 
 def numbers_grow_and_none_is_given_twice(make):
@@ -100,7 +109,8 @@ def bad_names_are_refused(make):
 
 
 def writers_at_once_never_share_a_number(make):
-    """Each racer's version is whole and its own; `latest` is one that is there, and none that was overtaken."""
+    """Each racer's version is whole and its own; `latest` is one that is there, and none that was
+    overtaken."""
     begin = threading.Barrier(RACERS)
 
     def race(racer):
@@ -113,7 +123,9 @@ def writers_at_once_never_share_a_number(make):
     assert len({*given}) == RACERS
     assert sorted(given, key=int) == make().versions("m")
     for racer, version in enumerate(given):
-        assert make().open("m", version).files["weights.safetensors"] == f"of racer {racer}".encode()
+        assert (
+            make().open("m", version).files["weights.safetensors"] == f"of racer {racer}".encode()
+        )
     assert make().resolve("m") == make().versions("m")[-1]
 
 
@@ -214,7 +226,11 @@ def reports_lie_beside_their_version(make):
     for seed in (1, 2):
         publish_report(make(), "m", "1", {"seed": seed}, {f"{seed}.png": b"picture"})
     found = evaluation_report(make(), "m", "1")
-    assert (found.report["seed"], found.files, found.read("2.png")) == (2, ("evidence.json", "2.png"), b"picture")
+    assert (found.report["seed"], found.files, found.read("2.png")) == (
+        2,
+        ("evidence.json", "2.png"),
+        b"picture",
+    )
     assert make().storage.reports("m", "1") == [2]
     with pytest.raises(NotFound):
         found.read("1.png")

@@ -7,11 +7,16 @@ from model_store.artifacts.store import ModelStore
 
 
 def publish_again(store: ModelStore, source: Path, name: str = "digits", **files: bytes) -> str:
-    """Publish `digits` version 1 of another store, some files replaced, as a new version; return its number."""
+    """Publish `digits` version 1 of another store, some files replaced, as a new version; return
+    its number."""
     artifact = ModelStore(source).open("digits", "1")
-    description = Description(**{field: getattr(artifact.manifest, field) for field in Description.model_fields})
+    description = Description(
+        **{field: getattr(artifact.manifest, field) for field in Description.model_fields}
+    )
     replaced = {f"{stem}.onnx": content for stem, content in files.items()}
-    return store.publish(name, description, {file: artifact.files[file] for file in FILES} | replaced).version
+    return store.publish(
+        name, description, {file: artifact.files[file] for file in FILES} | replaced
+    ).version
 
 
 def tiny_files() -> dict[str, bytes]:

@@ -20,9 +20,13 @@ VOCABULARY = len(SPECIAL) + sum(map(len, WORDS.values()))
 def tokenizer() -> Tokenizer:
     """A tokenizer of whole words, with a token at the start of a text."""
     tokens = [*SPECIAL, *(word for words in WORDS.values() for word in words)]
-    made = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]"))
+    made = Tokenizer(
+        models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]")
+    )
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A", special_tokens=[("[CLS]", 2)]
+    )
     return made
 
 
@@ -32,7 +36,10 @@ def texts(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
     found, labels = [], []
     for i in range(count):
         label = ("good", "bad")[i % 2]
-        words = [*rng.choice(WORDS["any"], rng.integers(4, 7)), *rng.choice(WORDS[label], rng.integers(2, 4))]
+        words = [
+            *rng.choice(WORDS["any"], rng.integers(4, 7)),
+            *rng.choice(WORDS[label], rng.integers(2, 4)),
+        ]
         found.append(" ".join(rng.permutation(words)))
         labels.append(label)
     return found, labels

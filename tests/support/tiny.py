@@ -1,4 +1,5 @@
-"""Tiny versions that a service can serve, made without training: real graphs of a few numbers and a real calibration.
+"""Tiny versions that a service can serve, made without training: real graphs of a few numbers and a
+real calibration.
 
 paired     theta scales the logits of a linear model: rows may have draws of their own
 unpaired   theta is the linear model's whole matrix: all rows of a product have the same draws
@@ -46,8 +47,11 @@ def published(folder: Path, paired: bool = True, versions: int = 1) -> ModelStor
     return store
 
 
-def publish(store: ModelStore, name: str = "tiny", paired: bool = True, kind: str | None = None) -> str:
-    """Publish a version, calibrated by a kind of categories if one is given, and return its number."""
+def publish(
+    store: ModelStore, name: str = "tiny", paired: bool = True, kind: str | None = None
+) -> str:
+    """Publish a version, calibrated by a kind of categories if one is given, and return its
+    number."""
     described = description(paired)
     if kind is not None:
         categories = _calibration(_runtime(paired), kind).categories
@@ -123,11 +127,14 @@ def sampler(paired: bool = True) -> bytes:
         helper.make_node("MatMul", ["eps", "A"], ["product"]),
         helper.make_node("Add", ["product", "b"], ["theta"]),
     ]
-    return _packed("sampler", nodes, [_value("eps", "K", NOISE)], [_value("theta", "K", size)], constants)
+    return _packed(
+        "sampler", nodes, [_value("eps", "K", NOISE)], [_value("theta", "K", size)], constants
+    )
 
 
 def network(paired: bool = True) -> bytes:
-    """log_probs = log softmax(theta * (features W)) or log softmax(features theta); density = |x|^2."""
+    """log_probs = log softmax(theta * (features W)) or log softmax(features theta); density =
+    |x|^2."""
     generator = np.random.default_rng(1)
     constants = {"V": generator.normal(size=(INPUTS, HIDDEN)), "last": np.array([1])}
     nodes = [
@@ -144,8 +151,15 @@ def network(paired: bool = True) -> bytes:
         nodes.append(helper.make_node("Reshape", ["theta", "shape"], ["matrices"]))
         nodes.append(helper.make_node("MatMul", ["features", "matrices"], ["logits"]))
     nodes.append(helper.make_node("LogSoftmax", ["logits"], ["log_probs"], axis=-1))
-    inputs = [_value("x", "N", INPUTS), _value("theta", "K", "P" if paired else 1, _theta_dimension(paired))]
-    outputs = [_value("log_probs", "K", "N", CLASSES), _value("features", "N", HIDDEN), _value("density", "N", 1)]
+    inputs = [
+        _value("x", "N", INPUTS),
+        _value("theta", "K", "P" if paired else 1, _theta_dimension(paired)),
+    ]
+    outputs = [
+        _value("log_probs", "K", "N", CLASSES),
+        _value("features", "N", HIDDEN),
+        _value("density", "N", 1),
+    ]
     return _packed("network", nodes, inputs, outputs, constants)
 
 
@@ -155,7 +169,9 @@ def _theta_dimension(paired: bool) -> int:
 
 def _calibration(runtime: Runtime, kind: str | None = None) -> Calibration:
     generator = np.random.default_rng(2)
-    reference, ranking = (_Split(runtime, rows(generator, n), seed) for seed, n in enumerate((REFERENCE, RANKING)))
+    reference, ranking = (
+        _Split(runtime, rows(generator, n), seed) for seed, n in enumerate((REFERENCE, RANKING))
+    )
     y = generator.integers(CLASSES, size=RANKING)
     return Calibration.fit(
         COUNTS,
@@ -171,7 +187,9 @@ def _calibration(runtime: Runtime, kind: str | None = None) -> Calibration:
         ),
         {
             None: None,
-            "class": Categories.by_class(description().classes, np.stack([s.label for s in ranking.scores]), y),
+            "class": Categories.by_class(
+                description().classes, np.stack([s.label for s in ranking.scores]), y
+            ),
             "group": Categories.by_group(GROUPS, np.arange(RANKING) % 3, len(COUNTS)),
         }[kind],
     )
@@ -205,4 +223,6 @@ def _packed(name, nodes, inputs, outputs, constants: dict[str, np.ndarray]) -> b
         for key, a in constants.items()
     ]
     graph = helper.make_graph(nodes, name, inputs, outputs, tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10
+    ).SerializeToString()

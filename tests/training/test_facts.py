@@ -1,4 +1,5 @@
-"""Facts of a manifest are read and written as they are, whichever version of the code wrote them."""
+"""Facts of a manifest are read and written as they are, whichever version of the code wrote
+them."""
 
 from model_store.artifacts.store import ModelStore
 from training.facts import PruningFacts, TrainingFacts, VersionFacts

@@ -1,4 +1,5 @@
-"""What training says: log records that a command prints as plain lines, and that nothing else prints."""
+"""What training says: log records that a command prints as plain lines, and that nothing else
+prints."""
 
 from training.messages import log, printed
 

@@ -49,8 +49,14 @@ def test_a_recipe_is_read_with_its_defaults(recipe):
 
 
 def test_images_have_a_detector_of_their_own(recipe):
-    assert override(recipe, source="images:pets").combined == ["entropy", *COMBINED_DENSITIES, "roughness"]
-    encoded = recipe.model_copy(update={"network": recipe.network.model_copy(update={"encoder": "frozen"})})
+    assert override(recipe, source="images:pets").combined == [
+        "entropy",
+        *COMBINED_DENSITIES,
+        "roughness",
+    ]
+    encoded = recipe.model_copy(
+        update={"network": recipe.network.model_copy(update={"encoder": "frozen"})}
+    )
     assert encoded.combined == ["entropy", "residual", "mahalanobis", "cosine_neighbours"]
 
 
@@ -139,9 +145,15 @@ def test_a_missing_file_or_a_folder_is_refused(tmp_path):
 
 
 def test_the_digest_is_of_what_a_recipe_says_not_of_its_layout(tmp_path, recipe):
-    reordered = RECIPE.replace("[network]\nhidden = [8, 8]\n", "") + "# a remark\n[network]\nhidden = [\n 8, 8]\n"
+    reordered = (
+        RECIPE.replace("[network]\nhidden = [8, 8]\n", "")
+        + "# a remark\n[network]\nhidden = [\n 8, 8]\n"
+    )
     assert load(write(tmp_path, reordered)).digest() == recipe.digest()
-    assert load(write(tmp_path, RECIPE.replace("epochs = 5", "epochs = 6"))).digest() != recipe.digest()
+    assert (
+        load(write(tmp_path, RECIPE.replace("epochs = 5", "epochs = 6"))).digest()
+        != recipe.digest()
+    )
 
 
 def test_the_command_line_overrides_the_file(recipe):
@@ -165,7 +177,10 @@ REGRESSION = [("bhn-realnvp", 'bhn-realnvp"\ntask = "regression')]
     ("changes", "field"),
     [
         ([("draws = 50", 'draws = 50\n[likelihood]\nnoise = "heteroscedastic"')], "likelihood"),
-        ([*REGRESSION, ("draws = 50", 'draws = 50\n[likelihood]\nnoise = "none"')], "likelihood.noise"),
+        (
+            [*REGRESSION, ("draws = 50", 'draws = 50\n[likelihood]\nnoise = "none"')],
+            "likelihood.noise",
+        ),
         ([("draws = 50", 'combined = ["residual", "std"]')], "serving.combined.1"),
         ([*REGRESSION, ("draws = 50", 'combined = ["bald"]')], "serving.combined.0"),
         ([*REGRESSION, ("draws = 50", 'calibration = "class"')], "serving.calibration"),

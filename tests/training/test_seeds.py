@@ -7,13 +7,22 @@ from tests.support.environment import ROOT
 from training import seeds
 from training.seeds import hash_key
 
-ENUMERATIONS = {name: found for name, found in vars(seeds).items() if name[0].isupper() and found is not IntEnum}
-KEYED = {"hash_key": 1, "generator": 1, "noise": 3, "_order": 2}  # where the stream is among a call's arguments
+ENUMERATIONS = {
+    name: found for name, found in vars(seeds).items() if name[0].isupper() and found is not IntEnum
+}
+KEYED = {
+    "hash_key": 1,
+    "generator": 1,
+    "noise": 3,
+    "_order": 2,
+}  # where the stream is among a call's arguments
 
 
 def test_hash_key_tells_keys_apart_and_fits_every_generator():
     keys = [(), (0,), (0, 0), (1,), (0, 1), (1, 0), (2**53 - 1,), (2**53 - 1, 5, 10**6)]
-    keys += [(seed, stream, step) for seed in range(10) for stream in range(6) for step in range(200)]
+    keys += [
+        (seed, stream, step) for seed in range(10) for stream in range(6) for step in range(200)
+    ]
     hashes = [hash_key(*key) for key in keys]
     assert len(set(hashes)) == len(keys)
     assert all(0 <= value < 2**63 for value in hashes)
@@ -27,14 +36,17 @@ def test_no_two_streams_of_a_seed_have_one_value():
 
 
 def test_every_key_names_its_stream():
-    streams = [stream for path in sorted((ROOT / "training").rglob("*.py")) for stream in streams_in(path)]
+    streams = [
+        stream for path in sorted((ROOT / "training").rglob("*.py")) for stream in streams_in(path)
+    ]
     unnamed = [where for where, enumeration in streams if enumeration not in ENUMERATIONS]
     assert not unnamed
     assert len(streams) > 15
 
 
 def streams_in(path):
-    """Each key that a module makes of a seed and more: where, and the enumeration that its stream is of."""
+    """Each key that a module makes of a seed and more: where, and the enumeration that its stream
+    is of."""
     tree = ast.parse(path.read_text())
     foreign = {  # `noise` of draws as served has no key
         alias.name

@@ -1,1 +1,2 @@
-"""Active learning, simulated: labels are asked for one batch after the other, of rows whose labels are known."""
+"""Active learning, simulated: labels are asked for one batch after the other, of rows whose labels
+are known."""

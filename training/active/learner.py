@@ -1,6 +1,8 @@
-"""What learns of labels: fits of a recipe on few rows, from scratch or from where the last one ended.
+"""What learns of labels: fits of a recipe on few rows, from scratch or from where the last one
+ended.
 
-A fit takes the labels that it is given and no others: it has a number of epochs, keeps the weights of its last step,
+A fit takes the labels that it is given and no others: it has a number of epochs, keeps the weights
+    of its last step,
 and fits no temperature. So no label is spent on validation.
 """
 
@@ -14,12 +16,17 @@ from torch import Tensor
 
 from training.data import Dataset
 from training.data.class_weights import class_weights
-from training.fitting.checkpoint import load_module, load_optimizer, module_tensors, optimizer_tensors
+from training.fitting.checkpoint import (
+    load_module,
+    load_optimizer,
+    module_tensors,
+    optimizer_tensors,
+)
 from training.fitting.run import Diverged
 from training.fitting.steps import adam, decay_rates, kl_weight, spare_threads, step_loss, take_step
-from training.nn.likelihoods import Categorical
-from training.nn.model import BayesianModel, build, initialise
-from training.nn.posteriors import noise
+from training.networks.likelihoods import Categorical
+from training.networks.model import BayesianModel, build, initialise
+from training.posteriors import noise
 from training.recipe import Recipe
 from training.seeds import ActiveStream, Stream, generator, hash_key
 
@@ -85,28 +92,38 @@ class Learner:
         steps, step = epochs * parts, 0
         model.train()
         for epoch in range(epochs):
-            order = torch.from_numpy(generator(recipe.seed, Stream.ORDER, epoch).permutation(len(x)))
+            order = torch.from_numpy(
+                generator(recipe.seed, Stream.ORDER, epoch).permutation(len(x))
+            )
             for part in order.to(self.device).tensor_split(parts):
                 decay_rates(optimizer, step / steps)
                 weight = kl_weight(recipe.training, len(x), parts, step)
-                loss = step_loss(model, recipe, self.data.shape, x[part], y[part], samples, weight, step)
+                loss = step_loss(
+                    model, recipe, self.data.shape, x[part], y[part], samples, weight, step
+                )
                 if not math.isfinite(loss.total.item()):
                     raise Diverged(
-                        f"training diverged in epoch {epoch + 1} on {len(x)} labels: a lower learning_rate"
+                        f"training diverged in epoch {epoch + 1} on {len(x)} labels: a lower "
+                        "learning_rate"
                     )
                 take_step(optimizer, parameters, loss.total, recipe.training.gradient_norm, step)
                 step += 1
         model.eval()
 
     def noise(self, draws: int, *key: int) -> Float[Tensor, "K E"]:
-        """Return the noise of draws, a function of the integers in `key`, at most as many as the method has."""
+        """Return the noise of draws, a function of the integers in `key`, at most as many as the
+        method has."""
         posterior = self.fitted.posterior
         draws = draws if posterior.max_draws is None else min(draws, posterior.max_draws)
         return noise(posterior, draws, *key).to(self.device)
 
-    def predict(self, x: Num[np.ndarray, "N I"], eps: Float[Tensor, "K E"]) -> Float32[np.ndarray, "K N C"]:
+    def predict(
+        self, x: Num[np.ndarray, "N I"], eps: Float[Tensor, "K E"]
+    ) -> Float32[np.ndarray, "K N C"]:
         """Return what is served of each draw and row."""
-        return self.fitted.predict(torch.from_numpy(x).to(self.device), eps, CHUNK_ROWS).cpu().numpy()
+        return (
+            self.fitted.predict(torch.from_numpy(x).to(self.device), eps, CHUNK_ROWS).cpu().numpy()
+        )
 
     def measure(self, draws: int, number: int) -> Measure:
         """Return how good predictions of the test rows are."""
@@ -119,7 +136,9 @@ class Learner:
     def tensors(self) -> dict[str, Tensor]:
         """Return a copy of what a later fit goes on from, names as in a checkpoint."""
         assert self.optimizer is not None
-        moments = {name: tensor.clone() for name, tensor in optimizer_tensors(self.optimizer).items()}
+        moments = {
+            name: tensor.clone() for name, tensor in optimizer_tensors(self.optimizer).items()
+        }
         return {**module_tensors(self.fitted, "model"), **moments}
 
     def restore(self, tensors: dict[str, Tensor], number: int) -> None:
@@ -132,7 +151,9 @@ class Learner:
         self.fitted.eval()
 
     def _recipe(self, number: int) -> Recipe:
-        return self.recipe.model_copy(update={"seed": hash_key(self.seed, ActiveStream.FIT, number) % SEEDS})
+        return self.recipe.model_copy(
+            update={"seed": hash_key(self.seed, ActiveStream.FIT, number) % SEEDS}
+        )
 
     def _weigh_classes(self, y: Tensor) -> None:
         """Set the weights of classes, where a recipe has such, by the labels that there are."""

@@ -1,4 +1,5 @@
-"""The pool: which rows get labels first, which ones an acquisition looks at, and which of these it takes."""
+"""The pool: which rows get labels first, which ones an acquisition looks at, and which of these it
+takes."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ Predict = Callable[[Index, slice], Float32[np.ndarray, "_ _ _"]]  # what some dr
 
 @dataclass(frozen=True)
 class Wanted:
-    """What chooses rows: an acquisition of a task; where it is raced, how often it may go wrong; where it is sampled,
-    the power of the weights.
+    """What chooses rows: an acquisition of a task; where it is raced, how often it may go wrong;
+    where it is sampled, the power of the weights.
     """
 
     acquisition: str
@@ -42,17 +43,23 @@ class Wanted:
 
 
 def initial_labels(y: np.ndarray, classes: int, count: int, seed: int) -> Index:
-    """Return the rows that get the first labels: of each class as many as of any other, of a regression random ones.
+    """Return the rows that get the first labels: of each class as many as of any other, of a
+    regression random ones.
 
     Raises:
-        InvalidInput: if they are too many, or too few to have one of each class, or targets that differ.
+        InvalidInput: if they are too many, or too few to have one of each class, or targets that
+            differ.
     """
     if not 1 <= count <= len(y):
-        raise InvalidInput("--initial", f"from 1 to {len(y)}, as many as there are training rows", str(count))
+        raise InvalidInput(
+            "--initial", f"from 1 to {len(y)}, as many as there are training rows", str(count)
+        )
     order = generator(seed, ActiveStream.INITIAL_LABELS).permutation(len(y))
     if not classes:
         if np.ptp(y[order[:count]]) == 0:
-            raise InvalidInput("--initial", "so many labels that not all are the same", f"{count} that are")
+            raise InvalidInput(
+                "--initial", "so many labels that not all are the same", f"{count} that are"
+            )
         return order[:count]
     if count < classes:
         raise InvalidInput("--initial", f"at least {classes}, one label of each class", str(count))
@@ -101,14 +108,21 @@ def chosen(
         samples = predictive.samples(predict(copies.first, slice(0, draws)))
         joint = score(score.of(samples), draws, seed)
         return _indices(at_once(joint_ranking(joint, np.arange(len(copies.first)), copies, ids, k)))
-    stages = race_stages(wanted.race if name in predictive.raced else None, name, wanted.task, draws)
+    stages = race_stages(
+        wanted.race if name in predictive.raced else None, name, wanted.task, draws
+    )
     if stages:
         assert wanted.race is not None
-        scores = _raced(predict, race(len(x), k, stages, draws, wanted.race), draws, predictive, name)
+        scores = _raced(
+            predict, race(len(x), k, stages, draws, wanted.race), draws, predictive, name
+        )
         return _indices(ranking(scores, ids, seed, k))
     outputs, jackknifed = predict(np.arange(len(x)), slice(0, draws)), name in predictive.jackknifed
     scores = np.concatenate(
-        [predictive.acquisition(_scores(part, predictive, jackknifed), name) for part in _parts(outputs)]
+        [
+            predictive.acquisition(_scores(part, predictive, jackknifed), name)
+            for part in _parts(outputs)
+        ]
     )
     if name in predictive.sampled:
         return _indices(power_ranking(scores, at_once(copies_of(x)), ids, seed, k, wanted.beta))
@@ -116,7 +130,11 @@ def chosen(
 
 
 def _raced(
-    predict: Predict, laps: Generator[Lap, Scored, Raced], draws: int, predictive: Predictive, name: str
+    predict: Predict,
+    laps: Generator[Lap, Scored, Raced],
+    draws: int,
+    predictive: Predictive,
+    name: str,
 ) -> Float64[np.ndarray, "_"]:
     """Return the scores of rows that were raced, of those left out as the race says."""
     lap = next(laps)
@@ -135,7 +153,9 @@ def _parts(outputs: Float32[np.ndarray, "K N C"]) -> list[Float32[np.ndarray, "K
     return np.array_split(outputs, -(-outputs.shape[1] // SCORED_AT_ONCE), axis=1)
 
 
-def _scores(outputs: Float32[np.ndarray, "K N C"], predictive: Predictive, with_errors: bool) -> AnyScores:
+def _scores(
+    outputs: Float32[np.ndarray, "K N C"], predictive: Predictive, with_errors: bool
+) -> AnyScores:
     return predictive.scores(predictive.sums(outputs), with_errors)
 
 

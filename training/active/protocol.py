@@ -16,7 +16,9 @@ class Protocol:
 
     initial: int = 20  # labels before the first acquisition
     batch: int = 10  # labels of an acquisition
-    candidates: int = 2000  # rows of the pool that an acquisition looks at, fresh random ones each time
+    candidates: int = (
+        2000  # rows of the pool that an acquisition looks at, fresh random ones each time
+    )
     draws: int = 100  # that score candidates
     test_draws: int = 100  # that predict test rows
     epochs: int = 50  # of each fit
@@ -26,7 +28,8 @@ class Protocol:
 
 @dataclass(frozen=True)
 class End:
-    """When an arm of one seed ends: at so many labels or, with a target, after some rounds in a row at the target."""
+    """When an arm of one seed ends: at so many labels or, with a target, after some rounds in a row
+    at the target."""
 
     labels: int
     target: float | None = None

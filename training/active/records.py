@@ -1,8 +1,10 @@
-"""What is kept of an arm and a seed: a line for each finished round, and what the next round goes on from.
+"""What is kept of an arm and a seed: a line for each finished round, and what the next round goes
+on from.
 
-`NAME.jsonl` has a round a line, in order; `NAME-ROUND.safetensors` has the weights and the optimiser after the last
-one. The weights are there before the line is written, so whenever the process is killed, what is there are finished
-rounds, and the next one begins as if nothing had happened.
+`NAME.jsonl` has a round a line, in order; `NAME-ROUND.safetensors` has the weights and the
+optimiser after the last one. The weights are there before the line is written, so whenever the
+process is killed, what is there are finished rounds, and the next one begins as if nothing had
+happened.
 """
 
 import json
@@ -20,7 +22,8 @@ from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 
 @dataclass(frozen=True)
 class Round:
-    """A finished round: which rows got labels, and how good the model fitted on all labels so far is."""
+    """A finished round: which rows got labels, and how good the model fitted on all labels so far
+    is."""
 
     labels: int  # so far
     metric: float  # accuracy, or root mean squared error
@@ -43,7 +46,9 @@ class Record:
         try:
             self.rounds = [Round(**json.loads(line)) for line in whole.splitlines()]
         except (ValueError, TypeError):
-            raise InvalidInput(str(self.path), "rounds, one a line (delete it to begin anew)", "others") from None
+            raise InvalidInput(
+                str(self.path), "rounds, one a line (delete it to begin anew)", "others"
+            ) from None
         self._size = len(whole)
 
     @property
@@ -91,4 +96,7 @@ class Curves:
 
     def at(self, labels: int) -> list[float]:
         """Return the metric of each seed at a number of labels that all came to."""
-        return [next(done.metric for done in rounds if done.labels == labels) for rounds in self.seeds.values()]
+        return [
+            next(done.metric for done in rounds if done.labels == labels)
+            for rounds in self.seeds.values()
+        ]

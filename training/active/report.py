@@ -55,8 +55,10 @@ class Report:
             "",
             *self._told(),
             "",
-            f"| arm | labels needed | seeds there | {self.end.rounds} rounds in a row | saved against random "
-            f"({100 * LEVEL:g} % interval) |{''.join(f' {metric} at {count} |' for count in counts)}",
+            f"| arm | labels needed | seeds there | {self.end.rounds} rounds in a row | saved "
+            "against random "
+            f"({100 * LEVEL:g} % interval) "
+            f"|{''.join(f' {metric} at {count} |' for count in counts)}",
             f"|---|---|---|---|---|{'---|' * len(counts)}",
         ]
         lines += [self._row(found, counts) for found in self.arms]
@@ -69,7 +71,10 @@ class Report:
             "",
         ]
         seeds = sorted({seed for found in self.arms for seed in found.needed})
-        lines += [f"| arm |{''.join(f' seed {seed} |' for seed in seeds)}", f"|---|{'---|' * len(seeds)}"]
+        lines += [
+            f"| arm |{''.join(f' seed {seed} |' for seed in seeds)}",
+            f"|---|{'---|' * len(seeds)}",
+        ]
         for found in self.arms:
             cells = [_shown(found.needed[seed]) if seed in found.needed else "" for seed in seeds]
             lines.append(f"| {found.curves.arm.label} | {' | '.join(cells)} |")
@@ -100,15 +105,18 @@ class Report:
         p = self.protocol
         origin = "as asked for" if self.is_given else "what random choice comes to with all labels"
         return [
-            f"Simulated on `{self.source}`: {p.initial} labels first, {p.batch} an acquisition out of {p.candidates} "
+            f"Simulated on `{self.source}`: {p.initial} labels first, {p.batch} an acquisition "
+            f"out of {p.candidates} "
             f"random rows without a label, scored by {p.draws} draws"
             + (f" in a race (probability {p.race:g})" if p.race is not None else "")
             + (f", power_bald with beta {p.beta:g}" if p.beta != 1.0 else "")
             + f"; {p.epochs} epochs a fit; the test {self.metric}"
             + (f", in the units of `{self.unit}`," if self.unit else "")
             + f" is of {p.test_draws} draws, on test rows that are "
-            f"used for nothing else. The target is {origin}. A fit sees the labels counted here and no others: none "
-            "are held out for a checkpoint, a temperature or anything else. Labels needed are those of the first "
+            f"used for nothing else. The target is {origin}. A fit sees the labels counted here "
+            "and no others: none "
+            "are held out for a checkpoint, a temperature or anything else. Labels needed are "
+            "those of the first "
             "round at the target; in brackets the least and the most of the seeds.",
         ]
 
@@ -134,7 +142,9 @@ class Report:
         there = sum(one.is_reached for one in of_seeds)
         kept = [one.kept for one in of_seeds if one.kept is not None]
         least, most = min(one.labels for one in of_seeds), max(one.labels for one in of_seeds)
-        spread = f" ({least} to {most}{'' if there == len(of_seeds) else ' or more'})" if there else ""
+        spread = (
+            f" ({least} to {most}{'' if there == len(of_seeds) else ' or more'})" if there else ""
+        )
         in_a_row = f"{np.mean(kept):.0f} ({len(kept)} of {len(of_seeds)})" if kept else "none"
         cells = [
             found.curves.arm.label,
@@ -150,7 +160,8 @@ class Report:
         return f"| {' | '.join(cells)} |"
 
     def _verdicts(self) -> list[str]:
-        """Say of each arm whether it or random choice needs fewer labels, and whether that is beyond chance."""
+        """Say of each arm whether it or random choice needs fewer labels, and whether that is
+        beyond chance."""
         lines = []
         for found in self.arms:
             if found.saved is None:
@@ -161,42 +172,60 @@ class Report:
             elif one.high is not None and one.high < 0:
                 lines.append(f"* {name}: **random choice wins**.")
             elif one.mean.bound in ("", "at most") and one.mean.value < 0:
-                lines.append(f"* {name}: random choice needs fewer labels on average, within chance.")
+                lines.append(
+                    f"* {name}: random choice needs fewer labels on average, within chance."
+                )
             else:
                 lines.append(f"* {name}: no difference from random choice beyond chance is shown.")
         return lines
 
 
 def report(wanted: Sequence[Curves], source: str, protocol: Protocol, end: End) -> Report:
-    """Put together what was found; without a target it is what random choice comes to, over all its seeds.
+    """Put together what was found; without a target it is what random choice comes to, over all its
+    seeds.
 
     Raises:
         InvalidInput: if nothing was found, or nothing of random choice where that is the target.
     """
-    curves = [Curves(one.arm, {seed: rounds for seed, rounds in one.seeds.items() if rounds}) for one in wanted]
+    curves = [
+        Curves(one.arm, {seed: rounds for seed, rounds in one.seeds.items() if rounds})
+        for one in wanted
+    ]
     curves = [one for one in curves if one.seeds]
     task, target = wanted[0].arm.recipe.task, end.target
     if target is None:
-        last = [rounds[-1].metric for one in curves if one.arm.is_control for rounds in one.seeds.values()]
+        last = [
+            rounds[-1].metric
+            for one in curves
+            if one.arm.is_control
+            for rounds in one.seeds.values()
+        ]
         target = float(np.mean(last)) if last else None
     if not curves or target is None:
         raise InvalidInput("--report", "rounds that were simulated, of random choice too", "none")
     by_arm = [
-        {seed: needed(rounds, target, task, end.rounds) for seed, rounds in one.seeds.items()} for one in curves
+        {seed: needed(rounds, target, task, end.rounds) for seed, rounds in one.seeds.items()}
+        for one in curves
     ]
     found = []
     for one, mine in zip(curves, by_arm, strict=True):
-        against = [its for other, its in zip(curves, by_arm, strict=True) if other.arm.controls(one.arm)]
+        against = [
+            its for other, its in zip(curves, by_arm, strict=True) if other.arm.controls(one.arm)
+        ]
         both = [seed for seed in mine if against and seed in against[0]]
         savings = saved([mine[s] for s in both], [against[0][s] for s in both]) if both else None
         found.append(Findings(one, mine, mean_needed(list(mine.values())), savings))
     open_ = {
-        one.arm.label: [s for s, rounds in one.seeds.items() if not has_ended(rounds, end, task, protocol.batch)]
+        one.arm.label: [
+            s for s, rounds in one.seeds.items() if not has_ended(rounds, end, task, protocol.batch)
+        ]
         for one in wanted
     }
     unfinished = {label: seeds for label, seeds in open_.items() if seeds}
     unit = "" if task == "classification" else wanted[0].arm.recipe.data.target or "y"
-    return Report(task, source, protocol, end, target, end.target is not None, unit, found, unfinished)
+    return Report(
+        task, source, protocol, end, target, end.target is not None, unit, found, unfinished
+    )
 
 
 def _shown(one: Needed) -> str:
@@ -223,5 +252,8 @@ def _content(found: Findings) -> dict[str, Any]:
         "needed": {str(seed): asdict(one) for seed, one in found.needed.items()},
         "mean": asdict(found.mean),
         "saved": None if found.saved is None else asdict(found.saved),
-        "rounds": {str(seed): [asdict(done) for done in rounds] for seed, rounds in found.curves.seeds.items()},
+        "rounds": {
+            str(seed): [asdict(done) for done in rounds]
+            for seed, rounds in found.curves.seeds.items()
+        },
     }

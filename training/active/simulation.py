@@ -1,7 +1,9 @@
-"""A simulation: rounds of choosing rows, fitting on all labels so far, and measuring on the test rows.
+"""A simulation: rounds of choosing rows, fitting on all labels so far, and measuring on the test
+rows.
 
-Everything random is a function of the seed and the round, so a simulation that was killed ends as one that
-was not. Arms of one seed have the same first labels, and candidates come in the same random order.
+Everything random is a function of the seed and the round, so a simulation that was killed ends as
+one that was not. Arms of one seed have the same first labels, and candidates come in the same
+random order.
 """
 
 import time
@@ -37,7 +39,9 @@ class Work:
         return Record(self.folder, f"{self.arm.acquisition}-{self.arm.start}-{self.seed}")
 
 
-def simulate_all(work: Sequence[Work], protocol: Protocol, end: End, device: torch.device, quiet: bool) -> None:
+def simulate_all(
+    work: Sequence[Work], protocol: Protocol, end: End, device: torch.device, quiet: bool
+) -> None:
     """Do all rounds that are missing, arm by arm and seed by seed."""
     rounds = 1 + max(0, end.labels - protocol.initial) // protocol.batch
     with tqdm(total=rounds * len(work), unit="round", disable=quiet, dynamic_ncols=True) as bar:
@@ -46,7 +50,9 @@ def simulate_all(work: Sequence[Work], protocol: Protocol, end: End, device: tor
             bar.update(len(record.rounds))
             for done in simulate(one.arm, one.data, protocol, end, one.seed, record, device):
                 bar.update()
-                bar.set_postfix_str(f"{one.arm.label}, seed {one.seed}: {done.metric:.4g} at {done.labels} labels")
+                bar.set_postfix_str(
+                    f"{one.arm.label}, seed {one.seed}: {done.metric:.4g} at {done.labels} labels"
+                )
             bar.total -= rounds - len(record.rounds)  # which ended before its last round
 
 
@@ -59,7 +65,13 @@ def curves_of(work: Sequence[Work]) -> list[Curves]:
 
 
 def simulate(
-    arm: Arm, data: Dataset, protocol: Protocol, end: End, seed: int, record: Record, device: torch.device
+    arm: Arm,
+    data: Dataset,
+    protocol: Protocol,
+    end: End,
+    seed: int,
+    record: Record,
+    device: torch.device,
 ) -> Iterator[Round]:
     """Do the rounds that are missing, and keep and give each."""
     learner = Learner(arm.recipe, data, seed, device)
@@ -82,7 +94,11 @@ def simulate(
         measure = learner.measure(protocol.test_draws, number)
         seconds = (chose - begun, fitted - chose, time.perf_counter() - fitted)
         done = Round(
-            len(index), measure.metric, measure.log_likelihood, new.tolist(), *(round(s, 3) for s in seconds)
+            len(index),
+            measure.metric,
+            measure.log_likelihood,
+            new.tolist(),
+            *(round(s, 3) for s in seconds),
         )
         record.add(done, learner.tensors())
         yield done
@@ -94,7 +110,13 @@ def _begun(arm: Arm, number: int) -> int:
 
 
 def _acquired(
-    arm: Arm, learner: Learner, data: Dataset, protocol: Protocol, labelled: np.ndarray, seed: int, number: int
+    arm: Arm,
+    learner: Learner,
+    data: Dataset,
+    protocol: Protocol,
+    labelled: np.ndarray,
+    seed: int,
+    number: int,
 ) -> np.ndarray:
     """Return the rows that an acquisition takes."""
     among = candidates(labelled, len(data.train), protocol.candidates, seed, number)

@@ -1,7 +1,8 @@
-"""Calibration: detectors are fitted on one split that the model was not fitted on, and ranked on another.
+"""Calibration: detectors are fitted on one split that the model was not fitted on, and ranked on
+another.
 
-`python -m training fit` and `prune` calibrate here on the splits of a fit. The command `calibrate`, for a published
-version and other rows, comes here by way of `training.publishing.recalibrate`.
+`python -m training fit` and `prune` calibrate here on the splits of a fit. The command `calibrate`,
+for a published version and other rows, comes here by way of `training.publishing.recalibrate`.
 """
 
 import numpy as np
@@ -35,17 +36,23 @@ def calibrate(
     transform: Transform | None = None,
     wanted: CategoriesWanted | None = None,
 ) -> Calibration:
-    """Fit and rank the detectors on two splits that the model was not fitted on, by category where that is wanted.
+    """Fit and rank the detectors on two splits that the model was not fitted on, by category where
+    that is wanted.
 
     Raises:
         InvalidInput: naming a target that the transform cannot take.
     """
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
-    of_reference, of_ranking = hash_key(seed, ServedRows.REFERENCE), hash_key(seed, ServedRows.RANKING)
+    of_reference, of_ranking = (
+        hash_key(seed, ServedRows.REFERENCE),
+        hash_key(seed, ServedRows.RANKING),
+    )
     reference_scores, reference_densities, reference_spreads = scores_and_spreads(
         runtime, reference, counts, of_reference, share, transform
     )
-    scores, densities, spreads = scores_and_spreads(runtime, ranking, counts, of_ranking, share, transform)
+    scores, densities, spreads = scores_and_spreads(
+        runtime, ranking, counts, of_ranking, share, transform
+    )
     return Calibration.fit(
         counts,
         by_detector(reference_scores, reference_densities, detectors.density, reference_spreads),
@@ -67,11 +74,16 @@ def by_detector(
     """Return each detector's scores, and the predicted labels, at each number of draws."""
     detected = [detector_scores(s, density, names) for s in scores]
     labels = np.stack([s.labels for s in scores])
-    return DetectorScores({name: np.stack([d[name] for d in detected]) for name in detected[0]}, labels, spreads)
+    return DetectorScores(
+        {name: np.stack([d[name] for d in detected]) for name in detected[0]}, labels, spreads
+    )
 
 
-def nonconformity(scores: AnyScores, y: np.ndarray, transform: Transform | None = None) -> Float64[np.ndarray, "n"]:
-    """Return how far labels or targets are from predictions: `model_store.conformal.sets` says in what measure.
+def nonconformity(
+    scores: AnyScores, y: np.ndarray, transform: Transform | None = None
+) -> Float64[np.ndarray, "n"]:
+    """Return how far labels or targets are from predictions: `model_store.conformal.sets` says in
+    what measure.
 
     Raises:
         InvalidInput: naming a target that the transform cannot take.
@@ -84,7 +96,8 @@ def nonconformity(scores: AnyScores, y: np.ndarray, transform: Transform | None 
 
 
 def answers(reference: list[AnyScores], ranking: list[AnyScores], y: np.ndarray) -> Answers | None:
-    """Return the uncertainty of either split at each number of draws, and where the ranking split's labels are wrong.
+    """Return the uncertainty of either split at each number of draws, and where the ranking split's
+    labels are wrong.
 
     A regression has no labels, and None.
     """

@@ -14,7 +14,8 @@ from training.data import MAX_GROUPS, Dataset, Rows
 
 @dataclass(frozen=True)
 class CategoriesWanted:
-    """By what guarantees are to hold: the names of all classes, or of all groups, of the column `column`."""
+    """By what guarantees are to hold: the names of all classes, or of all groups, of the column
+    `column`."""
 
     kind: CategoryKind
     names: tuple[str, ...]
@@ -32,7 +33,9 @@ class CategoriesWanted:
         if calibration != "group":
             return None
         if not data.group_names:
-            expected = f"a column of at most {MAX_GROUPS} groups in data.calibration_group or data.group"
+            expected = (
+                f"a column of at most {MAX_GROUPS} groups in data.calibration_group or data.group"
+            )
             raise InvalidInput("serving.calibration", expected, repr(column))
         return cls("group", data.group_names, column)
 
@@ -45,9 +48,11 @@ class CategoriesWanted:
         return Categories.by_group(self.names, rows.groups, len(scores))
 
 
-def groups_known(calibration: Calibration, rows: Rows, names: tuple[str, ...]) -> Int64[np.ndarray, "N"] | None:
-    """Return rows' groups as a calibration by group numbers them, `UNKNOWN` of those that it has not; None where it
-    is not by group, or the rows have none.
+def groups_known(
+    calibration: Calibration, rows: Rows, names: tuple[str, ...]
+) -> Int64[np.ndarray, "N"] | None:
+    """Return rows' groups as a calibration by group numbers them, `UNKNOWN` of those that it has
+    not; None where it is not by group, or the rows have none.
 
     `names` are those that the rows' own numbers mean.
     """

@@ -1,14 +1,17 @@
 """Temperature: one for what a fitted model says, where held-out log-likelihood asks for it.
 
-Each draw's p(y | x, theta) becomes p(y | x, theta)^(1/T), normalised: of classes, logits are divided by T (Guo et
-al., "On calibration of modern neural networks", 2017); of a Gaussian, variances are multiplied by T. T maximises
+Each draw's p(y | x, theta) becomes p(y | x, theta)^(1/T), normalised: of classes, logits are
+divided by T (Guo et al., "On calibration of modern neural networks", 2017); of a Gaussian,
+variances are multiplied by T. T maximises
 
     sum_n log mean_k p_T(y_n | x_n, theta_k) - (log T)^2 / (2 PRIOR_STD^2)
 
-over validation rows, the mean over draws being what is served. The second term, a normal prior on log T, counts only
-where rows are few: of rows that are all predicted rightly the likelihood alone would take T to 0.
+over validation rows, the mean over draws being what is served. The second term, a normal prior on
+log T, counts only where rows are few: of rows that are all predicted rightly the likelihood alone
+would take T to 0.
 
-T is kept if it pays on rows that it was not fitted on: with one half of the rows fitted, the other measured, and the
+T is kept if it pays on rows that it was not fitted on: with one half of the rows fitted, the other
+    measured, and the
 other way about, the mean gain in log-likelihood must be more than its standard error. Else T is 1.
 """
 
@@ -20,9 +23,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from training.data import Rows
-from training.nn.likelihoods import Likelihood
-from training.nn.model import BayesianModel
-from training.nn.posteriors import noise
+from training.networks.likelihoods import Likelihood
+from training.networks.model import BayesianModel
+from training.posteriors import noise
 from training.seeds import Stream
 
 PRIOR_STD = 0.5  # of log T
@@ -51,15 +54,21 @@ def set_temperature(model: BayesianModel, validation: Rows, draws: int, seed: in
     draws = min(draws, model.posterior.max_draws or draws)
     device = likelihood.temperature.device
     rows = min(len(validation), max(2, HELD_OUTPUTS // (draws * likelihood.outputs)))
-    x, y = torch.from_numpy(validation.x[:rows]).to(device), torch.from_numpy(validation.y[:rows]).to(device)
+    x, y = (
+        torch.from_numpy(validation.x[:rows]).to(device),
+        torch.from_numpy(validation.y[:rows]).to(device),
+    )
     eps = noise(model.posterior, draws, seed, Stream.TEMPERATURE).to(device)
     temperature = choose_temperature(likelihood, model.predict(x, eps).double(), y)
     likelihood.temperature.fill_(temperature.value)
     return temperature
 
 
-def choose_temperature(likelihood: Likelihood, served: Float[Tensor, "K N C"], y: Tensor) -> Temperature:
-    """Return the temperature for what a likelihood serves at T = 1; fewer than two rows keep T = 1."""
+def choose_temperature(
+    likelihood: Likelihood, served: Float[Tensor, "K N C"], y: Tensor
+) -> Temperature:
+    """Return the temperature for what a likelihood serves at T = 1; fewer than two rows keep T =
+    1."""
     if len(y) < 2:
         return Temperature(1.0, 1.0, 0.0, 0.0)
     before = likelihood.mixture_log_likelihood(served, y)
@@ -67,7 +76,9 @@ def choose_temperature(likelihood: Likelihood, served: Float[Tensor, "K N C"], y
     halves = torch.arange(len(y), device=y.device) % 2 == 0
     for fitted, measured in ((halves, ~halves), (~halves, halves)):
         t = fit_temperature(likelihood, served[:, fitted], y[fitted])
-        after = likelihood.mixture_log_likelihood(likelihood.tempered(served[:, measured], t), y[measured])
+        after = likelihood.mixture_log_likelihood(
+            likelihood.tempered(served[:, measured], t), y[measured]
+        )
         gain[measured] = after - before[measured]
     mean, error = gain.mean().item(), gain.std().item() / math.sqrt(len(gain))
     fitted_t = fit_temperature(likelihood, served, y)
@@ -79,7 +90,10 @@ def fit_temperature(likelihood: Likelihood, served: Float[Tensor, "K N C"], y: T
 
     def loss(log_t: float) -> float:
         tempered = likelihood.tempered(served, math.exp(log_t))
-        return 0.5 * (log_t / PRIOR_STD) ** 2 - likelihood.mixture_log_likelihood(tempered, y).sum().item()
+        return (
+            0.5 * (log_t / PRIOR_STD) ** 2
+            - likelihood.mixture_log_likelihood(tempered, y).sum().item()
+        )
 
     ratio = (math.sqrt(5.0) - 1.0) / 2.0
     low, high = -math.log(LARGEST), math.log(LARGEST)

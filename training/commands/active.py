@@ -1,4 +1,5 @@
-"""`python -m training active RECIPE...`: simulate labelling on labelled data, and say how many labels are needed.
+"""`python -m training active RECIPE...`: simulate labelling on labelled data, and say how many
+labels are needed.
 
 The simulation is `training.active.simulation`, what it found `training.active.report`.
 """
@@ -21,18 +22,29 @@ from training.data import Dataset, load
 from training.messages import log
 from training.recipe import LaplaceSection, Recipe
 
-HELP = "simulate active learning on labelled data: how many labels are needed, and how many are saved"
+HELP = (
+    "simulate active learning on labelled data: how many labels are needed, and how many are saved"
+)
 FOLDER = "active"  # among the runs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     default = Protocol()
-    parser.add_argument("recipes", type=Path, nargs="+", metavar="RECIPE", help="TOML files, all of the same data")
-    parser.add_argument("--data", metavar="SRC", help="in place of the recipes' source: digits, csv:FILE, ...")
-    parser.add_argument("--target", metavar="COLUMN", help="what to predict of csv: and parquet: data")
     parser.add_argument(
-        "--acquisition", metavar="NAME", action="append", help="as of POST /acquire; may be given several times"
+        "recipes", type=Path, nargs="+", metavar="RECIPE", help="TOML files, all of the same data"
+    )
+    parser.add_argument(
+        "--data", metavar="SRC", help="in place of the recipes' source: digits, csv:FILE, ..."
+    )
+    parser.add_argument(
+        "--target", metavar="COLUMN", help="what to predict of csv: and parquet: data"
+    )
+    parser.add_argument(
+        "--acquisition",
+        metavar="NAME",
+        action="append",
+        help="as of POST /acquire; may be given several times",
     )
     parser.add_argument(
         "--start",
@@ -40,38 +52,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["cold", "warm", "both"],
         help="whether a fit begins anew, or where the last one ended",
     )
-    parser.add_argument("--initial", type=int, default=default.initial, help="labels before the first acquisition")
-    parser.add_argument("--batch", type=int, default=default.batch, help="labels of an acquisition")
-    parser.add_argument("--until", type=int, default=200, metavar="LABELS", help="labels of an arm, at most")
-    parser.add_argument("--target-accuracy", type=float, metavar="A", help="in (0, 1): of a classification")
-    parser.add_argument("--target-rmse", type=float, metavar="R", help="of a regression, in the target's units")
     parser.add_argument(
-        "--candidates", type=int, default=default.candidates, help="random rows that an acquisition looks at"
+        "--initial", type=int, default=default.initial, help="labels before the first acquisition"
+    )
+    parser.add_argument("--batch", type=int, default=default.batch, help="labels of an acquisition")
+    parser.add_argument(
+        "--until", type=int, default=200, metavar="LABELS", help="labels of an arm, at most"
+    )
+    parser.add_argument(
+        "--target-accuracy", type=float, metavar="A", help="in (0, 1): of a classification"
+    )
+    parser.add_argument(
+        "--target-rmse", type=float, metavar="R", help="of a regression, in the target's units"
+    )
+    parser.add_argument(
+        "--candidates",
+        type=int,
+        default=default.candidates,
+        help="random rows that an acquisition looks at",
     )
     parser.add_argument("--draws", type=int, default=default.draws, help="that score candidates")
-    parser.add_argument("--test-draws", type=int, default=default.test_draws, help="that predict test rows")
     parser.add_argument(
-        "--race", type=float, metavar="P", help="acquisitions that /acquire can race are, and may go wrong so often"
+        "--test-draws", type=int, default=default.test_draws, help="that predict test rows"
     )
-    parser.add_argument("--beta", type=float, metavar="B", help="of power_bald: BALD^B are the weights of rows (1)")
-    parser.add_argument("--epochs", type=int, default=default.epochs, help="of each fit, whatever the recipe says")
+    parser.add_argument(
+        "--race",
+        type=float,
+        metavar="P",
+        help="acquisitions that /acquire can race are, and may go wrong so often",
+    )
+    parser.add_argument(
+        "--beta", type=float, metavar="B", help="of power_bald: BALD^B are the weights of rows (1)"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=default.epochs, help="of each fit, whatever the recipe says"
+    )
     parser.add_argument("--seeds", type=int, default=5, help="how many, from the recipe's on")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.add_argument("--report", action="store_true", help="simulate nothing: report what there is")
+    parser.add_argument(
+        "--report", action="store_true", help="simulate nothing: report what there is"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
     """Simulate what is missing, and write and print the report."""
     loaded = [
-        recipes.override(recipes.load(path), source=options.data, target=options.target) for path in options.recipes
+        recipes.override(recipes.load(path), source=options.data, target=options.target)
+        for path in options.recipes
     ]
     data = _data(loaded)
     rows = len(data[loaded[0].name].train)
     protocol, end = _protocol(options, loaded[0].task), _end(options, loaded[0].task, rows)
     arms = [arm for recipe in loaded for arm in _arms(options, recipe)]
 
-    from training.active.report import report  # wrong recipes and data are answered before torch is there
+    from training.active.report import (
+        report,
+    )  # wrong recipes and data are answered before torch is there
     from training.active.simulation import Work, curves_of, simulate_all
     from training.fitting.augmentation import check_augmentation
     from training.fitting.memory import keep_freed_memory
@@ -87,10 +124,14 @@ def run(options: argparse.Namespace) -> None:
         del asked["beta"]
     runs = {}
     for recipe in loaded:
-        told = f"{recipe.digest()} {data[recipe.name].digest()} {device.type} {sorted(asked.items())}"
+        told = (
+            f"{recipe.digest()} {data[recipe.name].digest()} {device.type} {sorted(asked.items())}"
+        )
         if recipe.network.weights is not None:
             told += f" {weights_digest(Path(recipe.network.weights))}"
-        runs[recipe.name] = folders.runs() / FOLDER / f"{recipe.name}-{sha256(told.encode()).hexdigest()[:12]}"
+        runs[recipe.name] = (
+            folders.runs() / FOLDER / f"{recipe.name}-{sha256(told.encode()).hexdigest()[:12]}"
+        )
     work = [
         Work(arm, data[arm.recipe.name], seed, runs[arm.recipe.name])
         for arm in arms
@@ -125,14 +166,20 @@ def _data(loaded: list[Recipe]) -> dict[str, Dataset]:
             raise InvalidInput("method", expected, "'laplace'")
         if recipe.data.target_transform != "none":
             expected = "'none': a transform would be chosen by targets that have no label yet"
-            raise InvalidInput("data.target_transform", expected, repr(recipe.data.target_transform))
+            raise InvalidInput(
+                "data.target_transform", expected, repr(recipe.data.target_transform)
+            )
         if recipe.network.is_encoded:
-            expected = "'none': what a frozen encoder says of rows can be kept as npz: and be the data"
+            expected = (
+                "'none': what a frozen encoder says of rows can be kept as npz: and be the data"
+            )
             raise InvalidInput("network.encoder", expected, repr(recipe.network.encoder))
         data[recipe.name] = load(recipe, folders.data_root())
         first = data[loaded[0].name]
         if (recipe.task, data[recipe.name].digest()) != (loaded[0].task, first.digest()):
-            raise InvalidInput("data", f"the task and rows of {loaded[0].name}", f"others, of {recipe.name}")
+            raise InvalidInput(
+                "data", f"the task and rows of {loaded[0].name}", f"others, of {recipe.name}"
+            )
     return data
 
 
@@ -144,11 +191,17 @@ def _protocol(options: argparse.Namespace, task: Task) -> Protocol:
     """
     for name in ("initial", "batch", "candidates", "draws", "test_draws", "epochs", "seeds"):
         if getattr(options, name) < 1:
-            raise InvalidInput(f"--{name.replace('_', '-')}", "at least 1", str(getattr(options, name)))
+            raise InvalidInput(
+                f"--{name.replace('_', '-')}", "at least 1", str(getattr(options, name))
+            )
     if options.candidates < options.batch:
-        raise InvalidInput("--candidates", f"at least {options.batch}, as many as --batch", str(options.candidates))
+        raise InvalidInput(
+            "--candidates", f"at least {options.batch}, as many as --batch", str(options.candidates)
+        )
     if options.until < options.initial:
-        raise InvalidInput("--until", f"at least {options.initial}, as many as --initial", str(options.until))
+        raise InvalidInput(
+            "--until", f"at least {options.initial}, as many as --initial", str(options.until)
+        )
     if options.race is not None and not 0 < options.race < 1:
         raise InvalidInput("--race", "a number in (0, 1)", str(options.race))
     sampled = [name for name in options.acquisition or [] if name in PREDICTIVES[task].sampled]
@@ -173,15 +226,21 @@ def _end(options: argparse.Namespace, task: Task, rows: int) -> End:
     """
     accuracy, rmse = options.target_accuracy, options.target_rmse
     if task == "regression" and accuracy is not None:
-        raise InvalidInput("--target-accuracy", "none for a regression: --target-rmse", str(accuracy))
+        raise InvalidInput(
+            "--target-accuracy", "none for a regression: --target-rmse", str(accuracy)
+        )
     if task == "classification" and rmse is not None:
-        raise InvalidInput("--target-rmse", "none for a classification: --target-accuracy", str(rmse))
+        raise InvalidInput(
+            "--target-rmse", "none for a classification: --target-accuracy", str(rmse)
+        )
     if accuracy is not None and not 0 < accuracy < 1:
         raise InvalidInput("--target-accuracy", "a number in (0, 1)", str(accuracy))
     if rmse is not None and not rmse > 0:
         raise InvalidInput("--target-rmse", "a number above 0", str(rmse))
     if options.until > rows:
-        log.info("the data have %d training rows, so arms end at these (--until %d)", rows, options.until)
+        log.info(
+            "the data have %d training rows, so arms end at these (--until %d)", rows, options.until
+        )
     return End(min(options.until, rows), rmse if accuracy is None else accuracy)
 
 
@@ -193,4 +252,6 @@ def _arms(options: argparse.Namespace, recipe: Recipe) -> list[Arm]:
     """
     names = [checked_acquisition(name, recipe.task) for name in options.acquisition or [None]]
     starts: list[Start] = ["warm", "cold"] if options.start == "both" else [options.start]
-    return [Arm(recipe, name, start) for start in starts for name in dict.fromkeys([*names, RANDOM])]
+    return [
+        Arm(recipe, name, start) for start in starts for name in dict.fromkeys([*names, RANDOM])
+    ]

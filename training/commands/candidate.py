@@ -1,4 +1,5 @@
-"""`python -m training candidate NAME`: a version fitted on the labels that came to the service, promoted if no worse.
+"""`python -m training candidate NAME`: a version fitted on the labels that came to the service,
+promoted if no worse.
 
 What is done is in `training.publishing.candidate`.
 """
@@ -21,14 +22,25 @@ HELP = "fit a candidate on labels that came to the service, and promote it if it
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("model", metavar="NAME", help="the model whose `latest` the candidate begins at")
     parser.add_argument(
-        "--state", type=Path, metavar="DIR", help="the service's state, by default DUBITO_STATE or `state`"
+        "model", metavar="NAME", help="the model whose `latest` the candidate begins at"
     )
-    parser.add_argument("--data", metavar="SRC", help="where the version's data are, if not where they were")
-    parser.add_argument("--min-labels", type=int, default=1, metavar="N", help="do nothing with fewer new ones")
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="the service's state, by default DUBITO_STATE or `state`",
+    )
+    parser.add_argument(
+        "--data", metavar="SRC", help="where the version's data are, if not where they were"
+    )
+    parser.add_argument(
+        "--min-labels", type=int, default=1, metavar="N", help="do nothing with fewer new ones"
+    )
     parser.add_argument("--watch", action="store_true", help="wait for labels, again and again")
-    parser.add_argument("--interval-s", type=float, default=60.0, metavar="S", help="between looks, with --watch")
+    parser.add_argument(
+        "--interval-s", type=float, default=60.0, metavar="S", help="between looks, with --watch"
+    )
     parser.add_argument(
         "--control-arm",
         action="store_true",
@@ -76,12 +88,18 @@ def _once(options: argparse.Namespace, state: Path) -> None:
             log.info("! %d labels are left out: %s", count, reason)
         name = options.model
         latest = found.parent.manifest.version
-        before = labels_tried(store, database, name) if options.watch else labels_of(store, name, latest)
+        before = (
+            labels_tried(store, database, name) if options.watch else labels_of(store, name, latest)
+        )
         new = found.facts.rows - before
         if new < options.min_labels:
             log.info("%d new labels, of %d that are needed", max(new, 0), options.min_labels)
             return
         keep_freed_memory()
         device = device_named(options.device)
-        saved = (lambda: labels_saved(store, found, runs, device)) if options.control_arm else (lambda: None)
+        saved = (
+            (lambda: labels_saved(store, found, runs, device))
+            if options.control_arm
+            else (lambda: None)
+        )
         make_candidate(store, database, found, runs, root, device, saved)

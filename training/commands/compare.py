@@ -14,10 +14,16 @@ HELP = "compare two published versions on the same test rows"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("first", metavar="NAME[:VERSION]", help="VERSION is a number or an alias, by default latest")
+    parser.add_argument(
+        "first", metavar="NAME[:VERSION]", help="VERSION is a number or an alias, by default latest"
+    )
     parser.add_argument("second", metavar="NAME[:VERSION]", help="what is compared with it")
-    parser.add_argument("--data", metavar="SRC", help="test rows of other data than those of the first one's fit")
-    parser.add_argument("--draws", type=int, help="of each row, by default each version's own number")
+    parser.add_argument(
+        "--data", metavar="SRC", help="test rows of other data than those of the first one's fit"
+    )
+    parser.add_argument(
+        "--draws", type=int, help="of each row, by default each version's own number"
+    )
     parser.add_argument("--rows", type=int, default=1000, help="at most")
     parser.add_argument("--seed", type=int, default=0, help="of which rows and draws")
 
@@ -25,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Compare, print a table, and keep it with a plot in a folder of the runs."""
     store = folders.store(writes=False)
-    artifacts = [open_version(store, name, (WEIGHTS, *NEEDED)) for name in (options.first, options.second)]
+    artifacts = [
+        open_version(store, name, (WEIGHTS, *NEEDED)) for name in (options.first, options.second)
+    ]
     versions = [parent_of(artifact, "model") for artifact in artifacts]
 
     from training.evaluation.report import Wanted

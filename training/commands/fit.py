@@ -15,13 +15,13 @@ from training import recipe as recipes
 from training.commands import folders
 from training.data import Dataset, load, split, split_sizes, with_classes_of
 from training.data.class_weights import class_weights
+from training.data.files import keep_recipe
+from training.data.findings import findings_of
 from training.data.near_duplicates import told
+from training.data.plan import plan_of
 from training.data.targets import log_slope_of, transformed
+from training.data.text import plan_lines, short_report
 from training.facts import TrainingFacts
-from training.planning.files import keep_recipe
-from training.planning.findings import findings_of
-from training.planning.plan import plan_of
-from training.planning.text import plan_lines, short_report
 from training.recipe import Recipe
 from training.versions import Parent, open_parent, recipe_of
 
@@ -31,20 +31,35 @@ HELP = "fit a recipe on its data and publish the model"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
-        "recipe", type=Path, nargs="?", help="a TOML file, such as recipes/digits.toml; without one, of the data"
+        "recipe",
+        type=Path,
+        nargs="?",
+        help="a TOML file, such as recipes/digits.toml; without one, of the data",
     )
-    parser.add_argument("--data", metavar="SRC", help="in place of the recipe's source: digits, csv:FILE, ...")
+    parser.add_argument(
+        "--data", metavar="SRC", help="in place of the recipe's source: digits, csv:FILE, ..."
+    )
     folders.add_data(parser)
     parser.add_argument(
-        "--recipe-out", type=Path, metavar="FILE", help="without a recipe: where it is kept, by default NAME.toml"
+        "--recipe-out",
+        type=Path,
+        metavar="FILE",
+        help="without a recipe: where it is kept, by default NAME.toml",
     )
     parser.add_argument(
-        "--leave-out", metavar="CLASS", action="append", help="fit without a class; may be given several times"
+        "--leave-out",
+        metavar="CLASS",
+        action="append",
+        help="fit without a class; may be given several times",
     )
     parser.add_argument("--name", help="publish under this name in place of the recipe's")
     parser.add_argument("--seed", type=int, help="in place of the recipe's seed")
-    parser.add_argument("--warm-start", metavar="NAME[:VERSION]", help="go on from a published version's weights")
-    parser.add_argument("--again", action="store_true", help="fit also what a version was fitted from already")
+    parser.add_argument(
+        "--warm-start", metavar="NAME[:VERSION]", help="go on from a published version's weights"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="fit also what a version was fitted from already"
+    )
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -53,7 +68,11 @@ def run(options: argparse.Namespace) -> None:
     """Fit, publish, and print the quality of what was published."""
     recipe = _planned(options) if options.recipe is None else _given(options)
     store = folders.store()
-    parent = None if options.warm_start is None else open_parent(store, options.warm_start, "--warm-start")
+    parent = (
+        None
+        if options.warm_start is None
+        else open_parent(store, options.warm_start, "--warm-start")
+    )
     if parent is not None and parent.recipe.task != recipe.task:
         raise InvalidInput("task", f"{parent.recipe.task}, as of {parent.label}", recipe.task)
     known = () if parent is None else (parent.manifest.input.columns, parent.tokenizer)
@@ -67,7 +86,9 @@ def run(options: argparse.Namespace) -> None:
     from training.fitting.augmentation import check_augmentation
     from training.fitting.encoding import with_encoder
     from training.fitting.laplace import check_trained
-    from training.fitting.memory import keep_freed_memory  # wrong recipes and data are answered before torch is there
+    from training.fitting.memory import (
+        keep_freed_memory,
+    )  # wrong recipes and data are answered before torch is there
     from training.fitting.run import CHECKPOINT, Run, check_pixels, device_named, training_facts
     from training.fitting.target_choice import forget, target_choice
     from training.fitting.warm_start import check_compatible
@@ -87,7 +108,9 @@ def run(options: argparse.Namespace) -> None:
         begins_at += f" {weights_digest(Path(recipe.network.weights))}"
     if encoding is not None:
         begins_at += f" {encoding.digest}"
-    run_id = sha256(f"{recipe.digest()} {data.digest()} {device.type}{begins_at}".encode()).hexdigest()[:12]
+    run_id = sha256(
+        f"{recipe.digest()} {data.digest()} {device.type}{begins_at}".encode()
+    ).hexdigest()[:12]
     folder = folders.runs() / f"{recipe.name}-{run_id}"
     if not options.again and not (folder / CHECKPOINT).exists():
         there = _fitted(store, recipe, data, parent)
@@ -105,13 +128,18 @@ def run(options: argparse.Namespace) -> None:
             weights = class_weights(recipe.data.class_weights, data.classes, splits.train.y)
         largest_id = int(data.maximum) if data.takes_ids and encoding is None else None
         counts = len(data.classes)
-        run = Run(recipe, splits, data.shape, counts, folder, device, parent, weights, encoded, largest_id)
+        run = Run(
+            recipe, splits, data.shape, counts, folder, device, parent, weights, encoded, largest_id
+        )
         begun = (
             f"going on from step {run.progress.step}"
             if run.resumed
             else f"{run.steps} steps{'' if run.told_epochs is not None else ' at most'}"
         )
-        print(f"{recipe.name}: {len(splits.train)} training rows, {begun} on {device.type}; run in {folder}")
+        print(
+            f"{recipe.name}: {len(splits.train)} training rows, {begun} on {device.type}; run in "
+            f"{folder}"
+        )
         if parent is not None and not run.resumed:
             print(f"warm start from {parent.label}")
         if recipe.network.is_trained and parent is None and not run.resumed:
@@ -119,7 +147,9 @@ def run(options: argparse.Namespace) -> None:
         manifest = _published(store, recipe.name, run.progress.token)
         if manifest is None:  # else the run was killed between its publication and its end
             model = run.fit(quiet=options.quiet)
-            facts = training_facts(run, splits, log_slope_of(choice.transform, own_units.validation.y))
+            facts = training_facts(
+                run, splits, log_slope_of(choice.transform, own_units.validation.y)
+            )
             if choice.facts is not None:
                 facts = facts.model_copy(update={"target_transform": choice.facts})
             print(f"stopped {facts.stopped}")
@@ -129,20 +159,27 @@ def run(options: argparse.Namespace) -> None:
                 print(facts.laplace["says"])
             root = folders.data_root()
             transform = choice.transform
-            manifest = publish(store, recipe.name, model, recipe, data, splits, facts, root, transform, encoding)
+            manifest = publish(
+                store, recipe.name, model, recipe, data, splits, facts, root, transform, encoding
+            )
         run.checkpoint.unlink()
         forget(folder)
     for key, value in manifest.quality.items():
         print(f"  {key:32} {value:.4f}")
     plot = folder / "progress.png"
-    print(f"published {manifest.name} version {manifest.version}{f'; plot: {plot}' if plot.exists() else ''}")
+    print(
+        f"published {manifest.name} version "
+        f"{manifest.version}{f'; plot: {plot}' if plot.exists() else ''}"
+    )
 
 
 def _given(options: argparse.Namespace) -> Recipe:
     """Return the recipe of a file, with what the options say in place of what it says."""
     for name in ("task", "group", "time", "missing_value", "ignore", "recipe_out"):
         if getattr(options, name) is not None:
-            raise InvalidInput(f"--{name.replace('_', '-')}", "none beside a recipe, which says it", "one")
+            raise InvalidInput(
+                f"--{name.replace('_', '-')}", "none beside a recipe, which says it", "one"
+            )
     return recipes.override(
         recipes.load(options.recipe),
         name=options.name,
@@ -180,16 +217,25 @@ def weights_digest(path: Path) -> str:
         with path.open("rb") as file:
             return file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise InvalidInput("network.weights", f"a safetensors file at {path}", error.strerror or "an error") from None
+        raise InvalidInput(
+            "network.weights", f"a safetensors file at {path}", error.strerror or "an error"
+        ) from None
 
 
-def _fitted(store: ModelStore, recipe: Recipe, data: Dataset, parent: Parent | None) -> Manifest | None:
+def _fitted(
+    store: ModelStore, recipe: Recipe, data: Dataset, parent: Parent | None
+) -> Manifest | None:
     """Return the latest whole version that was fitted by a recipe on such data, if there is one.
 
-    None of a factory's network, or one of a file of weights: what these hold does not stand in the recipe.
+    None of a factory's network, or one of a file of weights: what these hold does not stand in the
+    recipe.
     """
     network = recipe.network
-    if network.factory is not None or network.weights is not None or network.encoder_file is not None:
+    if (
+        network.factory is not None
+        or network.weights is not None
+        or network.encoder_file is not None
+    ):
         return None
     for version in reversed(store.versions(recipe.name)):
         with suppress(StoreError, InvalidInput):

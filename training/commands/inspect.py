@@ -1,6 +1,6 @@
 """`python -m training inspect`: say what data are taken for, before anything is fitted.
 
-What is found is in `training.planning`.
+What is found is in `training.data`.
 """
 
 import argparse
@@ -9,12 +9,12 @@ from pathlib import Path
 from model_store.errors import InvalidInput
 from training.commands import folders
 from training.data import load, split, split_sizes
+from training.data.findings import Findings, findings_of
 from training.data.near_duplicates import told
+from training.data.picture import draw
+from training.data.plan import name_of, plan_of
+from training.data.text import report
 from training.messages import unsaid
-from training.planning.findings import Findings, findings_of
-from training.planning.picture import draw
-from training.planning.plan import name_of, plan_of
-from training.planning.text import report
 from training.recipe import DataSection
 
 HELP = "say what data are taken for, before anything is fitted"
@@ -23,10 +23,15 @@ HELP = "say what data are taken for, before anything is fitted"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
-        "--data", metavar="SRC", required=True, help="csv:FILE, parquet:FILE, npz:FILE, images:FOLDER"
+        "--data",
+        metavar="SRC",
+        required=True,
+        help="csv:FILE, parquet:FILE, npz:FILE, images:FOLDER",
     )
     folders.add_data(parser)
-    parser.add_argument("--picture", type=Path, help="where its PNG is written, by default NAME-inspect.png in runs")
+    parser.add_argument(
+        "--picture", type=Path, help="where its PNG is written, by default NAME-inspect.png in runs"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -42,7 +47,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _across_splits(found: Findings, section: DataSection) -> list[str]:
-    """Return what to say of rows that a fit by default has seen nearly the same; nothing of what bears no fit."""
+    """Return what to say of rows that a fit by default has seen nearly the same; nothing of what
+    bears no fit."""
     if found.task is None:
         return []
     try:

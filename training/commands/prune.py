@@ -1,6 +1,7 @@
 """`python -m training prune`: publish a Bayes by Backprop model without its least certain weights.
 
-What is done to the model is in `training.publishing.prune`, and which weights go in `training.nn.pruning`.
+What is done to the model is in `training.publishing.prune`, and which weights go in
+`training.networks.pruning`.
 """
 
 import argparse
@@ -15,11 +16,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     folders.add_version(parser)
     parser.add_argument(
-        "--fraction", type=float, required=True, help="of all weights, how many are removed, such as .75"
+        "--fraction",
+        type=float,
+        required=True,
+        help="of all weights, how many are removed, such as .75",
     )
     folders.add_new_name(parser)
     parser.add_argument(
-        "--data", metavar="SRC", help="where the data of its fit are now, if no longer where they were"
+        "--data",
+        metavar="SRC",
+        help="where the data of its fit are now, if no longer where they were",
     )
 
 
@@ -29,7 +35,9 @@ def run(options: argparse.Namespace) -> None:
     parent = open_parent(store, options.model, "model")
     data = fitted_data(parent, folders.data_root(), options.data)
 
-    from training.publishing.prune import prune_version  # what is wrong so far is answered before torch is there
+    from training.publishing.prune import (
+        prune_version,
+    )  # what is wrong so far is answered before torch is there
 
     name = options.name or parent.manifest.name
     pruned = prune_version(store, parent, data, options.fraction, name, folders.runs())

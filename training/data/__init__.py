@@ -1,4 +1,5 @@
-"""Data sources: one module a family, `rows` for what they give, and here the way from a recipe to its data.
+"""Data sources: one module a family, `rows` for what they give, and here the way from a recipe to
+its data.
 
 | source | module |
 |---|---|
@@ -16,13 +17,22 @@ from pathlib import Path
 import numpy as np
 
 from model_store.errors import InvalidInput
-from model_store.inputs.columns import Columns
+from model_store.sources.columns import Columns
 from training.data.arrays import npz
 from training.data.bundled import digits
 from training.data.idx import idx
 from training.data.images import images
 from training.data.paths import path_below
-from training.data.rows import Dataset, Rows, Splits, is_image, leave_out, numbered_as, split, with_classes_of
+from training.data.rows import (
+    Dataset,
+    Rows,
+    Splits,
+    is_image,
+    leave_out,
+    numbered_as,
+    split,
+    with_classes_of,
+)
 from training.data.splitting import SplitSizes
 from training.data.tables import MAX_GROUPS, csv, parquet, uci
 from training.data.texts import TextRows
@@ -50,23 +60,32 @@ FROM_FILES: dict[str, Callable[[Path, Recipe, Columns, TextRows | None], Dataset
     "idx": lambda path, *_: idx(path),
     "images": lambda path, recipe, *_: images(path, recipe.data),
     "npz": lambda path, recipe, *_: npz(path, recipe.task, recipe.data),
-    "csv": lambda path, recipe, *known: csv(path, recipe.task, recipe.data, split_sizes(recipe), *known),
-    "parquet": lambda path, recipe, *known: parquet(path, recipe.task, recipe.data, split_sizes(recipe), *known),
-    "uci": lambda path, recipe, columns, _: uci(path, recipe.data.split, split_sizes(recipe), columns),
+    "csv": lambda path, recipe, *known: csv(
+        path, recipe.task, recipe.data, split_sizes(recipe), *known
+    ),
+    "parquet": lambda path, recipe, *known: parquet(
+        path, recipe.task, recipe.data, split_sizes(recipe), *known
+    ),
+    "uci": lambda path, recipe, columns, _: uci(
+        path, recipe.data.split, split_sizes(recipe), columns
+    ),
 }
 EXPECTED = "`digits`, `idx:DIR`, `images:PATH`, `npz:FILE`, `csv:FILE`, `parquet:FILE` or `uci:DIR`"
 
 
-def load(recipe: Recipe, root: Path, columns: Columns = (), tokenizer: bytes | None = None) -> Dataset:
+def load(
+    recipe: Recipe, root: Path, columns: Columns = (), tokenizer: bytes | None = None
+) -> Dataset:
     """Read a recipe's data, but for classes that it leaves out; relative paths are under `root`.
 
-    Columns of tables are encoded by what the recipe's training split says of them, so nothing of the other splits is
-    in the encoding: split by `split_sizes` of the same recipe. With `columns`, they are encoded by these; text is, by
-    a version's `tokenizer` (the file's content) if there is one.
+    Columns of tables are encoded by what the recipe's training split says of them, so nothing of
+    the other splits is in the encoding: split by `split_sizes` of the same recipe. With `columns`,
+    they are encoded by these; text is, by a version's `tokenizer` (the file's content) if there is
+    one.
 
     Raises:
-        InvalidInput: if there is no such source, its files are not as they should be, it is not of the recipe's
-            task, or its rows are not what a detector of the flag looks at.
+        InvalidInput: if there is no such source, its files are not as they should be, it is not of
+            the recipe's task, or its rows are not what a detector of the flag looks at.
     """
     source = recipe.data.source
     kind, _, rest = source.partition(":")
@@ -77,29 +96,47 @@ def load(recipe: Recipe, root: Path, columns: Columns = (), tokenizer: bytes | N
     if recipe.task == "classification" and kind in OF_TARGETS:
         raise InvalidInput("task", f"regression, since `{kind}` has real targets", "classification")
     if recipe.data.target is not None and kind not in ("csv", "parquet"):
-        raise InvalidInput("data.target", f"none, since `{kind}` has no columns to choose from", "one")
+        raise InvalidInput(
+            "data.target", f"none, since `{kind}` has no columns to choose from", "one"
+        )
     section = recipe.data
     for key in ("group", "calibration_group", "time", "id"):
         value = getattr(section, key)
         if value is not None and kind not in ("csv", "parquet"):
-            raise InvalidInput(f"data.{key}", f"none, since `{kind}` has no columns to choose from", "one")
+            raise InvalidInput(
+                f"data.{key}", f"none, since `{kind}` has no columns to choose from", "one"
+            )
     if section.integers and kind not in ("npz", "parquet"):
         expected = f"none, since rows of `{kind}` are no ids (`npz:` and `parquet:` may be)"
         raise InvalidInput("data.integers", expected, "true")
     if section.text is not None and kind not in ("csv", "parquet"):
-        raise InvalidInput("data.text", f"none, since `{kind}` has no columns to choose from", "one")
+        raise InvalidInput(
+            "data.text", f"none, since `{kind}` has no columns to choose from", "one"
+        )
     if section.image_size is not None and kind != "images":
-        raise InvalidInput("data.image_size", f"none, since rows of `{kind}` are not read from image files", "one")
+        raise InvalidInput(
+            "data.image_size", f"none, since rows of `{kind}` are not read from image files", "one"
+        )
     texts = None if section.text is None else TextRows.of(section, root, tokenizer)
     if columns and kind not in OF_COLUMNS:
-        raise InvalidInput("data.source", f"a table with the columns {[c.name for c in columns][:20]}", f"`{kind}`")
+        raise InvalidInput(
+            "data.source", f"a table with the columns {[c.name for c in columns][:20]}", f"`{kind}`"
+        )
     if columns and kind != "uci":
         kinds = {**recipe.data.columns, **{column.name: column.kind for column in columns}}
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": kinds})})
-    data = digits() if source == "digits" else FROM_FILES[kind](path_below(root, rest), recipe, columns, texts)
+        recipe = recipe.model_copy(
+            update={"data": recipe.data.model_copy(update={"columns": kinds})}
+        )
+    data = (
+        digits()
+        if source == "digits"
+        else FROM_FILES[kind](path_below(root, rest), recipe, columns, texts)
+    )
     of_images = [name for name in recipe.combined if name in IMAGE_DENSITIES]
     if of_images and not is_image(data.shape):
-        raise InvalidInput("serving.combined", f"no {of_images[0]}: rows are no images", f"rows of {data.shape}")
+        raise InvalidInput(
+            "serving.combined", f"no {of_images[0]}: rows are no images", f"rows of {data.shape}"
+        )
     if data.train.ids is None:
         data = replace(data, train=replace(data.train, ids=np.arange(len(data.train))))
     # A table leaves classes out before its columns are encoded.
@@ -109,5 +146,7 @@ def load(recipe: Recipe, root: Path, columns: Columns = (), tokenizer: bytes | N
 def split_sizes(recipe: Recipe) -> SplitSizes:
     """Return how a recipe's training rows are split."""
     section = recipe.data
-    validation, reference, ranking = (section.held_out(name) for name in ("validation", "reference", "ranking"))
+    validation, reference, ranking = (
+        section.held_out(name) for name in ("validation", "reference", "ranking")
+    )
     return SplitSizes(validation, reference, ranking, recipe.seed, section.is_stratified)

@@ -21,10 +21,11 @@ SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
 
 def npz(path: Path, task: str, section: "DataSection") -> Dataset:
-    """Read arrays: x has a row in each place of its first axis, y a label (integer or string) or a number.
+    """Read arrays: x has a row in each place of its first axis, y a label (integer or string) or a
+    number.
 
-    Of `x` and `y` a random share is held out for test. Rows of bytes are kept as bytes. With `integers` rows are ids,
-    from 0 to `vocabulary` - 1, or to the largest there is.
+    Of `x` and `y` a random share is held out for test. Rows of bytes are kept as bytes. With
+    `integers` rows are ids, from 0 to `vocabulary` - 1, or to the largest there is.
 
     Raises:
         InvalidInput: naming the array that is missing or not as it should be.
@@ -48,26 +49,38 @@ def dataset_of_arrays(arrays: dict[str, np.ndarray], task: str, section: "DataSe
         train, test = hold_out(len(arrays["y"]), section.test_fraction, keys)
         ids = train
         parts = {
-            f"{name}_{part}": arrays[name][i] for name in WHOLE for part, i in (("train", train), ("test", test))
+            f"{name}_{part}": arrays[name][i]
+            for name in WHOLE
+            for part, i in (("train", train), ("test", test))
         }
     elif set(arrays) == set(SPLIT):
         parts, ids = arrays, np.arange(len(arrays["y_train"]))
     else:
         raise InvalidInput(
-            "data.source", f"arrays {' and '.join(WHOLE)}, or {', '.join(SPLIT)}", f"{sorted(arrays)}"[:200]
+            "data.source",
+            f"arrays {' and '.join(WHOLE)}, or {', '.join(SPLIT)}",
+            f"{sorted(arrays)}"[:200],
         )
     names = {name: name[0] if set(arrays) == set(WHOLE) else name for name in SPLIT}
     for part in ("train", "test"):
         _check_lengths(parts[f"x_{part}"], parts[f"y_{part}"], f"x_{part}", f"y_{part}")
     shape = parts["x_train"].shape[1:]
     if parts["x_test"].shape[1:] != shape:
-        raise InvalidInput("x_test", f"rows of shape {shape} as in x_train", f"{parts['x_test'].shape[1:]}")
-    x, x_test = numbers(parts["x_train"], names["x_train"]), numbers(parts["x_test"], names["x_test"])
+        raise InvalidInput(
+            "x_test", f"rows of shape {shape} as in x_train", f"{parts['x_test'].shape[1:]}"
+        )
+    x, x_test = (
+        numbers(parts["x_train"], names["x_train"]),
+        numbers(parts["x_test"], names["x_test"]),
+    )
     classes: tuple[str, ...] = ()
     if task == "regression":
         y, y_test = _targets(parts["y_train"], "y_train"), _targets(parts["y_test"], "y_test")
     else:
-        labels, test_labels = _labels(parts["y_train"], "y_train"), _labels(parts["y_test"], "y_test")
+        labels, test_labels = (
+            _labels(parts["y_train"], "y_train"),
+            _labels(parts["y_test"], "y_test"),
+        )
         y, y_test, classes = class_numbers(labels, test_labels, "y")
     least, most = float(x.min()), float(x.max())
     if section.integers:
@@ -89,16 +102,22 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         with ZipFile(path) as file:
             largest = max((member.file_size for member in file.infolist()), default=0)
         if largest > MAX_ARRAY_BYTES:
-            raise InvalidInput(path.name, f"arrays of at most {MAX_ARRAY_BYTES} bytes", f"one of {largest}")
+            raise InvalidInput(
+                path.name, f"arrays of at most {MAX_ARRAY_BYTES} bytes", f"one of {largest}"
+            )
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except InvalidInput:
         raise
     except OSError as error:
-        raise InvalidInput("data.source", f"a readable npz file, {str(path)!r}", error.strerror or "damage") from None
+        raise InvalidInput(
+            "data.source", f"a readable npz file, {str(path)!r}", error.strerror or "damage"
+        ) from None
     except Exception as error:  # numpy's reader lets many kinds through
         reason = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise InvalidInput(path.name, "an npz file of arrays of numbers and strings", reason) from None
+        raise InvalidInput(
+            path.name, "an npz file of arrays of numbers and strings", reason
+        ) from None
 
 
 def _check_lengths(x: np.ndarray, y: np.ndarray, x_name: str, y_name: str) -> None:
@@ -123,7 +142,9 @@ def numbers(x: np.ndarray, name: str) -> Float32[np.ndarray, "N I"] | UInt8[np.n
         flat = np.ascontiguousarray(flat, dtype=np.float32)
     finite = np.isfinite(flat).all(axis=1)
     if not finite.all():
-        raise InvalidInput(name, "finite numbers in float32's range", f"others in row {np.argmin(finite)}")
+        raise InvalidInput(
+            name, "finite numbers in float32's range", f"others in row {np.argmin(finite)}"
+        )
     return flat
 
 
@@ -138,7 +159,9 @@ def check_ids(x: np.ndarray, name: str, largest: int | None) -> None:
     is_id = (flat >= 0) & (flat <= largest) & (flat == np.floor(flat))
     if not is_id.all():
         n, i = np.argwhere(~is_id)[0]
-        raise InvalidInput(name, f"ids: whole numbers from 0 to {largest}", f"{flat[n, i]} in row {n}")
+        raise InvalidInput(
+            name, f"ids: whole numbers from 0 to {largest}", f"{flat[n, i]} in row {n}"
+        )
 
 
 def _targets(y: np.ndarray, name: str) -> Float32[np.ndarray, "N"]:

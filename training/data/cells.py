@@ -1,7 +1,8 @@
 """Cells of a table to columns of numbers or of categories.
 
-A column of text is numeric where every value is a number. Where most are and a few are not, somebody has to say what
-those few are: it is refused, with the cells, rather than taken for a column of as many categories as it has numbers.
+A column of text is numeric where every value is a number. Where most are and a few are not,
+somebody has to say what those few are: it is refused, with the cells, rather than taken for a
+column of as many categories as it has numbers.
 """
 
 import json
@@ -14,22 +15,25 @@ import numpy as np
 
 from model_store.artifacts.manifest import NumberWriting
 from model_store.errors import InvalidInput
-from model_store.inputs.columns import Categories, Numbers, category_text
-from model_store.inputs.missing import MISSING
-from model_store.inputs.numbers import number_of
+from model_store.sources.columns import Categories, Numbers, category_text
+from model_store.sources.missing import MISSING
+from model_store.sources.numbers import number_of
 from training.data.dates import times_of
 from training.data.writing import writing_of
 from training.messages import log
 
 BOOLEANS = {"true", "false"}
-MOSTLY = 0.9  # share of a column's values that are numbers from which on the others are taken for mistakes
+# share of a column's values that are numbers from which on the others are taken for mistakes
+MOSTLY = 0.9
 NAMED_CELLS = 3  # of those that an error names
-# What pandas calls an index that nobody named: in a CSV file it wrote, in one it read and wrote, in Parquet.
+# What pandas calls an index that nobody named: in a CSV file it wrote, in one it read and wrote, in
+# Parquet.
 INDEX_NAMES = re.compile(r"|Unnamed: 0|__index_level_0__")
 
 
 def index_column(names: list[str], wanted: set[str]) -> str | None:
-    """Return the name of pandas' unnamed index, a table's first or last column, unless it is one of those wanted."""
+    """Return the name of pandas' unnamed index, a table's first or last column, unless it is one of
+    those wanted."""
     for name in (names[0], names[-1]) if names else ():
         if INDEX_NAMES.fullmatch(name) and name not in wanted and (name or names[0] == name):
             return name
@@ -37,7 +41,8 @@ def index_column(names: list[str], wanted: set[str]) -> str | None:
 
 
 def trimmed(table: Any, as_written: set[str | None]) -> Any:
-    """Return a table of text without blanks around cells, but for some columns; one of blanks alone is missing."""
+    """Return a table of text without blanks around cells, but for some columns; one of blanks alone
+    is missing."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -46,12 +51,15 @@ def trimmed(table: Any, as_written: set[str | None]) -> Any:
             continue
         column = compute.utf8_trim_whitespace(table.column(i))
         nothing = compute.is_in(column, pa.array(MISSING, column.type))
-        table = table.set_column(i, name, compute.if_else(nothing, pa.scalar(None, column.type), column))
+        table = table.set_column(
+            i, name, compute.if_else(nothing, pa.scalar(None, column.type), column)
+        )
     return table
 
 
 def with_missing(table: Any, values: list[str]) -> tuple[Any, set[str]]:
-    """Return a table without the cells of text that say one of `values`, and the names of columns that had such."""
+    """Return a table without the cells of text that say one of `values`, and the names of columns
+    that had such."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -60,10 +68,14 @@ def with_missing(table: Any, values: list[str]) -> tuple[Any, set[str]]:
         column = as_text(table.column(i))
         if column is None:
             continue
-        is_missing = compute.is_in(compute.utf8_trim_whitespace(column), pa.array(values, column.type))
+        is_missing = compute.is_in(
+            compute.utf8_trim_whitespace(column), pa.array(values, column.type)
+        )
         if compute.any(is_missing).as_py():
             changed.add(name)
-            table = table.set_column(i, name, compute.if_else(is_missing, pa.scalar(None, column.type), column))
+            table = table.set_column(
+                i, name, compute.if_else(is_missing, pa.scalar(None, column.type), column)
+            )
     return table, changed
 
 
@@ -78,7 +90,8 @@ def as_text(column: Any) -> Any:
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """How numbers are written: what stands before their decimals, and what groups their digits, if anything does."""
+    """How numbers are written: what stands before their decimals, and what groups their digits, if
+    anything does."""
 
     decimal: str = "."
     thousands: str | None = None
@@ -90,12 +103,15 @@ class NumberFormat:
         return self.decimal == "." and self.thousands is None
 
     def plain(self, text: str) -> str:
-        """Return a number as Python reads it; of other texts, something that is no number either."""
+        """Return a number as Python reads it; of other texts, something that is no number
+        either."""
         text = text.strip()
         if self.thousands is not None and re.search(r"\d", text):
             head, mark, tail = text.partition(self.decimal)
             if self.thousands in head:
-                if not re.fullmatch(rf"[+-]?\d{{1,3}}(?:{re.escape(self.thousands)}\d{{3}})+", head, re.ASCII):
+                if not re.fullmatch(
+                    rf"[+-]?\d{{1,3}}(?:{re.escape(self.thousands)}\d{{3}})+", head, re.ASCII
+                ):
                     return text + " "  # not a number: 1,23
                 text = head.replace(self.thousands, "") + mark + tail
         if self.decimal != ".":
@@ -108,9 +124,14 @@ WRITTEN = b"written"  # in a field's metadata: how its numbers were
 
 
 def typed(
-    table: Any, names: set[str], kinds: dict[str, str], booleans: set[str], written: NumberFormat = PLAIN
+    table: Any,
+    names: set[str],
+    kinds: dict[str, str],
+    booleans: set[str],
+    written: NumberFormat = PLAIN,
 ) -> Any:
-    """Return a table whose text columns of these names, if of numbers or booleans, are such, but for those of a kind.
+    """Return a table whose text columns of these names, if of numbers or booleans, are such, but
+    for those of a kind.
 
     Columns known as `booleans` are named as booleans are, whatever else is in them.
     """
@@ -129,7 +150,11 @@ def typed(
             continue
         distinct = column.unique().to_pylist() if len(column) else []
         texts = {value.lower() for value in distinct[:3] if value is not None}
-        if texts and texts <= BOOLEANS and {value.lower() for value in distinct if value is not None} <= BOOLEANS:
+        if (
+            texts
+            and texts <= BOOLEANS
+            and {value.lower() for value in distinct if value is not None} <= BOOLEANS
+        ):
             table = table.set_column(i, name, compute.utf8_lower(column).cast(pa.bool_()))
         elif all(value is None or _is_float(written.plain(value)) for value in distinct):
             table = table.set_column(i, name, _floats(column, written))
@@ -147,17 +172,21 @@ def _writing(distinct: list[str | None], written: NumberFormat) -> NumberWriting
 
 
 def _written(name: str, column: Any, writing: NumberWriting) -> tuple[Any, Any]:
-    """Return a column of text that are all numbers so written as numbers, and its field, which keeps how."""
+    """Return a column of text that are all numbers so written as numbers, and its field, which
+    keeps how."""
     import pyarrow as pa
 
     cells = column.to_pylist()
     first = next(text for text in cells if text is not None)
     log.info(
-        "column %s: %r is read as %g, and the others alike (`categorical` in data.columns keeps text)",
+        "column %s: %r is read as %g, and the others alike (`categorical` in data.columns keeps "
+        "text)",
         *(name, first[:40], number_of(first, writing)),
     )
     field = pa.field(name, pa.float64(), metadata={WRITTEN: writing.model_dump_json()})
-    return field, pa.array([None if text is None else number_of(text, writing) for text in cells], pa.float64())
+    return field, pa.array(
+        [None if text is None else number_of(text, writing) for text in cells], pa.float64()
+    )
 
 
 def writing_in(table: Any, name: str) -> NumberWriting | None:
@@ -169,10 +198,11 @@ def writing_in(table: Any, name: str) -> NumberWriting | None:
 def with_times(
     table: Any, names: set[str], kinds: Mapping[str, str], date_format: str | None
 ) -> tuple[Any, dict[str, str | None]]:
-    """Return a table whose columns of dates and times are numbers of seconds, and by the names of these columns the
-    format of their dates, None of those that requests write in ISO 8601 alone.
+    """Return a table whose columns of dates and times are numbers of seconds, and by the names of
+    these columns the format of their dates, None of those that requests write in ISO 8601 alone.
 
-    Text is so where every value is a date or time; in a column of kind `time` another value is refused.
+    Text is so where every value is a date or time; in a column of kind `time` another value is
+    refused.
     """
     import pyarrow as pa
     from pyarrow import compute, types
@@ -184,8 +214,12 @@ def with_times(
             continue
         form = None
         if types.is_date(column.type) or types.is_timestamp(column.type):
-            seconds = compute.cast(column, pa.timestamp("us", getattr(column.type, "tz", None)), safe=False)
-            numbers = compute.divide(compute.cast(compute.cast(seconds, pa.int64()), pa.float64()), 1e6)
+            seconds = compute.cast(
+                column, pa.timestamp("us", getattr(column.type, "tz", None)), safe=False
+            )
+            numbers = compute.divide(
+                compute.cast(compute.cast(seconds, pa.int64()), pa.float64()), 1e6
+            )
         elif as_text(column) is not None:
             trimmed = compute.utf8_trim_whitespace(as_text(column)).to_pylist()
             times = times_of(trimmed, name, date_format, kind == "time")
@@ -202,13 +236,17 @@ def with_times(
 
 
 def _with_points(column: Any, written: NumberFormat) -> Any:
-    """Return a column of text whose numbers are written with a point, as far as they are numbers."""
+    """Return a column of text whose numbers are written with a point, as far as they are
+    numbers."""
     import pyarrow as pa
 
     plain = {text: written.plain(text) for text in column.unique().to_pylist() if text is not None}
     if not any(_is_float(text) for text in plain.values()):
         return column
-    cells = (None if text is None else plain[text] if _is_float(plain[text]) else text for text in column.to_pylist())
+    cells = (
+        None if text is None else plain[text] if _is_float(plain[text]) else text
+        for text in column.to_pylist()
+    )
     return pa.array(cells, column.type)
 
 
@@ -222,32 +260,48 @@ def _floats(column: Any, written: NumberFormat) -> Any:
     except pa.ArrowInvalid:  # such as +1, which is none to Arrow
         pass
     cells = column.to_pylist()
-    return pa.array([None if text is None else float(written.plain(text)) for text in cells], pa.float64())
+    return pa.array(
+        [None if text is None else float(written.plain(text)) for text in cells], pa.float64()
+    )
 
 
 def values_of(column: Any, name: str, kind: str | None) -> Numbers | Categories:
-    """Return a column of an Arrow table as numbers or as categories; without a kind its type decides."""
+    """Return a column of an Arrow table as numbers or as categories; without a kind its type
+    decides."""
     import pyarrow as pa
     from pyarrow import types
 
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     of = column.type
-    is_number = types.is_integer(of) or types.is_floating(of) or types.is_decimal(of) or types.is_null(of)
+    is_number = (
+        types.is_integer(of) or types.is_floating(of) or types.is_decimal(of) or types.is_null(of)
+    )
     if not (is_number or types.is_boolean(of) or types.is_string(of) or types.is_large_string(of)):
         expected = "numbers, booleans, strings or dates (or `ignored` in data.columns)"
         raise InvalidInput(f"column {name}", expected, f"type {of}"[:80])
     if is_number and kind != "categorical":
-        numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
+        numbers = (
+            column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
+        )
         if np.isinf(numbers).any():
-            raise InvalidInput(f"column {name}", "finite numbers", f"infinity in row {np.argmax(np.isinf(numbers))}")
+            raise InvalidInput(
+                f"column {name}",
+                "finite numbers",
+                f"infinity in row {np.argmax(np.isinf(numbers))}",
+            )
         return numbers
     if kind == "numeric":
-        row, bad = next((n, value) for n, value in enumerate(column.to_pylist()) if not _is_number(value))
+        row, bad = next(
+            (n, value) for n, value in enumerate(column.to_pylist()) if not _is_number(value)
+        )
         raise InvalidInput(f"column {name}", "numbers", f"{str(bad)[:40]!r} in row {row}")
     if kind is None and as_text(column) is not None:
         _refuse_mostly_numbers(column, name)
-    return [None if value is None or value != value else category_text(value) for value in column.to_pylist()]
+    return [
+        None if value is None or value != value else category_text(value)
+        for value in column.to_pylist()
+    ]
 
 
 def _refuse_mostly_numbers(column: Any, name: str) -> None:
@@ -258,15 +312,22 @@ def _refuse_mostly_numbers(column: Any, name: str) -> None:
     bad = sum(count for text, count in counts if text in others)
     if not 0 < bad <= (1.0 - MOSTLY) * present + 1e-9:
         return
-    cells = [(row, text) for row, text in enumerate(column.to_pylist()) if text in others][:NAMED_CELLS]
+    cells = [(row, text) for row, text in enumerate(column.to_pylist()) if text in others][
+        :NAMED_CELLS
+    ]
     named = ", ".join(f"{text[:40]!r} in row {row}" for row, text in cells)
-    missing = json.dumps(list(dict.fromkeys(text.strip()[:40] for _, text in cells)), ensure_ascii=False)
+    missing = json.dumps(
+        list(dict.fromkeys(text.strip()[:40] for _, text in cells)), ensure_ascii=False
+    )
     expected = (
-        f"numbers, as {present - bad} of its {present} values are (data.missing_values = {missing} reads such cells "
+        f"numbers, as {present - bad} of its {present} values are (data.missing_values = "
+        f"{missing} reads such cells "
         "as missing; `categorical` in data.columns makes every value a category)"
     )
     raise InvalidInput(
-        f"column {name}", expected, named + (f" and {bad - len(cells)} more" if bad > len(cells) else "")
+        f"column {name}",
+        expected,
+        named + (f" and {bad - len(cells)} more" if bad > len(cells) else ""),
     )
 
 

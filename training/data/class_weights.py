@@ -18,11 +18,14 @@ def class_shares(y: Int64[np.ndarray, "N"], classes: int) -> Float64[np.ndarray,
 
 
 def class_weights(
-    wanted: Literal["balanced"] | dict[str, float], classes: Sequence[str], y: Int64[np.ndarray, "N"]
+    wanted: Literal["balanced"] | dict[str, float],
+    classes: Sequence[str],
+    y: Int64[np.ndarray, "N"],
 ) -> Float64[np.ndarray, "C"]:
     """Return what a row of each class counts for in a fit, 1 on average over the rows.
 
-    `balanced` is 1 over the class's share; a table has weights by class, 1 of a class that is not in it.
+    `balanced` is 1 over the class's share; a table has weights by class, 1 of a class that is not
+    in it.
 
     Raises:
         InvalidInput: if there is no such class.
@@ -33,7 +36,9 @@ def class_weights(
     else:
         unknown = [name for name in wanted if name not in classes]
         if unknown:
-            raise InvalidInput("data.class_weights", f"some of {list(classes)[:MAX_SHOWN]}", repr(unknown[0])[:100])
+            raise InvalidInput(
+                "data.class_weights", f"some of {list(classes)[:MAX_SHOWN]}", repr(unknown[0])[:100]
+            )
         weights = np.array([wanted.get(name, 1.0) for name in classes])
     weighted: np.ndarray = weights / (shares @ weights)
     return weighted

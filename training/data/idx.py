@@ -20,7 +20,9 @@ READ_BYTES = 1 << 20
 def idx(folder: Path) -> Dataset:
     """Read MNIST's four files from a folder: train and t10k, images and labels, gzipped or not."""
     if not folder.is_dir():
-        raise InvalidInput("data.source", "a folder of IDX files", f"{str(folder)!r}, which is not a folder")
+        raise InvalidInput(
+            "data.source", "a folder of IDX files", f"{str(folder)!r}, which is not a folder"
+        )
     arrays = {
         (split, kind): read_idx(find_idx(folder, f"{split}-{kind}-idx{ndim}-ubyte"), ndim)
         for split in ("train", "t10k")
@@ -31,9 +33,13 @@ def idx(folder: Path) -> Dataset:
         images, labels = arrays[split, "images"], arrays[split, "labels"]
         if len(images) != len(labels):
             raise InvalidInput(
-                "data.source", f"as many {split} labels as images ({len(images)})", f"{len(labels)} labels"
+                "data.source",
+                f"as many {split} labels as images ({len(images)})",
+                f"{len(labels)} labels",
             )
-        rows[split] = Rows(images.reshape(len(images), -1).astype(np.float32), labels.astype(np.int64))
+        rows[split] = Rows(
+            images.reshape(len(images), -1).astype(np.float32), labels.astype(np.int64)
+        )
     if arrays["train", "images"].shape[1:] != arrays["t10k", "images"].shape[1:]:
         raise InvalidInput(
             "data.source",
@@ -48,10 +54,14 @@ def idx(folder: Path) -> Dataset:
             f"labels {np.unique(rows['train'].y).tolist()[:20]}",
         )
     if rows["t10k"].y.max() >= num_classes:
-        raise InvalidInput("data.source", f"t10k labels below {num_classes}", str(int(rows["t10k"].y.max())))
+        raise InvalidInput(
+            "data.source", f"t10k labels below {num_classes}", str(int(rows["t10k"].y.max()))
+        )
     shape = arrays["train", "images"].shape[1:]
     classes = tuple(map(str, range(num_classes)))
-    return Dataset(rows["train"], rows["t10k"], shape, classes, 0.0, 255.0, image=ImageSpec(mode="L"))
+    return Dataset(
+        rows["train"], rows["t10k"], shape, classes, 0.0, 255.0, image=ImageSpec(mode="L")
+    )
 
 
 def find_idx(folder: Path, stem: str) -> Path:
@@ -75,20 +85,26 @@ def read_idx(path: Path, ndim: int) -> UInt8[np.ndarray, "..."]:
         with path.open("rb") as file:
             return _read_idx(file, ndim, path.name)
     except (OSError, EOFError, zlib.error) as error:
-        raise InvalidInput(path.name, "a readable IDX file, plain or gzipped", str(error) or "its end") from None
+        raise InvalidInput(
+            path.name, "a readable IDX file, plain or gzipped", str(error) or "its end"
+        ) from None
 
 
 def _read_idx(file: BufferedIOBase, ndim: int, name: str) -> UInt8[np.ndarray, "..."]:
     header = file.read(4 + 4 * ndim)
     magic = bytes([0, 0, 8, ndim])
     if len(header) < 4 + 4 * ndim or header[:4] != magic:
-        raise InvalidInput(name, f"an IDX header of unsigned bytes and {ndim} axes", f"bytes {header[:4].hex()}")
+        raise InvalidInput(
+            name, f"an IDX header of unsigned bytes and {ndim} axes", f"bytes {header[:4].hex()}"
+        )
     shape = struct.unpack(f">{ndim}I", header[4:])
     size = 1
     for length in shape:
         size *= length
     if not 0 < size <= MAX_IDX_BYTES:
-        raise InvalidInput(name, f"between 1 and {MAX_IDX_BYTES} bytes of data", f"a header of shape {shape}")
+        raise InvalidInput(
+            name, f"between 1 and {MAX_IDX_BYTES} bytes of data", f"a header of shape {shape}"
+        )
     content = bytearray()  # grows with what is there, not with what the header promises
     while len(content) <= size and (piece := file.read(min(READ_BYTES, size + 1 - len(content)))):
         content += piece

@@ -1,4 +1,5 @@
-"""Rows that a fit has seen nearly the same already: what calibrates and measures on them flatters the model."""
+"""Rows that a fit has seen nearly the same already: what calibrates and measures on them flatters
+the model."""
 
 import numpy as np
 from jaxtyping import Float32, UInt8
@@ -9,13 +10,15 @@ DIGITS = 3  # of numbers that are compared, in standard deviations of all of the
 CHUNK_ROWS = 1024
 TOLD_SHARE = 0.01  # of a split's rows from which on, and more than one, they are worth a word
 ADVICE = (
-    "calibration and test rows that the fit has seen look surer than new ones will; data.group keeps what belongs "
+    "calibration and test rows that the fit has seen look surer than new ones will; data.group "
+    "keeps what belongs "
     "together in one split"
 )
 
 
 def near_duplicates(splits: Splits, takes_ids: bool = False) -> dict[str, int]:
-    """Return how many rows of each other split are nearly the same as a training row, in all their numbers.
+    """Return how many rows of each other split are nearly the same as a training row, in all their
+    numbers.
 
     Of ids, which are not near to each other, they are the same.
     """
@@ -45,6 +48,8 @@ def _keys(rows: Rows, scale: float) -> list[int]:
     """Return a number for each row, the same of rows that are alike."""
     keys = []
     for first in range(0, len(rows), CHUNK_ROWS):
-        chunk = np.round(rows.x[first : first + CHUNK_ROWS].astype(np.float64) * scale) + 0.0  # no -0
+        chunk = (
+            np.round(rows.x[first : first + CHUNK_ROWS].astype(np.float64) * scale) + 0.0
+        )  # no -0
         keys += [hash(row.tobytes()) for row in chunk]
     return keys

@@ -14,5 +14,7 @@ def path_below(root: Path, rest: str, field: str = "data.source") -> Path:
     path = root / rest
     if not path.exists() and Path(rest).exists():
         expected = f"a path below {str(root)!r}, which DUBITO_DATA says"
-        raise InvalidInput(field, expected, f"{rest!r} of the current folder (DUBITO_DATA=. looks there)")
+        raise InvalidInput(
+            field, expected, f"{rest!r} of the current folder (DUBITO_DATA=. looks there)"
+        )
     return path

@@ -9,7 +9,7 @@ from jaxtyping import Float32, Float64, Int64, Shaped, UInt8
 
 from model_store.artifacts.manifest import DESCRIBING, OF_FILES, ImageSpec, InputSpec, TextSpec
 from model_store.errors import InvalidInput
-from model_store.inputs.columns import Columns
+from model_store.sources.columns import Columns
 from training.data.splitting import Keys, SplitSizes
 
 MAX_CLASSES = 1000
@@ -20,14 +20,16 @@ MAX_SHOWN = 20
 class Rows:
     """Inputs, one row each, in the units of the source, and their class numbers or targets.
 
-    Pixels are kept as bytes; whoever computes with a batch makes it float32. `ids` are what their source calls the
-    rows: values of a column, names of files, or numbers from 0.
+    Pixels are kept as bytes; whoever computes with a batch makes it float32. `ids` are what their
+    source calls the rows: values of a column, names of files, or numbers from 0.
     """
 
     x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]
     y: Int64[np.ndarray, "N"] | Float32[np.ndarray, "N"]
     ids: Shaped[np.ndarray, "N"] | None = None
-    groups: Int64[np.ndarray, "N"] | None = None  # numbers of the groups that they belong to, where that is known
+    groups: Int64[np.ndarray, "N"] | None = (
+        None  # numbers of the groups that they belong to, where that is known
+    )
 
     def __len__(self) -> int:
         """Return N."""
@@ -41,12 +43,14 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set. Rows are flat; `shape` is an input's own shape. Without `classes` it is of regression.
+    """A data set. Rows are flat; `shape` is an input's own shape. Without `classes` it is of
+    regression.
 
-    With `columns`, x are the rows encoded; with `image`, a row is an image; with `takes_ids` it is of ids, as float32
-    or bytes; with `text` these are of tokens. `left_out` are test rows of classes that
-    were left out: they belong to nothing of the above. `groups` and `times` are the training rows', by which
-    they are split; `group_names` are those of the groups that rows belong to.
+    With `columns`, x are the rows encoded; with `image`, a row is an image; with `takes_ids` it is
+    of ids, as float32 or bytes; with `text` these are of tokens. `left_out` are test rows of
+    classes that were left out: they belong to nothing of the above. `groups` and `times` are the
+    training rows', by which they are split; `group_names` are those of the groups that rows belong
+    to.
     """
 
     train: Rows
@@ -84,14 +88,17 @@ class Dataset:
 
     def digest(self) -> str:
         """Return a SHA-256 over all rows, so that a run knows its data again."""
-        spec = self.input.model_dump(exclude={"columns": {"__all__": DESCRIBING}, **dict.fromkeys(OF_FILES, True)})
+        spec = self.input.model_dump(
+            exclude={"columns": {"__all__": DESCRIBING}, **dict.fromkeys(OF_FILES, True)}
+        )
         # What was added to manifests later counts where it says something.
         if self.text is None:
             del spec["text"]
         if self.image is not None:
-            spec["image"] = {"mode": self.image.mode, "resize": self.image.resize} | self.image.model_dump(
-                exclude_defaults=True
-            )
+            spec["image"] = {
+                "mode": self.image.mode,
+                "resize": self.image.resize,
+            } | self.image.model_dump(exclude_defaults=True)
         digest = sha256(repr((spec, self.classes)).encode())
         for rows in (self.train, self.test):
             digest.update(np.ascontiguousarray(rows.x).data)
@@ -100,7 +107,8 @@ class Dataset:
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
-    """Return whether rows of a shape can be images: (height, width), or (channels, height, width)."""
+    """Return whether rows of a shape can be images: (height, width), or (channels, height,
+    width)."""
     return len(shape) in (2, 3)
 
 
@@ -119,27 +127,36 @@ def split(data: Dataset, sizes: SplitSizes) -> Splits:
     """Split the training rows into training, validation and the two calibration splits.
 
     Raises:
-        InvalidInput: if fewer than half of the rows would be left for training, a class has none left, or all
-            training targets are the same.
+        InvalidInput: if fewer than half of the rows would be left for training, a class has none
+            left, or all training targets are the same.
     """
     keys = Keys(data.train.y if data.classes else None, data.groups, data.times)
-    validation, reference, ranking, train = (data.train.take(part) for part in sizes.split(len(data.train), keys))
+    validation, reference, ranking, train = (
+        data.train.take(part) for part in sizes.split(len(data.train), keys)
+    )
     absent = sorted(set(range(len(data.classes))) - set(train.y.tolist()))
     if absent:
         shown = [data.classes[c] for c in absent[:MAX_SHOWN]]
-        counts = [int((data.train.y == c).sum() + (data.test.y == c).sum()) for c in absent[:MAX_SHOWN]]
+        counts = [
+            int((data.train.y == c).sum() + (data.test.y == c).sum()) for c in absent[:MAX_SHOWN]
+        ]
         raise InvalidInput(
-            "data.source", "training rows of every class", f"none of {shown}, which have {counts} rows"
+            "data.source",
+            "training rows of every class",
+            f"none of {shown}, which have {counts} rows",
         )
     if not data.classes and np.ptp(train.y) == 0:
-        raise InvalidInput("data.target", "training targets that differ", f"{float(train.y[0])} alone")
+        raise InvalidInput(
+            "data.target", "training targets that differ", f"{float(train.y[0])} alone"
+        )
     return Splits(train, validation, reference, ranking, data.test)
 
 
 def leave_out(data: Dataset, names: Sequence[str]) -> Dataset:
     """Return a data set without some of its classes; their test rows are kept aside, as `left_out`.
 
-    Rows of columns stay encoded as they are; those of a fit leave classes out before (`training.data.tables`).
+    Rows of columns stay encoded as they are; those of a fit leave classes out before
+    (`training.data.tables`).
 
     Raises:
         InvalidInput: if there is no such class, or fewer than two are left.
@@ -147,14 +164,22 @@ def leave_out(data: Dataset, names: Sequence[str]) -> Dataset:
     if not names:
         return data
     kept = classes_without(data.classes, names)
-    number = np.array([kept.index(name) if name in kept else -1 for name in data.classes], dtype=np.int64)
+    number = np.array(
+        [kept.index(name) if name in kept else -1 for name in data.classes], dtype=np.int64
+    )
 
     def inside(rows: Rows) -> Rows:
         y = number[rows.y]
         return replace(rows, y=y).take(np.flatnonzero(y >= 0))
 
     left_out = data.test.x[number[data.test.y] < 0]
-    return replace(data, train=inside(data.train), test=inside(data.test), classes=tuple(kept), left_out=left_out)
+    return replace(
+        data,
+        train=inside(data.train),
+        test=inside(data.test),
+        classes=tuple(kept),
+        left_out=left_out,
+    )
 
 
 def classes_without(classes: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -165,7 +190,9 @@ def classes_without(classes: Sequence[str], names: Sequence[str]) -> list[str]:
     """
     unknown = [name for name in names if name not in classes]
     if unknown:
-        raise InvalidInput("data.leave_out", f"some of {list(classes)[:MAX_SHOWN]}", f"{unknown[:MAX_SHOWN]}")
+        raise InvalidInput(
+            "data.leave_out", f"some of {list(classes)[:MAX_SHOWN]}", f"{unknown[:MAX_SHOWN]}"
+        )
     kept = [name for name in classes if name not in names]
     if len(kept) < 2:
         raise InvalidInput("data.leave_out", "at least two classes that are left", f"{kept}")
@@ -181,13 +208,16 @@ def with_classes_of(data: Dataset, classes: Sequence[str]) -> Dataset:
     vanished = [name for name in classes if name not in data.classes]
     if vanished:
         raise InvalidInput(
-            "data.source", f"rows of every class of {list(classes)[:MAX_SHOWN]}", f"none of {vanished}"
+            "data.source",
+            f"rows of every class of {list(classes)[:MAX_SHOWN]}",
+            f"none of {vanished}",
         )
     return _renumbered(data, [*classes, *(name for name in data.classes if name not in classes)])
 
 
 def numbered_as(data: Dataset, classes: Sequence[str]) -> Dataset:
-    """Return a data set whose classes are these, in their order; it may have rows of some of them alone.
+    """Return a data set whose classes are these, in their order; it may have rows of some of them
+    alone.
 
     Raises:
         InvalidInput: if it has rows of another class.
@@ -223,7 +253,9 @@ def class_numbers(
     except UnicodeEncodeError:
         raise InvalidInput(field, "labels that are text", "a lone surrogate in one") from None
     number = {label: i for i, label in enumerate(classes)}
-    y, y_test = (np.array([number[label] for label in labels], dtype=np.int64) for labels in (train, test))
+    y, y_test = (
+        np.array([number[label] for label in labels], dtype=np.int64) for labels in (train, test)
+    )
     return y, y_test, tuple(classes)
 
 

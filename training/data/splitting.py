@@ -12,7 +12,8 @@ from model_store.errors import InvalidInput
 
 Index = Int64[np.ndarray, "M"]
 TEST_SEED = 0  # which rows are test rows is part of the data, not of a run
-# By default: shares of the training rows, least rows of a small set (and the share that these may be), most rows.
+# By default: shares of the training rows, least rows of a small set (and the share that these may
+# be), most rows.
 DEFAULTS = {
     "validation": (0.15, 8, 0.12, 5_000),
     "reference": (0.08, 10, 0.13, 2_000),
@@ -23,7 +24,8 @@ DEFAULT_TEST_FRACTION, DEFAULT_TEST_ROWS = 0.2, 10_000
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """What a split of N rows looks at, where there is such a thing: class numbers, group numbers, times."""
+    """What a split of N rows looks at, where there is such a thing: class numbers, group numbers,
+    times."""
 
     labels: Int64[np.ndarray, "N"] | None = None
     groups: Int64[np.ndarray, "N"] | None = None
@@ -31,12 +33,15 @@ class Keys:
 
     def take(self, index: Index) -> "Keys":
         """Return the keys of some rows."""
-        return Keys(*(None if key is None else key[index] for key in (self.labels, self.groups, self.times)))
+        return Keys(
+            *(None if key is None else key[index] for key in (self.labels, self.groups, self.times))
+        )
 
 
 @dataclass(frozen=True)
 class SplitSizes:
-    """How many training rows are held out, for what: a number of rows, a share of them, or None for the default.
+    """How many training rows are held out, for what: a number of rows, a share of them, or None for
+    the default.
 
     `seed` says which rows. `is_stratified` splits have each class by its share of the rows.
     """
@@ -54,7 +59,11 @@ class SplitSizes:
             InvalidInput: if fewer than half of the rows would be left for training.
         """
         sizes = {
-            name: default_rows(name, rows) if size is None else size if isinstance(size, int) else round(size * rows)
+            name: default_rows(name, rows)
+            if size is None
+            else size
+            if isinstance(size, int)
+            else round(size * rows)
             for name, size in (
                 ("validation", self.validation),
                 ("reference", self.reference),
@@ -63,7 +72,9 @@ class SplitSizes:
         }
         for name, size in sizes.items():
             if size < 1:
-                raise InvalidInput(f"data.{name}", f"a share of {rows} training rows that leaves some", "none")
+                raise InvalidInput(
+                    f"data.{name}", f"a share of {rows} training rows that leaves some", "none"
+                )
         if sum(sizes.values()) > rows // 2:
             raise InvalidInput(
                 "data.validation_rows + reference_rows + ranking_rows",
@@ -73,10 +84,12 @@ class SplitSizes:
         return sizes["validation"], sizes["reference"], sizes["ranking"]
 
     def split(self, rows: int, keys: Keys | None = None) -> list[Index]:
-        """Return the numbers of the validation, reference, ranking and, last, the remaining training rows.
+        """Return the numbers of the validation, reference, ranking and, last, the remaining
+        training rows.
 
         Raises:
-            InvalidInput: if fewer than half of the rows would be left for training, or no group is small enough.
+            InvalidInput: if fewer than half of the rows would be left for training, or no group is
+                small enough.
         """
         keys = keys or Keys()
         sizes = self.rows(rows)
@@ -85,7 +98,11 @@ class SplitSizes:
             order = _by_time(keys.times, rng)
             held_out = order[rows - sum(sizes) :]
             calibration = rng.permutation(held_out[sizes[0] :])
-            parts = [held_out[: sizes[0]], *np.split(calibration, [sizes[1]]), order[: rows - sum(sizes)]]
+            parts = [
+                held_out[: sizes[0]],
+                *np.split(calibration, [sizes[1]]),
+                order[: rows - sum(sizes)],
+            ]
         elif keys.groups is not None:
             parts = []
             left = np.arange(rows)
@@ -110,7 +127,10 @@ def default_rows(split: str, rows: int) -> int:
     share, least, small_share, most = DEFAULTS[split]
     size = max(1, min(max(round(share * rows), min(least, int(small_share * rows))), most))
     if split == "validation":  # of few rows, what calibration leaves of their half
-        size = max(1, min(size, rows // 2 - default_rows("reference", rows) - default_rows("ranking", rows)))
+        size = max(
+            1,
+            min(size, rows // 2 - default_rows("reference", rows) - default_rows("ranking", rows)),
+        )
     return size
 
 
@@ -122,7 +142,8 @@ def default_test_fraction(rows: int) -> float:
 def hold_out(
     rows: int, test_fraction: float | None, keys: Keys | None = None
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"]]:
-    """Return the numbers of the training and of the test rows, each rising: a random share, always the same.
+    """Return the numbers of the training and of the test rows, each rising: a random share, always
+    the same.
 
     By the keys that are there: the latest rows, whole groups, or of each class its share.
 
@@ -132,7 +153,11 @@ def hold_out(
     keys = keys or Keys()
     size = round((default_test_fraction(rows) if test_fraction is None else test_fraction) * rows)
     if not 0 < size < rows:
-        raise InvalidInput("data.test_fraction", f"a share of {rows} rows that leaves some on both sides", f"{size}")
+        raise InvalidInput(
+            "data.test_fraction",
+            f"a share of {rows} rows that leaves some on both sides",
+            f"{size}",
+        )
     rng = np.random.default_rng(TEST_SEED)
     if keys.times is not None:
         order = _by_time(keys.times, rng)
@@ -154,8 +179,8 @@ def _by_time(times: Float64[np.ndarray, "N"], rng: np.random.Generator) -> Index
 
 
 def _by_class(labels: Int64[np.ndarray, "N"], rng: np.random.Generator) -> Index:
-    """Return rows class by class, in random order within each; classes come as they first appear, whatever their
-    numbers.
+    """Return rows class by class, in random order within each; classes come as they first appear,
+    whatever their numbers.
     """
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     shuffled = rng.permutation(len(labels))
@@ -165,8 +190,9 @@ def _by_class(labels: Int64[np.ndarray, "N"], rng: np.random.Generator) -> Index
 def _apart(
     order: Int64[np.ndarray, "N"], size: int, rng: np.random.Generator
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"]]:
-    """Return the rows that are left, and `size` rows taken at equal steps from a random start (systematic sampling):
-    every row is as likely to be taken, and of each class its share, rounded up or down.
+    """Return the rows that are left, and `size` rows taken at equal steps from a random start
+    (systematic sampling): every row is as likely to be taken, and of each class its share, rounded
+    up or down.
     """
     places = np.floor((np.arange(size) + rng.uniform()) * (len(order) / size)).astype(np.int64)
     is_taken = np.zeros(len(order), dtype=bool)
@@ -174,7 +200,9 @@ def _apart(
     return order[~is_taken], order[is_taken]
 
 
-def _groups(groups: Int64[np.ndarray, "N"], size: int, rng: np.random.Generator, split: str) -> np.ndarray:
+def _groups(
+    groups: Int64[np.ndarray, "N"], size: int, rng: np.random.Generator, split: str
+) -> np.ndarray:
     """Return which rows are of groups that, in random order, fit into `size` rows together.
 
     Raises:
@@ -187,6 +215,10 @@ def _groups(groups: Int64[np.ndarray, "N"], size: int, rng: np.random.Generator,
             taken.append(numbers[i])
             rows += int(counts[i])
     if not taken or len(taken) == len(numbers):
-        expected = f"groups of at most {size} rows, some of which the {split} split can have to itself"
-        raise InvalidInput("data.group", expected, f"{len(numbers)} groups of {counts.min()} rows or more")
+        expected = (
+            f"groups of at most {size} rows, some of which the {split} split can have to itself"
+        )
+        raise InvalidInput(
+            "data.group", expected, f"{len(numbers)} groups of {counts.min()} rows or more"
+        )
     return np.isin(groups, taken)

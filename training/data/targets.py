@@ -1,7 +1,7 @@
 """Targets with heavy tails, transformed for the fit: `data.target_transform`.
 
-A transform is made of the training rows' targets alone; that none is negative, that some are 0 and that all are whole
-are taken of all rows, as facts about what a target can be.
+A transform is made of the training rows' targets alone; that none is negative, that some are 0 and
+that all are whole are taken of all rows, as facts about what a target can be.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,13 @@ import numpy as np
 from jaxtyping import Float64
 
 from model_store.errors import InvalidInput
-from model_store.scores.transforms import LogTransform, RankTransform, Transform, log_slope, to_fitted
+from model_store.scores.transforms import (
+    LogTransform,
+    RankTransform,
+    Transform,
+    log_slope,
+    to_fitted,
+)
 from training.data.rows import Dataset, Rows, Splits
 
 KNOTS = 41  # of a rank transform: one for each tenth or so of a standard deviation
@@ -47,13 +53,17 @@ def is_count(y: Float64[np.ndarray, "N"]) -> bool:
 
 
 def transformed(splits: Splits, transform: Transform | None) -> Splits:
-    """Return splits as a fit sees them: targets of the training and validation rows are transformed.
+    """Return splits as a fit sees them: targets of the training and validation rows are
+    transformed.
 
-    Those of the other splits stay as they are: they calibrate and measure what is answered, in the target's units.
+    Those of the other splits stay as they are: they calibrate and measure what is answered, in the
+        target's units.
     """
     if transform is None:
         return splits
-    parts = {name: _transformed(getattr(splits, name), transform) for name in ("train", "validation")}
+    parts = {
+        name: _transformed(getattr(splits, name), transform) for name in ("train", "validation")
+    }
     return replace(splits, **parts)
 
 
@@ -72,7 +82,9 @@ def checked_fitted(transform: Transform, y: np.ndarray) -> Float64[np.ndarray, "
     if not np.isfinite(z).all():
         n = int(np.argmin(np.isfinite(z)))
         least = 0.0 if not isinstance(transform, LogTransform) else -transform.offset
-        raise InvalidInput("data.target", f"targets above {least:g}, since their logarithm was fitted", f"{y[n]:g}")
+        raise InvalidInput(
+            "data.target", f"targets above {least:g}, since their logarithm was fitted", f"{y[n]:g}"
+        )
     return z
 
 
@@ -80,31 +92,41 @@ def _transformed(rows: Rows, transform: Transform) -> Rows:
     return replace(rows, y=checked_fitted(transform, rows.y).astype(np.float32))
 
 
-def _log(train: Float64[np.ndarray, "N"], every: Float64[np.ndarray, "M"], is_counted: bool) -> LogTransform:
-    """Return log(y) of positive targets, log(1 + y) of counts, and of others log(c + y), with c the lower quartile
-    of the positive ones: a multiple of the target has the same multiple of c.
+def _log(
+    train: Float64[np.ndarray, "N"], every: Float64[np.ndarray, "M"], is_counted: bool
+) -> LogTransform:
+    """Return log(y) of positive targets, log(1 + y) of counts, and of others log(c + y), with c the
+    lower quartile of the positive ones: a multiple of the target has the same multiple of c.
     """
     if (every < 0).any():
-        raise InvalidInput(FIELD, "`none` or `rank`, since a logarithm takes no negative target", "'log'")
+        raise InvalidInput(
+            FIELD, "`none` or `rank`, since a logarithm takes no negative target", "'log'"
+        )
     if not (every == 0).any():
         return LogTransform(offset=0.0)
     if is_counted:
         return LogTransform(offset=1.0)
     positive = train[train > 0]
-    return LogTransform(offset=float(np.quantile(positive if len(positive) else every[every > 0], 0.25)))
+    return LogTransform(
+        offset=float(np.quantile(positive if len(positive) else every[every > 0], 0.25))
+    )
 
 
 def _rank(train: Float64[np.ndarray, "N"], least: float | None) -> RankTransform:
-    """Return normal scores, as a line through quantiles of the training targets whose scores are equally far apart.
+    """Return normal scores, as a line through quantiles of the training targets whose scores are
+    equally far apart.
 
-    The least and the largest target have the scores of the ranks 1/2 and N - 1/2 of N. Between two quantiles are at
-    least so many rows: the pieces at the ends, which go on beyond, would else have the slope of two rows' distance.
-    Of many equal targets the scores of all their ranks are averaged.
+    The least and the largest target have the scores of the ranks 1/2 and N - 1/2 of N. Between two
+    quantiles are at least so many rows: the pieces at the ends, which go on beyond, would else have
+    the slope of two rows' distance. Of many equal targets the scores of all their ranks are
+    averaged.
     """
     rows = len(train)
     furthest = -NormalDist().inv_cdf(0.5 / rows)
     grid = np.linspace(-furthest, furthest, KNOTS)
-    ranks = [rows * NormalDist().cdf(score) - 0.5 for score in grid.tolist()]  # of the rows in order, from 0
+    ranks = [
+        rows * NormalDist().cdf(score) - 0.5 for score in grid.tolist()
+    ]  # of the rows in order, from 0
     kept = [0]
     for knot in range(1, KNOTS - 1):
         if ranks[knot] - ranks[kept[-1]] >= ROWS_A_KNOT and ranks[-1] - ranks[knot] >= ROWS_A_KNOT:

@@ -6,22 +6,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model_store.errors import InvalidInput
-from model_store.inputs.delimiters import delimiter_of
-from model_store.inputs.missing import MISSING
-from model_store.inputs.numbers import COMMA_NUMBER
+from model_store.sources.delimiters import delimiter_of
+from model_store.sources.missing import MISSING
+from model_store.sources.numbers import COMMA_NUMBER
 from training.messages import log
 
 if TYPE_CHECKING:
     from training.recipe import DataSection
 
 SAMPLE_BYTES = 1 << 16
-MOST_LINES = 20  # of a file's last cell: more are the rest of a file after a quote that nobody closed
+MOST_LINES = (
+    20  # of a file's last cell: more are the rest of a file after a quote that nobody closed
+)
 BOMS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 POINT_NUMBER = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?", re.ASCII)
 
 
 def read_text_table(path: Path, section: "DataSection") -> Any:
-    """Read a CSV file with a header as an Arrow table of text, missing values as null; say what was not usual.
+    """Read a CSV file with a header as an Arrow table of text, missing values as null; say what was
+    not usual.
 
     Raises:
         InvalidInput: if it cannot be read, or its first line does not name columns.
@@ -44,7 +47,11 @@ def read_text_table(path: Path, section: "DataSection") -> Any:
             encoding = "latin-1"
             table = _read(path, sample, encoding, section)
     if encoding != "utf-8" and section.encoding is None:
-        log.info("%s is read as %s, since it is not UTF-8 (data.encoding says otherwise)", path.name, encoding)
+        log.info(
+            "%s is read as %s, since it is not UTF-8 (data.encoding says otherwise)",
+            path.name,
+            encoding,
+        )
     names = [name.strip() for name in table.column_names]
     table = table.rename_columns(names)
     for name, column in zip(names, table.columns, strict=True) if table.num_rows else ():
@@ -55,12 +62,15 @@ def read_text_table(path: Path, section: "DataSection") -> Any:
             found = f"a cell of {lines} lines in row {table.num_rows - 1}"
             raise InvalidInput("data.source", "a CSV file with quotes that are closed", found)
     if names and section.target not in names and all(_is_number(name) for name in names):
-        raise InvalidInput("data.source", f"a first line of {path.name} that names the columns", "numbers alone")
+        raise InvalidInput(
+            "data.source", f"a first line of {path.name} that names the columns", "numbers alone"
+        )
     return table
 
 
 def decimal_of(table: Any, section: "DataSection", is_comma_free: bool) -> str:
-    """Return what numbers have for a decimal point: as the recipe says, or a comma where no number has a point."""
+    """Return what numbers have for a decimal point: as the recipe says, or a comma where no number
+    has a point."""
     if section.decimal is not None:
         return section.decimal
     if not is_comma_free:
@@ -78,7 +88,12 @@ def decimal_of(table: Any, section: "DataSection", is_comma_free: bool) -> str:
 
 def has_points(table: Any) -> bool:
     """Whether some number is written with a decimal point, and nothing else."""
-    texts = (text for column in table.columns for text in column[:10_000].unique().to_pylist() if text is not None)
+    texts = (
+        text
+        for column in table.columns
+        for text in column[:10_000].unique().to_pylist()
+        if text is not None
+    )
     return any(POINT_NUMBER.fullmatch(text.strip()) for text in texts)
 
 
@@ -100,16 +115,22 @@ def _read(path: Path, sample: bytes, encoding: str, section: "DataSection") -> A
         with arrow.open_csv(str(path), read_options=reading, parse_options=parsing) as reader:
             names = reader.schema.names
         options = arrow.ConvertOptions(
-            column_types=dict.fromkeys(names, string()), null_values=MISSING, strings_can_be_null=True
+            column_types=dict.fromkeys(names, string()),
+            null_values=MISSING,
+            strings_can_be_null=True,
         )
-        table = arrow.read_csv(str(path), read_options=reading, parse_options=parsing, convert_options=options)
+        table = arrow.read_csv(
+            str(path), read_options=reading, parse_options=parsing, convert_options=options
+        )
     except UnicodeError:
         raise
     except (ArrowException, OSError, ValueError, LookupError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0][:200]
         if "UTF8" in reason:
             raise UnicodeError(reason) from None
-        raise _unreadable(path, error.strerror if isinstance(error, OSError) and error.strerror else reason) from None
+        raise _unreadable(
+            path, error.strerror if isinstance(error, OSError) and error.strerror else reason
+        ) from None
     if delimiter != "," and section.delimiter is None:
         log.info("cells are separated by %r (data.delimiter says otherwise)", delimiter)
     return table

@@ -1,4 +1,5 @@
-"""Text of a table's column as rows of the ids of its tokens, by a tokenizer that the recipe names."""
+"""Text of a table's column as rows of the ids of its tokens, by a tokenizer that the recipe
+names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from training.data.paths import path_below
 from training.messages import log
 
 if TYPE_CHECKING:
-    from model_store.inputs.text import TextEncoder
+    from model_store.sources.text import TextEncoder
     from training.recipe import DataSection
 
 MAX_TOKENIZER_BYTES = 1 << 26
@@ -32,9 +33,13 @@ class TextRows:
         """Read the recipe's tokenizer, or take a version's.
 
         Raises:
-            InvalidInput: naming the key, if there is no such file, or it is no tokenizer that rows can be made by.
+            InvalidInput: naming the key, if there is no such file, or it is no tokenizer that rows
+                can be made by.
         """
-        from model_store.inputs.text import TextEncoder, text_spec  # slow to import, and for text alone
+        from model_store.sources.text import (
+            TextEncoder,
+            text_spec,
+        )  # slow to import, and for text alone
 
         assert section.text is not None
         content = _content(section, root) if tokenizer is None else tokenizer
@@ -45,7 +50,9 @@ class TextRows:
             expected, _, got = one_line(error).removeprefix("expected ").partition(", got ")
             raise InvalidInput("data.tokenizer", expected, got) from None
         if encoder.vocabulary > LARGEST_ID + 1:
-            raise InvalidInput("data.tokenizer", f"ids up to {LARGEST_ID}", f"{encoder.vocabulary - 1}")
+            raise InvalidInput(
+                "data.tokenizer", f"ids up to {LARGEST_ID}", f"{encoder.vocabulary - 1}"
+            )
         return cls(encoder, content)
 
     @property
@@ -70,7 +77,12 @@ class TextRows:
                 raise InvalidInput(field, "text that the tokenizer takes", "other text") from None
             cut += is_cut
         if cut:
-            log.info("%d of %d texts are longer than %d tokens, and cut", cut, len(texts), self.spec.max_tokens)
+            log.info(
+                "%d of %d texts are longer than %d tokens, and cut",
+                cut,
+                len(texts),
+                self.spec.max_tokens,
+            )
         return x
 
 
@@ -81,4 +93,6 @@ def _content(section: "DataSection", root: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(MAX_TOKENIZER_BYTES + 1)
     except OSError as error:
-        raise InvalidInput("data.tokenizer", f"a tokenizer.json at {path}", error.strerror or "an error") from None
+        raise InvalidInput(
+            "data.tokenizer", f"a tokenizer.json at {path}", error.strerror or "an error"
+        ) from None

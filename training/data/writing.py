@@ -4,14 +4,18 @@ from collections.abc import Collection
 from typing import get_args
 
 from model_store.artifacts.manifest import Decimal, NumberWriting, Thousands
-from model_store.inputs.numbers import number_of, sign_of
+from model_store.sources.numbers import number_of, sign_of
 
 
-def writing_of(texts: Collection[str], decimal: str | None, thousands: str | None) -> NumberWriting | None:
-    """Return how the texts of a column are written as numbers, None where they are not, or it can be doubted.
+def writing_of(
+    texts: Collection[str], decimal: str | None, thousands: str | None
+) -> NumberWriting | None:
+    """Return how the texts of a column are written as numbers, None where they are not, or it can
+    be doubted.
 
-    All must have the same sign, or none. Every way of writing that reads all of them must read the same numbers:
-    1,234 alone may be 1234 or 1.234. A `decimal` or `thousands` that is known leaves fewer ways.
+    All must have the same sign, or none. Every way of writing that reads all of them must read the
+    same numbers: 1,234 alone may be 1234 or 1.234. A `decimal` or `thousands` that is known leaves
+    fewer ways.
     """
     signs = {sign_of(text) for text in texts}
     if len(signs) != 1 or (sign := signs.pop()) is None:

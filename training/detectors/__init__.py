@@ -1,10 +1,11 @@
 """Density detectors: how unlike the training data a row is, whatever the model says of it.
 
-A detector is a module from rows of a space to one score a row; it is fitted on the training rows and exported into
-the network's graph, so that it costs no further pass and runs wherever the network does. Spaces are the input, its
-spectrum (its coordinates along the training rows' principal components), and the embedding: what the network's last
-layer takes in under the posterior's centre. Scores are 0 or more; large ones mean unlike the training rows, and of a
-two-sided detector small ones too.
+A detector is a module from rows of a space to one score a row; it is fitted on the training rows
+and exported into the network's graph, so that it costs no further pass and runs wherever the
+network does. Spaces are the input, its spectrum (its coordinates along the training rows' principal
+components), and the embedding: what the network's last layer takes in under the posterior's centre.
+Scores are 0 or more; large ones mean unlike the training rows, and of a two-sided detector small
+ones too.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,8 @@ Space = Literal["input", "spectrum", "embedding"]
 
 
 class Detector(Protocol):
-    """What every detector gives. All are `torch.nn.Module`s, made of training rows and a generator by `fit`."""
+    """What every detector gives. All are `torch.nn.Module`s, made of training rows and a generator
+    by `fit`."""
 
     def __call__(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
         """Return the score of each row."""
@@ -33,9 +35,12 @@ class Detector(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """A detector by name: how it is fitted, where it looks, and whether small scores too mean unlike the data."""
+    """A detector by name: how it is fitted, where it looks, and whether small scores too mean
+    unlike the data."""
 
-    fit: Callable[..., nn.Module]  # of rows and a generator; of labels where it has classes; of an image's shape
+    fit: Callable[
+        ..., nn.Module
+    ]  # of rows and a generator; of labels where it has classes; of an image's shape
     space: Space
     is_two_sided: bool
     has_classes: bool = False
@@ -56,8 +61,8 @@ KINDS: dict[str, Kind] = {
 
 
 def fitting(shape: tuple[int, ...], takes_ids: bool = False) -> tuple[str, ...]:
-    """Return the names of the detectors that rows of a shape can have; of ids, which have no size, those of features
-    alone.
+    """Return the names of the detectors that rows of a shape can have; of ids, which have no size,
+    those of features alone.
     """
     if takes_ids:
         return tuple(name for name, kind in KINDS.items() if kind.space == "embedding")

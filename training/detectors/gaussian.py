@@ -5,16 +5,17 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
 from training.detectors.spectrum import Fold, square_norms
-from training.nn.layers import matmul
+from training.networks.layers import matmul
 
 SHRINKAGE = 1e-2  # of the mean variance, added to each direction's
 
 
 class ClassGaussian(nn.Module):
-    """Squared Mahalanobis distance to the nearest class mean, under the covariance within classes that all share.
+    """Squared Mahalanobis distance to the nearest class mean, under the covariance within classes
+    that all share.
 
-    Lee et al., "A simple unified framework for detecting out-of-distribution samples and adversarial attacks", 2018,
-    equation 2. Without a unit, 0 or more.
+    Lee et al., "A simple unified framework for detecting out-of-distribution samples and
+    adversarial attacks", 2018, equation 2. Without a unit, 0 or more.
     """
 
     fold: Fold
@@ -24,9 +25,14 @@ class ClassGaussian(nn.Module):
     mean_squares: Tensor
 
     def __init__(
-        self, fold: Fold, centre: Float[Tensor, "F"], whitening: Float[Tensor, "F F"], means: Float[Tensor, "C F"]
+        self,
+        fold: Fold,
+        centre: Float[Tensor, "F"],
+        whitening: Float[Tensor, "F F"],
+        means: Float[Tensor, "C F"],
     ) -> None:
-        """Make a detector of rows' mean, the whitening of what is left, and the class means so whitened."""
+        """Make a detector of rows' mean, the whitening of what is left, and the class means so
+        whitened."""
         super().__init__()
         self.fold = fold
         self.register_buffer("centre", centre)
@@ -36,14 +42,21 @@ class ClassGaussian(nn.Module):
 
     @classmethod
     def fit(
-        cls, rows: Num[Tensor, "N I"], generator: torch.Generator, labels: Int[Tensor, "N"] | None = None
+        cls,
+        rows: Num[Tensor, "N I"],
+        generator: torch.Generator,
+        labels: Int[Tensor, "N"] | None = None,
     ) -> "ClassGaussian":
         """Fit on training rows and their classes, in float64; without classes there is one."""
         fold = Fold.fit(rows.shape[1], generator)
         folded = fold(rows.double())
         centre = folded.mean(0)
         folded = folded - centre  # far from 0, float32 would lose small distances
-        known = torch.zeros(len(rows), dtype=torch.long) if labels is None else labels.unique(return_inverse=True)[1]
+        known = (
+            torch.zeros(len(rows), dtype=torch.long)
+            if labels is None
+            else labels.unique(return_inverse=True)[1]
+        )
         means = torch.stack([folded[known == c].mean(0) for c in range(int(known.max()) + 1)])
         centred = folded - means[known]
         variances, directions = torch.linalg.eigh(centred.T @ centred / len(rows))

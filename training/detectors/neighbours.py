@@ -5,13 +5,15 @@ from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from training.detectors.spectrum import Fold, chunks, principal_components, square_norms
-from training.nn.layers import matmul
+from training.networks.layers import matmul
 
 BANK_ROWS = 5000  # of training rows, drawn at random
 NEIGHBOUR = 5  # the distance to which counts
 COSINE_ROWS = 1000  # of training rows, where directions are compared
 FEW_ROWS, FEW_NEIGHBOUR = 1000, 2  # the same of features, which tell as much from a bank of few
-ROUNDING = 1e-6  # of squared distances of rows of about unit length in float32: nearer is not told apart
+ROUNDING = (
+    1e-6  # of squared distances of rows of about unit length in float32: nearer is not told apart
+)
 DIRECTIONS = 64
 SOFTENING = 0.1  # of the mean length of rows, added to a row's
 
@@ -19,9 +21,10 @@ SOFTENING = 0.1  # of the mean length of rows, added to a row's
 class Neighbours(nn.Module):
     """Squared distance to the k-th nearest of a bank of training rows, without a unit, 0 or more.
 
-    Rows are divided by their length (Sun et al., "Out-of-distribution detection with deep nearest neighbors", 2022,
-    section 3) plus a share of the mean length, so that rows near 0 keep their place, and projected on the leading
-    `DIRECTIONS` principal components of the training rows so divided.
+    Rows are divided by their length (Sun et al., "Out-of-distribution detection with deep nearest
+    neighbors", 2022, section 3) plus a share of the mean length, so that rows near 0 keep their
+    place, and projected on the leading `DIRECTIONS` principal components of the training rows so
+    divided.
     """
 
     softening: Tensor
@@ -32,7 +35,13 @@ class Neighbours(nn.Module):
     fold: Fold
 
     def __init__(
-        self, fold: Fold, softening: Tensor, mean: Tensor, components: Tensor, bank: Tensor, neighbour: int
+        self,
+        fold: Fold,
+        softening: Tensor,
+        mean: Tensor,
+        components: Tensor,
+        bank: Tensor,
+        neighbour: int,
     ) -> None:
         super().__init__()
         self.fold = fold
@@ -51,7 +60,8 @@ class Neighbours(nn.Module):
         bank_rows: int = BANK_ROWS,
         neighbour: int = NEIGHBOUR,
     ) -> "Neighbours":
-        """Fit on training rows, of any space; `bank_rows` of them, drawn at random, are the bank."""
+        """Fit on training rows, of any space; `bank_rows` of them, drawn at random, are the
+        bank."""
         fold = Fold.fit(rows.shape[1], generator)
         rows = rows[torch.randperm(len(rows), generator=generator)[: 2 * BANK_ROWS]]
         rows = torch.cat([fold(part.float()) for part in chunks(rows)])
@@ -70,7 +80,8 @@ class Neighbours(nn.Module):
         return (nearest + square_norms(point)).clamp(min=ROUNDING)
 
     def deviation(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
-        """Return the vector from the k-th nearest row, both divided and projected, along the axes of the rows."""
+        """Return the vector from the k-th nearest row, both divided and projected, along the axes
+        of the rows."""
         point = self._point(rows)
         others = self.bank_squares - 2.0 * matmul(point, self.bank)
         nearest = others.topk(self.neighbour, dim=1, largest=False).indices[:, -1]
@@ -83,10 +94,12 @@ class Neighbours(nn.Module):
 
 
 class CosineNeighbours(nn.Module):
-    """One less the cosine of a row's angle with the k-th nearest of a bank of training rows: from 0 to 2.
+    """One less the cosine of a row's angle with the k-th nearest of a bank of training rows: from 0
+    to 2.
 
-    It is the distance of Sun et al. 2022 (section 3) in all directions. Where `Neighbours` looks at the leading
-    directions of the data, what is unlike them lies in the others: of what an encoder that was trained on much says.
+    It is the distance of Sun et al. 2022 (section 3) in all directions. Where `Neighbours` looks at
+    the leading directions of the data, what is unlike them lies in the others: of what an encoder
+    that was trained on much says.
     """
 
     bank: Tensor
@@ -108,7 +121,9 @@ class CosineNeighbours(nn.Module):
 
     def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
         """Return the score of each row."""
-        cosines = matmul(_unit(self.fold(rows)), self.bank).topk(self.neighbour, dim=1).values[:, -1]
+        cosines = (
+            matmul(_unit(self.fold(rows)), self.bank).topk(self.neighbour, dim=1).values[:, -1]
+        )
         return (1.0 - cosines).clamp(min=ROUNDING)
 
 

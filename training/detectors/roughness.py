@@ -1,4 +1,5 @@
-"""How rough an image is: what noise and shuffled pixels have, and photographs and drawings do not."""
+"""How rough an image is: what noise and shuffled pixels have, and photographs and drawings do
+not."""
 
 import math
 
@@ -7,29 +8,33 @@ from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from training.detectors.spectrum import chunks, square_norms
-from training.nn.layers import matmul
+from training.networks.layers import matmul
 
 FLOOR = 1e-4  # of the training rows' mean variance, added to a row's: a plain image is not rough
 LEAST = 1e-6
 
 
 class Roughness(nn.Module):
-    """Mean squared difference of neighbouring pixels, divided by twice the variance of the pixels of a channel.
+    """Mean squared difference of neighbouring pixels, divided by twice the variance of the pixels
+    of a channel.
 
-    Von Neumann, "Distribution of the ratio of the mean square successive difference to the variance", 1941, along
-    both sides of an image: about 1 of pixels that know nothing of their neighbours, whatever their law, and near 0 of
-    smooth images. It needs no direction of the training rows, so it tells noise from photographs where rows are few.
-    Without a unit, 0 or more.
+    Von Neumann, "Distribution of the ratio of the mean square successive difference to the
+    variance", 1941, along both sides of an image: about 1 of pixels that know nothing of their
+    neighbours, whatever their law, and near 0 of smooth images. It needs no direction of the
+    training rows, so it tells noise from photographs where rows are few. Without a unit, 0 or more.
     """
 
     def __init__(self, shape: tuple[int, int, int], floor: float) -> None:
-        """Make a detector of images of a shape (channels, height, width); `floor` is in squared units of the data."""
+        """Make a detector of images of a shape (channels, height, width); `floor` is in squared
+        units of the data."""
         super().__init__()
         self.shape = shape
         self.floor = floor
 
     @classmethod
-    def fit(cls, rows: Num[Tensor, "N I"], _: torch.Generator, shape: tuple[int, ...]) -> "Roughness":
+    def fit(
+        cls, rows: Num[Tensor, "N I"], _: torch.Generator, shape: tuple[int, ...]
+    ) -> "Roughness":
         """Fit on training rows of a shape (height, width) or (channels, height, width)."""
         channels, height, width = shape if len(shape) == 3 else (1, *shape)
         detector = cls((channels, height, width), 0.0)
@@ -51,9 +56,15 @@ class Roughness(nn.Module):
         image = rows.reshape(-1, channels, height, width)
         differences = []
         if height > 1:
-            differences.append((image[:, :, 1:] - image[:, :, :-1]).reshape(-1, channels * (height - 1) * width))
+            differences.append(
+                (image[:, :, 1:] - image[:, :, :-1]).reshape(-1, channels * (height - 1) * width)
+            )
         if width > 1:
-            differences.append((image[..., 1:] - image[..., :-1]).reshape(-1, channels * height * (width - 1)))
+            differences.append(
+                (image[..., 1:] - image[..., :-1]).reshape(-1, channels * height * (width - 1))
+            )
         variance = 2.0 * self.variance(rows) + self.floor
-        squares = sum((square_norms(part) / part.shape[1] for part in differences), torch.zeros_like(variance))
+        squares = sum(
+            (square_norms(part) / part.shape[1] for part in differences), torch.zeros_like(variance)
+        )
         return (squares / (max(len(differences), 1) * variance)).clamp(min=LEAST)

@@ -4,23 +4,29 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from training.nn.layers import matmul
+from training.networks.layers import matmul
 
 EXPLAINED = 0.9  # share of the training rows' variance inside the leading components
 FLOOR = 1e-4  # of the mean variance, added to each component's
 LARGEST = 4096  # numbers of a row; longer ones are folded
-CHUNK_ROWS, CHUNK_NUMBERS = 4096, 1 << 24  # that are computed with at a time: of images of 224 pixels a side 111
+CHUNK_ROWS, CHUNK_NUMBERS = (
+    4096,
+    1 << 24,
+)  # that are computed with at a time: of images of 224 pixels a side 111
 ROUNDING = 1e-9  # of an input's square: a smaller residual would be float32's rounding
 
 
 class Spectrum(nn.Module):
-    """Coordinates of inputs along the principal components of the training rows, those of most variance first."""
+    """Coordinates of inputs along the principal components of the training rows, those of most
+    variance first."""
 
     fold: "Fold"
     mean: Tensor
     components: Tensor
 
-    def __init__(self, fold: "Fold", mean: Float[Tensor, "F"], components: Float[Tensor, "F D"]) -> None:
+    def __init__(
+        self, fold: "Fold", mean: Float[Tensor, "F"], components: Float[Tensor, "F D"]
+    ) -> None:
         super().__init__()
         self.fold = fold
         self.register_buffer("mean", mean)
@@ -43,11 +49,12 @@ class Spectrum(nn.Module):
 
 
 class Residual(nn.Module):
-    """Squared distance of an input from the span of the training rows' leading principal components.
+    """Squared distance of an input from the span of the training rows' leading principal
+    components.
 
-    Natural data lie near few directions; noise, other data and perturbations have energy in all of them; what is
-    smoothed, faded or averaged has less than natural data. As many components are kept as explain `EXPLAINED` of the
-    variance. In squared units of the data, 0 or more.
+    Natural data lie near few directions; noise, other data and perturbations have energy in all of
+    them; what is smoothed, faded or averaged has less than natural data. As many components are
+    kept as explain `EXPLAINED` of the variance. In squared units of the data, 0 or more.
     """
 
     def __init__(self, kept: int) -> None:
@@ -64,7 +71,9 @@ class Residual(nn.Module):
 
     def forward(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N"]:
         """Return the squared residual of each row."""
-        return torch.maximum(square_norms(spectrum[:, self.kept :]), ROUNDING * square_norms(spectrum))
+        return torch.maximum(
+            square_norms(spectrum[:, self.kept :]), ROUNDING * square_norms(spectrum)
+        )
 
     def deviation(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N F"]:
         """Return the vector from the nearest point of the span."""
@@ -72,11 +81,12 @@ class Residual(nn.Module):
 
 
 class Mahalanobis(nn.Module):
-    """Squared Mahalanobis distance of an input from the training rows, sum_i c_i^2 / (lambda_i + floor).
+    """Squared Mahalanobis distance of an input from the training rows, sum_i c_i^2 / (lambda_i +
+    floor).
 
-    c are coordinates along the principal components and lambda their variances; the floor is `FLOOR` of the mean
-    variance. Directions in which the training rows hardly vary count most: adversarial perturbations and noise that
-    nobody sees lie in them. Without a unit, 0 or more.
+    c are coordinates along the principal components and lambda their variances; the floor is
+    `FLOOR` of the mean variance. Directions in which the training rows hardly vary count most:
+    adversarial perturbations and noise that nobody sees lie in them. Without a unit, 0 or more.
     """
 
     weights: Tensor
@@ -102,17 +112,19 @@ class Mahalanobis(nn.Module):
     def deviation(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N F"]:
         """Return the whitened vector from the mean.
 
-        Turned back to the axes of inputs it is S^(-1/2) (x - mean), whose squares divide the distance among inputs
-        (Garthwaite and Koch, "Evaluating the contributions of individual variables to a quadratic form", 2016).
+        Turned back to the axes of inputs it is S^(-1/2) (x - mean), whose squares divide the
+        distance among inputs (Garthwaite and Koch, "Evaluating the contributions of individual
+        variables to a quadratic form", 2016).
         """
         return spectrum * self.weights[:, 0].sqrt()
 
 
 class Fold(nn.Module):
-    """Rows of more than `LARGEST` numbers, sketched: numbers `LARGEST` apart are added up with random signs.
+    """Rows of more than `LARGEST` numbers, sketched: numbers `LARGEST` apart are added up with
+    random signs.
 
-    Inner products are kept on average (Charikar, Chen and Farach-Colton, "Finding frequent items in data streams",
-    2002). Shorter rows stay as they are.
+    Inner products are kept on average (Charikar, Chen and Farach-Colton, "Finding frequent items in
+    data streams", 2002). Shorter rows stay as they are.
     """
 
     signs: Tensor
@@ -141,7 +153,8 @@ class Fold(nn.Module):
         return folded + nn.functional.pad(parts[-1], (0, missing))
 
     def spread(self, terms: Float[Tensor, "N F"]) -> Float[Tensor, "N I"]:
-        """Return terms of folded rows as terms of rows: the numbers that were added up have equal parts of theirs."""
+        """Return terms of folded rows as terms of rows: the numbers that were added up have equal
+        parts of theirs."""
         if self.length <= LARGEST:
             return terms
         together = torch.bincount(torch.arange(self.length) % LARGEST, minlength=LARGEST)
@@ -151,10 +164,13 @@ class Fold(nn.Module):
 def principal_components(
     x: Num[Tensor, "N I"], fold: Fold
 ) -> tuple[Float[Tensor, "F"], Float[Tensor, "F"], Float[Tensor, "F F"]]:
-    """Return mean, variances along principal components, largest first, and the components as columns, in float64."""
+    """Return mean, variances along principal components, largest first, and the components as
+    columns, in float64."""
     parts = chunks(x)  # rows may be bytes, and eight times as large in float64
     size = min(x.shape[1], LARGEST)
-    mean = sum((fold(part.double()).sum(0) for part in parts), torch.zeros(size, dtype=torch.float64)) / len(x)
+    mean = sum(
+        (fold(part.double()).sum(0) for part in parts), torch.zeros(size, dtype=torch.float64)
+    ) / len(x)
     scatter = torch.zeros(size, size, dtype=torch.float64)
     for part in parts:
         centred = fold(part.double()) - mean
@@ -175,5 +191,6 @@ def _mean_squares(rows: Float[Tensor, "N F"]) -> Float[Tensor, "F"]:
 
 
 def square_norms(rows: Float[Tensor, "N F"]) -> Float[Tensor, "N"]:
-    """Return each row's squared length, summed in an order that does not depend on the rows beside it."""
+    """Return each row's squared length, summed in an order that does not depend on the rows beside
+    it."""
     return matmul(rows.square(), torch.ones(rows.shape[1], 1, dtype=rows.dtype))[:, 0]

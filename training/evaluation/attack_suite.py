@@ -10,7 +10,15 @@ from jaxtyping import Float32
 
 from model_store.inference.noise import MAX_SEED
 from training.data import Rows
-from training.evaluation.attacks import AttackDraws, Attacked, Statistic, fgsm, pgd, quiet_pgd, towards
+from training.evaluation.attacks import (
+    AttackDraws,
+    Attacked,
+    Statistic,
+    fgsm,
+    pgd,
+    quiet_pgd,
+    towards,
+)
 from training.evaluation.records import AttackFacts
 from training.seeds import EvaluationStream, hash_key
 
@@ -25,7 +33,8 @@ COUNT = len(FGSM_DRAWS) * len(STEPS) + 1 + 2 * len(RADII)  # of all attacks
 
 @dataclass(frozen=True, eq=False)
 class AttackedRows:
-    """Rows after an attack: its name, what it did, and for each row its place among the test rows."""
+    """Rows after an attack: its name, what it did, and for each row its place among the test
+    rows."""
 
     name: str
     facts: AttackFacts
@@ -33,9 +42,11 @@ class AttackedRows:
     index: np.ndarray
 
 
-def attacks(attacked: Attacked, rows: Rows, statistic: Statistic | None, seed: int) -> Iterator[AttackedRows]:
-    """Yield attacked rows: FGSM by step size, with few and with many draws; towards a class; PGD; and, where the
-    detectors' statistic is given, PGD that keeps them quiet."""
+def attacks(
+    attacked: Attacked, rows: Rows, statistic: Statistic | None, seed: int
+) -> Iterator[AttackedRows]:
+    """Yield attacked rows: FGSM by step size, with few and with many draws; towards a class; PGD;
+    and, where the detectors' statistic is given, PGD that keeps them quiet."""
     x, y = torch.from_numpy(rows.x.astype(np.float32)), torch.from_numpy(rows.y)
     everything = np.arange(len(rows))
     fixed_seed = hash_key(seed, EvaluationStream.FIXED_DRAWS) % (MAX_SEED + 1)
@@ -65,4 +76,6 @@ def attacks(attacked: Attacked, rows: Rows, statistic: Statistic | None, seed: i
 
 def _iterated(attack: str, **taken: Any) -> AttackFacts:
     """Return what an attack of many steps did."""
-    return AttackFacts(attack=attack, **taken, draws=ITERATED_DRAWS, fresh=True, iterations=ITERATIONS)
+    return AttackFacts(
+        attack=attack, **taken, draws=ITERATED_DRAWS, fresh=True, iterations=ITERATIONS
+    )

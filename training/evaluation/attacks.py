@@ -1,8 +1,9 @@
 """Attacks on a fitted classifier: rows changed so that its label changes.
 
-K draws, N rows, I numbers in a flat row, in the units of the data. Step sizes and radii are fractions of the data's
-range, maximum - minimum; what comes out is clipped to that range. An attacker's gradient is that of the cross entropy
-of the mean probability over its draws, -log mean_k p(y | x, theta_k).
+K draws, N rows, I numbers in a flat row, in the units of the data. Step sizes and radii are
+fractions of the data's range, maximum - minimum; what comes out is clipped to that range. An
+attacker's gradient is that of the cross entropy of the mean probability over its draws, -log mean_k
+p(y | x, theta_k).
 
 * `fgsm`: one step along the gradient's sign (Goodfellow et al., "Explaining and harnessing adversarial examples",
   2015), for several step sizes at once.
@@ -11,8 +12,10 @@ of the mean probability over its draws, -log mean_k p(y | x, theta_k).
 * `pgd`: steps from a random start, kept within a radius in the maximum norm (Madry et al., "Towards deep learning
   models resistant to adversarial attacks", 2018).
 * `quiet_pgd`: the same by an attacker who knows the detectors and keeps them quiet: a row that still has its label
-  takes a step against the label, one that has lost it a step that lowers the statistic (selective projected
-  gradient descent: Bryniarski et al., "Evading adversarial example detection defenses with orthogonal projected
+  takes a step against the label, one that has lost it a step that lowers the statistic (selective
+  projected
+  gradient descent: Bryniarski et al., "Evading adversarial example detection defenses with
+      orthogonal projected
   gradient descent", 2022).
 
 The draws behind gradients, and random starts, are those of the seeds given; nothing else is random.
@@ -28,7 +31,7 @@ from torch import Tensor
 
 from model_store.inference.noise import noise, standard_normal
 from training.export.served import ServedNetwork
-from training.nn.posteriors import Posterior
+from training.posteriors import Posterior
 
 CHUNK_ROW_DRAWS = 8192  # rows x draws in one pass
 STEP_OF_RADIUS = 2.5  # the steps of all iterations together, in radii, as Madry et al. take them
@@ -40,7 +43,8 @@ Statistic = Callable[[Float[Tensor, "K N C"], Float[Tensor, "N M"]], Float[Tenso
 
 @dataclass(frozen=True)
 class AttackDraws:
-    """The draws that an attacker's gradient is of: the same for every step, or with `fresh` new ones for each."""
+    """The draws that an attacker's gradient is of: the same for every step, or with `fresh` new
+    ones for each."""
 
     count: int
     seed: int = 0
@@ -49,7 +53,8 @@ class AttackDraws:
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
-    """A fitted classifier as an attacker has it: gradients and all, and the range that rows are clipped to."""
+    """A fitted classifier as an attacker has it: gradients and all, and the range that rows are
+    clipped to."""
 
     network: ServedNetwork
     posterior: Posterior
@@ -62,10 +67,14 @@ class Attacked:
         most = self.posterior.max_draws
         count = min(draws.count, most or draws.count)
         first = count * step if draws.fresh and most is None else 0
-        eps = noise(self.posterior.algorithm, draws.seed, first, count, self.posterior.noise_dimension)
+        eps = noise(
+            self.posterior.algorithm, draws.seed, first, count, self.posterior.noise_dimension
+        )
         return self.posterior(torch.from_numpy(eps))[:, None]
 
-    def log_probs(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K 1 D"]) -> Float[Tensor, "K N C"]:
+    def log_probs(
+        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K 1 D"]
+    ) -> Float[Tensor, "K N C"]:
         """Return log class probabilities of each draw and row."""
         return self.network.likelihood(self.network.network(x, theta)[0])
 
@@ -80,7 +89,11 @@ class Attacked:
 
 
 def fgsm(
-    attacked: Attacked, x: Float[Tensor, "N I"], y: Int64[Tensor, "N"], steps: Sequence[float], draws: AttackDraws
+    attacked: Attacked,
+    x: Float[Tensor, "N I"],
+    y: Int64[Tensor, "N"],
+    steps: Sequence[float],
+    draws: AttackDraws,
 ) -> Float[Tensor, "S N I"]:
     """Return the rows moved by each step along the sign of the loss's gradient."""
     direction = _gradient(attacked, x, y, attacked.theta(draws)).sign()
@@ -98,7 +111,11 @@ def towards(
     """Return the rows after steps that each raise the probability of their target class."""
     size = -step * attacked.span
     return _climb(
-        x, iterations, size, attacked.clip, lambda x, i: _gradient(attacked, x, target, attacked.theta(draws, i))
+        x,
+        iterations,
+        size,
+        attacked.clip,
+        lambda x, i: _gradient(attacked, x, target, attacked.theta(draws, i)),
     )
 
 
@@ -115,7 +132,11 @@ def pgd(
     ball = _Ball(attacked, x, radius)
     start, size = ball.start(start_seed), ball.step(iterations)
     return _climb(
-        start, iterations, size, ball.project, lambda x, i: _gradient(attacked, x, y, attacked.theta(draws, i))
+        start,
+        iterations,
+        size,
+        ball.project,
+        lambda x, i: _gradient(attacked, x, y, attacked.theta(draws, i)),
     )
 
 
@@ -129,24 +150,30 @@ def quiet_pgd(
     statistic: Statistic,
     start_seed: int = 0,
 ) -> Float[Tensor, "N I"]:
-    """Return rows within `radius` of x that have lost their label while the detectors' statistic is low.
+    """Return rows within `radius` of x that have lost their label while the detectors' statistic is
+    low.
 
-    Of the places that a row comes by, it is the one of the lowest statistic among those where the label is lost, or
-    the last one where it never is.
+    Of the places that a row comes by, it is the one of the lowest statistic among those where the
+    label is lost, or the last one where it never is.
 
     Args:
-        statistic: what the flag looks at, from log class probabilities and density scores, more meaning more unlike
-            the data; differentiable.
+        statistic: what the flag looks at, from log class probabilities and density scores, more
+            meaning more unlike the data; differentiable.
     """
     ball = _Ball(attacked, x, radius)
     start, size = ball.start(start_seed), -ball.step(iterations)
     quietest = _Quietest(attacked, y, draws, statistic, start, torch.full((len(x),), torch.inf))
-    _climb(start, iterations + 1, size, ball.project, quietest.gradient)  # the last step is not looked at
+    _climb(
+        start, iterations + 1, size, ball.project, quietest.gradient
+    )  # the last step is not looked at
     return quietest.best
 
 
-def _climb(x: Tensor, steps: int, size: float, project: Callable[[Tensor], Tensor], gradient: Gradient) -> Tensor:
-    """Return where steps along a gradient's sign lead, each of a size (less than 0: downhill) and then projected."""
+def _climb(
+    x: Tensor, steps: int, size: float, project: Callable[[Tensor], Tensor], gradient: Gradient
+) -> Tensor:
+    """Return where steps along a gradient's sign lead, each of a size (less than 0: downhill) and
+    then projected."""
     for i in range(steps):
         x = project(x + size * gradient(x, i).sign())
     return x
@@ -159,10 +186,11 @@ def _of_loss(attacked: Attacked, y: Tensor, draws: AttackDraws) -> Gradient:
 
 @dataclass(eq=False)
 class _Quietest:
-    """What an attacker who keeps the detectors quiet walks down, and the best places that it has come by.
+    """What an attacker who keeps the detectors quiet walks down, and the best places that it has
+    come by.
 
-    A place is better if the label is lost there and the statistic is lower than wherever it was lost before; until it
-    is lost, the last place is the best.
+    A place is better if the label is lost there and the statistic is lower than wherever it was
+    lost before; until it is lost, the last place is the best.
     """
 
     attacked: Attacked
@@ -173,13 +201,16 @@ class _Quietest:
     lowest: Tensor  # the statistic at the best places, infinite where the label was never lost
 
     def gradient(self, x: Tensor, i: int) -> Tensor:
-        """Return the margin's gradient where a row has its label, the statistic's where it has lost it."""
+        """Return the margin's gradient where a row has its label, the statistic's where it has lost
+        it."""
         theta = self.attacked.theta(self.draws, i)
         parts = [
             _label_and_statistic(self.attacked, rows, labels, theta, self.statistic)
             for rows, labels in zip(_chunks(x, theta), _chunks(self.y, theta), strict=True)
         ]
-        margin, quiet, to_label, to_quiet = (torch.cat(values) for values in zip(*parts, strict=True))
+        margin, quiet, to_label, to_quiet = (
+            torch.cat(values) for values in zip(*parts, strict=True)
+        )
         lost = margin <= -LOST_BY
         better = (lost & (quiet < self.lowest)) | (torch.isinf(self.lowest) & ~lost)
         self.best = torch.where(better[:, None], x, self.best)
@@ -196,7 +227,8 @@ class _Ball:
     radius: float
 
     def start(self, seed: int) -> Tensor:
-        """Return a place for each row, uniform over its ball; row n's depends on the seed and n alone."""
+        """Return a place for each row, uniform over its ball; row n's depends on the seed and n
+        alone."""
         normal = torch.from_numpy(standard_normal(seed, 0, *self.centre.shape))
         return self.project(self.centre + self._size * (2.0 * torch.special.ndtr(normal) - 1.0))
 
@@ -230,7 +262,8 @@ def _gradient(attacked: Attacked, x: Tensor, y: Tensor, theta: Tensor) -> Tensor
 def _label_and_statistic(
     attacked: Attacked, x: Tensor, y: Tensor, theta: Tensor, statistic: Statistic
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return each row's margin (log p of its label less that of the next class), statistic, and both gradients."""
+    """Return each row's margin (log p of its label less that of the next class), statistic, and
+    both gradients."""
     x = x.detach().requires_grad_()
     outputs, _, density = attacked.network(x, theta)
     log_probs = log_mean_probs(outputs)

@@ -1,4 +1,5 @@
-"""How good each class's probability is, the class against all others: calibration, and precision against recall."""
+"""How good each class's probability is, the class against all others: calibration, and precision
+against recall."""
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -10,9 +11,13 @@ from training.evaluation.records import ClassProbability
 
 
 def class_probabilities(
-    probs: Float64[np.ndarray, "N C"], y: Int64[np.ndarray, "N"], classes: tuple[str, ...], resamples: Resamples
+    probs: Float64[np.ndarray, "N C"],
+    y: Int64[np.ndarray, "N"],
+    classes: tuple[str, ...],
+    resamples: Resamples,
 ) -> list[ClassProbability]:
-    """Return of each class the calibration error and the average precision of its probability, and its reliability.
+    """Return of each class the calibration error and the average precision of its probability, and
+    its reliability.
 
     The average precision is None of a class without rows, or without others.
     """
@@ -22,7 +27,9 @@ def class_probabilities(
         count = int(is_class.sum())
         error = BinnedGap((is_class - prob)[:, None], probability_bins(prob, BINS)[:, None], BINS)
         intervals = {"calibration_error": error.interval(resamples)}
-        precision = average_precision(prob[is_class], prob[~is_class]) if 0 < count < len(y) else None
+        precision = (
+            average_precision(prob[is_class], prob[~is_class]) if 0 < count < len(y) else None
+        )
         if precision is not None:
             intervals["average_precision"] = wilson_interval(precision, count)
         measured.append(

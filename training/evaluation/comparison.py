@@ -1,14 +1,18 @@
-"""Two versions' figures of the same rows, compared in pairs: by how much they differ, and whether beyond chance.
+"""Two versions' figures of the same rows, compared in pairs: by how much they differ, and whether
+beyond chance.
 
-Shares of rows: of the rows of which something is true under one version only, those of either version are as many
-by chance (McNemar, "Note on the sampling error of the difference between correlated proportions or percentages",
-1947; here the exact, binomial test). The interval of the difference is Tango's ("Equivalence test and confidence
-interval for the difference in proportions for the paired-sample design", 1998), whose length is not 0 where no row
-differs. All other figures: the bootstrap, both versions on the same samples of the rows.
+Shares of rows: of the rows of which something is true under one version only, those of either
+    version are as many
+by chance (McNemar, "Note on the sampling error of the difference between correlated proportions or
+percentages", 1947; here the exact, binomial test). The interval of the difference is Tango's
+("Equivalence test and confidence interval for the difference in proportions for the paired-sample
+design", 1998), whose length is not 0 where no row differs. All other figures: the bootstrap, both
+versions on the same samples of the rows.
 
-Calibration errors are above 0 by chance alone, those of unsure predictions more so (`figures.BinnedGap`). So of a
-version's error as much is taken off as chance may add before it counts as more than the other's. That is careful: the
-interval has a length even for a version and itself.
+Calibration errors are above 0 by chance alone, those of unsure predictions more so
+(`figures.BinnedGap`). So of a version's error as much is taken off as chance may add before it
+counts as more than the other's. That is careful: the interval has a length even for a version and
+itself.
 """
 
 import math
@@ -28,7 +32,8 @@ EDGE = 1e-6  # how near to -1 and 1 a difference is looked for
 
 @dataclass(frozen=True)
 class Difference:
-    """A figure of two versions: the second's less the first's, its interval, and how often chance alone is as far."""
+    """A figure of two versions: the second's less the first's, its interval, and how often chance
+    alone is as far."""
 
     first: float
     second: float
@@ -44,9 +49,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class Worsening:
-    """By how much a figure is worse than another, its interval, and whether that is more than was allowed.
+    """By how much a figure is worse than another, its interval, and whether that is more than was
+    allowed.
 
-    `p_value` is how often it would look as bad by chance if it were worse by just as much as is allowed.
+    `p_value` is how often it would look as bad by chance if it were worse by just as much as is
+    allowed.
     """
 
     value: float
@@ -57,7 +64,8 @@ class Worsening:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Of how many of `rows` rows something is true under the second version only, and under the first only."""
+    """Of how many of `rows` rows something is true under the second version only, and under the
+    first only."""
 
     gained: int
     lost: int
@@ -72,7 +80,11 @@ class Pairs:
     def mcnemar(self) -> float:
         """Return the two-sided p-value."""
         return float(
-            min(1.0, 2.0 * min(self.mcnemar_lost(), Pairs(self.lost, self.gained, self.rows).mcnemar_lost()))
+            min(
+                1.0,
+                2.0
+                * min(self.mcnemar_lost(), Pairs(self.lost, self.gained, self.rows).mcnemar_lost()),
+            )
         )
 
     def mcnemar_lost(self) -> float:
@@ -80,7 +92,8 @@ class Pairs:
         return float(stats.binom.sf(self.lost - 1, self.gained + self.lost, 0.5))
 
     def score(self, difference: float) -> float:
-        """Return by how many standard deviations what was found is above a supposed difference of shares."""
+        """Return by how many standard deviations what was found is above a supposed difference of
+        shares."""
         n, b, c = self.rows, self.gained, self.lost
         above = b - c - n * difference
         if above == 0.0 or abs(difference) >= 1.0:
@@ -98,8 +111,16 @@ class Pairs:
         z = float(stats.norm.ppf((1.0 + level) / 2.0))
         found = (self.gained - self.lost) / self.rows
         least, most = -1.0 + EDGE, 1.0 - EDGE
-        low = -1.0 if found <= least else optimize.brentq(lambda d: self.score(d) - z, least, min(found, most))
-        high = 1.0 if found >= most else optimize.brentq(lambda d: self.score(d) + z, max(found, least), most)
+        low = (
+            -1.0
+            if found <= least
+            else optimize.brentq(lambda d: self.score(d) - z, least, min(found, most))
+        )
+        high = (
+            1.0
+            if found >= most
+            else optimize.brentq(lambda d: self.score(d) + z, max(found, least), most)
+        )
         return float(low), float(high)
 
 
@@ -114,14 +135,19 @@ def difference(first: Figure, second: Figure, resamples: Resamples) -> Differenc
     return Difference(first.value, second.value, ends, p_value, "bootstrap")
 
 
-def worsening(metric: str, figure: Figure, other: Figure, allowed: float, resamples: Resamples) -> Worsening:
-    """Compare a figure with another version's; `metric` says what is better (`training.recipe.BETTER`)."""
+def worsening(
+    metric: str, figure: Figure, other: Figure, allowed: float, resamples: Resamples
+) -> Worsening:
+    """Compare a figure with another version's; `metric` says what is better
+    (`training.recipe.BETTER`)."""
     value = worse_by(metric, figure.value, other.value)
     better = BETTER[metric]
     if isinstance(figure, Share) and isinstance(other, Share) and isinstance(better, str):
         pairs = Pairs.of(other, figure) if better == "more" else Pairs.of(figure, other)
         low, high = pairs.interval()
-        p_value = float(stats.norm.cdf(pairs.score(-allowed))) if allowed > 0 else pairs.mcnemar_lost()
+        p_value = (
+            float(stats.norm.cdf(pairs.score(-allowed))) if allowed > 0 else pairs.mcnemar_lost()
+        )
         return Worsening(value, (-high, -low), p_value, "score" if allowed > 0 else "mcnemar")
     if better == "less":
         least, most = _sampled(other, figure, resamples)
@@ -134,11 +160,14 @@ def worsening(metric: str, figure: Figure, other: Figure, allowed: float, resamp
 def _sampled(
     first: Figure, second: Figure, resamples: Resamples
 ) -> tuple[Float64[np.ndarray, "R"], Float64[np.ndarray, "R"]]:
-    """Return by how much the second figure is above the first in each sample, at least and at most."""
+    """Return by how much the second figure is above the first in each sample, at least and at
+    most."""
     if not (isinstance(first, BinnedGap) and isinstance(second, BinnedGap)):
         sampled = resamples.values(second) - resamples.values(first)
         return sampled, sampled
-    (chance, of_first), (its_chance, of_second) = (figure.chance(resamples).T for figure in (first, second))
+    (chance, of_first), (its_chance, of_second) = (
+        figure.chance(resamples).T for figure in (first, second)
+    )
     least = (second.value - its_chance) - (2.0 * first.value - of_first)
     most = (2.0 * second.value - of_second) - (first.value - chance)
     return least, most

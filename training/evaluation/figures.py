@@ -1,7 +1,8 @@
 """Figures of N rows that can be made of any sample of them: what they are, and their intervals.
 
-A figure takes weights, how often each row is in each of S samples, and gives S numbers. Weights of a sample add up
-to N. So a figure and its bootstrap are one function, and two versions' figures can be compared on the same samples.
+A figure takes weights, how often each row is in each of S samples, and gives S numbers. Weights of
+a sample add up to N. So a figure and its bootstrap are one function, and two versions' figures can
+be compared on the same samples.
 """
 
 from abc import ABC, abstractmethod
@@ -107,15 +108,18 @@ class RootMean(Figure):
 
 @dataclass(frozen=True, eq=False)
 class BinnedGap(Figure):
-    """How far predicted probabilities are from what happens, bin by bin: sum_b |sum of b's rows' gaps| / (N T).
+    """How far predicted probabilities are from what happens, bin by bin: sum_b |sum of b's rows'
+    gaps| / (N T).
 
-    Each of T tables puts every row into one of B bins, with a gap: what happened less its predicted probability. Bins
+    Each of T tables puts every row into one of B bins, with a gap: what happened less its predicted
+        probability. Bins
     stay as they are when rows are sampled.
 
-    Where gaps are only chance the figure is above 0 all the same, the more so the fewer rows there are, and more so
-    still in samples of samples: percentiles alone would leave out the true figure. So the interval begins the
-    bootstrap's quantile of sum_b |gap of b in a sample - gap of b| / (N T) below the figure, which is the most that
-    chance adds, and ends at the percentile, which chance only makes larger.
+    Where gaps are only chance the figure is above 0 all the same, the more so the fewer rows there
+    are, and more so still in samples of samples: percentiles alone would leave out the true figure.
+    So the interval begins the bootstrap's quantile of sum_b |gap of b in a sample - gap of b| / (N
+    T) below the figure, which is the most that chance adds, and ends at the percentile, which
+    chance only makes larger.
     """
 
     gaps: Float64[np.ndarray, "N T"]
@@ -138,7 +142,8 @@ class BinnedGap(Figure):
         return max(0.0, self.value - float(chance)), float(sampled)
 
     def chance(self, resamples: Resamples) -> Float64[np.ndarray, "R 2"]:
-        """Return of each sample the most that chance adds, sum_b |change of b's gap| / (N T), and the figure."""
+        """Return of each sample the most that chance adds, sum_b |change of b's gap| / (N T), and
+        the figure."""
         here = self._by_bin(np.ones((1, self.rows)))
 
         def two_sums(weights: Weights) -> Float64[np.ndarray, "S 2"]:
@@ -162,13 +167,16 @@ class BinnedGap(Figure):
 
 
 class RiskCoverage(Figure):
-    """The area under risk against coverage, AURC: `training.evaluation.metrics.area_under_risk_coverage`."""
+    """The area under risk against coverage, AURC:
+    `training.evaluation.metrics.area_under_risk_coverage`."""
 
     def __init__(self, score: Float64[np.ndarray, "N"], loss: Float64[np.ndarray, "N"]) -> None:
         """Take a score by which rows are answered, the lowest first, and their loss."""
         self.order = np.argsort(score, kind="stable")
         self.loss = loss[self.order]
-        self.starts = np.flatnonzero(np.append(True, np.diff(score[self.order]) > 0))  # of rows of equal score
+        self.starts = np.flatnonzero(
+            np.append(True, np.diff(score[self.order]) > 0)
+        )  # of rows of equal score
         self.harmonic = np.concatenate([[0.0], np.cumsum(1.0 / np.arange(1, len(score) + 1))])
 
     @property
@@ -182,7 +190,8 @@ class RiskCoverage(Figure):
         count = np.add.reduceat(ordered, self.starts, axis=1)
         loss = np.add.reduceat(ordered * self.loss, self.starts, axis=1)
         before = np.cumsum(count, axis=1) - count
-        # A group of c equal scores of mean loss m, after k rows of loss L: sum over j to c of (L + j m) / (k + j).
+        # A group of c equal scores of mean loss m, after k rows of loss L: sum over j to c of (L +
+        # j m) / (k + j).
         mean = loss / np.maximum(count, 1.0)
         lost = np.cumsum(loss, axis=1) - loss
         first = np.rint(before).astype(np.int64)

@@ -1,8 +1,8 @@
-"""Measures of served rows: the quality of predictions, and of scores that tell groups of rows apart or order rows by
-their risk. Ties count as half, or together.
+"""Measures of served rows: the quality of predictions, and of scores that tell groups of rows apart
+or order rows by their risk. Ties count as half, or together.
 
-A score is higher where a row is more unlike the data, or its prediction more uncertain. P positive rows (outliers,
-errors), N negative ones.
+A score is higher where a row is more unlike the data, or its prediction more uncertain. P positive
+rows (outliers, errors), N negative ones.
 """
 
 from collections.abc import Mapping
@@ -25,13 +25,16 @@ DETECTION_RATE = 0.95
 BINS = 15  # of confidence
 
 
-def class_figures(probs: Float64[np.ndarray, "N C"], y: Int64[np.ndarray, "N"]) -> dict[str, Figure]:
+def class_figures(
+    probs: Float64[np.ndarray, "N C"], y: Int64[np.ndarray, "N"]
+) -> dict[str, Figure]:
     """Return accuracy, log-likelihood (nats a row), Brier score and three calibration errors.
 
-    Of the calibration errors, the expected one is that of the label's probability in bins of equal width, the
-    adaptive one in bins of as many rows each (Nguyen and O'Connor, "Posterior calibration and exploratory analysis
-    for natural language processing models", 2015), and the class-wise one the mean over classes of that of each
-    class' probability, in bins of equal width (Kull et al., "Beyond temperature scaling", 2019).
+    Of the calibration errors, the expected one is that of the label's probability in bins of equal
+    width, the adaptive one in bins of as many rows each (Nguyen and O'Connor, "Posterior
+    calibration and exploratory analysis for natural language processing models", 2015), and the
+    class-wise one the mean over classes of that of each class' probability, in bins of equal width
+    (Kull et al., "Beyond temperature scaling", 2019).
     """
     correct, confidence = probs.argmax(axis=1) == y, probs.max(axis=1)
     is_true = np.eye(probs.shape[1])[y]
@@ -41,9 +44,15 @@ def class_figures(probs: Float64[np.ndarray, "N C"], y: Int64[np.ndarray, "N"]) 
         "accuracy": Share(correct),
         "log_likelihood": Mean(likelihood),
         "brier": Mean(np.square(probs - is_true).sum(axis=1)),
-        "expected_calibration_error": BinnedGap(gap, probability_bins(confidence, BINS)[:, None], BINS),
-        "adaptive_calibration_error": BinnedGap(gap, _equal_bins_of(confidence, BINS)[:, None], BINS),
-        "classwise_calibration_error": BinnedGap(is_true - probs, probability_bins(probs, BINS), BINS),
+        "expected_calibration_error": BinnedGap(
+            gap, probability_bins(confidence, BINS)[:, None], BINS
+        ),
+        "adaptive_calibration_error": BinnedGap(
+            gap, _equal_bins_of(confidence, BINS)[:, None], BINS
+        ),
+        "classwise_calibration_error": BinnedGap(
+            is_true - probs, probability_bins(probs, BINS), BINS
+        ),
     }
 
 
@@ -53,11 +62,14 @@ def regression_figures(
     intervals: Float64[np.ndarray, "N 2"],
     y: np.ndarray,
 ) -> dict[str, Figure]:
-    """Return a regression's root mean squared error, log-likelihood (nats a row, of a density in the target's units),
-    mean standard deviation, and how often intervals of coverage .95 hold the target, and their mean width.
+    """Return a regression's root mean squared error, log-likelihood (nats a row, of a density in
+    the target's units), mean standard deviation, and how often intervals of coverage .95 hold the
+    target, and their mean width.
     """
     width = intervals[:, 1] - intervals[:, 0]
-    of_width: dict[str, Figure] = {"interval_width_at_95": Mean(width)} if np.isfinite(width).all() else {}
+    of_width: dict[str, Figure] = (
+        {"interval_width_at_95": Mean(width)} if np.isfinite(width).all() else {}
+    )
     return {
         "rmse": RootMean(np.square(scores.mean - y)),
         "log_likelihood": Mean(log_likelihood),
@@ -72,7 +84,9 @@ def values(figures: Mapping[str, Figure]) -> dict[str, float]:
     return {name: figure.value for name, figure in figures.items()}
 
 
-def by_class(label: Int64[np.ndarray, "N"], y: Int64[np.ndarray, "N"], classes: tuple[str, ...]) -> list[OfClass]:
+def by_class(
+    label: Int64[np.ndarray, "N"], y: Int64[np.ndarray, "N"], classes: tuple[str, ...]
+) -> list[OfClass]:
     """Return each class's recall and precision, and the labels that its rows were given.
 
     Recall is None of a class without rows, precision of one that is no row's label.
@@ -90,7 +104,9 @@ def by_class(label: Int64[np.ndarray, "N"], y: Int64[np.ndarray, "N"], classes: 
                 labelled=confusion[c].tolist(),
                 recall=hits / shares["recall"] if shares["recall"] else None,
                 precision=hits / shares["precision"] if shares["precision"] else None,
-                confidence_intervals={key: share_interval(hits, of) for key, of in shares.items() if of},
+                confidence_intervals={
+                    key: share_interval(hits, of) for key, of in shares.items() if of
+                },
             )
         )
     return measured
@@ -100,14 +116,17 @@ def confusion_matrix(
     label: Int64[np.ndarray, "N"], y: Int64[np.ndarray, "N"], num_classes: int
 ) -> Int64[np.ndarray, "C C"]:
     """Return how many rows of each class (first axis) were given each label."""
-    return np.bincount(y * num_classes + label, minlength=num_classes**2).reshape(num_classes, num_classes)
+    return np.bincount(y * num_classes + label, minlength=num_classes**2).reshape(
+        num_classes, num_classes
+    )
 
 
 def auroc(positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]) -> float:
-    """Return the probability that a positive row's score exceeds a negative one's, ties counting half, by midranks.
+    """Return the probability that a positive row's score exceeds a negative one's, ties counting
+    half, by midranks.
 
-    It is the area under the ROC curve (Hanley and McNeil, "The meaning and use of the area under a receiver operating
-    characteristic (ROC) curve", 1982).
+    It is the area under the ROC curve (Hanley and McNeil, "The meaning and use of the area under a
+    receiver operating characteristic (ROC) curve", 1982).
     """
     both = np.concatenate([positive, negative])
     _values, index, counts = np.unique(both, return_inverse=True, return_counts=True)
@@ -125,20 +144,26 @@ def roc_curve(
     return np.append(0.0, alarms / len(negative)), np.append(0.0, hits / len(positive))
 
 
-def average_precision(positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]) -> float:
-    """Return the mean precision over the positive rows as the threshold falls: the area under precision and recall.
+def average_precision(
+    positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]
+) -> float:
+    """Return the mean precision over the positive rows as the threshold falls: the area under
+    precision and recall.
 
-    Rows of equal score are taken together. A score that says nothing comes to the base rate, P / (P + N).
+    Rows of equal score are taken together. A score that says nothing comes to the base rate, P / (P
+    + N).
     """
     hits, alarms, new_hits = _counts(positive, negative)
     return float((new_hits * hits / (hits + alarms)).sum() / len(positive))
 
 
 def false_positive_rate(
-    positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"], detection_rate: float = DETECTION_RATE
+    positive: Float64[np.ndarray, "P"],
+    negative: Float64[np.ndarray, "N"],
+    detection_rate: float = DETECTION_RATE,
 ) -> float:
-    """Return the share of negative rows above the largest threshold that detects at least `detection_rate` of the
-    positive ones."""
+    """Return the share of negative rows above the largest threshold that detects at least
+    `detection_rate` of the positive ones."""
     needed = int(np.ceil(detection_rate * len(positive) - 1e-9))
     threshold = np.sort(positive)[len(positive) - needed]
     return float(np.mean(negative >= threshold))
@@ -147,7 +172,8 @@ def false_positive_rate(
 def risk_coverage(
     score: Float64[np.ndarray, "N"], loss: Float64[np.ndarray, "N"]
 ) -> tuple[Float64[np.ndarray, "T"], Float64[np.ndarray, "T"]]:
-    """Return coverage, and the mean loss of the rows covered, as rows of ever higher score are answered.
+    """Return coverage, and the mean loss of the rows covered, as rows of ever higher score are
+    answered.
 
     Rows of equal score are answered together.
     """
@@ -157,9 +183,12 @@ def risk_coverage(
     return covered / len(score), np.cumsum(loss[order])[last] / covered
 
 
-def area_under_risk_coverage(score: Float64[np.ndarray, "N"], loss: Float64[np.ndarray, "N"]) -> float:
-    """Return the mean over coverages 1/N to 1 of the risk, AURC (Geifman et al., "Bias-reduced uncertainty estimation
-    for deep neural classifiers", 2019). Lower is better. Within rows of equal score it is the risk of a random order.
+def area_under_risk_coverage(
+    score: Float64[np.ndarray, "N"], loss: Float64[np.ndarray, "N"]
+) -> float:
+    """Return the mean over coverages 1/N to 1 of the risk, AURC (Geifman et al., "Bias-reduced
+    uncertainty estimation for deep neural classifiers", 2019). Lower is better. Within rows of
+    equal score it is the risk of a random order.
     """
     return RiskCoverage(score, loss).value
 
@@ -167,8 +196,8 @@ def area_under_risk_coverage(score: Float64[np.ndarray, "N"], loss: Float64[np.n
 def detection(positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]) -> Detection:
     """Return all measures of how well a score detects positive rows.
 
-    `pr_plus` has the positive rows as positives, `pr_minus` the negative ones, with the score turned round; the base
-    rate of the first is P / (P + N).
+    `pr_plus` has the positive rows as positives, `pr_minus` the negative ones, with the score
+    turned round; the base rate of the first is P / (P + N).
     """
     area, plus, minus = (
         auroc(positive, negative),
@@ -189,7 +218,9 @@ def detection(positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, 
     )
 
 
-def reliability(confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], bins: int = BINS) -> list[Bin]:
+def reliability(
+    confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], bins: int = BINS
+) -> list[Bin]:
     """Return each bin that holds rows: how many, their mean confidence and accuracy."""
     index = probability_bins(confidence, bins)
     return [
@@ -216,7 +247,8 @@ def precision_recall(
 def _counts(
     positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]
 ) -> tuple[Float64[np.ndarray, "T"], Float64[np.ndarray, "T"], Float64[np.ndarray, "T"]]:
-    """Return, from the highest score down, positive and negative rows at or above each, and positive rows at it."""
+    """Return, from the highest score down, positive and negative rows at or above each, and
+    positive rows at it."""
     both = np.concatenate([positive, negative])
     values, index = np.unique(both, return_inverse=True)
     at = np.bincount(index[: len(positive)], minlength=len(values))[::-1].astype(np.float64)
@@ -224,12 +256,15 @@ def _counts(
     return np.cumsum(at), np.cumsum(other), at
 
 
-def probability_bins(probs: Float64[np.ndarray, "*shape"], bins: int) -> Int64[np.ndarray, "*shape"]:
+def probability_bins(
+    probs: Float64[np.ndarray, "*shape"], bins: int
+) -> Int64[np.ndarray, "*shape"]:
     """Return which of the bins of equal width from 0 to 1 each probability is in."""
     return np.minimum((probs * bins).astype(np.int64), bins - 1)
 
 
 def _equal_bins_of(confidence: Float64[np.ndarray, "N"], bins: int) -> Int64[np.ndarray, "N"]:
-    """Return which bin each row is in, of bins of as many rows each; rows of equal confidence are in one bin."""
+    """Return which bin each row is in, of bins of as many rows each; rows of equal confidence are
+    in one bin."""
     lowest = np.searchsorted(np.sort(confidence), confidence, side="left")
     return lowest * bins // len(confidence)

@@ -1,7 +1,8 @@
-"""Rows near the data that are not of it, made of test rows: mixed, rotated, corrupted, or with columns shuffled.
+"""Rows near the data that are not of it, made of test rows: mixed, rotated, corrupted, or with
+columns shuffled.
 
-N rows of I numbers. Each function returns as many rows as it is given, in the data's range; what is random is by
-seed.
+N rows of I numbers. Each function returns as many rows as it is given, in the data's range; what is
+random is by seed.
 """
 
 from collections.abc import Callable
@@ -21,26 +22,37 @@ Images = Float32[np.ndarray, "N C H W"]
 
 
 def near_manifold(
-    x: Num[np.ndarray, "N I"], y: Num[np.ndarray, "N"], spec: InputSpec, is_classified: bool, seed: int
+    x: Num[np.ndarray, "N I"],
+    y: Num[np.ndarray, "N"],
+    spec: InputSpec,
+    is_classified: bool,
+    seed: int,
 ) -> dict[str, Float32[np.ndarray, "N I"]]:
-    """Return sets by name: two classes mixed, of columns crossed; of images rotated and corrupted ones; of others
-    shuffled columns.
+    """Return sets by name: two classes mixed, of columns crossed; of images rotated and corrupted
+    ones; of others shuffled columns.
     """
     rows, sets = x.astype(np.float32), {}
     if is_classified:
         labels = y.astype(np.int64)
         sets = (
-            {"crossed": crossed(rows, labels, spec, seed)} if spec.columns else {"mixed": mixed(rows, labels, seed)}
+            {"crossed": crossed(rows, labels, spec, seed)}
+            if spec.columns
+            else {"mixed": mixed(rows, labels, seed)}
         )
     if len(spec.shape) == 2 or (len(spec.shape) == 3 and spec.shape[0] == 3):
         images = rows.reshape(len(rows), -1, *spec.shape[-2:])
-        sets |= {name: change(images, spec, seed).reshape(len(rows), -1) for name, change in CORRUPTIONS.items()}
+        sets |= {
+            name: change(images, spec, seed).reshape(len(rows), -1)
+            for name, change in CORRUPTIONS.items()
+        }
     else:
         sets["shuffled"] = shuffled(rows, spec, seed)
     return sets
 
 
-def mixed(x: Float32[np.ndarray, "N I"], y: Int64[np.ndarray, "N"], seed: int) -> Float32[np.ndarray, "M I"]:
+def mixed(
+    x: Float32[np.ndarray, "N I"], y: Int64[np.ndarray, "N"], seed: int
+) -> Float32[np.ndarray, "M I"]:
     """Return the mean of each row and a random row of another class; of a lone class, none."""
     partners = partners_of_another_class(y, generator(seed, EvaluationStream.MIXED))
     return 0.5 * (x[: len(partners)] + x[partners])
@@ -49,7 +61,8 @@ def mixed(x: Float32[np.ndarray, "N I"], y: Int64[np.ndarray, "N"], seed: int) -
 def crossed(
     x: Float32[np.ndarray, "N I"], y: Int64[np.ndarray, "N"], spec: InputSpec, seed: int
 ) -> Float32[np.ndarray, "M I"]:
-    """Return rows that have each column of one of two rows of different classes, at random; of a lone class, none.
+    """Return rows that have each column of one of two rows of different classes, at random; of a
+    lone class, none.
 
     A mean would be no row of a table, which has no half categories.
     """
@@ -66,8 +79,11 @@ def partners_of_another_class(y: Int64[np.ndarray, "N"], rng: np.random.Generato
     return [int(rng.choice(others[c])) for c in y.tolist() if len(others[c])]
 
 
-def shuffled(x: Float32[np.ndarray, "N I"], spec: InputSpec, seed: int) -> Float32[np.ndarray, "N I"]:
-    """Return rows whose every column is some other row's: each alone is as in the data, together they are not."""
+def shuffled(
+    x: Float32[np.ndarray, "N I"], spec: InputSpec, seed: int
+) -> Float32[np.ndarray, "N I"]:
+    """Return rows whose every column is some other row's: each alone is as in the data, together
+    they are not."""
     rng = generator(seed, EvaluationStream.SHUFFLED)
     widths = [column_width(column) for column in spec.columns] or [1] * x.shape[1]
     columns = np.split(x, np.cumsum(widths)[:-1], axis=1)
@@ -93,7 +109,8 @@ def low_contrast(images: Images) -> Images:
 
 
 def occluded(images: Images, spec: InputSpec, seed: int) -> Images:
-    """Return images with a rectangle of the data's minimum over a random place, a quarter of the area."""
+    """Return images with a rectangle of the data's minimum over a random place, a quarter of the
+    area."""
     rng = generator(seed, EvaluationStream.OCCLUDED)
     height, width = (max(1, round(OCCLUDED * side)) for side in images.shape[2:])
     tops = rng.integers(0, images.shape[2] - height + 1, len(images))

@@ -9,10 +9,10 @@
 | `NAME=npz:FILE` | an array `x_test`, `x` or `x_train` of rows as the model takes them, in its units |
 | `NAME=csv:FILE`, `NAME=parquet:FILE` | of models of text: the text in the column of that name |
 
-The first two and CIFAR-10 in grey, Omniglot and notMNIST are the sets of Hendrycks and Gimpel, "A baseline for
-detecting misclassified and out-of-distribution examples in neural networks", 2017, whose code has noise on pixels
-from 0 to 1 as above. Images have pixels from 0 to 255, which become the data's range. Where a source has more rows
-than are wanted, a random choice by seed is taken.
+The first two and CIFAR-10 in grey, Omniglot and notMNIST are the sets of Hendrycks and Gimpel, "A
+baseline for detecting misclassified and out-of-distribution examples in neural networks", 2017,
+whose code has noise on pixels from 0 to 1 as above. Images have pixels from 0 to 255, which become
+the data's range. Where a source has more rows than are wanted, a random choice by seed is taken.
 """
 
 import re
@@ -26,7 +26,7 @@ from PIL import Image
 
 from model_store.artifacts.manifest import NAME_PATTERN, ImageSpec, InputSpec
 from model_store.errors import InvalidInput
-from model_store.inputs.images import as_row
+from model_store.sources.images import as_row
 from training.data.arrays import check_ids, numbers, read_npz
 from training.data.cells import values_of
 from training.data.idx import find_idx, read_idx
@@ -37,7 +37,7 @@ from training.recipe import DataSection
 from training.seeds import EvaluationStream, generator
 
 if TYPE_CHECKING:
-    from model_store.inputs.text import TextEncoder
+    from model_store.sources.text import TextEncoder
 
 OPTION = "--outliers"
 EXPECTED = "NAME=SRC with SRC `images:PATH`, `npz:FILE`, `idx:DIR`, or of text `csv:FILE` or `parquet:FILE`"
@@ -69,16 +69,20 @@ class OutlierSource:
     def rows(
         self, spec: InputSpec, most: int, seed: int, encoder: "TextEncoder | None" = None
     ) -> Float32[np.ndarray, "N I"]:
-        """Return at most so many rows, a random choice by seed; text as an encoder makes rows of it.
+        """Return at most so many rows, a random choice by seed; text as an encoder makes rows of
+        it.
 
         Raises:
-            InvalidInput: if the source is not there, is damaged, or cannot be made into rows of the model's shape.
+            InvalidInput: if the source is not there, is damaged, or cannot be made into rows of the
+                model's shape.
         """
         if self.kind in OF_TEXT and encoder is not None:
             return _of_texts(self.kind, self.path, encoder, most, seed)
         if self.kind in OF_TEXT or (spec.takes_ids and self.kind != "npz"):
             what = "a model of text" if self.kind in OF_TEXT else "rows that are no ids"
-            raise InvalidInput(OPTION, f"{what} for `{self.kind}:`", f"one of rows of shape {spec.shape}")
+            raise InvalidInput(
+                OPTION, f"{what} for `{self.kind}:`", f"one of rows of shape {spec.shape}"
+            )
         if self.kind == "npz":
             return _of_npz(self.path, spec, most, seed)
         read = some_images if self.kind == "images" else _of_idx
@@ -88,12 +92,15 @@ class OutlierSource:
 
 def uniform(spec: InputSpec, rows: int, seed: int) -> Float32[np.ndarray, "N I"]:
     """Return rows of uniform noise over the data's range."""
-    noise = generator(seed, EvaluationStream.UNIFORM).uniform(spec.minimum, spec.maximum, (rows, _size(spec)))
+    noise = generator(seed, EvaluationStream.UNIFORM).uniform(
+        spec.minimum, spec.maximum, (rows, _size(spec))
+    )
     return noise.astype(np.float32)
 
 
 def gaussian(spec: InputSpec, rows: int, seed: int) -> Float32[np.ndarray, "N I"]:
-    """Return rows of normal noise, its mean the data's minimum and its standard deviation their range."""
+    """Return rows of normal noise, its mean the data's minimum and its standard deviation their
+    range."""
     noise = generator(seed, EvaluationStream.GAUSSIAN).standard_normal((rows, _size(spec)))
     return (spec.minimum + (spec.maximum - spec.minimum) * noise).astype(np.float32)
 
@@ -117,7 +124,9 @@ def _decoding(spec: InputSpec) -> ImageSpec:
 def _of_idx(
     folder: Path, shape: tuple[int, ...], decoding: ImageSpec, most: int, seed: int
 ) -> UInt8[np.ndarray, "N I"]:
-    there = [stem for stem in IDX_STEMS if (folder / stem).is_file() or (folder / f"{stem}.gz").is_file()]
+    there = [
+        stem for stem in IDX_STEMS if (folder / stem).is_file() or (folder / f"{stem}.gz").is_file()
+    ]
     images = some(read_idx(find_idx(folder, (there or [*IDX_STEMS])[0]), 3), most, seed)
     return np.stack([as_row(Image.fromarray(image), shape, decoding) for image in images])
 
@@ -137,14 +146,18 @@ def _of_npz(path: Path, spec: InputSpec, most: int, seed: int) -> Float32[np.nda
     return rows
 
 
-def _of_texts(kind: str, path: Path, encoder: "TextEncoder", most: int, seed: int) -> Float32[np.ndarray, "N I"]:
+def _of_texts(
+    kind: str, path: Path, encoder: "TextEncoder", most: int, seed: int
+) -> Float32[np.ndarray, "N I"]:
     column = encoder.spec.column
     section = DataSection(source=f"{kind}:{path}", text=column, tokenizer="")
     table = csv_table(path, None, section) if kind == "csv" else parquet_table(path, None, section)
     if column not in table.column_names:
         raise InvalidInput(path.name, f"a column {column!r}", f"{table.column_names}"[:200])
     texts = values_of(table.column(column), column, "categorical")
-    return TextRows(encoder, b"").encode([texts[i] for i in some(np.arange(len(texts)), most, seed).tolist()])
+    return TextRows(encoder, b"").encode(
+        [texts[i] for i in some(np.arange(len(texts)), most, seed).tolist()]
+    )
 
 
 def _size(spec: InputSpec) -> int:

@@ -1,5 +1,5 @@
-"""Test rows by part: each class, each label that is given, each group. Coverage and rates of all rows say little of
-one of these, unless a version is calibrated by category.
+"""Test rows by part: each class, each label that is given, each group. Coverage and rates of all
+rows say little of one of these, unless a version is calibrated by category.
 """
 
 from collections.abc import Iterator
@@ -21,9 +21,14 @@ MOST_GROUPS = 100  # that are told apart, those of the most rows
 
 
 def measure_parts(
-    predicted: ServedPrediction, test: Rows, classes: tuple[str, ...], groups: tuple[str, ...], seed: int
+    predicted: ServedPrediction,
+    test: Rows,
+    classes: tuple[str, ...],
+    groups: tuple[str, ...],
+    seed: int,
 ) -> list[PartMeasures]:
-    """Return what is measured of each part that has test rows; `classes` and `groups` are what numbers mean."""
+    """Return what is measured of each part that has test rows; `classes` and `groups` are what
+    numbers mean."""
     prediction = predicted.prediction
     loss, held = losses(prediction.scores, test.y), _held(prediction, test.y)
     is_flagged = prediction.judged_p_values.p_value <= FPR
@@ -37,7 +42,13 @@ def measure_parts(
             figures["flagged"] = Share(is_flagged[rows])
         found = {"flagged": None, **values(figures)}
         intervals = intervals_of(figures, Resamples.of(len(rows), seed))
-        content = {"by": by, "name": name, "rows": len(rows), **found, "confidence_intervals": intervals}
+        content = {
+            "by": by,
+            "name": name,
+            "rows": len(rows),
+            **found,
+            "confidence_intervals": intervals,
+        }
         measured.append(PartMeasures.model_validate(content))
     return measured
 

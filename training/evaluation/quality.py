@@ -1,7 +1,10 @@
-"""Evidence about a published version: how good its predictions are, and what its scores and its flag detect.
+"""Evidence about a published version: how good its predictions are, and what its scores and its
+flag detect.
 
-Everything is computed as served: by the version's own graphs, in requests of `REQUEST_ROWS` rows, each with the draws
-of a seed of its own. N rows. Scores are higher where a row is more uncertain or more unlike the data.
+Everything is computed as served: by the version's own graphs, in requests of `REQUEST_ROWS` rows,
+    each with the draws
+of a seed of its own. N rows. Scores are higher where a row is more uncertain or more unlike the
+data.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,9 +56,10 @@ SPREAD_BINS = 5
 class ServedPrediction:
     """What a version says of N rows.
 
-    `scores` has every posterior score, every detector alone, the flag's statistic, and the same without each
-    detector. Density detectors are given by their surprisals: by label, and some from both sides, as the flag sees
-    them. `flagged` is how often the flag fires at each false-positive rate that the calibration can tell.
+    `scores` has every posterior score, every detector alone, the flag's statistic, and the same
+    without each detector. Density detectors are given by their surprisals: by label, and some from
+    both sides, as the flag sees them. `flagged` is how often the flag fires at each false-positive
+    rate that the calibration can tell.
     """
 
     prediction: Prediction
@@ -71,21 +75,32 @@ class ServedPrediction:
         return cls(prediction, _scores(prediction, calibration), flagged)
 
 
-def _scores(prediction: Prediction, calibration: Calibration) -> dict[str, Float64[np.ndarray, "N"]]:
+def _scores(
+    prediction: Prediction, calibration: Calibration
+) -> dict[str, Float64[np.ndarray, "N"]]:
     detected, combined = prediction.detected, calibration.combined
     labels, draws = prediction.calibrated_scores.labels, prediction.rank_tables.num_draws
     surprisals = calibration.surprisals_of(detected, labels, draws)
     subsets = {"flag": combined}
     if len(combined) > 1:
-        subsets |= {f"flag without {name}": tuple(n for n in combined if n != name) for name in combined}
-    flags = {flag: combined_surprisal([surprisals[name] for name in subset]) for flag, subset in subsets.items()}
-    alone = {name: surprisals[name] if name in calibration.standards else score for name, score in detected.items()}
+        subsets |= {
+            f"flag without {name}": tuple(n for n in combined if n != name) for name in combined
+        }
+    flags = {
+        flag: combined_surprisal([surprisals[name] for name in subset])
+        for flag, subset in subsets.items()
+    }
+    alone = {
+        name: surprisals[name] if name in calibration.standards else score
+        for name, score in detected.items()
+    }
     return {**alone, **flags}
 
 
 @dataclass(frozen=True)
 class ServedPredictor:
-    """Predicts rows as a version is served, with a number of draws; sets of rows have seeds by name."""
+    """Predicts rows as a version is served, with a number of draws; sets of rows have seeds by
+    name."""
 
     model: Model
     draws: int
@@ -95,10 +110,15 @@ class ServedPredictor:
         """Return what a set's draws are seeded by."""
         return hash_key(self.seed, *name.encode())
 
-    def __call__(self, name: str, x: np.ndarray, groups: Int64[np.ndarray, "N"] | None = None) -> ServedPrediction:
-        """Predict a named set of rows; of a version that is calibrated by group, of these groups or unknown ones."""
+    def __call__(
+        self, name: str, x: np.ndarray, groups: Int64[np.ndarray, "N"] | None = None
+    ) -> ServedPrediction:
+        """Predict a named set of rows; of a version that is calibrated by group, of these groups or
+        unknown ones."""
         rows = Rows(x, np.zeros(len(x), dtype=np.int64))
-        parts = served_outputs(self.model.runtime, rows, self.draws, self.request_seed(name), REQUEST_ROWS)
+        parts = served_outputs(
+            self.model.runtime, rows, self.draws, self.request_seed(name), REQUEST_ROWS
+        )
         predictions = [self.model.prediction(outputs, density) for outputs, density in parts]
         prediction = Prediction.concatenate(predictions)
         if groups is not None:
@@ -109,22 +129,26 @@ class ServedPredictor:
 def measure_test(
     predictor: ServedPredictor, predicted: ServedPrediction, test: Rows, classes: tuple[str, ...]
 ) -> ClassMeasures | RegressionMeasures:
-    """Return quality on test rows, with intervals: `training.evaluation.metrics` says of what; of a regression also
-    what `training.evaluation.mixture` measures. Of both how often the flag fires, and the area under risk against
-    coverage of each score.
+    """Return quality on test rows, with intervals: `training.evaluation.metrics` says of what; of a
+    regression also what `training.evaluation.mixture` measures. Of both how often the flag fires,
+    and the area under risk against coverage of each score.
     """
     scores, resamples = predicted.prediction.scores, Resamples.of(len(test), predictor.seed)
     loss = losses(scores, test.y)
     areas = {name: RiskCoverage(score, loss) for name, score in predicted.scores.items()}
     common = {"rows": len(test), "flagged": predicted.flagged, "aurc": values(areas)}
-    intervals = flagged_intervals(predicted.flagged, len(test)) | intervals_of(areas, resamples, "aurc.")
+    intervals = flagged_intervals(predicted.flagged, len(test)) | intervals_of(
+        areas, resamples, "aurc."
+    )
     if isinstance(scores, Scores):
         figures = class_figures(scores.probabilities, test.y)
         measured: dict[str, Any] = {
             **values(figures),
             "reliability": reliability(scores.probabilities.max(axis=1), loss == 0),
             "by_class": by_class(scores.label, test.y, classes),
-            "class_probabilities": class_probabilities(scores.probabilities, test.y, classes, resamples),
+            "class_probabilities": class_probabilities(
+                scores.probabilities, test.y, classes, resamples
+            ),
             "error_detection": error_detection(predicted, loss),
             "confidence_intervals": intervals_of(figures, resamples) | intervals,
         }
@@ -142,7 +166,9 @@ def measure_test(
         **values(figures),
         "pinball": values(pinball),
         "pit": pit_measures(measures.pit),
-        "intervals": [_interval(coverage, ends, test.y, resamples) for coverage, ends in held.items()],
+        "intervals": [
+            _interval(coverage, ends, test.y, resamples) for coverage, ends in held.items()
+        ],
         "by_spread": _by_spread(scores, held[0.95], test.y, predictor.seed),
         "confidence_intervals": intervals_of(figures, resamples)
         | intervals_of(pinball, resamples, "pinball.")
@@ -159,19 +185,25 @@ def target_measures(predictor: ServedPredictor, test: Rows) -> TargetMeasures:
     parts, first = [], 0
     for of_request, _ in outputs:
         last = first + of_request.shape[1]
-        parts.append(TargetMeasures.of(of_request, test.y[first:last], predictor.model.manifest.transform))
+        parts.append(
+            TargetMeasures.of(of_request, test.y[first:last], predictor.model.manifest.transform)
+        )
         first = last
     return TargetMeasures.concatenate(parts)
 
 
-def intervals_of(figures: Mapping[str, Figure], resamples: Resamples, path: str = "") -> dict[str, Ends]:
+def intervals_of(
+    figures: Mapping[str, Figure], resamples: Resamples, path: str = ""
+) -> dict[str, Ends]:
     """Return the confidence intervals of figures, by name after a path."""
     return {f"{path}{name}": figure.interval(resamples) for name, figure in figures.items()}
 
 
 def flagged_intervals(flagged: dict[str, float], rows: int) -> dict[str, Ends]:
     """Return the confidence intervals of how often the flag fires, of so many rows."""
-    return {f"flagged.{fpr}": share_interval(round(rate * rows), rows) for fpr, rate in flagged.items()}
+    return {
+        f"flagged.{fpr}": share_interval(round(rate * rows), rows) for fpr, rate in flagged.items()
+    }
 
 
 def losses(scores: AnyScores, y: np.ndarray) -> Float64[np.ndarray, "N"]:
@@ -181,12 +213,17 @@ def losses(scores: AnyScores, y: np.ndarray) -> Float64[np.ndarray, "N"]:
     return np.square(scores.in_units.mean - y).astype(np.float64)
 
 
-def error_detection(predicted: ServedPrediction, loss: Float64[np.ndarray, "N"]) -> ErrorDetection | None:
-    """Return how well each score tells misclassified rows from the others; None where there are none of either."""
+def error_detection(
+    predicted: ServedPrediction, loss: Float64[np.ndarray, "N"]
+) -> ErrorDetection | None:
+    """Return how well each score tells misclassified rows from the others; None where there are
+    none of either."""
     wrong = loss > 0
     if wrong.all() or not wrong.any():
         return None
-    measured = {name: detection(score[wrong], score[~wrong]) for name, score in predicted.scores.items()}
+    measured = {
+        name: detection(score[wrong], score[~wrong]) for name, score in predicted.scores.items()
+    }
     return ErrorDetection(
         rows=int(wrong.sum()),
         base_rate=float(wrong.mean()),
@@ -196,7 +233,8 @@ def error_detection(predicted: ServedPrediction, loss: Float64[np.ndarray, "N"])
 
 
 def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> SetMeasures:
-    """Return how well each score tells a set's rows (positive) from the test rows, and how often the flag fires."""
+    """Return how well each score tells a set's rows (positive) from the test rows, and how often
+    the flag fires."""
     known, rows = (predicted.scores for predicted in (test, outliers))
     n, m = len(known["flag"]), len(rows["flag"])
     detected = {name: detection(rows[name], known[name]) for name in rows}
@@ -209,8 +247,11 @@ def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> SetMeasur
     )
 
 
-def measure_attack(test: ServedPrediction, attacked: ServedPrediction, y: np.ndarray, seed: int) -> AttackMeasures:
-    """Return what `measure_set` does of attacked rows, and their accuracy, mean scores and error detection."""
+def measure_attack(
+    test: ServedPrediction, attacked: ServedPrediction, y: np.ndarray, seed: int
+) -> AttackMeasures:
+    """Return what `measure_set` does of attacked rows, and their accuracy, mean scores and error
+    detection."""
     scores = attacked.prediction.scores
     assert isinstance(scores, Scores)
     wrong = scores.label != y
@@ -251,7 +292,9 @@ def measure_sets(
     return {name: measure_set(test, rows) for name, rows in predicted.items()}, predicted
 
 
-def _interval(coverage: float, ends: Float64[np.ndarray, "N 2"], y: np.ndarray, resamples: Resamples) -> Interval:
+def _interval(
+    coverage: float, ends: Float64[np.ndarray, "N 2"], y: np.ndarray, resamples: Resamples
+) -> Interval:
     inside, width = Share(_holds(ends, y)), Mean(ends[:, 1] - ends[:, 0])
     is_finite = bool(np.isfinite(width.values).all())
     figures: dict[str, Figure] = {"covered": inside, **({"width": width} if is_finite else {})}
@@ -263,8 +306,11 @@ def _interval(coverage: float, ends: Float64[np.ndarray, "N 2"], y: np.ndarray, 
     )
 
 
-def _by_spread(scores: MixtureScores, ends: Float64[np.ndarray, "N 2"], y: np.ndarray, seed: int) -> list[SpreadBin]:
-    """Return coverage and error of as many rows each, from those predicted to be the surest to the least sure."""
+def _by_spread(
+    scores: MixtureScores, ends: Float64[np.ndarray, "N 2"], y: np.ndarray, seed: int
+) -> list[SpreadBin]:
+    """Return coverage and error of as many rows each, from those predicted to be the surest to the
+    least sure."""
     measured = []
     for rows in np.array_split(np.argsort(scores.std, kind="stable"), min(SPREAD_BINS, len(y))):
         figures: dict[str, Figure] = {
@@ -273,7 +319,9 @@ def _by_spread(scores: MixtureScores, ends: Float64[np.ndarray, "N 2"], y: np.nd
             "covered": Share(_holds(ends, y)[rows]),
         }
         intervals = intervals_of(figures, Resamples.of(len(rows), seed))
-        measured.append(SpreadBin(rows=len(rows), **values(figures), confidence_intervals=intervals))
+        measured.append(
+            SpreadBin(rows=len(rows), **values(figures), confidence_intervals=intervals)
+        )
     return measured
 
 

@@ -1,7 +1,8 @@
 """What an evaluation report holds: `evidence.json`, record by record. Shares are from 0 to 1.
 
-Where a record has `confidence_intervals`, they are those of its figures (`training.evaluation.intervals`) by name, of
-figures in a table by path: `flagged.0.05`. Earlier reports have none.
+Where a record has `confidence_intervals`, they are those of its figures
+(`training.evaluation.intervals`) by name, of figures in a table by path: `flagged.0.05`. Earlier
+reports have none.
 """
 
 from typing import Any, Literal
@@ -43,7 +44,8 @@ class Bin(Measures):
 
 
 class Interval(Measures):
-    """Intervals of a nominal coverage: how often they hold the target, and their mean width, None if infinite."""
+    """Intervals of a nominal coverage: how often they hold the target, and their mean width, None
+    if infinite."""
 
     nominal: float
     covered: float
@@ -52,7 +54,8 @@ class Interval(Measures):
 
 
 class OfClass(Measures):
-    """Rows of a class: how many were given each label, the share that got this one, and how often it is right."""
+    """Rows of a class: how many were given each label, the share that got this one, and how often
+    it is right."""
 
     name: str
     rows: int
@@ -63,18 +66,20 @@ class OfClass(Measures):
 
 
 class PitBin(Measures):
-    """The share of targets in a part of the predictive distribution; the parts are equally probable."""
+    """The share of targets in a part of the predictive distribution; the parts are equally
+    probable."""
 
     share: float
     confidence_intervals: ByName = {}
 
 
 class Pit(Measures):
-    """Probability integral transforms: what share of its predictive distribution lies below each target.
+    """Probability integral transforms: what share of its predictive distribution lies below each
+    target.
 
-    They are uniform where the predictive distributions are right. `distance` is the largest distance of their
-    distribution function from the uniform one (Kolmogorov and Smirnov), and `p_value` how often it would be as large
-    by chance.
+    They are uniform where the predictive distributions are right. `distance` is the largest
+    distance of their distribution function from the uniform one (Kolmogorov and Smirnov), and
+    `p_value` how often it would be as large by chance.
     """
 
     distance: float
@@ -83,7 +88,8 @@ class Pit(Measures):
 
 
 class SpreadBin(Measures):
-    """Rows of nearly one predicted standard deviation: how often their intervals of coverage .95 hold the target."""
+    """Rows of nearly one predicted standard deviation: how often their intervals of coverage .95
+    hold the target."""
 
     rows: int
     std: float
@@ -104,8 +110,9 @@ class ErrorDetection(Measures):
 class PartMeasures(Measures):
     """Test rows of a part: of a true class, of those given a label, or of a group.
 
-    The share of right labels (of a regression the root of the mean squared error), how often sets or intervals of
-    coverage .95 hold the truth, and how often the flag fires at .05, None where the calibration cannot tell that.
+    The share of right labels (of a regression the root of the mean squared error), how often sets
+    or intervals of coverage .95 hold the truth, and how often the flag fires at .05, None where the
+    calibration cannot tell that.
     """
 
     by: Literal["class", "label", "group"]
@@ -119,9 +126,11 @@ class PartMeasures(Measures):
 
 
 class ClassProbability(Measures):
-    """A class's probability, the class against all others: `training.evaluation.class_probabilities`.
+    """A class's probability, the class against all others:
+    `training.evaluation.class_probabilities`.
 
-    `confidence` and `accuracy` of its reliability are the mean probability of a bin and the share that is the class.
+    `confidence` and `accuracy` of its reliability are the mean probability of a bin and the share
+    that is the class.
     """
 
     name: str
@@ -133,10 +142,11 @@ class ClassProbability(Measures):
 
 
 class Slice(Measures):
-    """A slice of a table's rows, measured on rows that had no part in its choice: `training.evaluation.slices`.
+    """A slice of a table's rows, measured on rows that had no part in its choice:
+    `training.evaluation.slices`.
 
-    `loss` is the share of wrong labels, or the root mean squared error; `where_chosen` is that of the rows that it
-    was chosen on, which is too large as a rule.
+    `loss` is the share of wrong labels, or the root mean squared error; `where_chosen` is that of
+    the rows that it was chosen on, which is too large as a rule.
     """
 
     column: str
@@ -148,7 +158,8 @@ class Slice(Measures):
 
 
 class Slices(Measures):
-    """The worst slices of so many candidates; `all_rows` is the loss of all rows of the half that measures."""
+    """The worst slices of so many candidates; `all_rows` is the loss of all rows of the half that
+    measures."""
 
     candidates: int
     chosen_rows: int
@@ -209,7 +220,8 @@ class SetMeasures(Measures):
 class AttackMeasures(SetMeasures):
     """What was measured of attacked rows, against the test rows.
 
-    `hits` is the share of all rows whose label is wrong and whose flag stays quiet at a false-positive rate of .05.
+    `hits` is the share of all rows whose label is wrong and whose flag stays quiet at a
+    false-positive rate of .05.
     """
 
     accuracy: float

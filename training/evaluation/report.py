@@ -1,4 +1,5 @@
-"""`python -m training evaluate`: the evaluation report of a published version, written beside it in the store."""
+"""`python -m training evaluate`: the evaluation report of a published version, written beside it in
+the store."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -38,7 +39,14 @@ from training.evaluation.quality import (
     measure_sets,
     measure_test,
 )
-from training.evaluation.records import Attack, ClassMeasures, Detectors, RegressionMeasures, Report, SetMeasures
+from training.evaluation.records import (
+    Attack,
+    ClassMeasures,
+    Detectors,
+    RegressionMeasures,
+    Report,
+    SetMeasures,
+)
 from training.evaluation.report_html import page
 from training.evaluation.report_plots import (
     attacks_plot,
@@ -68,7 +76,8 @@ LEFT_OUT = "left-out"  # the set of test rows whose classes the model does not k
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a report is asked for: rows of each set at most, draws (None: the version's default), a seed."""
+    """What a report is asked for: rows of each set at most, draws (None: the version's default), a
+    seed."""
 
     outliers: tuple[OutlierSource, ...] = ()
     attacks: bool = False
@@ -108,7 +117,11 @@ def evaluate_version(
         raise InvalidInput(OPTION, f"names other than {names}", repr(clash[0]))
     sets = {
         **_noise(manifest.input, test, wanted.seed),
-        **({} if data.left_out is None else {LEFT_OUT: some(data.left_out, wanted.rows, other_rows)}),
+        **(
+            {}
+            if data.left_out is None
+            else {LEFT_OUT: some(data.left_out, wanted.rows, other_rows)}
+        ),
         **{
             source.name: source.rows(manifest.input, wanted.rows, other_rows, model.text_encoder)
             for source in wanted.outliers
@@ -123,11 +136,19 @@ def evaluate_version(
         done("test")
         measured = measure_test(predictor, predicted, test, data.classes)
         outliers, predicted_sets = measure_sets(predictor, predicted, sets, done)
-        attacks = _attacks(version, data, is_fitted, predictor, predicted, test, done) if wanted.attacks else {}
+        attacks = (
+            _attacks(version, data, is_fitted, predictor, predicted, test, done)
+            if wanted.attacks
+            else {}
+        )
     if wanted.attacks and not is_fitted:
         log.info("quiet PGD is left out: it needs the rows that the detectors were fitted on")
     loss, columns = losses(predicted.prediction.scores, test.y), manifest.input.columns
-    slices = worst_slices(test.x, columns, loss, manifest.task == "regression", wanted.seed) if columns else None
+    slices = (
+        worst_slices(test.x, columns, loss, manifest.task == "regression", wanted.seed)
+        if columns
+        else None
+    )
     facts = TrainingFacts.of(manifest)
     given: dict[str, Any] = {} if facts.convergence is None else {"convergence": facts.convergence}
     given |= {} if slices is None else {"worst_slices": slices}
@@ -144,7 +165,9 @@ def evaluate_version(
         rows_per_request=REQUEST_ROWS,
         confidence_level=LEVEL,
         resamples=RESAMPLES,
-        detectors=Detectors(all=list(predicted.prediction.detected), combined=list(manifest.detectors.combined)),
+        detectors=Detectors(
+            all=list(predicted.prediction.detected), combined=list(manifest.detectors.combined)
+        ),
         **given,
         summary=_summary(measured, outliers),
         summary_intervals=_summary_intervals(measured, outliers),
@@ -155,7 +178,10 @@ def evaluate_version(
     )
     files = _plots(predicted, predicted_sets, test, report)
     text = blocks(report, sorted(files))
-    pages = {"evidence.md": markdown(text), "evidence.html": page(f"{manifest.name} {manifest.version}", text, files)}
+    pages = {
+        "evidence.md": markdown(text),
+        "evidence.html": page(f"{manifest.name} {manifest.version}", text, files),
+    }
     files |= {name: content.encode() for name, content in pages.items()}
     return publish_report(store, manifest.name, manifest.version, report.content(), files)
 
@@ -170,7 +196,9 @@ def _noise(spec: InputSpec, test: Rows, seed: int) -> dict[str, Float32[np.ndarr
     return {"uniform": uniform(spec, len(test), seed), "gaussian": gaussian(spec, len(test), seed)}
 
 
-def _near(test: Rows, spec: InputSpec, is_classified: bool, seed: int) -> dict[str, Float32[np.ndarray, "N I"]]:
+def _near(
+    test: Rows, spec: InputSpec, is_classified: bool, seed: int
+) -> dict[str, Float32[np.ndarray, "N I"]]:
     """Return rows near the data that are not of it, by name."""
     made = near_rows_of_ids if spec.takes_ids else near_manifold
     return made(test.x, test.y, spec, is_classified, seed)
@@ -188,13 +216,21 @@ def checked_draws(version: Parent, wanted: Wanted) -> int:
     if not 0 <= wanted.seed <= MAX_SEED:
         raise InvalidInput("--seed", f"0 to {MAX_SEED}", str(wanted.seed))
     if wanted.attacks and version.manifest.task == "regression":
-        raise InvalidInput("--attacks", "a classification, since attacks change labels", "a regression")
+        raise InvalidInput(
+            "--attacks", "a classification, since attacks change labels", "a regression"
+        )
     if wanted.attacks and version.manifest.input.takes_ids:
-        raise InvalidInput("--attacks", "rows of numbers, since attacks follow gradients", "rows of ids")
+        raise InvalidInput(
+            "--attacks", "rows of numbers, since attacks follow gradients", "rows of ids"
+        )
     if wanted.attacks and TrainingFacts.of(version.manifest).pruned is not None:
-        raise InvalidInput("--attacks", "a version that is not pruned, since attacks need its gradients", "one")
+        raise InvalidInput(
+            "--attacks", "a version that is not pruned, since attacks need its gradients", "one"
+        )
     if wanted.attacks and version.manifest.encoder is not None:
-        raise InvalidInput("--attacks", "a version without an encoder, since attacks need its gradients", "one")
+        raise InvalidInput(
+            "--attacks", "a version without an encoder, since attacks need its gradients", "one"
+        )
     names = [source.name for source in wanted.outliers]
     if len(set(names)) < len(names):
         raise InvalidInput(OPTION, "different names", f"{names}"[:200])
@@ -216,7 +252,9 @@ def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, b
     known = leave_out(loaded, [name for name in loaded.classes if name not in version.classes])
     data = numbered_as(known, version.classes)
     if data.shape != version.manifest.input.shape:
-        raise InvalidInput("--data", f"rows of shape {version.manifest.input.shape}", f"{data.shape}")
+        raise InvalidInput(
+            "--data", f"rows of shape {version.manifest.input.shape}", f"{data.shape}"
+        )
     check_ids_of(data, version.manifest, "--data")
     return data, data.digest() == TrainingFacts.of(version.manifest).data_digest
 
@@ -236,7 +274,9 @@ def _attacks(
     network = fitted_detectors(model, train, version.recipe, version.manifest.input.shape)
     attacked = Attacked(network, model.posterior, spec.minimum, spec.maximum)
     statistic = (
-        DifferentiableFlag(predictor.model.calibration, version.manifest.detectors.density) if is_fitted else None
+        DifferentiableFlag(predictor.model.calibration, version.manifest.detectors.density)
+        if is_fitted
+        else None
     )
     measured = {}
     for made in attack_suite.attacks(attacked, test, statistic, predictor.seed):
@@ -247,7 +287,9 @@ def _attacks(
     return measured
 
 
-def _summary(test: ClassMeasures | RegressionMeasures, outliers: dict[str, SetMeasures]) -> dict[str, float]:
+def _summary(
+    test: ClassMeasures | RegressionMeasures, outliers: dict[str, SetMeasures]
+) -> dict[str, float]:
     """Return the report's main figures, flat: what `GET /models/{name}` shows."""
     flagged = {f"test_flagged_at_{fpr}": rate for fpr, rate in test.flagged.items()}
     found = {f"{name}_flag_auroc": entry.scores["flag"].auroc for name, entry in outliers.items()}
@@ -255,17 +297,22 @@ def _summary(test: ClassMeasures | RegressionMeasures, outliers: dict[str, SetMe
     return {**of_test, **flagged, **found}
 
 
-def _summary_intervals(test: ClassMeasures | RegressionMeasures, outliers: dict[str, SetMeasures]) -> dict[str, Ends]:
+def _summary_intervals(
+    test: ClassMeasures | RegressionMeasures, outliers: dict[str, SetMeasures]
+) -> dict[str, Ends]:
     """Return the confidence intervals of the summary's figures."""
     own = test.confidence_intervals
     flagged = {f"test_flagged_at_{fpr}": own[f"flagged.{fpr}"] for fpr in test.flagged}
     found = {
-        f"{name}_flag_auroc": entry.scores["flag"].confidence_intervals["auroc"] for name, entry in outliers.items()
+        f"{name}_flag_auroc": entry.scores["flag"].confidence_intervals["auroc"]
+        for name, entry in outliers.items()
     }
     return {**{f"test_{key}": own[key] for key in SUMMED_UP if key in own}, **flagged, **found}
 
 
-def _plots(test: ServedPrediction, sets: dict[str, ServedPrediction], rows: Rows, report: Report) -> dict[str, bytes]:
+def _plots(
+    test: ServedPrediction, sets: dict[str, ServedPrediction], rows: Rows, report: Report
+) -> dict[str, bytes]:
     plots, names = {}, []
     if isinstance(report.test, ClassMeasures):
         main, label = "entropy", "error of the rows answered"
@@ -277,7 +324,9 @@ def _plots(test: ServedPrediction, sets: dict[str, ServedPrediction], rows: Rows
         main, label = "std", "mean squared error of the rows answered"
         plots["pit.png"] = pit_plot(report.test.pit, report.test.by_spread)
         plots["predicted.png"] = predicted_plot(test.prediction, rows.y)
-    plots["risk-coverage.png"] = risk_coverage_plot(test, losses(test.prediction.scores, rows.y), label)
+    plots["risk-coverage.png"] = risk_coverage_plot(
+        test, losses(test.prediction.scores, rows.y), label
+    )
     plots[f"{main}-cdf.png"] = cdf_plot(test, sets, main)
     plots["roc.png"] = roc_plot(test, sets, ["flag", main])
     plots["precision-recall.png"] = precision_recall_plot(test, sets, rows.y, names)

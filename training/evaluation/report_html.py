@@ -1,4 +1,5 @@
-"""An evaluation report as one HTML page that needs nothing beside it: no script, no address, its plots within."""
+"""An evaluation report as one HTML page that needs nothing beside it: no script, no address, its
+plots within."""
 
 import base64
 import re
@@ -7,7 +8,8 @@ from html import escape
 
 from training.evaluation.report_text import Block, Plot, Table
 
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # what a browser lets the page load
+# what a browser lets the page load
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 68rem; margin: 2rem auto;
   padding: 0 1rem; }
@@ -35,7 +37,17 @@ def page(title: str, parts: list[Block], files: Mapping[str, bytes]) -> str:
         f"<title>Evidence: {escape(title)}</title>",
         f"<style>{STYLE}</style>",
     ]
-    lines = ["<!DOCTYPE html>", '<html lang="en">', "<head>", *head, "</head>", "<body>", body, "</body>", "</html>"]
+    lines = [
+        "<!DOCTYPE html>",
+        '<html lang="en">',
+        "<head>",
+        *head,
+        "</head>",
+        "<body>",
+        body,
+        "</body>",
+        "</html>",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -45,9 +57,7 @@ def _block(part: Block, files: Mapping[str, bytes]) -> str:
     if isinstance(part, Plot):
         data = base64.b64encode(files[part.file]).decode()
         name = escape(part.name)
-        return (
-            f'<figure><img alt="{name}" src="data:image/png;base64,{data}"><figcaption>{name}</figcaption></figure>'
-        )
+        return f'<figure><img alt="{name}" src="data:image/png;base64,{data}"><figcaption>{name}</figcaption></figure>'
     heading = re.match(r"(#{1,4}) ", part)
     if heading:
         level = len(heading[1])
@@ -57,7 +67,9 @@ def _block(part: Block, files: Mapping[str, bytes]) -> str:
 
 def _table(table: Table) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
-    rows = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    rows = "\n".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
+    )
     return f'<div class="table"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>'
 
 

@@ -32,7 +32,9 @@ def reliability_plot(bins: list[Bin]) -> bytes:
     low, high = np.array([b.confidence_intervals["accuracy"] for b in bins]).T
     axis.vlines(confidence, low, high)
     axis.plot(confidence, accuracy, "o")
-    axis.set(xlabel="confidence", ylabel="accuracy (95 % interval)", xlim=(0, 1.02), ylim=(-0.02, 1.02))
+    axis.set(
+        xlabel="confidence", ylabel="accuracy (95 % interval)", xlim=(0, 1.02), ylim=(-0.02, 1.02)
+    )
     counts.bar(confidence, rows, width=0.02)
     counts.set(xlabel="confidence", ylabel="test rows", xlim=(0, 1.04), yscale="log")
     return _png(figure, "Reliability")
@@ -49,24 +51,43 @@ def classes_plot(classes: list[OfClass]) -> bytes:
     if count <= FEW_CLASSES:
         for i, j in zip(*np.nonzero(labelled), strict=True):
             colour = "white" if share[i, j] > 0.5 else "black"
-            matrix.text(j, i, f"{labelled[i, j]:.0f}", ha="center", va="center", color=colour, fontsize="small")
-        matrix.set_xticks(range(count), names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize="small")
+            matrix.text(
+                j,
+                i,
+                f"{labelled[i, j]:.0f}",
+                ha="center",
+                va="center",
+                color=colour,
+                fontsize="small",
+            )
+        matrix.set_xticks(
+            range(count), names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize="small"
+        )
         matrix.set_yticks(range(count), names, fontsize="small")
-        shares.set_xticks(range(count), names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize="small")
+        shares.set_xticks(
+            range(count), names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize="small"
+        )
     matrix.set(xlabel="label given", ylabel="class", title="test rows")
     for offset, key, marker in ((-0.15, "recall", "o"), (0.15, "precision", "s")):
         known = [i for i, one in enumerate(classes) if getattr(one, key) is not None]
         at = np.array(known, dtype=float) + offset
         low, high = np.array([classes[i].confidence_intervals[key] for i in known]).reshape(-1, 2).T
         lines = shares.vlines(at, low, high, color=COLOURS[key == "precision"])
-        shares.plot(at, [getattr(classes[i], key) for i in known], marker, color=lines.get_color()[0], label=key)
+        shares.plot(
+            at,
+            [getattr(classes[i], key) for i in known],
+            marker,
+            color=lines.get_color()[0],
+            label=key,
+        )
     shares.set(xlabel="class", ylabel="share (95 % interval)", ylim=(None, 1.02))
     _legend_beside(shares)
     return _png(figure, "Classes")
 
 
 def class_probabilities_plot(classes: list[ClassProbability]) -> bytes:
-    """Draw each class's calibration error, and how often a row is of a class by its probability of it."""
+    """Draw each class's calibration error, and how often a row is of a class by its probability of
+    it."""
     figure, (errors, reliable) = _panels(2)
     at = np.arange(len(classes))
     low, high = np.array([one.confidence_intervals["calibration_error"] for one in classes]).T
@@ -74,15 +95,25 @@ def class_probabilities_plot(classes: list[ClassProbability]) -> bytes:
     errors.plot(at, [one.calibration_error for one in classes], "o")
     if len(classes) <= FEW_CLASSES:
         names = [_plain_text(one.name) for one in classes]
-        errors.set_xticks(at, names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize="small")
-    errors.set(xlabel="class", ylabel="calibration error of its probability (95 % interval)", ylim=(0, None))
+        errors.set_xticks(
+            at, names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize="small"
+        )
+    errors.set(
+        xlabel="class",
+        ylabel="calibration error of its probability (95 % interval)",
+        ylim=(0, None),
+    )
     reliable.plot([0, 1], [0, 1], color="grey", linestyle=":")
     worst = sorted(classes, key=lambda one: -one.calibration_error)[:MOST_LINES]
     for colour, one in zip(COLOURS, worst, strict=False):
         shares = np.array([(b.confidence, b.accuracy) for b in one.reliability])
         reliable.plot(*shares.T, "o-", color=colour, markersize=3, label=_plain_text(one.name))
-    reliable.set(xlabel="probability of the class", ylabel="share of rows of the class", xlim=(0, 1.02))
-    reliable.set_title("the least calibrated" if len(worst) < len(classes) else "", fontsize="medium")
+    reliable.set(
+        xlabel="probability of the class", ylabel="share of rows of the class", xlim=(0, 1.02)
+    )
+    reliable.set_title(
+        "the least calibrated" if len(worst) < len(classes) else "", fontsize="medium"
+    )
     _legend_beside(reliable)
     return _png(figure, "Calibration by class")
 
@@ -90,8 +121,8 @@ def class_probabilities_plot(classes: list[ClassProbability]) -> bytes:
 def precision_recall_plot(
     test: ServedPrediction, sets: dict[str, ServedPrediction], y: np.ndarray, names: list[str]
 ) -> bytes:
-    """Draw precision against recall: of each set by the flag's statistic, and of classes with these names by their
-    probability.
+    """Draw precision against recall: of each set by the flag's statistic, and of classes with these
+    names by their probability.
     """
     scores = test.prediction.scores
     figure, axes = _panels(1 + bool(names), width=6.5)
@@ -101,8 +132,15 @@ def precision_recall_plot(
         for c in shown:
             recall, precision = precision_recall(probs[y == c, c], probs[y != c, c])
             colour = COLOURS[c % len(COLOURS)] if len(names) <= FEW_CLASSES else "grey"
-            axis.step(recall, precision, where="pre", color=colour, alpha=0.8, label=_plain_text(names[c]))
-        axis.set(xlabel="recall", ylabel="precision", title="classes, by their probability", ylim=(-0.02, 1.02))
+            axis.step(
+                recall, precision, where="pre", color=colour, alpha=0.8, label=_plain_text(names[c])
+            )
+        axis.set(
+            xlabel="recall",
+            ylabel="precision",
+            title="classes, by their probability",
+            ylim=(-0.02, 1.02),
+        )
         if len(names) <= FEW_CLASSES:
             _legend_beside(axis)
     for colour, (name, predicted) in zip(COLOURS, sets.items(), strict=False):
@@ -129,16 +167,23 @@ def predicted_plot(prediction: Prediction, y: np.ndarray) -> bytes:
 
 
 def pit_plot(pit: Pit, by_spread: list[SpreadBin]) -> bytes:
-    """Draw the histogram of probability integral transforms, and coverage and error by predicted spread."""
+    """Draw the histogram of probability integral transforms, and coverage and error by predicted
+    spread."""
     figure, (histogram, covered, error) = _panels(3, width=5.0)
     edges = np.linspace(0, 1, len(pit.bins) + 1)
     middle = 0.5 * (edges[1:] + edges[:-1])
     low, high = np.array([b.confidence_intervals["share"] for b in pit.bins]).T
-    histogram.bar(middle, [b.share for b in pit.bins], width=edges[1], color=SHADES[1], edgecolor="white")
+    histogram.bar(
+        middle, [b.share for b in pit.bins], width=edges[1], color=SHADES[1], edgecolor="white"
+    )
     histogram.vlines(middle, low, high)
     histogram.axhline(1 / len(pit.bins), color="grey", linestyle=":")
-    histogram.set(xlabel="share of the predictive distribution below the target", ylabel="share of test rows")
-    histogram.set_title(f"distance from uniform {pit.distance:.3f}, p = {pit.p_value:.2g}", fontsize="medium")
+    histogram.set(
+        xlabel="share of the predictive distribution below the target", ylabel="share of test rows"
+    )
+    histogram.set_title(
+        f"distance from uniform {pit.distance:.3f}, p = {pit.p_value:.2g}", fontsize="medium"
+    )
     std = np.array([b.std for b in by_spread])
     low, high = np.array([b.confidence_intervals["covered"] for b in by_spread]).T
     covered.axhline(0.95, color="grey", linestyle=":")
@@ -169,11 +214,16 @@ def risk_coverage_plot(test: ServedPrediction, loss: Float64[np.ndarray, "N"], l
 def cdf_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], score: str) -> bytes:
     """Draw the distribution of a score over the test rows and over each set."""
     figure, (axis,) = _panels(1, width=8.0)
-    for colour, (name, predicted) in zip(["black", *COLOURS], {"test rows": test, **sets}.items(), strict=False):
+    for colour, (name, predicted) in zip(
+        ["black", *COLOURS], {"test rows": test, **sets}.items(), strict=False
+    ):
         values = np.sort(predicted.scores[score])
         shares = np.arange(1, len(values) + 1) / len(values)
         axis.step(values, shares, where="post", label=name, color=colour)
-    axis.set(xlabel=f"{score} (nats)" if score == "entropy" else score, ylabel="share of rows at or below")
+    axis.set(
+        xlabel=f"{score} (nats)" if score == "entropy" else score,
+        ylabel="share of rows at or below",
+    )
     _legend_beside(axis)
     return _png(figure, f"Distribution of {score}")
 
@@ -191,26 +241,43 @@ def roc_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], scores: 
     return _png(figure, "ROC curves")
 
 
-def attacks_plot(clean_accuracy: float, clean_scores: dict[str, float], attacks: dict[str, Attack]) -> bytes:
-    """Draw accuracy, mean scores and detection against the step size of FGSM, by draws of the gradient."""
+def attacks_plot(
+    clean_accuracy: float, clean_scores: dict[str, float], attacks: dict[str, Attack]
+) -> bytes:
+    """Draw accuracy, mean scores and detection against the step size of FGSM, by draws of the
+    gradient."""
     fgsm = [entry for entry in attacks.values() if entry.facts.attack == "fgsm"]
     counts = sorted({entry.facts.draws for entry in fgsm})
     figure, axes = _panels(4, width=4.6)
     styles = dict(zip(counts, ("-", "--", ":", "-."), strict=False))
     for count, style in styles.items():
-        steps_of = {e.facts.step: e.measures for e in fgsm if e.facts.draws == count and e.facts.step is not None}
+        steps_of = {
+            e.facts.step: e.measures
+            for e in fgsm
+            if e.facts.draws == count and e.facts.step is not None
+        }
         taken = sorted(steps_of)
         entries = [steps_of[step] for step in taken]
         steps = [0.0, *taken]
         suffix = f"{count} draw" + ("s" if count > 1 else "")
-        axes[0].plot(steps, [clean_accuracy, *(e.accuracy for e in entries)], style, marker=".", label=suffix)
-        axes[0].plot(steps[1:], [e.hits for e in entries], style, marker="x", label=f"wrong, unflagged; {suffix}")
+        axes[0].plot(
+            steps, [clean_accuracy, *(e.accuracy for e in entries)], style, marker=".", label=suffix
+        )
+        axes[0].plot(
+            steps[1:],
+            [e.hits for e in entries],
+            style,
+            marker="x",
+            label=f"wrong, unflagged; {suffix}",
+        )
         for colour, (name, clean) in zip(COLOURS, clean_scores.items(), strict=False):
             values = np.array([clean, *(entry.mean_scores[name] for entry in entries)])
             axes[1].plot(steps, values / clean, style, color=colour)
         for colour, name in zip(COLOURS, [*clean_scores, "flag"], strict=False):
             values = np.array([0.5, *(entry.scores[name].auroc for entry in entries)])
-            axes[2].plot(steps, values, style, color=colour, label=name if count == counts[0] else None)
+            axes[2].plot(
+                steps, values, style, color=colour, label=name if count == counts[0] else None
+            )
             errors = [
                 (step, entry.error_detection.scores[name].auroc)
                 for step, entry in zip(taken, entries, strict=True)
@@ -226,7 +293,9 @@ def attacks_plot(clean_accuracy: float, clean_scores: dict[str, float], attacks:
         axis.set(xlabel="FGSM step (of the data's range)")
     handles, labels = axes[2].get_legend_handles_labels()
     title = ", ".join(f"{style} {count} draws" for count, style in styles.items())
-    axes[3].legend(handles, labels, title=title, fontsize="small", loc="upper left", bbox_to_anchor=(1.02, 1))
+    axes[3].legend(
+        handles, labels, title=title, fontsize="small", loc="upper left", bbox_to_anchor=(1.02, 1)
+    )
     return _png(figure, "FGSM")
 
 
@@ -236,7 +305,11 @@ def differences_plot(differences: dict[str, Difference], first: str, second: str
     count = -(-len(differences) // columns)
     plt.switch_backend("Agg")
     figure, grid = plt.subplots(
-        count, columns, figsize=(3.2 * columns, 1.3 * count + 0.6), layout="constrained", squeeze=False
+        count,
+        columns,
+        figsize=(3.2 * columns, 1.3 * count + 0.6),
+        layout="constrained",
+        squeeze=False,
     )
     for axis in grid.ravel()[len(differences) :]:
         axis.set_axis_off()
@@ -266,7 +339,9 @@ def _plain_text(name: str) -> str:
 
 def _panels(count: int, width: float = 6.0) -> tuple[Figure, list[Axes]]:
     plt.switch_backend("Agg")
-    figure, axes = plt.subplots(1, count, figsize=(width * count, 4.2), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        1, count, figsize=(width * count, 4.2), layout="constrained", squeeze=False
+    )
     for axis in axes[0]:
         axis.grid(alpha=0.3)
     return figure, list(axes[0])

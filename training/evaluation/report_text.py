@@ -65,28 +65,42 @@ def markdown(parts: list[Block]) -> str:
 
 
 def blocks(report: Report, plots: list[str]) -> list[Block]:
-    """Return a report's text, tables, and plots by name. Shares are given times 100, intervals in brackets."""
+    """Return a report's text, tables, and plots by name. Shares are given times 100, intervals in
+    brackets."""
     test = report.test
     own = test.confidence_intervals
     parts: list[Block] = [
         f"# Evidence: {report.model} version {report.version}",
-        f"Made {report.created} by `python -m training evaluate`, seed {report.seed}: `{report.method}`, "
+        f"Made {report.created} by `python -m training evaluate`, seed {report.seed}: "
+        f"`{report.method}`, "
         f"{test.rows} test rows of `{report.data}`, {report.draws} draws, requests of "
-        f"{report.rows_per_request} rows. The flag combines {', '.join(report.detectors.combined)}.",
-        f"In brackets: {100 * report.confidence_level:g} % confidence intervals, over other rows of the same kind; "
+        f"{report.rows_per_request} rows. The flag combines "
+        f"{', '.join(report.detectors.combined)}.",
+        f"In brackets: {100 * report.confidence_level:g} % confidence intervals, over other rows "
+        "of the same kind; "
         f"where they are bootstrapped, of {report.resamples} samples of the rows.",
         "## Test rows",
         _table(
             ["", ""],
-            [[key, _plain(value, own.get(key))] for key, value in test.content().items() if isinstance(value, float)],
+            [
+                [key, _plain(value, own.get(key))]
+                for key, value in test.content().items()
+                if isinstance(value, float)
+            ],
         ),
         _flag_rates(report),
     ]
     if report.convergence is not None:
         fit = report.convergence
         bound = f"{fit['negative_elbo']:.4g} ± {fit['negative_elbo_error']:.2g}"
-        covers = f"; k-hat {fit['pareto_k']:.2g} (below .7 it covers the exact one)" if "pareto_k" in fit else ""
-        parts.insert(3, f"Its fit: {fit['says']}; negative ELBO {bound} nats a training row{covers}.")
+        covers = (
+            f"; k-hat {fit['pareto_k']:.2g} (below .7 it covers the exact one)"
+            if "pareto_k" in fit
+            else ""
+        )
+        parts.insert(
+            3, f"Its fit: {fit['says']}; negative ELBO {bound} nats a training row{covers}."
+        )
     if isinstance(test, RegressionMeasures):
         parts += ["## Intervals", *_intervals(test)]
     else:
@@ -116,14 +130,21 @@ def blocks(report: Report, plots: list[str]) -> list[Block]:
 
 def _detection(sets: Mapping[str, SetMeasures], measure: str) -> Table:
     names = list(next(iter(sets.values())).scores)
-    rows = [[name, *(_share_of(entry.scores[score], measure) for score in names)] for name, entry in sets.items()]
+    rows = [
+        [name, *(_share_of(entry.scores[score], measure) for score in names)]
+        for name, entry in sets.items()
+    ]
     return _table(["set", *names], rows)
 
 
 def _intervals(test: RegressionMeasures) -> list[Block]:
     """Return tables of intervals, quantiles and spread."""
     held = [
-        [_percent(e.nominal), _share_of(e, "covered"), _plain(e.width, e.confidence_intervals.get("width"))]
+        [
+            _percent(e.nominal),
+            _share_of(e, "covered"),
+            _plain(e.width, e.confidence_intervals.get("width")),
+        ]
         for e in test.intervals
     ]
     own = test.confidence_intervals
@@ -135,8 +156,11 @@ def _intervals(test: RegressionMeasures) -> list[Block]:
     return [
         _table(["nominal coverage", "covered", "mean width (target's units)"], held),
         "Rows by predicted standard deviation:",
-        _table(["rows", "predicted standard deviation", "RMSE", "covered by 95 % intervals"], spread),
-        f"The share of its predictive distribution below each target (PIT) is at most {test.pit.distance:.3f} from "
+        _table(
+            ["rows", "predicted standard deviation", "RMSE", "covered by 95 % intervals"], spread
+        ),
+        "The share of its predictive distribution below each target (PIT) is at most "
+        f"{test.pit.distance:.3f} from "
         f"uniform; by chance it would be as far with probability {test.pit.p_value:.2g}.",
         _table(["quantile", "pinball loss (target's units)"], pinball),
     ]
@@ -145,13 +169,21 @@ def _intervals(test: RegressionMeasures) -> list[Block]:
 def _classes(test: ClassMeasures) -> list[Block]:
     """Return recall and precision of each class, and of few classes the confusion matrix."""
     few = len(test.by_class) <= FEW_CLASSES
-    header = ["class", "rows", "recall", "precision", *((one.name for one in test.by_class) if few else ())]
+    header = [
+        "class",
+        "rows",
+        "recall",
+        "precision",
+        *((one.name for one in test.by_class) if few else ()),
+    ]
     rows = [
         [one.name, str(one.rows), _share_of(one, "recall"), _share_of(one, "precision")]
         + ([str(count) for count in one.labelled] if few else [])
         for one in test.by_class
     ]
-    said: list[Block] = ["Last columns: rows of the class that were given each label."] if few else []
+    said: list[Block] = (
+        ["Last columns: rows of the class that were given each label."] if few else []
+    )
     return [*said, _table(header, rows)]
 
 
@@ -169,7 +201,12 @@ def _parts(measured: list[PartMeasures]) -> list[Block]:
 
 def _class_probabilities(test: ClassMeasures) -> list[Block]:
     rows = [
-        [one.name, str(one.rows), _share_of(one, "calibration_error"), _share_of(one, "average_precision")]
+        [
+            one.name,
+            str(one.rows),
+            _share_of(one, "calibration_error"),
+            _share_of(one, "average_precision"),
+        ]
         for one in test.class_probabilities
     ]
     return [
@@ -193,8 +230,10 @@ def _worst_slices(found: Slices, is_squared: bool) -> list[Block]:
         for one in found.slices
     ]
     return [
-        f"Of {found.candidates} slices by one column (categories, quarters, missing values), the worst on a random "
-        f"half of the test rows ({found.chosen_rows}), at most one of a column, measured on the other half "
+        f"Of {found.candidates} slices by one column (categories, quarters, missing values), the "
+        "worst on a random "
+        f"half of the test rows ({found.chosen_rows}), at most one of a column, measured on the "
+        "other half "
         f"({found.rows}), which had no part in the choice. The intervals hold together: each is of "
         f"{100 * found.interval_level:.4g} %. All rows of that half: {shown(found.all_rows)}.",
         _table(["column", "rows", "how many", loss, "where chosen (too high as a rule)"], rows),
@@ -206,7 +245,13 @@ def _flag_rates(report: Report) -> Table:
     measured = {"test rows": report.test, **report.outliers, **attacked}
     fprs = list(report.test.flagged)
     rows = [
-        [name, *(_percent(entry.flagged[fpr], entry.confidence_intervals[f"flagged.{fpr}"]) for fpr in fprs)]
+        [
+            name,
+            *(
+                _percent(entry.flagged[fpr], entry.confidence_intervals[f"flagged.{fpr}"])
+                for fpr in fprs
+            ),
+        ]
         for name, entry in measured.items()
     ]
     return _table(["rows flagged (%) at fpr", *fprs], rows)
@@ -225,7 +270,11 @@ def _errors(test: ClassMeasures | RegressionMeasures) -> list[Block]:
     if detected:
         share = _share_of(detected, "base_rate")
         found = [f"{detected.rows} of {test.rows} test rows are misclassified, {share} %."]
-    return [*found, "AURC is the area under risk against coverage, lower is better.", _table(header, rows)]
+    return [
+        *found,
+        "AURC is the area under risk against coverage, lower is better.",
+        _table(header, rows),
+    ]
 
 
 def _attacks(attacks: dict[str, AttackMeasures]) -> Table:
@@ -263,7 +312,9 @@ def _share_of(record: Any, name: str) -> str:
 def _percent(share: float | None, ends: Ends | None = None) -> str:
     if share is None:
         return ""
-    return f"{100 * share:.2f}" + ("" if ends is None else f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})")
+    return f"{100 * share:.2f}" + (
+        "" if ends is None else f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})"
+    )
 
 
 def _plain(value: float | None, ends: Ends | None = None) -> str:

@@ -1,8 +1,9 @@
 """Where a model of columns is worst: slices of the test rows by one column.
 
-A slice is a category, a range between quantiles, or the rows whose value is missing. With many slices some look bad
-by chance, and the worst of them always does. So they are chosen on one half of the rows, a random one, and measured
-on the other, which had no part in the choice; and the intervals of all that are reported hold together (Bonferroni).
+A slice is a category, a range between quantiles, or the rows whose value is missing. With many
+slices some look bad by chance, and the worst of them always does. So they are chosen on one half of
+the rows, a random one, and measured on the other, which had no part in the choice; and the
+intervals of all that are reported hold together (Bonferroni).
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from model_store.artifacts.manifest import AnyColumn, CategoricalColumn, TimeColumn, column_width
-from model_store.inputs.columns import Columns
+from model_store.sources.columns import Columns
 from training.evaluation.figures import RootMean
 from training.evaluation.intervals import LEVEL, Resamples, percentiles, share_interval
 from training.evaluation.records import Slice, Slices
@@ -34,14 +35,19 @@ class _Candidate:
 
 
 def worst_slices(
-    x: Float32[np.ndarray, "N I"], columns: Columns, loss: Float64[np.ndarray, "N"], is_squared: bool, seed: int
+    x: Float32[np.ndarray, "N I"],
+    columns: Columns,
+    loss: Float64[np.ndarray, "N"],
+    is_squared: bool,
+    seed: int,
 ) -> Slices | None:
     """Return the slices where the mean loss is most surely above that of all rows, the worst first.
 
     Args:
         x: test rows, encoded.
         columns: how they are.
-        loss: of each row: 1 where the label is wrong, or the squared error (`is_squared`), given as its root.
+        loss: of each row: 1 where the label is wrong, or the squared error (`is_squared`), given as
+            its root.
         is_squared: of a regression.
         seed: of the evaluation.
 
@@ -71,7 +77,9 @@ def worst_slices(
     )
 
 
-def _candidates(column: AnyColumn, part: Float64[np.ndarray, "N J"], half: Bool[np.ndarray, "N"]) -> list[_Candidate]:
+def _candidates(
+    column: AnyColumn, part: Float64[np.ndarray, "N J"], half: Bool[np.ndarray, "N"]
+) -> list[_Candidate]:
     """Return a column's slices; where ranges end is decided on the half that chooses."""
     name = column.name
     if isinstance(column, CategoricalColumn):
@@ -82,26 +90,34 @@ def _candidates(column: AnyColumn, part: Float64[np.ndarray, "N J"], half: Bool[
     values = part[:, 0]
     present = np.unique(values[half & ~is_missing])
     if len(present) <= FEW_VALUES:
-        return found + [_Candidate(name, _shown(column, v), (values == v) & ~is_missing) for v in present.tolist()]
+        return found + [
+            _Candidate(name, _shown(column, v), (values == v) & ~is_missing)
+            for v in present.tolist()
+        ]
     edges = np.unique(np.quantile(values[half & ~is_missing], np.linspace(0, 1, RANGES + 1)[1:-1]))
     index: Int64[np.ndarray, "N"] = np.searchsorted(edges, values, side="left")
     shown = [_shown(column, edge) for edge in edges.tolist()]
     said = [f"at most {shown[0]}"]
     said += [f"above {low}, at most {high}" for low, high in pairwise(shown)]
     said += [f"above {shown[-1]}"]
-    return found + [_Candidate(name, text, (index == i) & ~is_missing) for i, text in enumerate(said)]
+    return found + [
+        _Candidate(name, text, (index == i) & ~is_missing) for i, text in enumerate(said)
+    ]
 
 
 def _shown(column: AnyColumn, encoded: float) -> str:
     assert not isinstance(column, CategoricalColumn)
     value = encoded * column.std + column.mean
-    return str(np.datetime64(round(value), "s")) if isinstance(column, TimeColumn) else f"{value:.4g}"
+    return (
+        str(np.datetime64(round(value), "s")) if isinstance(column, TimeColumn) else f"{value:.4g}"
+    )
 
 
 def _chosen(
     candidates: list[_Candidate], loss: Float64[np.ndarray, "H"], half: Bool[np.ndarray, "N"]
 ) -> list[_Candidate]:
-    """Return the slices whose mean loss is the most standard errors above that of all; one of a column."""
+    """Return the slices whose mean loss is the most standard errors above that of all; one of a
+    column."""
     spread = loss.std() or 1.0
     excess = []
     for candidate in candidates:

@@ -1,6 +1,8 @@
-"""`encoder.onnx`: made of the frozen part of a torch network, or of an ONNX file that somebody else wrote.
+"""`encoder.onnx`: made of the frozen part of a torch network, or of an ONNX file that somebody else
+wrote.
 
-Both have one form: `x` (rows, I) float32, a row as the data have it, to `encoded` (rows, F) float32.
+Both have one form: `x` (rows, I) float32, a row as the data have it, to `encoded` (rows, F)
+    float32.
 """
 
 import math
@@ -28,15 +30,18 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 INTEGERS = (TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8, TensorProto.INT8)
 MASK, KINDS = "attention_mask", "token_type_ids"  # inputs of text encoders that follow from the ids
 TOGETHER = 8  # rows that are encoded together, where they do not see each other
-OWN, THEIRS = "rows.", "file."  # begin the names of what is added to a file's graph, and of what was there
+OWN, THEIRS = (
+    "rows.",
+    "file.",
+)  # begin the names of what is added to a file's graph, and of what was there
 SHOWN = 20
 ALLOWED_DIFFERENCE = 0.01  # of what an encoder says of a row alone and among others, at most
 
 
 @dataclass(frozen=True, eq=False)
 class RowsTaken:
-    """What an encoder is told of rows: their shape, what pixels are brought to, whether they are ids, and which id
-    fills up texts.
+    """What an encoder is told of rows: their shape, what pixels are brought to, whether they are
+    ids, and which id fills up texts.
     """
 
     shape: tuple[int, ...]
@@ -76,13 +81,15 @@ def of_module(encoder: nn.Module, rows: RowsTaken) -> onnx.ModelProto:
 def of_file(path: Path, rows: RowsTaken, output: str | None = None) -> onnx.ModelProto:
     """Return the graph of an ONNX file, with what brings rows to what it takes.
 
-    Its input may have other numbers than float32, channels after places, and a first axis of length 1, which is then
-    encoded a row at a time; of text encoders, mask and token types follow from the ids.
+    Its input may have other numbers than float32, channels after places, and a first axis of length
+    1, which is then encoded a row at a time; of text encoders, mask and token types follow from the
+    ids.
 
     Args:
         path: of the file.
         rows: what it is given.
-        output: the value that is taken, an output of the graph or an inner one; by default its only output.
+        output: the value that is taken, an output of the graph or an inner one; by default its only
+            output.
 
     Raises:
         InvalidInput: naming what of the file cannot be an encoder of such rows.
@@ -126,19 +133,23 @@ def written(model: onnx.ModelProto, path: Path) -> None:
 def examined(
     path: Path, row_size: int, examples: Float32[np.ndarray, "N I"], rows_at_once: int | None
 ) -> EncoderSpec:
-    """Return what a manifest says of an encoder's file, having found out whether its rows see each other.
+    """Return what a manifest says of an encoder's file, having found out whether its rows see each
+    other.
 
-    Each row is encoded alone, among others, and at another place among them. Where the bits differ, rows are encoded
-    one at a time, unless the recipe wants `rows_at_once` of them.
+    Each row is encoded alone, among others, and at another place among them. Where the bits differ,
+    rows are encoded one at a time, unless the recipe wants `rows_at_once` of them.
 
     Raises:
-        InvalidInput: if the file cannot be loaded, does not run on such rows, or gives what is no number.
+        InvalidInput: if the file cannot be loaded, does not run on such rows, or gives what is no
+            number.
     """
     try:
         width = _width(path, examples[:1])
         encoder = Encoder(path, EncoderSpec(outputs=width, rows_at_once=1), row_size, threads=1)
     except GraphError as error:
-        raise InvalidInput(FIELD, "a model that the service runs on these rows", one_line(error)) from None
+        raise InvalidInput(
+            FIELD, "a model that the service runs on these rows", one_line(error)
+        ) from None
     alone = encoder(examples)
     if not np.isfinite(alone).all():
         raise InvalidInput(FIELD, "numbers for every row", "some that are infinite or none")
@@ -156,22 +167,31 @@ def examined(
 
 
 def _difference(
-    encoder: Encoder, x: Float32[np.ndarray, "N I"], alone: Float32[np.ndarray, "N F"], together: int
+    encoder: Encoder,
+    x: Float32[np.ndarray, "N I"],
+    alone: Float32[np.ndarray, "N F"],
+    together: int,
 ) -> float:
-    """Return the largest difference between a row's numbers alone and among others, over its largest number."""
+    """Return the largest difference between a row's numbers alone and among others, over its
+    largest number."""
     orders = (np.arange(len(x)), np.arange(len(x))[::-1])
     worst = 0.0
     for count in {2, 3, together}:
         for order in orders:
             try:
-                parts = [encoder.run(x[part]) for part in np.split(order, range(count, len(order), count))]
+                parts = [
+                    encoder.run(x[part])
+                    for part in np.split(order, range(count, len(order), count))
+                ]
             except Exception:  # a graph for one row at a time
                 return math.inf
             encoded = np.concatenate(parts)
             if encoded.shape != alone.shape:
                 return math.inf
             apart = np.abs(encoded - alone[order]).max(axis=1)
-            worst = max(worst, float((apart / np.maximum(np.abs(alone[order]).max(axis=1), 1e-30)).max()))
+            worst = max(
+                worst, float((apart / np.maximum(np.abs(alone[order]).max(axis=1), 1e-30)).max())
+            )
     return worst
 
 
@@ -183,7 +203,9 @@ def _width(path: Path, x: Float32[np.ndarray, "1 I"]) -> int:
     except Exception as error:
         raise GraphError(ENCODER, f"onnxruntime: {one_line(error)}"[:300]) from None
     if encoded.ndim != 2 or len(encoded) != 1 or encoded.shape[1] == 0:
-        raise GraphError(ENCODER, f"expected a row of numbers for each row, got shape {encoded.shape} for one")
+        raise GraphError(
+            ENCODER, f"expected a row of numbers for each row, got shape {encoded.shape} for one"
+        )
     return int(encoded.shape[1])
 
 
@@ -191,14 +213,18 @@ def _read(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.load(path, load_external_data=False)
     except OSError as error:
-        raise InvalidInput(FIELD, f"a file at {path}", error.strerror or "none that can be read") from None
+        raise InvalidInput(
+            FIELD, f"a file at {path}", error.strerror or "none that can be read"
+        ) from None
     except Exception:
         raise InvalidInput(FIELD, "an ONNX model", f"something else in {path}") from None
     if not model.graph.node:
         raise InvalidInput(FIELD, "an ONNX model", f"something else in {path}")
     refused = refusal(model)
     if refused is not None:
-        raise InvalidInput(FIELD, "a model that the service runs, with its weights in it", f"{path}: {refused}")
+        raise InvalidInput(
+            FIELD, "a model that the service runs, with its weights in it", f"{path}: {refused}"
+        )
     return model
 
 
@@ -207,10 +233,14 @@ def _output(model: onnx.ModelProto, name: str | None) -> str:
     outputs = [_plain(value.name) for value in model.graph.output]
     if name is None:
         if len(outputs) != 1:
-            raise InvalidInput("network.output", f"one of {outputs[:SHOWN]}, since there are several", "none")
+            raise InvalidInput(
+                "network.output", f"one of {outputs[:SHOWN]}, since there are several", "none"
+            )
         name = outputs[0]
     if not any(THEIRS + name in node.output for node in model.graph.node):
-        raise InvalidInput("network.output", f"one of {outputs[:SHOWN]}, or an inner value", repr(name))
+        raise InvalidInput(
+            "network.output", f"one of {outputs[:SHOWN]}, or an inner value", repr(name)
+        )
     return THEIRS + name
 
 
@@ -219,8 +249,11 @@ def _plain(name: str) -> str:
     return name.removeprefix(THEIRS)
 
 
-def _prefix(value: onnx.ValueInfoProto, rows: RowsTaken) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto], str]:
-    """Return what makes a graph's input of rows, its constants, and the name of what ids are read from."""
+def _prefix(
+    value: onnx.ValueInfoProto, rows: RowsTaken
+) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto], str]:
+    """Return what makes a graph's input of rows, its constants, and the name of what ids are read
+    from."""
     kind = value.type.tensor_type
     dims = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
     own = f"{TensorProto.DataType.Name(kind.elem_type).lower()} {[d or '?' for d in dims]}"
@@ -228,13 +261,17 @@ def _prefix(value: onnx.ValueInfoProto, rows: RowsTaken) -> tuple[list[onnx.Node
     if kind.elem_type not in (*FLOATS, *INTEGERS):
         raise InvalidInput(FIELD, "an input of numbers", got)
     if not dims or dims[0] not in (None, 1):
-        raise InvalidInput(FIELD, "an input whose first axis is rows, any number of them or one", got)
+        raise InvalidInput(
+            FIELD, "an input whose first axis is rows, any number of them or one", got
+        )
     shapes = [rows.shape] if len(rows.shape) != 2 else [rows.shape, (1, *rows.shape)]
     ways: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [(s, None) for s in shapes]
     ways += [(s, (1, 2, 0)) for s in shapes if len(s) == 3]  # channels after places
     for shape, order in ways:
         there = shape if order is None else tuple(shape[i] for i in order)
-        if len(there) == len(dims) - 1 and all(d in (None, n) for d, n in zip(dims[1:], there, strict=True)):
+        if len(there) == len(dims) - 1 and all(
+            d in (None, n) for d, n in zip(dims[1:], there, strict=True)
+        ):
             break
     else:
         raise InvalidInput(FIELD, f"an input for rows of shape {rows.shape}", got)
@@ -242,7 +279,10 @@ def _prefix(value: onnx.ValueInfoProto, rows: RowsTaken) -> tuple[list[onnx.Node
     nodes = [helper.make_node("Reshape", [INPUT, f"{OWN}shape"], [f"{OWN}rows"])]
     name = f"{OWN}rows"
     if rows.mean is not None and rows.std is not None:
-        tensors += [numpy_helper.from_array(rows.mean, f"{OWN}mean"), numpy_helper.from_array(rows.std, f"{OWN}std")]
+        tensors += [
+            numpy_helper.from_array(rows.mean, f"{OWN}mean"),
+            numpy_helper.from_array(rows.std, f"{OWN}std"),
+        ]
         nodes.append(helper.make_node("Sub", [name, f"{OWN}mean"], [f"{OWN}centred"]))
         nodes.append(helper.make_node("Div", [f"{OWN}centred", f"{OWN}std"], [f"{OWN}standard"]))
         name = f"{OWN}standard"
@@ -260,7 +300,9 @@ def _of_ids(
     """Return what makes a mask, or token types, of ids: 1 for each that is no filling, and 0."""
     kind = value.type.tensor_type.elem_type
     if kind not in (*FLOATS, *INTEGERS):
-        raise InvalidInput(FIELD, f"numbers as input {_plain(name)}", TensorProto.DataType.Name(kind).lower())
+        raise InvalidInput(
+            FIELD, f"numbers as input {_plain(name)}", TensorProto.DataType.Name(kind).lower()
+        )
     if _plain(name) == KINDS:  # all texts are of one kind, 0
         return [
             helper.make_node("Sub", [ids, ids], [f"{OWN}{name}.none"]),

@@ -23,18 +23,22 @@ from model_store.inference.noise import noise
 from model_store.inference.runtime import OUTPUTS, TERMS, WEIGHTS_PER_DRAW, GraphError, Runtime
 from training.data import Rows
 from training.export.served import ServedNetwork, served_network
-from training.nn.layers import WeightLayer, matmul
-from training.nn.likelihoods import Gaussian, Likelihood
-from training.nn.model import BayesianModel, Network
-from training.nn.networks import DrawnNetwork
-from training.nn.probes import layer_of_operator, reads_values
+from training.networks.layers import WeightLayer, matmul
+from training.networks.likelihoods import Gaussian, Likelihood
+from training.networks.model import BayesianModel, Network
+from training.networks.networks import DrawnNetwork
+from training.networks.probes import layer_of_operator, reads_values
 
 OPSET = 20
-PARITY_TOLERANCE = 1e-3  # a graph that computes something else is off by far more, rounding by far less
+PARITY_TOLERANCE = (
+    1e-3  # a graph that computes something else is off by far more, rounding by far less
+)
 PARITY_ROWS = 64
 PARITY_DRAWS = 16
 CHECKED_ROWS = 16
-CHECKED_DETECTORS = ("feature_neighbours",)  # of the network's features; others do not depend on the module
+CHECKED_DETECTORS = (
+    "feature_neighbours",
+)  # of the network's features; others do not depend on the module
 ROUNDED_SHARE = 1e-3
 NO_SUCH_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
 UNTRANSLATED = re.compile(r"Error when translating node .*?target=torch\.ops\.(\w+\.\w+)")
@@ -44,10 +48,14 @@ class ParityError(DubitoError):
     """The exported graphs do not compute what the fitted model computes."""
 
 
-def export(model: BayesianModel, network: ServedNetwork, with_terms: bool = False) -> dict[str, bytes]:
-    """Return `sampler.onnx` (eps -> theta) and `network.onnx` (x, theta -> outputs, features, density).
+def export(
+    model: BayesianModel, network: ServedNetwork, with_terms: bool = False
+) -> dict[str, bytes]:
+    """Return `sampler.onnx` (eps -> theta) and `network.onnx` (x, theta -> outputs, features,
+    density).
 
-    With terms, the network also gives those of detectors' scores, where they are divided among a row's numbers.
+    With terms, the network also gives those of detectors' scores, where they are divided among a
+    row's numbers.
     """
     rows, draws = 3, 2
     x = torch.zeros(rows, math.prod(model.network.shape))
@@ -55,7 +63,8 @@ def export(model: BayesianModel, network: ServedNetwork, with_terms: bool = Fals
     k, n = torch.export.Dim("draws"), torch.export.Dim("rows")
     assert isinstance(model.posterior, nn.Module)
     sampler = graph_of(model.posterior, (eps,), {"eps": {0: k}}, ["theta"])
-    # The graph is made for a theta that all rows share, so that numbers of rows in it come from x alone; nothing
+    # The graph is made for a theta that all rows share, so that numbers of rows in it come from x
+    # alone; nothing
     # in it depends on whether theta has a row for each of x or one for all: let it broadcast.
     theta = torch.zeros(draws, 1, model.posterior.theta_dimension)
     outputs = [OUTPUTS[model.likelihood.task], "features", "density"]
@@ -66,9 +75,13 @@ def export(model: BayesianModel, network: ServedNetwork, with_terms: bool = Fals
     if model.network.is_paired:
         (theta_input,) = (i for i in served.graph.input if i.name == "theta")
         theta_input.type.tensor_type.shape.dim[1].dim_param = "pairs"
-    pruned = [part for part in model.modules() if isinstance(part, WeightLayer) and part.index is not None]
+    pruned = [
+        part for part in model.modules() if isinstance(part, WeightLayer) and part.index is not None
+    ]
     if pruned:  # theta is smaller than the matrices that the network makes of it
-        onnx.helper.set_model_props(served, {WEIGHTS_PER_DRAW: str(sum(math.prod(layer.shape) for layer in pruned))})
+        onnx.helper.set_model_props(
+            served, {WEIGHTS_PER_DRAW: str(sum(math.prod(layer.shape) for layer in pruned))}
+        )
     return {"sampler.onnx": sampler.SerializeToString(), "network.onnx": served.SerializeToString()}
 
 
@@ -96,7 +109,8 @@ def runtime_of(model: BayesianModel, graphs: dict[str, bytes]) -> Runtime:
 
 
 def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -> None:
-    """Export a fresh model's network and compare, so that a module that cannot be served is refused before its fit.
+    """Export a fresh model's network and compare, so that a module that cannot be served is refused
+    before its fit.
 
     `x` are rows that it takes, by default noise.
 
@@ -105,27 +119,35 @@ def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -
     """
     trial = copy.deepcopy(model).cpu().eval()
     if x is None:
-        x = torch.randn(CHECKED_ROWS, math.prod(trial.network.shape), generator=torch.Generator().manual_seed(0))
+        x = torch.randn(
+            CHECKED_ROWS, math.prod(trial.network.shape), generator=torch.Generator().manual_seed(0)
+        )
     try:
         network = served_network(trial, x, 0, names=CHECKED_DETECTORS)
         runtime = runtime_of(trial, export(trial, network))
         parity(trial, network, runtime, Rows(x.numpy(), np.zeros(len(x), dtype=np.int64)))
     except ParityError as error:
-        raise InvalidInput("network", "a module that onnxruntime computes as torch does", one_line(error)) from error
+        raise InvalidInput(
+            "network", "a module that onnxruntime computes as torch does", one_line(error)
+        ) from error
     except Exception as error:
         raise InvalidInput("network", *_why_not_exported(error, trial.network, x)) from error
 
 
 def _users_module(network: Network) -> nn.Module:
-    """Return what became of the module that a network was made of: its layers have the names that they had."""
+    """Return what became of the module that a network was made of: its layers have the names that
+    they had."""
     return network.module if isinstance(network, DrawnNetwork) else network.members[0]
 
 
 @torch.no_grad()
 def _why_not_exported(error: Exception, network: Network, x: Tensor) -> tuple[str, str]:
-    """Return what a module must be to be exported, and what came, in plain words: an exporter's errors fill pages."""
+    """Return what a module must be to be exported, and what came, in plain words: an exporter's
+    errors fill pages."""
     causes = [error]
-    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+    while (
+        cause := causes[-1].__cause__ or causes[-1].__context__
+    ) is not None and cause not in causes:
         assert isinstance(cause, Exception)
         causes.append(cause)
     texts = [plain(cause) for cause in causes]
@@ -136,10 +158,16 @@ def _why_not_exported(error: Exception, network: Network, x: Tensor) -> tuple[st
             operator = unknown[1].rpartition(".")[2]
             where = layer_of_operator(_users_module(network), lambda: network(x, theta), operator)
             of = "" if where is None else f" ({where})"
-            return "operators that ONNX has, or others in their place", f"{operator}{of}, which it does not have"
+            return (
+                "operators that ONNX has, or others in their place",
+                f"{operator}{of}, which it does not have",
+            )
     if any("data-dependent" in text for text in texts) or reads_values(lambda: network(x, theta)):
         expected = "a forward that does the same whatever the values in its rows are (torch.where chooses by value)"
-        return expected, "one whose course depends on values: if, while, int(), float() or .item() of a tensor"
+        return (
+            expected,
+            "one whose course depends on values: if, while, int(), float() or .item() of a tensor",
+        )
     if isinstance(error, GraphError):
         return "a module of operators that the service runs (docs/training.md)", one_line(error)
     reason = texts[-1].partition(" While executing ")[0][:200]  # what follows names files of torch
@@ -149,8 +177,8 @@ def _why_not_exported(error: Exception, network: Network, x: Tensor) -> tuple[st
 class WrittenOut(TorchFunctionMode):
     """Computes some functions by others that are served as they should be.
 
-    The exporter knows `scaled_dot_product_attention` for four axes only. onnxruntime sums over an axis that is not
-    the last in an order that depends on how many rows there are.
+    The exporter knows `scaled_dot_product_attention` for four axes only. onnxruntime sums over an
+    axis that is not the last in an order that depends on how many rows there are.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -197,9 +225,12 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Return softmax(q k' scale + mask) v, as torch documents it, without dropout: it is for what is served."""
+    """Return softmax(q k' scale + mask) v, as torch documents it, without dropout: it is for what
+    is served."""
     if enable_gqa:
-        key, value = (part.repeat_interleave(query.shape[-3] // part.shape[-3], -3) for part in (key, value))
+        key, value = (
+            part.repeat_interleave(query.shape[-3] // part.shape[-3], -3) for part in (key, value)
+        )
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
@@ -216,11 +247,17 @@ def graph_of(
     dynamic_shapes: dict[str, dict[int, torch.export.Dim]],
     outputs: list[str],
 ) -> onnx.ModelProto:
-    """Return the graph of a module, with names for its inputs and their axes that vary, and for its outputs."""
+    """Return the graph of a module, with names for its inputs and their axes that vary, and for its
+    outputs."""
     chatter = io.StringIO()
     for chattering in ("torch.onnx", "torch.fx.experimental.symbolic_shapes"):
         logging.getLogger(chattering).setLevel(logging.ERROR)
-    with warnings.catch_warnings(), redirect_stdout(chatter), redirect_stderr(chatter), WrittenOut():
+    with (
+        warnings.catch_warnings(),
+        redirect_stdout(chatter),
+        redirect_stderr(chatter),
+        WrittenOut(),
+    ):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             module,
@@ -248,14 +285,18 @@ def graph_of(
 def _pool_globally(graph: onnx.GraphProto) -> None:
     """Replace means over pictures by global average pooling.
 
-    onnxruntime's ReduceMean adds numbers in an order that depends on where in memory they lie, so that a row would
-    get other bits at another place in a batch.
+    onnxruntime's ReduceMean adds numbers in an order that depends on where in memory they lie, so
+    that a row would get other bits at another place in a batch.
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        axes = constants.get(node.input[1]) if node.op_type == "ReduceMean" and len(node.input) == 2 else None
+        axes = (
+            constants.get(node.input[1])
+            if node.op_type == "ReduceMean" and len(node.input) == 2
+            else None
+        )
         rank = ranks.get(node.input[0], 0) if axes is not None else 0
         if axes is None or rank < 3 or sorted(int(a) % rank for a in axes) != list(range(2, rank)):
             nodes.append(node)
@@ -264,18 +305,23 @@ def _pool_globally(graph: onnx.GraphProto) -> None:
         pooled = node.output[0] if keeps else f"{node.output[0]}.pooled"
         nodes.append(onnx.helper.make_node("GlobalAveragePool", [node.input[0]], [pooled]))
         if not keeps:
-            nodes.append(onnx.helper.make_node("Squeeze", [pooled, node.input[1]], [node.output[0]]))
+            nodes.append(
+                onnx.helper.make_node("Squeeze", [pooled, node.input[1]], [node.output[0]])
+            )
     del graph.node[:]
     graph.node.extend(nodes)
 
 
 @torch.no_grad()
-def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows: Rows) -> dict[str, float]:
-    """Return the largest differences between torch and the runtime, same noise, with shared and paired draws.
+def parity(
+    model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows: Rows
+) -> dict[str, float]:
+    """Return the largest differences between torch and the runtime, same noise, with shared and
+    paired draws.
 
-    Of theta, probabilities and log variances the differences are absolute, of density scores relative to the score
-    or, where that is larger, to the detector's mean, of their terms relative to the row's sum of them, and of a
-    regression's means to the target's standard deviation.
+    Of theta, probabilities and log variances the differences are absolute, of density scores
+    relative to the score or, where that is larger, to the detector's mean, of their terms relative
+    to the row's sum of them, and of a regression's means to the target's standard deviation.
 
     Raises:
         ParityError: if one is more than `PARITY_TOLERANCE`.
@@ -296,34 +342,49 @@ def parity(model: BayesianModel, network: ServedNetwork, runtime: Runtime, rows:
             found.setdefault(name, []).append(differences)
         found["density"].append(_relative(got_density, density.numpy()))
     if runtime.has_terms:
-        found["terms"] = [_relative_terms(runtime.terms(x), network.terms(torch.from_numpy(x)).numpy())]
+        found["terms"] = [
+            _relative_terms(runtime.terms(x), network.terms(torch.from_numpy(x)).numpy())
+        ]
     worst = {name: _largest(parts) for name, parts in found.items()}
     for name, difference in worst.items():
         if not difference <= PARITY_TOLERANCE:
             raise ParityError(
-                f"parity: expected {name} within {PARITY_TOLERANCE} of torch's, got a difference of {difference}"
+                f"parity: expected {name} within {PARITY_TOLERANCE} of torch's, got a difference "
+                f"of {difference}"
             )
     together, together_density = runtime.run(x, paired[:, :1])
     together_terms = runtime.terms(x) if runtime.has_terms else None
     for n in range(len(x)):
         alone, alone_density = runtime.run(x[n : n + 1], paired[:, :1])
         if not np.array_equal(alone[:, 0], together[:, n]):
-            raise ParityError("parity: expected a row's outputs to be the same bits alone and in a batch, got others")
+            raise ParityError(
+                "parity: expected a row's outputs to be the same bits alone and in a batch, got "
+                "others"
+            )
         if not np.array_equal(alone_density[0], together_density[n]):
             raise ParityError(
-                "parity: expected a row's densities to be the same bits alone and in a batch, got others"
+                "parity: expected a row's densities to be the same bits alone and in a batch, got "
+                "others"
             )
-        if together_terms is not None and not np.array_equal(runtime.terms(x[n : n + 1])[0], together_terms[n]):
-            raise ParityError("parity: expected a row's terms to be the same bits alone and in a batch, got others")
+        if together_terms is not None and not np.array_equal(
+            runtime.terms(x[n : n + 1])[0], together_terms[n]
+        ):
+            raise ParityError(
+                "parity: expected a row's terms to be the same bits alone and in a batch, got "
+                "others"
+            )
     return worst
 
 
-def _differences(got: np.ndarray, expected: np.ndarray, likelihood: Likelihood) -> dict[str, np.ndarray]:
+def _differences(
+    got: np.ndarray, expected: np.ndarray, likelihood: Likelihood
+) -> dict[str, np.ndarray]:
     """Return how far outputs are from what is expected, by name."""
     if not isinstance(likelihood, Gaussian):
         return {"probabilities": np.exp(got) - np.exp(expected)}
     mean, difference = expected[..., 0], got - expected
-    # Far from 0 a target in float32 is rounded to steps that its standard deviation may be close to.
+    # Far from 0 a target in float32 is rounded to steps that its standard deviation may be close
+    # to.
     scale = np.maximum(likelihood.target_std.numpy(), ROUNDED_SHARE * np.abs(mean))
     return {"mean": difference[..., 0] / scale, "log_variance": difference[..., 1]}
 
@@ -337,9 +398,12 @@ def _relative(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
 def _relative_terms(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
     total = expected.sum(axis=2, keepdims=True)
     difference = got - expected
-    return np.divide(difference, np.maximum(total, total.mean(axis=0)), out=difference, where=total > 0)
+    return np.divide(
+        difference, np.maximum(total, total.mean(axis=0)), out=difference, where=total > 0
+    )
 
 
 def _largest(differences: list[np.ndarray]) -> float:
-    """Return the largest absolute value; NaN, which no tolerance admits, if there is one; of nothing 0."""
+    """Return the largest absolute value; NaN, which no tolerance admits, if there is one; of
+    nothing 0."""
     return float(np.max([np.max(np.abs(difference), initial=0.0) for difference in differences]))

@@ -1,19 +1,21 @@
 """Integer arithmetic for the products that every draw repeats: int8 weights, 7-bit activations.
 
-**Network.** A hidden layer multiplies its input by directions V that all draws share. The exported network's large
-products are replaced by
+**Network.** A hidden layer multiplies its input by directions V that all draws share. The exported
+network's large products are replaced by
 
-    h V^T  ~  s_row (q_h q_V^T) s_unit,    q_h = round(h / s_row) in 0 .. 127,    q_V in -127 .. 127,
+    h V^T  ~  s_row (q_h q_V^T) s_unit,    q_h = round(h / s_row) in 0 .. 127,    q_V in -127 ..
+    127,
 
-with a scale for each row (its largest activation / 127) and for each unit, so that a row's answer still does not
-depend on its neighbours. The first layer, computed once for all draws, and the small last one stay in float32.
+with a scale for each row (its largest activation / 127) and for each unit, so that a row's answer
+still does not depend on its neighbours. The first layer, computed once for all draws, and the small
+last one stay in float32.
 
-**Sampler.** A linear layer's input has one scale for all draws, fixed by the largest value among `RANGE_DRAWS` of
-them, beyond which it is clipped: 64 + q in 1 .. 127 where it has both signs. So a draw does not depend on its
-neighbours.
+**Sampler.** A linear layer's input has one scale for all draws, fixed by the largest value among
+`RANGE_DRAWS` of them, beyond which it is clipped: 64 + q in 1 .. 127 where it has both signs. So a
+draw does not depend on its neighbours.
 
-Integer sums are exact. With 7 bits for activations no pair of products overflows the 16 bits in which processors
-without VNNI add them up, so all processors agree.
+Integer sums are exact. With 7 bits for activations no pair of products overflows the 16 bits in
+which processors without VNNI add them up, so all processors agree.
 """
 
 import math
@@ -34,12 +36,14 @@ SMALLEST = 64  # inputs and outputs of a product worth replacing
 LEVELS = 127
 CHECKED_ROWS = 512
 RANGE_DRAWS = 1000
-FUSED = "com.microsoft"  # onnxruntime's own operators, among them a product of integers that ends in floats
+# onnxruntime's own operators, among them a product of integers that ends in floats
+FUSED = "com.microsoft"
 
 
 @dataclass(frozen=True)
 class QuantisationError:
-    """How far integers move mean probabilities, beside how far a fresh draw set does (root mean squares)."""
+    """How far integers move mean probabilities, beside how far a fresh draw set does (root mean
+    squares)."""
 
     int8_probabilities: float
     int8_monte_carlo: float
@@ -52,15 +56,24 @@ class QuantisationError:
 
 
 def quantise_network(network: bytes) -> bytes:
-    """Return the graph of `network.onnx` with its large products of draws in integers; a small network's as it is.
+    """Return the graph of `network.onnx` with its large products of draws in integers; a small
+    network's as it is.
 
     Lengths |V| go into the units' scales, or into V where it stays in floats.
     """
     model = onnx.load_model_from_string(network)
     graph = model.graph
     weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
-    transposed = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "Transpose" and n.input[0] in weights}
-    lengths = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "ReduceL2" and n.input[0] in weights}
+    transposed = {
+        n.output[0]: n.input[0]
+        for n in graph.node
+        if n.op_type == "Transpose" and n.input[0] in weights
+    }
+    lengths = {
+        n.output[0]: n.input[0]
+        for n in graph.node
+        if n.op_type == "ReduceL2" and n.input[0] in weights
+    }
     rectified = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Relu"}
     nodes: list[onnx.NodeProto] = []
     added: dict[str, np.ndarray] = {
@@ -80,15 +93,19 @@ def quantise_network(network: bytes) -> bytes:
         else:
             direction = weights[name]
             unit_scale = np.abs(direction).max(axis=1) / LEVELS
-            added[f"{name}.int8"] = np.round(direction / unit_scale[:, None]).astype(np.int8).T.copy()
+            added[f"{name}.int8"] = (
+                np.round(direction / unit_scale[:, None]).astype(np.int8).T.copy()
+            )
             added[f"{name}.unit_scale"] = (unit_scale / _length(direction)).astype(np.float32)
-            nodes += _integer_product(rectified.get(node.input[0], node.input[0]), name, node.output[0])
+            nodes += _integer_product(
+                rectified.get(node.input[0], node.input[0]), name, node.output[0]
+            )
     if len(nodes) == len(graph.node) - len(scales):  # nothing became integers
         return network
     for name in lengths.values():
-        added[name] = (weights[name] / _length(weights[name]).reshape(-1, *[1] * (weights[name].ndim - 1))).astype(
-            np.float32
-        )
+        added[name] = (
+            weights[name] / _length(weights[name]).reshape(-1, *[1] * (weights[name].ndim - 1))
+        ).astype(np.float32)
     for node in nodes:
         for i, name in enumerate(node.input):
             node.input[i] = scales.get(name, name)
@@ -133,11 +150,16 @@ def _integer_product(activation: str, weight: str, product: str) -> list[onnx.No
 
 
 def quantise_sampler(sampler: bytes, noise_dimension: int) -> bytes:
-    """Return the graph of `sampler.onnx` with its large linear layers in integers; a small sampler's as it is."""
+    """Return the graph of `sampler.onnx` with its large linear layers in integers; a small
+    sampler's as it is."""
     model = onnx.load_model_from_string(sampler)
     graph = model.graph
     weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
-    layers = [node for node in graph.node if node.op_type == "Gemm" and min(weights[node.input[1]].shape) >= SMALLEST]
+    layers = [
+        node
+        for node in graph.node
+        if node.op_type == "Gemm" and min(weights[node.input[1]].shape) >= SMALLEST
+    ]
     if not layers:
         return sampler
     ranges = _ranges(sampler, [node.input[0] for node in layers], noise_dimension)
@@ -165,9 +187,16 @@ def quantise_sampler(sampler: bytes, noise_dimension: int) -> bytes:
         product = ["levels", "int8", "step", "unit_scale", "zero"]
         nodes += [
             helper.make_node("Clip", [x, named["bottom"], named["top"]], [named["clipped"]]),
-            helper.make_node("QuantizeLinear", [named["clipped"], named["step"], named["zero"]], [named["levels"]]),
             helper.make_node(
-                "MatMulIntegerToFloat", [*(named[part] for part in product), "", *bias], [output], domain=FUSED
+                "QuantizeLinear",
+                [named["clipped"], named["step"], named["zero"]],
+                [named["levels"]],
+            ),
+            helper.make_node(
+                "MatMulIntegerToFloat",
+                [*(named[part] for part in product), "", *bias],
+                [output],
+                domain=FUSED,
             ),
         ]
     _replace(graph, nodes, added)
@@ -177,7 +206,8 @@ def quantise_sampler(sampler: bytes, noise_dimension: int) -> bytes:
 
 
 def _ranges(graph: bytes, names: list[str], noise_dimension: int) -> dict[str, tuple[float, float]]:
-    """Return the least and largest value that tensors of a sampler take over `RANGE_DRAWS` draws."""
+    """Return the least and largest value that tensors of a sampler take over `RANGE_DRAWS`
+    draws."""
     model = onnx.load_model_from_string(graph)
     names = list(dict.fromkeys(names))
     shapes = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names]
@@ -185,11 +215,16 @@ def _ranges(graph: bytes, names: list[str], noise_dimension: int) -> dict[str, t
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     eps = standard_normal(0, 0, RANGE_DRAWS, noise_dimension)
     inner = [name for name in names if name != "eps"]
-    values = {"eps": eps, **dict(zip(inner, session.run(inner, {"eps": eps}) if inner else [], strict=True))}
+    values = {
+        "eps": eps,
+        **dict(zip(inner, session.run(inner, {"eps": eps}) if inner else [], strict=True)),
+    }
     return {name: (float(values[name].min()), float(values[name].max())) for name in names}
 
 
-def _replace(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], added: dict[str, np.ndarray]) -> None:
+def _replace(
+    graph: onnx.GraphProto, nodes: list[onnx.NodeProto], added: dict[str, np.ndarray]
+) -> None:
     """Give a graph other nodes and constants, and drop what leads to no output."""
     needed = {output.name for output in graph.output}
     kept: list[onnx.NodeProto] = []
@@ -199,14 +234,21 @@ def _replace(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], added: dict[st
             needed.update(node.input)
     del graph.node[:]
     graph.node.extend(kept)
-    tensors = [tensor for tensor in graph.initializer if tensor.name in needed and tensor.name not in added]
-    tensors += [numpy_helper.from_array(np.asarray(a), name) for name, a in added.items() if name in needed]
+    tensors = [
+        tensor for tensor in graph.initializer if tensor.name in needed and tensor.name not in added
+    ]
+    tensors += [
+        numpy_helper.from_array(np.asarray(a), name) for name, a in added.items() if name in needed
+    ]
     del graph.initializer[:]
     graph.initializer.extend(tensors)
 
 
-def quantisation_error(exact: Runtime, quantised: Runtime, rows: Rows, num_draws: int) -> QuantisationError:
-    """Return the error over rows of mean probabilities of the same seed, beside the Monte Carlo error."""
+def quantisation_error(
+    exact: Runtime, quantised: Runtime, rows: Rows, num_draws: int
+) -> QuantisationError:
+    """Return the error over rows of mean probabilities of the same seed, beside the Monte Carlo
+    error."""
     x = rows.x[:CHECKED_ROWS].astype(np.float32)
     expected = _scores(exact, x, exact.draw(0, 0, num_draws))
     got = _scores(quantised, x, quantised.draw(0, 0, num_draws))

@@ -11,16 +11,20 @@ from training.data import Rows
 from training.detectors import KINDS, Space, fitting
 from training.detectors.neighbours import Neighbours
 from training.detectors.spectrum import CHUNK_NUMBERS, LARGEST, Mahalanobis, Residual, Spectrum
-from training.nn.flows import WeightNormLinear
-from training.nn.likelihoods import Likelihood
-from training.nn.model import BayesianModel
-from training.nn.networks import DrawnNetwork, MemberNetwork
+from training.networks.flows import WeightNormLinear
+from training.networks.likelihoods import Likelihood
+from training.networks.model import BayesianModel
+from training.networks.networks import DrawnNetwork, MemberNetwork
 from training.recipe import DENSITY_NAMES, Recipe
 from training.seeds import Stream, hash_key
 
 FITTED_ROWS = 10_000  # of the training rows, drawn at random: detectors are fitted on them
 CHUNK_ROWS = 1000
-OF_VECTORS = (Residual, Mahalanobis, Neighbours)  # whose scores are squared lengths of their `deviation`
+OF_VECTORS = (
+    Residual,
+    Mahalanobis,
+    Neighbours,
+)  # whose scores are squared lengths of their `deviation`
 
 
 class ServedNetwork(nn.Module):
@@ -36,8 +40,8 @@ class ServedNetwork(nn.Module):
         spectrum: Spectrum | None,
         centre: Float[Tensor, "D"],
     ) -> None:
-        """Put a network's parts together: detectors by name, the spectrum that some look at if there is such, and the
-        centre.
+        """Put a network's parts together: detectors by name, the spectrum that some look at if
+        there is such, and the centre.
 
         The centre is the theta under which rows are embedded.
         """
@@ -64,7 +68,8 @@ class ServedNetwork(nn.Module):
     def attributed(self) -> tuple[str, ...]:
         """Names of the detectors whose scores `terms` divides among the numbers of a row.
 
-        None of long rows, but for images whose fold adds up the channels of one place: else their numbers are not
+        None of long rows, but for images whose fold adds up the channels of one place: else their
+            numbers are not
         told apart.
         """
         shape = self.network.shape
@@ -78,7 +83,8 @@ class ServedNetwork(nn.Module):
         )
 
     def terms(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N A I"]:
-        """Return what each number of a row adds to each attributed detector's score: terms of 0 or more."""
+        """Return what each number of a row adds to each attributed detector's score: terms of 0 or
+        more."""
         parts = []
         assert self.spectrum is not None
         for name in self.attributed:
@@ -93,9 +99,13 @@ class ServedNetwork(nn.Module):
     def forward(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Float[Tensor, "N M"]]:
-        """Return what is served of each draw, features, and one density score for each detector, in their order."""
+        """Return what is served of each draw, features, and one density score for each detector, in
+        their order."""
         outputs, features = self.network(x, theta)
-        rows = {space: self.rows_in(space, x) for space in dict.fromkeys(KINDS[name].space for name in self.density)}
+        rows = {
+            space: self.rows_in(space, x)
+            for space in dict.fromkeys(KINDS[name].space for name in self.density)
+        }
         density = [detector(rows[KINDS[name].space]) for name, detector in self.density.items()]
         scores = torch.stack(density, dim=1) if density else x[:, :0]
         return self.likelihood(outputs), features, scores
@@ -110,8 +120,9 @@ def served_network(
     names: Sequence[str] | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> ServedNetwork:
-    """Return a model's network beside named detectors (by default all that its rows can have), fitted on training
-    rows and on their classes if there are. `shape` is a row's, where the network takes it flat.
+    """Return a model's network beside named detectors (by default all that its rows can have),
+    fitted on training rows and on their classes if there are. `shape` is a row's, where the network
+    takes it flat.
     """
     shape = model.network.shape if shape is None else shape
     names = fitting(shape, model.network.takes_ids) if names is None else names
@@ -129,15 +140,19 @@ def served_network(
         if kind.space == "input":
             rows["input"] = chosen  # bytes stay bytes
         elif kind.space not in rows:
-            rows[kind.space] = torch.cat([served.rows_in(kind.space, part.float()) for part in parts])
+            rows[kind.space] = torch.cat(
+                [served.rows_in(kind.space, part.float()) for part in parts]
+            )
         also = (known,) if kind.has_classes else (shape,) if kind.is_of_images else ()
         served.density[name] = kind.fit(rows[kind.space], generator, *also)
     return served.eval()
 
 
-def fitted_detectors(model: BayesianModel, train: Rows, recipe: Recipe, shape: tuple[int, ...]) -> ServedNetwork:
-    """Return a model's network beside its recipe's detectors, fitted on training rows of a shape, the same for the
-    same recipe.
+def fitted_detectors(
+    model: BayesianModel, train: Rows, recipe: Recipe, shape: tuple[int, ...]
+) -> ServedNetwork:
+    """Return a model's network beside its recipe's detectors, fitted on training rows of a shape,
+    the same for the same recipe.
 
     A density that the flag does not combine is left out: it would take its time of every request.
     """

@@ -14,7 +14,8 @@ from model_store.errors import InvalidInput
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file's content: a reader sees the old or the new, whole, whenever the writer is killed."""
+    """Replace a file's content: a reader sees the old or the new, whole, whenever the writer is
+    killed."""
     draft = path.with_name(f".{path.name}.draft")
     with draft.open("wb") as file:
         file.write(content)
@@ -41,24 +42,34 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         return tensors, json.loads(header["__metadata__"]["facts"])
     except (SafetensorError, ValueError, KeyError):
-        raise InvalidInput(str(path), "a checkpoint (delete it to begin anew)", "a file that is not one") from None
+        raise InvalidInput(
+            str(path), "a checkpoint (delete it to begin anew)", "a file that is not one"
+        ) from None
 
 
 def module_tensors(module: nn.Module, prefix: str) -> dict[str, Tensor]:
     """Return a copy of a module's parameters and buffers, their names prefixed."""
-    return {f"{prefix}.{name}": tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    return {
+        f"{prefix}.{name}": tensor.detach().clone() for name, tensor in module.state_dict().items()
+    }
 
 
 def load_module(module: nn.Module, tensors: dict[str, Tensor], prefix: str) -> None:
     """Load what `module_tensors` gave; every name and shape must match."""
     start = f"{prefix}."
-    module.load_state_dict({n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)})
+    module.load_state_dict(
+        {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
+    )
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the optimiser's state, one tensor for each parameter and quantity."""
     state = optimizer.state_dict()["state"]
-    return {f"optimizer.{i}.{name}": tensor for i, parts in state.items() for name, tensor in parts.items()}
+    return {
+        f"optimizer.{i}.{name}": tensor
+        for i, parts in state.items()
+        for name, tensor in parts.items()
+    }
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:

@@ -1,8 +1,11 @@
-"""Whether a variational posterior has converged: its bound, its spread, and whether the one still asks for the other.
+"""Whether a variational posterior has converged: its bound, its spread, and whether the one still
+asks for the other.
 
-A bound that is level proves little where the learning rate has decayed to nothing. So the spread is asked too: where
-theta = c + s z and the bound's slope along log s is 0, the mean of (theta - c) d(-log p(theta, data))/dtheta is 1 for
-every coordinate. What it exceeds 1 by is `pull`: for a quadratic log-density it is variance / best variance - 1.
+A bound that is level proves little where the learning rate has decayed to nothing. So the spread is
+    asked too: where
+theta = c + s z and the bound's slope along log s is 0, the mean of (theta - c) d(-log p(theta,
+data))/dtheta is 1 for every coordinate. What it exceeds 1 by is `pull`: for a quadratic log-density
+it is variance / best variance - 1.
 """
 
 import math
@@ -14,10 +17,10 @@ from torch import Tensor
 
 from training.fitting.importance import DRAWS as RATIO_DRAWS
 from training.fitting.importance import log_ratios, pareto_k
-from training.nn.layers import HyperLayer
-from training.nn.model import BayesianModel
-from training.nn.posteriors import FactorialGaussian, LocationScale
-from training.nn.posteriors.normal import standard_noise
+from training.networks.layers import HyperLayer
+from training.networks.model import BayesianModel
+from training.posteriors import FactorialGaussian, LocationScale
+from training.posteriors.normal import standard_noise
 from training.seeds import Stream, hash_key
 
 ROWS = 10_000  # training rows, at most, that the bound is measured on
@@ -26,12 +29,14 @@ DRAWS = 10  # of the bound
 PULL_DRAWS = 40  # each with a minibatch of its own
 SPREAD_DRAWS = 40
 WINDOW = 0.2  # share of the epochs, the last, over which curves must be level
-LEVEL = 0.01  # a bound's fall over the window, a spread's rise an epoch: shares below which they are level
+# a bound's fall over the window, a spread's rise an epoch: shares below which they are level
+LEVEL = 0.01
 SETTLED_PULL = 0.25
 
 
 def log_std_by_layer(model: BayesianModel, seed: int) -> dict[str, float]:
-    """Return the mean of theta's log standard deviation over each layer's numbers; nothing if it has no width."""
+    """Return the mean of theta's log standard deviation over each layer's numbers; nothing if it
+    has no width."""
     posterior = model.posterior
     if not posterior.spread_parameters():
         return {}
@@ -41,24 +46,33 @@ def log_std_by_layer(model: BayesianModel, seed: int) -> dict[str, float]:
         else:
             eps = standard_noise(SPREAD_DRAWS, posterior.noise_dimension, seed)
             std = posterior(eps.to(next(model.parameters()).device)).std(0)
-    return {name: part.log().mean().item() for name, part in _by_layer(model, std.clamp(min=1e-30)).items()}
+    return {
+        name: part.log().mean().item()
+        for name, part in _by_layer(model, std.clamp(min=1e-30)).items()
+    }
 
 
 def mean_log_std(model: BayesianModel, by_layer: dict[str, float]) -> float:
     """Return the mean over all numbers of theta."""
-    sizes = {name: len(part) for name, part in _by_layer(model, torch.empty(model.posterior.theta_dimension)).items()}
+    sizes = {
+        name: len(part)
+        for name, part in _by_layer(model, torch.empty(model.posterior.theta_dimension)).items()
+    }
     return sum(sizes[name] * value for name, value in by_layer.items()) / sum(sizes.values())
 
 
 @torch.no_grad()
 def bound(model: BayesianModel, x: Tensor, y: Tensor, rows: int, seed: int) -> dict[str, float]:
-    """Return the negative evidence lower bound per row of `rows`, in nats, with its parts and Monte Carlo error."""
+    """Return the negative evidence lower bound per row of `rows`, in nats, with its parts and Monte
+    Carlo error."""
     model.eval()
     for module in model.modules():
         if isinstance(module, HyperLayer):
             module.train()  # else it says no KL
     eps = standard_noise(DRAWS, model.posterior.noise_dimension, seed).to(x.device)
-    taken = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:ROWS].to(x.device)
+    taken = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:ROWS].to(
+        x.device
+    )
     nll, kl = torch.zeros(DRAWS, dtype=torch.float64), torch.zeros(DRAWS, dtype=torch.float64)
     for chunk in taken.split(CHUNK_ROWS):
         served, divergence = model.sample(x[chunk].float(), eps)
@@ -74,8 +88,11 @@ def bound(model: BayesianModel, x: Tensor, y: Tensor, rows: int, seed: int) -> d
     }
 
 
-def pulls(model: BayesianModel, x: Tensor, y: Tensor, kl_weight: float, seed: int) -> dict[str, tuple[float, float]]:
-    """Return each layer's mean pull and its Monte Carlo error; nothing if the posterior is not of that form."""
+def pulls(
+    model: BayesianModel, x: Tensor, y: Tensor, kl_weight: float, seed: int
+) -> dict[str, tuple[float, float]]:
+    """Return each layer's mean pull and its Monte Carlo error; nothing if the posterior is not of
+    that form."""
     posterior = model.posterior
     location = posterior.location() if isinstance(posterior, LocationScale) else None
     if location is None:
@@ -95,7 +112,10 @@ def pulls(model: BayesianModel, x: Tensor, y: Tensor, kl_weight: float, seed: in
         pull = ((theta.detach() - location.detach()) * slope)[0] - 1.0
         for name, part in _by_layer(model, pull).items():
             seen.setdefault(name, []).append(part.mean().item())
-    return {name: (float(np.mean(v)), float(np.std(v, ddof=1) / math.sqrt(len(v)))) for name, v in seen.items()}
+    return {
+        name: (float(np.mean(v)), float(np.std(v, ddof=1) / math.sqrt(len(v))))
+        for name, v in seen.items()
+    }
 
 
 def convergence(
@@ -108,7 +128,11 @@ def convergence(
 ) -> dict[str, Any]:
     """Return what the manifest says of a variational fit's end; `says` is one line of it."""
     facts: dict[str, Any] = bound(model, *train, len(train[0]), seed)
-    slopes = {key: slope([m[key] for m in history]) for key in ("objective", "log_std") if key in history[-1]}
+    slopes = {
+        key: slope([m[key] for m in history])
+        for key in ("objective", "log_std")
+        if key in history[-1]
+    }
     facts["objective_slope"], facts["objective_slope_error"] = slopes["objective"]
     if "log_std" in slopes:
         facts["spread_rise"] = math.expm1(slopes["log_std"][0])
@@ -128,19 +152,26 @@ def convergence(
         facts["pareto_k"] = pareto_k(ratios)
     faults = list(_faults(facts, history))
     facts["settled"] = not faults
-    facts["says"] = "the posterior had not converged: " + "; ".join(faults) if faults else "the posterior has settled"
+    facts["says"] = (
+        "the posterior had not converged: " + "; ".join(faults)
+        if faults
+        else "the posterior has settled"
+    )
     return facts
 
 
 def slope(values: list[float | int], share: float = WINDOW) -> tuple[float, float]:
-    """Return the slope an epoch of the last epochs' values, a share of all, and its error, by least squares."""
+    """Return the slope an epoch of the last epochs' values, a share of all, and its error, by least
+    squares."""
     last = np.array(values[-_window(len(values), share) :], dtype=np.float64)
     if len(last) < 3:
         return math.nan, math.nan
     epochs = np.arange(len(last)) - (len(last) - 1) / 2
     fitted = float(epochs @ last / (epochs @ epochs))
     residuals = last - last.mean() - fitted * epochs
-    return fitted, math.sqrt(float(residuals @ residuals) / (len(last) - 2) / float(epochs @ epochs))
+    return fitted, math.sqrt(
+        float(residuals @ residuals) / (len(last) - 2) / float(epochs @ epochs)
+    )
 
 
 def _window(epochs: int, share: float = WINDOW) -> int:
@@ -158,14 +189,21 @@ def _faults(facts: dict[str, Any], history: list[dict[str, float | int]]) -> lis
         faults.append(f"its bound still fell {100 * fall / size:.2g} % an epoch")
     rise = facts.get("spread_rise", 0.0)
     if abs(rise) > LEVEL:
-        faults.append(f"its spread still {'rose' if rise > 0 else 'fell'} {100 * abs(rise):.2g} % an epoch")
+        faults.append(
+            f"its spread still {'rose' if rise > 0 else 'fell'} {100 * abs(rise):.2g} % an epoch"
+        )
     for name, layer in facts["layers"].items():
         pull = layer.get("pull", 0.0)
         if abs(pull) > max(SETTLED_PULL, 3 * layer.get("pull_error", 0.0)):
-            faults.append(f"the bound wants {'less' if pull > 0 else 'more'} spread in layer {name}")
+            faults.append(
+                f"the bound wants {'less' if pull > 0 else 'more'} spread in layer {name}"
+            )
     return faults
 
 
 def _by_layer(model: BayesianModel, values: Tensor) -> dict[str, Tensor]:
     slots = getattr(model.network, "slots", [])
-    return {slot.name: part for slot, part in zip(slots, values.split([s.size for s in slots]), strict=True)}
+    return {
+        slot.name: part
+        for slot, part in zip(slots, values.split([s.size for s in slots]), strict=True)
+    }

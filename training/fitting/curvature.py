@@ -1,17 +1,22 @@
-"""The generalised Gauss-Newton matrix of drawn layers, in one pass over the rows, in bounded memory.
+"""The generalised Gauss-Newton matrix of drawn layers, in one pass over the rows, in bounded
+memory.
 
-H = sum_n J_n' L_n J_n, with J_n the Jacobian of row n's outputs by theta, at its centre, and L_n the expected second
-derivative of -log p(y | outputs): of classes diag(p) - p p', of a Gaussian's mean and log variance diag(1/s^2, 1/2).
-It is the Fisher information too (Martens 2020, "New insights and perspectives on the natural gradient method").
+H = sum_n J_n' L_n J_n, with J_n the Jacobian of row n's outputs by theta, at its centre, and L_n
+the expected second derivative of -log p(y | outputs): of classes diag(p) - p p', of a Gaussian's
+mean and log variance diag(1/s^2, 1/2). It is the Fisher information too (Martens 2020, "New
+insights and perspectives on the natural gradient method").
 
-A layer's part of J_n is made of its inputs and of the derivatives of outputs by its values. Where the values are the
-outputs these derivatives are 1, and H is exact for any number of classes. To layers before that one each column of a
-root of L_n is propagated back; of more than `COLUMNS` outputs, as many random combinations of the columns, with signs
-for weights, whose squares have the same mean (Hutchinson 1990, "A stochastic estimator of the trace").
+A layer's part of J_n is made of its inputs and of the derivatives of outputs by its values. Where
+the values are the outputs these derivatives are 1, and H is exact for any number of classes. To
+layers before that one each column of a root of L_n is propagated back; of more than `COLUMNS`
+outputs, as many random combinations of the columns, with signs for weights, whose squares have the
+same mean (Hutchinson 1990, "A stochastic estimator of the trace").
 
-The same weights may make values at T places of a row: a convolution's patches, a sequence's steps. A Kronecker
-product is then of sums over places, divided by T (Grosse and Martens 2016, "A Kronecker-factored approximate Fisher
-matrix for convolution layers"); a diagonal's derivatives are added up over a row's places before they are squared.
+The same weights may make values at T places of a row: a convolution's patches, a sequence's steps.
+    A Kronecker
+product is then of sums over places, divided by T (Grosse and Martens 2016, "A Kronecker-factored
+approximate Fisher matrix for convolution layers"); a diagonal's derivatives are added up over a
+row's places before they are squared.
 """
 
 from abc import ABC, abstractmethod
@@ -23,15 +28,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from training.nn.layers import WeightLayer, patches
-from training.nn.likelihoods import LOG_VARIANCE_LIMIT, Categorical, Gaussian, Likelihood
-from training.nn.model import BayesianModel
-from training.nn.networks import DrawnNetwork
-from training.nn.posteriors.laplace import Eigen, LaplacePosterior, Structure
+from training.networks.layers import WeightLayer, patches
+from training.networks.likelihoods import LOG_VARIANCE_LIMIT, Categorical, Gaussian, Likelihood
+from training.networks.model import BayesianModel
+from training.networks.networks import DrawnNetwork
+from training.posteriors.laplace import Eigen, LaplacePosterior, Structure
 
 COLUMNS = 32  # outputs up to which layers before the last are exact
 CHUNK_ROWS = 512
-CHUNK_NUMBERS = 8_000_000  # of inputs and values of drawn layers, and of weights' derivatives, of rows at a time
+# of inputs and values of drawn layers, and of weights' derivatives, of rows at a time
+CHUNK_NUMBERS = 8_000_000
 
 
 @dataclass(frozen=True)
@@ -62,9 +68,11 @@ class OutputHessian:
         return torch.diag(self.d.sum(0)) - self.u.T @ self.u
 
     def roots(self, generator: torch.Generator) -> Iterator[Float[Tensor, "N C"]]:
-        """Yield columns r of roots R of L, the sum over whose r r' is L; of many outputs, on average.
+        """Yield columns r of roots R of L, the sum over whose r r' is L; of many outputs, on
+        average.
 
-        Of classes, R = diag(sqrt d) - u q' with q = sqrt p: R R' = diag(d) - u u', since q q' = 1 and sqrt(d) q = u.
+        Of classes, R = diag(sqrt d) - u q' with q = sqrt p: R R' = diag(d) - u u', since q q' = 1
+        and sqrt(d) q = u.
         """
         root, total = self.d.sqrt(), self.d.sum(1, keepdim=True).clamp(min=1e-30)
         q = root / total.sqrt()
@@ -81,8 +89,11 @@ class OutputHessian:
             yield mixed / COLUMNS**0.5
 
 
-def output_hessian(likelihood: Likelihood, outputs: Float[Tensor, "N C"], y: Tensor) -> OutputHessian:
-    """Return the expected second derivative of -log p(y | outputs) of each row, weighted as training weights rows."""
+def output_hessian(
+    likelihood: Likelihood, outputs: Float[Tensor, "N C"], y: Tensor
+) -> OutputHessian:
+    """Return the expected second derivative of -log p(y | outputs) of each row, weighted as
+    training weights rows."""
     if isinstance(likelihood, Categorical):
         probs = torch.softmax(outputs, dim=1)
         if likelihood.log_weights is None:
@@ -100,7 +111,8 @@ def output_hessian(likelihood: Likelihood, outputs: Float[Tensor, "N C"], y: Ten
 
 
 class LayerSum(ABC):
-    """The part of H that is a layer's, being added up; of G groups, of i inputs and o outputs each."""
+    """The part of H that is a layer's, being added up; of G groups, of i inputs and o outputs
+    each."""
 
     @abstractmethod
     def add_inputs(self, a: Float[Tensor, "N T G i"]) -> None:
@@ -147,7 +159,8 @@ class DiagonalSum(LayerSum):
 
 
 class KroneckerSum(LayerSum):
-    """A, the sum of a a', and B, that of g g' over places, rows and columns: H is A x B / (rows T)."""
+    """A, the sum of a a', and B, that of g g' over places, rows and columns: H is A x B / (rows
+    T)."""
 
     def __init__(self, groups: int, inputs: int, outputs: int, device: torch.device) -> None:
         self.of_inputs = torch.zeros(groups, inputs, inputs, dtype=torch.float64, device=device)
@@ -170,7 +183,8 @@ class KroneckerSum(LayerSum):
         self.of_outputs[0] += hessian.total
 
     def eigen(self) -> Eigen:
-        """Return products of the factors' eigenvalues, laid out as the layer's slot, and their eigenvectors."""
+        """Return products of the factors' eigenvalues, laid out as the layer's slot, and their
+        eigenvectors."""
         a, of_inputs = torch.linalg.eigh(self.of_inputs.cpu())
         b, of_outputs = torch.linalg.eigh(self.of_outputs.cpu())
         products = a.clamp(min=0.0)[:, :, None] * b.clamp(min=0.0)[:, None, :] / max(self.places, 1)
@@ -188,11 +202,12 @@ class FullSum(LayerSum):
         """Do nothing: inputs are needed beside values."""
 
     def add_values(self, a: Float[Tensor, "N T G i"], g: Float[Tensor, "N T G o"]) -> None:
-        """Refuse: `training.nn.model` lets no other layer have a full covariance."""
+        """Refuse: `training.networks.model` lets no other layer have a full covariance."""
         raise NotImplementedError
 
     def add_last(self, a: Float[Tensor, "N 1 1 i"], hessian: OutputHessian) -> None:
-        """Add L's entries for two outputs times a a'; those above the diagonal are the same as those below."""
+        """Add L's entries for two outputs times a a'; those above the diagonal are the same as
+        those below."""
         rows = a[:, 0, 0]
         for c in range(len(self.sum)):
             for d in range(c + 1):
@@ -211,11 +226,16 @@ class FullSum(LayerSum):
         return Eigen(values.clamp(min=0.0), (vectors,))
 
 
-SUMS: dict[Structure, type[LayerSum]] = {"full": FullSum, "kronecker": KroneckerSum, "diagonal": DiagonalSum}
+SUMS: dict[Structure, type[LayerSum]] = {
+    "full": FullSum,
+    "kronecker": KroneckerSum,
+    "diagonal": DiagonalSum,
+}
 
 
 def curvature(model: BayesianModel, x: Tensor, y: Tensor, seed: int) -> Curvature:
-    """Return H of rows at a model's centre, as its posterior's structure has it, with their log-likelihood.
+    """Return H of rows at a model's centre, as its posterior's structure has it, with their
+    log-likelihood.
 
     `seed` is of the random columns, where there are any.
     """
@@ -223,7 +243,11 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor, seed: int) -> Curvatur
     assert isinstance(network, DrawnNetwork)
     assert isinstance(posterior, LaplacePosterior)
     device = x.device
-    by_name = {layer.place.slot.name: layer for layer in network.modules() if isinstance(layer, WeightLayer)}
+    by_name = {
+        layer.place.slot.name: layer
+        for layer in network.modules()
+        if isinstance(layer, WeightLayer)
+    }
     layers = [by_name[slot.name] for slot in network.slots]
     kind: type = SUMS[posterior.structure]
     sums: list[LayerSum] = [
@@ -237,10 +261,14 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor, seed: int) -> Curvatur
     with _constants(model.eval()):
         for part, targets in _chunks(network, posterior, layers, x, y):
             outputs, seen, is_last = _ran(network, posterior, layers, part)
-            exact = outputs.detach().double()  # p - p^2 and log p of a certain network are lost in float32
+            exact = (
+                outputs.detach().double()
+            )  # p - p^2 and log p of a certain network are lost in float32
             hessian = output_hessian(model.likelihood, exact, targets)
             served = model.likelihood(exact[None])
-            log_likelihood += model.likelihood.weighted_log_likelihood(served, targets).double().sum().item()
+            log_likelihood += (
+                model.likelihood.weighted_log_likelihood(served, targets).double().sum().item()
+            )
             if isinstance(model.likelihood, Gaussian):
                 square_error += model.likelihood.errors(served[0], targets).sum().item()
             inputs = [a for a, _ in seen]
@@ -255,22 +283,35 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor, seed: int) -> Curvatur
             for column in hessian.roots(generator) if before else ():
                 values = [seen[i][1] for i in before]
                 slopes = torch.autograd.grad(
-                    outputs, values, column.to(outputs), retain_graph=True, allow_unused=True, materialize_grads=True
+                    outputs,
+                    values,
+                    column.to(outputs),
+                    retain_graph=True,
+                    allow_unused=True,
+                    materialize_grads=True,
                 )
                 for i, slope in zip(before, slopes, strict=True):
                     sums[i].add_values(inputs[i], _values(layers[i], slope, len(part)))
     model.train(was_training)
     columns = COLUMNS if inner and model.likelihood.outputs > COLUMNS else 0
-    return Curvature(tuple(layer_sum.eigen() for layer_sum in sums), log_likelihood, square_error, columns)
+    return Curvature(
+        tuple(layer_sum.eigen() for layer_sum in sums), log_likelihood, square_error, columns
+    )
 
 
 def _chunks(
-    network: DrawnNetwork, posterior: LaplacePosterior, layers: list[WeightLayer], x: Tensor, y: Tensor
+    network: DrawnNetwork,
+    posterior: LaplacePosterior,
+    layers: list[WeightLayer],
+    x: Tensor,
+    y: Tensor,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield rows and targets, as many at a time as take bounded memory."""
     _, seen, is_last = _ran(network, posterior, layers, x[:1])
     numbers = [a.numel() + value.numel() for a, value in seen]
-    if not all(is_last):  # what is kept for derivatives is of all layers behind the first: about as much again
+    if not all(
+        is_last
+    ):  # what is kept for derivatives is of all layers behind the first: about as much again
         numbers.append(2 * sum(numbers))
     rows = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // max(1, sum(numbers))))
     yield from zip(x.split(rows), y.split(rows), strict=True)
@@ -281,7 +322,8 @@ def _ran(
 ) -> tuple[Float[Tensor, "N C"], list[tuple[Tensor, Tensor]], list[bool]]:
     """Run the network at the posterior's centre.
 
-    Return its outputs, what each drawn layer took in (`_inputs`) and its values, and whether these are the outputs.
+    Return its outputs, what each drawn layer took in (`_inputs`) and its values, and whether these
+    are the outputs.
     """
     seen: dict[nn.Module, tuple[Tensor, Tensor, Tensor]] = {}
     whole: list[Tensor] = []
@@ -301,7 +343,10 @@ def _ran(
         for hook in hooks:
             hook.remove()
     found = [seen[layer] for layer in layers]
-    is_last = [at.convolution is None and end is whole[0] for at, (_, _, end) in zip(layers, found, strict=True)]
+    is_last = [
+        at.convolution is None and end is whole[0]
+        for at, (_, _, end) in zip(layers, found, strict=True)
+    ]
     return outputs[0], [(a, value) for a, value, _ in found], is_last
 
 
@@ -319,7 +364,11 @@ def _inputs(layer: WeightLayer, h: Tensor) -> Float[Tensor, "N T G i"]:
 
 def _values(layer: WeightLayer, slope: Tensor, rows: int) -> Float[Tensor, "N T G o"]:
     """Return derivatives by a layer's values, place by place."""
-    by_place = slope.reshape(rows, -1, slope.shape[-1]) if layer.convolution is None else slope.flatten(2).mT
+    by_place = (
+        slope.reshape(rows, -1, slope.shape[-1])
+        if layer.convolution is None
+        else slope.flatten(2).mT
+    )
     return by_place.unflatten(2, (layer.groups, -1))
 
 

@@ -1,7 +1,9 @@
-"""Rows encoded once for all epochs and fits: a file of what an encoder said of each row, found by the row's digest.
+"""Rows encoded once for all epochs and fits: a file of what an encoder said of each row, found by
+the row's digest.
 
-A record is the BLAKE2b digest of the row (16 bytes), the CRC-32 of the numbers, and the numbers. The file grows at
-its end alone. A record that a kill cut short is cut off, one that is damaged is encoded again.
+A record is the BLAKE2b digest of the row (16 bytes), the CRC-32 of the numbers, and the numbers.
+The file grows at its end alone. A record that a kill cut short is cut off, one that is damaged is
+encoded again.
 """
 
 import fcntl
@@ -28,12 +30,17 @@ SUFFIX, LOCK = ".rows", ".lock"
 class CachedEncoder:
     """An encoder that keeps what it says of rows in a file, for this process and later ones."""
 
-    def __init__(self, encoder: Rewriting, width: int, path: Path, most_bytes: int = MOST_BYTES) -> None:
-        """Open the file of an encoder of so many numbers, or begin one; beyond the bound, older ones are removed."""
+    def __init__(
+        self, encoder: Rewriting, width: int, path: Path, most_bytes: int = MOST_BYTES
+    ) -> None:
+        """Open the file of an encoder of so many numbers, or begin one; beyond the bound, older
+        ones are removed."""
         self.encoder = encoder
         self.path = path
         self.most_bytes = most_bytes
-        self.record = np.dtype([("digest", f"V{DIGEST_BYTES}"), ("crc", "<u4"), ("encoded", "<f4", (width,))])
+        self.record = np.dtype(
+            [("digest", f"V{DIGEST_BYTES}"), ("crc", "<u4"), ("encoded", "<f4", (width,))]
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         weakref.finalize(self, os.close, _held(path))
         os.utime(path)
@@ -52,15 +59,17 @@ class CachedEncoder:
     ) -> Float32[np.ndarray, "N F"]:
         """Return what the encoder says of rows, with a progress bar.
 
-        Rows that lie together in the file are a view of it, which takes no memory. Where the file would be larger
-        than it may be, the rest is in memory alone.
+        Rows that lie together in the file are a view of it, which takes no memory. Where the file
+        would be larger than it may be, the rest is in memory alone.
         """
         digests = [_digest(row) for row in x]
         new = [n for n, digest in enumerate(digests) if digest not in self.known]
         if not new:
             return self._taken(digests)
         found: dict[int, np.ndarray] = {}
-        with tqdm(total=len(new), unit="row", desc="encoding", disable=quiet, dynamic_ncols=True) as bar:
+        with tqdm(
+            total=len(new), unit="row", desc="encoding", disable=quiet, dynamic_ncols=True
+        ) as bar:
             for part in (new[i : i + AT_ONCE] for i in range(0, len(new), AT_ONCE)):
                 encoded = self.encoder(x[part].astype(np.float32))
                 if not self._append([digests[n] for n in part], encoded):
@@ -69,10 +78,17 @@ class CachedEncoder:
         if not found:
             return self._taken(digests)
         if not quiet:
-            log.info("%d rows are kept in memory: files of encoded rows have %d bytes", len(found), self.most_bytes)
+            log.info(
+                "%d rows are kept in memory: files of encoded rows have %d bytes",
+                len(found),
+                self.most_bytes,
+            )
         records = self._records()
         return np.stack(
-            [found[n] if n in found else records["encoded"][self.known[digests[n]]] for n in range(len(x))]
+            [
+                found[n] if n in found else records["encoded"][self.known[digests[n]]]
+                for n in range(len(x))
+            ]
         )
 
     def _taken(self, digests: list[bytes]) -> Float32[np.ndarray, "N F"]:
@@ -109,11 +125,14 @@ class CachedEncoder:
 
 
 def _digest(row: np.ndarray) -> bytes:
-    return blake2b(np.ascontiguousarray(row, dtype=np.float32).data, digest_size=DIGEST_BYTES).digest()
+    return blake2b(
+        np.ascontiguousarray(row, dtype=np.float32).data, digest_size=DIGEST_BYTES
+    ).digest()
 
 
 def _held(path: Path) -> int:
-    """Open a file, made if there is none, so that nobody removes it as long as it is open; return its descriptor."""
+    """Open a file, made if there is none, so that nobody removes it as long as it is open; return
+    its descriptor."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         fcntl.flock(handle, fcntl.LOCK_SH)
@@ -124,8 +143,8 @@ def _held(path: Path) -> int:
 
 
 def _make_room(folder: Path, most_bytes: int) -> None:
-    """Remove files of rows that no fit holds, those that were used longest ago first, until all have at most so many
-    bytes.
+    """Remove files of rows that no fit holds, those that were used longest ago first, until all
+    have at most so many bytes.
     """
     files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
     total = sum(path.stat().st_size for path in files)

@@ -1,4 +1,5 @@
-"""What comes before a recipe's network, made and examined before the fit: see `[network] encoder` of a recipe."""
+"""What comes before a recipe's network, made and examined before the fit: see `[network] encoder`
+of a recipe."""
 
 import math
 import tempfile
@@ -17,9 +18,9 @@ from training.detectors.spectrum import LARGEST
 from training.export.encoders import RowsTaken, examined, of_file, of_module, written
 from training.fitting.encoded import SUFFIX, CachedEncoder
 from training.messages import log
-from training.nn.architectures import channels_first
-from training.nn.model import split_network, standardisation
-from training.nn.split import NotSplit
+from training.networks.architectures import channels_first
+from training.networks.model import split_network, standardisation
+from training.networks.split import NotSplit
 from training.recipe import Recipe
 from training.seeds import Stream, hash_key
 from training.versions import Parent
@@ -30,7 +31,8 @@ EXAMPLES = 16  # training rows that an encoder is tried on
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """An encoder that was examined: its file, what a manifest says of it, and itself, which keeps what it says."""
+    """An encoder that was examined: its file, what a manifest says of it, and itself, which keeps
+    what it says."""
 
     path: Path
     spec: EncoderSpec
@@ -42,11 +44,16 @@ class Encoding:
         return self.path.stem
 
     def of(self, splits: Splits, quiet: bool = False) -> Splits:
-        """Return splits whose training and validation rows are encoded, as the network is fitted on them.
+        """Return splits whose training and validation rows are encoded, as the network is fitted on
+        them.
 
         The others are judged as they are served: raw.
         """
-        return replace(splits, train=self._rows(splits.train, quiet), validation=self._rows(splits.validation, quiet))
+        return replace(
+            splits,
+            train=self._rows(splits.train, quiet),
+            validation=self._rows(splits.validation, quiet),
+        )
 
     def _rows(self, rows: Rows, quiet: bool) -> Rows:
         return replace(rows, x=self.encoder.rows(rows.x, quiet))
@@ -57,7 +64,8 @@ def with_encoder(
 ) -> tuple[Recipe, Encoding | None]:
     """Return a recipe that says whether its network has an encoder, and the encoder.
 
-    A recipe that does not say has one where rows are long, layers are frozen, and rows are the same in all epochs.
+    A recipe that does not say has one where rows are long, layers are frozen, and rows are the same
+    in all epochs.
 
     Args:
         recipe: of the fit.
@@ -71,10 +79,16 @@ def with_encoder(
     """
     network = recipe.network
     is_told = network.encoder is not None
-    like = None if parent is None or parent.manifest.encoder is None else parent.manifest.files[ENCODER].sha256
+    like = (
+        None
+        if parent is None or parent.manifest.encoder is None
+        else parent.manifest.files[ENCODER].sha256
+    )
     if parent is not None and like is None and not is_told:
         return recipe, None
-    may_have = network.factory is not None and network.trained is not None and recipe.augmentation is None
+    may_have = (
+        network.factory is not None and network.trained is not None and recipe.augmentation is None
+    )
     if not is_told and not (may_have and math.prod(data.shape) > LARGEST):
         return recipe, None
     if network.encoder == "none":
@@ -94,12 +108,16 @@ def with_encoder(
         model = of_file(Path(network.encoder_file), rows, network.output)
     else:
         try:
-            with torch.random.fork_rng(devices=[]):  # what is random in a factory is what it will be in the model
+            with torch.random.fork_rng(
+                devices=[]
+            ):  # what is random in a factory is what it will be in the model
                 torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
                 parts = split_network(recipe, data.shape, len(data.classes), with_weights=True)
         except NotSplit as error:
             if is_told:
-                raise InvalidInput("network.encoder", "a network that can be cut in two", str(error)) from None
+                raise InvalidInput(
+                    "network.encoder", "a network that can be cut in two", str(error)
+                ) from None
             log.info("frozen layers are computed anew in every epoch: %s", error)
             return recipe, None
         if parts is None:
@@ -112,8 +130,13 @@ def with_encoder(
         except Exception as error:  # torch's exporter lets any kind through
             if is_told:
                 reason = f"{type(error).__name__}: {one_line(error)}"[:300]
-                raise InvalidInput("network.encoder", "frozen layers that can be exported", reason) from error
-            return recipe, None  # the network as a whole is tried before the fit, and says which layer it is
+                raise InvalidInput(
+                    "network.encoder", "frozen layers that can be exported", reason
+                ) from error
+            return (
+                recipe,
+                None,
+            )  # the network as a whole is tried before the fit, and says which layer it is
     folder = runs / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as making:
@@ -127,7 +150,9 @@ def with_encoder(
         path = draft.rename(folder / f"{digest}.onnx")
     if like is not None and like != digest:
         raise InvalidInput(
-            "network.encoder", f"that of the version to go on from, {like[:12]}...", f"{digest[:12]}..."
+            "network.encoder",
+            f"that of the version to go on from, {like[:12]}...",
+            f"{digest[:12]}...",
         )
     encoder = Encoder(path, spec, math.prod(data.shape))
     if data.takes_ids:
@@ -136,9 +161,13 @@ def with_encoder(
     if spec.rows_at_once == 1 and network.rows_at_once is None:
         told += "; a row at a time, since rows among others get other bits"
     log.info("%s", told)
-    rows_file = folder / f"{digest}-{spec.rows_at_once}{SUFFIX}"  # rows in other company may get other bits
+    rows_file = (
+        folder / f"{digest}-{spec.rows_at_once}{SUFFIX}"
+    )  # rows in other company may get other bits
     if not is_told:
-        recipe = recipe.model_copy(update={"network": network.model_copy(update={"encoder": "frozen"})})
+        recipe = recipe.model_copy(
+            update={"network": network.model_copy(update={"encoder": "frozen"})}
+        )
     return recipe, Encoding(path, spec, CachedEncoder(encoder, spec.outputs, rows_file))
 
 

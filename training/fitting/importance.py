@@ -8,9 +8,9 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from training.nn.model import BayesianModel
-from training.nn.posteriors import FactorialGaussian, LocationScale
-from training.nn.posteriors.normal import log_normal, standard_noise
+from training.networks.model import BayesianModel
+from training.posteriors import FactorialGaussian, LocationScale
+from training.posteriors.normal import log_normal, standard_noise
 
 DRAWS = 200
 CHUNK_ROWS = 2048
@@ -20,17 +20,23 @@ TINY = 1e-300  # of ratios over the largest: less counts as so much
 
 
 def pareto_k(log_ratios: Float64[np.ndarray, "K"]) -> float:
-    """Return k-hat: the shape of the generalised Pareto distribution that the largest importance ratios follow.
+    """Return k-hat: the shape of the generalised Pareto distribution that the largest importance
+    ratios follow.
 
-    Below .5 the ratios have a variance, below .7 what they weigh can be trusted at practical numbers of draws
-    (Vehtari et al. 2024, "Pareto smoothed importance sampling"; of posteriors Yao et al. 2018, "Yes, but did it
-    work?"). The tail is the largest min(K / 5, 3 sqrt(K)). Its error at 200 draws is about .2.
+    Below .5 the ratios have a variance, below .7 what they weigh can be trusted at practical
+    numbers of draws (Vehtari et al. 2024, "Pareto smoothed importance sampling"; of posteriors Yao
+    et al. 2018, "Yes, but did it work?"). The tail is the largest min(K / 5, 3 sqrt(K)). Its error
+    at 200 draws is about .2.
     """
     largest = np.sort(log_ratios)
     tail = math.ceil(min(0.2 * len(largest), 3.0 * math.sqrt(len(largest))))
     if tail < LEAST_TAIL:
-        raise ValueError(f"log_ratios: expected at least {5 * LEAST_TAIL} draws, got {len(log_ratios)}")
-    ratios = np.exp(largest[-tail - 1 :] - largest[-1])  # the largest is 1, and the first the tail's threshold
+        raise ValueError(
+            f"log_ratios: expected at least {5 * LEAST_TAIL} draws, got {len(log_ratios)}"
+        )
+    ratios = np.exp(
+        largest[-tail - 1 :] - largest[-1]
+    )  # the largest is 1, and the first the tail's threshold
     excess = ratios[1:] - ratios[0]
     if excess[-1] < np.finfo(float).eps:
         return 0.0  # ratios that are equal have no tail
@@ -38,11 +44,13 @@ def pareto_k(log_ratios: Float64[np.ndarray, "K"]) -> float:
 
 
 def pareto_shape(excess: Float64[np.ndarray, "M"]) -> float:
-    """Return the shape of a generalised Pareto distribution from a sorted sample of what exceeds its threshold.
+    """Return the shape of a generalised Pareto distribution from a sorted sample of what exceeds
+    its threshold.
 
-    Zhang and Stephens (2009), "A new and efficient estimation method for the generalized Pareto distribution",
-    equations 8 and 9: the posterior mean of theta = -k / sigma under their prior, by quadrature over m points, and k
-    given theta. Ten further values of .5 draw k towards .5 (Vehtari et al. 2024, appendix C).
+    Zhang and Stephens (2009), "A new and efficient estimation method for the generalized Pareto
+    distribution", equations 8 and 9: the posterior mean of theta = -k / sigma under their prior, by
+    quadrature over m points, and k given theta. Ten further values of .5 draw k towards .5 (Vehtari
+    et al. 2024, appendix C).
     """
     count = len(excess)
     points = 30 + int(math.sqrt(count))
@@ -61,7 +69,8 @@ def pareto_shape(excess: Float64[np.ndarray, "M"]) -> float:
 def log_ratios(
     model: BayesianModel, x: Tensor, y: Tensor, kl_weight: float, draws: int, seed: int
 ) -> Float64[np.ndarray, "K"] | None:
-    """Return log p(theta, data) - log q(theta) of draws, up to a constant; none without a density or of many rows.
+    """Return log p(theta, data) - log q(theta) of draws, up to a constant; none without a density
+    or of many rows.
 
     The likelihood is tempered as the fit's was: its mean over rows over `kl_weight`.
     """
@@ -82,7 +91,8 @@ def log_ratios(
 
 
 def _divergence(model: BayesianModel, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
-    """Return log q - log p of draws of theta, up to a constant; of the densities also where the KL is analytic."""
+    """Return log q - log p of draws of theta, up to a constant; of the densities also where the KL
+    is analytic."""
     posterior = model.posterior
     if not isinstance(posterior, FactorialGaussian):
         return posterior.sample(eps)[1]

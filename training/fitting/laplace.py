@@ -1,12 +1,15 @@
-"""From a network's trained weights to Laplace's approximation around them, and the prior that goes with it.
+"""From a network's trained weights to Laplace's approximation around them, and the prior that goes
+with it.
 
-With H = U diag(lambda) U', theta's centre m and a prior N(0, I / precision), Laplace's log marginal likelihood is
+With H = U diag(lambda) U', theta's centre m and a prior N(0, I / precision), Laplace's log marginal
+likelihood is
 
     log p(data) = log p(data | m) - (sum_i log(1 + lambda_i / precision) + precision |m|^2) / 2
 
-(MacKay 1992, "A practical Bayesian framework for backpropagation networks"). Its one maximum over the precision is
-where sum_i lambda_i / (lambda_i + precision), the number of weights that the data determine, is precision |m|^2.
-It is exact where outputs are linear in theta, noise is Gaussian and m is the posterior's mean.
+(MacKay 1992, "A practical Bayesian framework for backpropagation networks"). Its one maximum over
+the precision is where sum_i lambda_i / (lambda_i + precision), the number of weights that the data
+determine, is precision |m|^2. It is exact where outputs are linear in theta, noise is Gaussian and
+m is the posterior's mean.
 """
 
 import math
@@ -20,18 +23,20 @@ from torch import Tensor
 from model_store.errors import InvalidInput
 from training.fitting.curvature import Curvature, curvature
 from training.messages import log
-from training.nn.layers import WeightLayer
-from training.nn.likelihoods import SPEED, Gaussian
-from training.nn.model import CHUNK_ROWS, BayesianModel
-from training.nn.networks import DrawnNetwork
-from training.nn.posteriors import noise
-from training.nn.posteriors.laplace import Eigen, LaplacePosterior
+from training.networks.layers import WeightLayer
+from training.networks.likelihoods import SPEED, Gaussian
+from training.networks.model import CHUNK_ROWS, BayesianModel
+from training.networks.networks import DrawnNetwork
+from training.posteriors import noise
+from training.posteriors.laplace import Eigen, LaplacePosterior
 from training.recipe import LaplaceSection, Recipe
 from training.seeds import Stream, hash_key
 from training.versions import Parent
 
 MOST = 1e4  # of the prior's standard deviation, and 1 / MOST the least
-GRID = [10.0 ** (i / 2) for i in range(-6, 5)]  # standard deviations that held-out rows are tried on
+GRID = [
+    10.0 ** (i / 2) for i in range(-6, 5)
+]  # standard deviations that held-out rows are tried on
 FINER = 0.03  # of the logarithm to base 10
 HELD_NUMBERS = 16_000_000  # of theta at a time
 
@@ -47,16 +52,17 @@ def check_trained(recipe: Recipe, parent: Parent | None) -> None:
     if told_epochs(recipe, parent) != 0:
         return
     if parent is None and not recipe.network.is_trained:
-        expected = (
-            "1 or more, or a trained network: network.weights, network.start, or --warm-start of an mle version"
-        )
+        expected = "1 or more, or a trained network: network.weights, network.start, or --warm-start of an mle version"
         raise InvalidInput("training.epochs", expected, "0")
     if recipe.data.target_transform == "auto" and parent is None:
-        raise InvalidInput("data.target_transform", "what the trained network's outputs are of", "'auto'")
+        raise InvalidInput(
+            "data.target_transform", "what the trained network's outputs are of", "'auto'"
+        )
 
 
 def told_epochs(recipe: Recipe, parent: Parent | None) -> int | None:
-    """Return how many epochs a fit is told to have: none of laplace for a network that was trained before."""
+    """Return how many epochs a fit is told to have: none of laplace for a network that was trained
+    before."""
     is_trained = recipe.network.is_trained or parent is not None
     if recipe.training.epochs is None and recipe.method == "laplace" and is_trained:
         return 0
@@ -83,7 +89,8 @@ def fit_laplace(
         seed: of draws on these, and of random columns.
         draws: how many.
         times: what the log-likelihood is multiplied with, 1 unless it is tempered.
-        finds_noise: whether a regression's lone noise is the root mean squared error, since nothing fitted it.
+        finds_noise: whether a regression's lone noise is the root mean squared error, since nothing
+            fitted it.
     """
     begun = time.monotonic()
     posterior = model.posterior
@@ -127,14 +134,17 @@ def determined(eigens: list[Eigen], precision: float) -> float:
     return sum((eigen.values / (eigen.values + precision)).sum().item() for eigen in eigens)
 
 
-def log_marginal_likelihood(log_likelihood: float, eigens: list[Eigen], square: float, precision: float) -> float:
+def log_marginal_likelihood(
+    log_likelihood: float, eigens: list[Eigen], square: float, precision: float
+) -> float:
     """Return log p(data) in nats, given log p(data | m) and |m|^2."""
     log_det = sum(torch.log1p(eigen.values / precision).sum().item() for eigen in eigens)
     return log_likelihood - 0.5 * (log_det + precision * square)
 
 
 def best_precision(eigens: list[Eigen], square: float) -> float:
-    """Return the prior's precision of the largest marginal likelihood, within MOST^-2 and MOST^2."""
+    """Return the prior's precision of the largest marginal likelihood, within MOST^-2 and
+    MOST^2."""
 
     def excess(log_precision: float) -> float:
         precision = math.exp(log_precision)
@@ -148,8 +158,11 @@ def best_precision(eigens: list[Eigen], square: float) -> float:
     return math.exp(brentq(excess, low, high, xtol=1e-6))
 
 
-def _held_out(model: BayesianModel, eigens: list[Eigen], rows: tuple[Tensor, Tensor], eps: Tensor) -> float:
-    """Return the precision under which held-out rows are most likely, by the same noise for all that are tried."""
+def _held_out(
+    model: BayesianModel, eigens: list[Eigen], rows: tuple[Tensor, Tensor], eps: Tensor
+) -> float:
+    """Return the precision under which held-out rows are most likely, by the same noise for all
+    that are tried."""
     posterior = model.posterior
     assert isinstance(posterior, LaplacePosterior)
 
@@ -170,24 +183,33 @@ def _held_out(model: BayesianModel, eigens: list[Eigen], rows: tuple[Tensor, Ten
 
 @torch.no_grad()
 def predicted(model: BayesianModel, x: Tensor, eps: Tensor) -> Tensor:
-    """Return what is served of each draw and row: what comes before the first drawn layer once for all draws."""
+    """Return what is served of each draw and row: what comes before the first drawn layer once for
+    all draws."""
     theta = model.posterior(eps)[:, None]
-    convolves = any(isinstance(layer, WeightLayer) and layer.convolution is not None for layer in model.modules())
+    convolves = any(
+        isinstance(layer, WeightLayer) and layer.convolution is not None
+        for layer in model.modules()
+    )
     if convolves or theta.numel() > HELD_NUMBERS:
         return model.predict(x, eps)
     parts = x.split(max(1, 8 * CHUNK_ROWS // len(theta)))
-    return torch.cat([model.likelihood(model.network(part.float(), theta)[0]) for part in parts], dim=1)
+    return torch.cat(
+        [model.likelihood(model.network(part.float(), theta)[0]) for part in parts], dim=1
+    )
 
 
 def _with_found_noise(model: BayesianModel, found: Curvature, rows: int) -> Curvature:
-    """Set a regression's noise to the root mean squared error, and return the curvature under it."""
+    """Set a regression's noise to the root mean squared error, and return the curvature under
+    it."""
     likelihood = model.likelihood
     assert isinstance(likelihood, Gaussian)
     assert likelihood.log_variance is not None
     with torch.no_grad():
         variance = max(found.square_error / rows, 1e-12 * likelihood.target_std.item() ** 2)
         before = likelihood(torch.zeros(1, 1, 1).to(likelihood.target_std))[0, 0, 1].exp().item()
-        likelihood.log_variance.fill_(math.log(variance / likelihood.target_std.item() ** 2) / SPEED)
+        likelihood.log_variance.fill_(
+            math.log(variance / likelihood.target_std.item() ** 2) / SPEED
+        )
         after = likelihood(torch.zeros(1, 1, 1).to(likelihood.target_std))[0, 0, 1].exp().item()
     log_likelihood = -0.5 * (rows * math.log(2 * math.pi * after) + found.square_error / after)
     eigens = tuple(Eigen(eigen.values * (before / after), eigen.vectors) for eigen in found.eigens)

@@ -1,8 +1,9 @@
 """When a fit that was told no number of epochs has gone on for long enough.
 
-It trains at its first learning rates until what counts has levelled off over the last `patience` epochs, then lets
-the rates decay over half as many epochs again, and ends. What counts is the held-out likelihood and, of a
-posterior that has a bound to converge to, that bound and the spread of theta as well.
+It trains at its first learning rates until what counts has levelled off over the last `patience`
+epochs, then lets the rates decay over half as many epochs again, and ends. What counts is the
+held-out likelihood and, of a posterior that has a bound to converge to, that bound and the spread
+of theta as well.
 """
 
 import math
@@ -12,7 +13,9 @@ from training.fitting.convergence import LEVEL, slope
 FEWEST_STEPS = 600  # of `patience` epochs, if a recipe does not say how many these are
 FEWEST_EPOCHS = 5
 COOLING = 1 / 2  # of the epochs so far
-LEVEL_NATS = 0.01  # a rise of the held-out likelihood a row, over the window, below which it is level
+LEVEL_NATS = (
+    0.01  # a rise of the held-out likelihood a row, over the window, below which it is level
+)
 
 
 def patience_of(told: int | None, epoch_steps: int) -> int:
@@ -32,7 +35,8 @@ def moving(history: list[dict[str, float | int]], patience: int, has_bound: bool
     window = max(3, patience)
 
     def rises(key: str, least: float) -> float:
-        """Return how far values have risen over the window, 0 where they cannot be told from level ones."""
+        """Return how far values have risen over the window, 0 where they cannot be told from level
+        ones."""
         rise, error = slope([m[key] for m in history[-window:]], share=1.0)
         return rise * window if abs(rise) > 2 * error and abs(rise) * window > least else 0.0
 

@@ -9,8 +9,9 @@ KEPT_BYTES = 1 << 30
 def keep_freed_memory() -> None:
     """Have glibc keep large blocks that are freed, and hand them out again.
 
-    Blocks of more than 32 MB it gives back to the system at once. A convolution's activations are as large, and every
-    step would find all their pages anew, a quarter of its time. Other C libraries are left alone.
+    Blocks of more than 32 MB it gives back to the system at once. A convolution's activations are
+    as large, and every step would find all their pages anew, a quarter of its time. Other C
+    libraries are left alone.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -16,11 +16,18 @@ from training.fitting.checkpoint import write_atomically
 def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> None:
     """Draw loss, KL, accuracy or RMSE, and the spread of theta against the epoch, as a PNG."""
     panels = {
-        "nats a row": {"loss": "-ELBO", "nll": "training -log p", "validation_log_likelihood": "validation -log p"},
+        "nats a row": {
+            "loss": "-ELBO",
+            "nll": "training -log p",
+            "validation_log_likelihood": "validation -log p",
+        },
         "bound, nats a row": {"objective": "KL at its full weight"},
         "KL to the prior (nats)": {"kl": "KL"},
         "error (%)": {"train_accuracy": "training, one draw", "validation_accuracy": "validation"},
-        "root mean squared error": {"train_rmse": "training, one draw", "validation_rmse": "validation"},
+        "root mean squared error": {
+            "train_rmse": "training, one draw",
+            "validation_rmse": "validation",
+        },
         "std of theta": {"theta_std": "mean", "log_std": "geometric mean"},
     }
     if "log_std" not in history[0]:  # a method whose draws have no width to learn
@@ -57,8 +64,11 @@ def _end_range(values: list[float]) -> tuple[float, float]:
     return min(later) - 0.5 * margin, max(later) + margin
 
 
-def plot_signal_to_noise(ratio: Float32[np.ndarray, "W"], fraction: float, path: Path, title: str) -> None:
-    """Draw density and CDF of weights' |mu| / sigma in dB, and where `fraction` of them lie below, as a PNG."""
+def plot_signal_to_noise(
+    ratio: Float32[np.ndarray, "W"], fraction: float, path: Path, title: str
+) -> None:
+    """Draw density and CDF of weights' |mu| / sigma in dB, and where `fraction` of them lie below,
+    as a PNG."""
     decibels = 20 * np.log10(np.maximum(ratio.astype(np.float64), 1e-6))
     plt.switch_backend("Agg")
     figure, (density, cumulative) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
@@ -67,7 +77,11 @@ def plot_signal_to_noise(ratio: Float32[np.ndarray, "W"], fraction: float, path:
     cumulative.plot(np.sort(decibels), np.arange(1, len(decibels) + 1) / len(decibels))
     cumulative.set(ylabel="CDF")
     for axis in (density, cumulative):
-        axis.axvline(np.quantile(decibels, fraction), color="tab:red", label=f"{100 * fraction:g} % of weights below")
+        axis.axvline(
+            np.quantile(decibels, fraction),
+            color="tab:red",
+            label=f"{100 * fraction:g} % of weights below",
+        )
         axis.set(xlabel="20 log10 |mu| / sigma (dB)", xlim=np.quantile(decibels, [0.001, 1.0]))
         axis.grid(alpha=0.3)
         _legend_above(axis)
@@ -77,7 +91,9 @@ def plot_signal_to_noise(ratio: Float32[np.ndarray, "W"], fraction: float, path:
 
 def _legend_above(axis: Axes) -> None:
     """Put the legend where no curve is."""
-    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize="small", frameon=False)
+    axis.legend(
+        loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize="small", frameon=False
+    )
 
 
 def _write(figure: Figure, path: Path) -> None:

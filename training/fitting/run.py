@@ -1,8 +1,9 @@
 """The training loop: one for CPU and CUDA, seeded, resumable, with progress, metrics and a plot.
 
-Everything random is a function of the recipe's seed and of the step or epoch alone, and a checkpoint holds the rest
-(parameters, optimiser, best parameters, the epoch's sums). So a run that is killed and started again does the same
-arithmetic as one that was not, and ends with the same weights.
+Everything random is a function of the recipe's seed and of the step or epoch alone, and a
+checkpoint holds the rest (parameters, optimiser, best parameters, the epoch's sums). So a run that
+is killed and started again does the same arithmetic as one that was not, and ends with the same
+weights.
 """
 
 import json
@@ -38,11 +39,19 @@ from training.fitting.convergence import convergence, log_std_by_layer, mean_log
 from training.fitting.laplace import fit_laplace, told_epochs
 from training.fitting.levelling import cooling_epochs, moving, patience_of
 from training.fitting.plots import plot_run
-from training.fitting.steps import adam, decay_rates, full_kl_weight, kl_weight, spare_threads, step_loss, take_step
+from training.fitting.steps import (
+    adam,
+    decay_rates,
+    full_kl_weight,
+    kl_weight,
+    spare_threads,
+    step_loss,
+    take_step,
+)
 from training.fitting.warm_start import begin_at, carry_over
-from training.nn.likelihoods import Categorical
-from training.nn.model import CHUNK_ROWS, BayesianModel, build, initialise
-from training.nn.posteriors import noise
+from training.networks.likelihoods import Categorical
+from training.networks.model import CHUNK_ROWS, BayesianModel, build, initialise
+from training.posteriors import noise
 from training.recipe import LaplaceSection, Recipe
 from training.seeds import Stream, hash_key
 from training.versions import Parent
@@ -53,7 +62,8 @@ INITIALISATION_ROWS = 1000
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
 WRITE_INTERVAL_S = 1  # at least between two states of metrics.jsonl
 PLOT_INTERVAL_S = 5  # at least between two plots of a run, which take half a second each
-LOST_NATS = 0.05  # a validation row, by which a Laplace posterior may be worse than its centre without a word
+# a validation row, by which a Laplace posterior may be worse than its centre without a word
+LOST_NATS = 0.05
 
 
 @dataclass
@@ -66,7 +76,8 @@ class Progress:
     seconds: float
     token: str  # tells this run from all others: its publication carries it
     start_log_std: dict[str, float]  # of theta, by layer, of a variational method
-    levelled: int = 0  # epochs after which the rates began to decay, of a fit that was told no number; 0 before that
+    # epochs after which the rates began to decay, of a fit that was told no number; 0 before that
+    levelled: int = 0
     still_moving: list[str] = field(default_factory=list)  # then, of one that had no more time
 
 
@@ -75,7 +86,8 @@ class Diverged(DubitoError):
 
 
 class Run:
-    """A run of a recipe on its data in a folder: `checkpoint.safetensors`, `metrics.jsonl`, `progress.png`."""
+    """A run of a recipe on its data in a folder: `checkpoint.safetensors`, `metrics.jsonl`,
+    `progress.png`."""
 
     def __init__(
         self,
@@ -90,11 +102,12 @@ class Run:
         encoded: int | None = None,
         largest_id: int | None = None,
     ) -> None:
-        """Begin a run, from a published version's weights if there is a parent, or take it up at its checkpoint.
+        """Begin a run, from a published version's weights if there is a parent, or take it up at
+        its checkpoint.
 
-        `shape` is that of the data's rows; of a network with an encoder, training and validation rows are `encoded`
-        numbers of it. A regression has no classes (0). Rows of a class count as `class_weights` say, of a recipe with
-        such. Rows of ids have none above `largest_id`.
+        `shape` is that of the data's rows; of a network with an encoder, training and validation
+        rows are `encoded` numbers of it. A regression has no classes (0). Rows of a class count as
+        `class_weights` say, of a recipe with such. Rows of ids have none above `largest_id`.
         """
         self.recipe = recipe
         self.parent = parent
@@ -112,18 +125,37 @@ class Run:
         self.told_epochs = told_epochs(recipe, parent)
         changes_method = parent is not None and parent.recipe.method != recipe.method
         weights = parent.network_weights() if parent is not None and changes_method else None
-        self.model = build(recipe, shape, num_classes, rows.cpu(), encoded, weights, largest_id).to(device)
-        self.laplace: dict[str, Any] | None = None  # what the manifest says of its posterior, once it is found
-        self.samples = recipe.samples if self.model.posterior.max_draws is None else self.model.posterior.max_draws
+        self.model = build(recipe, shape, num_classes, rows.cpu(), encoded, weights, largest_id).to(
+            device
+        )
+        self.laplace: dict[str, Any] | None = (
+            None  # what the manifest says of its posterior, once it is found
+        )
+        self.samples = (
+            recipe.samples
+            if self.model.posterior.max_draws is None
+            else self.model.posterior.max_draws
+        )
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = adam(self.model, recipe.training)
         spare_threads(self.model, self.batch_rows, self.samples)
-        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # of the epoch: nll, KL, metric
-        self.losses = torch.zeros(self.epoch_steps, dtype=torch.float64, device=device)  # at the KL's full weight
+        self.sums = torch.zeros(
+            3, dtype=torch.float64, device=device
+        )  # of the epoch: nll, KL, metric
+        self.losses = torch.zeros(
+            self.epoch_steps, dtype=torch.float64, device=device
+        )  # at the KL's full weight
         self.best: dict[str, Tensor] = {}
-        self.lowest: Tensor | None = None  # score of each validation row or step, at the epoch of the lowest mean
+        self.lowest: Tensor | None = (
+            None  # score of each validation row or step, at the epoch of the lowest mean
+        )
         self.progress = Progress(
-            step=0, best_epoch=-1, history=[], seconds=0.0, token=secrets.token_hex(8), start_log_std={}
+            step=0,
+            best_epoch=-1,
+            history=[],
+            seconds=0.0,
+            token=secrets.token_hex(8),
+            start_log_std={},
         )
         self.plotted = time.monotonic()
         self.written = 0.0
@@ -149,19 +181,23 @@ class Run:
                 )
             if recipe.network.factory is not None:
                 check_exports(
-                    self.model, None if recipe.network.is_standardised else rows[:CHECKED_ROWS].float().cpu()
+                    self.model,
+                    None if recipe.network.is_standardised else rows[:CHECKED_ROWS].float().cpu(),
                 )
 
     @torch.no_grad()
     def at_start(self) -> str:
-        """Return how good the network is on the validation rows before the first step, at the posterior's centre.
+        """Return how good the network is on the validation rows before the first step, at the
+        posterior's centre.
 
         Of a network that was trained elsewhere it tells whether it sees what it was trained on.
         """
         likelihood, (x, y) = self.model.likelihood, self.validation
         centre = self.model.posterior.centre().to(self.device)[None, None]
         self.model.eval()
-        parts = [likelihood(self.model.network(part.float(), centre)[0]) for part in x.split(CHUNK_ROWS)]
+        parts = [
+            likelihood(self.model.network(part.float(), centre)[0]) for part in x.split(CHUNK_ROWS)
+        ]
         _, log_likelihood, errors = likelihood.validation(torch.cat(parts, dim=1), y).unbind(1)
         self.model.train()
         metric = likelihood.to_metric(errors.mean().item())
@@ -179,7 +215,8 @@ class Run:
 
     @property
     def epochs(self) -> int:
-        """How many epochs the fit has: as told, or as many as it may have until it has levelled off."""
+        """How many epochs the fit has: as told, or as many as it may have until it has levelled
+        off."""
         settings = self.recipe.training
         if self.told_epochs is not None:
             return self.told_epochs
@@ -203,7 +240,8 @@ class Run:
         return (self.progress.step - begun) / max(1, self.steps - begun)
 
     def _look_whether_level(self) -> None:
-        """Let the rates decay from here on if what counts has levelled off, or just enough epochs are left for it."""
+        """Let the rates decay from here on if what counts has levelled off, or just enough epochs
+        are left for it."""
         settings, epochs = self.recipe.training, len(self.progress.history)
         if self.told_epochs is not None or self.progress.levelled:
             return
@@ -223,7 +261,9 @@ class Run:
             return f"after {self.epochs} epochs, as told"
         if self.progress.still_moving or not self.progress.levelled:
             still = "; ".join(self.progress.still_moving or ["too few epochs to tell"])
-            return f"after {self.epochs} epochs, the most there may be (training.max_epochs): {still}"
+            return (
+                f"after {self.epochs} epochs, the most there may be (training.max_epochs): {still}"
+            )
         return f"after {self.epochs} epochs: levelled off after {self.progress.levelled}"
 
     def fit(self, quiet: bool = False) -> BayesianModel:
@@ -231,7 +271,13 @@ class Run:
         settings = self.recipe.training
         begun = saved = time.monotonic()
         before = self.progress.seconds
-        bar = tqdm(total=self.steps, initial=self.progress.step, unit="step", disable=quiet, dynamic_ncols=True)
+        bar = tqdm(
+            total=self.steps,
+            initial=self.progress.step,
+            unit="step",
+            disable=quiet,
+            dynamic_ncols=True,
+        )
         order = None
         metric = self.model.likelihood.metric
         with bar:
@@ -251,7 +297,10 @@ class Run:
                         f"epoch {epoch + 1}/{self.epochs} loss {metrics['loss']:.4f} "
                         f"KL {metrics['kl']:.0f} {metric} {metrics[f'validation_{metric}']:.4g}"
                     )
-                if self.progress.step == self.steps or time.monotonic() - saved > settings.checkpoint_interval_s:
+                if (
+                    self.progress.step == self.steps
+                    or time.monotonic() - saved > settings.checkpoint_interval_s
+                ):
                     self._save()
                     saved = time.monotonic()
         if self.steps == 0:
@@ -265,8 +314,8 @@ class Run:
         return self.model
 
     def _lost_since(self, before: Tensor) -> str:
-        """Return a warning if validation rows are less likely under the posterior's draws than they were at its
-        centre, beyond chance; nothing otherwise.
+        """Return a warning if validation rows are less likely under the posterior's draws than they
+        were at its centre, beyond chance; nothing otherwise.
         """
         after = self._validated(self._validation_noise())
         lost = before[:, 1] - after[:, 1]
@@ -278,7 +327,8 @@ class Run:
         figures += f"{after[:, 1].mean():.4g}, which was {before[:, 1].mean():.4g}"
         return (
             f"; ! its draws say less than the trained network alone: {figures}. Draw fewer "
-            "layers (network.bayesian; by default the last), or take posterior.prior_std = 'held-out'"
+            "layers (network.bayesian; by default the last), or take posterior.prior_std = "
+            "'held-out'"
         )
 
     def _fit_laplace(self, section: LaplaceSection) -> dict[str, Any]:
@@ -288,14 +338,18 @@ class Run:
         homoscedastic = getattr(self.model.likelihood, "log_variance", None) is not None
         finds_noise = homoscedastic and self.steps == 0 and self.parent is None
         seed = self.recipe.seed
-        return fit_laplace(self.model, section, self.train, self.validation, seed, draws, times, finds_noise)
+        return fit_laplace(
+            self.model, section, self.train, self.validation, seed, draws, times, finds_noise
+        )
 
     def _step(self, index: Tensor) -> None:
         settings = self.recipe.training
         step, decay = self.progress.step, self._decay()
         decay_rates(self.optimizer, decay)
         x, y = self.train[0][index], self.train[1][index]
-        loss = step_loss(self.model, self.recipe, self.shape, x, y, self.samples, self._kl_weight(step), step)
+        loss = step_loss(
+            self.model, self.recipe, self.shape, x, y, self.samples, self._kl_weight(step), step
+        )
         take_step(self.optimizer, self.parameters, loss.total, settings.gradient_norm, step)
         error = self.model.likelihood.errors(loss.served[0].detach(), y).mean()
         nll, kl = loss.nll.detach(), loss.kl.detach().mean()
@@ -315,7 +369,8 @@ class Run:
         self.sums.zero_()
         if not math.isfinite(nll + kl):
             raise Diverged(
-                f"training diverged in epoch {epoch + 1}: a lower training.learning_rate or training.gradient_norm "
+                f"training diverged in epoch {epoch + 1}: a lower training.learning_rate or "
+                "training.gradient_norm "
                 f"may help (delete {self.checkpoint} to begin anew)"
             )
         eps = self._validation_noise()
@@ -337,7 +392,9 @@ class Run:
             "seconds": self.progress.seconds,
         }
         if self.progress.start_log_std:
-            by_layer = log_std_by_layer(self.model, hash_key(self.recipe.seed, Stream.VALIDATION_NOISE))
+            by_layer = log_std_by_layer(
+                self.model, hash_key(self.recipe.seed, Stream.VALIDATION_NOISE)
+            )
             metrics["log_std"] = mean_log_std(self.model, by_layer)
         history = self.progress.history
         history.append(metrics)
@@ -356,7 +413,8 @@ class Run:
         return metrics
 
     def _validation_noise(self) -> Tensor:
-        """Return the noise of draws in validation: of laplace one that is not used, before it has a spread."""
+        """Return the noise of draws in validation: of laplace one that is not used, before it has a
+        spread."""
         posterior, wanted = self.model.posterior, self.recipe.training.validation_draws
         is_a_point = self.recipe.method == "laplace" and self.laplace is None
         draws = 1 if is_a_point else min(wanted, posterior.max_draws or wanted)
@@ -381,7 +439,8 @@ class Run:
         return self._validated(self._validation_noise())[:, 1].mean().item()
 
     def _is_kept(self, epoch: int, validation_scores: Tensor) -> bool:
-        """Whether an epoch's model takes the place of the one kept: never while the KL's weight still rises."""
+        """Whether an epoch's model takes the place of the one kept: never while the KL's weight
+        still rises."""
         if epoch < self.recipe.training.kl_ramp_epochs:
             return epoch + 1 == self.epochs
         by_validation = self.recipe.choose == "likelihood"
@@ -408,7 +467,9 @@ class Run:
         try:
             load_module(self.model, tensors, "model")
             load_optimizer(self.optimizer, tensors)
-            self.best = {name: tensor for name, tensor in tensors.items() if name.startswith("best.")}
+            self.best = {
+                name: tensor for name, tensor in tensors.items() if name.startswith("best.")
+            }
             self.sums.copy_(tensors["sums"])
             self.losses.copy_(tensors["losses"])
             self.lowest = tensors["lowest"].to(self.device) if "lowest" in tensors else None
@@ -419,16 +480,24 @@ class Run:
 
 
 def check_pixels(recipe: Recipe, data: Dataset) -> None:
-    """Check that what a network is told of pixels fits the data, and that one trained on pixels is told it.
+    """Check that what a network is told of pixels fits the data, and that one trained on pixels is
+    told it.
 
     Raises:
         InvalidInput: naming the key.
     """
     network = recipe.network
-    are_pixels = data.train.x.dtype == np.uint8 or (data.image is not None and data.maximum == LARGEST_PIXEL)
+    are_pixels = data.train.x.dtype == np.uint8 or (
+        data.image is not None and data.maximum == LARGEST_PIXEL
+    )
     if network.pixel_mean is not None and not are_pixels:
         raise InvalidInput("network.pixel_mean", "none for rows that are no pixels", "some")
-    if are_pixels and network.is_trained and network.pixel_mean is None and network.standardise is None:
+    if (
+        are_pixels
+        and network.is_trained
+        and network.pixel_mean is None
+        and network.standardise is None
+    ):
         expected = (
             "what the network was trained on: [0] beside pixel_std = [1] for pixels from 0 to 1, "
             "or network.standardise = false for 0 to 255"
@@ -439,8 +508,8 @@ def check_pixels(recipe: Recipe, data: Dataset) -> None:
 def training_facts(run: Run, splits: Splits, log_slope: float = 0.0) -> TrainingFacts:
     """Return what the manifest says of a finished run.
 
-    With `log_slope`, the mean over validation rows of log g'(y), their log-likelihood is of a density of y where
-    the run saw g(y).
+    With `log_slope`, the mean over validation rows of log g'(y), their log-likelihood is of a
+    density of y where the run saw g(y).
     """
     validated = run.validation_log_likelihood() + log_slope
     facts = TrainingFacts(
@@ -476,7 +545,9 @@ def device_named(name: str) -> torch.device:
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise InvalidInput("--device", "a device that torch finds here", "cuda")
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    return torch.device(
+        ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    )
 
 
 def _tensors(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,5 @@
-"""A step of a fit: its loss, its optimiser and its rates. What is random in it is of the seed and the step."""
+"""A step of a fit: its loss, its optimiser and its rates. What is random in it is of the seed and
+the step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 
 from training.fitting.augmentation import augmented
 from training.fitting.objectives import alpha_objective, geometric_weight
-from training.nn.model import BayesianModel
-from training.nn.posteriors import step_noise
+from training.networks.model import BayesianModel
+from training.posteriors import step_noise
 from training.recipe import Recipe, TrainingSection
 from training.seeds import Stream, hash_key
 
@@ -40,10 +41,13 @@ def step_loss(
     kl_weight: float,
     step: int,
 ) -> Loss:
-    """Return the loss of a batch of rows of a `shape` under fresh draws, `samples` of each group of rows."""
+    """Return the loss of a batch of rows of a `shape` under fresh draws, `samples` of each group of
+    rows."""
     x = x.float()
     if recipe.augmentation is not None:
-        x = augmented(x, shape, recipe.augmentation, hash_key(recipe.seed, Stream.AUGMENTATION, step))
+        x = augmented(
+            x, shape, recipe.augmentation, hash_key(recipe.seed, Stream.AUGMENTATION, step)
+        )
     groups = min(recipe.row_groups, len(x))
     eps = step_noise(model.posterior, samples * groups, recipe.seed, Stream.STEP_NOISE, step)
     torch.manual_seed(hash_key(recipe.seed, Stream.LAYER_NOISE, step))
@@ -54,9 +58,14 @@ def step_loss(
 
 
 def take_step(
-    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], loss: Tensor, gradient_norm: float, step: int
+    optimizer: torch.optim.Optimizer,
+    parameters: list[nn.Parameter],
+    loss: Tensor,
+    gradient_norm: float,
+    step: int,
 ) -> None:
-    """Change parameters by a loss's gradient, whose global norm is at most `gradient_norm`; steps count from 0."""
+    """Change parameters by a loss's gradient, whose global norm is at most `gradient_norm`; steps
+    count from 0."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     clip_gradient(parameters, gradient_norm)
@@ -66,9 +75,11 @@ def take_step(
 
 
 def drop_faded(optimizer: torch.optim.Optimizer) -> None:
-    """Set to zero what has faded of Adam's means of gradients that are zero by now, as those of units that are off.
+    """Set to zero what has faded of Adam's means of gradients that are zero by now, as those of
+    units that are off.
 
-    They would become denormal numbers, over which a processor takes many times as long, and stay so.
+    They would become denormal numbers, over which a processor takes many times as long, and stay
+    so.
     """
     for state in optimizer.state.values():
         for mean in (state["exp_avg"], state["exp_avg_sq"]):
@@ -99,13 +110,15 @@ def kl_weight(settings: TrainingSection, rows: int, epoch_steps: int, step: int)
 
 
 def decay_rates(optimizer: torch.optim.Optimizer, decay: float) -> None:
-    """Set learning rates to where they are when `decay` of their way is gone, from the first (0) to the last (1)."""
+    """Set learning rates to where they are when `decay` of their way is gone, from the first (0) to
+    the last (1)."""
     for group in optimizer.param_groups:
         group["lr"] = group["first_lr"] * (group["final_lr"] / group["first_lr"]) ** decay
 
 
 def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
-    """Return the optimiser: log standard deviations take longer steps, since they have further to go than means."""
+    """Return the optimiser: log standard deviations take longer steps, since they have further to
+    go than means."""
     spread = model.posterior.spread_parameters()
     others = [p for p in model.parameters() if p.requires_grad and not any(p is q for q in spread)]
     final = settings.final_learning_rate
@@ -113,12 +126,17 @@ def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
         (others, settings.learning_rate, final),
         (spread, settings.spread_learning_rate, FINAL_SPREAD_RATE * final),
     )
-    groups = [{"params": p, "lr": first, "first_lr": first, "final_lr": last} for p, first, last in rates if p]
+    groups = [
+        {"params": p, "lr": first, "first_lr": first, "final_lr": last}
+        for p, first, last in rates
+        if p
+    ]
     return torch.optim.Adam(groups, fused=True)
 
 
 def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
-    """Scale gradients down to a global norm, where theirs is larger: elsewhere they are read and not written."""
+    """Scale gradients down to a global norm, where theirs is larger: elsewhere they are read and
+    not written."""
     found = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
     if not found <= norm:
         torch.nn.utils.clip_grads_with_norm_(parameters, norm, found)

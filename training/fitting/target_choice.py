@@ -1,7 +1,9 @@
-"""Which transform of a regression's target a fit takes: told by the recipe, or chosen by held-out likelihood.
+"""Which transform of a regression's target a fit takes: told by the recipe, or chosen by held-out
+likelihood.
 
-A chosen one is that of the highest log-likelihood of the validation rows, of a density in the target's own units
-(with log g'(y), or a transform that shrinks the target would always win), each after a short fit of the recipe.
+A chosen one is that of the highest log-likelihood of the validation rows, of a density in the
+target's own units (with log g'(y), or a transform that shrinks the target would always win), each
+after a short fit of the recipe.
 """
 
 import math
@@ -20,7 +22,7 @@ from training.data.targets import fit_transform, kinds_for, transformed
 from training.facts import TargetFacts
 from training.fitting.run import Run
 from training.messages import log
-from training.nn.posteriors import noise
+from training.posteriors import noise
 from training.recipe import Recipe
 from training.seeds import Stream
 from training.versions import Parent
@@ -48,7 +50,8 @@ def target_choice(
 ) -> TargetChoice:
     """Return the transform that a recipe's fit takes; of a warm start the parent's.
 
-    Short fits are kept in folders of the run's until `forget`, so that a run that was killed does not repeat them.
+    Short fits are kept in folders of the run's until `forget`, so that a run that was killed does
+    not repeat them.
 
     Raises:
         InvalidInput: if the targets do not bear the transform that the recipe names.
@@ -61,15 +64,21 @@ def target_choice(
     if kind != "auto":
         return TargetChoice(fit_transform(kind, splits, data))
     transforms = {name: fit_transform(name, splits, data) for name in kinds_for(data)}
-    log.info("trying the target as it is and transformed (%s), a short fit each", ", ".join(transforms))
+    log.info(
+        "trying the target as it is and transformed (%s), a short fit each", ", ".join(transforms)
+    )
     found = {
-        name: _held_out(recipe, data, splits, transform, folder / f"{FOLDER}{name}", device, encoded)
+        name: _held_out(
+            recipe, data, splits, transform, folder / f"{FOLDER}{name}", device, encoded
+        )
         for name, transform in transforms.items()
     }
     chosen = best(found)
     means = {name: round(float(likelihoods.mean()), 4) for name, likelihoods in found.items()}
     shown = ", ".join(f"{name} {mean:.4g}" for name, mean in means.items())
-    log.info("target transform: %s (held-out log-likelihood in the target's units: %s)", chosen, shown)
+    log.info(
+        "target transform: %s (held-out log-likelihood in the target's units: %s)", chosen, shown
+    )
     return TargetChoice(transforms[chosen], TargetFacts(chosen=chosen, log_likelihood=means))
 
 
@@ -80,8 +89,8 @@ def forget(folder: Path) -> None:
 
 
 def best(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:
-    """Return the name of the best; a later one must be better than those before it by more than chance, the standard
-    error of the mean difference.
+    """Return the name of the best; a later one must be better than those before it by more than
+    chance, the standard error of the mean difference.
     """
     names = iter(likelihoods)
     chosen = next(names)
@@ -101,10 +110,15 @@ def _held_out(
     device: torch.device,
     encoded: int | None,
 ) -> Float64[np.ndarray, "N"]:
-    """Return the log-likelihood of each validation row after a short fit, in nats, in the target's units."""
+    """Return the log-likelihood of each validation row after a short fit, in nats, in the target's
+    units."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = recipe.training
-    epochs = {"epochs": settings.epochs} if settings.epochs is not None else {"max_epochs": settings.max_epochs}
+    epochs = (
+        {"epochs": settings.epochs}
+        if settings.epochs is not None
+        else {"max_epochs": settings.max_epochs}
+    )
     short = {name: max(1, math.ceil(SHORT_FIT * number)) for name, number in epochs.items()}
     quick = recipe.model_copy(update={"training": settings.model_copy(update=short)})
     run = Run(quick, transformed(splits, transform), data.shape, 0, folder, device, encoded=encoded)

@@ -1,16 +1,21 @@
-"""Warm start: a new model begins at a published one's weights, its last layer with more classes where there are more.
+"""Warm start: a new model begins at a published one's weights, its last layer with more classes
+where there are more.
 
-Everything is carried over: parameters, standardisation of rows, statistics of normalisation; all but the temperature,
-which is fitted anew at the end. Old classes come first, so that of a tensor with a class axis the leading part is
-carried over, and the rest is fresh: weights as the module starts them, V random, biases 0, scales g at the mean of
-the old classes' and with the recipe's initial spread.
+Everything is carried over: parameters, standardisation of rows, statistics of normalisation; all
+    but the temperature,
+which is fitted anew at the end. Old classes come first, so that of a tensor with a class axis the
+leading part is carried over, and the rest is fresh: weights as the module starts them, V random,
+biases 0, scales g at the mean of the old classes' and with the recipe's initial spread.
 
-A flow over scales or weights cannot take on a coordinate: its couplings split them in halves. If there are more of
-them, the flow starts anew, near the identity, and its last, affine layer takes each old coordinate's mean and
-standard deviation: the factorial Gaussian nearest to the old posterior. (With `noise_dimension` the flow draws
-coordinates of a subspace, whose number stays, and is carried over whole.)
+A flow over scales or weights cannot take on a coordinate: its couplings split them in halves. If
+    there are more of
+them, the flow starts anew, near the identity, and its last, affine layer takes each old
+coordinate's mean and standard deviation: the factorial Gaussian nearest to the old posterior. (With
+`noise_dimension` the flow draws coordinates of a subspace, whose number stays, and is carried over
+whole.)
 
-Another method may begin at the network of a version of `mle`, as at any network that was trained before.
+Another method may begin at the network of a version of `mle`, as at any network that was trained
+before.
 """
 
 import torch
@@ -19,11 +24,11 @@ from torch import Tensor
 
 from model_store.errors import InvalidInput
 from training.data import Dataset
-from training.nn.layers import Slot
-from training.nn.model import BayesianModel, initialise
-from training.nn.networks import DrawnNetwork
-from training.nn.posteriors.hypernetwork import HypernetworkPosterior
-from training.nn.posteriors.normal import standard_noise
+from training.networks.layers import Slot
+from training.networks.model import BayesianModel, initialise
+from training.networks.networks import DrawnNetwork
+from training.posteriors.hypernetwork import HypernetworkPosterior
+from training.posteriors.normal import standard_noise
 from training.recipe import Recipe
 from training.versions import Parent
 
@@ -43,9 +48,12 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
     had_transform, wanted = parent.manifest.transform, recipe.data.target_transform
     kind = "none" if had_transform is None else had_transform.kind
     changes_method = old.method == "mle" and recipe.method not in ("mle", "ensemble")
-    chosen = {"bayesian", "trained"} if changes_method else None  # what another method may choose anew
+    chosen = (
+        {"bayesian", "trained"} if changes_method else None
+    )  # what another method may choose anew
     had_network, has_network = (
-        section.model_dump(exclude_none=True, exclude=chosen) for section in (old.network, recipe.network)
+        section.model_dump(exclude_none=True, exclude=chosen)
+        for section in (old.network, recipe.network)
     )
     for field, had, has in (
         ("data.target_transform", kind, kind if wanted == "auto" else wanted),
@@ -60,11 +68,15 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
     if changes_method:
         if len(parent.classes) != len(data.classes):
             new = ", ".join(data.classes[len(parent.classes) :])
-            expected = f"{len(parent.classes)} classes, {of_parent}, for another method than its own"
+            expected = (
+                f"{len(parent.classes)} classes, {of_parent}, for another method than its own"
+            )
             raise InvalidInput("data.source: classes", expected, f"also {new}"[:300])
         return
     had_posterior, has_posterior = old.posterior.model_dump(), recipe.posterior.model_dump()
-    for field in has_posterior.keys() - (has_posterior.keys() if recipe.method == "laplace" else FREE):
+    for field in has_posterior.keys() - (
+        has_posterior.keys() if recipe.method == "laplace" else FREE
+    ):
         if had_posterior.get(field) != has_posterior[field]:
             expected = f"{had_posterior.get(field)}, {of_parent}"
             raise InvalidInput(f"posterior.{field}", expected, f"{has_posterior[field]}")
@@ -72,7 +84,8 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
 
 @torch.no_grad()
 def begin_at(model: BayesianModel, parent: BayesianModel, x: Float[Tensor, "N I"]) -> None:
-    """Begin a model that was built with the weights of an `mle` version's network; `x` are rows of a first batch."""
+    """Begin a model that was built with the weights of an `mle` version's network; `x` are rows of
+    a first batch."""
     initialise(model, x, standardise=False)
     model.network.mean, model.network.std = parent.network.mean, parent.network.std
     kept = dict(model.likelihood.named_parameters()) | dict(model.likelihood.named_buffers())  # type: ignore[attr-defined]
@@ -84,7 +97,8 @@ def begin_at(model: BayesianModel, parent: BayesianModel, x: Float[Tensor, "N I"
 
 @torch.no_grad()
 def carry_over(model: BayesianModel, parent: BayesianModel, more_classes: int) -> None:
-    """Begin a model, as it was built, at another's weights; it has `more_classes` classes than that.
+    """Begin a model, as it was built, at another's weights; it has `more_classes` classes than
+    that.
 
     Raises:
         InvalidInput: naming the tensor that fits neither as it is nor with more classes.
@@ -111,7 +125,11 @@ def carry_over(model: BayesianModel, parent: BayesianModel, more_classes: int) -
         if name.startswith("posterior.spreads.") and (old is None or old.shape != tensor.shape):
             continue  # of a Laplace approximation, which is found anew
         if old is None:
-            raise InvalidInput("network", "the network that was published", f"one with a {name}, which that has not")
+            raise InvalidInput(
+                "network",
+                "the network that was published",
+                f"one with a {name}, which that has not",
+            )
         is_laid_out_as_theta = (old.shape[-1:], tensor.shape[-1:]) == (
             (old_posterior.theta_dimension,),
             (posterior.theta_dimension,),
@@ -129,14 +147,17 @@ def carry_over(model: BayesianModel, parent: BayesianModel, more_classes: int) -
 
 
 def _fresh(model: BayesianModel, parent: BayesianModel) -> Float[Tensor, "D"]:
-    """Return where theta starts: the module's weights, or scales at the mean of the old ones of their layer."""
+    """Return where theta starts: the module's weights, or scales at the mean of the old ones of
+    their layer."""
     network, old_network = model.network, parent.network
     assert isinstance(network, DrawnNetwork)
     assert isinstance(old_network, DrawnNetwork)
     if network.initial:
         return torch.cat([network.initial[slot.name].flatten() for slot in network.slots])
     parts = _moments(parent)[0].split([slot.size for slot in old_network.slots])
-    return torch.cat([part.mean().expand(slot.size) for part, slot in zip(parts, network.slots, strict=True)])
+    return torch.cat(
+        [part.mean().expand(slot.size) for part, slot in zip(parts, network.slots, strict=True)]
+    )
 
 
 def _moments(parent: BayesianModel) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
@@ -156,14 +177,26 @@ def _carry_theta(
     """Copy numbers that are laid out as theta is, layer by layer."""
     old_parts = old.split([slot.size for slot in old_slots], dim=-1)
     new_parts = new.split([slot.size for slot in slots], dim=-1)
-    for old_slot, slot, old_part, new_part in zip(old_slots, slots, old_parts, new_parts, strict=True):
-        _carry(slot.name, old_part.unflatten(-1, old_slot.shape), new_part.unflatten(-1, slot.shape), more)
+    for old_slot, slot, old_part, new_part in zip(
+        old_slots, slots, old_parts, new_parts, strict=True
+    ):
+        _carry(
+            slot.name,
+            old_part.unflatten(-1, old_slot.shape),
+            new_part.unflatten(-1, slot.shape),
+            more,
+        )
 
 
 def _carry(name: str, old: Tensor, new: Tensor, more: int) -> None:
-    """Copy a tensor into the leading part of another that has `more` places along one axis at most."""
+    """Copy a tensor into the leading part of another that has `more` places along one axis at
+    most."""
     gains = [b - a for a, b in zip(old.shape, new.shape, strict=False)]
-    if old.ndim != new.ndim or sorted(gains)[:-1] != [0] * (len(gains) - 1) or max(gains, default=0) not in (0, more):
+    if (
+        old.ndim != new.ndim
+        or sorted(gains)[:-1] != [0] * (len(gains) - 1)
+        or max(gains, default=0) not in (0, more)
+    ):
         expected = f"{name} of shape {tuple(old.shape)}, or with {more} more along one axis for more classes"
         raise InvalidInput("network", expected, f"{tuple(new.shape)}")
     new[tuple(slice(size) for size in old.shape)] = old

@@ -1,11 +1,14 @@
-"""From labels that came to the service to a candidate: fitted on old and new rows, compared, promoted.
+"""From labels that came to the service to a candidate: fitted on old and new rows, compared,
+promoted.
 
-A candidate begins at the weights of what `latest` names, and is fitted on that version's training rows and on all
-labelled rows that were not set aside; each counts as one row. Validation, calibration and test rows stay what they
-were. It is published under the alias `candidate`, whatever comes of it.
+A candidate begins at the weights of what `latest` names, and is fitted on that version's training
+rows and on all labelled rows that were not set aside; each counts as one row. Validation,
+calibration and test rows stay what they were. It is published under the alias `candidate`, whatever
+comes of it.
 
-`latest` moves to it if it is no worse than what that named, beyond chance, on the test rows and, where there are
-enough, on labelled control rows, which no fit sees; and if every label came with a key.
+`latest` moves to it if it is no worse than what that named, beyond chance, on the test rows and,
+where there are enough, on labelled control rows, which no fit sees; and if every label came with a
+key.
 """
 
 from collections.abc import Callable
@@ -26,7 +29,13 @@ from model_store.errors import StoreError
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.transforms import Transform, to_fitted
 from model_store.state.database import Database
-from model_store.state.labels import LabelledRows, candidates, keep_candidate, labelled_rows, row_format
+from model_store.state.labels import (
+    LabelledRows,
+    candidates,
+    keep_candidate,
+    labelled_rows,
+    row_format,
+)
 from model_store.state.live import FEWEST
 from training.data import Dataset, Rows, Splits, split, split_sizes
 from training.data.class_weights import class_weights
@@ -41,7 +50,7 @@ from training.fitting.run import Run, training_facts
 from training.fitting.target_choice import target_choice
 from training.fitting.warm_start import check_compatible
 from training.messages import log
-from training.nn.model import BayesianModel
+from training.networks.model import BayesianModel
 from training.publishing.gate import GateError, check_gate, worse_beyond_chance
 from training.publishing.publish import assemble, measured_rows
 from training.publishing.quality import Measurable
@@ -65,7 +74,8 @@ GATES: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What a candidate is made of: the version before it, its data, and the labels that have come since."""
+    """What a candidate is made of: the version before it, its data, and the labels that have come
+    since."""
 
     parent: Parent
     data: Dataset
@@ -98,11 +108,16 @@ class Known:
             if self.data.classes
             else np.array(values, dtype=np.float32)
         )
-        return Rows(self.labels.x[index], y, np.array([self.labels.ids[i] for i in index], dtype=str))
+        return Rows(
+            self.labels.x[index], y, np.array([self.labels.ids[i] for i in index], dtype=str)
+        )
 
 
-def known(store: ModelStore, database: Database, name: str, root: Path, source: str | None = None) -> Known:
-    """Return what there is to make a candidate of; `source` is where the data are, if not where they were.
+def known(
+    store: ModelStore, database: Database, name: str, root: Path, source: str | None = None
+) -> Known:
+    """Return what there is to make a candidate of; `source` is where the data are, if not where
+    they were.
 
     Raises:
         NotFound: if there is no such model.
@@ -133,7 +148,9 @@ def known(store: ModelStore, database: Database, name: str, root: Path, source: 
     return Known(parent, data, splits, labels, usable, facts)
 
 
-def _are_known(labels: LabelledRows, data: Dataset, transform: Transform | None) -> Bool[np.ndarray, "N"]:
+def _are_known(
+    labels: LabelledRows, data: Dataset, transform: Transform | None
+) -> Bool[np.ndarray, "N"]:
     if data.classes:
         return np.array([value in data.classes for value in labels.values], dtype=bool)
     targets = np.array([value if isinstance(value, float) else np.nan for value in labels.values])
@@ -142,12 +159,23 @@ def _are_known(labels: LabelledRows, data: Dataset, transform: Transform | None)
 
 def more_rows(rows: Rows, more: Rows) -> Rows:
     """Return rows with others behind them; bytes stay bytes where the others are such."""
-    as_bytes = rows.x.dtype == np.uint8 and bool(((more.x >= 0) & (more.x <= 255) & (more.x % 1 == 0)).all())
-    x = np.concatenate(
-        [rows.x if as_bytes else rows.x.astype(np.float32), more.x.astype(rows.x.dtype) if as_bytes else more.x]
+    as_bytes = rows.x.dtype == np.uint8 and bool(
+        ((more.x >= 0) & (more.x <= 255) & (more.x % 1 == 0)).all()
     )
-    ids = None if rows.ids is None or more.ids is None else np.concatenate([rows.ids.astype(str), more.ids])
-    groups = None if rows.groups is None else np.concatenate([rows.groups, np.full(len(more), UNKNOWN)])
+    x = np.concatenate(
+        [
+            rows.x if as_bytes else rows.x.astype(np.float32),
+            more.x.astype(rows.x.dtype) if as_bytes else more.x,
+        ]
+    )
+    ids = (
+        None
+        if rows.ids is None or more.ids is None
+        else np.concatenate([rows.ids.astype(str), more.ids])
+    )
+    groups = (
+        None if rows.groups is None else np.concatenate([rows.groups, np.full(len(more), UNKNOWN)])
+    )
     return Rows(x, np.concatenate([rows.y, more.y.astype(rows.y.dtype)]), ids, groups)
 
 
@@ -163,8 +191,11 @@ class Fitted:
     encoding: Encoding | None
 
 
-def fitted(parent: Parent, data: Dataset, splits: Splits, runs: Path, device: torch.device, tag: str) -> Fitted:
-    """Fit a version's recipe on, from its weights, on these splits; a run that was killed is taken up.
+def fitted(
+    parent: Parent, data: Dataset, splits: Splits, runs: Path, device: torch.device, tag: str
+) -> Fitted:
+    """Fit a version's recipe on, from its weights, on these splits; a run that was killed is taken
+    up.
 
     `tag` tells runs apart that begin at one version.
     """
@@ -175,7 +206,9 @@ def fitted(parent: Parent, data: Dataset, splits: Splits, runs: Path, device: to
     begins_at = sha256(parent.weights).hexdigest()
     rows = sha256(np.ascontiguousarray(splits.train.x).data).hexdigest()
     targets = sha256(np.ascontiguousarray(splits.train.y).data).hexdigest()
-    run_id = sha256(f"{recipe.digest()} {begins_at} {rows} {targets} {device.type}".encode()).hexdigest()[:12]
+    run_id = sha256(
+        f"{recipe.digest()} {begins_at} {rows} {targets} {device.type}".encode()
+    ).hexdigest()[:12]
     folder = runs / f"{recipe.name}-{tag}-{run_id}"
     folder.mkdir(parents=True, exist_ok=True)
     splits = splits if encoding is None else encoding.of(splits, quiet=True)
@@ -187,7 +220,18 @@ def fitted(parent: Parent, data: Dataset, splits: Splits, runs: Path, device: to
         else class_weights(recipe.data.class_weights, data.classes, splits.train.y)
     )
     largest_id = int(data.maximum) if data.takes_ids and encoding is None else None
-    run = Run(recipe, splits, data.shape, len(data.classes), folder, device, parent, weights, encoded, largest_id)
+    run = Run(
+        recipe,
+        splits,
+        data.shape,
+        len(data.classes),
+        folder,
+        device,
+        parent,
+        weights,
+        encoded,
+        largest_id,
+    )
     model = run.fit(quiet=True)
     facts = training_facts(run, splits, log_slope_of(choice.transform, own_units.validation.y))
     run.checkpoint.unlink(missing_ok=True)
@@ -207,21 +251,38 @@ def fit_candidate(store: ModelStore, found: Known, runs: Path, device: torch.dev
                 store.set_alias(name, CANDIDATE, version)
                 return manifest
     splits = replace(found.splits, train=more_rows(found.splits.train, found.train))
-    log.info("fitting %d + %d rows from %s", len(found.splits.train), len(found.train), found.parent.label)
+    log.info(
+        "fitting %d + %d rows from %s",
+        len(found.splits.train),
+        len(found.train),
+        found.parent.label,
+    )
     made = fitted(found.parent, found.data, splits, runs, device, CANDIDATE)
     facts = made.facts.model_copy(update={"labels": found.facts})
-    draft = assemble(made.model, made.recipe, found.data, made.splits, facts, made.transform, made.encoding)
+    draft = assemble(
+        made.model, made.recipe, found.data, made.splits, facts, made.transform, made.encoding
+    )
     manifest = publish_draft(store, name, draft, CANDIDATE)
     log.info("published %s version %s as %s", name, manifest.version, CANDIDATE)
     return manifest
 
 
 def labels_tried(store: ModelStore, database: Database, name: str) -> int:
-    """Return how many labels the served version was fitted on, or the candidate if it was judged already."""
-    judged = {row["version"] for row in candidates(database, name) if row["promoted"] or row["why"] != NO_WORSE}
+    """Return how many labels the served version was fitted on, or the candidate if it was judged
+    already."""
+    judged = {
+        row["version"]
+        for row in candidates(database, name)
+        if row["promoted"] or row["why"] != NO_WORSE
+    }
     aliases = store.aliases(name)
-    versions = {aliases.get(LATEST), aliases.get(CANDIDATE) if aliases.get(CANDIDATE) in judged else None}
-    return max((labels_of(store, name, version) for version in versions if version is not None), default=0)
+    versions = {
+        aliases.get(LATEST),
+        aliases.get(CANDIDATE) if aliases.get(CANDIDATE) in judged else None,
+    }
+    return max(
+        (labels_of(store, name, version) for version in versions if version is not None), default=0
+    )
 
 
 def labels_of(store: ModelStore, name: str, version: str) -> int:
@@ -232,7 +293,8 @@ def labels_of(store: ModelStore, name: str, version: str) -> int:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a candidate may take the place of the version before it, and why not if it may not."""
+    """Whether a candidate may take the place of the version before it, and why not if it may
+    not."""
 
     is_promoted: bool
     why: str
@@ -257,7 +319,9 @@ def judged(store: ModelStore, found: Known, manifest: Manifest, root: Path) -> V
         why = str(error)
     control = None
     if len(found.control) < FEWEST:
-        log.info("%d labelled control rows are too few to compare on (%d)", len(found.control), FEWEST)
+        log.info(
+            "%d labelled control rows are too few to compare on (%d)", len(found.control), FEWEST
+        )
     else:
         its = Measurable.of(Model.load(store.open(name, found.parent.manifest.version, NEEDED)))
         on_control = replace(rows, test=found.control)
@@ -273,11 +337,14 @@ def judged(store: ModelStore, found: Known, manifest: Manifest, root: Path) -> V
 
 
 def compared(first: dict[str, Figure], second: dict[str, Figure], seed: int) -> dict[str, Any]:
-    """Return both versions' figures of the same rows, and the difference with its interval; flags are left out."""
+    """Return both versions' figures of the same rows, and the difference with its interval; flags
+    are left out."""
     content = {}
     for metric in first.keys() & second.keys():
         if metric.startswith("test_"):
-            found = difference(first[metric], second[metric], Resamples.of(first[metric].rows, seed))
+            found = difference(
+                first[metric], second[metric], Resamples.of(first[metric].rows, seed)
+            )
             content[metric.removeprefix("test_")] = {
                 "against": found.first,
                 "candidate": found.second,
@@ -297,13 +364,16 @@ def make_candidate(
     device: torch.device,
     saved: Callable[[], dict[str, Any] | None] = lambda: None,
 ) -> Verdict | None:
-    """Fit, publish, compare and promote a candidate of the labels that there are; None if that was done before.
+    """Fit, publish, compare and promote a candidate of the labels that there are; None if that was
+    done before.
 
     `saved` measures how many labels acquisition has saved, where that is asked for.
     """
     name, parent = found.parent.manifest.name, found.parent.manifest
     manifest = fit_candidate(store, found, runs, device)
-    if any(row["version"] == manifest.version and row["promoted"] for row in candidates(database, name)):
+    if any(
+        row["version"] == manifest.version and row["promoted"] for row in candidates(database, name)
+    ):
         log.info("%s version %s was promoted, and rolled back since", name, manifest.version)
         return None
     verdict = judged(store, found, manifest, root)
@@ -313,5 +383,10 @@ def make_candidate(
     if verdict.is_promoted:
         store.set_alias(name, LATEST, manifest.version)
         keep_candidate(database, name, manifest.version, parent.version, *counts, True, said)
-    log.info("%s version %s: %s", name, manifest.version, "promoted" if verdict.is_promoted else verdict.why)
+    log.info(
+        "%s version %s: %s",
+        name,
+        manifest.version,
+        "promoted" if verdict.is_promoted else verdict.why,
+    )
     return verdict

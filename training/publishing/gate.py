@@ -1,7 +1,9 @@
-"""The gate of a recipe: a version is published only if it is no worse than another on named metrics of quality.
+"""The gate of a recipe: a version is published only if it is no worse than another on named metrics
+of quality.
 
-Both versions are scored as served on the same test rows and compared in pairs (`training.evaluation.comparison`): a
-version is kept out if on some metric it is worse by more than is allowed, beyond chance.
+Both versions are scored as served on the same test rows and compared in pairs
+(`training.evaluation.comparison`): a version is kept out if on some metric it is worse by more than
+is allowed, beyond chance.
 """
 
 from dataclasses import replace
@@ -30,8 +32,11 @@ class GateError(DubitoError):
     """A version that its recipe's gate keeps out; what it says is why."""
 
 
-def check_gate(recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows: MeasuredRows, root: Path) -> None:
-    """Compare a version that is about to be published with the one that the recipe's gate names by an alias.
+def check_gate(
+    recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows: MeasuredRows, root: Path
+) -> None:
+    """Compare a version that is about to be published with the one that the recipe's gate names by
+    an alias.
 
     Where there is no such alias the gate passes, and says so.
 
@@ -51,15 +56,21 @@ def check_gate(recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows:
     assert gate is not None
     version = store.aliases(name).get(gate.against)
     if version is None:
-        log.info("gate: %s has no alias %s yet, so there is nothing to be worse than", name, gate.against)
+        log.info(
+            "gate: %s has no alias %s yet, so there is nothing to be worse than", name, gate.against
+        )
         return
     manifest = store.manifest(name, version)
     label = f"{gate.against} (version {version})"
     if TrainingFacts.of(manifest).data_digest != TrainingFacts.of(draft.description).data_digest:
-        log.info("gate: %s was fitted on other data, which may have had some of these test rows", label)
+        log.info(
+            "gate: %s was fitted on other data, which may have had some of these test rows", label
+        )
     test = rows_as_taken_by(manifest, recipe, draft, rows.test, root)
     if test is None:
-        log.info("gate: %s takes other rows, so the figures of either are compared as they are", label)
+        log.info(
+            "gate: %s takes other rows, so the figures of either are compared as they are", label
+        )
         failed = _worse_as_recorded(gate, manifest, draft, label)
     else:
         model = Model.load(store.open(name, version, wanted=NEEDED))
@@ -80,13 +91,16 @@ def worse_beyond_chance(
     seed: int,
     rows: str = "rows",
 ) -> list[str]:
-    """Return a line for each metric that is worse, and log one for each that is not; `rows` says of which."""
+    """Return a line for each metric that is worse, and log one for each that is not; `rows` says of
+    which."""
     failed = []
     for metric, allowed in gate.metrics.items():
         mine, its = figures.get(metric), others.get(metric)
         if mine is None or its is None:
             values = [_shown(None if figure is None else figure.value) for figure in (mine, its)]
-            failed.append(f"  {metric}: {values[0]} against {values[1]} of {label}, which cannot be compared")
+            failed.append(
+                f"  {metric}: {values[0]} against {values[1]} of {label}, which cannot be compared"
+            )
             continue
         found = worsening(metric, mine, its, allowed, Resamples.of(mine.rows, seed))
         line = f"  {metric}: {_said(mine, its, found, label, rows)}, allowed {allowed:g}"
@@ -106,22 +120,30 @@ def _said(mine: Figure, its: Figure, found: Worsening, label: str, rows: str) ->
     )
 
 
-def _worse_as_recorded(gate: GateSection, manifest: Manifest, draft: Draft, label: str) -> list[str]:
+def _worse_as_recorded(
+    gate: GateSection, manifest: Manifest, draft: Draft, label: str
+) -> list[str]:
     """Return a line for each metric of the manifests that is worse by more than is allowed."""
     failed = []
     for metric, allowed in gate.metrics.items():
         mine, its = draft.description.quality.get(metric), manifest.quality.get(metric)
         if mine is None or its is None:
-            failed.append(f"  {metric}: {_shown(mine)} against {_shown(its)} of {label}, which cannot be compared")
+            failed.append(
+                f"  {metric}: {_shown(mine)} against {_shown(its)} of {label}, which cannot be "
+                "compared"
+            )
         elif worse_by(metric, mine, its) > allowed + ROUNDING:
             worse = worse_by(metric, mine, its)
             failed.append(
-                f"  {metric}: {mine:.6g} against {its:.6g} of {label}, worse by {worse:.6g}, allowed {allowed:g}"
+                f"  {metric}: {mine:.6g} against {its:.6g} of {label}, worse by {worse:.6g}, "
+                f"allowed {allowed:g}"
             )
     return failed
 
 
-def rows_as_taken_by(manifest: Manifest, recipe: Recipe, draft: Draft, test: Rows, root: Path) -> Rows | None:
+def rows_as_taken_by(
+    manifest: Manifest, recipe: Recipe, draft: Draft, test: Rows, root: Path
+) -> Rows | None:
     """Return the test rows as another version takes them, or None where it takes none such."""
     description = draft.description
     if manifest.task != description.task:

@@ -1,9 +1,11 @@
-"""How many labels acquisition has saved: versions fitted on rows that a score chose, and on as many of control rows.
+"""How many labels acquisition has saved: versions fitted on rows that a score chose, and on as many
+of control rows.
 
-Both begin at the version before any labels. m control labels are fitted, and the first m/4, m/2, 3m/4 and m of those
-that a score chose. Where the log-likelihood of the test rows (nats a row) first reaches that of the control labels'
-version, so many chosen labels were as good, by straight lines between the fits. The rest of m is what was saved. Its
-interval is the bootstrap's over test rows. What another fit, or other labels, would change is not in it.
+Both begin at the version before any labels. m control labels are fitted, and the first m/4, m/2,
+3m/4 and m of those that a score chose. Where the log-likelihood of the test rows (nats a row) first
+reaches that of the control labels' version, so many chosen labels were as good, by straight lines
+between the fits. The rest of m is what was saved. Its interval is the bootstrap's over test rows.
+What another fit, or other labels, would change is not in it.
 """
 
 from dataclasses import replace
@@ -25,7 +27,7 @@ from training.data import Rows
 from training.evaluation.intervals import Resamples, percentiles
 from training.facts import TrainingFacts
 from training.messages import log
-from training.nn.posteriors import noise
+from training.posteriors import noise
 from training.publishing.candidate import Fitted, Known, fitted, more_rows
 from training.publishing.publish import tempered
 from training.scoring import log_probability
@@ -35,8 +37,11 @@ from training.versions import Parent, open_parent
 PARTS = (0.25, 0.5, 0.75, 1.0)  # of the control labels' number
 
 
-def labels_saved(store: ModelStore, found: Known, runs: Path, device: torch.device) -> dict[str, Any] | None:
-    """Return how many fewer chosen labels were as good as the control labels; None where it cannot be told.
+def labels_saved(
+    store: ModelStore, found: Known, runs: Path, device: torch.device
+) -> dict[str, Any] | None:
+    """Return how many fewer chosen labels were as good as the control labels; None where it cannot
+    be told.
 
     Fits the recipe six times.
     """
@@ -51,14 +56,21 @@ def labels_saved(store: ModelStore, found: Known, runs: Path, device: torch.devi
         log.info("labels saved: not measured, since the version before any labels was deleted")
         return None
     counts = [0, *(round(part * rows) for part in PARTS)]
-    chosen = [_likelihoods(root, found, found.chosen.take(np.arange(n)), runs, device) for n in counts]
+    chosen = [
+        _likelihoods(root, found, found.chosen.take(np.arange(n)), runs, device) for n in counts
+    ]
     control = _likelihoods(root, found, found.control.take(np.arange(rows)), runs, device)
     resamples = Resamples.of(len(control), found.parent.recipe.seed)
     table = np.stack([*chosen, control], axis=1)
-    sampled = [as_good(counts, sums[:-1], float(sums[-1])) for sums in resamples.values(lambda w: w @ table)]
+    sampled = [
+        as_good(counts, sums[:-1], float(sums[-1]))
+        for sums in resamples.values(lambda w: w @ table)
+    ]
     needed = as_good(counts, table[:, :-1].sum(axis=0), float(control.sum()))
     low, high = percentiles(rows - np.array(sampled))
-    log.info("labels saved: %.0f of %d (95 %% interval %.0f to %.0f)", rows - needed, rows, low, high)
+    log.info(
+        "labels saved: %.0f of %d (95 %% interval %.0f to %.0f)", rows - needed, rows, low, high
+    )
     means = {str(n): float(values.mean()) for n, values in zip(counts, chosen, strict=True)}
     return {
         "control_labels": rows,
@@ -70,7 +82,8 @@ def labels_saved(store: ModelStore, found: Known, runs: Path, device: torch.devi
 
 
 def as_good(counts: list[int], likelihoods: Float64[np.ndarray, "P"], wanted: float) -> float:
-    """Return how many labels first reach a likelihood, by straight lines between counts; the most where none does."""
+    """Return how many labels first reach a likelihood, by straight lines between counts; the most
+    where none does."""
     if likelihoods[0] >= wanted:
         return float(counts[0])
     for (first, low), (last, high) in pairwise(zip(counts, likelihoods.tolist(), strict=True)):

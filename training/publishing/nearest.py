@@ -1,4 +1,5 @@
-"""The training rows that are published beside a model, so that explanations can name the nearest."""
+"""The training rows that are published beside a model, so that explanations can name the
+nearest."""
 
 import numpy as np
 from safetensors.numpy import save
@@ -12,11 +13,15 @@ from training.seeds import Stream, generator
 MOST_NUMBERS = 1 << 21  # of all rows together: 8 MB, of pixels 2 MB
 
 
-def training_rows(train: Rows, data: Dataset, recipe: Recipe, is_encoded: bool = False) -> dict[str, bytes]:
-    """Return the file of as many training rows as the recipe wants, a random choice; nothing where it wants none.
+def training_rows(
+    train: Rows, data: Dataset, recipe: Recipe, is_encoded: bool = False
+) -> dict[str, bytes]:
+    """Return the file of as many training rows as the recipe wants, a random choice; nothing where
+    it wants none.
 
-    Columns are compared as they are encoded, pixels by their values, other numbers in their standard deviations, and
-    so is what an encoder says of rows. Ids are not near to each other: of such rows there is no file.
+    Columns are compared as they are encoded, pixels by their values, other numbers in their
+    standard deviations, and so is what an encoder says of rows. Ids are not near to each other: of
+    such rows there is no file.
     """
     if data.takes_ids and not is_encoded:
         return {}

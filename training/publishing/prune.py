@@ -1,4 +1,5 @@
-"""`python -m training prune`: from a published version to a smaller one, calibrated and measured anew."""
+"""`python -m training prune`: from a published version to a smaller one, calibrated and measured
+anew."""
 
 import statistics
 import time
@@ -18,7 +19,7 @@ from training.export.graphs import runtime_of
 from training.facts import PruningFacts, TrainingFacts
 from training.fitting.plots import plot_signal_to_noise
 from training.messages import log
-from training.nn.pruning import is_weight, prune, signal_to_noise, strongest
+from training.networks.pruning import is_weight, prune, signal_to_noise, strongest
 from training.publishing.publish import assemble
 from training.publishing.stages import Draft
 from training.publishing.trial import publish_draft
@@ -46,18 +47,21 @@ def prune_version(
 ) -> Pruned:
     """Publish a version without its weights of lowest |mu| / sigma, as the next version of `name`.
 
-    `data` are those of the parent's fit: calibration and quality are of its splits. A plot of the ratios is in a
-    folder of `runs`.
+    `data` are those of the parent's fit: calibration and quality are of its splits. A plot of the
+    ratios is in a folder of `runs`.
 
     Raises:
-        InvalidInput: if the model has no such ratios, the fraction cannot be removed, or the version is recalibrated:
-            calibrating on the rows of its fit would undo that.
-        ParityError: if the exported graphs do not compute what the model computes; nothing is published.
+        InvalidInput: if the model has no such ratios, the fraction cannot be removed, or the
+            version is recalibrated: calibrating on the rows of its fit would undo that.
+        ParityError: if the exported graphs do not compute what the model computes; nothing is
+            published.
         TrialError: if the service could not load it; nothing is published.
     """
     refuse_made_by(parent.manifest, "recalibrated", "model")
     if parent.manifest.encoder is not None:
-        raise InvalidInput("model", "a version without an encoder", f"{parent.label}, which has one")
+        raise InvalidInput(
+            "model", "a version without an encoder", f"{parent.label}, which has one"
+        )
     model = parent.model().eval()
     ratio, weights = signal_to_noise(model), is_weight(model)
     kept = strongest(model, fraction)
@@ -93,8 +97,11 @@ def prune_version(
     return Pruned(publish_draft(store, name, Draft(description, draft.files)), pruned, plot)
 
 
-def request_times_ms(runtimes: list[Runtime], row: Float32[np.ndarray, "1 I"], draws: int) -> list[float]:
-    """Return the median time of one row under fresh draws for each runtime, in milliseconds, taken in turns."""
+def request_times_ms(
+    runtimes: list[Runtime], row: Float32[np.ndarray, "1 I"], draws: int
+) -> list[float]:
+    """Return the median time of one row under fresh draws for each runtime, in milliseconds, taken
+    in turns."""
     times: list[list[float]] = [[] for _ in runtimes]
     for seed in range(TIMED_REQUESTS + 1):
         for runtime, taken in zip(runtimes, times, strict=True):

@@ -8,7 +8,15 @@ from typing import Any, Literal
 import numpy as np
 from safetensors.torch import save
 
-from model_store.artifacts.manifest import ENCODER, GRAPHS, TOKENIZER, ClassSpec, Manifest, NoiseSpec, TargetSpec
+from model_store.artifacts.manifest import (
+    ENCODER,
+    GRAPHS,
+    TOKENIZER,
+    ClassSpec,
+    Manifest,
+    NoiseSpec,
+    TargetSpec,
+)
 from model_store.artifacts.store import ModelStore
 from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
@@ -22,11 +30,17 @@ from training.export.served import fitted_detectors, fold
 from training.facts import TemperatureFacts, TrainingFacts
 from training.fitting.encoding import Encoding
 from training.messages import log
-from training.nn.model import BayesianModel
+from training.networks.model import BayesianModel
 from training.publishing.gate import check_gate
 from training.publishing.nearest import training_rows
 from training.publishing.quality import MeasuredRows
-from training.publishing.stages import Draft, Exported, HeldOut, calibrate_exported, measure_calibrated
+from training.publishing.stages import (
+    Draft,
+    Exported,
+    HeldOut,
+    calibrate_exported,
+    measure_calibrated,
+)
 from training.publishing.trial import publish_draft
 from training.recipe import Recipe
 from training.scoring import draw_counts
@@ -47,11 +61,12 @@ def publish(
 ) -> Manifest:
     """Publish a fitted model as a new version of `name`; `root` is where relative data are.
 
-    With a `transform` the targets of training and validation rows are transformed, as the model was fitted to them;
-    with an `encoding` these rows are encoded.
+    With a `transform` the targets of training and validation rows are transformed, as the model was
+    fitted to them; with an `encoding` these rows are encoded.
 
     Raises:
-        ParityError: if the exported graphs do not compute what the model computes; nothing is published.
+        ParityError: if the exported graphs do not compute what the model computes; nothing is
+            published.
         GateError: if the recipe's gate keeps it out; nothing is published.
         TrialError: if the service could not load it; nothing is published.
         InvalidInput: if the name is not fit for a model.
@@ -65,7 +80,9 @@ def publish(
 def measured_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
     """Return what the quality of a recipe's versions is measured on."""
     extent = data.minimum, data.maximum
-    return MeasuredRows(splits.test, extent, data.classes, recipe.seed, data.group_names, data.input)
+    return MeasuredRows(
+        splits.test, extent, data.classes, recipe.seed, data.group_names, data.input
+    )
 
 
 def assemble(
@@ -77,7 +94,8 @@ def assemble(
     transform: Transform | None = None,
     encoding: Encoding | None = None,
 ) -> Draft:
-    """Temper, export, check, calibrate and measure a fitted model; `transform` and `encoding` as of `publish`.
+    """Temper, export, check, calibrate and measure a fitted model; `transform` and `encoding` as of
+    `publish`.
 
     Raises:
         ParityError: if the exported graphs do not compute what the model computes.
@@ -88,7 +106,8 @@ def assemble(
         made["temperature"] = TemperatureFacts(**asdict(temperature))
     exported = replace(exported_model(model, recipe, data, splits, encoding), transform=transform)
     is_regression = recipe.task == "regression"
-    # Rows of later times or other groups may have other shares of the classes: then those of the calibration rows.
+    # Rows of later times or other groups may have other shares of the classes: then those of the
+    # calibration rows.
     are_alike = recipe.data.time is None and recipe.data.group is None
     labels = data.train.y if are_alike else np.concatenate([splits.reference.y, splits.ranking.y])
     shares = None if is_regression else class_shares(labels, len(data.classes))
@@ -97,7 +116,9 @@ def assemble(
     calibrated = calibrate_exported(exported, rows, recipe.seed, recipe.serving.risk, wanted)
     measured = measure_calibrated(calibrated, measured_rows(recipe, data, splits))
     target = TargetSpec(target=recipe.data.target or "y", transform=transform)
-    priors = () if is_regression else tuple(class_shares(splits.train.y, len(data.classes)).tolist())
+    priors = (
+        () if is_regression else tuple(class_shares(splits.train.y, len(data.classes)).tolist())
+    )
     output = target if is_regression else ClassSpec(classes=data.classes, priors=priors)
     return measured.draft(recipe.method, data.input, output, facts.model_copy(update=made))
 
@@ -106,27 +127,39 @@ def tempered(model: BayesianModel, recipe: Recipe, splits: Splits) -> Temperatur
     """Set a model's temperature and return it; None where its recipe wants none."""
     if not recipe.serving.temperature:
         return None
-    temperature = set_temperature(model.eval(), splits.validation, recipe.training.validation_draws, recipe.seed)
+    temperature = set_temperature(
+        model.eval(), splits.validation, recipe.training.validation_draws, recipe.seed
+    )
     log.info("temperature %.4g", temperature.value)
     return temperature
 
 
 def exported_model(
-    model: BayesianModel, recipe: Recipe, data: Dataset, splits: Splits, encoding: Encoding | None = None
+    model: BayesianModel,
+    recipe: Recipe,
+    data: Dataset,
+    splits: Splits,
+    encoding: Encoding | None = None,
 ) -> Exported:
-    """Export a fitted model with its detectors, check what comes of it, and take integers where they are wanted and
-    change nothing that could be told.
+    """Export a fitted model with its detectors, check what comes of it, and take integers where
+    they are wanted and change nothing that could be told.
 
     Raises:
         ParityError: if the exported graphs do not compute what the model computes.
     """
     model = model.cpu().eval()
     fold(model)
-    weights = {key: tensor.detach().clone().contiguous() for key, tensor in model.state_dict().items()}
+    weights = {
+        key: tensor.detach().clone().contiguous() for key, tensor in model.state_dict().items()
+    }
     log.info("exporting")
-    network = fitted_detectors(model, splits.train, recipe, data.shape if encoding is None else model.network.shape)
+    network = fitted_detectors(
+        model, splits.train, recipe, data.shape if encoding is None else model.network.shape
+    )
     # Columns are explained by their usual values; ids, and what an encoder says, by nothing.
-    files = export(model, network, with_terms=not data.columns and not data.takes_ids and encoding is None)
+    files = export(
+        model, network, with_terms=not data.columns and not data.takes_ids and encoding is None
+    )
     runtime = runtime_of(model, files)
     differences = parity(model, network, runtime, splits.validation)
     precision: Literal["float32", "int8"] = "float32"

@@ -26,11 +26,12 @@ NOISE_ROWS = 1000
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRows:
-    """What quality is measured on: test rows, uniform noise in the data's range (`extent`), and draws by a seed.
+    """What quality is measured on: test rows, uniform noise in the data's range (`extent`), and
+    draws by a seed.
 
-    `classes` are those that the test rows' class numbers mean; a regression has none. `groups` are those that their
-    group numbers mean, where they have such. With `inputs`, rows for which noise means nothing are even ones in its
-    place (`training.evaluation.even`).
+    `classes` are those that the test rows' class numbers mean; a regression has none. `groups` are
+    those that their group numbers mean, where they have such. With `inputs`, rows for which noise
+    means nothing are even ones in its place (`training.evaluation.even`).
     """
 
     test: Rows
@@ -42,13 +43,16 @@ class MeasuredRows:
 
     @property
     def noise(self) -> Rows:
-        """Rows of uniform noise, the plainest input that is unlike the data; their labels are not used.
+        """Rows of uniform noise, the plainest input that is unlike the data; their labels are not
+        used.
 
         Of ids these are ids drawn evenly.
         """
         shape = (min(len(self.test), NOISE_ROWS), self.test.x.shape[1])
         if self.inputs is not None and self.inputs.takes_ids:
-            ids = random_ids(self.inputs, self.test.x[: shape[0]], self.seed, ServedRows.NOISE_VALUES)
+            ids = random_ids(
+                self.inputs, self.test.x[: shape[0]], self.seed, ServedRows.NOISE_VALUES
+            )
             return Rows(ids, self.test.y[:NOISE_ROWS])
         if self.inputs is not None and takes_even_rows(self.inputs, self.test.x):
             even = even_rows(self.inputs, self.test.x, shape[0], self.seed, ServedRows.NOISE_VALUES)
@@ -62,8 +66,8 @@ class MeasuredRows:
 
 @dataclass(frozen=True, eq=False)
 class Measurable:
-    """What of a version is measured: its graphs, its calibration, its densities' names, its classes, and by what a
-    regression's target was transformed."""
+    """What of a version is measured: its graphs, its calibration, its densities' names, its
+    classes, and by what a regression's target was transformed."""
 
     runtime: Runtime
     calibration: Calibration
@@ -79,19 +83,30 @@ class Measurable:
         return cls(model.runtime, model.calibration, density, classes, manifest.transform)
 
     def figures(self, rows: MeasuredRows) -> dict[str, Figure]:
-        """Measure quality, all of it as served in requests of `MEASURED_ROWS` rows (or as many as must share a draw
-        set) at the default draws.
+        """Measure quality, all of it as served in requests of `MEASURED_ROWS` rows (or as many as
+        must share a draw set) at the default draws.
 
-        Accuracy or error, and likelihood, of the test rows; how often the flag fires on them at fpr .05; and how
-        often it fires on uniform noise. Probabilities of a version with other classes are those of the rows' classes.
+        Accuracy or error, and likelihood, of the test rows; how often the flag fires on them at fpr
+        .05; and how often it fires on uniform noise. Probabilities of a version with other classes
+        are those of the rows' classes.
         """
         draws = int(self.calibration.draw_counts[-1])
         share = max(MEASURED_ROWS, rows_per_draw_set(self.runtime, len(rows.test), draws))
         scores, densities, likelihoods = scores_and_likelihoods(
-            self.runtime, rows.test, draws, hash_key(rows.seed, ServedRows.TEST), share, self.transform
+            self.runtime,
+            rows.test,
+            draws,
+            hash_key(rows.seed, ServedRows.TEST),
+            share,
+            self.transform,
         )
         (noise_scores,), noise_densities = served_scores(
-            self.runtime, rows.noise, [draws], hash_key(rows.seed, ServedRows.NOISE), share, self.transform
+            self.runtime,
+            rows.noise,
+            [draws],
+            hash_key(rows.seed, ServedRows.NOISE),
+            share,
+            self.transform,
         )
         flagged: dict[str, Figure] = {}
         groups = groups_known(self.calibration, rows.test, rows.groups)
@@ -103,18 +118,23 @@ class Measurable:
             p_values = self.calibration.p_values(detected, scored.labels, draws, of_rows)
             flagged[key] = Share(p_values.p_value <= 0.05)
         if isinstance(scores, Scores):
-            measured = class_figures(self._probabilities_of(scores.probabilities, rows.classes), rows.test.y)
+            measured = class_figures(
+                self._probabilities_of(scores.probabilities, rows.classes), rows.test.y
+            )
         else:
             tables = self.calibration.rank_tables(draws)
             intervals = tables.intervals(scores.mean, scores.std, 0.95, categories=groups)
-            intervals = intervals if self.transform is None else to_target(self.transform, intervals)
+            intervals = (
+                intervals if self.transform is None else to_target(self.transform, intervals)
+            )
             measured = regression_figures(scores.in_units, likelihoods, intervals, rows.test.y)
         return {**{f"test_{key}": figure for key, figure in measured.items()}, **flagged}
 
     def _probabilities_of(
         self, probs: Float64[np.ndarray, "N C"], classes: tuple[str, ...]
     ) -> Float64[np.ndarray, "N D"]:
-        """Return probabilities in the order of `classes`, 0 of those that the version does not know.
+        """Return probabilities in the order of `classes`, 0 of those that the version does not
+        know.
 
         Classes that it knows beside these come last.
         """
@@ -122,5 +142,8 @@ class Measurable:
             return probs
         own = {name: c for c, name in enumerate(self.classes)}
         others = [name for name in self.classes if name not in classes]
-        columns = [probs[:, own[name]] if name in own else np.zeros(len(probs)) for name in (*classes, *others)]
+        columns = [
+            probs[:, own[name]] if name in own else np.zeros(len(probs))
+            for name in (*classes, *others)
+        ]
         return np.stack(columns, axis=1)

@@ -1,7 +1,7 @@
 """`python -m training calibrate`: a published model calibrated anew on other rows, not fitted anew.
 
-Graphs and weights are the published ones, byte for byte. All rows of the source, its test rows too, are split at
-random: into the two calibration splits, and the rest measure.
+Graphs and weights are the published ones, byte for byte. All rows of the source, its test rows too,
+are split at random: into the two calibration splits, and the rest measure.
 """
 
 from pathlib import Path
@@ -24,10 +24,12 @@ from training.versions import check_ids_of, recipe_of
 
 
 def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> Dataset:
-    """Read a source as rows of a published model: its columns or its tokens, its classes in its order, its shape.
+    """Read a source as rows of a published model: its columns or its tokens, its classes in its
+    order, its shape.
 
     Raises:
-        InvalidInput: if the rows are not such, have labels that the model does not know, or are those of its fit.
+        InvalidInput: if the rows are not such, have labels that the model does not know, or are
+            those of its fit.
     """
     manifest = parent.manifest
     recipe = override(recipe_of(manifest, "model"), source=source, target=target, leave_out=[])
@@ -36,33 +38,47 @@ def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> 
     label = f"{manifest.name} version {manifest.version}"
     if data.shape != manifest.input.shape:
         raise InvalidInput(
-            "data.source", f"rows of shape {manifest.input.shape}, as {label} takes them", f"{data.shape}"
+            "data.source",
+            f"rows of shape {manifest.input.shape}, as {label} takes them",
+            f"{data.shape}",
         )
     check_ids_of(data, manifest, "data.source")
     if data.digest() == TrainingFacts.of(manifest).data_digest:
-        raise InvalidInput("data.source", f"rows that {label} was not fitted on", "the very rows of its fit")
+        raise InvalidInput(
+            "data.source", f"rows that {label} was not fitted on", "the very rows of its fit"
+        )
     return data
 
 
 def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int) -> HeldOut:
-    """Split all rows of a data set into the calibration splits and, those that are left, to the test rows.
+    """Split all rows of a data set into the calibration splits and, those that are left, to the
+    test rows.
 
     Raises:
         InvalidInput: if a split would have no row.
     """
-    x, y = (np.concatenate([getattr(rows, part) for rows in (data.train, data.test)]) for part in ("x", "y"))
-    groups = None if data.train.groups is None else np.concatenate([data.train.groups, data.test.groups])
+    x, y = (
+        np.concatenate([getattr(rows, part) for rows in (data.train, data.test)])
+        for part in ("x", "y")
+    )
+    groups = (
+        None if data.train.groups is None else np.concatenate([data.train.groups, data.test.groups])
+    )
     rows = Rows(x, y, groups=groups)
     for field, number in (("--reference-rows", reference_rows), ("--ranking-rows", ranking_rows)):
         if number < 1:
             raise InvalidInput(field, "at least 1", f"{number}")
     if reference_rows + ranking_rows >= len(rows):
         expected = f"less than the {len(rows)} rows of the source, so that some are left to measure"
-        raise InvalidInput("--reference-rows + --ranking-rows", expected, f"{reference_rows + ranking_rows}")
+        raise InvalidInput(
+            "--reference-rows + --ranking-rows", expected, f"{reference_rows + ranking_rows}"
+        )
     order = generator(seed, Stream.SPLIT).permutation(len(rows))
     parts = np.split(order, np.cumsum([reference_rows, ranking_rows]))
     reference, ranking, test = (rows.take(part) for part in parts)
-    return HeldOut(reference, ranking, test, class_shares(y, len(data.classes)) if data.classes else None)
+    return HeldOut(
+        reference, ranking, test, class_shares(y, len(data.classes)) if data.classes else None
+    )
 
 
 def recalibrate(
@@ -74,7 +90,8 @@ def recalibrate(
     name: str,
     origin: dict[str, str],
 ) -> Manifest:
-    """Publish a version with its graphs and weights, calibrated and measured on other rows, as the next of `name`.
+    """Publish a version with its graphs and weights, calibrated and measured on other rows, as the
+    next of `name`.
 
     `origin` says where the rows are from: `source`, and `target` if one is named.
 

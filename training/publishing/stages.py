@@ -1,11 +1,11 @@
 """The stages of a publication. Each is a record that the next is made from:
 
-    Exported      graphs, of a model that was fitted, pruned, or published before; checked, and ready to run
-    Calibrated    the detectors, on two splits that the model was not fitted on
+    Exported      graphs, of a model that was fitted, pruned, or published before; checked, and
+    ready to run Calibrated    the detectors, on two splits that the model was not fitted on
     Measured      the quality of what is served, on rows of neither
 
-`python -m training fit` and `prune` come here with graphs that `training.publishing.publish` exports, and `calibrate`
-with published ones.
+`python -m training fit` and `prune` come here with graphs that `training.publishing.publish`
+exports, and `calibrate` with published ones.
 """
 
 from dataclasses import dataclass, field
@@ -56,7 +56,9 @@ class HeldOut:
     reference: Rows  # fits the detectors
     ranking: Rows  # ranks the flag's statistic
     test: Rows  # measures
-    shares: Float64[np.ndarray, "C"] | None = None  # of classes, of those that the calibration rows are from
+    shares: Float64[np.ndarray, "C"] | None = (
+        None  # of classes, of those that the calibration rows are from
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +84,9 @@ class Exported:
             BrokenArtifact: if the version cannot be run.
         """
         manifest, detectors = artifact.manifest, artifact.manifest.detectors
-        encoder: dict[str, Path] = {} if manifest.encoder is None else {ENCODER: artifact.folder / ENCODER}
+        encoder: dict[str, Path] = (
+            {} if manifest.encoder is None else {ENCODER: artifact.folder / ENCODER}
+        )
         return cls(
             {**artifact.files, **encoder},
             Model.load(artifact).runtime,
@@ -121,8 +125,11 @@ class Measured:
     calibrated: Calibrated
     figures: dict[str, Figure]
 
-    def draft(self, method: str, inputs: InputSpec, output: ClassSpec | TargetSpec, facts: TrainingFacts) -> "Draft":
-        """Return the version that takes such rows, says such things of them, and was made as `facts` say."""
+    def draft(
+        self, method: str, inputs: InputSpec, output: ClassSpec | TargetSpec, facts: TrainingFacts
+    ) -> "Draft":
+        """Return the version that takes such rows, says such things of them, and was made as
+        `facts` say."""
         exported = self.calibrated.exported
         description = Description(
             method=method,
@@ -141,7 +148,9 @@ class Measured:
             parity=exported.parity,
         )
         label_shift = self.calibrated.label_shift
-        tensors = self.calibrated.calibration.tensors() | ({} if label_shift is None else label_shift.tensors())
+        tensors = self.calibrated.calibration.tensors() | (
+            {} if label_shift is None else label_shift.tensors()
+        )
         calibration = save(tensors)
         return Draft(description, {**exported.files, CALIBRATION_FILE: calibration}, self.figures)
 
@@ -156,13 +165,20 @@ class Draft:
 
 
 def calibrate_exported(
-    exported: Exported, rows: HeldOut, seed: int, risk: float | None, wanted: CategoriesWanted | None = None
+    exported: Exported,
+    rows: HeldOut,
+    seed: int,
+    risk: float | None,
+    wanted: CategoriesWanted | None = None,
 ) -> Calibrated:
-    """Fit and rank the detectors, by category where that is wanted; `risk` is that of requests that name none."""
+    """Fit and rank the detectors, by category where that is wanted; `risk` is that of requests that
+    name none."""
     runtime, names, counts = exported.runtime, exported.detectors, list(exported.draw_counts)
     log.info("calibrating on %d + %d rows", len(rows.reference), len(rows.ranking))
     splits = rows.reference, rows.ranking
-    calibration = calibrate(runtime, *splits, counts, names, exported.num_labels, seed, exported.transform, wanted)
+    calibration = calibrate(
+        runtime, *splits, counts, names, exported.num_labels, seed, exported.transform, wanted
+    )
     spec = DetectorSpec(
         scores_version=SCORES_VERSION,
         tail=names.tail,
@@ -174,7 +190,9 @@ def calibrate_exported(
         reference_rows=len(rows.reference),
         ranking_rows=len(rows.ranking),
         smallest_fpr=calibration.smallest_fpr,
-        rows_per_draw_set=rows_per_draw_set(runtime, min(len(rows.reference), len(rows.ranking)), counts[-1]),
+        rows_per_draw_set=rows_per_draw_set(
+            runtime, min(len(rows.reference), len(rows.ranking)), counts[-1]
+        ),
     )
     abstention = None if runtime.task == "regression" else _abstention_spec(calibration, risk)
     label_shift = None if rows.shares is None else LabelShift(rows.ranking.y, rows.shares)
@@ -217,5 +235,9 @@ def _abstention_spec(calibration: Calibration, risk: float | None) -> Abstention
     draws = int(calibration.draw_counts[-1])
     smallest = calibration.rank_tables(draws).smallest_risk(DEFAULT_FPR)
     if risk is not None and risk < smallest:
-        log.info("serving.risk %g cannot be certified, only %g: every row will be left undecided", risk, smallest)
+        log.info(
+            "serving.risk %g cannot be certified, only %g: every row will be left undecided",
+            risk,
+            smallest,
+        )
     return AbstentionSpec(confidence=CONFIDENCE, smallest_risk=smallest, risk=risk)

@@ -1,4 +1,5 @@
-"""The last step before a version is published: the service's own loading and a prediction, in a fresh process."""
+"""The last step before a version is published: the service's own loading and a prediction, in a
+fresh process."""
 
 import shutil
 import time
@@ -33,10 +34,14 @@ def publish_draft(store: ModelStore, name: str, draft: Draft, alias: str = LATES
     for left in scratch.glob(f"{PREFIX}*"):
         if time.time() - left.stat().st_mtime > ABANDONED_S:
             shutil.rmtree(left, ignore_errors=True)
-    with TemporaryDirectory(prefix=PREFIX, dir=scratch) as folder:  # there is room for the version, as in no /tmp
+    with TemporaryDirectory(
+        prefix=PREFIX, dir=scratch
+    ) as folder:  # there is room for the version, as in no /tmp
         drafted = ModelStore(Path(folder)).publish(name, draft.description, draft.files)
         with closing(TrialProcess()) as process:
             failure = process.tried(Path(folder), name, drafted.version, TRIAL_S)
     if failure is not None:
-        raise TrialError(f"model {name} is not published, since the service could not load it: {failure}")
+        raise TrialError(
+            f"model {name} is not published, since the service could not load it: {failure}"
+        )
     return store.publish(name, draft.description, draft.files, alias)

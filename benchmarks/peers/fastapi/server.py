@@ -25,7 +25,11 @@ app = FastAPI()
 @app.post("/predict")
 async def answer(request: Request) -> dict[str, list[list[float]]]:
     """Return mean probabilities."""
-    return {"probabilities": await asyncio.get_running_loop().run_in_executor(worker, predict, request.inputs)}
+    return {
+        "probabilities": await asyncio.get_running_loop().run_in_executor(
+            worker, predict, request.inputs
+        )
+    }
 
 
 if __name__ == "__main__":

@@ -38,7 +38,9 @@ class Classifier(ls.LitAPI):
 
 if __name__ == "__main__":
     api = Classifier(max_batch_size=64, batch_timeout=0.002)
-    server = ls.LitServer(api, accelerator="cpu", devices=1, workers_per_device=1, timeout=120, fast_queue=True)
+    server = ls.LitServer(
+        api, accelerator="cpu", devices=1, workers_per_device=1, timeout=120, fast_queue=True
+    )
     server.run(
         host="127.0.0.1",
         port=int(os.environ["PEER_PORT"]),

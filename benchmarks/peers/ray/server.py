@@ -28,7 +28,11 @@ class Classifier:
 
 
 if __name__ == "__main__":
-    settings = {name: value for name, value in os.environ.items() if name.startswith(("PEER_", "PYTHONPATH"))}
+    settings = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("PEER_", "PYTHONPATH"))
+    }
     ray.init(
         num_cpus=os.cpu_count(),
         include_dashboard=False,

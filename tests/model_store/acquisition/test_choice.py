@@ -35,7 +35,9 @@ def test_the_rows_of_the_largest_scores_come_first_and_ties_by_the_hash_of_their
     expected = sorted(range(40), key=lambda i: (-SCORES[i], hashes[i]))[:k]
     assert [row["index"] for row in ranked] == expected
     assert [row["rank"] for row in ranked] == list(range(1, len(expected) + 1))
-    assert all((row["id"], row["score"]) == (IDS[row["index"]], SCORES[row["index"]]) for row in ranked)
+    assert all(
+        (row["id"], row["score"]) == (IDS[row["index"]], SCORES[row["index"]]) for row in ranked
+    )
 
 
 @pytest.mark.parametrize("scores", [SCORES, None], ids=["scores", "random"])
@@ -73,7 +75,9 @@ def test_an_acquisition_of_another_task_is_refused_and_none_is_the_default():
     assert checked_acquisition("entropy", "classification") == "entropy"
     assert checked_acquisition("random", "regression") == "random"
     assert checked_acquisition(None, "classification") == "bald"
-    with pytest.raises(InvalidInput, match=r"acquisition: expected one of .* for a model of regression, got 'bald'"):
+    with pytest.raises(
+        InvalidInput, match=r"acquisition: expected one of .* for a model of regression, got 'bald'"
+    ):
         checked_acquisition("bald", "regression")
 
 
@@ -118,7 +122,9 @@ def test_a_choice_from_the_rows_that_gain_most_alone_is_that_from_all(seed):
 
     def chosen(most):
         best = best_of(probs[:, copies.first], most, 7)
-        rows, gains = at_once(jointly(BatchBald(best.candidates, DRAWS, seed), best.rows, copies, hashes, 3))
+        rows, gains = at_once(
+            jointly(BatchBald(best.candidates, DRAWS, seed), best.rows, copies, hashes, 3)
+        )
         return rows.tolist(), gains
 
     rows, gains = chosen(ROWS)
@@ -128,14 +134,19 @@ def test_a_choice_from_the_rows_that_gain_most_alone_is_that_from_all(seed):
 
 
 def raced(draws, k, stages, probability):
-    """A race of rows whose score is the mean of what draws say of them, and how many numbers it looked at."""
+    """A race of rows whose score is the mean of what draws say of them, and how many numbers it
+    looked at."""
     laps = race(draws.shape[1], k, stages, len(draws), probability)
     lap, looked = next(laps), 0
     while True:
         looked += len(lap.rows) * lap.num_draws
         assert (np.diff(lap.rows) > 0).all()
         said = draws[: lap.num_draws, lap.rows]
-        errors = None if lap.num_draws == len(draws) else said.std(axis=0, ddof=1) / np.sqrt(lap.num_draws)
+        errors = (
+            None
+            if lap.num_draws == len(draws)
+            else said.std(axis=0, ddof=1) / np.sqrt(lap.num_draws)
+        )
         try:
             lap = laps.send((said.mean(axis=0), errors))
         except StopIteration as ended:
@@ -143,7 +154,8 @@ def raced(draws, k, stages, probability):
 
 
 def test_a_race_finds_the_best_of_all_draws_and_looks_at_few_of_the_others():
-    """In 200 races of a probability of .2 to go wrong, all of normal errors; the bound of all rows is cautious."""
+    """In 200 races of a probability of .2 to go wrong, all of normal errors; the bound of all rows
+    is cautious."""
     rng, wrong, share = np.random.default_rng(0), 0, []
     for _ in range(200):
         draws = rng.gamma(0.3, 1.0, 500) + rng.normal(size=(100, 500)) * rng.uniform(0.1, 1.0, 500)
@@ -168,7 +180,10 @@ def test_a_row_stays_in_a_race_as_long_as_its_bound_is_not_below_k_scores_of_all
     lap = laps.send((found, errors))
     assert (lap.rows.tolist(), lap.num_draws) == ([0, 1, 2], 100)  # the best so far
     lap = laps.send((np.array([0.91, 0.94, 0.5]), None))
-    assert (lap.rows.tolist(), lap.num_draws) == ([3, 6, 7], 100)  # .55 + .393 is above .94, .5 + .393 below
+    assert (lap.rows.tolist(), lap.num_draws) == (
+        [3, 6, 7],
+        100,
+    )  # .55 + .393 is above .94, .5 + .393 below
     with pytest.raises(StopIteration) as ended:
         laps.send((np.array([0.95, 0.1, 0.2]), None))
     assert ended.value.value.scores.tolist() == [0.91, 0.94, 0.5, 0.95, LOST, LOST, 0.1, 0.2]

@@ -1,4 +1,5 @@
-"""Rows set aside: decided by id alone, uniform, as many as asked for, whatever was ranked or labelled before."""
+"""Rows set aside: decided by id alone, uniform, as many as asked for, whatever was ranked or
+labelled before."""
 
 import numpy as np
 import pytest
@@ -51,5 +52,11 @@ def test_a_pool_that_is_asked_for_whole_comes_whole_in_whatever_order():
     assert sorted([*chosen.ranked, *chosen.control]) == list(range(len(IDS)))
     order = np.random.default_rng(0).permutation(len(IDS))
     other = select([IDS[i] for i in order], set(), 0.3, 40, 1)
-    assert {IDS[order[i]] for i in other.control.tolist()} == names(select(IDS, set(), 0.3, 40, 1).control)
-    assert len(select([], set(), 0.3, 3, 1).control) == len(select(IDS[:1], {IDS[0]}, 0.3, 3, 1).ranked) == 0
+    assert {IDS[order[i]] for i in other.control.tolist()} == names(
+        select(IDS, set(), 0.3, 40, 1).control
+    )
+    assert (
+        len(select([], set(), 0.3, 3, 1).control)
+        == len(select(IDS[:1], {IDS[0]}, 0.3, 3, 1).ranked)
+        == 0
+    )

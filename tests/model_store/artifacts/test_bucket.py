@@ -1,4 +1,5 @@
-"""Stores in a bucket: servers that ignore conditions, writers that are killed, buckets that go away, copies."""
+"""Stores in a bucket: servers that ignore conditions, writers that are killed, buckets that go
+away, copies."""
 
 import builtins
 import json
@@ -40,7 +41,9 @@ def test_a_bucket_has_the_layout_of_a_folder(server, store):
     store.publish("m", DESCRIPTION, CONTENT)
     publish_report(store, "m", "1", {"seed": 1}, {"roc.png": b"picture"})
     expected = ["m/aliases/latest", "m/evidence/1/1/evidence.json", "m/evidence/1/1/roc.png"]
-    assert paths(server) == sorted([*expected, *(f"m/1/{file}" for file in [*CONTENT, "manifest.json"])])
+    assert paths(server) == sorted(
+        [*expected, *(f"m/1/{file}" for file in [*CONTENT, "manifest.json"])]
+    )
     assert bytes(server.memory.get("m/aliases/latest").bytes()) == b"1"
     store.delete("m", "1", force=True)
     assert paths(server) == ["m/aliases/.last-deleted", "m/aliases/latest"]
@@ -49,8 +52,12 @@ def test_a_bucket_has_the_layout_of_a_folder(server, store):
 # Conditions
 
 
-@pytest.mark.parametrize(("ignored", "reason"), [("create", "ignores If-None-Match"), ("e_tag", "ignores If-Match")])
-def test_a_server_that_ignores_conditions_is_read_but_not_written_to(server, store, tmp_path, ignored, reason):
+@pytest.mark.parametrize(
+    ("ignored", "reason"), [("create", "ignores If-None-Match"), ("e_tag", "ignores If-Match")]
+)
+def test_a_server_that_ignores_conditions_is_read_but_not_written_to(
+    server, store, tmp_path, ignored, reason
+):
     store.publish("m", DESCRIPTION, CONTENT)
     before = paths(server)
     server.heeds = {"create", "e_tag"} - {ignored}
@@ -65,7 +72,9 @@ def test_a_server_that_ignores_conditions_is_read_but_not_written_to(server, sto
         careless.storage.check_writable,
     ]
     for change in changes:
-        with pytest.raises(InvalidInput, match=rf"DUBITO_STORE: expected a bucket that honours .*{reason}"):
+        with pytest.raises(
+            InvalidInput, match=rf"DUBITO_STORE: expected a bucket that honours .*{reason}"
+        ):
             change()
     assert paths(server) == before
 
@@ -147,8 +156,11 @@ def test_what_a_killed_writer_left_is_deleted_a_day_later_and_not_before(server,
     assert store.open("m", "3").files == CONTENT
 
 
-def test_a_number_that_was_given_and_taken_back_meanwhile_is_not_given_again(server, store, tmp_path):
-    """A publisher that stops after it has looked for a number, while others publish that one and delete it."""
+def test_a_number_that_was_given_and_taken_back_meanwhile_is_not_given_again(
+    server, store, tmp_path
+):
+    """A publisher that stops after it has looked for a number, while others publish that one and
+    delete it."""
     store.publish("m", DESCRIPTION, CONTENT)
     assert store.storage.last_number("m") == 1
     other = server.store(tmp_path / "other")
@@ -189,7 +201,8 @@ def test_a_look_is_one_request_whatever_there_is(server, store):
 
 
 def test_an_alias_that_moves_while_it_is_looked_at_names_what_it_named(server, store, tmp_path):
-    """`latest` of versions 1 to 3 was rolled back to 1; version 4 is published between the list and the read."""
+    """`latest` of versions 1 to 3 was rolled back to 1; version 4 is published between the list and
+    the read."""
     for _ in range(3):
         store.publish("m", DESCRIPTION, CONTENT)
     store.set_alias("m", "latest", "1")
@@ -216,7 +229,14 @@ def test_an_alias_of_what_is_not_there_costs_no_further_requests(server, store):
 
 def test_objects_that_are_not_of_the_layout_are_passed_over(server, store):
     store.publish("m", DESCRIPTION, CONTENT)
-    for path in ("readme", "m/7", "m/x/manifest.json", ".hidden/1/manifest.json", "m/8/network.onnx", "m/a/b/c/d/e"):
+    for path in (
+        "readme",
+        "m/7",
+        "m/x/manifest.json",
+        ".hidden/1/manifest.json",
+        "m/8/network.onnx",
+        "m/a/b/c/d/e",
+    ):
         server.memory.put(path, b"1")
     assert (store.names(), store.versions("m")) == (["m"], ["1"])
 
@@ -231,8 +251,13 @@ def test_without_the_bucket_what_was_seen_and_copied_goes_on(server, store, tmp_
     store.storage.look()
     store.open("m", "2")
     server.is_reachable = False
-    for reader in (store, server.store(tmp_path / "cache")):  # the same process, and one that starts now
-        with pytest.raises(StoreUnreachable, match="cannot list in s3://bucket/prefix: it cannot be reached"):
+    for reader in (
+        store,
+        server.store(tmp_path / "cache"),
+    ):  # the same process, and one that starts now
+        with pytest.raises(
+            StoreUnreachable, match="cannot list in s3://bucket/prefix: it cannot be reached"
+        ):
             reader.storage.look()
         assert reader.open("m", "2").files == CONTENT
         assert reader.resolve("m") == "2"
@@ -245,12 +270,19 @@ def test_without_the_bucket_what_was_seen_and_copied_goes_on(server, store, tmp_
     assert not other.storage.was_seen
     server.is_reachable = True
     reader.storage.look()
-    assert (reader.versions("m"), reader.aliases("m")) == (["1", "2"], {"latest": "2", "champion": "1"})
+    assert (reader.versions("m"), reader.aliases("m")) == (
+        ["1", "2"],
+        {"latest": "2", "champion": "1"},
+    )
 
 
 def test_an_error_holds_nothing_that_the_library_said(server, store):
     server.is_reachable = False
-    for use in (store.names, lambda: store.open("m", "1"), lambda: store.publish("m", DESCRIPTION, CONTENT)):
+    for use in (
+        store.names,
+        lambda: store.open("m", "1"),
+        lambda: store.publish("m", DESCRIPTION, CONTENT),
+    ):
         with pytest.raises(StoreUnreachable) as raised:
             use()
         assert SECRET not in f"{raised.value!r}"
@@ -283,9 +315,12 @@ def test_a_download_ends_when_the_process_is_about_to(server, store, tmp_path):
 
 
 def test_versions_of_objects_go_with_their_tags(store, server):
-    """Google's buckets tell what has changed by numbered versions, which a replacement must name."""
+    """Google's buckets tell what has changed by numbered versions, which a replacement must
+    name."""
     modes, put = [], server.put
-    server.put = lambda path, content, mode="overwrite": modes.append(mode) or put(path, content, mode)
+    server.put = lambda path, content, mode="overwrite": (
+        modes.append(mode) or put(path, content, mode)
+    )
     server.memory.put("m/x", b"1")
     tag = store.storage.objects.get("m/x", 1).tag
     assert store.storage.objects.replace("m/x", b"2", tag, None)
@@ -331,7 +366,9 @@ def test_another_version_of_the_same_number_is_no_copy(server, store, tmp_path):
 def test_copies_are_bounded_and_what_is_held_or_named_stays(server, tmp_path):
     for _ in range(6):
         manifest = server.store(tmp_path / "cache").publish("m", DESCRIPTION, CONTENT)
-    store = server.store(tmp_path / "cache", 3 * (SIZE + len(manifest.model_dump_json(indent=2)) + 100))
+    store = server.store(
+        tmp_path / "cache", 3 * (SIZE + len(manifest.model_dump_json(indent=2)) + 100)
+    )
     store.set_alias("m", "champion", "2")
     store.storage.look()
     copies = tmp_path / "cache" / store.storage.scratch.name / "m"
@@ -344,7 +381,8 @@ def test_copies_are_bounded_and_what_is_held_or_named_stays(server, tmp_path):
         folder = store.open("m", version).folder
         os.utime(folder, (number, number))
         assert (
-            sum(file.stat().st_size for file in copies.rglob("*") if file.is_file()) <= store.storage.cache.max_bytes
+            sum(file.stat().st_size for file in copies.rglob("*") if file.is_file())
+            <= store.storage.cache.max_bytes
         )
         assert "1" in there() and version in there()
     assert "2" in there()  # which an alias names, though it was used longest ago
@@ -383,7 +421,9 @@ def test_lists_that_are_damaged_are_as_if_there_were_none(server, store, tmp_pat
 def test_a_disk_that_takes_no_copy_is_named_by_its_setting(server, store, tmp_path, monkeypatch):
     store.publish("m", DESCRIPTION, CONTENT)
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(StoreError, match="DUBITO_CACHE: expected a folder with room for m version 1, got: "):
+    with pytest.raises(
+        StoreError, match="DUBITO_CACHE: expected a folder with room for m version 1, got: "
+    ):
         server.store(tmp_path / "file").open("m", "1")
 
     def full(*_):
@@ -398,8 +438,12 @@ def test_a_disk_that_takes_no_copy_is_named_by_its_setting(server, store, tmp_pa
 
 
 def test_copies_of_two_buckets_are_apart(tmp_path):
-    assert json.dumps([str(open_store(url, cache=tmp_path).storage.scratch) for url in ("s3://a/x", "s3://b/x")])
-    first, second = (open_store(url, cache=tmp_path).storage.scratch for url in ("s3://a/x", "s3://b/x"))
+    assert json.dumps(
+        [str(open_store(url, cache=tmp_path).storage.scratch) for url in ("s3://a/x", "s3://b/x")]
+    )
+    first, second = (
+        open_store(url, cache=tmp_path).storage.scratch for url in ("s3://a/x", "s3://b/x")
+    )
     assert first != second and first.parent == second.parent == tmp_path
 
 
@@ -408,10 +452,19 @@ def test_copies_of_two_buckets_are_apart(tmp_path):
 
 @pytest.mark.parametrize(
     "url",
-    ["s3://", "s3:///prefix", "ftp://bucket/x", "http://bucket/x", "s3://key:secret@bucket/x", "az://b/x?sig=secret"],
+    [
+        "s3://",
+        "s3:///prefix",
+        "ftp://bucket/x",
+        "http://bucket/x",
+        "s3://key:secret@bucket/x",
+        "az://b/x?sig=secret",
+    ],
 )
 def test_what_is_no_url_of_a_bucket_is_refused_and_what_is_secret_in_it_not_repeated(url):
-    with pytest.raises(InvalidInput, match="DUBITO_STORE: expected a folder, or a URL such as") as raised:
+    with pytest.raises(
+        InvalidInput, match="DUBITO_STORE: expected a folder, or a URL such as"
+    ) as raised:
         open_store(url)
     assert "secret" not in str(raised.value)
 
@@ -439,7 +492,9 @@ def test_plain_http_is_refused_unless_it_is_allowed(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
-    with pytest.raises(StoreUnreachable, match="the endpoint is http://, which AWS_ALLOW_HTTP=true must allow"):
+    with pytest.raises(
+        StoreUnreachable, match="the endpoint is http://, which AWS_ALLOW_HTTP=true must allow"
+    ):
         open_store("s3://bucket/x", cache=tmp_path).names()
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     with pytest.raises(StoreUnreachable, match="it cannot be reached") as raised:

@@ -34,7 +34,11 @@ CROP = {"mode": "L", "resize": True, "fit": "crop"}
         {**GREY, "image": {"mode": "L"}},
         {**GREY, "shape": (3, 4, 6), "image": {"mode": "RGB"}},
         {**GREY, "image": {**CROP, "shorter": 6}},
-        {**GREY, "shape": (3,), "columns": [{"name": "a", "kind": "categorical", "categories": ["x", "y"]}]},
+        {
+            **GREY,
+            "shape": (3,),
+            "columns": [{"name": "a", "kind": "categorical", "categories": ["x", "y"]}],
+        },
         IDS,
         {**IDS, "minimum": 0, "maximum": LARGEST_ID},
         {**IDS, "minimum": 9},
@@ -53,24 +57,43 @@ def test_rows_that_are_described_alike_in_all_parts_are_accepted(spec):
         ({**GREY, "shape": (4, 4, 6), "image": {"mode": "RGB"}}, "image: expected a shape"),
         ({**GREY, "shape": (3, 4, 6), "image": {"mode": "L"}}, "image.mode: expected L"),
         ({**GREY, "image": {"mode": "RGB"}}, "image.mode: expected L"),
-        ({**GREY, "image": {**CROP, "shorter": 5}}, "image.shorter: expected at least the longer side"),
+        (
+            {**GREY, "image": {**CROP, "shorter": 5}},
+            "image.shorter: expected at least the longer side",
+        ),
         ({**GREY, "image": CROP}, "shorter: expected a number of pixels beside"),
-        ({**GREY, "image": {**CROP, "shorter": 6, "resize": False}}, "shorter: expected a number of pixels beside"),
+        (
+            {**GREY, "image": {**CROP, "shorter": 6, "resize": False}},
+            "shorter: expected a number of pixels beside",
+        ),
         (
             {**GREY, "image": {"mode": "L", "resize": True, "shorter": 6}},
             "shorter: expected a number of pixels beside",
         ),
         (
-            {**GREY, "shape": (2,), "columns": [{"name": "a", "kind": "categorical", "categories": ["x", "y"]}]},
+            {
+                **GREY,
+                "shape": (2,),
+                "columns": [{"name": "a", "kind": "categorical", "categories": ["x", "y"]}],
+            },
             "columns",
         ),
         ({**IDS, "minimum": -1}, "minimum, maximum: expected whole numbers"),
         ({**IDS, "minimum": 0.5}, "minimum, maximum: expected whole numbers"),
         ({**IDS, "maximum": LARGEST_ID + 1}, "minimum, maximum: expected whole numbers"),
         ({**IDS, "minimum": 10}, "minimum, maximum: expected whole numbers"),
-        ({**IDS, "shape": (4, 6), "image": {"mode": "L"}}, "dtype: expected float32 of images and columns"),
-        ({**IDS, "text": {**TEXT, "max_tokens": 6}}, "text: expected int32 and a shape of max_tokens"),
-        ({**IDS, "dtype": "float32", "text": TEXT}, "text: expected int32 and a shape of max_tokens"),
+        (
+            {**IDS, "shape": (4, 6), "image": {"mode": "L"}},
+            "dtype: expected float32 of images and columns",
+        ),
+        (
+            {**IDS, "text": {**TEXT, "max_tokens": 6}},
+            "text: expected int32 and a shape of max_tokens",
+        ),
+        (
+            {**IDS, "dtype": "float32", "text": TEXT},
+            "text: expected int32 and a shape of max_tokens",
+        ),
         ({**IDS, "text": {**TEXT, "pad_id": 1}}, "text.pad_id: expected 2 to 9"),
         ({**IDS, "text": {**TEXT, "pad_id": 10}}, "text.pad_id: expected 2 to 9"),
     ],
@@ -80,7 +103,8 @@ def test_rows_that_are_described_in_parts_that_do_not_go_together_are_refused(sp
         InputSpec.model_validate(spec)
 
 
-# What a reader takes where a manifest does not say it, as model_store/README.md has it: versions stay as they were.
+# What a reader takes where a manifest does not say it, as model_store/README.md has it: versions
+# stay as they were.
 UNSAID = {
     "ImageSpec.resize": False,
     "ImageSpec.fit": "stretch",
@@ -99,7 +123,11 @@ UNSAID = {
 
 
 def test_what_a_manifest_does_not_say_means_what_it_meant_before_it_could_be_said():
-    records = [one for one in vars(manifest).values() if isinstance(one, type) and issubclass(one, manifest.Record)]
+    records = [
+        one
+        for one in vars(manifest).values()
+        if isinstance(one, type) and issubclass(one, manifest.Record)
+    ]
     optional = {
         f"{record.__name__}.{name}": field.default
         for record in records

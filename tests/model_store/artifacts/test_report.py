@@ -1,4 +1,5 @@
-"""Evaluation reports: beside the version, whole or not at all, replaced as a whole, gone with the version."""
+"""Evaluation reports: beside the version, whole or not at all, replaced as a whole, gone with the
+version."""
 
 import pytest
 
@@ -17,7 +18,9 @@ def test_a_card_comes_back_and_the_stores_listing_stays(own_store):
         own_store.manifest("digits", "1"),
     )
     assert evaluation_report(own_store, "digits", "1") is None
-    publish_report(own_store, "digits", "1", {"seed": 3}, {"evidence.md": b"text", "roc.png": b"picture"})
+    publish_report(
+        own_store, "digits", "1", {"seed": 3}, {"evidence.md": b"text", "roc.png": b"picture"}
+    )
     found = evaluation_report(own_store, "digits", "1")
     assert found.report == {"seed": 3, "files": ["evidence.md", "roc.png"]}
     assert found.files == (REPORT, "evidence.md", "roc.png")
@@ -67,7 +70,9 @@ def test_files_that_are_not_on_the_card_are_not_read(own_store):
 
 def test_names_that_are_not_files_are_refused_and_nothing_is_written(own_store):
     for name in ("../a", "a/b", ".hidden", REPORT, ""):
-        refused(lambda name=name: publish_report(own_store, "digits", "1", {}, {name: b""}), "files")
+        refused(
+            lambda name=name: publish_report(own_store, "digits", "1", {}, {name: b""}), "files"
+        )
     for version in ("2", "latest", "../1"):
         with pytest.raises(NotFound):
             publish_report(own_store, "digits", version if version != "latest" else "3", {}, {})
@@ -76,7 +81,9 @@ def test_names_that_are_not_files_are_refused_and_nothing_is_written(own_store):
     assert evaluation_report(own_store, "digits", "1") is None
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"files": ["../a"]}', b'{"files": 3}', b"\xff", None])
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b'{"files": ["../a"]}', b'{"files": 3}', b"\xff", None]
+)
 def test_a_damaged_card_is_named(own_store, content):
     found = publish_report(own_store, "digits", "1", {}, {})
     (found.folder / REPORT).unlink()
@@ -88,7 +95,9 @@ def test_a_damaged_card_is_named(own_store, content):
 
 def test_a_card_goes_with_its_version(own_store):
     artifact = own_store.open("digits", "1")
-    description = Description.model_validate(artifact.manifest.model_dump(include=set(Description.model_fields)))
+    description = Description.model_validate(
+        artifact.manifest.model_dump(include=set(Description.model_fields))
+    )
     own_store.publish("digits", description, {file: artifact.files[file] for file in FILES})
     for version in ("1", "2"):
         publish_report(own_store, "digits", version, {"of": version}, {})

@@ -1,4 +1,5 @@
-"""Signed versions: a store with a public key reads what its private key has signed, and nothing else."""
+"""Signed versions: a store with a public key reads what its private key has signed, and nothing
+else."""
 
 import json
 import os
@@ -18,7 +19,12 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from model_store.artifacts.manifest import NO_DIGEST, manifest_digest
-from model_store.artifacts.signature import SIGNATURE, read_private_key, read_public_key, write_key_pair
+from model_store.artifacts.signature import (
+    SIGNATURE,
+    read_private_key,
+    read_public_key,
+    write_key_pair,
+)
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, InvalidInput, NotFound, UnsupportedFormat
 from tests.support.environment import ROOT
@@ -35,7 +41,8 @@ def key():
 
 @pytest.fixture
 def trusting(store, key):
-    """A store with versions 1 and 2 of `m` and 1 of `n`, all of the same files and signed, that trusts their key."""
+    """A store with versions 1 and 2 of `m` and 1 of `n`, all of the same files and signed, that
+    trusts their key."""
     for name, version in (("m", "1"), ("m", "2"), ("n", "1")):
         assert store.publish(name, tiny_description(), tiny_files()).version == version
         store.sign(name, version, key)
@@ -98,7 +105,9 @@ def test_changed_bytes_of_the_manifest_are_found_also_with_its_digest_made_right
         with pytest.raises((BrokenArtifact, UnsupportedFormat)) as raised:
             trusting.manifest("m", "1")
         refused_by_signature += NOT_OURS in str(raised.value)
-    assert refused_by_signature > 10  # changes that without a signature are a manifest as good as another
+    assert (
+        refused_by_signature > 10
+    )  # changes that without a signature are a manifest as good as another
     path.write_bytes(text)
     assert trusting.open("m", "1").files == tiny_files()
 
@@ -114,7 +123,8 @@ def test_changed_files_with_a_manifest_made_right_are_refused(trusting):
 
 
 def test_signatures_of_other_versions_and_names_are_refused(trusting):
-    """Also where name and version are all that differ: manifests that were rewritten to say the same."""
+    """Also where name and version are all that differ: manifests that were rewritten to say the
+    same."""
     places = [("m", "1"), ("m", "2"), ("n", "1")]
     signatures = {place: signature_of(trusting, *place).read_bytes() for place in places}
     for place in places:
@@ -127,7 +137,8 @@ def test_signatures_of_other_versions_and_names_are_refused(trusting):
 
 
 def test_a_version_that_is_renamed_is_refused(trusting):
-    """Its manifest rewritten to say the new number, and its digest to be right, as whoever can write could."""
+    """Its manifest rewritten to say the new number, and its digest to be right, as whoever can
+    write could."""
     folder = trusting.root / "m" / "3"
     shutil.copytree(trusting.root / "m" / "1", folder)
     text = (folder / "manifest.json").read_bytes().replace(b'"version": "1"', b'"version": "3"', 1)
@@ -191,7 +202,9 @@ def test_a_pair_of_keys_is_written_once_and_read_back(tmp_path, store):
     written = private.read_bytes(), public.read_bytes()
     store.publish("m", tiny_description(), tiny_files())
     store.sign("m", "1", read_private_key(private, "key"))
-    assert ModelStore(store.root, read_public_key(public, "key")).open("m", "1").files == tiny_files()
+    assert (
+        ModelStore(store.root, read_public_key(public, "key")).open("m", "1").files == tiny_files()
+    )
     with pytest.raises(InvalidInput, match="a file that can be made, got File exists"):
         write_key_pair(private)
     assert (private.read_bytes(), public.read_bytes()) == written
@@ -206,7 +219,9 @@ def pem_files(folder):
         "locked": key.private_bytes(*form, BestAvailableEncryption(b"passphrase")),
         "public": key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
         "other": other.private_bytes(*form, NoEncryption()),
-        "other public": other.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
+        "other public": other.public_key().public_bytes(
+            Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
+        ),
         "empty": b"",
         "text": b"not a key",
     }
@@ -218,7 +233,9 @@ def pem_files(folder):
 def test_files_that_hold_no_such_key_are_refused_by_field(tmp_path):
     for read, good in ((read_private_key, "private"), (read_public_key, "public")):
         for name in pem_files(tmp_path) - {good}:
-            with pytest.raises(InvalidInput, match=f"^--key: expected a (file that can be read|{good} Ed25519 key)"):
+            with pytest.raises(
+                InvalidInput, match=f"^--key: expected a (file that can be read|{good} Ed25519 key)"
+            ):
                 read(tmp_path / name, "--key")
 
 
@@ -226,8 +243,17 @@ def test_files_that_hold_no_such_key_are_refused_by_field(tmp_path):
 
 
 def run(store, *arguments):
-    command = [sys.executable, "-m", "model_store", "--store", str(store.root), *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "model_store",
+        "--store",
+        str(store.root),
+        *map(str, arguments),
+    ]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def test_the_commands_make_a_key_sign_and_verify(store, tmp_path):
@@ -238,7 +264,10 @@ def test_the_commands_make_a_key_sign_and_verify(store, tmp_path):
     assert run(store, "sign", "m", "--key", key).stdout == "signed: m version 2\n"
     done = run(store, "verify", "--key", public)
     assert done.returncode == 1
-    assert done.stdout.splitlines() == [f"error: model m version 1: {UNSIGNED}", "m version 2: whole, signed"]
+    assert done.stdout.splitlines() == [
+        f"error: model m version 1: {UNSIGNED}",
+        "m version 2: whole, signed",
+    ]
     assert run(store, "sign", "m:1", "--key", key).returncode == 0
     assert run(store, "verify", "--key", public).returncode == 0
     assert run(store, "verify").stdout.splitlines() == ["m version 1: whole", "m version 2: whole"]

@@ -14,12 +14,15 @@ from tests.support.storage_properties import PROPERTIES
 
 @pytest.fixture(params=["folder", "bucket"])
 def make(request, tmp_path):
-    """New stores of one place; those in a bucket each with a cache of its own, as on another machine."""
+    """New stores of one place; those in a bucket each with a cache of its own, as on another
+    machine."""
     if request.param == "folder":
         return lambda: ModelStore(tmp_path / "models")
     objects, numbers = MemoryStore(), count()
     url = "s3://bucket/prefix"
-    return lambda: ModelStore(Bucket(Objects(url, objects), Cache(tmp_path / str(next(numbers)), url, 1 << 30)))
+    return lambda: ModelStore(
+        Bucket(Objects(url, objects), Cache(tmp_path / str(next(numbers)), url, 1 << 30))
+    )
 
 
 @pytest.mark.parametrize("holds", PROPERTIES, ids=lambda property: property.__name__)

@@ -19,18 +19,31 @@ def test_what_was_published_is_what_is_opened(store):
     artifact = store.open("m", store.resolve("m"))
     assert artifact.manifest == manifest
     assert artifact.files == CONTENT
-    assert Description.model_validate({k: getattr(manifest, k) for k in Description.model_fields}) == DESCRIPTION
-    assert {file: spec.size for file, spec in manifest.files.items()} == {f: len(c) for f, c in CONTENT.items()}
-    assert all(spec.sha256 == hashlib.sha256(CONTENT[file]).hexdigest() for file, spec in manifest.files.items())
+    assert (
+        Description.model_validate({k: getattr(manifest, k) for k in Description.model_fields})
+        == DESCRIPTION
+    )
+    assert {file: spec.size for file, spec in manifest.files.items()} == {
+        f: len(c) for f, c in CONTENT.items()
+    }
+    assert all(
+        spec.sha256 == hashlib.sha256(CONTENT[file]).hexdigest()
+        for file, spec in manifest.files.items()
+    )
 
 
 def test_only_wanted_files_are_kept(published):
-    assert published.open("m", "1", wanted=("network.onnx",)).files == {"network.onnx": CONTENT["network.onnx"]}
+    assert published.open("m", "1", wanted=("network.onnx",)).files == {
+        "network.onnx": CONTENT["network.onnx"]
+    }
 
 
 def test_a_version_holds_its_five_files_and_nothing_else(published):
     assert {entry.name for entry in (published.root / "m").iterdir()} == {".lock", "1", "aliases"}
-    assert {entry.name for entry in (published.root / "m" / "1").iterdir()} == {*FILES, "manifest.json"}
+    assert {entry.name for entry in (published.root / "m" / "1").iterdir()} == {
+        *FILES,
+        "manifest.json",
+    }
 
 
 def test_version_numbers_grow_and_sort_as_numbers(store):
@@ -127,7 +140,9 @@ def test_keeping_deletes_all_but_the_newest_and_those_with_an_alias(store):
     assert store.keep("m", 2) == ["1", "3", "4"]
     assert store.versions("m") == ["2", "5", "6"]
     assert store.keep("m", 2) == []
-    assert not [entry for entry in (store.root / "m").iterdir() if entry.name.startswith(".deleted")]
+    assert not [
+        entry for entry in (store.root / "m").iterdir() if entry.name.startswith(".deleted")
+    ]
 
 
 def test_keeping_spares_what_latest_was_rolled_back_to(store):
@@ -147,7 +162,9 @@ def test_keeping_none_or_of_no_model_is_refused(published):
 
 def test_a_version_published_under_another_alias_leaves_latest_where_it_is(store):
     store.publish("m", DESCRIPTION, CONTENT)
-    (store.root / "m" / "aliases" / "latest").unlink()  # as after a kill between the version and its alias
+    (
+        store.root / "m" / "aliases" / "latest"
+    ).unlink()  # as after a kill between the version and its alias
     assert store.publish("m", DESCRIPTION, CONTENT, alias="candidate").version == "2"
     assert store.aliases("m") == {"latest": "1", "candidate": "2"}
     store.publish("n", DESCRIPTION, CONTENT, alias="candidate")

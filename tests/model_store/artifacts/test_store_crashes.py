@@ -1,4 +1,5 @@
-"""A disk that stops between any two changes, and readers in the middle: versions are there whole, or not at all."""
+"""A disk that stops between any two changes, and readers in the middle: versions are there whole,
+or not at all."""
 
 import shutil
 
@@ -17,7 +18,12 @@ from tests.support.stores import tiny_description, tiny_files
 DESCRIPTION = tiny_description()
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 EVER = 1000  # changes: more than any of these takes
-BUDGET = settings(max_examples=10, stateful_step_count=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+BUDGET = settings(
+    max_examples=10,
+    stateful_step_count=8,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 # Of a store with versions 1 to 3, of which `champion` names 1: what is done to it.
 CHANGES = {
@@ -50,14 +56,19 @@ def read(store):
         return (trusting if is_signed else store).open(name, version).files | {SIGNATURE: is_signed}
 
     return {
-        name: ({version: version_of(name, version) for version in store.versions(name)}, store.aliases(name))
+        name: (
+            {version: version_of(name, version) for version in store.versions(name)},
+            store.aliases(name),
+        )
         for name in store.names()
     }
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_disk_that_stops_between_any_two_changes_leaves_what_was_or_what_should_be(tmp_path, before, change, loss):
+def test_a_disk_that_stops_between_any_two_changes_leaves_what_was_or_what_should_be(
+    tmp_path, before, change, loss
+):
     was = read(before)
     after = copy(before, tmp_path / "after")
     CHANGES[change](after)
@@ -65,7 +76,9 @@ def test_a_disk_that_stops_between_any_two_changes_leaves_what_was_or_what_shoul
     if change == "publish":  # the version is whole, and `latest` does not name it yet
         legal.append({"m": (legal[1]["m"][0], was["m"][1])})
     if change == "keep":  # a version after the other
-        legal.append({"m": ({v: files for v, files in was["m"][0].items() if v != "1"}, was["m"][1])})
+        legal.append(
+            {"m": ({v: files for v, files in was["m"][0].items() if v != "1"}, was["m"][1])}
+        )
     found = []
     for at in range(1, EVER):
         store = copy(before, tmp_path / "models")
@@ -90,7 +103,9 @@ def test_what_is_published_first_is_on_the_disk_too(tmp_path, loss):
     with stopping(tmp_path, None, loss):
         store.publish("m", DESCRIPTION, tiny_files())
         store.set_alias("m", "champion", "1")
-    assert read(store) == {"m": ({"1": {**tiny_files(), SIGNATURE: False}}, {"latest": "1", "champion": "1"})}
+    assert read(store) == {
+        "m": ({"1": {**tiny_files(), SIGNATURE: False}}, {"latest": "1", "champion": "1"})
+    }
     assert (store.root / "m" / "aliases" / "champion").exists()
 
 
@@ -101,8 +116,8 @@ def copy(store, root):
 
 
 class AnyChanges(RuleBasedStateMachine):
-    """Publications, aliases and deletions one after the other, each with a reader before every change to the disk,
-    some stopped in the middle; against a dictionary."""
+    """Publications, aliases and deletions one after the other, each with a reader before every
+    change to the disk, some stopped in the middle; against a dictionary."""
 
     factory: pytest.TempPathFactory
 
@@ -112,7 +127,8 @@ class AnyChanges(RuleBasedStateMachine):
         self.versions, self.aliases, self.published = {}, {}, 0
 
     def change(self, do, stop, loss, *legal):
-        """Do it, perhaps not to its end; readers in the middle see one of the legal states, or the present one."""
+        """Do it, perhaps not to its end; readers in the middle see one of the legal states, or the
+        present one."""
         legal = [*legal, (self.versions, self.aliases)]
 
         def look():
@@ -127,7 +143,9 @@ class AnyChanges(RuleBasedStateMachine):
 
     def seen(self):
         versions, aliases = read(self.store).get("m", ({}, {}))
-        return {version: files["weights.safetensors"] for version, files in versions.items()}, aliases
+        return {
+            version: files["weights.safetensors"] for version, files in versions.items()
+        }, aliases
 
     stops = st.none() | st.integers(1, 60)
     losses = st.sampled_from(LOSSES)
@@ -151,7 +169,9 @@ class AnyChanges(RuleBasedStateMachine):
             return
         target = data.draw(st.sampled_from([*self.versions, *self.aliases]))
         moved = {**self.aliases, alias: self.aliases.get(target, target)}
-        self.change(lambda: self.store.set_alias("m", alias, target), stop, loss, (self.versions, moved))
+        self.change(
+            lambda: self.store.set_alias("m", alias, target), stop, loss, (self.versions, moved)
+        )
 
     @rule(newest=st.integers(1, 3), stop=stops, loss=losses)
     def keep(self, newest, stop, loss):

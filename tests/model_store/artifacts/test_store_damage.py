@@ -30,9 +30,15 @@ def test_every_changed_byte_is_found(published, file):
 @pytest.mark.parametrize("file", FILES)
 def test_every_truncation_and_lengthening_is_found(published, file):
     path = published.root / "m" / "1" / file
-    for content in [CONTENT[file][:length] for length in range(len(CONTENT[file]))] + [CONTENT[file] + b"\0"]:
+    for content in [CONTENT[file][:length] for length in range(len(CONTENT[file]))] + [
+        CONTENT[file] + b"\0"
+    ]:
         path.write_bytes(content)
-        assert_broken(published, file, f"expected {len(CONTENT[file])} bytes as in the manifest, got {len(content)}")
+        assert_broken(
+            published,
+            file,
+            f"expected {len(CONTENT[file])} bytes as in the manifest, got {len(content)}",
+        )
 
 
 def test_a_file_that_is_not_wanted_is_verified_all_the_same_and_in_little_memory(store):
@@ -50,7 +56,8 @@ def test_a_file_that_is_not_wanted_is_verified_all_the_same_and_in_little_memory
         with path.open("r+b") as changed:
             changed.truncate(size)
         with pytest.raises(
-            BrokenArtifact, match=f"{file}: expected {len(large)} bytes as in the manifest, got {size}"
+            BrokenArtifact,
+            match=f"{file}: expected {len(large)} bytes as in the manifest, got {size}",
         ):
             store.open("m", "1", wanted=())
 
@@ -135,7 +142,9 @@ def test_a_manifest_cannot_name_files_elsewhere(published):
     assert_broken(published, "manifest.json", "files: expected")
 
 
-@pytest.mark.parametrize("text", ["[]", "null", "3", "not JSON", "{}", "[" * 100_000], ids=lambda text: text[:9])
+@pytest.mark.parametrize(
+    "text", ["[]", "null", "3", "not JSON", "{}", "[" * 100_000], ids=lambda text: text[:9]
+)
 def test_a_manifest_that_is_not_one_is_refused(published, text):
     (published.root / "m" / "1" / "manifest.json").write_text(text)
     assert_broken(published, "manifest.json", "")
@@ -153,7 +162,11 @@ def test_other_versions_stay_readable_beside_a_broken_one(published):
 def test_a_linked_model_is_not_there(published):
     (published.root / "link").symlink_to(published.root / "m")
     assert published.names() == ["m"]
-    for use in (published.versions, published.resolve, lambda name: published.publish(name, DESCRIPTION, CONTENT)):
+    for use in (
+        published.versions,
+        published.resolve,
+        lambda name: published.publish(name, DESCRIPTION, CONTENT),
+    ):
         with pytest.raises(NotFound, match="link is a symbolic link"):
             use("link")
 
@@ -188,7 +201,9 @@ def test_a_linked_folder_of_aliases_is_not_followed(published, tmp_path):
     assert published.aliases("m") == {"latest": "2"}
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/tmp", ".hidden", "-x", "a" * 65, "a b", "a\n", "ä"])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "/tmp", ".hidden", "-x", "a" * 65, "a b", "a\n", "ä"]
+)
 def test_bad_names_are_refused(store, name):
     with pytest.raises(InvalidInput, match="name: expected a name matching"):
         store.publish(name, DESCRIPTION, CONTENT)

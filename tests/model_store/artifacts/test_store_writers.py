@@ -58,7 +58,8 @@ def test_writers_at_once_publish_different_whole_versions(store):
 
 
 def test_writers_killed_at_any_moment_leave_no_partial_version(store):
-    """A process forks writers that publish, move an alias and delete without end, and kills each at random."""
+    """A process forks writers that publish, move an alias and delete without end, and kills each at
+    random."""
     program = PUBLISHER + (
         "left = 0\n"
         "publish(10)\n"
@@ -74,7 +75,8 @@ def test_writers_killed_at_any_moment_leave_no_partial_version(store):
         "    left += any(store.root.glob('m/.d*')) or any(store.root.glob('m/aliases/.d*'))\n"
         "    versions = store.versions('m')\n"
         "    assert versions\n"
-        "    for version in {*versions, *map(lambda a: store.resolve('m', a), store.aliases('m'))}:\n"
+        "    for version in {*versions, *map(lambda a: store.resolve('m', a), "
+        "store.aliases('m'))}:\n"
         "        store.open('m', version)\n"
         "print(left, versions[-1])\n"
     )
@@ -147,7 +149,9 @@ def test_latest_never_names_what_it_was_moved_away_from_while_others_publish(pub
 
 
 @pytest.mark.parametrize("step", range(4))
-def test_a_deletion_killed_at_any_step_leaves_latest_on_a_version_that_is_there(store, monkeypatch, step):
+def test_a_deletion_killed_at_any_step_leaves_latest_on_a_version_that_is_there(
+    store, monkeypatch, step
+):
     for _ in range(3):
         store.publish("m", tiny_description(), tiny_files())
     store.set_alias("m", "champion", "3")

@@ -1,4 +1,5 @@
-"""Abstention: thresholds by brute force, and the risk of what is answered over many calibrations."""
+"""Abstention: thresholds by brute force, and the risk of what is answered over many
+calibrations."""
 
 import numpy as np
 import pytest
@@ -44,10 +45,16 @@ def test_the_threshold_is_the_largest_that_a_sequence_of_tests_reaches(risk, see
     for share in STARTS:
         place = int(np.ceil(share * CANDIDATES))  # a hundredth of the reference rows each
         while place <= CANDIDATES:
-            limit = np.sort(reference)[place * REFERENCE // CANDIDATES - 1] if place < CANDIDATES else 1.0
+            limit = (
+                np.sort(reference)[place * REFERENCE // CANDIDATES - 1]
+                if place < CANDIDATES
+                else 1.0
+            )
             answered = abstention.uncertainty[: RANKING - FLAGGED] <= limit
             wrong = abstention.is_wrong[: RANKING - FLAGGED][answered].sum()
-            if stats.binomtest(wrong, max(answered.sum(), 1), risk, "less").pvalue > (1 - CONFIDENCE) / len(STARTS):
+            if stats.binomtest(wrong, max(answered.sum(), 1), risk, "less").pvalue > (
+                1 - CONFIDENCE
+            ) / len(STARTS):
                 break
             reached.append(limit)
             place += 1
@@ -56,8 +63,9 @@ def test_the_threshold_is_the_largest_that_a_sequence_of_tests_reaches(risk, see
 
 @pytest.mark.parametrize("risk", [0.05, 0.1])
 def test_the_risk_of_what_is_answered_is_above_its_level_no_more_often_than_stated(risk):
-    """Over fresh calibrations, with a flag that fires on the uncertain. A right rule fails once in 1e6 runs. That the
-    test tells is shown by a rule that breaks the level in about half of them: the error rate found is at most it."""
+    """Over fresh calibrations, with a flag that fires on the uncertain. A right rule fails once in
+    1e6 runs. That the test tells is shown by a rule that breaks the level in about half of them:
+    the error rate found is at most it."""
     generator = np.random.default_rng(int(1000 * risk))
     rows = population(generator)
     broken, naively_broken, answered = 0, 0, []
@@ -73,7 +81,9 @@ def test_the_risk_of_what_is_answered_is_above_its_level_no_more_often_than_stat
         order = np.argsort(uncertainty)
         found = is_wrong[order].cumsum() / np.arange(1, len(order) + 1)
         limit = uncertainty[order][np.flatnonzero(found <= risk)[-1]]
-        naively_broken += of_answered(rows, limit, abstention.statistic[RANKING - FLAGGED])[1] > risk
+        naively_broken += (
+            of_answered(rows, limit, abstention.statistic[RANKING - FLAGGED])[1] > risk
+        )
     most = stats.binom(CALIBRATIONS, 1 - CONFIDENCE).ppf(1 - 1e-6)
     assert broken <= most
     assert naively_broken > most
@@ -85,7 +95,9 @@ def test_the_risk_of_what_is_answered_is_above_its_level_no_more_often_than_stat
 def test_a_larger_risk_answers_no_fewer_rows(seed, risks):
     generator = np.random.default_rng(seed)
     abstention = abstention_of(
-        *(generator.uniform(size=n) for n in (30, 60)), generator.uniform(size=60) < 0.1, np.arange(60)
+        *(generator.uniform(size=n) for n in (30, 60)),
+        generator.uniform(size=60) < 0.1,
+        np.arange(60),
     )
     found = [abstention.threshold(3, risk) for risk in sorted(risks)]
     assert found == sorted(found)
@@ -112,19 +124,25 @@ def test_no_risk_is_certified_where_every_row_is_flagged_or_wrong():
 
 
 def population(generator):
-    """A large population: uncertainty, the flag's statistic, and P(wrong label), rising with both."""
+    """A large population: uncertainty, the flag's statistic, and P(wrong label), rising with
+    both."""
     uncertainty = 0.8 * generator.beta(0.4, 2.0, TYPES)
     statistic = uncertainty + generator.normal(scale=0.3, size=TYPES)
     return uncertainty, statistic, np.clip(0.9 * uncertainty + 0.1 * (statistic > 0.5), 0, 1)
 
 
 def fitted(generator, uncertainty, statistic, wrong_probability):
-    """An abstention fitted on rows of a population, with the sorted statistics, and the reference uncertainty."""
-    reference, ranking = (generator.integers(len(uncertainty), size=n) for n in (REFERENCE, RANKING))
+    """An abstention fitted on rows of a population, with the sorted statistics, and the reference
+    uncertainty."""
+    reference, ranking = (
+        generator.integers(len(uncertainty), size=n) for n in (REFERENCE, RANKING)
+    )
     is_wrong = generator.uniform(size=RANKING) < wrong_probability[ranking]
     order = np.argsort(statistic[ranking], kind="stable")
     abstention = abstention_of(uncertainty[reference], uncertainty[ranking], is_wrong, order)
-    return WithStatistic(**vars(abstention), statistic=statistic[ranking][order]), uncertainty[reference]
+    return WithStatistic(**vars(abstention), statistic=statistic[ranking][order]), uncertainty[
+        reference
+    ]
 
 
 def abstention_of(reference_uncertainty, ranking_uncertainty, is_wrong, order):

@@ -1,4 +1,5 @@
-"""Calibration: conformal p-values by hand, false-positive rates over many splits, prediction sets, tensors."""
+"""Calibration: conformal p-values by hand, false-positive rates over many splits, prediction sets,
+tensors."""
 
 import math
 import re
@@ -45,20 +46,26 @@ def test_the_smallest_p_value_is_the_smallest_fpr():
 
 
 @settings(max_examples=100, deadline=None)
-@given(pool=st.lists(st.integers(0, 6), min_size=2, max_size=30), fpr=st.sampled_from([0.01, 0.05, 0.1, 0.3, 0.5]))
+@given(
+    pool=st.lists(st.integers(0, 6), min_size=2, max_size=30),
+    fpr=st.sampled_from([0.01, 0.05, 0.1, 0.3, 0.5]),
+)
 def test_ties_never_make_the_rate_larger(pool, fpr):
-    """Each member of an exchangeable pool in turn is the new row: at most floor(fpr (n + 1)) of them are flagged."""
+    """Each member of an exchangeable pool in turn is the new row: at most floor(fpr (n + 1)) of
+    them are flagged."""
     scores = np.array(pool, dtype=np.float64)
     flagged = [
-        conformal_p_value(scores[i : i + 1], np.sort(np.delete(scores, i)))[0] <= fpr for i in range(len(pool))
+        conformal_p_value(scores[i : i + 1], np.sort(np.delete(scores, i)))[0] <= fpr
+        for i in range(len(pool))
     ]
     assert sum(flagged) <= math.floor(fpr * len(pool) + 1e-9)
 
 
 @pytest.mark.parametrize("fpr", [0.01, 0.05, 0.2])
 def test_flags_over_many_splits_are_beta_binomial(fpr):
-    """Three dependent detectors combined, fresh data for each split. Given the count's distribution F, the randomised
-    F(count - 1) + U P(count) is uniform: the Kolmogorov-Smirnov test fails a correct flag once in 1e7 runs."""
+    """Three dependent detectors combined, fresh data for each split. Given the count's distribution
+    F, the randomised F(count - 1) + U P(count) is uniform: the Kolmogorov-Smirnov test fails a
+    correct flag once in 1e7 runs."""
     generator = np.random.default_rng(int(fpr * 100))
     ranking, new = 99, 150
     k = round(fpr * (ranking + 1))
@@ -88,9 +95,11 @@ def test_rounded_scores_are_flagged_no_more_often_than_asked():
 
 @pytest.mark.parametrize(("reference", "ranking"), [(10, 19), (20, 30), (40, 60)])
 def test_noise_is_flagged_where_few_rows_calibrate(reference, ranking):
-    """A posterior score that is nearly always 0, two densities that see the noise, one that does not.
+    """A posterior score that is nearly always 0, two densities that see the noise, one that does
+    not.
 
-    With so few ranking rows a flagged row must beat nearly all of them: one whose surprisal is large by chance of the
+    With so few ranking rows a flagged row must beat nearly all of them: one whose surprisal is
+        large by chance of the
     reference rows hides all noise (with an exponential tail in a fifth to a third of the splits).
     """
     generator = np.random.default_rng(reference)
@@ -106,7 +115,9 @@ def test_noise_is_flagged_where_few_rows_calibrate(reference, ranking):
 
     def as_scores(by_name):
         rows = len(by_name["a"])
-        return DetectorScores({n: s[None] for n, s in by_name.items()}, np.zeros((1, rows), dtype=int))
+        return DetectorScores(
+            {n: s[None] for n, s in by_name.items()}, np.zeros((1, rows), dtype=int)
+        )
 
     found: dict[str, list[float]] = {"noise": [], "ordinary": []}
     for _ in range(SPLITS // 2):
@@ -118,7 +129,9 @@ def test_noise_is_flagged_where_few_rows_calibrate(reference, ranking):
     assert np.mean(found["noise"]) > 0.97
     k = math.floor(0.05 * (ranking + 1))
     law = stats.betabinom(100, k, ranking + 1 - k)
-    assert abs(np.mean(found["ordinary"]) - k / (ranking + 1)) < 5.5 * law.std() / 100 / math.sqrt(SPLITS // 2)
+    assert abs(np.mean(found["ordinary"]) - k / (ranking + 1)) < 5.5 * law.std() / 100 / math.sqrt(
+        SPLITS // 2
+    )
 
 
 # Numbers of draws
@@ -133,7 +146,9 @@ def test_the_largest_calibrated_number_of_draws_is_used():
 def test_each_number_of_draws_has_its_own_calibration():
     rows = np.array([[1.0, 2.0, 3.0], [11.0, 12.0, 13.0]])
     scores = DetectorScores({"a": rows}, np.zeros((2, 3), dtype=int))
-    calibration = Calibration.fit([1, 10], scores, scores, np.full((2, 3), 0.5), DetectorNames(("a",)), 1)
+    calibration = Calibration.fit(
+        [1, 10], scores, scores, np.full((2, 3), 0.5), DetectorNames(("a",)), 1
+    )
     new, label = {"a": np.array([5.0])}, np.array([0])
     assert calibration.p_values(new, label, 1).p_value == 0.25
     assert calibration.p_values(new, label, 10).p_value == 1.0
@@ -142,7 +157,9 @@ def test_each_number_of_draws_has_its_own_calibration():
 def test_a_score_is_judged_among_those_of_its_label_and_from_both_sides_where_the_detector_is():
     generator = np.random.default_rng(6)
     labels = np.repeat([0, 1], 200)[None]
-    density = np.exp(generator.normal(size=(1, 400)) + 10.0 * labels)  # label 1 has scores e^10 times as large
+    density = np.exp(
+        generator.normal(size=(1, 400)) + 10.0 * labels
+    )  # label 1 has scores e^10 times as large
     both = DetectorScores({"low": density, "high": density}, labels)
     names = DetectorNames(("low", "high"), density=("low", "high"), two_sided=("low",))
     calibration = Calibration.fit([1], both, both, np.full((1, 400), 0.5), names, 2)
@@ -178,8 +195,12 @@ def test_sets_and_intervals_are_those_of_the_number_of_draws():
     calibration = Calibration.fit([1, 10], scores, scores, nonconformity, NAMES, LABELS)
     probs, mean, std = np.array([[0.5, 0.3, 0.2]]), np.array([10.0]), np.array([2.0])
     # ceil(4 x .5) = 2nd smallest: .2 and .8; the mass above the classes is 0, .5 and .8.
-    assert calibration.rank_tables(1).prediction_sets(mass_above(probs), 0.5).tolist() == [[True, False, False]]
-    assert calibration.rank_tables(10).prediction_sets(mass_above(probs), 0.5).tolist() == [[True, True, True]]
+    assert calibration.rank_tables(1).prediction_sets(mass_above(probs), 0.5).tolist() == [
+        [True, False, False]
+    ]
+    assert calibration.rank_tables(10).prediction_sets(mass_above(probs), 0.5).tolist() == [
+        [True, True, True]
+    ]
     assert calibration.rank_tables(1).intervals(mean, std, 0.5).tolist() == [[9.6, 10.4]]
     assert calibration.rank_tables(10).intervals(mean, std, 0.5).tolist() == [[8.4, 11.6]]
 
@@ -188,12 +209,19 @@ def test_sets_and_intervals_are_those_of_the_number_of_draws():
 
 
 @settings(max_examples=100, deadline=None)
-@given(rows=st.integers(1, 60), fpr=st.one_of(st.floats(0.0, 1.0), st.integers(1, 61).map(lambda k: k / 61)))
+@given(
+    rows=st.integers(1, 60),
+    fpr=st.one_of(st.floats(0.0, 1.0), st.integers(1, 61).map(lambda k: k / 61)),
+)
 def test_as_many_ranking_rows_count_as_flagged_as_p_values_are_at_most_fpr(rows, fpr):
     calibration = fitted(np.random.default_rng(rows), ranking=rows)
     statistic = calibration.rank_tables(1).statistic
-    between = np.concatenate([[statistic[0] - 1], (statistic[1:] + statistic[:-1]) / 2, [statistic[-1] + 1]])
-    fires = conformal_p_value(between, statistic) <= fpr  # of new rows, one in each gap of the ranking statistics
+    between = np.concatenate(
+        [[statistic[0] - 1], (statistic[1:] + statistic[:-1]) / 2, [statistic[-1] + 1]]
+    )
+    fires = (
+        conformal_p_value(between, statistic) <= fpr
+    )  # of new rows, one in each gap of the ranking statistics
     assert calibration.rank_tables(1).flagged(fpr) == min(fires.sum(), rows)
 
 
@@ -202,7 +230,8 @@ def test_the_doubt_is_kept_in_the_order_of_the_statistic():
     uncertainty, is_wrong = generator.uniform(size=(2, 30)), generator.uniform(size=(2, 30)) < 0.5
     reference, ranking = (
         DetectorScores(
-            {name: np.exp(generator.normal(size=(2, n))) for name in DETECTORS}, generator.integers(0, LABELS, (2, n))
+            {name: np.exp(generator.normal(size=(2, n))) for name in DETECTORS},
+            generator.integers(0, LABELS, (2, n)),
         )
         for n in (40, 30)
     )
@@ -227,12 +256,17 @@ def test_a_calibration_without_labels_certifies_no_risk():
 
 
 def test_tensors_round_trip_through_safetensors():
-    calibration = fitted(np.random.default_rng(3), counts=(1, 5, 20), ranking=30, answers=answers(3, 60, 30))
+    calibration = fitted(
+        np.random.default_rng(3), counts=(1, 5, 20), ranking=30, answers=answers(3, 60, 30)
+    )
     read = Calibration.from_tensors(load(save(calibration.tensors())), NAMES, LABELS)
     scores = scores_of(np.random.default_rng(4), 50)
     for count in (1, 5, 20):
         ours, theirs = calibration.p_values(*scores, count), read.p_values(*scores, count)
-        assert all(ours.detector_p_values[n].tolist() == theirs.detector_p_values[n].tolist() for n in DETECTORS)
+        assert all(
+            ours.detector_p_values[n].tolist() == theirs.detector_p_values[n].tolist()
+            for n in DETECTORS
+        )
         assert ours.p_value.tolist() == theirs.p_value.tolist()
         assert (
             calibration.rank_tables(count).largest_uncertainty(0.1, 0.5)
@@ -290,7 +324,8 @@ def test_malformed_tensors_are_refused_by_name(fault):
 
 
 def scores_of(generator, rows, decimals=None):
-    """Scores of three dependent detectors, two of them skewed, and labels; `decimals` rounds scores: ties."""
+    """Scores of three dependent detectors, two of them skewed, and labels; `decimals` rounds
+    scores: ties."""
     common = generator.normal(size=rows)
     scores = {
         "a": common + 0.3 * generator.normal(size=rows),
@@ -298,7 +333,9 @@ def scores_of(generator, rows, decimals=None):
         "c": np.exp(generator.normal(size=rows) - 0.2 * common),
     }
     labels = generator.integers(0, LABELS, rows)
-    return (scores if decimals is None else {name: np.round(s, decimals) for name, s in scores.items()}), labels
+    return (
+        scores if decimals is None else {name: np.round(s, decimals) for name, s in scores.items()}
+    ), labels
 
 
 def fitted(generator, counts=(1,), reference=60, ranking=50, decimals=None, answers=None):
@@ -308,7 +345,9 @@ def fitted(generator, counts=(1,), reference=60, ranking=50, decimals=None, answ
         return DetectorScores(by_name, np.stack([labels for _, labels in made]))
 
     nonconformity = generator.uniform(size=(len(counts), ranking))
-    return Calibration.fit(list(counts), stacked(reference), stacked(ranking), nonconformity, NAMES, LABELS, answers)
+    return Calibration.fit(
+        list(counts), stacked(reference), stacked(ranking), nonconformity, NAMES, LABELS, answers
+    )
 
 
 def flags(generator, ranking, new, fpr, decimals=None):
@@ -328,14 +367,22 @@ def test_a_rate_as_it_is_written_is_never_below_itself():
     for rows in [*range(1, 1000), 9_999, 123_456]:
         smallest = 1.0 / (rows + 1)
         assert smallest <= float(at_least(smallest)) <= smallest * (1 + 1e-5)
-    assert (at_least(1 / 5), at_least(1 / 3), at_least(1 / 221)) == ("0.2", "0.333334", "0.00452489")
+    assert (at_least(1 / 5), at_least(1 / 3), at_least(1 / 221)) == (
+        "0.2",
+        "0.333334",
+        "0.00452489",
+    )
 
 
 def test_a_model_of_nineteen_ranking_rows_keeps_the_default_rate_and_one_of_eighteen_does_not():
     assert default_not_kept(19) is None
-    assert default_not_kept(18).startswith("with 18 ranking rows no rate below 0.0526316 can be kept")
+    assert default_not_kept(18).startswith(
+        "with 18 ranking rows no rate below 0.0526316 can be kept"
+    )
     assert default_not_kept(1).startswith("with 1 ranking row no rate below 0.5 can be kept")
     assert "judged at 0.05, and refused, and sets" in default_not_kept(18)
-    assert default_not_kept(18).endswith("of coverage 0.95 hold everything; 19 rows would bear both")
+    assert default_not_kept(18).endswith(
+        "of coverage 0.95 hold everything; 19 rows would bear both"
+    )
     assert math.isinf(quantile(np.zeros(18), DEFAULT_COVERAGE))
     assert quantile(np.zeros(19), DEFAULT_COVERAGE) == 0.0

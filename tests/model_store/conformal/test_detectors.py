@@ -1,4 +1,5 @@
-"""Detection: surprisals against their definition, scores standardised by label, and their harmonic mean."""
+"""Detection: surprisals against their definition, scores standardised by label, and their harmonic
+mean."""
 
 import math
 
@@ -25,13 +26,17 @@ from model_store.conformal.detectors import (
     scores=st.lists(st.floats(-20, 20), min_size=2, max_size=20),
 )
 def test_surprise_never_falls_and_is_never_negative(reference, scores):
-    values = Surprisal.fit(np.sort(np.array(reference, dtype=np.float64)))(np.sort(np.array(scores)))
+    values = Surprisal.fit(np.sort(np.array(reference, dtype=np.float64)))(
+        np.sort(np.array(scores))
+    )
     assert np.all(values >= 0.0)
     assert np.all(np.diff(values) >= -1e-12)  # interpolation rounds
 
 
 @pytest.mark.parametrize("is_two_sided", [False, True])
-@pytest.mark.parametrize("reference", [[0.0], [3.0, 3.0, 3.0], np.linspace(0, 1, 50), np.zeros(50), -np.ones(3)])
+@pytest.mark.parametrize(
+    "reference", [[0.0], [3.0, 3.0, 3.0], np.linspace(0, 1, 50), np.zeros(50), -np.ones(3)]
+)
 def test_surprise_rises_strictly_beyond_the_reference(reference, is_two_sided):
     reference = np.asarray(reference)
     surprisal = Surprisal.fit(reference, is_two_sided)
@@ -61,18 +66,25 @@ def test_a_two_sided_surprise_at_reference_scores_is_that_of_twice_the_smaller_t
 def test_an_exponential_tail_goes_on_with_the_slope_of_an_exponential():
     reference = np.sort(np.random.default_rng(1).exponential(2.0, 20_000))
     surprisal = Surprisal.fit(reference)
-    assert surprisal.above.scale == pytest.approx(2.0, rel=0.15)  # six standard errors of the mean of 2,000 excesses
+    assert surprisal.above.scale == pytest.approx(
+        2.0, rel=0.15
+    )  # six standard errors of the mean of 2,000 excesses
     assert surprisal.above(np.array([10.0])) == pytest.approx(10 / surprisal.above.scale, rel=0.01)
 
 
 @pytest.mark.parametrize("rows", [2, 9, 20, 300])
 def test_the_predictive_tail_is_a_p_value_where_scales_are_as_expected(rows):
-    """P(nats beyond the last >= t) = e^-t over scales, reference rows and new ones, at every number of rows."""
+    """P(nats beyond the last >= t) = e^-t over scales, reference rows and new ones, at every number
+    of rows."""
     rng, unit = np.random.default_rng(rows), 2.0
     rate = rng.gamma(PRIOR_EXCESSES, 1 / (PRIOR_EXCESSES * unit), (4000, 1))
     reference = np.sort(rng.exponential(1.0, (4000, rows)), axis=1) / rate
-    excess = rng.exponential(1.0, (4000, 1)) / rate  # beyond the last: exponential scores have no memory
-    nats = np.array([Tail.fit(r, "predictive", unit)(e)[0] for r, e in zip(reference, excess, strict=True)])
+    excess = (
+        rng.exponential(1.0, (4000, 1)) / rate
+    )  # beyond the last: exponential scores have no memory
+    nats = np.array(
+        [Tail.fit(r, "predictive", unit)(e)[0] for r, e in zip(reference, excess, strict=True)]
+    )
     for t in (0.5, 1.0, 2.0, 4.0):
         share = np.exp(-t)
         assert abs((nats >= t).mean() - share) < 6 * np.sqrt(share / 4000)
@@ -98,7 +110,10 @@ def test_versions_of_before_keep_their_exponential_tails():
 def test_scores_are_standardised_within_their_label():
     generator = np.random.default_rng(2)
     label = np.repeat([0, 1], 5000)
-    score = np.exp(np.where(label == 0, 1.0, 8.0) + np.where(label == 0, 0.5, 2.0) * generator.normal(size=10_000))
+    score = np.exp(
+        np.where(label == 0, 1.0, 8.0)
+        + np.where(label == 0, 0.5, 2.0) * generator.normal(size=10_000)
+    )
     z = Standard.fit(score, label, 2)(score, label)
     for of in (0, 1):
         assert abs(z[label == of].mean()) < 0.1
@@ -139,16 +154,26 @@ def test_the_combined_statistic_is_minus_the_log_of_the_harmonic_mean_p_value():
 
 
 def test_detectors_share_the_mean_of_inverse_p_values():
-    surprisals = {name: np.array(values) for name, values in {"a": [0.0, 900.0], "b": [math.log(3), 0.0]}.items()}
+    surprisals = {
+        name: np.array(values)
+        for name, values in {"a": [0.0, 900.0], "b": [math.log(3), 0.0]}.items()
+    }
     shares = harmonic_shares(surprisals)
     assert shares["a"] == pytest.approx([0.25, 1.0])
     assert shares["a"] + shares["b"] == pytest.approx([1.0, 1.0])
     means = np.exp(flag_statistic(surprisals, ("a", "b"))[0])
-    assert [shares[name][0] * 2 * means for name in surprisals] == pytest.approx([1.0, 3.0])  # 1 / p of each
+    assert [shares[name][0] * 2 * means for name in surprisals] == pytest.approx(
+        [1.0, 3.0]
+    )  # 1 / p of each
 
 
 def test_only_a_two_sided_detector_finds_a_score_too_low():
     reference = np.linspace(0.0, 1.0, 11)
     scores = np.array([-3.0, 0.4, 0.6, 3.0])
-    assert Surprisal.fit(reference, is_two_sided=True).is_low(scores).tolist() == [True, True, False, False]
+    assert Surprisal.fit(reference, is_two_sided=True).is_low(scores).tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert not Surprisal.fit(reference).is_low(scores).any()

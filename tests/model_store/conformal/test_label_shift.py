@@ -1,10 +1,16 @@
-"""Label shift: Bayes' rule, and coverage of weighted sets and rates of weighted flags where the shares are others."""
+"""Label shift: Bayes' rule, and coverage of weighted sets and rates of weighted flags where the
+shares are others."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from model_store.conformal.label_shift import LabelShift, WeightedRows, shifted_log_probs, weighted_p_value
+from model_store.conformal.label_shift import (
+    LabelShift,
+    WeightedRows,
+    shifted_log_probs,
+    weighted_p_value,
+)
 from model_store.conformal.rank_tables import conformal_p_value
 from model_store.conformal.sets import class_nonconformity, mass_above, prediction_sets
 
@@ -36,14 +42,19 @@ def test_probabilities_under_other_shares_are_those_of_bayes_rule():
     found = shifted_log_probs(np.log(posterior(x, PRIORS))[None], np.log(SHIFTED / PRIORS))
     np.testing.assert_allclose(np.exp(found[0]), posterior(x, SHIFTED), rtol=1e-12)
     with np.errstate(divide="ignore"):
-        never = shifted_log_probs(np.log(posterior(x, PRIORS))[None], np.log(np.array([0.0, 0.5, 0.5]) / PRIORS))
+        never = shifted_log_probs(
+            np.log(posterior(x, PRIORS))[None], np.log(np.array([0.0, 0.5, 0.5]) / PRIORS)
+        )
     assert (np.exp(never[0, :, 0]) == 0).all()
     np.testing.assert_allclose(np.exp(never).sum(-1), 1.0, rtol=1e-12)
 
 
 def test_with_equal_weights_ranks_and_sets_are_the_plain_ones():
     generator = np.random.default_rng(0)
-    scores, new = np.round(generator.normal(size=50), 1), np.round(generator.normal(size=40), 1)  # with ties
+    scores, new = (
+        np.round(generator.normal(size=50), 1),
+        np.round(generator.normal(size=40), 1),
+    )  # with ties
     np.testing.assert_allclose(
         weighted_p_value(new, scores, np.ones(50), 1.0), conformal_p_value(new, np.sort(scores))
     )
@@ -94,7 +105,10 @@ def test_a_class_that_is_never_seen_is_in_no_set_and_one_that_did_not_calibrate_
     [
         ({"labels": np.array([0.0, 1.0])}, "label_shift.labels: expected an int64 number"),
         ({"labels": np.array([0, 2])}, "label_shift.labels: expected numbers of the 2 classes"),
-        ({"shares": np.array([0.5])}, "label_shift.shares: expected a float64 number for each of 2 classes"),
+        (
+            {"shares": np.array([0.5])},
+            "label_shift.shares: expected a float64 number for each of 2 classes",
+        ),
         ({"shares": np.array([0.5, 0.6])}, "label_shift.shares: expected shares that sum to 1"),
         ({"shares": np.array([1.0, 0.0])}, "above 0 of the ranking rows' classes"),
         ({"shares": None}, "label_shift.shares"),
@@ -107,7 +121,9 @@ def test_tensors_come_back_and_wrong_ones_are_refused(changes, says):
     assert back.shares.tolist() == [0.25, 0.75]
     assert LabelShift.from_tensors({}, 2, 2) is None
     tensors = {
-        f"label_shift.{name}": array for name, array in {**vars(shift), **changes}.items() if array is not None
+        f"label_shift.{name}": array
+        for name, array in {**vars(shift), **changes}.items()
+        if array is not None
     }
     with pytest.raises(ValueError, match=says):
         LabelShift.from_tensors(tensors, 2, 2)

@@ -1,4 +1,5 @@
-"""Guarantees within categories: rates over many splits against the beta-binomial, where those of all rows fail."""
+"""Guarantees within categories: rates over many splits against the beta-binomial, where those of
+all rows fail."""
 
 import math
 
@@ -9,7 +10,12 @@ from scipy import stats
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.mondrian import CAUTIOUS_ROWS, UNKNOWN, Categories
-from model_store.conformal.sets import class_nonconformity, mass_above, quantile, target_nonconformity
+from model_store.conformal.sets import (
+    class_nonconformity,
+    mass_above,
+    quantile,
+    target_nonconformity,
+)
 from model_store.types import DetectorNames
 
 NAMES = DetectorNames(("a",))
@@ -24,7 +30,9 @@ def calibration(generator, kind, rows=ROWS, **changed):
     """A calibration whose score `a` has another scale in each category."""
     category = np.repeat(np.arange(len(rows)), rows)
     names = CATEGORIES[: len(rows)]
-    reference = DetectorScores({"a": generator.exponential(size=(1, 40))}, np.zeros((1, 40), dtype=int))
+    reference = DetectorScores(
+        {"a": generator.exponential(size=(1, 40))}, np.zeros((1, 40), dtype=int)
+    )
     score = generator.exponential(SCALES[category])[None]
     by_group = Categories.by_group(names, category, 1)
     categories = {
@@ -46,7 +54,8 @@ def calibration(generator, kind, rows=ROWS, **changed):
 
 
 def is_beta_binomial(generator, counts, law):
-    """Whether counts over splits follow a law; randomised, so that it fails a right one once in 1e7 runs."""
+    """Whether counts over splits follow a law; randomised, so that it fails a right one once in 1e7
+    runs."""
     uniform = law.cdf(counts - 1) + generator.uniform(size=len(counts)) * law.pmf(counts)
     return stats.kstest(uniform, "uniform").pvalue > 1e-7
 
@@ -59,7 +68,9 @@ def test_the_flag_keeps_its_rate_in_each_category_where_that_of_all_rows_does_no
     for split in range(SPLITS):
         for by, counts in flags.items():
             scores = {"a": generator.exponential(SCALES[new])}
-            p_values = calibration(generator, by).p_values(scores, new, 1, new if by == "group" else None)
+            p_values = calibration(generator, by).p_values(
+                scores, new, 1, new if by == "group" else None
+            )
             counts[split] = np.bincount(new, p_values.p_value <= fpr)
     for c, rows in enumerate(ROWS):
         k = math.floor(fpr * (rows + 1))
@@ -84,41 +95,56 @@ def test_intervals_hold_the_target_in_each_group_where_those_of_all_rows_do_not(
             counts[split] = np.bincount(new, (ends[:, 0] <= target) & (target <= ends[:, 1]))
     for c, rows in enumerate(ROWS):
         k = math.ceil(coverage * (rows + 1))
-        assert is_beta_binomial(generator, held["group"][:, c].astype(int), stats.betabinom(NEW, k, rows + 1 - k))
+        assert is_beta_binomial(
+            generator, held["group"][:, c].astype(int), stats.betabinom(NEW, k, rows + 1 - k)
+        )
     of_all = held[None].mean(axis=0) / NEW
     assert of_all[0] > 0.99
     assert of_all[2] < 0.8
 
 
 def test_sets_hold_each_class_where_those_of_all_rows_do_not():
-    """Classes of which the model gives the right one's logit 5, 3 and 1 more than the others', and noise."""
+    """Classes of which the model gives the right one's logit 5, 3 and 1 more than the others', and
+    noise."""
     generator = np.random.default_rng(2)
     coverage, held = 0.9, {"class": np.zeros((SPLITS, 3)), None: np.zeros((SPLITS, 3))}
     true, new = np.repeat(np.arange(3), ROWS), np.repeat(np.arange(3), NEW)
 
     def probabilities(y):
-        logits = generator.normal(size=(len(y), 3)) + np.eye(3)[y] * np.array([5.0, 3.0, 1.0])[y][:, None]
+        logits = (
+            generator.normal(size=(len(y), 3))
+            + np.eye(3)[y] * np.array([5.0, 3.0, 1.0])[y][:, None]
+        )
         return np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
 
     for split in range(SPLITS):
         for by, counts in held.items():
             far = class_nonconformity(probabilities(true), true)[None]
             tables = calibration(generator, by, nonconformity=far).rank_tables(1)
-            inside = tables.prediction_sets(mass_above(probabilities(new)), coverage, categories=new)
+            inside = tables.prediction_sets(
+                mass_above(probabilities(new)), coverage, categories=new
+            )
             counts[split] = np.bincount(new, inside[np.arange(len(new)), new])
     k = math.ceil(coverage * (ROWS[2] + 1))
     law = stats.betabinom(NEW, k, ROWS[2] + 1 - k)
     assert is_beta_binomial(generator, held["class"][:, 2].astype(int), law)
-    for c, rows in enumerate(ROWS):  # of the others most rows are right, and their sets hold more than is asked
+    for c, rows in enumerate(
+        ROWS
+    ):  # of the others most rows are right, and their sets hold more than is asked
         of_class = held["class"][:, c] / NEW
-        assert of_class.mean() > math.ceil(coverage * (rows + 1)) / (rows + 1) - 5.5 * law.std() / NEW / SPLITS**0.5
+        assert (
+            of_class.mean()
+            > math.ceil(coverage * (rows + 1)) / (rows + 1) - 5.5 * law.std() / NEW / SPLITS**0.5
+        )
     assert held[None].mean(axis=0)[2] / NEW < 0.85
 
 
 def test_the_risk_of_answers_is_kept_in_each_group_where_that_of_all_rows_is_not():
     generator = np.random.default_rng(3)
     risk, fpr, rows = 0.2, 0.05, np.array([150, 150, 150])
-    error = np.array([0.01, 0.05, 0.2])  # of an answer whose uncertainty is 0; it rises to twice as much at 1
+    error = np.array(
+        [0.01, 0.05, 0.2]
+    )  # of an answer whose uncertainty is 0; it rises to twice as much at 1
     groups = np.repeat(np.arange(3), rows)
     exceeded = {"group": np.zeros(3), None: np.zeros(3)}
     for _ in range(SPLITS):
@@ -170,7 +196,11 @@ def test_an_unknown_group_is_judged_by_the_most_cautious_of_those_with_enough_ro
 
 def test_rows_of_an_unknown_group_are_not_answered():
     generator = np.random.default_rng(6)
-    sure = Answers.of(generator.random((1, 50)), generator.random((1, ROWS.sum())), np.zeros((1, ROWS.sum()), bool))
+    sure = Answers.of(
+        generator.random((1, 50)),
+        generator.random((1, ROWS.sum())),
+        np.zeros((1, ROWS.sum()), bool),
+    )
     tables = calibration(generator, "group", answers=sure).rank_tables(1)
     assert tables.thresholds(0.05, 0.2, np.array([0, UNKNOWN])).tolist() == [1.0, -math.inf]
     assert tables.certifies(0.05, 0.2)
@@ -182,16 +212,25 @@ def test_categories_are_read_back_and_wrong_ones_refused(kind):
     written = calibration(np.random.default_rng(7), kind)
     tensors = written.tensors()
     read = Calibration.from_tensors(tensors, NAMES, 3, (kind, CATEGORIES))
-    for old, new in zip(written.rank_tables(1).by_category, read.rank_tables(1).by_category, strict=True):
+    for old, new in zip(
+        written.rank_tables(1).by_category, read.rank_tables(1).by_category, strict=True
+    ):
         assert old.statistic.tolist() == new.statistic.tolist()
         assert old.nonconformity.tolist() == new.nonconformity.tolist()
     assert Calibration.from_tensors(tensors, NAMES, 3).rank_tables(1).by_category == ()
     for name in ("category.judged", "category.true"):
-        for wrong in (tensors[name] + 3, tensors[name] - 1, tensors[name][..., :-1], tensors[name].astype(float)):
+        for wrong in (
+            tensors[name] + 3,
+            tensors[name] - 1,
+            tensors[name][..., :-1],
+            tensors[name].astype(float),
+        ):
             with pytest.raises(ValueError, match=name):
                 Calibration.from_tensors({**tensors, name: wrong}, NAMES, 3, (kind, CATEGORIES))
     with pytest.raises(ValueError, match="judged"):
-        Calibration.from_tensors({n: t for n, t in tensors.items() if "category" not in n}, NAMES, 3, (kind, ("a",)))
+        Calibration.from_tensors(
+            {n: t for n, t in tensors.items() if "category" not in n}, NAMES, 3, (kind, ("a",))
+        )
 
 
 def test_groups_without_a_ranking_row_are_unknown():

@@ -1,4 +1,5 @@
-"""Prediction sets and intervals: nonconformity by hand, and coverage over many splits as the beta-binomial says."""
+"""Prediction sets and intervals: nonconformity by hand, and coverage over many splits as the
+beta-binomial says."""
 
 import math
 from fractions import Fraction
@@ -32,7 +33,9 @@ def test_the_mass_above_a_class_by_hand():
 
 
 @settings(max_examples=100, deadline=None)
-@given(weights=st.lists(st.lists(st.integers(0, 5), min_size=4, max_size=4), min_size=1, max_size=5))
+@given(
+    weights=st.lists(st.lists(st.integers(0, 5), min_size=4, max_size=4), min_size=1, max_size=5)
+)
 def test_the_mass_above_a_class_is_the_sum_of_the_more_probable_ones(weights):
     probs = np.array(weights, dtype=np.float64) + 1e-3
     probs /= probs.sum(axis=1, keepdims=True)
@@ -44,7 +47,12 @@ def test_the_mass_above_a_class_is_the_sum_of_the_more_probable_ones(weights):
 
 def test_sets_and_quantiles_by_hand():
     nonconformity = np.array([0.0, 0.0, 0.5, 0.8])
-    assert [quantile(nonconformity, coverage) for coverage in (0.4, 0.6, 0.8, 0.81)] == [0.0, 0.5, 0.8, math.inf]
+    assert [quantile(nonconformity, coverage) for coverage in (0.4, 0.6, 0.8, 0.81)] == [
+        0.0,
+        0.5,
+        0.8,
+        math.inf,
+    ]
     probs = np.array([[0.7, 0.2, 0.1], [0.35, 0.33, 0.32], [0.24, 0.25, 0.51]])
     assert prediction_sets(mass_above(probs), nonconformity, 0.4).tolist() == [
         [True, False, False],
@@ -68,7 +76,9 @@ RATES = st.floats(0.01, 0.99)
 
 
 @given(st.integers(1, 300), RATES, RATES)
-def test_a_confident_rank_is_the_smallest_whose_beta_law_keeps_the_coverage(rows, coverage, confidence):
+def test_a_confident_rank_is_the_smallest_whose_beta_law_keeps_the_coverage(
+    rows, coverage, confidence
+):
     ranks = np.arange(1, rows + 1)
     kept = stats.beta.sf(coverage, ranks, rows + 1 - ranks)  # of the coverage of the k-th smallest
     enough = ranks[kept >= confidence * (1 - 1e-9)]
@@ -83,7 +93,11 @@ def test_a_coverage_is_the_decimal_number_that_was_asked_for_whatever_its_binary
 
 
 def test_ranks_of_many_rows_are_as_exact():
-    for rows, coverage, confidence in ((50_000, 0.9, 0.999999), (50_000, 0.999, 0.95), (7_000, 0.5, 0.9)):
+    for rows, coverage, confidence in (
+        (50_000, 0.9, 0.999999),
+        (50_000, 0.999, 0.95),
+        (7_000, 0.5, 0.9),
+    ):
         rank = confident_rank(rows, coverage, confidence)
         kept = stats.beta.sf(coverage, [rank - 1, rank], [rows + 2 - rank, rows + 1 - rank])
         assert kept[0] < confidence <= kept[1]
@@ -97,7 +111,8 @@ def test_the_largest_coverage_is_kept_and_a_larger_one_is_not(rows, confidence):
 
 
 def test_coverage_is_kept_with_the_confidence_asked_for():
-    """Of many choices of calibration rows: the coverage that each gives is known exactly, by the law of the rows."""
+    """Of many choices of calibration rows: the coverage that each gives is known exactly, by the
+    law of the rows."""
     generator = np.random.default_rng(7)
     rows, coverage, choices = 60, 0.8, 4000
     nonconformity = np.sort(generator.exponential(size=(choices, rows)), axis=1)
@@ -117,7 +132,8 @@ def test_coverage_is_kept_with_the_confidence_asked_for():
 @pytest.mark.parametrize("ranking", [99, 160])
 @pytest.mark.parametrize("coverage", [0.9, 0.95])
 def test_sets_hold_the_label_as_often_as_the_beta_binomial_says(ranking, coverage):
-    """Where the coverage is above the accuracy, here about .6: see `test_sets_of_a_coverage_below_the_accuracy`."""
+    """Where the coverage is above the accuracy, here about .6: see
+    `test_sets_of_a_coverage_below_the_accuracy`."""
     generator = np.random.default_rng([ranking, int(100 * coverage)])
     covered = []
     for _ in range(SPLITS):
@@ -146,7 +162,10 @@ def test_a_row_s_set_does_not_depend_on_the_rows_beside_it():
     probs, _ = labelled(generator, NEW)
     together = prediction_sets(mass_above(probs), nonconformity, 0.9)
     assert np.array_equal(
-        np.concatenate([prediction_sets(mass_above(row[None]), nonconformity, 0.9) for row in probs]), together
+        np.concatenate(
+            [prediction_sets(mass_above(row[None]), nonconformity, 0.9) for row in probs]
+        ),
+        together,
     )
 
 
@@ -174,7 +193,8 @@ def test_intervals_by_hand():
 
 def is_beta_binomial(counts, ranking, coverage, generator):
     """Whether counts of covered new rows follow their law: given its distribution F, the randomised
-    F(count - 1) + U P(count) is uniform, and the Kolmogorov-Smirnov test fails a right coverage once in 1e7 runs."""
+    F(count - 1) + U P(count) is uniform, and the Kolmogorov-Smirnov test fails a right coverage
+    once in 1e7 runs."""
     position = math.ceil((ranking + 1) * coverage)
     law = stats.betabinom(NEW, position, ranking + 1 - position)
     counts = np.array(counts)
@@ -183,7 +203,8 @@ def is_beta_binomial(counts, ranking, coverage, generator):
 
 
 def labelled(generator, rows):
-    """Probabilities of five classes, and labels of others: the model is wrong about its uncertainty."""
+    """Probabilities of five classes, and labels of others: the model is wrong about its
+    uncertainty."""
     probs = generator.dirichlet(np.full(5, 0.6), rows)
     true = 0.8 * probs + 0.04
     labels = (true.cumsum(axis=1) < generator.uniform(size=(rows, 1))).sum(axis=1).clip(max=4)
@@ -194,4 +215,8 @@ def targets(generator, rows):
     """Targets with predictions that are wrong: biased, and of a std that says little."""
     std = np.exp(generator.normal(size=rows))
     mean = generator.normal(size=rows)
-    return mean + 0.5 + std * generator.standard_t(3, rows), mean, std * generator.uniform(0.5, 2.0, rows)
+    return (
+        mean + 0.5 + std * generator.standard_t(3, rows),
+        mean,
+        std * generator.uniform(0.5, 2.0, rows),
+    )

@@ -1,4 +1,5 @@
-"""Stopping when settled: the rule by hand, its replay over the ranking rows, and p-values that stay exact."""
+"""Stopping when settled: the rule by hand, its replay over the ranking rows, and p-values that stay
+exact."""
 
 import re
 from dataclasses import replace
@@ -13,10 +14,22 @@ from model_store.artifacts.store import ModelStore
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.detectors import FittedDetector, Surprisal, flag_statistic
-from model_store.conformal.stopping import Spread, StageScores, StoppingRule, look, stages_among, student_quantile
+from model_store.conformal.stopping import (
+    Spread,
+    StageScores,
+    StoppingRule,
+    look,
+    stages_among,
+    student_quantile,
+)
 from model_store.inference.draws import SharedDraws
 from model_store.inference.model import NEEDED, Model
-from model_store.scores.classification import Scores, concatenated, predictive_scores, predictive_sums
+from model_store.scores.classification import (
+    Scores,
+    concatenated,
+    predictive_scores,
+    predictive_sums,
+)
 from model_store.scores.regression import mixture_scores, mixture_sums
 from model_store.types import DetectorNames
 
@@ -24,9 +37,17 @@ COUNTS = [1, 2, 5, 10, 20]
 STAGES = [5, 10]
 CLASSES = 3
 NAMES = DetectorNames(combined=("entropy", "distance"), density=("distance",))
-RULES = [StoppingRule(0.05, 0.1), StoppingRule(0.3, 0.02), StoppingRule(0.05, 1e9), StoppingRule(0.2, 1e-12)]
+RULES = [
+    StoppingRule(0.05, 0.1),
+    StoppingRule(0.3, 0.02),
+    StoppingRule(0.05, 1e9),
+    StoppingRule(0.2, 1e-12),
+]
 REFERENCE, RANKING, NEW, SPLITS = 60, 99, 100, 100
-TAIL, GUARD = 0.001, 2.0  # as the guarantees page states them: the module's own would agree with any mistake
+TAIL, GUARD = (
+    0.001,
+    2.0,
+)  # as the guarantees page states them: the module's own would agree with any mistake
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +80,15 @@ def test_a_row_stops_where_label_flag_and_scores_are_settled():
         j = COUNTS.index(stage)
         scores, width = new.scores[j], stats.t.ppf(1 - TAIL, stage - 1)
         usual = {
-            name: np.median(reference.spreads[place].errors[name] / getattr(reference.scores[j], name))
+            name: np.median(
+                reference.spreads[place].errors[name] / getattr(reference.scores[j], name)
+            )
             for name in scores.standard_error
         }
         detectors = calibration.detectors(stage)
         by_reference = flag_statistic(
-            {n: d(reference.by_name[n][j], reference.labels[j]) for n, d in detectors.items()}, NAMES.combined
+            {n: d(reference.by_name[n][j], reference.labels[j]) for n, d in detectors.items()},
+            NAMES.combined,
         )
         guard = GUARD * np.sqrt(0.1 * 0.9 / 300)
         below, above = np.quantile(by_reference, [0.9 - guard, 0.9 + guard])
@@ -76,7 +100,16 @@ def test_a_row_stops_where_label_flag_and_scores_are_settled():
             label = np.array([scores.probabilities[n].argmax()])
             distance = detectors["distance"](new.by_name["distance"][j][n : n + 1], label)[0]
             low, high = (
-                np.log(np.mean(np.exp([detectors["entropy"](scores.entropy[n : n + 1] + e, label)[0], distance])))
+                np.log(
+                    np.mean(
+                        np.exp(
+                            [
+                                detectors["entropy"](scores.entropy[n : n + 1] + e, label)[0],
+                                distance,
+                            ]
+                        )
+                    )
+                )
                 for e in (-width * errors["entropy"], width * errors["entropy"])
             )
             margin = new.spreads[place].label_margin[n] / width
@@ -84,19 +117,29 @@ def test_a_row_stops_where_label_flag_and_scores_are_settled():
             reason = (margin > 1, low >= above or high <= below, max(errors.values()) <= tolerance)
             assert is_near or settled[n] == all(reason)
             reasons.add(reason)
-    assert {(True, True, True), (False, True, True), (True, False, True), (True, True, False)} <= reasons
+    assert {
+        (True, True, True),
+        (False, True, True),
+        (True, False, True),
+        (True, True, False),
+    } <= reasons
 
 
 def test_a_regression_settles_alike_in_whatever_unit_its_target_is():
-    """A tolerance is of multiples of a row's predicted standard deviation: metres and millimetres stop alike."""
+    """A tolerance is of multiples of a row's predicted standard deviation: metres and millimetres
+    stop alike."""
     generator = np.random.default_rng(7)
-    metres = np.stack([generator.normal(size=(10, 30)), 0.3 * generator.normal(size=(10, 30))], axis=-1)
+    metres = np.stack(
+        [generator.normal(size=(10, 30)), 0.3 * generator.normal(size=(10, 30))], axis=-1
+    )
     millimetres = metres * np.array([1000.0, 1.0]) + np.array([0.0, 2 * np.log(1000.0)])
     errors = []
     for outputs in (metres, millimetres):
         sums = mixture_sums(outputs)
         scores = mixture_scores(sums)
-        stage = StageScores(scores.by_name(), scores.labels, {"std": np.zeros(30)}, Spread.of(scores, sums))
+        stage = StageScores(
+            scores.by_name(), scores.labels, {"std": np.zeros(30)}, Spread.of(scores, sums)
+        )
         detector = FittedDetector(None, Surprisal.fit(np.sort(scores.std)))
         errors.append(look(10, {"std": detector}, ("std",), stage, {}).error)
         largest = np.max(list(scores.standard_error.values()), axis=0)
@@ -119,9 +162,15 @@ def test_the_ranking_rows_stop_as_new_rows_would(rule, num_draws):
     at = [(COUNTS.index(int(stop[0])), n) for n, stop in enumerate(stops)]
     order = np.argsort([calibration.statistic[place] for place in at], kind="stable")
     assert rank_tables.statistic.tolist() == [calibration.statistic[at[n]] for n in order]
-    assert rank_tables.nonconformity.tolist() == sorted(calibration.nonconformity[place] for place in at)
-    assert rank_tables.abstention.uncertainty.tolist() == [calibration.answers.uncertainty[at[n]] for n in order]
-    assert rank_tables.abstention.is_wrong.tolist() == [calibration.answers.is_wrong[at[n]] for n in order]
+    assert rank_tables.nonconformity.tolist() == sorted(
+        calibration.nonconformity[place] for place in at
+    )
+    assert rank_tables.abstention.uncertainty.tolist() == [
+        calibration.answers.uncertainty[at[n]] for n in order
+    ]
+    assert rank_tables.abstention.is_wrong.tolist() == [
+        calibration.answers.is_wrong[at[n]] for n in order
+    ]
     for name, surprisals in calibration.surprisals.items():
         assert rank_tables.surprisals[name].tolist() == sorted(surprisals[place] for place in at)
 
@@ -139,8 +188,9 @@ def test_some_rows_stop_early_and_others_never():
 
 
 def test_flags_under_the_rule_are_beta_binomial_over_many_splits():
-    """Fresh rows for each split: reference, ranking and new. Given the count's distribution F, the randomised
-    F(count - 1) + U P(count) is uniform: the Kolmogorov-Smirnov test fails a right flag once in 1e7 runs."""
+    """Fresh rows for each split: reference, ranking and new. Given the count's distribution F, the
+    randomised F(count - 1) + U P(count) is uniform: the Kolmogorov-Smirnov test fails a right flag
+    once in 1e7 runs."""
     rule = StoppingRule(0.3, 0.1)
     generator = np.random.default_rng(6)
     k = int(rule.fpr * (RANKING + 1) + 1e-9)
@@ -148,7 +198,9 @@ def test_flags_under_the_rule_are_beta_binomial_over_many_splits():
     counts, stops = [], []
     pool = Rows.made(generator, SPLITS * (REFERENCE + RANKING + NEW))
     for split in np.split(np.arange(len(pool.y)), SPLITS):
-        reference, ranking, new = (pool.take(part) for part in np.split(split, [REFERENCE, REFERENCE + RANKING]))
+        reference, ranking, new = (
+            pool.take(part) for part in np.split(split, [REFERENCE, REFERENCE + RANKING])
+        )
         calibration = calibrated(reference, ranking)
         stop = new.stop(calibration, COUNTS[-1], rule)
         rank_tables = calibration.rank_tables(COUNTS[-1], rule)
@@ -175,7 +227,10 @@ def test_tensors_round_trip_through_safetensors():
     read = Calibration.from_tensors(load(save(calibration.tensors())), NAMES, CLASSES)
     new = Rows.made(generator, 100)
     for rule in RULES:
-        assert read.rank_tables(20, rule).statistic.tolist() == calibration.rank_tables(20, rule).statistic.tolist()
+        assert (
+            read.rank_tables(20, rule).statistic.tolist()
+            == calibration.rank_tables(20, rule).statistic.tolist()
+        )
         assert new.stop(read, 20, rule).tolist() == new.stop(calibration, 20, rule).tolist()
 
 
@@ -208,8 +263,12 @@ def test_malformed_tensors_are_refused_by_name(fault):
 # A published model
 
 
-@pytest.mark.parametrize(("num_draws", "judged"), [(100, 100), (60, 50), (130, 100), (5, 5), (3, 3), (1, 1)])
-def test_a_settled_row_says_what_its_draws_say_and_the_others_take_all(model, digits_rows, num_draws, judged):
+@pytest.mark.parametrize(
+    ("num_draws", "judged"), [(100, 100), (60, 50), (130, 100), (5, 5), (3, 3), (1, 1)]
+)
+def test_a_settled_row_says_what_its_draws_say_and_the_others_take_all(
+    model, digits_rows, num_draws, judged
+):
     x, draws = digits_rows[:60], model.runtime.draw_set(7, num_draws)
     prediction = settled(model, x, draws, StoppingRule(0.05, 0.03))
     taken = prediction.scores.num_draws
@@ -220,16 +279,22 @@ def test_a_settled_row_says_what_its_draws_say_and_the_others_take_all(model, di
         fixed = model.predict(x, draws.theta[:count])
         is_here = taken == count
         for name, values in {**fixed.scores.by_name(), "p": fixed.scores.probabilities}.items():
-            ours = prediction.scores.probabilities if name == "p" else getattr(prediction.scores, name)
+            ours = (
+                prediction.scores.probabilities if name == "p" else getattr(prediction.scores, name)
+            )
             assert ours[is_here].tobytes() == values[is_here].tobytes()
         for name, values in fixed.detected.items():
             assert prediction.detected[name][is_here].tobytes() == values[is_here].tobytes()
 
 
-def test_rows_of_a_version_that_other_standard_errors_calibrated_take_all_draws(digits_store, digits_rows, caplog):
+def test_rows_of_a_version_that_other_standard_errors_calibrated_take_all_draws(
+    digits_store, digits_rows, caplog
+):
     artifact = ModelStore(digits_store).open("digits", "1", wanted=NEEDED)
     detectors = artifact.manifest.detectors.model_copy(update={"scores_version": 1})
-    older = replace(artifact, manifest=artifact.manifest.model_copy(update={"detectors": detectors}))
+    older = replace(
+        artifact, manifest=artifact.manifest.model_copy(update={"detectors": detectors})
+    )
     model = Model.load(older)
     assert "calibrated with other standard errors" in caplog.text
     x, draws = digits_rows[:60], model.runtime.draw_set(7, 100)
@@ -244,12 +309,24 @@ def test_a_row_stops_and_answers_with_the_same_bits_alone_and_in_any_batch(model
     for rule in (StoppingRule(0.05, 0.03), StoppingRule(0.2, 0.3)):
         together = settled(model, x, draws, rule)
         for size in (1, 7):
-            parts = [settled(model, x[start : start + size], draws, rule) for start in range(0, 25, size)]
-            for name in ("probabilities", "num_draws", "entropy", "expected_entropy", "bald", "mean_std"):
+            parts = [
+                settled(model, x[start : start + size], draws, rule) for start in range(0, 25, size)
+            ]
+            for name in (
+                "probabilities",
+                "num_draws",
+                "entropy",
+                "expected_entropy",
+                "bald",
+                "mean_std",
+            ):
                 ours = np.concatenate([getattr(part.scores, name) for part in parts])
                 assert ours.tobytes() == getattr(together.scores, name).tobytes(), (size, name)
             for name, values in together.scores.standard_error.items():
-                assert np.concatenate([p.scores.standard_error[name] for p in parts]).tobytes() == values.tobytes()
+                assert (
+                    np.concatenate([p.scores.standard_error[name] for p in parts]).tobytes()
+                    == values.tobytes()
+                )
             p_values = np.concatenate([part.p_values.p_value for part in parts])
             assert p_values.tobytes() == together.p_values.p_value.tobytes()
 
@@ -263,7 +340,9 @@ def test_a_tolerance_that_nothing_meets_changes_no_bit(model, digits_rows):
 
 
 def test_standard_errors_of_rows_that_stopped_are_within_the_tolerance(model, digits_rows):
-    prediction = settled(model, digits_rows[:100], model.runtime.draw_set(1, 100), StoppingRule(0.05, 0.02))
+    prediction = settled(
+        model, digits_rows[:100], model.runtime.draw_set(1, 100), StoppingRule(0.05, 0.02)
+    )
     errors = np.max(list(prediction.scores.standard_error.values()), axis=0)
     assert (errors[prediction.scores.num_draws < 100] <= 0.02).all()
 
@@ -272,12 +351,15 @@ def test_standard_errors_of_rows_that_stopped_are_within_the_tolerance(model, di
 
 
 class Rows:
-    """Synthetic rows: what a small classifier says of each, whose draws scatter more where it is less sure."""
+    """Synthetic rows: what a small classifier says of each, whose draws scatter more where it is
+    less sure."""
 
     def __init__(self, scores, spreads, distance, y):
         self.scores, self.spreads, self.distance, self.y = scores, spreads, distance, y
         self.labels = np.stack([s.probabilities.argmax(axis=1) for s in scores])
-        self.by_name = {name: np.stack([getattr(s, name) for s in scores]) for name in scores[0].by_name()}
+        self.by_name = {
+            name: np.stack([getattr(s, name) for s in scores]) for name in scores[0].by_name()
+        }
         self.by_name["distance"] = np.tile(distance, (len(scores), 1))
 
     @classmethod
@@ -293,9 +375,14 @@ class Rows:
             logits = centre + noise
             log_probs = logits - np.logaddexp.reduce(logits, axis=2, keepdims=True)
             by_count = [predictive_sums(log_probs[:count]) for count in COUNTS]
-            made = [predictive_scores(sums, count > 1) for sums, count in zip(by_count, COUNTS, strict=True)]
+            made = [
+                predictive_scores(sums, count > 1)
+                for sums, count in zip(by_count, COUNTS, strict=True)
+            ]
             scores.append(made)
-            spreads.append([Spread.of(made[COUNTS.index(s)], by_count[COUNTS.index(s)]) for s in STAGES])
+            spreads.append(
+                [Spread.of(made[COUNTS.index(s)], by_count[COUNTS.index(s)]) for s in STAGES]
+            )
             ys.append(centre.argmax(axis=1))
         return cls(
             [concatenated(list(parts)) for parts in zip(*scores, strict=True)],
@@ -313,7 +400,9 @@ class Rows:
         """Which of them a rule lets stop at a stage."""
         j = COUNTS.index(stage)
         scores = {name: by_count[j] for name, by_count in self.by_name.items()}
-        return calibration.stops(scores, self.labels[j], self.spreads[STAGES.index(stage)], stage, rule)
+        return calibration.stops(
+            scores, self.labels[j], self.spreads[STAGES.index(stage)], stage, rule
+        )
 
     def stop(self, calibration, num_draws, rule):
         """At how many draws each of them stops."""
@@ -331,10 +420,16 @@ def some(values, rows):
 
 def calibrated(reference, ranking):
     """A calibration on synthetic rows."""
-    detected = [DetectorScores(rows.by_name, rows.labels, rows.spreads) for rows in (reference, ranking)]
-    uncertainties = (np.stack([s.variation_ratio for s in rows.scores]) for rows in (reference, ranking))
+    detected = [
+        DetectorScores(rows.by_name, rows.labels, rows.spreads) for rows in (reference, ranking)
+    ]
+    uncertainties = (
+        np.stack([s.variation_ratio for s in rows.scores]) for rows in (reference, ranking)
+    )
     answers = Answers.of(*uncertainties, ranking.labels != ranking.y)
-    nonconformity = np.stack([1 - s.probabilities[np.arange(len(ranking.y)), ranking.y] for s in ranking.scores])
+    nonconformity = np.stack(
+        [1 - s.probabilities[np.arange(len(ranking.y)), ranking.y] for s in ranking.scores]
+    )
     return Calibration.fit(COUNTS, *detected, nonconformity, NAMES, CLASSES, answers)
 
 

@@ -11,7 +11,8 @@ ROWS = 7
 
 @pytest.fixture
 def whole(tmp_path):
-    """A model, what it knows of rows before their draws, and what it says of each row by each draw of its own."""
+    """A model, what it knows of rows before their draws, and what it says of each row by each draw
+    of its own."""
     model = tiny.loaded(tmp_path)
     x = tiny.rows(np.random.default_rng(0), ROWS)
     theta = np.stack([model.runtime.draw(seed, 0, tiny.DRAWS) for seed in range(ROWS)], axis=1)

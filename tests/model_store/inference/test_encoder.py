@@ -47,7 +47,9 @@ def test_rows_are_encoded_in_their_order_so_many_together(tmp_path, rows_at_once
     sizes = []
     run = encoder.run
     encoder.run = lambda part: sizes.append(len(part)) or run(part)
-    np.testing.assert_allclose(encoder(x), x @ np.arange(12, dtype=np.float32).reshape(4, 3), rtol=1e-5)
+    np.testing.assert_allclose(
+        encoder(x), x @ np.arange(12, dtype=np.float32).reshape(4, 3), rtol=1e-5
+    )
     assert max(sizes) == min(rows_at_once, 7)
     assert sum(sizes) == 7
     assert encoder.row_s > 0
@@ -58,7 +60,9 @@ def test_a_model_is_read_without_the_numbers_of_its_weights(tmp_path):
     bare = without_weights(written(tmp_path, model))
     assert bare.ByteSize() < 300
     assert bare.graph.node == model.graph.node
-    assert [tensor.dims for tensor in bare.graph.initializer] == [tensor.dims for tensor in model.graph.initializer]
+    assert [tensor.dims for tensor in bare.graph.initializer] == [
+        tensor.dims for tensor in model.graph.initializer
+    ]
     assert bare.opset_import == model.opset_import
 
 
@@ -76,7 +80,11 @@ def test_a_file_that_is_no_model_is_refused(tmp_path, content):
         (graph(inputs="rows"), spec(), "expected input x and output encoded"),
         (graph(), spec(outputs=5), "expected 5 float32 numbers for a row"),
         (graph(size=6), spec(), "it does not run on rows of 4 numbers"),
-        (graph("RandomNormalLike"), spec(), "expected operators of those that are served, got RandomNormalLike"),
+        (
+            graph("RandomNormalLike"),
+            spec(),
+            "expected operators of those that are served, got RandomNormalLike",
+        ),
     ],
 )
 def test_a_graph_that_cannot_be_the_encoder_is_refused(tmp_path, model, of, says):
@@ -118,11 +126,15 @@ print(most() - before)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the most memory that was taken is read from /proc")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the most memory that was taken is read from /proc"
+)
 def test_a_large_encoder_takes_half_more_than_its_file_while_it_is_loaded(tmp_path):
     weights = np.random.default_rng(0).normal(size=(25, 2048, 2048)).astype(np.float32) / 45
     names = ["x", *(f"h{i}" for i in range(24)), "encoded"]
-    nodes = [helper.make_node("MatMul", [a, f"w{i}"], [b]) for i, (a, b) in enumerate(pairwise(names))]
+    nodes = [
+        helper.make_node("MatMul", [a, f"w{i}"], [b]) for i, (a, b) in enumerate(pairwise(names))
+    ]
     made = helper.make_graph(
         nodes,
         "encoder",
@@ -130,8 +142,13 @@ def test_a_large_encoder_takes_half_more_than_its_file_while_it_is_loaded(tmp_pa
         [helper.make_tensor_value_info("encoded", TensorProto.FLOAT, ["rows", 2048])],
         [numpy_helper.from_array(of_layer, f"w{i}") for i, of_layer in enumerate(weights)],
     )
-    path = written(tmp_path, helper.make_model(made, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]))
+    path = written(
+        tmp_path,
+        helper.make_model(made, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]),
+    )
     size = path.stat().st_size
     assert size > 400e6
-    done = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True
+    )
     assert int(done.stdout) < 1.5 * size

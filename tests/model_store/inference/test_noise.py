@@ -1,4 +1,5 @@
-"""The noise of a draw: golden values, the algorithm written out again in plain Python, prefixes, distribution."""
+"""The noise of a draw: golden values, the algorithm written out again in plain Python, prefixes,
+distribution."""
 
 import math
 from hashlib import sha256
@@ -11,9 +12,16 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from model_store.inference import noise
-from model_store.inference.noise import DRAW_INDEX, MAX_SEED, NOISE_ALGORITHM, normal, standard_normal
+from model_store.inference.noise import (
+    DRAW_INDEX,
+    MAX_SEED,
+    NOISE_ALGORITHM,
+    normal,
+    standard_normal,
+)
 
-# Draws 0 to 2, the first four numbers of each, as float32 bits. They are the promise that answers stay replayable:
+# Draws 0 to 2, the first four numbers of each, as float32 bits. They are the promise that answers
+# stay replayable:
 # if they must change, so must NOISE_ALGORITHM.
 GOLDEN = {
     0: [
@@ -42,7 +50,9 @@ def test_golden_values_do_not_change(seed):
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, MAX_SEED), first_draw=st.integers(0, 2**70), dimension=st.integers(1, 40))
+@given(
+    seed=st.integers(0, MAX_SEED), first_draw=st.integers(0, 2**70), dimension=st.integers(1, 40)
+)
 def test_every_bit_is_that_of_the_algorithm_in_plain_python(seed, first_draw, dimension):
     made = standard_normal(seed, first_draw, 3, dimension)
     for k in range(3):
@@ -59,7 +69,10 @@ def test_the_tails_and_the_middle_are_those_of_the_algorithm_in_plain_python():
 
 def test_the_table_is_the_same_on_every_machine():
     table = np.stack([noise.INTERCEPT, noise.SLOPE]).astype("<f4").tobytes()
-    assert sha256(table).hexdigest() == "0a2197705ec9290d9170cbf10799faf56face6415bac829bb72421f674aae96d"
+    assert (
+        sha256(table).hexdigest()
+        == "0a2197705ec9290d9170cbf10799faf56face6415bac829bb72421f674aae96d"
+    )
 
 
 def test_plain_philox_gives_the_known_answers_of_its_authors():
@@ -74,7 +87,8 @@ def test_plain_philox_gives_the_known_answers_of_its_authors():
 @pytest.mark.parametrize("dimension", [1, 8, 197])
 def test_the_first_draws_of_many_are_the_draws_of_few(seed, dimension):
     assert (
-        standard_normal(seed, 0, 100, dimension)[:50].tobytes() == standard_normal(seed, 0, 50, dimension).tobytes()
+        standard_normal(seed, 0, 100, dimension)[:50].tobytes()
+        == standard_normal(seed, 0, 50, dimension).tobytes()
     )
 
 
@@ -86,7 +100,9 @@ def test_any_chunk_by_itself_is_that_part_of_the_whole(first, count, dimension):
     assert chunk.tobytes() == whole[first : first + count].tobytes()
 
 
-@pytest.mark.parametrize("dimension", [noise.CHUNK // 50, noise.CHUNK - 1, noise.CHUNK, noise.CHUNK + 1])
+@pytest.mark.parametrize(
+    "dimension", [noise.CHUNK // 50, noise.CHUNK - 1, noise.CHUNK, noise.CHUNK + 1]
+)
 def test_the_size_of_the_internal_chunk_does_not_show(dimension):
     whole = standard_normal(5, 3, 60, dimension)
     alone = [standard_normal(5, 3 + k, 1, dimension)[0] for k in (0, 1, 49, 50, 51, 59)]
@@ -94,15 +110,21 @@ def test_the_size_of_the_internal_chunk_does_not_show(dimension):
 
 
 def test_draws_and_seeds_differ():
-    rows = np.concatenate([standard_normal(seed, 0, 40, 6) for seed in (0, 1, 2, MAX_SEED - 1, MAX_SEED)])
+    rows = np.concatenate(
+        [standard_normal(seed, 0, 40, 6) for seed in (0, 1, 2, MAX_SEED - 1, MAX_SEED)]
+    )
     assert len(np.unique(rows, axis=0)) == len(rows)
 
 
 def test_the_noise_of_a_list_of_draws_is_the_draw_s_number_whatever_the_seed():
     for seed in (0, 7, MAX_SEED):
         assert noise.noise(DRAW_INDEX, seed, 3, 4, 1).tolist() == [[3.0], [4.0], [5.0], [6.0]]
-    assert noise.noise(NOISE_ALGORITHM, 7, 3, 4, 5).tobytes() == standard_normal(7, 3, 4, 5).tobytes()
-    with pytest.raises(ValueError, match="expected 'philox4x64-10/linear-quantile' or 'draw-index', got 'another'"):
+    assert (
+        noise.noise(NOISE_ALGORITHM, 7, 3, 4, 5).tobytes() == standard_normal(7, 3, 4, 5).tobytes()
+    )
+    with pytest.raises(
+        ValueError, match="expected 'philox4x64-10/linear-quantile' or 'draw-index', got 'another'"
+    ):
         noise.noise("another", 0, 0, 1, 1)
 
 
@@ -110,13 +132,19 @@ def test_numbers_are_the_exact_quantiles_to_a_millionth():
     middle = np.linspace(0, 2**32 - 1, 200_001).astype(np.uint32)
     words = np.concatenate([middle, extreme_words()])
     upper = -stats.norm.ppf(((words & 0x7FFFFFFF).astype(np.float64) + 0.5) / 2**32)
-    np.testing.assert_allclose(normal(words), np.where(words >> 31, -upper, upper), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        normal(words), np.where(words >> 31, -upper, upper), rtol=0, atol=1e-6
+    )
 
 
 def test_numbers_never_rise_with_the_word_between_0_and_the_highest_bit():
-    words = np.sort(np.concatenate([np.linspace(0, 2**31 - 1, 500_001).astype(np.uint32), extreme_words() >> 1]))
+    words = np.sort(
+        np.concatenate([np.linspace(0, 2**31 - 1, 500_001).astype(np.uint32), extreme_words() >> 1])
+    )
     z = normal(words)
-    assert np.diff(z.astype(np.float64)).max() <= 1e-6  # rounding, between neighbours closer than that
+    assert (
+        np.diff(z.astype(np.float64)).max() <= 1e-6
+    )  # rounding, between neighbours closer than that
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**31, MAX_SEED])
@@ -138,7 +166,8 @@ def test_neighbours_in_draw_position_and_seed_are_independent(seed):
 
 
 def extreme_words():
-    """Words at the tails' ends, about the median, and on both sides of powers of two, where lines meet."""
+    """Words at the tails' ends, about the median, and on both sides of powers of two, where lines
+    meet."""
     near_ends = np.arange(3000)
     edges = [2**power + step for power in range(4, 31) for step in range(-3, 4)]
     half = np.array([*near_ends, *(2**31 - 1 - near_ends), *edges])

@@ -1,4 +1,5 @@
-"""The runtime: graphs that are refused, and rows and draws that do not see each other, bit for bit."""
+"""The runtime: graphs that are refused, and rows and draws that do not see each other, bit for
+bit."""
 
 import dataclasses
 
@@ -37,7 +38,9 @@ def wide(model, digits_rows):
 
 def test_theta_is_the_samplers_function_of_the_noise():
     theta = tiny().draw(7, 2, 6)
-    np.testing.assert_allclose(theta, standard_normal(7, 2, 6, NOISE) @ MATRIX + SHIFT, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        theta, standard_normal(7, 2, 6, NOISE) @ MATRIX + SHIFT, rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 7])
@@ -59,15 +62,21 @@ def test_log_probabilities_and_density_are_the_networks(rows, draws, paired):
 def test_draws_too_many_to_hold_are_made_again_as_they_are_wherever_a_part_begins(
     monkeypatch, first, last, draws_at_once
 ):
-    """Rows that have not settled go on under draws `first` to `last - 1`: those of a set that is held."""
+    """Rows that have not settled go on under draws `first` to `last - 1`: those of a set that is
+    held."""
     monkeypatch.setattr("model_store.inference.runtime.CHUNK_BYTES", 4 * CLASSES * draws_at_once)
     runtime = tiny()
-    known, _ = runtime.before_draws(np.random.default_rng(2).normal(size=(5, INPUTS)).astype(np.float32))
+    known, _ = runtime.before_draws(
+        np.random.default_rng(2).normal(size=(5, INPUTS)).astype(np.float32)
+    )
     held = runtime.after_draw_set(known, DrawSet(11, 9, runtime.draw(11, 0, 9)), first, last)
     made = runtime.after_draw_set(known, DrawSet(11, 9, None), first, last)
     assert made.tobytes() == held.tobytes()
     assert len(made) == last - first
-    assert made.tobytes() == runtime.after_draw_set(known, DrawSet(11, 9, None), 0, 9)[first:last].tobytes()
+    assert (
+        made.tobytes()
+        == runtime.after_draw_set(known, DrawSet(11, 9, None), 0, 9)[first:last].tobytes()
+    )
 
 
 # Graphs that are refused
@@ -97,7 +106,9 @@ def test_weights_in_another_file_are_refused_wherever_they_hide(place):
         branches = [helper.make_graph([constant], branch, [], made) for branch in ("then", "else")]
         condition = numpy_helper.from_array(np.array(True), "yes")
         graph.initializer.append(condition)
-        node = helper.make_node("If", ["yes"], ["A"], then_branch=branches[0], else_branch=branches[1])
+        node = helper.make_node(
+            "If", ["yes"], ["A"], then_branch=branches[0], else_branch=branches[1]
+        )
         graph.node.insert(0, node)
     assert_refused("sampler.onnx", packed(graph), "keeps weights in another file, which is refused")
 
@@ -115,7 +126,9 @@ def test_graphs_with_other_inputs_or_outputs_are_refused(file, side):
 def test_a_draw_has_a_fixed_number_of_numbers_and_may_have_one():
     graphs = sampler().SerializeToString(), with_theta_of(1)
     assert Runtime(*graphs, NOISE, threads=1).theta_dimension == 1
-    assert_refused("network.onnx", with_theta_of(None), "expected theta of 3 axes, the last of a fixed length")
+    assert_refused(
+        "network.onnx", with_theta_of(None), "expected theta of 3 axes, the last of a fixed length"
+    )
 
 
 def test_operators_take_no_threads_of_their_own():
@@ -149,12 +162,16 @@ def test_an_operator_that_is_not_on_the_list_is_refused_by_name(file, domain, op
     model = sampler() if file == "sampler.onnx" else network()
     model.graph.node[0].op_type, model.graph.node[0].domain = operator, domain
     name = f"{domain}.{operator}" if domain else operator
-    assert_refused(file, model.SerializeToString(), f"expected operators of those that are served, got {name}")
+    assert_refused(
+        file, model.SerializeToString(), f"expected operators of those that are served, got {name}"
+    )
 
 
 @pytest.mark.parametrize("operator", ["If", "Loop", "Scan"])
 @pytest.mark.parametrize("is_hidden", [False, True])
-def test_what_chooses_or_repeats_graphs_is_refused_also_where_no_output_needs_it(operator, is_hidden):
+def test_what_chooses_or_repeats_graphs_is_refused_also_where_no_output_needs_it(
+    operator, is_hidden
+):
     body = helper.make_graph([], "body", [], [])
     names = {"If": ["then_branch", "else_branch"]}.get(operator, ["body"])
     node = helper.make_node(operator, ["eps"], ["aside"], **dict.fromkeys(names, body))
@@ -187,7 +204,9 @@ def test_a_name_out_of_a_graph_is_shown_short_and_printable():
 def test_no_operator_on_the_list_repeats_graphs_or_is_random_or_of_another_kind_of_values():
     for name in OPERATORS - {"com.microsoft.MatMulIntegerToFloat"}:
         schema = onnx.defs.get_schema(name)
-        assert onnx.defs.OpSchema.AttrType.GRAPH not in {a.type for a in schema.attributes.values()}, name
+        assert onnx.defs.OpSchema.AttrType.GRAPH not in {
+            a.type for a in schema.attributes.values()
+        }, name
         assert "seed" not in schema.attributes, name
         types = {kind for value in (*schema.inputs, *schema.outputs) for kind in value.types}
         assert types & {"tensor(float)", "tensor(int8)", "tensor(uint8)", "tensor(bool)"}, name
@@ -200,7 +219,9 @@ def test_no_operator_on_the_list_repeats_graphs_or_is_random_or_of_another_kind_
 
 @pytest.mark.parametrize("file", ["sampler.onnx", "network.onnx", "calibration.safetensors"])
 @pytest.mark.parametrize("content", [b"", b"nonsense"])
-def test_an_artifact_with_a_file_that_cannot_be_used_is_refused_by_its_name(digits_store, file, content):
+def test_an_artifact_with_a_file_that_cannot_be_used_is_refused_by_its_name(
+    digits_store, file, content
+):
     artifact = ModelStore(digits_store).open("digits", "1")
     with pytest.raises(BrokenArtifact, match=f"model digits version 1: {file}: ") as raised:
         Model.load(dataclasses.replace(artifact, files={**artifact.files, file: content}))
@@ -220,7 +241,9 @@ def test_an_artifact_with_a_file_that_cannot_be_used_is_refused_by_its_name(digi
         ("detectors", {"attributed": ("residual",)}, "network.onnx"),
     ],
 )
-def test_an_artifact_whose_manifest_describes_another_model_is_refused(digits_store, part, changes, file):
+def test_an_artifact_whose_manifest_describes_another_model_is_refused(
+    digits_store, part, changes, file
+):
     artifact = ModelStore(digits_store).open("digits", "1")
     changed = getattr(artifact.manifest, part).model_copy(update=changes)
     manifest = artifact.manifest.model_copy(update={part: changed})
@@ -285,9 +308,15 @@ def test_a_row_is_predicted_with_the_same_bits_alone_and_in_any_batch(model, wid
     x, theta = wide[0], wide[1][:draws]
     together = numbers(model, model.predict(x, theta))
     for size in (1, 2, 3, 7, 32):
-        parts = [numbers(model, model.predict(x[start : start + size], theta)) for start in range(0, 40, size)]
+        parts = [
+            numbers(model, model.predict(x[start : start + size], theta))
+            for start in range(0, 40, size)
+        ]
         for name, values in together.items():
-            assert np.concatenate([part[name] for part in parts]).tobytes() == values.tobytes(), (size, name)
+            assert np.concatenate([part[name] for part in parts]).tobytes() == values.tobytes(), (
+                size,
+                name,
+            )
 
 
 def test_more_draws_than_calibrated_are_judged_by_the_first(model, wide):
@@ -297,7 +326,10 @@ def test_more_draws_than_calibrated_are_judged_by_the_first(model, wide):
     assert more.rank_tables.num_draws == 100
     assert more.p_values.p_value.tolist() == hundred.p_values.p_value.tolist()
     assert more.calibrated_scores.probabilities.tobytes() == hundred.scores.probabilities.tobytes()
-    assert all(more.detected[name].tobytes() == values.tobytes() for name, values in hundred.detected.items())
+    assert all(
+        more.detected[name].tobytes() == values.tobytes()
+        for name, values in hundred.detected.items()
+    )
     probs = np.exp(model.runtime.run(x, theta[:, None])[0].astype(np.float64)).mean(axis=0)
     np.testing.assert_allclose(more.scores.probabilities, probs, rtol=1e-12)
 
@@ -310,7 +342,9 @@ def value(name, *shape):
 
 
 def packed(graph):
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10
+    ).SerializeToString()
 
 
 def sampler():
@@ -320,12 +354,15 @@ def sampler():
         helper.make_node("Add", ["product", "b"], ["theta"]),
     ]
     constants = [numpy_helper.from_array(MATRIX, "A"), numpy_helper.from_array(SHIFT, "b")]
-    graph = helper.make_graph(nodes, "sampler", [value("eps", "K", NOISE)], [value("theta", "K", CLASSES)], constants)
+    graph = helper.make_graph(
+        nodes, "sampler", [value("eps", "K", NOISE)], [value("theta", "K", CLASSES)], constants
+    )
     return onnx.load_model_from_string(packed(graph))
 
 
 def with_theta_of(length):
-    """The network with so many numbers in a draw, None where the graph does not fix it; they scale all logits."""
+    """The network with so many numbers in a draw, None where the graph does not fix it; they scale
+    all logits."""
     made = network()
     (theta,) = (given for given in made.graph.input if given.name == "theta")
     theta.CopyFrom(value("theta", "K", "P", "D" if length is None else length))
@@ -340,10 +377,19 @@ def network():
         helper.make_node("LogSoftmax", ["logits"], ["log_probs"], axis=-1),
         helper.make_node("ReduceSumSquare", ["x", "last"], ["density"], keepdims=1),
     ]
-    constants = [numpy_helper.from_array(WEIGHTS, "W"), numpy_helper.from_array(np.array([1]), "last")]
+    constants = [
+        numpy_helper.from_array(WEIGHTS, "W"),
+        numpy_helper.from_array(np.array([1]), "last"),
+    ]
     inputs = [value("x", "N", INPUTS), value("theta", "K", "P", CLASSES)]
-    outputs = [value("log_probs", "K", "N", CLASSES), value("features", "N", CLASSES), value("density", "N", 1)]
-    return onnx.load_model_from_string(packed(helper.make_graph(nodes, "network", inputs, outputs, constants)))
+    outputs = [
+        value("log_probs", "K", "N", CLASSES),
+        value("features", "N", CLASSES),
+        value("density", "N", 1),
+    ]
+    return onnx.load_model_from_string(
+        packed(helper.make_graph(nodes, "network", inputs, outputs, constants))
+    )
 
 
 def tiny():
@@ -351,7 +397,10 @@ def tiny():
 
 
 def assert_refused(file, content, reason):
-    graphs = {"sampler.onnx": sampler().SerializeToString(), "network.onnx": network().SerializeToString()}
+    graphs = {
+        "sampler.onnx": sampler().SerializeToString(),
+        "network.onnx": network().SerializeToString(),
+    }
     graphs[file] = content
     with pytest.raises(GraphError) as raised:
         Runtime(graphs["sampler.onnx"], graphs["network.onnx"], NOISE, threads=1)
@@ -363,7 +412,9 @@ def numbers(model, prediction):
     """Everything numeric in a prediction, by name; the first axis is rows."""
     scores = prediction.scores
     errors = {f"error of {name}": values for name, values in (scores.standard_error or {}).items()}
-    detected = {f"p of {name}": values for name, values in prediction.p_values.detector_p_values.items()}
+    detected = {
+        f"p of {name}": values for name, values in prediction.p_values.detector_p_values.items()
+    }
     return {
         **{name: getattr(scores, name) for name in ("probabilities", "expected_entropy")},
         **scores.by_name(),

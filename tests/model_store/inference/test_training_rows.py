@@ -1,4 +1,5 @@
-"""Training rows that explanations name: the nearest by brute force, and what a damaged file is refused for."""
+"""Training rows that explanations name: the nearest by brute force, and what a damaged file is
+refused for."""
 
 import numpy as np
 import pytest

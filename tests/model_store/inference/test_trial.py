@@ -1,4 +1,5 @@
-"""What a trial predicts, in this process; how processes are limited and ended is in tests/resilience."""
+"""What a trial predicts, in this process; how processes are limited and ended is in
+tests/resilience."""
 
 import pytest
 

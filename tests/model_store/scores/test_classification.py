@@ -1,4 +1,5 @@
-"""Predictive scores: cases by hand, brute force, merging, standard errors in simulation, cancellation."""
+"""Predictive scores: cases by hand, brute force, merging, standard errors in simulation,
+cancellation."""
 
 import itertools
 import math
@@ -32,7 +33,9 @@ def test_the_label_s_margin_is_that_of_a_t_test_of_the_two_most_probable_classes
     found = label_margin(predictive_sums(np.log(probs)))
     for n in range(8):
         first, second = np.argsort(-probs[:, n].mean(axis=0))[:2]
-        assert found[n] == pytest.approx(stats.ttest_rel(probs[:, n, first], probs[:, n, second]).statistic, rel=1e-9)
+        assert found[n] == pytest.approx(
+            stats.ttest_rel(probs[:, n, first], probs[:, n, second]).statistic, rel=1e-9
+        )
 
 
 def test_draws_that_agree_exactly_settle_a_label_and_ties_do_not():
@@ -70,7 +73,10 @@ def assert_same(some, other):
         assert some.standard_error is None
     else:
         assert some.standard_error.keys() == other.standard_error.keys()
-        assert all(some.standard_error[name].tolist() == e.tolist() for name, e in other.standard_error.items())
+        assert all(
+            some.standard_error[name].tolist() == e.tolist()
+            for name, e in other.standard_error.items()
+        )
 
 
 def test_detectors_compare_a_row_within_its_label_and_a_tolerance_is_in_nats():
@@ -140,7 +146,9 @@ def test_scores_are_their_definitions(num_draws, concentration):
     probs = dirichlet(num_draws, 6, 10, concentration)
     scores, expected = score(probs), brute_force(probs)
     for name in ARRAYS:
-        np.testing.assert_allclose(getattr(scores, name), expected[name], rtol=1e-11, atol=1e-14, err_msg=name)
+        np.testing.assert_allclose(
+            getattr(scores, name), expected[name], rtol=1e-11, atol=1e-14, err_msg=name
+        )
 
 
 @settings(max_examples=60, deadline=None)
@@ -212,7 +220,9 @@ def test_a_row_alone_scores_the_same_bits_as_beside_others(num_draws, classes):
     groups=st.sampled_from([1, 3, 8, 100]),
     data=st.data(),
 )
-def test_draws_split_anyhow_and_merged_in_any_order_give_the_same_sums(num_draws, cuts, groups, data):
+def test_draws_split_anyhow_and_merged_in_any_order_give_the_same_sums(
+    num_draws, cuts, groups, data
+):
     log_probs = logs(dirichlet(num_draws, 3, 4, 0.3))
     whole = predictive_sums(log_probs, 0, groups)
     bounds = [0, *sorted(cut for cut in cuts if cut < num_draws), num_draws]
@@ -223,7 +233,9 @@ def test_draws_split_anyhow_and_merged_in_any_order_give_the_same_sums(num_draws
     assert merged.num_draws.tolist() == whole.num_draws.tolist()
     assert merged.num_draws.sum() == num_draws
     for field in ("prediction", "squared_deviations", "uncertainty"):
-        np.testing.assert_allclose(getattr(merged, field), getattr(whole, field), rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(
+            getattr(merged, field), getattr(whole, field), rtol=1e-12, atol=1e-14
+        )
     assert_close(predictive_scores(merged), predictive_scores(whole))
 
 
@@ -260,17 +272,21 @@ def test_standard_errors_are_left_out_where_not_wanted():
 
 def test_the_standard_error_of_the_variation_ratio_is_that_of_a_mean():
     probs = np.random.default_rng(0).dirichlet([6.0, 1.0, 1.0, 1.0], (30, 5))
-    expected = probs[..., 0].std(axis=0, ddof=1) / math.sqrt(30)  # without any one draw the label is the same
+    expected = probs[..., 0].std(axis=0, ddof=1) / math.sqrt(
+        30
+    )  # without any one draw the label is the same
     np.testing.assert_allclose(score(probs).standard_error["variation_ratio"], expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("num_draws", "least"), [(10, 0.78), (30, 0.85), (100, 0.90)])
 def test_standard_errors_cover_the_expected_score(num_draws, least):
-    """95 % t intervals hold the estimator's expectation (plug-in bias included) nearly as often as they say.
+    """95 % t intervals hold the estimator's expectation (plug-in bias included) nearly as often as
+    they say.
 
-    They are first order: the influence of few draws on a standard deviation or on BALD is skewed, so those of `bald`
-    and `mean_std` cover 82 to 88 % with 10 draws, 88 to 92 % with 30 and 93 % with 100; the others 93 to 95 %. The
-    share of 4000 replicates is known to .006: the bounds are five of those off."""
+    They are first order: the influence of few draws on a standard deviation or on BALD is skewed,
+        so those of `bald`
+    and `mean_std` cover 82 to 88 % with 10 draws, 88 to 92 % with 30 and 93 % with 100; the others
+    93 to 95 %. The share of 4000 replicates is known to .006: the bounds are five of those off."""
     replicates = 4000
     for number, offset in enumerate(([3.0, 1.0, 0.0, 0.0, -1.0], [2.0, 0.5, 0.0, 0.0, 0.0])):
         generator = np.random.default_rng([num_draws, number])
@@ -297,9 +313,11 @@ def test_nearly_certain_rows_keep_their_digits(num_draws, tiny):
     mean = float(exact_mean)
     entropy = -mean * math.log(mean) - (1.0 - mean) * math.log1p(-mean)
     divergence = np.mean(
-        uncertainty * np.log(uncertainty / mean) + (1.0 - uncertainty) * (np.log1p(-uncertainty) - math.log1p(-mean))
+        uncertainty * np.log(uncertainty / mean)
+        + (1.0 - uncertainty) * (np.log1p(-uncertainty) - math.log1p(-mean))
     )
-    # float64 holds 1 - uncertainty to 1.1e-16, whatever is done with it: that is the absolute error to expect.
+    # float64 holds 1 - uncertainty to 1.1e-16, whatever is done with it: that is the absolute error
+    # to expect.
     np.testing.assert_allclose(scores.mean_std, exact_std, rtol=1e-9, atol=3e-16)
     np.testing.assert_allclose(scores.variation_ratio, mean, rtol=1e-9, atol=3e-16)
     np.testing.assert_allclose(scores.entropy, entropy, rtol=1e-9, atol=3e-16)
@@ -310,7 +328,8 @@ def test_nearly_certain_rows_keep_their_digits(num_draws, tiny):
 
 
 def dirichlet(draws, rows, classes, concentration, seed=0):
-    """Probabilities (K, N, C); concentrations near 0 give rows of which many entries underflow to 0."""
+    """Probabilities (K, N, C); concentrations near 0 give rows of which many entries underflow to
+    0."""
     return np.random.default_rng(seed).dirichlet(np.full(classes, concentration), (draws, rows))
 
 
@@ -343,12 +362,18 @@ def same_bits(a, b):
     errors = [(a.standard_error or {}), (b.standard_error or {})]
     pairs = [(getattr(a, name), getattr(b, name)) for name in ARRAYS]
     pairs += [(errors[0][name], errors[1][name]) for name in errors[0]]
-    return errors[0].keys() == errors[1].keys() and all(x.tobytes() == y.tobytes() for x, y in pairs)
+    return errors[0].keys() == errors[1].keys() and all(
+        x.tobytes() == y.tobytes() for x, y in pairs
+    )
 
 
 def assert_close(a, b):
     for name in ARRAYS:
-        np.testing.assert_allclose(getattr(a, name), getattr(b, name), rtol=1e-10, atol=1e-13, err_msg=name)
+        np.testing.assert_allclose(
+            getattr(a, name), getattr(b, name), rtol=1e-10, atol=1e-13, err_msg=name
+        )
     assert (a.standard_error is None) == (b.standard_error is None)
     for name in a.standard_error or {}:
-        np.testing.assert_allclose(a.standard_error[name], b.standard_error[name], rtol=1e-6, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(
+            a.standard_error[name], b.standard_error[name], rtol=1e-6, atol=1e-9, err_msg=name
+        )

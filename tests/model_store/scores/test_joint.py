@@ -1,4 +1,5 @@
-"""Joint scores: against all configurations of labels, against determinants, against a search that computes all."""
+"""Joint scores: against all configurations of labels, against determinants, against a search that
+computes all."""
 
 from itertools import product
 
@@ -9,14 +10,20 @@ from model_store.scores import joint as joint_module
 from model_store.scores.joint import BatchBald, ClassMaxDet, TargetMaxDet, greedy
 from model_store.types import at_once
 
-JOINT = {"batchbald": BatchBald, "max_det of classes": ClassMaxDet, "max_det of targets": TargetMaxDet}
+JOINT = {
+    "batchbald": BatchBald,
+    "max_det of classes": ClassMaxDet,
+    "max_det of targets": TargetMaxDet,
+}
 
 
 def samples_of(name, seed, draws=6, rows=7, classes=3):
     """What draws say of rows: probabilities, some of them 0, or means and standard deviations."""
     rng = np.random.default_rng(seed)
     if name == "max_det of targets":
-        return np.stack([rng.normal(size=(draws, rows)), rng.gamma(2.0, size=(draws, rows))], axis=-1)
+        return np.stack(
+            [rng.normal(size=(draws, rows)), rng.gamma(2.0, size=(draws, rows))], axis=-1
+        )
     logits = 3.0 * rng.normal(size=(draws, rows, classes))
     probs = np.where(logits < -3.0, 0.0, np.exp(logits)) + np.eye(classes)[0] * 1e-3
     return (probs / probs.sum(axis=2, keepdims=True)).astype(np.float32)
@@ -49,7 +56,11 @@ def worth(name, samples, chosen):
     """What a batch is worth."""
     if not chosen:
         return 0.0
-    return information(samples.astype(float), chosen) if name == "batchbald" else determinant(name, samples, chosen)
+    return (
+        information(samples.astype(float), chosen)
+        if name == "batchbald"
+        else determinant(name, samples, chosen)
+    )
 
 
 def joint_of(name, samples, seed=0):
@@ -68,7 +79,9 @@ def test_each_row_chosen_is_the_one_that_adds_most_by_brute_force(name, seed):
     samples = samples_of(name, seed)
     chosen = []
     for row, gain in choice(joint_of(name, samples), 5):
-        gains = [worth(name, samples, [*chosen, n]) - worth(name, samples, chosen) for n in range(7)]
+        gains = [
+            worth(name, samples, [*chosen, n]) - worth(name, samples, chosen) for n in range(7)
+        ]
         left = [n for n in range(7) if n not in chosen]
         assert gain == pytest.approx(gains[row], abs=1e-6)
         assert gain >= max(gains[n] for n in left) - 1e-6
@@ -133,7 +146,9 @@ def test_what_is_kept_has_the_size_that_is_stated(name):
 @pytest.mark.parametrize("name", JOINT)
 def test_copies_are_chosen_once_until_all_others_are(name):
     samples = samples_of(name, 4)
-    chosen = [row for row, _ in choice(joint_of(name, samples), 9, copies=np.array([1, 3, 1, 1, 1, 1, 1]))]
+    chosen = [
+        row for row, _ in choice(joint_of(name, samples), 9, copies=np.array([1, 3, 1, 1, 1, 1, 1]))
+    ]
     assert sorted(chosen[:7]) == list(range(7))
     assert chosen[7:] == [1, 1]
 
@@ -147,9 +162,13 @@ def test_draws_that_agree_leave_nothing_to_gain(name):
 @pytest.mark.parametrize("name", JOINT)
 def test_of_rows_that_gain_as_much_the_first_in_order_is_chosen(name):
     samples = np.repeat(samples_of(name, 6, rows=2), 3, axis=1)  # rows 0 to 2 are alike, and 3 to 5
-    found = [row for row, _ in choice(joint_of(name, samples), 2, order=np.array([4, 2, 0, 1, 3, 5]))]
+    found = [
+        row for row, _ in choice(joint_of(name, samples), 2, order=np.array([4, 2, 0, 1, 3, 5]))
+    ]
     assert sorted(found) in ([2, 4], [0, 2], [3, 4])
-    backwards = [row for row, _ in choice(joint_of(name, samples), 2, order=np.array([5, 3, 1, 0, 2, 4]))]
+    backwards = [
+        row for row, _ in choice(joint_of(name, samples), 2, order=np.array([5, 3, 1, 0, 2, 4]))
+    ]
     assert sorted(backwards) in ([1, 5], [0, 1], [3, 5])
 
 

@@ -1,4 +1,5 @@
-"""Scores of mixtures of Gaussians: cases by hand, sampling, merging, standard errors in simulation, far-off units."""
+"""Scores of mixtures of Gaussians: cases by hand, sampling, merging, standard errors in simulation,
+far-off units."""
 
 import itertools
 import math
@@ -74,7 +75,10 @@ def test_the_log_density_is_that_of_a_density_with_the_scores_moments():
 
     def moment(power):
         return integrate.quad(
-            lambda y: y**power * math.exp(log_density(outputs(mean, std), np.array([y]))[0]), -40, 40, limit=400
+            lambda y: y**power * math.exp(log_density(outputs(mean, std), np.array([y]))[0]),
+            -40,
+            40,
+            limit=400,
         )[0]
 
     assert moment(0) == pytest.approx(1.0, rel=1e-8)
@@ -86,14 +90,18 @@ def test_the_log_density_far_from_every_draw_is_finite():
     mean, std = draws(3, 2)
     far = log_density(outputs(mean, std), np.array([1e6, -1e9]))
     expected = stats.norm.logpdf([1e6, -1e9], mean, std)
-    np.testing.assert_allclose(far, np.logaddexp.reduce(expected, axis=0) - math.log(3.0), rtol=1e-12)
+    np.testing.assert_allclose(
+        far, np.logaddexp.reduce(expected, axis=0) - math.log(3.0), rtol=1e-12
+    )
 
 
 def test_means_far_from_zero_lose_no_digit_of_the_disagreement():
     mean, std = draws(50, 4)
     near, far = score(mean, std), score(mean + 2.0**30, std)
     np.testing.assert_allclose(far.epistemic_std, near.epistemic_std, rtol=1e-6)
-    np.testing.assert_allclose(far.standard_error["epistemic_std"], near.standard_error["epistemic_std"], rtol=1e-5)
+    np.testing.assert_allclose(
+        far.standard_error["epistemic_std"], near.standard_error["epistemic_std"], rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("factor", [1e-12, 1e12])
@@ -102,7 +110,9 @@ def test_other_units_scale_every_score(factor):
     ours, theirs = score(mean, std), score(factor * mean, factor * std)
     for name in ARRAYS:
         np.testing.assert_allclose(getattr(theirs, name), factor * getattr(ours, name), rtol=1e-9)
-        np.testing.assert_allclose(theirs.standard_error[name], factor * ours.standard_error[name], rtol=1e-9)
+        np.testing.assert_allclose(
+            theirs.standard_error[name], factor * ours.standard_error[name], rtol=1e-9
+        )
 
 
 def test_no_draws_are_refused():
@@ -119,7 +129,10 @@ def test_a_row_alone_scores_the_same_bits_as_beside_others(num_draws):
     together = mixture_scores(mixture_sums(made))
     for parts in ([1] * 40, [2, 3, 35], [8, 16, 16]):
         stops = list(itertools.accumulate(parts))
-        alone = [mixture_scores(mixture_sums(made[:, stop - n : stop])) for n, stop in zip(parts, stops, strict=True)]
+        alone = [
+            mixture_scores(mixture_sums(made[:, stop - n : stop]))
+            for n, stop in zip(parts, stops, strict=True)
+        ]
         assert same_bits(concatenated(alone), together)
 
 
@@ -133,7 +146,9 @@ def test_a_row_alone_scores_the_same_bits_as_beside_others(num_draws):
     groups=st.sampled_from([1, 3, 8, 100]),
     data=st.data(),
 )
-def test_draws_split_anyhow_and_merged_in_any_order_give_the_same_sums(num_draws, cuts, groups, data):
+def test_draws_split_anyhow_and_merged_in_any_order_give_the_same_sums(
+    num_draws, cuts, groups, data
+):
     made = outputs(*draws(num_draws, 3))
     whole = mixture_sums(made, 0, groups)
     bounds = [0, *sorted(cut for cut in cuts if cut < num_draws), num_draws]
@@ -143,10 +158,14 @@ def test_draws_split_anyhow_and_merged_in_any_order_give_the_same_sums(num_draws
         merged = merged.merge(part)
     assert merged.num_draws.tolist() == whole.num_draws.tolist()
     for field in fields(DrawSums):
-        np.testing.assert_allclose(getattr(merged, field.name), getattr(whole, field.name), rtol=1e-11, atol=1e-13)
+        np.testing.assert_allclose(
+            getattr(merged, field.name), getattr(whole, field.name), rtol=1e-11, atol=1e-13
+        )
     ours, theirs = mixture_scores(merged), mixture_scores(whole)
     for name in ARRAYS:
-        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-10, atol=1e-13)
+        np.testing.assert_allclose(
+            getattr(ours, name), getattr(theirs, name), rtol=1e-10, atol=1e-13
+        )
     errors, expected = ours.standard_error or {}, theirs.standard_error or {}
     assert errors.keys() == expected.keys()  # two draws have fewer
     for name, error in expected.items():
@@ -173,9 +192,10 @@ def test_standard_errors_are_left_out_where_there_are_none_or_not_wanted(num_dra
 def test_standard_errors_cover_the_expected_score(num_draws, least):
     """95 % t intervals hold the estimator's expectation nearly as often as they say.
 
-    They are first order, and a standard deviation of few draws is skewed: those of `epistemic_std` cover 88 % with 10
-    draws, 92 % with 30 and 94 % with 100. The share of 4000 replicates is known to .005: the bounds are five of those
-    off.
+    They are first order, and a standard deviation of few draws is skewed: those of `epistemic_std`
+        cover 88 % with 10
+    draws, 92 % with 30 and 94 % with 100. The share of 4000 replicates is known to .005: the bounds
+    are five of those off.
     """
     replicates = 4000
     generator = np.random.default_rng(num_draws)
@@ -201,7 +221,9 @@ def test_scores_by_name_are_those_that_detectors_use():
 def draws(num_draws, rows, seed=0):
     """Means and standard deviations of draws and rows."""
     generator = np.random.default_rng([num_draws, rows, seed])
-    return generator.normal(1.0, 2.0, (num_draws, rows)), np.exp(0.5 * generator.normal(size=(num_draws, rows)))
+    return generator.normal(1.0, 2.0, (num_draws, rows)), np.exp(
+        0.5 * generator.normal(size=(num_draws, rows))
+    )
 
 
 def outputs(mean, std):
@@ -214,9 +236,12 @@ def score(mean, std):
 
 
 def same_bits(ours, theirs):
-    arrays = all(getattr(ours, name).tobytes() == getattr(theirs, name).tobytes() for name in ARRAYS)
+    arrays = all(
+        getattr(ours, name).tobytes() == getattr(theirs, name).tobytes() for name in ARRAYS
+    )
     if theirs.standard_error is None:
         return arrays and ours.standard_error is None
     return arrays and all(
-        ours.standard_error[name].tobytes() == theirs.standard_error[name].tobytes() for name in theirs.standard_error
+        ours.standard_error[name].tobytes() == theirs.standard_error[name].tobytes()
+        for name in theirs.standard_error
     )

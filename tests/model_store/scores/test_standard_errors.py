@@ -1,24 +1,45 @@
-"""Monte Carlo standard errors: the jackknife by brute force, the deviation among seeds, and where there are none."""
+"""Monte Carlo standard errors: the jackknife by brute force, the deviation among seeds, and where
+there are none."""
 
 import numpy as np
 import pytest
 from scipy.special import digamma
 
-from model_store.scores.classification import SCORE_NAMES, concatenated, predictive_scores, predictive_sums
+from model_store.scores.classification import (
+    SCORE_NAMES,
+    concatenated,
+    predictive_scores,
+    predictive_sums,
+)
 from model_store.scores.regression import MIXTURE_ERROR_NAMES, mixture_scores, mixture_sums
 from model_store.scores.sums import GROUPS, DrawSums
 from model_store.scores.tasks import PREDICTIVES
 
-TWO_DRAWS = {"classification": {"entropy", "variation_ratio"}, "regression": {"mean", "aleatoric_std"}}
+TWO_DRAWS = {
+    "classification": {"entropy", "variation_ratio"},
+    "regression": {"mean", "aleatoric_std"},
+}
 NAMES = {"classification": set(SCORE_NAMES), "regression": set(MIXTURE_ERROR_NAMES)}
-BANDS = {3: 0.2, 5: 0.1, 20: 0.1, 100: 0.1}  # by number of draws: how far a standard error may be off
+BANDS = {
+    3: 0.2,
+    5: 0.1,
+    20: 0.1,
+    100: 0.1,
+}  # by number of draws: how far a standard error may be off
 SEEDS = 1000
 CLASSES = (  # parameters of Dirichlet distributions, a row each
     *([5, 1, 0.2, 0.2, 0.1], [10, 3, 1, 1, 1], [2, 1, 0.5, 0.25, 0.1], [4, 3, 0.3, 0.1, 0.1]),
     *([30, 20, 10, 5, 1], [1, 0.5, 0.2, 0.1, 0.1], [8, 1, 1, 1, 1]),
 )
 TARGETS = (  # the laws of m_k and the deviations of log s_k, a row each
-    *(("normal", 0.15), ("normal", 0.3), ("laplace", 0.15), ("laplace", 0.3), ("gumbel", 0.15), ("logistic", 0.0)),
+    *(
+        ("normal", 0.15),
+        ("normal", 0.3),
+        ("laplace", 0.15),
+        ("laplace", 0.3),
+        ("gumbel", 0.15),
+        ("logistic", 0.0),
+    ),
     *(("exponential", 0.3),),
 )
 
@@ -64,7 +85,8 @@ def test_corrected_bald_is_the_jackknife_s(num_draws, groups):
 
 @pytest.mark.parametrize("num_draws", [3, 5, 20])
 def test_corrected_bald_is_nearer_the_truth_on_average_than_bald(num_draws):
-    """Against BALD of Dirichlet laws, log-concave and spiky ones: the expected entropy is known in closed form."""
+    """Against BALD of Dirichlet laws, log-concave and spiky ones: the expected entropy is known in
+    closed form."""
     generator = np.random.default_rng(num_draws)
     seeds = 2000
     for alpha in map(np.array, CLASSES):
@@ -90,11 +112,13 @@ def test_nothing_is_corrected_of_one_draw_or_of_draws_that_agree():
 @pytest.mark.parametrize("num_draws", BANDS)
 @pytest.mark.parametrize("task", NAMES)
 def test_standard_errors_are_the_deviation_among_seeds(task, num_draws):
-    """Of 1,000 seeds: the root mean square of standard errors is not too small, and their mean not too large.
+    """Of 1,000 seeds: the root mean square of standard errors is not too small, and their mean not
+    too large.
 
-    Both over the deviation of the scores, the median of some rows, each known to some 3 %. They differ as a standard
-    error of few draws is itself uncertain: by 6 % for the mean of 5 normal draws, by more with longer tails. For a
-    standard deviation of 5 normal draws they are 1.13 and .98.
+    Both over the deviation of the scores, the median of some rows, each known to some 3 %. They
+    differ as a standard error of few draws is itself uncertain: by 6 % for the mean of 5 normal
+    draws, by more with longer tails. For a standard deviation of 5 normal draws they are 1.13 and
+    .98.
     """
     generator = np.random.default_rng(num_draws)
     if task == "classification":
@@ -102,7 +126,10 @@ def test_standard_errors_are_the_deviation_among_seeds(task, num_draws):
     else:
         shape = (num_draws, SEEDS)
         rows = [
-            np.stack([getattr(generator, law)(size=shape), 2.0 * log_s * generator.normal(size=shape)], axis=-1)
+            np.stack(
+                [getattr(generator, law)(size=shape), 2.0 * log_s * generator.normal(size=shape)],
+                axis=-1,
+            )
             for law, log_s in TARGETS
         ]
     scores = [scored(task, draws) for draws in rows]
@@ -111,7 +138,9 @@ def test_standard_errors_are_the_deviation_among_seeds(task, num_draws):
         found = np.array([getattr(one, name).std() for one in scores])
         varies = found > 1e-9  # not so the noise of a regression whose draws agree about it
         mean = np.median(errors.mean(axis=1)[varies] / found[varies])
-        root_mean_square = np.median(np.sqrt(np.square(errors).mean(axis=1))[varies] / found[varies])
+        root_mean_square = np.median(
+            np.sqrt(np.square(errors).mean(axis=1))[varies] / found[varies]
+        )
         band = BANDS[num_draws]
         assert mean < 1.0 + band, name
         assert 1.0 - band < root_mean_square < 1.2, name
@@ -120,8 +149,8 @@ def test_standard_errors_are_the_deviation_among_seeds(task, num_draws):
 @pytest.mark.parametrize("task", NAMES)
 @pytest.mark.parametrize("num_draws", [101, 150, 300])
 def test_groups_of_many_draws_have_the_standard_errors_of_their_draws(task, num_draws):
-    """Of 150 draws in 100 groups half of the groups have two. A mean square over 300 rows of 99 degrees of freedom
-    each deviates by .01."""
+    """Of 150 draws in 100 groups half of the groups have two. A mean square over 300 rows of 99
+    degrees of freedom each deviates by .01."""
     generator = np.random.default_rng(num_draws)
     draws = (
         generator.dirichlet([3.0, 1.0, 0.3, 0.3], (num_draws, 300))
@@ -144,9 +173,15 @@ def test_two_draws_have_no_standard_error_of_their_disagreement(task):
 
 
 def test_scores_of_two_draws_are_put_together_with_the_errors_that_they_have():
-    parts = [scored("classification", np.random.default_rng(n).dirichlet([2.0, 1.0], (2, 3))) for n in range(2)]
+    parts = [
+        scored("classification", np.random.default_rng(n).dirichlet([2.0, 1.0], (2, 3)))
+        for n in range(2)
+    ]
     errors = concatenated(parts).standard_error
-    assert {name: len(error) for name, error in errors.items()} == {"entropy": 6, "variation_ratio": 6}
+    assert {name: len(error) for name, error in errors.items()} == {
+        "entropy": 6,
+        "variation_ratio": 6,
+    }
 
 
 # Helpers
@@ -165,18 +200,30 @@ def defined(task, draws):
     if task == "classification":
         p = draws.mean(axis=0)
         bald = np.mean(np.sum(draws * np.log(np.where(draws > 0, draws, 1.0) / p), axis=2), axis=0)
-        names = (-np.sum(p * np.log(p), axis=1), bald, draws.std(axis=0).mean(axis=1), 1.0 - p.max(axis=1))
+        names = (
+            -np.sum(p * np.log(p), axis=1),
+            bald,
+            draws.std(axis=0).mean(axis=1),
+            1.0 - p.max(axis=1),
+        )
         return dict(zip(SCORE_NAMES, names, strict=True))
     aleatoric, epistemic = np.exp(draws[..., 1]).mean(axis=0), draws[..., 0].var(axis=0)
-    values = (draws[..., 0].mean(axis=0), *map(np.sqrt, (aleatoric + epistemic, aleatoric, epistemic)))
+    values = (
+        draws[..., 0].mean(axis=0),
+        *map(np.sqrt, (aleatoric + epistemic, aleatoric, epistemic)),
+    )
     return dict(zip(MIXTURE_ERROR_NAMES, values, strict=True))
 
 
 def jackknife(task, draws, groups):
-    """Busing, Meijer and van der Leeden (1999), equation 4; with groups of one draw Tukey's jackknife."""
+    """Busing, Meijer and van der Leeden (1999), equation 4; with groups of one draw Tukey's
+    jackknife."""
     num_draws = len(draws)
     members = [np.arange(j, num_draws, groups) for j in range(min(groups, num_draws))]
-    whole, without = defined(task, draws), [defined(task, np.delete(draws, part, axis=0)) for part in members]
+    whole, without = (
+        defined(task, draws),
+        [defined(task, np.delete(draws, part, axis=0)) for part in members],
+    )
     h = np.array([num_draws / len(part) for part in members])[:, None]
     errors = {}
     for name, value in whole.items():
@@ -191,12 +238,17 @@ def jackknife(task, draws, groups):
 def test_draws_without_a_number_are_the_first(task):
     """So sums of the first draws go together with those of the following, one draw a group."""
     outputs = np.random.default_rng(8).normal(size=(7, 4, 2)).astype(np.float32)
-    predictive, of_task = PREDICTIVES[task], mixture_sums if task == "regression" else predictive_sums
+    predictive, of_task = (
+        PREDICTIVES[task],
+        mixture_sums if task == "regression" else predictive_sums,
+    )
     expected = [1, 1, 1, 1, 1, 1, 1] + [0] * (GROUPS - 7)
     for sums in (predictive.sums, of_task):
         assert sums(outputs[:3]).merge(sums(outputs[3:], 3)).num_draws.tolist() == expected
     draws = outputs[..., 0].T.astype(np.float64)
     assert (
-        DrawSums.of(draws[:, :3], draws[:, :3]).merge(DrawSums.of(draws[:, 3:], draws[:, 3:], 3)).num_draws.tolist()
+        DrawSums.of(draws[:, :3], draws[:, :3])
+        .merge(DrawSums.of(draws[:, 3:], draws[:, 3:], 3))
+        .num_draws.tolist()
         == expected
     )

@@ -9,13 +9,19 @@ OUTPUTS = np.random.default_rng(0).normal(size=(5, 4, 2)).astype(np.float32)  # 
 
 
 def test_samples_of_a_classification_are_probabilities():
-    probs = PREDICTIVES["classification"].samples(np.log(np.array([[[0.25, 0.75]]], dtype=np.float32)))
+    probs = PREDICTIVES["classification"].samples(
+        np.log(np.array([[[0.25, 0.75]]], dtype=np.float32))
+    )
     np.testing.assert_allclose(probs, [[[0.25, 0.75]]], rtol=1e-6)
 
 
 def test_samples_of_a_regression_are_mean_and_standard_deviation():
-    outputs = np.array([[[3.0, np.log(4.0)], [-1.0, np.log(0.25)]]], dtype=np.float32)  # log variances
-    np.testing.assert_allclose(PREDICTIVES["regression"].samples(outputs), [[[3.0, 2.0], [-1.0, 0.5]]], rtol=1e-6)
+    outputs = np.array(
+        [[[3.0, np.log(4.0)], [-1.0, np.log(0.25)]]], dtype=np.float32
+    )  # log variances
+    np.testing.assert_allclose(
+        PREDICTIVES["regression"].samples(outputs), [[[3.0, 2.0], [-1.0, 0.5]]], rtol=1e-6
+    )
     assert PREDICTIVES["regression"].samples(OUTPUTS).shape == OUTPUTS.shape
 
 
@@ -28,7 +34,9 @@ def test_pools_are_ranked_by_the_score_that_is_asked_for():
         assert classes.acquisition(scores, name).tolist() == getattr(scores, name).tolist()
     mixture = target.scores(target.sums(OUTPUTS))
     np.testing.assert_allclose(target.acquisition(mixture, "variance"), mixture.std**2)
-    np.testing.assert_allclose(target.acquisition(mixture, "epistemic_variance"), mixture.epistemic_std**2)
+    np.testing.assert_allclose(
+        target.acquisition(mixture, "epistemic_variance"), mixture.epistemic_std**2
+    )
     assert classes.default_acquisition == "bald"
     assert target.default_acquisition == "epistemic_variance"
     for predictive in (classes, target):

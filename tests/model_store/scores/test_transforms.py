@@ -1,4 +1,5 @@
-"""Transformed targets: against scipy's distributions, and what holds of any increasing transform."""
+"""Transformed targets: against scipy's distributions, and what holds of any increasing
+transform."""
 
 import numpy as np
 import pytest
@@ -35,7 +36,9 @@ def outputs(mean, std):
 
 def draws(rows=4, num_draws=30, seed=0):
     generator = np.random.default_rng(seed)
-    return outputs(generator.normal(size=(num_draws, rows)), generator.uniform(0.1, 0.9, (num_draws, rows)))
+    return outputs(
+        generator.normal(size=(num_draws, rows)), generator.uniform(0.1, 0.9, (num_draws, rows))
+    )
 
 
 @pytest.mark.parametrize("transform", ALL, ids=lambda transform: transform.kind)
@@ -65,24 +68,32 @@ def test_moments_of_a_log_normal_target_are_scipys(std):
 
 
 SCORES = np.linspace(-3.3, 3.3, 41)
-MANY = RankTransform(values=tuple(stats.t.ppf(stats.norm.cdf(SCORES), 2).tolist()), scores=tuple(SCORES.tolist()))
+MANY = RankTransform(
+    values=tuple(stats.t.ppf(stats.norm.cdf(SCORES), 2).tolist()), scores=tuple(SCORES.tolist())
+)
 
 
-@pytest.mark.parametrize("transform", [SHIFTED, MANY, COUNTS], ids=["shifted", "heavy tails", "few knots"])
+@pytest.mark.parametrize(
+    "transform", [SHIFTED, MANY, COUNTS], ids=["shifted", "heavy tails", "few knots"]
+)
 def test_moments_are_integrals_over_the_transformed_target(transform):
     z = np.linspace(-7.0, 7.0, 100_001)
     y, density = to_target(transform, z), stats.norm.pdf(z, 0.4, 0.8)
     mean, variance = target_moments(transform, np.array([0.4]), np.array([0.64]))
     expected = integrate.trapezoid(y * density, z)
     assert mean[0] == pytest.approx(expected, rel=0.02)
-    assert variance[0] == pytest.approx(integrate.trapezoid((y - expected) ** 2 * density, z), rel=0.03)
+    assert variance[0] == pytest.approx(
+        integrate.trapezoid((y - expected) ** 2 * density, z), rel=0.03
+    )
 
 
 def test_the_density_is_that_of_the_target_and_integrates_to_1():
     y = np.array([0.5, 3.0, 20.0])
     made = draws(rows=3, num_draws=1)
     mean, std = made[0, :, 0].astype(np.float64), np.exp(0.5 * made[0, :, 1].astype(np.float64))
-    np.testing.assert_allclose(log_density(made, y, LOG), stats.lognorm.logpdf(y, std, scale=np.exp(mean)), rtol=1e-9)
+    np.testing.assert_allclose(
+        log_density(made, y, LOG), stats.lognorm.logpdf(y, std, scale=np.exp(mean)), rtol=1e-9
+    )
     total = integrate.quad(
         lambda t: np.exp(log_density(made[:, :1], np.array([t]), RANK))[0],
         -60,
@@ -104,7 +115,9 @@ def test_what_flags_stops_and_covers_is_of_the_transformed_target_and_what_is_re
     np.testing.assert_allclose(reported.mean, mean.mean(0), rtol=1e-12)
     np.testing.assert_allclose(reported.aleatoric_std, np.sqrt((std**2).mean(0)), rtol=1e-12)
     np.testing.assert_allclose(reported.epistemic_std, mean.std(0), rtol=1e-12)
-    np.testing.assert_allclose(reported.std**2, reported.aleatoric_std**2 + reported.epistemic_std**2, rtol=1e-12)
+    np.testing.assert_allclose(
+        reported.std**2, reported.aleatoric_std**2 + reported.epistemic_std**2, rtol=1e-12
+    )
     np.testing.assert_array_equal(target.acquisition(scores, "variance"), reported.std**2)
     exact = np.exp(quantile(made.astype(np.float64), 0.5))
     np.testing.assert_allclose(reported.median, exact, rtol=1e-5)
@@ -120,7 +133,9 @@ def test_parts_of_draws_merge_and_a_row_alone_has_the_same_bits():
         alone = target.scores(target.sums(made[:, row : row + 1]))
         for name in ("mean", "median", "std", "aleatoric_std", "epistemic_std"):
             assert getattr(alone.in_units, name)[0] == getattr(whole.in_units, name)[row], name
-            assert getattr(taken(together, slice(row, row + 1)).in_units, name) == getattr(alone.in_units, name)
+            assert getattr(taken(together, slice(row, row + 1)).in_units, name) == getattr(
+                alone.in_units, name
+            )
 
 
 def test_a_multiple_of_the_target_has_the_same_multiple_of_every_answer():
@@ -130,8 +145,12 @@ def test_a_multiple_of_the_target_has_the_same_multiple_of_every_answer():
         for name in ("mean", "median", "std", "aleatoric_std", "epistemic_std"):
             np.testing.assert_allclose(getattr(many, name), scale * getattr(one, name), rtol=1e-9)
         moved = draws() + np.float32([np.log(scale), 0.0])
-        one, many = (Target(LOG).scores(Target(LOG).sums(made)).in_units for made in (draws(), moved))
-        np.testing.assert_allclose(many.std, scale * one.std, rtol=1e-4)  # of a logarithm in float32
+        one, many = (
+            Target(LOG).scores(Target(LOG).sums(made)).in_units for made in (draws(), moved)
+        )
+        np.testing.assert_allclose(
+            many.std, scale * one.std, rtol=1e-4
+        )  # of a logarithm in float32
 
 
 def test_a_row_that_the_model_knows_nothing_of_has_finite_answers():
@@ -165,6 +184,10 @@ def test_the_normal_distribution_and_the_median_of_one_gaussian_are_right():
 
 
 def test_transforms_that_do_not_rise_are_refused():
-    for values, scores in (((1.0, 1.0), (0.0, 1.0)), ((0.0, 1.0), (1.0, 0.0)), ((0.0, 1.0, 2.0), (0.0, 1.0))):
+    for values, scores in (
+        ((1.0, 1.0), (0.0, 1.0)),
+        ((0.0, 1.0), (1.0, 0.0)),
+        ((0.0, 1.0, 2.0), (0.0, 1.0)),
+    ):
         with pytest.raises(ValidationError):
             RankTransform(values=values, scores=scores)

@@ -1,4 +1,5 @@
-"""The state's database: whole transactions or none, between processes, on full disks, in folders that cannot be."""
+"""The state's database: whole transactions or none, between processes, on full disks, in folders
+that cannot be."""
 
 import sqlite3
 import stat
@@ -25,7 +26,9 @@ def ids(database):
         return [row["id"] for row in connection.execute("SELECT id FROM jobs ORDER BY id")]
 
 
-def test_what_a_transaction_wrote_is_there_for_another_process_and_what_failed_is_not(database, tmp_path):
+def test_what_a_transaction_wrote_is_there_for_another_process_and_what_failed_is_not(
+    database, tmp_path
+):
     with database.writing() as connection:
         connection.execute(JOB, ("a",))
     with pytest.raises(KeyError), database.writing() as connection:

@@ -1,4 +1,5 @@
-"""Jobs as they are kept: claimed once, in their turn, put back when their process is gone, and at last given up."""
+"""Jobs as they are kept: claimed once, in their turn, put back when their process is gone, and at
+last given up."""
 
 import subprocess
 import sys
@@ -78,14 +79,18 @@ with jobs.slot(0) as handle:
 
 
 @pytest.mark.parametrize(("is_orphan", "most"), [(False, MOST_DEATHS), (True, MOST_ORPHANED)])
-def test_a_job_that_gets_no_further_fails_in_the_end_and_one_that_does_goes_on(jobs, is_orphan, most):
+def test_a_job_that_gets_no_further_fails_in_the_end_and_one_that_does_goes_on(
+    jobs, is_orphan, most
+):
     stuck = added(jobs)
     for _ in range(most):
         assert jobs.claim(0).id == stuck.id
         jobs.put_back(stuck.id, "its process ended", is_orphan)
     job = jobs.get(stuck.id)
     assert job.state == "failed"
-    assert job.said == f"its process ended, {most} times without getting further than 0 rows x draws"
+    assert (
+        job.said == f"its process ended, {most} times without getting further than 0 rows x draws"
+    )
     moving = added(jobs)
     for done in range(2 * most):
         assert jobs.claim(0).id == moving.id

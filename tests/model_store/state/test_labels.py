@@ -65,7 +65,9 @@ def test_a_full_disk_leaves_none_of_the_labels(database):
     assert values(database) == {"first": 1.5}
 
 
-def test_what_was_replaced_is_remembered_and_a_known_label_gets_the_key_of_who_confirms_it(database):
+def test_what_was_replaced_is_remembered_and_a_known_label_gets_the_key_of_who_confirms_it(
+    database,
+):
     accept(database, "m", "f", [Label("a", "yes", ROW)])
     assert not labelled_rows(database, "m", "f", 3).are_known
     assert accept(database, "m", "f", [Label("a", "yes", ROW)], key="team").known == 1
@@ -99,7 +101,10 @@ def test_what_became_of_candidates_is_kept_newest_first(database):
     keep_candidate(database, "m", "2", "1", 10, 5, False, said)
     keep_candidate(database, "m", "3", "1", 12, 5, True, said)
     keep_candidate(database, "m", "2", "1", 10, 5, True, said)
-    assert {(row["version"], row["promoted"]) for row in candidates(database, "m")} == {("2", True), ("3", True)}
+    assert {(row["version"], row["promoted"]) for row in candidates(database, "m")} == {
+        ("2", True),
+        ("3", True),
+    }
     assert candidates(database, "other") == []
 
 
@@ -117,15 +122,23 @@ for batch in range(int(sys.argv[2]), 10**9):
 """
 
 
-def test_a_killed_writer_loses_no_accepted_label_and_leaves_no_half_of_a_request(database, tmp_path):
+def test_a_killed_writer_loses_no_accepted_label_and_leaves_no_half_of_a_request(
+    database, tmp_path
+):
     """`tests/resilience/slow/test_label_kills.py` kills the service, more often."""
     accepted, first = [], 0
     for _ in range(4):
         command = [sys.executable, "-c", WRITER, str(tmp_path / "state"), str(first)]
         writer = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        accepted += [int(writer.stdout.readline()) for _ in range(random.SystemRandom().randrange(1, 40))]
+        accepted += [
+            int(writer.stdout.readline()) for _ in range(random.SystemRandom().randrange(1, 40))
+        ]
         writer.kill()
-        accepted += [int(line) for line in writer.communicate()[0].splitlines(keepends=True) if line.endswith("\n")]
+        accepted += [
+            int(line)
+            for line in writer.communicate()[0].splitlines(keepends=True)
+            if line.endswith("\n")
+        ]
         found = values(database)
         for batch in accepted:
             assert [found[f"{batch}-{i}"] for i in range(20)] == [str(batch)] * 20

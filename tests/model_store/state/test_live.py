@@ -36,7 +36,9 @@ def test_figures_of_targets_by_hand():
 
 
 def test_the_interval_of_a_share_is_wilson_s():
-    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)  # Newcombe 1998, table I
+    assert wilson_interval(81, 263) == pytest.approx(
+        (0.2553, 0.3662), abs=1e-4
+    )  # Newcombe 1998, table I
     assert wilson_interval(0, 20)[0] == 0.0
     assert wilson_interval(20, 20)[1] == 1.0
 
@@ -54,8 +56,12 @@ def test_intervals_hold_what_they_are_of_about_as_often_as_they_say():
     for _ in range(100):
         confidence = rng.choice(p, 200)
         label = np.where(rng.random(200) < confidence, "yes", "no").tolist()
-        figures = live_figures([(said(c), y) for c, y in zip(confidence.tolist(), label, strict=True)])
+        figures = live_figures(
+            [(said(c), y) for c, y in zip(confidence.tolist(), label, strict=True)]
+        )
         for name in held:
             low, high = figures[name]["interval"]
             held[name] += low <= truth[name] <= high
-    assert min(held.values()) >= 86  # of 100, where 95 are expected: by chance fewer once in some 10,000
+    assert (
+        min(held.values()) >= 86
+    )  # of 100, where 95 are expected: by chance fewer once in some 10,000

@@ -1,4 +1,5 @@
-"""What KServe's Python client gets of a service: `python kserve_client.py URL FOLDER` prints it as JSON.
+"""What KServe's Python client gets of a service: `python kserve_client.py URL FOLDER` prints it as
+JSON.
 
 FOLDER has `digits.npy`, rows of digits, and `picture.png`.
 """
@@ -17,7 +18,10 @@ DIGITS = np.load(folder / "digits.npy")
 
 
 def plain(values):
-    return [item.decode() if isinstance(item, bytes) else item for item in np.asarray(values).ravel().tolist()]
+    return [
+        item.decode() if isinstance(item, bytes) else item
+        for item in np.asarray(values).ravel().tolist()
+    ]
 
 
 def tensor(name, array, datatype, binary):
@@ -29,11 +33,20 @@ def tensor(name, array, datatype, binary):
 async def infer(client, model, inputs, request_id="a request", **options):
     """What one request gets: its id, parameters, and tensors flat."""
     request = InferRequest(
-        model, inputs, request_id=request_id, parameters={"seed": 7, **options.pop("parameters", {})}, **options
+        model,
+        inputs,
+        request_id=request_id,
+        parameters={"seed": 7, **options.pop("parameters", {})},
+        **options,
     )
     answer = await client.infer(url, request, model_name=model)
     outputs = {output.name: plain(output.as_numpy()) for output in answer.outputs}
-    return {"id": answer.id, "model_name": answer.model_name, "parameters": answer.parameters, **outputs}
+    return {
+        "id": answer.id,
+        "model_name": answer.model_name,
+        "parameters": answer.parameters,
+        **outputs,
+    }
 
 
 async def refused(client, *arguments):
@@ -58,9 +71,14 @@ async def main():
         "model_ready": await client.is_model_ready(url, "digits"),
         "none_ready": await client.is_model_ready(url, "nothing"),
         "digits": await infer(client, "digits", [tensor("inputs", DIGITS, "FP32", True)]),
-        "digits_json": await infer(client, "digits", [tensor("inputs", DIGITS, "FP32", False)], request_id=None),
+        "digits_json": await infer(
+            client, "digits", [tensor("inputs", DIGITS, "FP32", False)], request_id=None
+        ),
         "digits_binary": await infer(
-            client, "digits", [tensor("inputs", DIGITS, "FP32", True)], parameters={"binary_data_output": True}
+            client,
+            "digits",
+            [tensor("inputs", DIGITS, "FP32", True)],
+            parameters={"binary_data_output": True},
         ),
         "pictures": await infer(client, "pictures", [tensor("inputs", picture, "BYTES", True)]),
         "texts": await infer(client, "texts", [tensor("inputs", text, "BYTES", True)]),
@@ -68,13 +86,20 @@ async def main():
         "people": await infer(client, "people", table(True)),
         "rents": await infer(client, "rents", table(True)),
         "unknown_model": await refused(client, "nothing", [tensor("inputs", DIGITS, "FP32", True)]),
-        "wrong_shape": await refused(client, "digits", [tensor("inputs", DIGITS[:, :63], "FP32", True)]),
+        "wrong_shape": await refused(
+            client, "digits", [tensor("inputs", DIGITS[:, :63], "FP32", True)]
+        ),
     }
     passed_on = {
         "id": "step",
         "model_name": "before",
         "outputs": [
-            {"name": "scaled", "datatype": "FP32", "shape": list(DIGITS.shape), "data": DIGITS.ravel().tolist()}
+            {
+                "name": "scaled",
+                "datatype": "FP32",
+                "shape": list(DIGITS.shape),
+                "data": DIGITS.ravel().tolist(),
+            }
         ],
     }
     answer = await client.infer(f"{url}/v2/models/digits/infer", passed_on, is_graph_endpoint=True)

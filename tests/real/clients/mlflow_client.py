@@ -1,4 +1,5 @@
-"""What MLflow's scoring client gets of a service: `python mlflow_client.py HOST PORT FOLDER` prints it as JSON.
+"""What MLflow's scoring client gets of a service: `python mlflow_client.py HOST PORT FOLDER` prints
+it as JSON.
 
 FOLDER has `digits.npy`, rows of digits, and `picture.png`.
 """
@@ -45,7 +46,9 @@ answers = {
     "texts": invoke(pandas.DataFrame({"text": ["good film", "bad day"]}), "texts"),
     "people": invoke(table, "people"),
     "rents": invoke(table, "rents"),
-    "people_json": invoke(json.dumps({"instances": [{"age": 31, "city": "Rome"}], "params": {"model": "people"}})),
+    "people_json": invoke(
+        json.dumps({"instances": [{"age": 31, "city": "Rome"}], "params": {"model": "people"}})
+    ),
     "unknown_model": refused(DIGITS, "nothing"),
     "wrong_shape": refused(DIGITS[:, :63]),
 }

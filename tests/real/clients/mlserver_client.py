@@ -1,4 +1,5 @@
-"""What MLServer's types and codecs make of a service: `python mlserver_client.py URL FOLDER` prints it as JSON.
+"""What MLServer's types and codecs make of a service: `python mlserver_client.py URL FOLDER` prints
+it as JSON.
 
 FOLDER has `digits.npy`, rows of digits, and `picture.png`.
 """
@@ -26,7 +27,9 @@ DIGITS = np.load(folder / "digits.npy")
 
 
 def asked(request):
-    request.parameters = Parameters.model_validate({**(request.parameters or Parameters()).model_dump(), "seed": 7})
+    request.parameters = Parameters.model_validate(
+        {**(request.parameters or Parameters()).model_dump(), "seed": 7}
+    )
     request.id = "a request"
     return request
 
@@ -47,7 +50,11 @@ def infer(model, request):
     assert answer.status_code == 200, answer.text
     response = InferenceResponse.model_validate_json(answer.content)
     outputs = {output.name: plain(output) for output in response.outputs}
-    told = {"id": response.id, "model_name": response.model_name, "parameters": response.parameters.model_dump()}
+    told = {
+        "id": response.id,
+        "model_name": response.model_name,
+        "parameters": response.parameters.model_dump(),
+    }
     return {**told, **outputs}
 
 
@@ -66,11 +73,15 @@ table = pandas.DataFrame({"age": [31.0, np.nan], "city": ["Rome", "Oslo"]})
 missing = pandas.DataFrame({"age": [31.0, np.nan], "city": ["Rome", ""]})
 MetadataServerResponse.model_validate_json(httpx.get(f"{url}/v2").content)
 MetadataModelResponse.model_validate_json(httpx.get(f"{url}/v2/models/digits").content)
-RepositoryIndexResponse.model_validate_json(httpx.post(f"{url}/v2/repository/index", content=b"{}").content)
+RepositoryIndexResponse.model_validate_json(
+    httpx.post(f"{url}/v2/repository/index", content=b"{}").content
+)
 answers = {
     "digits": infer("digits", NumpyRequestCodec.encode_request(DIGITS)),
     "digits_input": infer("digits", one(NumpyCodec.encode_input("inputs", DIGITS.astype(int)))),
-    "pictures": infer("pictures", one(Base64Codec.encode_input("inputs", [picture] * 2, use_bytes=False))),
+    "pictures": infer(
+        "pictures", one(Base64Codec.encode_input("inputs", [picture] * 2, use_bytes=False))
+    ),
     "texts": infer("texts", one(StringCodec.encode_input("inputs", text, use_bytes=False))),
     "people": infer("people", PandasCodec.encode_request(missing, use_bytes=False)),
     "rents": infer("rents", PandasCodec.encode_request(missing, use_bytes=False)),

@@ -31,7 +31,9 @@ def infer(model, inputs, **options):
     """What one request gets: its id, parameters, and tensors flat."""
     result = client.infer(model, inputs, parameters={"seed": 7}, **options)
     answer = result.get_response()
-    tensors = {output["name"]: plain(result.as_numpy(output["name"])) for output in answer["outputs"]}
+    tensors = {
+        output["name"]: plain(result.as_numpy(output["name"])) for output in answer["outputs"]
+    }
     binary = [output["name"] for output in answer["outputs"] if "data" not in output]
     return {
         **{k: answer[k] for k in ("id", "model_name", "model_version", "parameters")},
@@ -76,10 +78,14 @@ answers = {
     "digits_json": infer("digits", digits(False)),
     "digits_gzip": infer("digits", digits(), request_compression_algorithm="gzip"),
     "digits_deflate": infer("digits", digits(), request_compression_algorithm="deflate"),
-    "digits_version": infer("digits", digits(), model_version="1", outputs=wanted, timeout=30_000_000),
+    "digits_version": infer(
+        "digits", digits(), model_version="1", outputs=wanted, timeout=30_000_000
+    ),
     "digits_half": infer("digits", [tensor("inputs", DIGITS.astype(np.float16), "FP16")]),
     "pictures": infer("pictures", [tensor("inputs", picture, "BYTES")]),
-    "pictures_array": infer("pictures", [tensor("inputs", np.full((2, 3, 1, 1), 128, dtype=np.uint8), "UINT8")]),
+    "pictures_array": infer(
+        "pictures", [tensor("inputs", np.full((2, 3, 1, 1), 128, dtype=np.uint8), "UINT8")]
+    ),
     "texts": infer("texts", [tensor("inputs", text, "BYTES")]),
     "texts_json": infer("texts", [tensor("inputs", text.reshape(2, 1), "BYTES", False)]),
     "people": infer("people", table()),

@@ -1,4 +1,5 @@
-"""Faults while clients ask, every answer compared with what it must be; `FAULT_S=N` for other seconds of each."""
+"""Faults while clients ask, every answer compared with what it must be; `FAULT_S=N` for other
+seconds of each."""
 
 import io
 import signal
@@ -39,7 +40,11 @@ def test_a_worker_that_is_hit_under_load_is_replaced(serve, digits_store, made, 
 
 def test_a_full_disk_while_versions_are_published(serve, digits_store, digits_rows, tmp_path):
     figure = full_disk(
-        serve, digits_store, digits_rows, tmp_path, lambda largest: [0, 1, 1000, largest // 2, largest - 1]
+        serve,
+        digits_store,
+        digits_rows,
+        tmp_path,
+        lambda largest: [0, 1, 1000, largest // 2, largest - 1],
     )
     keep("full disk", "2 workers, 4 clients, files limited in size", figure)
 
@@ -68,6 +73,10 @@ def test_slow_clients(serve, digits_store, digits_rows, made):
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_drain_loses_nothing_accepted(serve, digits_store, made, workers):
     file = io.BytesIO()
-    np.save(file, np.random.default_rng(0).integers(0, 17, (30_000, 64), dtype=np.uint8), allow_pickle=False)
+    np.save(
+        file,
+        np.random.default_rng(0).integers(0, 17, (30_000, 64), dtype=np.uint8),
+        allow_pickle=False,
+    )
     figure = faults.terminated(serve, digits_store, made, file.getvalue(), workers)
     keep(f"SIGTERM under load, {workers} workers", "8 clients", figure)

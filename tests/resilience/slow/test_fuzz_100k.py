@@ -1,4 +1,5 @@
-"""A hundred thousand bad requests over every route (a few minutes); `REQUESTS=N` for another number, `SEED=N`."""
+"""A hundred thousand bad requests over every route (a few minutes); `REQUESTS=N` for another
+number, `SEED=N`."""
 
 import time
 
@@ -13,7 +14,9 @@ pytestmark = pytest.mark.slow
 def test_a_hundred_thousand_bad_requests(serve, digits_store, tmp_path):
     begun = time.monotonic()
     count = parameter("REQUESTS", 100_000)
-    first, outcome, growth = fuzz_service(serve, store_to_fuzz(digits_store, tmp_path), count, parameter("SEED", 0))
+    first, outcome, growth = fuzz_service(
+        serve, store_to_fuzz(digits_store, tmp_path), count, parameter("SEED", 0)
+    )
     print(first, outcome, sep="\n")
     sent, parsed = first.sent + outcome.sent, first.past_parsing + outcome.past_parsing
     statuses = first.statuses + outcome.statuses
@@ -22,8 +25,10 @@ def test_a_hundred_thousand_bad_requests(serve, digits_store, tmp_path):
         "generated bad requests",
         "pytest -s tests/resilience/slow/test_fuzz_100k.py",
         "1 worker, 4 clients",
-        f"{sent:,} sent, {parsed:,} past parsing ({100 * parsed / sent:.0f} %); {counts}; no other 5xx, no hang, "
-        f"slowest {max(first.slowest_s, outcome.slowest_s):.1f} s; {first.good + outcome.good:,} good requests "
+        f"{sent:,} sent, {parsed:,} past parsing ({100 * parsed / sent:.0f} %); {counts}; no "
+        "other 5xx, no hang, "
+        f"slowest {max(first.slowest_s, outcome.slowest_s):.1f} s; {first.good + outcome.good:,} "
+        "good requests "
         f"between them right; memory {growth / 2**20:+.0f} MB over the last nine tenths; "
         f"{time.monotonic() - begun:.0f} s",
     )

@@ -1,4 +1,5 @@
-"""Twenty thousand bad requests of the Open Inference Protocol and of MLflow's; `REQUESTS=N`, `SEED=N` for others."""
+"""Twenty thousand bad requests of the Open Inference Protocol and of MLflow's; `REQUESTS=N`,
+`SEED=N` for others."""
 
 import time
 
@@ -23,8 +24,10 @@ def test_twenty_thousand_bad_requests_of_other_protocols(serve, kinds):
         "generated bad requests to /v2 and /invocations",
         "pytest -s tests/resilience/slow/test_fuzz_protocols.py",
         "1 worker, 4 clients",
-        f"{sent:,} sent, {parsed:,} past parsing ({100 * parsed / sent:.0f} %); {counts}; no other 5xx, no hang, "
-        f"slowest {max(first.slowest_s, outcome.slowest_s):.1f} s; {first.good + outcome.good:,} good requests "
+        f"{sent:,} sent, {parsed:,} past parsing ({100 * parsed / sent:.0f} %); {counts}; no "
+        "other 5xx, no hang, "
+        f"slowest {max(first.slowest_s, outcome.slowest_s):.1f} s; {first.good + outcome.good:,} "
+        "good requests "
         f"between them right; memory {growth / 2**20:+.0f} MB over the last nine tenths; "
         f"{time.monotonic() - begun:.0f} s",
     )

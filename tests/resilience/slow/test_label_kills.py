@@ -1,4 +1,5 @@
-"""The service is killed 50 times while labels come: no accepted label is lost or doubled, and none is half kept.
+"""The service is killed 50 times while labels come: no accepted label is lost or doubled, and none
+is half kept.
 
 What came of it stands in `docs/results/label-kills.md`.
 """
@@ -26,7 +27,10 @@ def test_no_accepted_label_is_lost_or_doubled(serve, digits_store, tmp_path):
     accepted, unanswered, next_id = {}, {}, 0
     requests = in_flight = on_disk = 0
     for _ in range(KILLS):
-        with serve(digits_store, DUBITO_STATE=str(state)) as (url, process), httpx.Client(base_url=url) as client:
+        with (
+            serve(digits_store, DUBITO_STATE=str(state)) as (url, process),
+            httpx.Client(base_url=url) as client,
+        ):
             threading.Timer(chance.uniform(0.0, 0.5), process.kill).start()
             while True:
                 batch = unanswered  # again, as a client does that got no answer
@@ -35,7 +39,10 @@ def test_no_accepted_label_is_lost_or_doubled(serve, digits_store, tmp_path):
                     batch = {f"row {next_id + i}": str(chance.randrange(10)) for i in range(count)}
                     next_id += count
                 rows = {name: [float(int(name.split()[1]) % 17)] * 64 for name in batch}
-                labels = [{"id": name, "label": label, "input": rows[name]} for name, label in batch.items()]
+                labels = [
+                    {"id": name, "label": label, "input": rows[name]}
+                    for name, label in batch.items()
+                ]
                 unanswered = batch
                 try:
                     answer = client.post("/labels", json={"labels": labels})
@@ -57,8 +64,11 @@ def test_no_accepted_label_is_lost_or_doubled(serve, digits_store, tmp_path):
         assert half in ({}, unanswered)
         in_flight += bool(unanswered)
         on_disk += bool(half)
-        np.testing.assert_array_equal(found.x[:, 0], [int(name.split()[1]) % 17 for name in found.ids])
+        np.testing.assert_array_equal(
+            found.x[:, 0], [int(name.split()[1]) % 17 for name in found.ids]
+        )
     print(
-        f"{KILLS} kills, {requests} requests answered with {len(accepted)} labels, {in_flight} killed before their "
+        f"{KILLS} kills, {requests} requests answered with {len(accepted)} labels, {in_flight} "
+        "killed before their "
         f"answer, of which {on_disk} were on the disk"
     )

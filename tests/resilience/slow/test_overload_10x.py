@@ -1,8 +1,10 @@
-"""Minutes of ten times the load that can be answered, on a model of MNIST's size; `OVERLOAD_S=N` for other seconds.
+"""Minutes of ten times the load that can be answered, on a model of MNIST's size; `OVERLOAD_S=N`
+for other seconds.
 
-The targets are a goodput of at least 0.9 of the capacity, a 99th percentile of accepted requests of at most twice
-that without load, and health under 0.1 s. The load comes from the same processors as the answers, so that the margins
-asserted here are wider: they catch a service that collapses, and the page of results has the figures.
+The targets are a goodput of at least 0.9 of the capacity, a 99th percentile of accepted requests of
+at most twice that without load, and health under 0.1 s. The load comes from the same processors as
+the answers, so that the margins asserted here are wider: they catch a service that collapses, and
+the page of results has the figures.
 """
 
 import json

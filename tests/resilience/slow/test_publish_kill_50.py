@@ -1,4 +1,5 @@
-"""Fifty kills of `fit` while it publishes, half of them aimed at the writing of files (some minutes)."""
+"""Fifty kills of `fit` while it publishes, half of them aimed at the writing of files (some
+minutes)."""
 
 import pytest
 

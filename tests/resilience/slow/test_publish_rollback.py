@@ -1,11 +1,12 @@
-"""A thousand publications and roll-backs under load (ten minutes or so); `CYCLES=N` for another number."""
+"""A thousand publications and roll-backs under load (ten minutes or so); `CYCLES=N` for another
+number."""
 
 import os
 import time
 
 import pytest
 
-from tests.service.registry.test_publish_rollback import cycle
+from tests.service.models.test_publish_rollback import cycle
 
 pytestmark = pytest.mark.slow
 

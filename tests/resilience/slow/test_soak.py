@@ -14,7 +14,10 @@ def test_a_soak_leaves_memory_threads_and_open_files_as_they_were(serve, digits_
     seconds = parameter("SOAK_S", 600.0)
     measured = soaked(serve, digits_store, digits_rows, seconds)
     record(
-        "soak", "pytest -s tests/resilience/slow/test_soak.py", f"1 worker, 4 clients, {seconds:.0f} s", str(measured)
+        "soak",
+        "pytest -s tests/resilience/slow/test_soak.py",
+        f"1 worker, 4 clients, {seconds:.0f} s",
+        str(measured),
     )
     assert measured.failures == []
     assert measured.growth < LARGEST_GROWTH

@@ -1,4 +1,5 @@
-"""An hour of requests with a fault every minute; `SOAK_S=N` for other seconds, `FAULT_EVERY_S=N` for other pauses."""
+"""An hour of requests with a fault every minute; `SOAK_S=N` for other seconds, `FAULT_EVERY_S=N`
+for other pauses."""
 
 import os
 import shutil
@@ -14,7 +15,13 @@ import pytest
 from model_store.artifacts.store import ModelStore
 from model_store.errors import DubitoError
 from tests.resilience.test_hang_ups import reference_answers
-from tests.support.attacks import attacking, empty_parts, large_pool, pipeline_unread, unfinished_body
+from tests.support.attacks import (
+    attacking,
+    empty_parts,
+    large_pool,
+    pipeline_unread,
+    unfinished_body,
+)
 from tests.support.crowd import Crowd
 from tests.support.faults import ADMIN_KEY, assert_right, corrupted, reading_log, starts
 from tests.support.process import children, open_files, own_bytes, settled, threads
@@ -65,17 +72,26 @@ class Faults:
 
     def attack(self):
         """Attack for some seconds."""
-        with attacking(self.port, {pipeline_unread: 4, unfinished_body: 4, empty_parts: 2, large_pool: 4}):
+        with attacking(
+            self.port, {pipeline_unread: 4, unfinished_body: 4, empty_parts: 2, large_pool: 4}
+        ):
             time.sleep(ATTACK_S)
 
     def _hit(self, how):
         before, pids = starts(self.url), children(self.process.pid)
         os.kill(max(pids), how)
-        wait_until(lambda: max(pids) not in children(self.process.pid) and len(children(self.process.pid)) == 2, 60)
+        wait_until(
+            lambda: (
+                max(pids) not in children(self.process.pid) and len(children(self.process.pid)) == 2
+            ),
+            60,
+        )
         wait_until(lambda: all(starts(self.url)) and starts(self.url) != before, 60)
 
     def _look(self):
-        asked = httpx.post(f"{self.url}/admin/refresh", headers={"X-API-Key": ADMIN_KEY}, timeout=60)
+        asked = httpx.post(
+            f"{self.url}/admin/refresh", headers={"X-API-Key": ADMIN_KEY}, timeout=60
+        )
         assert asked.status_code == 200
 
 
@@ -86,7 +102,9 @@ def held(pid):
     return own_bytes(pid), threads(pid), files
 
 
-def test_an_hour_with_a_fault_every_minute_changes_no_answer(serve, digits_store, digits_rows, tmp_path):
+def test_an_hour_with_a_fault_every_minute_changes_no_answer(
+    serve, digits_store, digits_rows, tmp_path
+):
     seconds, pause = parameter("SOAK_S", 3600.0), parameter("FAULT_EVERY_S", 60.0)
     made = reference_answers(serve, digits_store, digits_rows)
     for reference in made:
@@ -99,7 +117,9 @@ def test_an_hour_with_a_fault_every_minute_changes_no_answer(serve, digits_store
         elder = min(children(process.pid))
         faults = Faults(url, process, ModelStore(tmp_path / "models"), source)
         kinds = (faults.kill, faults.publish, faults.attack, faults.stop, faults.damage)
-        with Crowd(faults.port, made, clients=4, hang_up=0.05) as crowd:  # what takes memory once takes it now
+        with Crowd(
+            faults.port, made, clients=4, hang_up=0.05
+        ) as crowd:  # what takes memory once takes it now
             for fault in kinds * WARM_UP_ROUNDS:
                 fault()
             time.sleep(pause)
@@ -125,8 +145,10 @@ def test_an_hour_with_a_fault_every_minute_changes_no_answer(serve, digits_store
         "soak with faults",
         "pytest -s tests/resilience/slow/test_soak_faults.py",
         f"2 workers, 4 clients, {seconds:.0f} s, a fault every {pause:.0f} s",
-        f"{done} faults: {text}; {told.ended} connections ended; of the worker that was never hit memory "
-        f"{before[0] / 2**20:.0f} and {after[0] / 2**20:.0f} MB ({100 * (growth - 1):+.1f} %), threads {before[1]} "
+        f"{done} faults: {text}; {told.ended} connections ended; of the worker that was never hit "
+        "memory "
+        f"{before[0] / 2**20:.0f} and {after[0] / 2**20:.0f} MB ({100 * (growth - 1):+.1f} %), "
+        f"threads {before[1]} "
         f"and {after[1]}, open files {before[2]} and {after[2]}",
     )
     assert growth < LARGEST_GROWTH

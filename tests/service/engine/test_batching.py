@@ -1,4 +1,5 @@
-"""Micro-batches: requests that wait together are computed together, each answered as it would be alone."""
+"""Micro-batches: requests that wait together are computed together, each answered as it would be
+alone."""
 
 import asyncio
 import math
@@ -18,14 +19,21 @@ from model_store.conformal.stopping import StoppingRule
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.sums import GROUPS
 from service.engine.admission import LASTING_S, Admission
-from service.engine.batching import BATCH_ROW_DRAWS, LEAST_AT_ONCE, SUMMED_NUMBERS, Engine, kept_bytes, part_rows
+from service.engine.batching import (
+    BATCH_ROW_DRAWS,
+    LEAST_AT_ONCE,
+    SUMMED_NUMBERS,
+    Engine,
+    kept_bytes,
+    part_rows,
+)
 from service.engine.jobs import Job
 from service.errors import Overloaded, PastDeadline
-from service.observability.metrics import Metrics
-from service.registry.drift import Drift, Watched
-from service.registry.models import Served
-from service.registry.reservoir import Reservoir
+from service.models.drift import Drift, Watched
+from service.models.models import Served
+from service.models.reservoir import Reservoir
 from service.settings import Settings
+from service.telemetry.metrics import Metrics
 
 DRAWS = 20
 
@@ -68,11 +76,14 @@ class HeldReservoir(Reservoir):
 def held(served):
     """A job that keeps the worker busy, and what ends that."""
     reservoir = HeldReservoir(served.model)
-    return job(Served(served.model, reservoir, served.drift), np.zeros((1, 64), np.float32)), reservoir.begin
+    return job(
+        Served(served.model, reservoir, served.drift), np.zeros((1, 64), np.float32)
+    ), reservoir.begin
 
 
 def together(engine, jobs, order=None):
-    """What becomes of jobs that all wait when the worker has time for the first: results and errors.
+    """What becomes of jobs that all wait when the worker has time for the first: results and
+    errors.
 
     `order` takes in the jobs in the order in which they end.
     """
@@ -104,7 +115,9 @@ async def never():
     await asyncio.Event().wait()
 
 
-def test_what_waits_together_shares_fresh_draws_and_each_row_is_answered_as_alone(engine, served, digits_rows):
+def test_what_waits_together_shares_fresh_draws_and_each_row_is_answered_as_alone(
+    engine, served, digits_rows
+):
     sizes = [1, 3, 1, 7, 2]
     parts = np.split(digits_rows[: sum(sizes)], np.cumsum(sizes)[:-1])
     answers = together(engine, [job(served, x) for x in parts])
@@ -144,8 +157,11 @@ def test_numbers_of_draws_are_kept_apart(engine, served, digits_rows):
         assert_as_alone(served, digits_rows[:1], answer)
 
 
-def test_rows_settle_in_a_micro_batch_as_alone_and_rules_are_kept_apart(engine, served, digits_rows):
-    """Seeded and fresh ones in one product, each row stopping by itself; another tolerance is another batch."""
+def test_rows_settle_in_a_micro_batch_as_alone_and_rules_are_kept_apart(
+    engine, served, digits_rows
+):
+    """Seeded and fresh ones in one product, each row stopping by itself; another tolerance is
+    another batch."""
     rules = [
         StoppingRule(0.05, 0.05),
         StoppingRule(0.05, 0.05),
@@ -155,19 +171,33 @@ def test_rows_settle_in_a_micro_batch_as_alone_and_rules_are_kept_apart(engine, 
     ]
     seeds = [5, None, None, None, None]
     parts = [digits_rows[7 * i : 7 * i + 7] for i in range(5)]
-    jobs = [Job(served, x, 100, seed, rule=rule) for x, seed, rule in zip(parts, seeds, rules, strict=True)]
+    jobs = [
+        Job(served, x, 100, seed, rule=rule)
+        for x, seed, rule in zip(parts, seeds, rules, strict=True)
+    ]
     answers = together(engine, jobs)
     assert answers[1].seed == answers[4].seed
     assert len({answers[i].seed for i in (0, 1, 2, 3)}) == 4
     for x, rule, answer in zip(parts, rules, answers, strict=True):
         (alone,) = together(engine, [replace(jobs[0], x=x, seed=answer.seed, rule=rule)])
-        assert answer.prediction.scores.num_draws.tolist() == alone.prediction.scores.num_draws.tolist()
-        assert answer.prediction.scores.probabilities.tobytes() == alone.prediction.scores.probabilities.tobytes()
-        assert answer.prediction.p_values.p_value.tobytes() == alone.prediction.p_values.p_value.tobytes()
+        assert (
+            answer.prediction.scores.num_draws.tolist()
+            == alone.prediction.scores.num_draws.tolist()
+        )
+        assert (
+            answer.prediction.scores.probabilities.tobytes()
+            == alone.prediction.scores.probabilities.tobytes()
+        )
+        assert (
+            answer.prediction.p_values.p_value.tobytes()
+            == alone.prediction.p_values.p_value.tobytes()
+        )
     assert len({int(n) for i in (0, 1, 4) for n in answers[i].prediction.scores.num_draws}) > 1
 
 
-def test_a_large_request_is_one_answer_and_others_are_answered_before_its_end(engine, served, digits_rows):
+def test_a_large_request_is_one_answer_and_others_are_answered_before_its_end(
+    engine, served, digits_rows
+):
     order = []
     rows = np.repeat(digits_rows, 1 + 4 * BATCH_ROW_DRAWS // DRAWS // len(digits_rows), axis=0)
     large, small = job(served, rows), job(served, digits_rows[:1])
@@ -180,12 +210,16 @@ def test_a_large_request_is_one_answer_and_others_are_answered_before_its_end(en
 
 def test_what_is_past_its_deadline_is_not_computed(engine, served, digits_rows):
     past = time.monotonic() - 1.0
-    late, good = together(engine, [job(served, digits_rows[:1], deadline=past), job(served, digits_rows[:1])])
+    late, good = together(
+        engine, [job(served, digits_rows[:1], deadline=past), job(served, digits_rows[:1])]
+    )
     assert isinstance(late, PastDeadline)
     assert_as_alone(served, digits_rows[:1], good)
 
 
-def test_an_error_in_one_micro_batch_is_its_own_and_the_next_is_computed(engine, served, digits_rows):
+def test_an_error_in_one_micro_batch_is_its_own_and_the_next_is_computed(
+    engine, served, digits_rows
+):
     wrong = job(served, digits_rows[:1, :5], draws=10)
     failed, good = together(engine, [wrong, job(served, digits_rows[:1])])
     assert isinstance(failed, Exception)
@@ -213,7 +247,9 @@ def test_clients_that_have_gone_are_not_computed_for(engine, served, digits_rows
     assert (sum(rows.counts), rows.sum) == (2, 2)  # the first and the last
 
 
-def test_a_pool_is_scored_in_parts_under_one_draw_set_as_its_rows_are_predicted(engine, served, digits_rows):
+def test_a_pool_is_scored_in_parts_under_one_draw_set_as_its_rows_are_predicted(
+    engine, served, digits_rows
+):
     rows = np.repeat(digits_rows, 1 + 2 * BATCH_ROW_DRAWS // DRAWS // len(digits_rows), axis=0)
 
     async def ask():
@@ -231,7 +267,9 @@ def test_parts_are_bounded_by_classes_as_by_draws(served):
     assert part_rows(served.model, 100) == BATCH_ROW_DRAWS // 100
     assert part_rows(served.model, 1) == SUMMED_NUMBERS // (10 * GROUPS)
     thousand = SimpleNamespace(
-        model=SimpleNamespace(runtime=served.model.runtime, manifest=SimpleNamespace(output_size=1000), encoder=None)
+        model=SimpleNamespace(
+            runtime=served.model.runtime, manifest=SimpleNamespace(output_size=1000), encoder=None
+        )
     )
     assert part_rows(thousand.model, 1) * 1000 * GROUPS <= SUMMED_NUMBERS
 
@@ -239,13 +277,17 @@ def test_parts_are_bounded_by_classes_as_by_draws(served):
 @pytest.mark.parametrize(("row_s", "rows"), [(0.05, 5), (1.0, 1), (1e-9, BATCH_ROW_DRAWS // 100)])
 def test_parts_are_bounded_by_the_time_of_the_encoder(served, row_s, rows):
     manifest = SimpleNamespace(output_size=10)
-    model = SimpleNamespace(runtime=served.model.runtime, manifest=manifest, encoder=SimpleNamespace(row_s=row_s))
+    model = SimpleNamespace(
+        runtime=served.model.runtime, manifest=manifest, encoder=SimpleNamespace(row_s=row_s)
+    )
     assert part_rows(model, 100) == rows
 
 
 def test_a_lone_request_past_its_deadline_is_refused_too(engine, served, digits_rows):
     async def ask(seed):
-        await engine.predict(job(served, digits_rows[:1], seed, draws=5, deadline=time.monotonic() - 1.0), never)
+        await engine.predict(
+            job(served, digits_rows[:1], seed, draws=5, deadline=time.monotonic() - 1.0), never
+        )
 
     for seed in (None, 3):
         with pytest.raises(PastDeadline):
@@ -253,7 +295,9 @@ def test_a_lone_request_past_its_deadline_is_refused_too(engine, served, digits_
 
 
 def test_a_deadline_is_answered_504_over_http(client, digits_rows):
-    answer = client.post("/predict", json={"inputs": digits_rows.tolist(), "num_samples": 1000, "deadline_s": 1e-9})
+    answer = client.post(
+        "/predict", json={"inputs": digits_rows.tolist(), "num_samples": 1000, "deadline_s": 1e-9}
+    )
     assert answer.status_code == 504
     assert "deadline" in answer.json()["detail"]
     answer = client.post("/acquire", json={"pool": digits_rows.tolist(), "deadline_s": 1e-9})
@@ -261,7 +305,9 @@ def test_a_deadline_is_answered_504_over_http(client, digits_rows):
 
 
 def test_a_burst_may_queue_and_after_a_refusal_little_waits_until_none_was_needed_for_a_second():
-    admission = Admission(Settings(max_queued_row_draws=10_000, overload_row_draws=2_000), threading.Event())
+    admission = Admission(
+        Settings(max_queued_row_draws=10_000, overload_row_draws=2_000), threading.Event()
+    )
 
     def fits(rows):
         """Whether so many rows of one draw are let in beside what is there."""
@@ -275,7 +321,9 @@ def test_a_burst_may_queue_and_after_a_refusal_little_waits_until_none_was_neede
     async def ask():
         with admission.admitted(1_000, 1, BATCH_ROW_DRAWS):
             assert fits(6_000)  # a burst
-            with admission.admitted(50_000, 1, BATCH_ROW_DRAWS):  # counts with what is computed of it at once
+            with admission.admitted(
+                50_000, 1, BATCH_ROW_DRAWS
+            ):  # counts with what is computed of it at once
                 assert admission.row_draws == 1_000 + BATCH_ROW_DRAWS
                 assert fits(2_600)
                 assert fits(4_500)  # there were room, had the pool brought no more
@@ -290,10 +338,13 @@ def test_a_burst_may_queue_and_after_a_refusal_little_waits_until_none_was_neede
 
 
 def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypatch):
-    """Ever more rarely, ever more is let in; if that is too much it ends at once, else the overload does."""
+    """Ever more rarely, ever more is let in; if that is too much it ends at once, else the overload
+    does."""
     clock = Clock()
     monkeypatch.setattr("service.engine.admission.time", clock)
-    admission = Admission(Settings(max_queued_row_draws=10_000, overload_row_draws=1_000), threading.Event())
+    admission = Admission(
+        Settings(max_queued_row_draws=10_000, overload_row_draws=1_000), threading.Event()
+    )
 
     def let_in():
         """How many rows of one draw are let in at most, when clients ask for as many as ever."""
@@ -329,8 +380,11 @@ def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypat
 
 
 def test_nobody_is_refused_for_what_others_have_brought_beyond_their_share():
-    """A client that fills the queue is refused; others, and smaller requests of its own, are let in."""
-    admission = Admission(Settings(max_queued_row_draws=10_000, overload_row_draws=4_000), threading.Event())
+    """A client that fills the queue is refused; others, and smaller requests of its own, are let
+    in."""
+    admission = Admission(
+        Settings(max_queued_row_draws=10_000, overload_row_draws=4_000), threading.Event()
+    )
 
     def fits(rows, client):
         try:

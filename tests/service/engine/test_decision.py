@@ -43,7 +43,8 @@ def test_a_row_is_flagged_by_itself_at_a_rate_of_its_own(of_classes):
 
 
 def test_rows_are_flagged_together_at_a_false_discovery_rate(of_classes):
-    # Benjamini and Hochberg: the largest k with p_(k) <= k fdr / 4 is 3 at .06 (.04 <= .045), and 0 at .03.
+    # Benjamini and Hochberg: the largest k with p_(k) <= k fdr / 4 is 3 at .06 (.04 <= .045), and 0
+    # at .03.
     assert decide(of_classes, options(fdr=0.06)).flag.tolist() == [True, True, True, False]
     assert decide(of_classes, options(fdr=0.03)).flag.tolist() == [False] * 4
     few = of_classes.take(np.array([2, 3]))
@@ -56,15 +57,24 @@ def test_a_detector_fires_where_its_own_p_value_is_at_most_the_rate(of_classes):
 
 def test_a_classification_has_sets_and_a_regression_intervals(of_classes):
     decision = decide(of_classes, options(coverage=0.99))
-    assert decision.prediction_set.tolist() == [[True, True]] * 4  # 19 rows cannot tell a coverage of .99
+    assert (
+        decision.prediction_set.tolist() == [[True, True]] * 4
+    )  # 19 rows cannot tell a coverage of .99
     assert decision.interval is None
     outputs = np.tile([3.0, math.log(4.0)], (2, 1, 1))
     scores = mixture_scores(mixture_sums(outputs))
     prediction = Prediction(
-        scores, {}, scores, ConformalPValues(P_VALUES[:1], {}), None, rank_tables(np.linspace(0.1, 1.9, 19))
+        scores,
+        {},
+        scores,
+        ConformalPValues(P_VALUES[:1], {}),
+        None,
+        rank_tables(np.linspace(0.1, 1.9, 19)),
     )
     decision = decide(prediction, options(coverage=0.5))
-    np.testing.assert_allclose(decision.interval, [[3.0 - 2.0, 3.0 + 2.0]])  # the 10th of 19 nonconformities is 1
+    np.testing.assert_allclose(
+        decision.interval, [[3.0 - 2.0, 3.0 + 2.0]]
+    )  # the 10th of 19 nonconformities is 1
     assert decision.prediction_set is None
     assert decision.abstain is None
 
@@ -75,7 +85,9 @@ def test_rows_abstain_only_where_a_risk_is_in_force(of_classes):
     assert undecided[:3].all()  # they are flagged
 
 
-def test_what_is_made_of_a_micro_batch_is_made_once_for_equal_options_from_the_second_request_on(of_classes):
+def test_what_is_made_of_a_micro_batch_is_made_once_for_equal_options_from_the_second_request_on(
+    of_classes,
+):
     batch, calls = MicroBatch(of_classes), []
 
     def make(prediction):

@@ -1,5 +1,5 @@
-"""Whatever requests come together, each is answered as if it were alone: of models whose rows may have draws of their
-own, and of those whose draws hold every weight."""
+"""Whatever requests come together, each is answered as if it were alone: of models whose rows may
+have draws of their own, and of those whose draws hold every weight."""
 
 import asyncio
 import threading
@@ -16,11 +16,11 @@ from service.engine import batching
 from service.engine.admission import Admission
 from service.engine.batching import Engine, part_rows
 from service.engine.jobs import Job
-from service.observability.metrics import Metrics
-from service.registry.drift import Drift, Watched
-from service.registry.models import Served
-from service.registry.reservoir import Reservoir
+from service.models.drift import Drift, Watched
+from service.models.models import Served
+from service.models.reservoir import Reservoir
 from service.settings import Settings
+from service.telemetry.metrics import Metrics
 from tests.support import tiny
 
 PART_ROW_DRAWS = 200  # so that a few rows are a large request
@@ -68,7 +68,9 @@ class Requests:
 
     def _served(self, reservoir):
         return Served(
-            self.model, reservoir, Drift(Watched.of_ranking(self.model.calibration.rank_tables(tiny.DRAWS).statistic))
+            self.model,
+            reservoir,
+            Drift(Watched.of_ranking(self.model.calibration.rank_tables(tiny.DRAWS).statistic)),
         )
 
     def ask(self, first, count, seed=None, num_samples=tiny.DRAWS, stopping=None, acquisition=None):
@@ -173,7 +175,8 @@ def test_the_rest_of_a_large_request_is_not_computed_under_the_draws_of_others(r
 
 
 class AnyInterleaving(RuleBasedStateMachine):
-    """Requests of every kind, that come while the worker is busy or idle, wait together, and hang up."""
+    """Requests of every kind, that come while the worker is busy or idle, wait together, and hang
+    up."""
 
     paired: bool
 
@@ -229,7 +232,10 @@ class AnyInterleavingOfUnpaired(AnyInterleaving):
 
 
 BUDGET = settings(
-    max_examples=15, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=15,
+    stateful_step_count=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 TestPaired = AnyInterleavingOfPaired.TestCase
 TestUnpaired = AnyInterleavingOfUnpaired.TestCase

@@ -1,4 +1,5 @@
-"""Too much work, clients that hang up, and the end: nobody else is hurt, and what was begun is answered."""
+"""Too much work, clients that hang up, and the end: nobody else is hurt, and what was begun is
+answered."""
 
 import io
 import socket
@@ -20,7 +21,11 @@ NPY = {"Content-Type": "application/x-npy"}
 def large_pool():
     """An npy body that takes a service some seconds to rank."""
     file = io.BytesIO()
-    np.save(file, np.random.default_rng(0).integers(0, 17, (30_000, 64), dtype=np.uint8), allow_pickle=False)
+    np.save(
+        file,
+        np.random.default_rng(0).integers(0, 17, (30_000, 64), dtype=np.uint8),
+        allow_pickle=False,
+    )
     return file.getvalue()
 
 
@@ -38,13 +43,18 @@ def post_and_hang_up(url, sent):
     """Send a part of a request, or all of it, and go away without a look at the answer."""
     with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=30) as raw:
         raw.sendall(sent)
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset, as a crash does
+        raw.setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )  # reset, as a crash does
 
 
 def test_while_there_is_too_much_to_do_further_work_is_refused_and_health_is_answered(
     serve, digits_store, large_pool
 ):
-    with serve(digits_store, DUBITO_MAX_QUEUED_ROW_DRAWS="1") as (url, _), ThreadPoolExecutor() as pool:
+    with (
+        serve(digits_store, DUBITO_MAX_QUEUED_ROW_DRAWS="1") as (url, _),
+        ThreadPoolExecutor() as pool,
+    ):
         long = pool.submit(rank, url, large_pool)
         wait_until(lambda: row_draws(url) > 0)
         refused = httpx.post(f"{url}/predict", json={"inputs": [ROW]}, timeout=60)
@@ -96,7 +106,9 @@ def test_clients_that_hang_up_hurt_nobody_else(serve, digits_store, large_pool):
             assert client.post("/predict", json={"inputs": [ROW]}).status_code == 200
         wait_until(lambda: row_draws(url) == 0)
         gone = {"route": "/predict", "status": "none"}
-        wait_until(lambda: metric(client.get("/metrics").text, "dubito_requests_total", **gone) >= 5)
+        wait_until(
+            lambda: metric(client.get("/metrics").text, "dubito_requests_total", **gone) >= 5
+        )
         assert 'status="500"' not in client.get("/metrics").text
         process.terminate()
         log = process.communicate(timeout=60)[1]
@@ -104,7 +116,9 @@ def test_clients_that_hang_up_hurt_nobody_else(serve, digits_store, large_pool):
         assert "unexpected" not in log
 
 
-def test_a_request_in_flight_is_answered_when_the_service_is_told_to_end(serve, digits_store, large_pool):
+def test_a_request_in_flight_is_answered_when_the_service_is_told_to_end(
+    serve, digits_store, large_pool
+):
     with serve(digits_store, DUBITO_DRAIN_S="100") as (url, process), ThreadPoolExecutor() as pool:
         long = pool.submit(rank, url, large_pool)
         wait_until(lambda: row_draws(url) > 0)

@@ -1,4 +1,5 @@
-"""Threads beside the event loop: work is done in slices, by clients' shares, and ends with its deadline or client."""
+"""Threads beside the event loop: work is done in slices, by clients' shares, and ends with its
+deadline or client."""
 
 import asyncio
 import gc
@@ -43,7 +44,9 @@ def test_anothers_small_work_is_done_before_the_rest_of_large_work(threads):
     log = []
 
     async def ask():
-        large = [asyncio.create_task(threads.run(steps(20, log, "large"), "greedy")) for _ in range(10)]
+        large = [
+            asyncio.create_task(threads.run(steps(20, log, "large"), "greedy")) for _ in range(10)
+        ]
         await asyncio.sleep(0.02)
         before = len(log)
         assert await threads.run(steps(1, log, "other"), "other", 100) == "other"

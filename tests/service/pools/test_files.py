@@ -1,4 +1,5 @@
-"""Pool files: what is read of each kind, whole or in parts, and what is refused with which words."""
+"""Pool files: what is read of each kind, whole or in parts, and what is refused with which
+words."""
 
 import csv
 import io
@@ -10,13 +11,19 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from model_store.artifacts.manifest import CategoricalColumn, ImageSpec, InputSpec, NumericColumn, TextSpec
+from model_store.artifacts.manifest import (
+    CategoricalColumn,
+    ImageSpec,
+    InputSpec,
+    NumericColumn,
+    TextSpec,
+)
 from model_store.errors import InvalidInput
-from model_store.inputs.columns import from_cells, from_objects
+from model_store.sources.columns import from_cells, from_objects
+from service.batch.files import Listed
 from service.pools import pool_file
 from service.pools.files import check_ids, open_pool, path_in
 from service.pools.parquet import ParquetFile
-from service.shards.files import Listed
 from tests.support.recipes import recipe_of
 from training.data import load
 
@@ -65,13 +72,17 @@ def npy_bytes(array):
 def array_of_objects(rows):
     """The header of an npy file that says Python objects follow; none do."""
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": "|O", "fortran_order": False, "shape": (rows,)})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": "|O", "fortran_order": False, "shape": (rows,)}
+    )
     return file.getvalue() + bytes(100)
 
 
 def gathered(pool, first=0):
     """All rows from one on, flat."""
-    return np.concatenate([np.asarray(part, dtype=np.float32).reshape(len(part), -1) for part in pool.parts(first)])
+    return np.concatenate(
+        [np.asarray(part, dtype=np.float32).reshape(len(part), -1) for part in pool.parts(first)]
+    )
 
 
 def refused(path, spec, match):
@@ -92,7 +103,9 @@ def written(tmp_path, kind):
     elif kind == "npz deflated":
         np.savez_compressed(path, pool=FLAT, ids=np.arange(10), other=np.zeros(3))
     elif kind == "parquet lists":
-        pq.write_table(pa.table({"id": [f"r{i}" for i in range(10)], "v": list(FLAT), "label": [1] * 10}), path)
+        pq.write_table(
+            pa.table({"id": [f"r{i}" for i in range(10)], "v": list(FLAT), "label": [1] * 10}), path
+        )
     elif kind == "parquet nested":
         pq.write_table(pa.table({"v": [row.tolist() for row in X]}), path)
     else:
@@ -127,7 +140,11 @@ def test_parts_are_no_longer_than_they_may_be(tmp_path, kind):
 
 def test_ids_and_what_is_ignored_are_said(tmp_path):
     npz = open_pool(written(tmp_path, "npz deflated"), ARRAYS, "pool_file")
-    assert (npz.ids(), npz.ignored, npz.read_as) == ([str(i) for i in range(10)], ["other"], "the array pool")
+    assert (npz.ids(), npz.ignored, npz.read_as) == (
+        [str(i) for i in range(10)],
+        ["other"],
+        "the array pool",
+    )
     lists = open_pool(written(tmp_path, "parquet lists"), ARRAYS, "pool_file")
     assert (lists.ids(), lists.ignored) == ([f"r{i}" for i in range(10)], ["label"])
     assert lists.read_as == "the column v"
@@ -149,7 +166,10 @@ ROWS = [
 def test_a_table_has_the_cells_that_objects_of_a_request_have(tmp_path, kind):
     path = tmp_path / f"rows.{'parquet' if kind == 'parquet' else 'csv'}"
     if kind == "parquet":
-        pq.write_table(pa.table({"colour": [r["colour"] for r in ROWS], "width": [r["width"] for r in ROWS]}), path)
+        pq.write_table(
+            pa.table({"colour": [r["colour"] for r in ROWS], "width": [r["width"] for r in ROWS]}),
+            path,
+        )
     else:
         with path.open("w", newline="") as file:
             writer = csv.writer(file, delimiter=";" if kind == "semicolons" else ",")
@@ -171,7 +191,9 @@ def test_a_cell_that_is_no_number_is_named_by_row_and_column(tmp_path):
     path.write_text("width,colour\n" + "1,red\n" * 5 + "wide,red\n")
     pool = open_pool(path, TABLE, "pool_file")
     parts = list(pool.parts(4))
-    with pytest.raises(InvalidInput, match=r"pool_file\.5\.width: expected a number, or null, got a string"):
+    with pytest.raises(
+        InvalidInput, match=r"pool_file\.5\.width: expected a number, or null, got a string"
+    ):
         from_cells(parts[0], COLUMNS, "pool_file", 4)
 
 
@@ -182,19 +204,29 @@ def test_decimal_commas_are_read_as_such_where_no_number_has_a_point(tmp_path):
     assert pool.read_as == "2 columns by name, with decimal commas"
     assert next(pool.parts())["width"] == [1.5, -0.25, 3.0]
     path.write_text("width;colour\n1,5;red\n0.25;blue\n")
-    refused(path, TABLE, "pool_file: expected numbers with decimal points or with decimal commas, got both")
+    refused(
+        path,
+        TABLE,
+        "pool_file: expected numbers with decimal points or with decimal commas, got both",
+    )
 
 
 def test_a_csv_file_is_read_as_it_is_in_training(tmp_path):
-    """Booleans as pandas writes them, blanks around names and cells, what counts as missing, a column of ids."""
+    """Booleans as pandas writes them, blanks around names and cells, what counts as missing, a
+    column of ids."""
     path = tmp_path / "rows.csv"
     path.write_text(
-        "key, width ,is sold, city,note,note\n007, 1.5,True, Oslo,a,b\n008,?,FALSE,NULL,a,b\n 9,n/a,false,Rome,,\n"
+        "key, width ,is sold, city,note,note\n007, 1.5,True, Oslo,a,b\n008,?,FALSE,NULL,a,b\n "
+        "9,n/a,false,Rome,,\n"
     )
     pool = open_pool(path, NAMED, "pool_file")
     assert pool.ids() == ["007", "008", " 9"]
     assert (pool.read_as, pool.ignored) == ("3 columns by name, named by key", ["note", "note"])
-    expected = {"width": [1.5, None, None], "is sold": ["true", "false", "false"], "city": ["Oslo", None, "Rome"]}
+    expected = {
+        "width": [1.5, None, None],
+        "is sold": ["true", "false", "false"],
+        "city": ["Oslo", None, "Rome"],
+    }
     assert next(pool.parts()) == expected
     path.write_text('width,is sold,city\n"1,5",true,Oslo\n"1,234",true,Oslo\n')
     pool = open_pool(path, NAMED, "pool_file")
@@ -213,7 +245,9 @@ def test_a_csv_file_is_read_as_it_is_in_training(tmp_path):
         (",", "latin-1", "", ",", "?"),
     ],
 )
-def test_the_file_that_was_fitted_has_the_same_rows_as_a_pool(tmp_path, delimiter, encoding, before, point, none):
+def test_the_file_that_was_fitted_has_the_same_rows_as_a_pool(
+    tmp_path, delimiter, encoding, before, point, none
+):
     """Whatever training makes of a CSV file, the service makes of it."""
     rng = np.random.default_rng(0)
     names = ["key", "age", "city", "vip", "income", "joined", "label"]
@@ -231,9 +265,13 @@ def test_the_file_that_was_fitted_has_the_same_rows_as_a_pool(tmp_path, delimite
         for i in range(40)
     ]
     content = io.StringIO()
-    csv.writer(content, delimiter=delimiter).writerows([[before + cell for cell in row] for row in [names, *rows]])
+    csv.writer(content, delimiter=delimiter).writerows(
+        [[before + cell for cell in row] for row in [names, *rows]]
+    )
     (tmp_path / "a.csv").write_bytes(content.getvalue().encode(encoding))
-    recipe = recipe_of("csv:a.csv", "classification", target="label", id="key", missing_values=["?"])
+    recipe = recipe_of(
+        "csv:a.csv", "classification", target="label", id="key", missing_values=["?"]
+    )
     data = load(recipe, tmp_path)
     pool = open_pool(tmp_path / "a.csv", data.input, "pool_file")
     x = np.concatenate([from_cells(part, data.columns, "pool_file") for part in pool.parts()])
@@ -267,8 +305,14 @@ def test_columns_that_are_there_twice_and_rows_without_ids_are_named(tmp_path):
             ["2001-09-09 01:46:40.000000000", "2001-09-09 01:46:40.000000001"],
         ),
         (pa.array([1.0, float("nan")]), "a name for each row, got none of row 1"),
-        (pa.array([b"a", b"\xff"]), "a text or a number as the name of each row, got another in row 1"),
-        (pa.array([["a"], ["b"]]), "a text or a number as the name of each row, got another in row 0"),
+        (
+            pa.array([b"a", b"\xff"]),
+            "a text or a number as the name of each row, got another in row 1",
+        ),
+        (
+            pa.array([["a"], ["b"]]),
+            "a text or a number as the name of each row, got another in row 0",
+        ),
     ],
     ids=["large", "uuid", "dictionary", "time", "nan", "bytes", "lists"],
 )
@@ -286,11 +330,21 @@ def test_ids_are_kept_as_they_are_or_refused_by_row(tmp_path, ids, found):
 def test_numbers_in_strings_and_an_index_of_pandas_in_parquet(tmp_path):
     path = tmp_path / "rows.parquet"
     pq.write_table(
-        pa.table({"width": ["1.5", " -2", "?", None], "is sold": ["True", None, "0", "false"], "city": ["Oslo"] * 4}),
+        pa.table(
+            {
+                "width": ["1.5", " -2", "?", None],
+                "is sold": ["True", None, "0", "false"],
+                "city": ["Oslo"] * 4,
+            }
+        ),
         path,
     )
     part = next(open_pool(path, NAMED, "pool_file").parts())
-    assert part == {"width": [1.5, -2.0, None, None], "is sold": ["true", None, "0", "false"], "city": ["Oslo"] * 4}
+    assert part == {
+        "width": [1.5, -2.0, None, None],
+        "is sold": ["true", None, "0", "false"],
+        "city": ["Oslo"] * 4,
+    }
     index = {"__index_level_0__": np.arange(10)}
     pq.write_table(pa.table({**{f"p{i}": FLAT[:, i] for i in range(6)}, **index}), path)
     pool = open_pool(path, ARRAYS, "pool_file")
@@ -299,7 +353,9 @@ def test_numbers_in_strings_and_an_index_of_pandas_in_parquet(tmp_path):
 
 def test_a_column_may_be_in_the_names_of_folders(tmp_path):
     """As Spark and Hive divide data sets."""
-    listed = Listed("width=2.5/city=S%C3%A3o Paulo/is sold=__HIVE_DEFAULT_PARTITION__/part-0.parquet", 1, "")
+    listed = Listed(
+        "width=2.5/city=S%C3%A3o Paulo/is sold=__HIVE_DEFAULT_PARTITION__/part-0.parquet", 1, ""
+    )
     assert listed.of_folders == {"width": "2.5", "city": "São Paulo", "is sold": None}
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"is sold": [True, None], "city": ["Oslo", "Rome"]}), path)
@@ -310,7 +366,9 @@ def test_a_column_may_be_in_the_names_of_folders(tmp_path):
         "city": ["Oslo", "Rome"],
     }  # the file's own, where it has some
     assert list(pool.parts()) == [part]
-    refused(path, NAMED, "pool_file.width: expected a column of that name, got columns is sold, city")
+    refused(
+        path, NAMED, "pool_file.width: expected a column of that name, got columns is sold, city"
+    )
 
 
 def test_what_may_be_thousands_or_no_number_is_refused_and_not_guessed(tmp_path):
@@ -318,11 +376,15 @@ def test_what_may_be_thousands_or_no_number_is_refused_and_not_guessed(tmp_path)
     for cell in ('"1,234"', "1_000"):
         path.write_text(f"width,colour\n{cell},red\n")
         pool = open_pool(path, TABLE, "pool_file")
-        with pytest.raises(InvalidInput, match=r"pool_file\.0\.width: expected a number, or null, got a string"):
+        with pytest.raises(
+            InvalidInput, match=r"pool_file\.0\.width: expected a number, or null, got a string"
+        ):
             from_cells(next(pool.parts()), COLUMNS, "pool_file")
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "utf-16", "utf-16-le", "utf-8", "utf-8-sig"])
+@pytest.mark.parametrize(
+    "encoding", ["cp1252", "latin-1", "utf-16", "utf-16-le", "utf-8", "utf-8-sig"]
+)
 def test_a_csv_file_of_another_encoding_is_read_and_said(tmp_path, encoding):
     path = tmp_path / "rows.csv"
     colour = "gr\x81n" if encoding == "latin-1" else "grün"  # a byte that cp1252 has not
@@ -340,7 +402,9 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_told(tmp_path):
     next(parts)
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 100)
-    with pytest.raises(InvalidInput, match="a whole npy file of numbers, got one that has become shorter"):
+    with pytest.raises(
+        InvalidInput, match="a whole npy file of numbers, got one that has become shorter"
+    ):
         list(parts)
 
 
@@ -378,13 +442,17 @@ def test_a_cell_of_a_csv_file_may_be_as_long_as_a_text(tmp_path):
     )
     path = tmp_path / "rows.csv"
     path.write_text(f"review\n{'a' * 200_000}\n")
-    assert [len(text) for part in open_pool(path, spec, "pool_file").parts() for text in part] == [200_000]
+    assert [len(text) for part in open_pool(path, spec, "pool_file").parts() for text in part] == [
+        200_000
+    ]
 
 
 def test_files_in_a_column_of_parquet_are_images(tmp_path):
     path = tmp_path / "images.parquet"
     content = png_bytes(X[0].astype(np.uint8))
-    pq.write_table(pa.table({"image": [{"bytes": content, "path": "a"}] * 3, "label": [0, 1, 2]}), path)
+    pq.write_table(
+        pa.table({"image": [{"bytes": content, "path": "a"}] * 3, "label": [0, 1, 2]}), path
+    )
     pool = open_pool(path, IMAGES, "pool_file")
     assert next(pool.parts()) == [content] * 3
     assert pool.read_as == "files in the column image"
@@ -394,7 +462,9 @@ def test_what_is_no_pool_is_refused_with_the_reason(tmp_path):
     for ending in (".npy", ".npz", ".parquet", ".zip"):
         (tmp_path / f"broken{ending}").write_bytes(b"rubbish" * 100)
         spec = IMAGES if ending == ".zip" else ARRAYS
-        refused(tmp_path / f"broken{ending}", spec, f"pool_file: expected a whole {ending[1:]} file")
+        refused(
+            tmp_path / f"broken{ending}", spec, f"pool_file: expected a whole {ending[1:]} file"
+        )
     (tmp_path / "rows.xlsx").write_bytes(b"")
     refused(tmp_path / "rows.xlsx", ARRAYS, r"a file that ends in \.npy, .*got \.xlsx")
     np.save(tmp_path / "wide.npy", np.zeros((3, 7)))
@@ -407,18 +477,40 @@ def test_what_is_no_pool_is_refused_with_the_reason(tmp_path):
         for name, content in (("x.npy", npy_bytes(FLAT)), ("ids.npy", array_of_objects(10))):
             archive.writestr(name, content)
     refused(
-        tmp_path / "objects.npz", ARRAYS, "ids: expected an array of numbers or strings, got one of Python objects"
+        tmp_path / "objects.npz",
+        ARRAYS,
+        "ids: expected an array of numbers or strings, got one of Python objects",
     )
     np.savez(tmp_path / "two.npz", a=FLAT, b=FLAT)
-    refused(tmp_path / "two.npz", ARRAYS, "one array of rows, or one of several that is named pool or")
+    refused(
+        tmp_path / "two.npz", ARRAYS, "one array of rows, or one of several that is named pool or"
+    )
     pq.write_table(pa.table({"a": [1.0]}), tmp_path / "narrow.parquet")
-    refused(tmp_path / "narrow.parquet", ARRAYS, "one column of lists of 6 numbers, or 6 columns of numbers")
-    refused(tmp_path / "narrow.parquet", TABLE, r"pool_file\.width: expected a column of that name, got columns a")
+    refused(
+        tmp_path / "narrow.parquet",
+        ARRAYS,
+        "one column of lists of 6 numbers, or 6 columns of numbers",
+    )
+    refused(
+        tmp_path / "narrow.parquet",
+        TABLE,
+        r"pool_file\.width: expected a column of that name, got columns a",
+    )
     (tmp_path / "ragged.csv").write_text("width,colour\n1,red\n2\n")
-    refused(tmp_path / "ragged.csv", TABLE, r"pool_file\.1: expected 2 cells, as the first line, got 1")
-    for text in ('width,colour\n1,red\n2,"red\n3,red\n', 'width,colour\n1,red\n2,"', 'width,"colour\n1,red\n'):
+    refused(
+        tmp_path / "ragged.csv", TABLE, r"pool_file\.1: expected 2 cells, as the first line, got 1"
+    )
+    for text in (
+        'width,colour\n1,red\n2,"red\n3,red\n',
+        'width,colour\n1,red\n2,"',
+        'width,"colour\n1,red\n',
+    ):
         (tmp_path / "open.csv").write_text(text)
-        refused(tmp_path / "open.csv", TABLE, "with quotes that are closed, got one that is open at the end")
+        refused(
+            tmp_path / "open.csv",
+            TABLE,
+            "with quotes that are closed, got one that is open at the end",
+        )
     (tmp_path / "open.csv").write_text('width,colour\n1,"' + "2,red\n" * 3_000_000)
     refused(tmp_path / "open.csv", TABLE, "with quotes that are closed, got field larger than")
 

@@ -16,8 +16,11 @@ def log_probs(rng, draws, rows, classes=3):
     return (logits - np.log(np.exp(logits).sum(-1, keepdims=True))).astype(np.float32)
 
 
-def taken(outputs, acquisition, k, predictive=CLASSES, task="classification", race=None, asked=None):
-    """Rows that are taken of those whose outputs these are; `asked` notes how many each call is about."""
+def taken(
+    outputs, acquisition, k, predictive=CLASSES, task="classification", race=None, asked=None
+):
+    """Rows that are taken of those whose outputs these are; `asked` notes how many each call is
+    about."""
 
     def predict(rows, draws):
         if asked is not None:
@@ -26,7 +29,9 @@ def taken(outputs, acquisition, k, predictive=CLASSES, task="classification", ra
 
     x = np.arange(outputs.shape[1], dtype=np.float32)[:, None]
     ids = [str(i) for i in range(len(x))]
-    return chosen(predict, len(outputs), x, ids, Wanted(acquisition, task, race), predictive, 7, k).tolist()
+    return chosen(
+        predict, len(outputs), x, ids, Wanted(acquisition, task, race), predictive, 7, k
+    ).tolist()
 
 
 @pytest.mark.parametrize(("count", "of_each"), [(6, [2, 2, 2]), (7, [2, 2, 3]), (40, [5, 15, 20])])
@@ -43,14 +48,18 @@ def test_first_labels_differ_by_seed_and_those_of_a_regression_are_any_rows():
     assert set(initial_labels(y, 0, 10, 1).tolist()) != set(initial_labels(y, 0, 10, 2).tolist())
 
 
-@pytest.mark.parametrize(("count", "expected"), [(2, "at least 3"), (51, "from 1 to 50"), (0, "from 1 to 50")])
+@pytest.mark.parametrize(
+    ("count", "expected"), [(2, "at least 3"), (51, "from 1 to 50"), (0, "from 1 to 50")]
+)
 def test_too_few_or_too_many_first_labels_are_refused(count, expected):
     with pytest.raises(InvalidInput, match=f"--initial: expected {expected}"):
         initial_labels(np.repeat([0, 1, 2], [5, 15, 30]), 3, count, 0)
 
 
 def test_first_targets_that_are_all_the_same_are_refused():
-    with pytest.raises(InvalidInput, match="--initial: expected so many labels that not all are the same"):
+    with pytest.raises(
+        InvalidInput, match="--initial: expected so many labels that not all are the same"
+    ):
         initial_labels(np.zeros(50, dtype=np.float32), 0, 10, 0)
 
 
@@ -88,7 +97,9 @@ def test_batchbald_takes_no_two_rows_that_teach_the_same():
     rng = np.random.default_rng(2)
     outputs = log_probs(rng, 50, 12)
     best = taken(outputs, "bald", 1)[0]
-    outputs[:, (best + 1) % 12] = outputs[:, best] - 1e-4  # as good alone, and nothing beside the best
+    outputs[:, (best + 1) % 12] = (
+        outputs[:, best] - 1e-4
+    )  # as good alone, and nothing beside the best
     assert set(taken(outputs, "bald", 2)) == {best, (best + 1) % 12}
     batch = taken(outputs, "batchbald", 2)
     assert len(set(batch) & {best, (best + 1) % 12}) == 1
@@ -105,4 +116,7 @@ def test_a_regression_takes_the_rows_whose_means_vary_most():
     spread = rng.uniform(0.1, 3.0, size=25)
     mean = rng.normal(size=(200, 25)) * spread
     outputs = np.stack([mean, np.zeros_like(mean)], axis=-1).astype(np.float32)
-    assert taken(outputs, "epistemic_variance", 4, TARGETS, "regression") == np.argsort(-mean.std(0))[:4].tolist()
+    assert (
+        taken(outputs, "epistemic_variance", 4, TARGETS, "regression")
+        == np.argsort(-mean.std(0))[:4].tolist()
+    )

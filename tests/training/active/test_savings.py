@@ -37,7 +37,11 @@ def test_the_interval_is_students_of_the_differences():
     found = saved(reached(100, 120, 90), reached(150, 160, 170))
     differences = [50, 40, 80]
     low, high = stats.t.interval(0.95, 2, np.mean(differences), stats.sem(differences))
-    assert (found.mean.value, found.mean.bound, found.seeds) == (pytest.approx(np.mean(differences)), "", 3)
+    assert (found.mean.value, found.mean.bound, found.seeds) == (
+        pytest.approx(np.mean(differences)),
+        "",
+        3,
+    )
     assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
 
 

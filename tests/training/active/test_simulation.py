@@ -1,4 +1,5 @@
-"""`python -m training active`: simulations on real digits, killed ones too, and what is reported of them."""
+"""`python -m training active`: simulations on real digits, killed ones too, and what is reported of
+them."""
 
 import json
 import shutil
@@ -73,7 +74,10 @@ def uninterrupted(tmp_path_factory):
 def test_each_round_labels_a_batch_of_new_rows_and_arms_of_a_seed_begin_alike(uninterrupted):
     found = rounds_of(uninterrupted)
     assert set(found) == {
-        f"{a}-{s}-{seed}.jsonl" for a in ("bald", "random") for s in ("warm", "cold") for seed in (0, 1)
+        f"{a}-{s}-{seed}.jsonl"
+        for a in ("bald", "random")
+        for s in ("warm", "cold")
+        for seed in (0, 1)
     }
     for rounds in found.values():
         assert [one["labels"] for one in rounds] == [20, 30, 40]
@@ -113,7 +117,9 @@ def test_the_report_is_of_all_arms_and_compares_with_random_choice_of_the_same_s
     assert page.with_name("active.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_a_simulation_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been(uninterrupted, tmp_path, monkeypatch):
+def test_a_simulation_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been(
+    uninterrupted, tmp_path, monkeypatch
+):
     measure, add, stops = Learner.measure, Record.add, iter(range(100))
 
     def stopped_measure(self, *arguments):
@@ -125,7 +131,11 @@ def test_a_simulation_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been(uni
         if (
             next(stops) % 7 == 2
         ):  # killed while the line was written: the weights of a round that did not end are there
-            write_checkpoint(self.path.with_name(f"{self.path.stem}-{len(self.rounds):04d}.safetensors"), tensors, {})
+            write_checkpoint(
+                self.path.with_name(f"{self.path.stem}-{len(self.rounds):04d}.safetensors"),
+                tensors,
+                {},
+            )
             with self.path.open("a") as file:
                 file.write('{"labels": 3')
             raise KeyboardInterrupt
@@ -145,7 +155,9 @@ def test_a_simulation_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been(uni
 def test_a_simulation_that_is_killed_goes_on(uninterrupted, tmp_path):
     recipe = write_recipe(tmp_path, name="small", network={"hidden": [8]})
     command = [sys.executable, "-m", "training", "active", str(recipe), "--quiet", *TWO_SEEDS]
-    with subprocess.Popen(command, env=environment_in(tmp_path), cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, env=environment_in(tmp_path), cwd=ROOT, stdout=subprocess.DEVNULL
+    ) as process:
         wait_until(lambda: process.poll() is not None or len(rounds_of(tmp_path)) > 1, 60)
         process.send_signal(signal.SIGKILL)
     assert simulated(tmp_path, *TWO_SEEDS) == 0
@@ -161,14 +173,20 @@ def test_more_labels_and_seeds_later_keep_what_was_done(uninterrupted, tmp_path,
     assert report_of(tmp_path)["unfinished"]["small, warm, bald"] == [0, 1]
     fits = []
     fit = Learner.fit
-    monkeypatch.setattr(Learner, "fit", lambda self, index, *rest: fits.append(len(index)) or fit(self, index, *rest))
+    monkeypatch.setattr(
+        Learner,
+        "fit",
+        lambda self, index, *rest: fits.append(len(index)) or fit(self, index, *rest),
+    )
     assert simulated(tmp_path, *TWO_SEEDS) == 0
     assert rounds_of(tmp_path) == rounds_of(uninterrupted)
     assert sum(len(rounds) for rounds in before.values()) + len(fits) == 24
     assert report_of(tmp_path)["unfinished"] == {}
 
 
-def test_a_report_of_nothing_is_refused_and_of_a_running_simulation_is_not(uninterrupted, tmp_path, capsys):
+def test_a_report_of_nothing_is_refused_and_of_a_running_simulation_is_not(
+    uninterrupted, tmp_path, capsys
+):
     assert simulated(tmp_path, *OPTIONS, "--report") == 2
     assert "--report: expected rounds that were simulated" in capsys.readouterr().err
     folder = shutil.copytree(uninterrupted, tmp_path / "running")
@@ -179,7 +197,12 @@ def test_a_report_of_nothing_is_refused_and_of_a_running_simulation_is_not(unint
 
 
 def test_an_arm_ends_after_three_rounds_at_the_target(tmp_path):
-    assert simulated(tmp_path, *OPTIONS, "--seeds", "1", "--until", "100", "--target-accuracy", "0.001") == 0
+    assert (
+        simulated(
+            tmp_path, *OPTIONS, "--seeds", "1", "--until", "100", "--target-accuracy", "0.001"
+        )
+        == 0
+    )
     assert {len(rounds) for rounds in rounds_of(tmp_path).values()} == {3}
     for arm in report_of(tmp_path)["arms"]:
         assert arm["needed"] == {"0": {"labels": 20, "is_reached": True, "kept": 20}}
@@ -190,7 +213,12 @@ def test_regressions_have_an_rmse(tmp_path):
     x = rng.normal(size=(300, 3)).astype(np.float32)
     np.savez(tmp_path / "line.npz", x=x, y=(x[:, 0] * 5 + 20).astype(np.float32))
     options = [*OPTIONS, "--seeds", "1", "--start", "warm", "--epochs", "25"]
-    assert simulated(tmp_path, *options, name="line", task="regression", data={"source": "npz:line.npz"}) == 0
+    assert (
+        simulated(
+            tmp_path, *options, name="line", task="regression", data={"source": "npz:line.npz"}
+        )
+        == 0
+    )
     content = report_of(tmp_path)
     assert (content["metric"], content["task"]) == ("rmse", "regression")
     assert {arm["acquisition"] for arm in content["arms"]} == {"epistemic_variance", "random"}
@@ -215,10 +243,18 @@ def test_a_warm_start_goes_on_from_the_optimiser_too(tmp_path):
     [
         (["--initial", "5"], {}, "--initial: expected at least 10, one label of each class, got 5"),
         (["--until", "10"], {}, "--until: expected at least 20, as many as --initial, got 10"),
-        (["--candidates", "9"], {}, "--candidates: expected at least 10, as many as --batch, got 9"),
+        (
+            ["--candidates", "9"],
+            {},
+            "--candidates: expected at least 10, as many as --batch, got 9",
+        ),
         (["--batch", "0"], {}, "--batch: expected at least 1, got 0"),
         (["--race", "1.5"], {}, "--race: expected a number in (0, 1), got 1.5"),
-        (["--target-accuracy", "95"], {}, "--target-accuracy: expected a number in (0, 1), got 95.0"),
+        (
+            ["--target-accuracy", "95"],
+            {},
+            "--target-accuracy: expected a number in (0, 1), got 95.0",
+        ),
         (["--target-rmse", "2"], {}, "--target-rmse: expected none for a classification"),
         (["--acquisition", "variance"], {}, "acquisition: expected one of ["),
         ([], {"method": "laplace"}, "method: expected a method that is fitted by steps"),

@@ -46,9 +46,13 @@ def test_rows_are_scored_exactly_as_requests_with_their_seeds_are_served(runtime
             # Scores at a number of draws are those of the first draws alone.
             expected, density = alone(runtime, rows.x[i], draw_seed(3, i // share), count)
             assert (scores[j].num_draws == count).all()
-            assert np.allclose(scores[j].probabilities[i], expected.probabilities[0], rtol=1e-12, atol=0)
+            assert np.allclose(
+                scores[j].probabilities[i], expected.probabilities[0], rtol=1e-12, atol=0
+            )
             for name, values in scores[j].by_name().items():
-                assert np.allclose(values[i], expected.by_name()[name][0], rtol=1e-9, atol=1e-12), name
+                assert np.allclose(values[i], expected.by_name()[name][0], rtol=1e-9, atol=1e-12), (
+                    name
+                )
             assert np.array_equal(densities[i], density[0])
 
 
@@ -58,8 +62,12 @@ def test_a_row_s_likelihood_is_the_mean_probability_of_its_label_as_served(runti
     assert np.array_equal(densities, same_densities)
     assert np.array_equal(scores.entropy, expected.entropy)
     for i in range(ROWS):
-        log_probs, _ = runtime.run(rows.x[i : i + 1], runtime.draw(draw_seed(3, i // 16), 0, 10)[:, None])
-        assert np.isclose(np.exp(likelihoods[i]), np.exp(log_probs[:, 0, rows.y[i]]).mean(), rtol=1e-5)
+        log_probs, _ = runtime.run(
+            rows.x[i : i + 1], runtime.draw(draw_seed(3, i // 16), 0, 10)[:, None]
+        )
+        assert np.isclose(
+            np.exp(likelihoods[i]), np.exp(log_probs[:, 0, rows.y[i]]).mean(), rtol=1e-5
+        )
 
 
 def test_each_request_has_draws_of_its_own(runtime, rows):
@@ -90,9 +98,16 @@ def test_calibration_ranks_one_split_by_detectors_fitted_on_the_other(runtime, r
     assert calibration.draw_counts.tolist() == COUNTS
     assert calibration.combined == ("bald", "residual")
     assert calibration.smallest_fpr == 1 / 26
-    assert set(calibration.reference) == {"entropy", "bald", "mean_std", "variation_ratio", *COMBINED_DENSITIES}
+    assert set(calibration.reference) == {
+        "entropy",
+        "bald",
+        "mean_std",
+        "variation_ratio",
+        *COMBINED_DENSITIES,
+    }
     assert all(scores.shape == (5, 20) for scores in calibration.reference.values())
-    # The other split's true labels, with draws of its own, are what sets and abstention are made from.
+    # The other split's true labels, with draws of its own, are what sets and abstention are made
+    # from.
     assert calibration.nonconformity.shape == calibration.statistic.shape == (5, 25)
     rank_tables, _ = served_scores(runtime, ranking, COUNTS, hash_key(1, 1))
     for j, scores in enumerate(rank_tables):

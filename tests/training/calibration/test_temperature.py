@@ -11,20 +11,26 @@ from scipy import optimize, special
 from model_store.artifacts.store import ModelStore
 from model_store.inference.runtime import Runtime
 from tests.support.models import scale_model
-from training.calibration.temperature import PRIOR_STD, choose_temperature, fit_temperature, set_temperature
+from training.calibration.temperature import (
+    PRIOR_STD,
+    choose_temperature,
+    fit_temperature,
+    set_temperature,
+)
 from training.data import Rows
 from training.export.graphs import export
 from training.export.quantise import quantise_network
 from training.export.served import served_network
-from training.nn.flows import realnvp
-from training.nn.likelihoods import Categorical, Gaussian
-from training.nn.model import initialise
+from training.networks.flows import realnvp
+from training.networks.likelihoods import Categorical, Gaussian
+from training.networks.model import initialise
 
 ROWS = 20_000
 
 
 def classes(rows, scale=1.0, seed=0):
-    """Log-probabilities of one draw whose logits are `scale` times the true ones, and labels of the true ones."""
+    """Log-probabilities of one draw whose logits are `scale` times the true ones, and labels of the
+    true ones."""
     generator = torch.Generator().manual_seed(seed)
     logits = 2.0 * torch.randn(rows, 5, generator=generator, dtype=torch.float64)
     labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
@@ -46,7 +52,9 @@ def test_logits_that_are_too_large_by_a_factor_are_divided_by_it(scale):
 def test_variances_that_are_too_small_by_a_factor_are_multiplied_by_it(factor):
     generator = torch.Generator().manual_seed(1)
     mean, log_variance = torch.randn(2, ROWS, generator=generator, dtype=torch.float64)
-    y = mean + (0.5 * log_variance).exp() * torch.randn(ROWS, generator=generator, dtype=torch.float64)
+    y = mean + (0.5 * log_variance).exp() * torch.randn(
+        ROWS, generator=generator, dtype=torch.float64
+    )
     moments = torch.stack([mean, log_variance - math.log(factor)], dim=-1)[None]
     found = fit_temperature(Gaussian("homoscedastic"), moments, y)
     assert math.log(found) == pytest.approx(math.log(factor), abs=6 * math.sqrt(2 / ROWS) + 1e-3)
@@ -62,9 +70,9 @@ def test_of_several_draws_their_mean_s_penalised_likelihood_is_maximised():
 
     expected = optimize.minimize_scalar(loss, bounds=(-2.3, 2.3), method="bounded").x
     log_probs = torch.from_numpy(special.log_softmax(logits, axis=-1))
-    assert math.log(fit_temperature(Categorical(3), log_probs, torch.from_numpy(y))) == pytest.approx(
-        expected, abs=2e-3
-    )
+    assert math.log(
+        fit_temperature(Categorical(3), log_probs, torch.from_numpy(y))
+    ) == pytest.approx(expected, abs=2e-3)
 
 
 def test_labels_that_are_all_right_do_not_take_the_temperature_to_0():
@@ -72,13 +80,18 @@ def test_labels_that_are_all_right_do_not_take_the_temperature_to_0():
     assert fit_temperature(Categorical(3), log_probs, torch.arange(3).repeat(20)) > 0.25
 
 
-@pytest.mark.parametrize(("rows", "scale"), [(60, 1.0), (60, 1.3), (2000, 1.0), (2000, 1.3), (2, 1.0)])
+@pytest.mark.parametrize(
+    ("rows", "scale"), [(60, 1.0), (60, 1.3), (2000, 1.0), (2000, 1.3), (2, 1.0)]
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_temperature_is_kept_if_each_half_gains_by_that_of_the_other(rows, scale, seed):
     likelihood = Categorical(5)
     log_probs, y = classes(rows, scale, seed)
     gains = np.zeros(rows)
-    for fitted, measured in ((slice(0, None, 2), slice(1, None, 2)), (slice(1, None, 2), slice(0, None, 2))):
+    for fitted, measured in (
+        (slice(0, None, 2), slice(1, None, 2)),
+        (slice(1, None, 2), slice(0, None, 2)),
+    ):
         t = fit_temperature(likelihood, log_probs[:, fitted], y[fitted])
         after = torch.log_softmax(log_probs[0, measured] / t, dim=-1)
         gains[measured] = (after - log_probs[0, measured])[torch.arange(len(after)), y[measured]]

@@ -60,7 +60,10 @@ def test_labels_may_be_integers_or_strings(tmp_path, labels, classes):
 
 
 def test_bytes_stay_bytes(tmp_path):
-    assert made(tmp_path, x=RNG.integers(0, 256, (20, 2, 2)).astype(np.uint8), y=Y)().train.x.dtype == np.uint8
+    assert (
+        made(tmp_path, x=RNG.integers(0, 256, (20, 2, 2)).astype(np.uint8), y=Y)().train.x.dtype
+        == np.uint8
+    )
 
 
 def test_targets_of_regression_are_float32(tmp_path):
@@ -85,7 +88,10 @@ def test_targets_of_regression_are_float32(tmp_path):
         ({"x": X, "y": Y * 1.0}, "integer or string labels, got dtype <f8"),
         ({"x": X, "y": Y * 0}, "labels of 2 to 1000 classes, got 1"),
         ({"x": X, "y": np.where(Y, "a", "\ud800")}, "labels that are text"),
-        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "x_test: expected rows of shape (3, 4)"),
+        (
+            {"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y},
+            "x_test: expected rows of shape (3, 4)",
+        ),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -112,8 +118,15 @@ def test_a_file_that_is_no_npz_is_refused(tmp_path, content):
 
 def test_objects_are_refused_and_never_unpickled(tmp_path):
     header = b"{'descr': '|O', 'fortran_order': False, 'shape': (2,)}\n"
-    member = io.BytesIO(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + b"cos\nsystem\n")
+    member = io.BytesIO(
+        b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + b"cos\nsystem\n"
+    )
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
         file.writestr("x.npy", member.getvalue())
-    refused(lambda: load(recipe_of("npz:a.npz"), tmp_path), "a.npz", "an npz file of arrays", "allow_pickle=False")
+    refused(
+        lambda: load(recipe_of("npz:a.npz"), tmp_path),
+        "a.npz",
+        "an npz file of arrays",
+        "allow_pickle=False",
+    )
     refused(lambda: load(recipe_of("npz:absent.npz"), tmp_path), "data.source", "No such file")

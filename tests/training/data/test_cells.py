@@ -1,4 +1,5 @@
-"""Cells that are not as the rest of their column: named and refused, or read as missing; what is left out."""
+"""Cells that are not as the rest of their column: named and refused, or read as missing; what is
+left out."""
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,10 @@ def write(folder, kind, columns):
         parquet.write_table(pa.table(columns), folder / "a.parquet")
         return
     rows = zip(*columns.values(), strict=True)
-    lines = [",".join(columns), *(",".join("" if c is None else str(c) for c in row) for row in rows)]
+    lines = [
+        ",".join(columns),
+        *(",".join("" if c is None else str(c) for c in row) for row in rows),
+    ]
     (folder / "a.csv").write_text("\n".join(lines) + "\n")
 
 
@@ -36,11 +40,15 @@ TABLE = {"age": MOSTLY_AGES, "height": HEIGHTS, "label": LABELS}
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_column_that_is_numeric_but_for_a_few_cells_is_refused_with_the_cells_and_the_key(tmp_path, kind):
+def test_a_column_that_is_numeric_but_for_a_few_cells_is_refused_with_the_cells_and_the_key(
+    tmp_path, kind
+):
     said = "column age: expected numbers, as 37 of its 40 values are (data.missing_values = ["
     refused(lambda: read(tmp_path, kind, TABLE), said)
     blank = "" if kind == "csv" else " "  # which is no part of a cell of a CSV file
-    refused(lambda: read(tmp_path, kind, TABLE), f"'?' in row 3, '{blank}n/k' in row 17, '?' in row 30")
+    refused(
+        lambda: read(tmp_path, kind, TABLE), f"'?' in row 3, '{blank}n/k' in row 17, '?' in row 30"
+    )
     refused(lambda: read(tmp_path, kind, TABLE), 'data.missing_values = ["?", "n/k"]')
     many = [*(["?"] * 4), *AGES[4:]]
     refused(lambda: read(tmp_path, kind, {**TABLE, "age": many}), "'?' in row 2 and 1 more")
@@ -79,7 +87,9 @@ def test_a_plus_sign_makes_a_number(tmp_path):
 
 
 def test_underscores_make_no_numbers_but_are_named(tmp_path):
-    refused(lambda: read(tmp_path, "csv", {**TABLE, "age": [*AGES[:-1], "1_000"]}), "'1_000' in row 39")
+    refused(
+        lambda: read(tmp_path, "csv", {**TABLE, "age": [*AGES[:-1], "1_000"]}), "'1_000' in row 39"
+    )
 
 
 def test_strings_of_numbers_are_numeric_where_the_recipe_says_so(tmp_path):
@@ -98,7 +108,9 @@ def test_pandas_unnamed_index_is_left_out_and_said(tmp_path, capsys, kind, name,
     with printed():
         data = read(tmp_path, kind, {**index, **table} if first else {**table, **index})
     assert [column.name for column in data.columns] == ["age", "height"]
-    assert f"left out: the column {name!r}, which is pandas' unnamed index" in capsys.readouterr().out
+    assert (
+        f"left out: the column {name!r}, which is pandas' unnamed index" in capsys.readouterr().out
+    )
 
 
 def test_an_index_that_the_recipe_names_is_kept(tmp_path):
@@ -117,7 +129,9 @@ def test_rows_without_a_target_are_dropped_and_counted(tmp_path, capsys, kind, t
         data = read(tmp_path, kind, table, task)
     assert len(data.train) + len(data.test) == ROWS - 2
     assert "dropped 2 of 40 rows, which have no value of label" in capsys.readouterr().out
-    kept = {name: [v for i, v in enumerate(values) if i not in (0, 7)] for name, values in table.items()}
+    kept = {
+        name: [v for i, v in enumerate(values) if i not in (0, 7)] for name, values in table.items()
+    }
     assert read(tmp_path, kind, kept, task).digest() == data.digest()
 
 

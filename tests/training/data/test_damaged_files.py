@@ -1,4 +1,5 @@
-"""Files as they come, damaged or odd: each is read as what it is, or refused in one sentence that says what to do.
+"""Files as they come, damaged or odd: each is read as what it is, or refused in one sentence that
+says what to do.
 
 Each goes the way of `fit` without a recipe, up to the rows that a fit would see.
 """
@@ -14,8 +15,8 @@ from pyarrow import parquet
 
 from model_store.errors import InvalidInput
 from training.data import load, split, split_sizes
-from training.planning.findings import findings_of
-from training.planning.plan import plan_of
+from training.data.findings import findings_of
+from training.data.plan import plan_of
 from training.recipe import DataSection
 
 ROWS = 60
@@ -27,7 +28,9 @@ DECIMALS = pa.array(range(ROWS)).cast(pa.decimal128(25, 2))
 
 
 def table(delimiter=",", end="\n", **columns):
-    columns = {name: cells for name, cells in ({"x": X, "y": Y} | columns).items() if cells is not None}
+    columns = {
+        name: cells for name, cells in ({"x": X, "y": Y} | columns).items() if cells is not None
+    }
     rows = [columns, *zip(*columns.values(), strict=True)]
     return end.join(delimiter.join("" if c is None else str(c) for c in row) for row in rows) + end
 
@@ -107,7 +110,13 @@ READ = {
         60,
     ),
     "constant.csv": (table(z=[1] * ROWS, w=[None] * ROWS), {}, 1, 2, 60),
-    "ids.csv": (table(key=[f"k-{i}" for i in range(ROWS)], id=[900 + 7 * i for i in range(ROWS)]), {}, 1, 2, 60),
+    "ids.csv": (
+        table(key=[f"k-{i}" for i in range(ROWS)], id=[900 + 7 * i for i in range(ROWS)]),
+        {},
+        1,
+        2,
+        60,
+    ),
     "no target in some.csv": (table(y=changed(Y, r4=None, r5="", r6="NA")), {}, 1, 2, 57),
     "dates.csv": (table(day=[f"2024-01-{1 + i % 28:02d}" for i in range(ROWS)]), {}, 4, 2, 60),
     "quotes.csv": (table(note=['"a, ""b"""', '"c\nd"'] * 30), {}, 4, 2, 60),
@@ -124,7 +133,13 @@ READ = {
     "counts.csv": (table(y=RNG.poisson(20, ROWS).tolist()), {}, 1, 0, 60),
     "signs.csv": (table(x=[f"+{abs(x)}" for x in X]), {}, 1, 2, 60),
     "exponents.csv": (table(x=[f"{x:.3E}" for x in X]), {}, 1, 2, 60),
-    "dictionary.parquet": (packed({"c": pa.array(["u", "v"] * 30).dictionary_encode(), "y": Y}), {}, 3, 2, 60),
+    "dictionary.parquet": (
+        packed({"c": pa.array(["u", "v"] * 30).dictionary_encode(), "y": Y}),
+        {},
+        3,
+        2,
+        60,
+    ),
     "decimals.parquet": (
         packed({"x": DECIMALS, "z": X, "y": Y}),
         {},
@@ -205,7 +220,11 @@ def test_there_are_enough():
 def test_what_is_odd_is_read_as_what_it_is(tmp_path, name):
     content, options, width, classes, rows = READ[name]
     data, splits = seen(tmp_path, name, content, **options)
-    assert (len(splits.train.x[0]), len(data.classes), len(data.train) + len(data.test)) == (width, classes, rows)
+    assert (len(splits.train.x[0]), len(data.classes), len(data.train) + len(data.test)) == (
+        width,
+        classes,
+        rows,
+    )
     assert np.isfinite(splits.train.x).all()
 
 

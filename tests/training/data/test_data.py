@@ -16,14 +16,16 @@ from training.data.idx import read_idx
 
 
 def idx_bytes(array, shape=None, magic=None):
-    """An IDX file: two zero bytes, the type (8: unsigned byte), the number of axes, the shape, the data."""
+    """An IDX file: two zero bytes, the type (8: unsigned byte), the number of axes, the shape, the
+    data."""
     shape = array.shape if shape is None else shape
     magic = bytes([0, 0, 8, len(shape)]) if magic is None else magic
     return magic + struct.pack(f">{len(shape)}I", *shape) + array.astype(np.uint8).tobytes()
 
 
 def write_idx(folder, zipped=False, **changed):
-    """Write the four files of a small data set of three classes, 4x5 pixels; return what is in them."""
+    """Write the four files of a small data set of three classes, 4x5 pixels; return what is in
+    them."""
     rng = np.random.default_rng(0)
     arrays = {
         "train-images-idx3-ubyte": rng.integers(0, 256, (12, 4, 5)),
@@ -36,7 +38,9 @@ def write_idx(folder, zipped=False, **changed):
     }
     for name, array in arrays.items():
         content = idx_bytes(array)
-        (folder / (f"{name}.gz" if zipped else name)).write_bytes(gzip.compress(content) if zipped else content)
+        (folder / (f"{name}.gz" if zipped else name)).write_bytes(
+            gzip.compress(content) if zipped else content
+        )
     return arrays
 
 
@@ -64,12 +68,20 @@ def test_idx_files_are_read_plain_and_gzipped(tmp_path, zipped):
     (tmp_path / "there").mkdir()
     arrays = write_idx(tmp_path / "there", zipped)
     data = load(recipe_of("idx:there"), tmp_path)
-    assert (data.shape, data.classes, data.minimum, data.maximum) == ((4, 5), ("0", "1", "2"), 0, 255)
+    assert (data.shape, data.classes, data.minimum, data.maximum) == (
+        (4, 5),
+        ("0", "1", "2"),
+        0,
+        255,
+    )
     for rows, name in ((data.train, "train"), (data.test, "t10k")):
         assert np.array_equal(rows.x, arrays[f"{name}-images-idx3-ubyte"].reshape(-1, 20))
         assert np.array_equal(rows.y, arrays[f"{name}-labels-idx1-ubyte"])
         assert rows.x.dtype == np.float32
-    assert load(recipe_of(f"idx:{tmp_path / 'there'}"), tmp_path / "elsewhere").digest() == data.digest()
+    assert (
+        load(recipe_of(f"idx:{tmp_path / 'there'}"), tmp_path / "elsewhere").digest()
+        == data.digest()
+    )
 
 
 def test_the_digest_changes_with_any_pixel_or_label(tmp_path):
@@ -86,7 +98,10 @@ def test_the_digest_changes_with_any_pixel_or_label(tmp_path):
 @pytest.mark.parametrize("source", ["", "mnist", "idx:", "idx", "digits:", "npz", "csv:", "json:x"])
 def test_an_unknown_source_is_refused(tmp_path, source):
     refused(
-        lambda: load(recipe_of(source), tmp_path), "data.source", "`digits`, `idx:DIR`, `images:PATH`", repr(source)
+        lambda: load(recipe_of(source), tmp_path),
+        "data.source",
+        "`digits`, `idx:DIR`, `images:PATH`",
+        repr(source),
     )
 
 
@@ -94,7 +109,10 @@ def test_a_missing_folder_or_file_is_refused(tmp_path):
     refused(lambda: load(recipe_of("idx:absent"), tmp_path), "data.source", "absent")
     write_idx(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
-    refused(lambda: load(recipe_of("idx:."), tmp_path), "t10k-labels-idx1-ubyte or t10k-labels-idx1-ubyte.gz")
+    refused(
+        lambda: load(recipe_of("idx:."), tmp_path),
+        "t10k-labels-idx1-ubyte or t10k-labels-idx1-ubyte.gz",
+    )
 
 
 GOOD = idx_bytes(np.arange(60).reshape(3, 4, 5))
@@ -106,18 +124,40 @@ GOOD = idx_bytes(np.arange(60).reshape(3, 4, 5))
     [
         (b"", "an IDX header"),
         (GOOD[:10], "an IDX header"),
-        (b"\x00\x00\x08\x01" + GOOD[4:], "an IDX header of unsigned bytes and 3 axes, got bytes 00000801"),
-        (b"\x00\x00\x0d\x03" + GOOD[4:], "an IDX header of unsigned bytes and 3 axes, got bytes 00000d03"),
+        (
+            b"\x00\x00\x08\x01" + GOOD[4:],
+            "an IDX header of unsigned bytes and 3 axes, got bytes 00000801",
+        ),
+        (
+            b"\x00\x00\x0d\x03" + GOOD[4:],
+            "an IDX header of unsigned bytes and 3 axes, got bytes 00000d03",
+        ),
         (b"\x89PNG" + GOOD[4:], "got bytes 89504e47"),
         (GOOD[:-1], "60 bytes of data, as shape (3, 4, 5) in its header says, got 59"),
         (GOOD + b"\x00", "60 bytes of data, as shape (3, 4, 5) in its header says, got more"),
         (idx_bytes(np.zeros(0), (0, 4, 5)), "a header of shape (0, 4, 5)"),
-        (idx_bytes(np.zeros(9), (2**32 - 1,) * 3), "a header of shape (4294967295, 4294967295, 4294967295)"),
+        (
+            idx_bytes(np.zeros(9), (2**32 - 1,) * 3),
+            "a header of shape (4294967295, 4294967295, 4294967295)",
+        ),
         (idx_bytes(np.zeros(9), (2**16, 2**8, 2**8)), "4294967296 bytes of data"),
     ],
-    ids=["empty", "cut header", "axes", "type", "png", "cut", "longer", "no rows", "too large", "4 GiB of nothing"],
+    ids=[
+        "empty",
+        "cut header",
+        "axes",
+        "type",
+        "png",
+        "cut",
+        "longer",
+        "no rows",
+        "too large",
+        "4 GiB of nothing",
+    ],
 )
-def test_a_file_that_is_not_what_its_header_says_is_refused_and_takes_no_memory(tmp_path, zipped, content, says):
+def test_a_file_that_is_not_what_its_header_says_is_refused_and_takes_no_memory(
+    tmp_path, zipped, content, says
+):
     path = tmp_path / ("x-idx3-ubyte.gz" if zipped else "x-idx3-ubyte")
     path.write_bytes(gzip.compress(content) if zipped else content)
     tracemalloc.start()
@@ -130,7 +170,9 @@ def test_a_file_that_is_not_what_its_header_says_is_refused_and_takes_no_memory(
 
 def test_a_gzip_bomb_behind_a_small_header_is_not_inflated(tmp_path):
     path = tmp_path / "x-idx1-ubyte.gz"
-    path.write_bytes(gzip.compress(idx_bytes(np.zeros(10), (10,)) + bytes(200_000_000), compresslevel=1))
+    path.write_bytes(
+        gzip.compress(idx_bytes(np.zeros(10), (10,)) + bytes(200_000_000), compresslevel=1)
+    )
     tracemalloc.start()
     try:
         refused(lambda: read_idx(path, 1), path.name, "10 bytes of data", "got more")
@@ -176,7 +218,9 @@ def numbered(rows, classes=2):
     """A data set whose rows are told apart by their number."""
     x = np.arange(rows, dtype=np.float32)[:, None]
     y = (np.arange(rows) % classes).astype(np.int64)
-    return Dataset(Rows(x, y), Rows(-1 - x[:5], y[:5]), (1,), tuple(map(str, range(classes))), 0.0, 1.0)
+    return Dataset(
+        Rows(x, y), Rows(-1 - x[:5], y[:5]), (1,), tuple(map(str, range(classes))), 0.0, 1.0
+    )
 
 
 def test_splits_are_disjoint_and_together_the_training_rows():
@@ -225,7 +269,9 @@ def test_a_class_that_is_left_out_is_in_no_row_and_its_test_rows_are_kept_aside(
         before, after = getattr(whole, part), getattr(rest, part)
         kept = ~np.isin(before.y, [3, 8])
         assert np.array_equal(after.x, before.x[kept])
-        assert [rest.classes[c] for c in after.y.tolist()] == [whole.classes[c] for c in before.y[kept].tolist()]
+        assert [rest.classes[c] for c in after.y.tolist()] == [
+            whole.classes[c] for c in before.y[kept].tolist()
+        ]
     assert np.array_equal(rest.left_out, whole.test.x[np.isin(whole.test.y, [3, 8])])
     assert rest.digest() != whole.digest()
     assert leave_out(whole, []) is whole

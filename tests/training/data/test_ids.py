@@ -54,7 +54,12 @@ def test_a_column_of_text_becomes_rows_of_ids(tmp_path, caplog):
     rows = {tuple(ids_of([text])[0]): label for text, label, _ in table}
     found = {tuple(x): data.classes[y] for x, y in zip(data.train.x, data.train.y, strict=True)}
     assert found.items() <= rows.items()
-    assert (len(data.train), len(data.test), data.shape, data.maximum) == (30, 10, (12,), VOCABULARY - 1)
+    assert (len(data.train), len(data.test), data.shape, data.maximum) == (
+        30,
+        10,
+        (12,),
+        VOCABULARY - 1,
+    )
     assert data.input.text.column == "text"
     assert data.tokenizer == (tmp_path / "tokenizer.json").read_bytes()
     with caplog.at_level(logging.INFO):
@@ -67,20 +72,26 @@ def test_text_is_read_as_it_is_written_and_none_is_empty(tmp_path):
     tokenizer().save(str(tmp_path / "tokenizer.json"))
     texts = ["2024-01-01", "12", "NA", "", "good\n" * 30, 'bad, "so"', "1e5", "true"]
     cells = ['"' + text.replace('"', '""') + '"' for text in texts]
-    (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"{cell},{i % 2}\n" for i, cell in enumerate(cells * 3)))
+    (tmp_path / "a.csv").write_text(
+        "text,label\n" + "".join(f"{cell},{i % 2}\n" for i, cell in enumerate(cells * 3))
+    )
     column = [None if text in ("NA", "") else text for text in texts]
     table = {"text": column * 3, "label": [str(i % 2) for i in range(24)]}
     parquet.write_table(pa.table(table), tmp_path / "a.parquet")
     found = [read(tmp_path, source) for source in ("csv:a.csv", "parquet:a.parquet")]
     assert np.array_equal(found[0].train.x, found[1].train.x)
-    expected = {tuple(row) for row in ids_of(["" if text in ("NA", "") else text for text in texts])}
+    expected = {
+        tuple(row) for row in ids_of(["" if text in ("NA", "") else text for text in texts])
+    }
     assert {tuple(row) for row in np.concatenate([found[0].train.x, found[0].test.x])} == expected
 
 
 def test_classes_left_out_are_kept_aside_as_ids(tmp_path):
     write_reviews(tmp_path, 60)
     lines = (tmp_path / "reviews.csv").read_text().splitlines()
-    lines[2::5] = [line.replace(",good,", ",odd,").replace(",bad,", ",odd,") for line in lines[2::5]]
+    lines[2::5] = [
+        line.replace(",good,", ",odd,").replace(",bad,", ",odd,") for line in lines[2::5]
+    ]
     (tmp_path / "reviews.csv").write_text("\n".join(lines) + "\n")
     data = read(tmp_path, leave_out=["odd"])
     assert data.classes == ("bad", "good")
@@ -90,13 +101,28 @@ def test_classes_left_out_are_kept_aside_as_ids(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"text": "words"}, "data.text: expected one of the columns ['text', 'label', 'stars'], got 'words'"),
+        (
+            {"text": "words"},
+            "data.text: expected one of the columns ['text', 'label', 'stars'], got 'words'",
+        ),
         ({"text": "label"}, "data.text: expected another column than the target"),
         ({"tokenizer": "none.json"}, "data.tokenizer: expected a tokenizer.json at "),
-        ({"tokenizer": "reviews.csv"}, "data.tokenizer: expected a tokenizer.json of Hugging Face's tokenizers"),
-        ({"pad_token": "zebra"}, "data.tokenizer: expected one of its tokens, by which text is padded, got 'zebra'"),
-        ({"max_tokens": 1}, "data.tokenizer: expected room for text beside 1 special tokens, got 1 in all"),
-        ({"source": "npz:a.npz", "target": None}, "data.text: expected none, since `npz` has no columns"),
+        (
+            {"tokenizer": "reviews.csv"},
+            "data.tokenizer: expected a tokenizer.json of Hugging Face's tokenizers",
+        ),
+        (
+            {"pad_token": "zebra"},
+            "data.tokenizer: expected one of its tokens, by which text is padded, got 'zebra'",
+        ),
+        (
+            {"max_tokens": 1},
+            "data.tokenizer: expected room for text beside 1 special tokens, got 1 in all",
+        ),
+        (
+            {"source": "npz:a.npz", "target": None},
+            "data.text: expected none, since `npz` has no columns",
+        ),
     ],
 )
 def test_what_text_cannot_be_read_by_is_refused_in_one_line(tmp_path, changes, says):
@@ -108,7 +134,12 @@ def test_a_text_that_is_too_long_is_refused_by_its_row(tmp_path):
     write_reviews(tmp_path, 40)
     with (tmp_path / "reviews.csv").open("a") as file:
         file.write("x" * 300_000 + ",bad,0\n")
-    refused(lambda: read(tmp_path), "column text, row ", "expected text of at most 262144 bytes", "got 300000")
+    refused(
+        lambda: read(tmp_path),
+        "column text, row ",
+        "expected text of at most 262144 bytes",
+        "got 300000",
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,11 +198,16 @@ def test_numbers_that_are_no_ids_are_refused_by_their_row(tmp_path, value, vocab
         x[:, 2], x[3, 2] = 1, value
         y = np.arange(20) % 2
         np.savez(tmp_path / "ids.npz", x_train=x[:20], y_train=y, x_test=x[20:], y_test=y)
-    refused(lambda: load(recipe_of("npz:ids.npz", integers=True, vocabulary=vocabulary), tmp_path), says)
+    refused(
+        lambda: load(recipe_of("npz:ids.npz", integers=True, vocabulary=vocabulary), tmp_path), says
+    )
 
 
 def test_other_sources_have_no_ids(tmp_path):
-    refused(lambda: load(recipe_of("digits", integers=True), tmp_path), "data.integers: expected none, since rows of")
+    refused(
+        lambda: load(recipe_of("digits", integers=True), tmp_path),
+        "data.integers: expected none, since rows of",
+    )
 
 
 def test_ids_are_near_to_none_but_themselves(tmp_path):
@@ -223,8 +259,14 @@ def test_other_rows_of_ids_are_those_of_arrays(data, tmp_path):
     source = OutlierSource.parse("a=npz:other.npz", tmp_path)
     assert source.rows(data.input, 5, 0).shape == (3, 12)
     np.savez(tmp_path / "other.npz", x=np.full((3, 12), VOCABULARY))
-    refused(lambda: source.rows(data.input, 5, 0), f"x: expected ids: whole numbers from 0 to {VOCABULARY - 1}")
-    refused(lambda: OutlierSource.parse("a=idx:x", tmp_path).rows(data.input, 5, 0), "rows that are no ids")
+    refused(
+        lambda: source.rows(data.input, 5, 0),
+        f"x: expected ids: whole numbers from 0 to {VOCABULARY - 1}",
+    )
+    refused(
+        lambda: OutlierSource.parse("a=idx:x", tmp_path).rows(data.input, 5, 0),
+        "rows that are no ids",
+    )
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -239,8 +281,13 @@ def test_other_texts_are_read_as_the_model_reads_text(data, tmp_path, kind):
     assert len(source.rows(data.input, 2, 0, encoder)) == 2
     refused(lambda: source.rows(data.input, 5, 0), f"a model of text for `{kind}:`")
     elsewhere = OutlierSource.parse(f"other={kind}:reviews.{kind}", tmp_path)
-    (write_csv if kind == "csv" else parquet.write_table)(table.drop_columns("text"), tmp_path / f"reviews.{kind}")
-    refused(lambda: elsewhere.rows(data.input, 5, 0, encoder), f"reviews.{kind}: expected a column 'text'")
+    (write_csv if kind == "csv" else parquet.write_table)(
+        table.drop_columns("text"), tmp_path / f"reviews.{kind}"
+    )
+    refused(
+        lambda: elsewhere.rows(data.input, 5, 0, encoder),
+        f"reviews.{kind}: expected a column 'text'",
+    )
 
 
 # Recipes
@@ -252,7 +299,9 @@ def test_the_flag_looks_at_no_density_of_ids():
         assert combined == [COMBINED[task][0], "feature_neighbours"]
     from training.detectors import KINDS
 
-    assert {name for name in DENSITY_NAMES if KINDS[name].space == "embedding"} == set(FEATURE_DENSITIES)
+    assert {name for name in DENSITY_NAMES if KINDS[name].space == "embedding"} == set(
+        FEATURE_DENSITIES
+    )
 
 
 @pytest.mark.parametrize(
@@ -260,11 +309,26 @@ def test_the_flag_looks_at_no_density_of_ids():
     [
         ({"network": {"hidden": [8]}}, "network: expected a factory"),
         ({"network": {**FACTORY, "standardise": True}}, "network.standardise: expected none"),
-        ({"network": {**FACTORY, "pixel_mean": [0.0], "pixel_std": [1.0]}}, "network.pixel_mean: expected none"),
-        ({"network": FACTORY, "augmentation": {"flip": ["vertical"]}}, "augmentation: expected none"),
-        ({"network": FACTORY, "serving": {"combined": ["entropy", "residual"]}}, "serving.combined.1: expected no"),
-        ({"network": FACTORY, "data": {"vocabulary": 21}}, "a module that takes ids from 0 to 20 in rows of shape"),
-        ({"network": FACTORY, "data": {"vocabulary": 5}}, "x: expected ids: whole numbers from 0 to 4"),
+        (
+            {"network": {**FACTORY, "pixel_mean": [0.0], "pixel_std": [1.0]}},
+            "network.pixel_mean: expected none",
+        ),
+        (
+            {"network": FACTORY, "augmentation": {"flip": ["vertical"]}},
+            "augmentation: expected none",
+        ),
+        (
+            {"network": FACTORY, "serving": {"combined": ["entropy", "residual"]}},
+            "serving.combined.1: expected no",
+        ),
+        (
+            {"network": FACTORY, "data": {"vocabulary": 21}},
+            "a module that takes ids from 0 to 20 in rows of shape",
+        ),
+        (
+            {"network": FACTORY, "data": {"vocabulary": 5}},
+            "x: expected ids: whole numbers from 0 to 4",
+        ),
     ],
 )
 def test_what_does_not_go_with_ids_ends_a_fit_before_it_begins(tmp_path, capsys, changes, says):
@@ -282,7 +346,7 @@ def test_what_does_not_go_with_ids_ends_a_fit_before_it_begins(tmp_path, capsys,
 
 def test_the_network_gets_integers_in_the_rows_shape(tmp_path):
     from tests.support.recipes import recipe_with
-    from training.nn.model import build
+    from training.networks.model import build
 
     kept = []
 
@@ -301,11 +365,16 @@ def test_the_network_gets_integers_in_the_rows_shape(tmp_path):
         return Watching()
 
     for method in ("bhn-realnvp", "mle", "ensemble", "dropout", "bbb-gaussian"):
-        network, posterior = {"factory": f"{__name__}:watched"}, {"input_rate": 0.1} if method == "dropout" else {}
+        network, posterior = (
+            {"factory": f"{__name__}:watched"},
+            {"input_rate": 0.1} if method == "dropout" else {},
+        )
         data = {"source": "npz:x", "integers": True}
         settings = recipe_with(method=method, data=data, network=network, posterior=posterior)
         model = build(settings, (5,), 2, torch.tensor([[0.0, 1, 2, 3, 19]]), largest_id=19)
-        model.predict(torch.tensor([[0.0, 1, 2, 3, 19]]), torch.zeros(2, model.posterior.noise_dimension))
+        model.predict(
+            torch.tensor([[0.0, 1, 2, 3, 19]]), torch.zeros(2, model.posterior.noise_dimension)
+        )
     assert set(kept) == {(torch.int64, (5,))}
 
 
@@ -316,7 +385,12 @@ def test_an_encoder_takes_ids_and_all_of_them(tmp_path):
     from training.fitting.encoding import with_encoder
 
     write_reviews(tmp_path, 60)
-    network = {"factory": "tests.support.texts:Averaged", "bayesian": ["head"], "trained": [], "encoder": "frozen"}
+    network = {
+        "factory": "tests.support.texts:Averaged",
+        "bayesian": ["head"],
+        "trained": [],
+        "encoder": "frozen",
+    }
     settings = recipe_with(data={"source": "csv:reviews.csv", **TEXT}, network=network)
     data = load(settings, tmp_path)
     _, encoding = with_encoder(settings, data, data.train, tmp_path / "runs")
@@ -371,7 +445,9 @@ def test_rows_with_larger_ids_than_a_version_takes_are_refused(tmp_path, publish
     data = load(recipe_of("npz:ids.npz", integers=True), tmp_path)
     manifest = published.manifest("m", "1")
     for largest in (19.0, 18.0):
-        taken = manifest.model_copy(update={"input": data.input.model_copy(update={"maximum": largest})})
+        taken = manifest.model_copy(
+            update={"input": data.input.model_copy(update={"maximum": largest})}
+        )
         if largest == 19.0:
             check_ids_of(data, taken, "--data")
         else:
@@ -379,7 +455,9 @@ def test_rows_with_larger_ids_than_a_version_takes_are_refused(tmp_path, publish
             refused(lambda taken=taken: check_ids_of(data, taken, "--data"), says)
 
 
-@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.large_list(pa.int32()), pa.list_(pa.uint16(), 5)])
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int64()), pa.large_list(pa.int32()), pa.list_(pa.uint16(), 5)]
+)
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_lists_of_a_column_are_rows_of_ids(tmp_path, kind, task, caplog):
     x = write_ids(tmp_path)
@@ -388,9 +466,17 @@ def test_lists_of_a_column_are_rows_of_ids(tmp_path, kind, task, caplog):
     table = pa.table({"input_ids": lists, "attention_mask": lists, "y": y, "note": ["a"] * 40})
     parquet.write_table(table, tmp_path / "ids.parquet")
     settings = recipe_of("parquet:ids.parquet", task=task, integers=True, target="y")
-    refused(lambda: load(settings, tmp_path), "expected one column of lists of integers", "attention_mask")
+    refused(
+        lambda: load(settings, tmp_path),
+        "expected one column of lists of integers",
+        "attention_mask",
+    )
     settings = recipe_of(
-        "parquet:ids.parquet", task=task, integers=True, target="y", columns={"attention_mask": "ignored"}
+        "parquet:ids.parquet",
+        task=task,
+        integers=True,
+        target="y",
+        columns={"attention_mask": "ignored"},
     )
     with caplog.at_level(logging.INFO):
         data = load(settings, tmp_path)
@@ -405,10 +491,17 @@ def test_lists_of_a_column_are_rows_of_ids(tmp_path, kind, task, caplog):
 
 @pytest.mark.parametrize("odd", [[1, 2], [1, 2, 3, None, 5], None])
 def test_a_row_whose_list_is_another_is_refused(tmp_path, odd):
-    table = pa.table({"ids": pa.array([[1, 2, 3, 4, 5]] * 9 + [odd], pa.list_(pa.int64())), "y": ["a", "b"] * 5})
+    table = pa.table(
+        {"ids": pa.array([[1, 2, 3, 4, 5]] * 9 + [odd], pa.list_(pa.int64())), "y": ["a", "b"] * 5}
+    )
     parquet.write_table(table, tmp_path / "ids.parquet")
     settings = recipe_of("parquet:ids.parquet", integers=True, target="y")
     refused(
-        lambda: load(settings, tmp_path), "column ids: expected as many ids in every row, 5 as in the", "in row 9"
+        lambda: load(settings, tmp_path),
+        "column ids: expected as many ids in every row, 5 as in the",
+        "in row 9",
     )
-    refused(lambda: load(recipe_of("parquet:ids.parquet", integers=True, target="z"), tmp_path), "data.target")
+    refused(
+        lambda: load(recipe_of("parquet:ids.parquet", integers=True, target="z"), tmp_path),
+        "data.target",
+    )

@@ -48,14 +48,18 @@ def made(tmp_path, content, zipped=False):
 def test_colour_images_are_bytes_with_channels_first_and_folders_are_labels(tmp_path, zipped):
     content, arrays = files()
     data = made(
-        tmp_path, {**content, "train/README.txt": b"", "train/cat/.hidden.png": b"", "train/cat/a.txt": b""}, zipped
+        tmp_path,
+        {**content, "train/README.txt": b"", "train/cat/.hidden.png": b"", "train/cat/a.txt": b""},
+        zipped,
     )()
     assert (data.shape, data.classes, data.image.mode) == ((3, 4, 5), ("cat", "dog"), "RGB")
     assert data.train.x.dtype == np.uint8
     assert data.train.ids.tolist() == sorted(name for name in arrays if name.startswith("train"))
     for rows, part in ((data.train, "train"), (data.test, "test")):
         names = sorted(name for name in arrays if name.startswith(part))
-        assert np.array_equal(rows.x, [arrays[name].transpose(2, 0, 1).reshape(-1) for name in names])
+        assert np.array_equal(
+            rows.x, [arrays[name].transpose(2, 0, 1).reshape(-1) for name in names]
+        )
         assert [data.classes[c] for c in rows.y] == [name.split("/")[1] for name in names]
 
 
@@ -80,15 +84,27 @@ def test_without_test_images_a_share_is_held_out_always_the_same(tmp_path):
 
 def test_images_of_any_size_are_resized_where_the_recipe_says_so(tmp_path):
     content, _ = files()
-    content |= {f"train/cat/9{i}.png": data for i, data in enumerate(files(shape=(9, 7, 3))[0].values())}
+    content |= {
+        f"train/cat/9{i}.png": data for i, data in enumerate(files(shape=(9, 7, 3))[0].values())
+    }
     read = made(tmp_path, content)
-    refused(read, "'train/cat/90.png'", "an image of 5 x 4 pixels as train/cat/0.png", "`image_size`", "got 7 x 9")
+    refused(
+        read,
+        "'train/cat/90.png'",
+        "an image of 5 x 4 pixels as train/cat/0.png",
+        "`image_size`",
+        "got 7 x 9",
+    )
     data = read(image_size=[6, 8])
     assert (data.shape, data.image.resize) == ((3, 6, 8), True)
     cut = read(image_size=[4, 4], image_fit="crop", image_interpolation="bicubic")
     assert (cut.shape, cut.image.shorter, cut.image.interpolation) == ((3, 4, 4), 4, "bicubic")
-    of_rest = [array for name, array in files()[1].items() if name.startswith("train/dog")]  # one pixel wider
-    assert np.array_equal(cut.train.x[-len(of_rest) :], [a[:, :4].transpose(2, 0, 1).reshape(-1) for a in of_rest])
+    of_rest = [
+        array for name, array in files()[1].items() if name.startswith("train/dog")
+    ]  # one pixel wider
+    assert np.array_equal(
+        cut.train.x[-len(of_rest) :], [a[:, :4].transpose(2, 0, 1).reshape(-1) for a in of_rest]
+    )
     assert read(image_size=[4, 4]).digest() != cut.digest()
 
 
@@ -143,7 +159,10 @@ def test_a_zip_s_names_lead_nowhere(tmp_path):
         ("train/dog/3.png", lambda b: b[:50]),
         ("test/cat/1.png", lambda b: b"no image"),
         ("test/dog/0.png", lambda b: b""),
-        ("test/cat/0.png", lambda _: png_file((5, 4, 8, 2, 0, 0, 0), 3 * (b"\0" + bytes(15)))),  # a row too few
+        (
+            "test/cat/0.png",
+            lambda _: png_file((5, 4, 8, 2, 0, 0, 0), 3 * (b"\0" + bytes(15))),
+        ),  # a row too few
     ],
 )
 def test_a_broken_image_is_refused_by_its_name(tmp_path, zipped, name, damage):
@@ -157,7 +176,9 @@ def test_a_damaged_zip_is_refused_by_the_member(tmp_path):
     read = made(tmp_path, content, zipped=True)
     whole = (tmp_path / "pictures").read_bytes()
     place = whole.index(content["train/dog/3.png"])
-    (tmp_path / "pictures").write_bytes(whole[: place + 20] + bytes([whole[place + 20] ^ 255]) + whole[place + 21 :])
+    (tmp_path / "pictures").write_bytes(
+        whole[: place + 20] + bytes([whole[place + 20] ^ 255]) + whole[place + 21 :]
+    )
     refused(read, "'train/dog/3.png'", "CRC")
     (tmp_path / "pictures").write_bytes(whole[:-30])
     refused(read, "data.source", "a folder or zip file")
@@ -169,7 +190,10 @@ def test_a_damaged_zip_is_refused_by_the_member(tmp_path):
         ({}, "images train/CLASS/"),
         ({"cat/0.png": b""}, "a PNG, JPEG, WEBP, BMP or TIFF file"),
         ({"train/0.png": b""}, "images train/CLASS/"),
-        ({name: b for name, b in files()[0].items() if "dog" not in name}, "labels of 2 to 1000 classes, got 1"),
+        (
+            {name: b for name, b in files()[0].items() if "dog" not in name},
+            "labels of 2 to 1000 classes, got 1",
+        ),
     ],
     ids=["nothing", "no split", "no class", "one class"],
 )
@@ -178,4 +202,6 @@ def test_folders_that_are_not_as_they_should_be_are_refused(tmp_path, content, s
 
 
 def test_what_is_not_there_is_refused(tmp_path):
-    refused(lambda: load(recipe_of("images:absent"), tmp_path), "data.source", "absent", "No such file")
+    refused(
+        lambda: load(recipe_of("images:absent"), tmp_path), "data.source", "absent", "No such file"
+    )

@@ -15,11 +15,14 @@ CLASSES = ["a", "b", "c", "d"]
 
 
 def splits(dtype=np.float32):
-    """Fifty training rows, and 20 of each other split, of which 5, 0, 1 and 20 are copies but for the last digit."""
+    """Fifty training rows, and 20 of each other split, of which 5, 0, 1 and 20 are copies but for
+    the last digit."""
     train = (RNG.normal(size=(50, 4)) * 100).astype(dtype)
     parts = [(RNG.normal(size=(20, 4)) * 100).astype(dtype) for _ in range(4)]
     for part, copies in zip(parts, (5, 0, 1, 20), strict=True):
-        part[:copies] = train[:copies] if dtype == np.uint8 else train[:copies] * np.float32(1 + 1e-7)
+        part[:copies] = (
+            train[:copies] if dtype == np.uint8 else train[:copies] * np.float32(1 + 1e-7)
+        )
     return Splits(*(Rows(x, np.zeros(len(x), dtype=np.int64)) for x in (train, *parts)))
 
 
@@ -33,7 +36,10 @@ def test_copies_of_training_rows_are_counted_by_split(dtype):
 
 
 def write(folder, copies):
-    rows = [f"{RNG.normal():.4f},{RNG.normal():.4f},{CLASSES[i % 4]},{CLASSES[i % 4]}" for i in range(120)] * copies
+    rows = [
+        f"{RNG.normal():.4f},{RNG.normal():.4f},{CLASSES[i % 4]},{CLASSES[i % 4]}"
+        for i in range(120)
+    ] * copies
     (folder / "a.csv").write_text("size,weight,code,kind\n" + "\n".join(rows) + "\n")
 
 
@@ -64,6 +70,8 @@ def test_a_table_leaves_classes_out_before_its_columns_are_encoded(tmp_path):
         "data.leave_out: expected at least two classes that are left",
     )
     refused(
-        lambda: load(recipe_of("csv:a.csv", "regression", target="size", leave_out=["a"]), tmp_path),
+        lambda: load(
+            recipe_of("csv:a.csv", "regression", target="size", leave_out=["a"]), tmp_path
+        ),
         "data.leave_out: expected none, since a regression has no classes",
     )

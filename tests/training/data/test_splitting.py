@@ -32,7 +32,10 @@ def test_shares_are_rounded_and_defaults_suit_a_hundred_rows_and_ten_million():
 
 
 def test_too_small_a_share_is_refused():
-    refused(lambda: SplitSizes(0.001, 1, 1, 0).rows(100), "data.validation: expected a share of 100 training rows")
+    refused(
+        lambda: SplitSizes(0.001, 1, 1, 0).rows(100),
+        "data.validation: expected a share of 100 training rows",
+    )
 
 
 @pytest.mark.parametrize("counts", [(500, 300, 200), (970, 20, 10), (334, 333, 333)])
@@ -48,7 +51,9 @@ def test_of_many_stratified_splits_every_row_is_as_often_in_each_part():
     labels = np.repeat(np.arange(2), [33, 7])
     seen = np.zeros((4, 40))
     for seed in range(2000):
-        for part, index in enumerate(SplitSizes(4, 5, 9, seed, is_stratified=True).split(40, Keys(labels))):
+        for part, index in enumerate(
+            SplitSizes(4, 5, 9, seed, is_stratified=True).split(40, Keys(labels))
+        ):
             seen[part, index] += 1
     expected = np.array([4, 5, 9, 22])[:, None] / 40
     error = np.sqrt(expected * (1 - expected) / 2000)
@@ -63,7 +68,8 @@ def test_stratified_splits_do_not_depend_on_how_classes_are_numbered():
 
 
 def test_a_stratified_calibration_keeps_a_rate_below_a_half():
-    """The flag's rate, alpha .1, of rows whose class shifts their score, over 4,000 splits of 60 rows."""
+    """The flag's rate, alpha .1, of rows whose class shifts their score, over 4,000 splits of 60
+    rows."""
     rng = np.random.default_rng(3)
     fired = []
     for seed in range(4000):
@@ -89,7 +95,8 @@ def test_groups_that_are_too_large_are_refused():
     groups = np.repeat([0, 1, 2], 30)
     refused(
         lambda: SplitSizes(5, 5, 5, 0).split(90, Keys(groups=groups)),
-        "data.group: expected groups of at most 5 rows, some of which the validation split can have to itself, "
+        "data.group: expected groups of at most 5 rows, some of which the validation split can "
+        "have to itself, "
         "got 3 groups of 30 rows or more",
     )
 
@@ -98,7 +105,9 @@ def test_the_latest_rows_calibrate_and_test():
     times = np.random.default_rng(0).permutation(200).astype(float)
     train, test = hold_out(200, 0.1, Keys(times=times))
     assert times[test].min() > times[train].max()
-    validation, reference, ranking, fitted = parts_of(SplitSizes(20, 20, 30, 0), 180, Keys(times=times[train]))
+    validation, reference, ranking, fitted = parts_of(
+        SplitSizes(20, 20, 30, 0), 180, Keys(times=times[train])
+    )
     times = times[train]
     assert times[fitted].max() < times[validation].min() < times[validation].max()
     assert times[validation].max() < min(times[reference].min(), times[ranking].min())
@@ -117,7 +126,11 @@ def write_visits(folder, rows=120):
 
 
 def visits(folder, **data):
-    sizes = dict.fromkeys(f"{name}_rows" for name in NAMES) | {"validation": 0.1, "reference": 0.1, "ranking": 0.2}
+    sizes = dict.fromkeys(f"{name}_rows" for name in NAMES) | {
+        "validation": 0.1,
+        "reference": 0.1,
+        "ranking": 0.2,
+    }
     recipe = recipe_with(data={"source": "csv:visits.csv", "target": "ill", **sizes, **data})
     read = load(recipe, folder)
     return read, split(read, split_sizes(recipe))
@@ -133,17 +146,27 @@ def test_a_table_is_split_by_the_columns_that_a_recipe_names_and_these_are_left_
     when = [part.x[:, 0] for part in (splits.train, splits.validation, splits.ranking, splits.test)]
     assert all(earlier.max() < later.min() for earlier, later in pairwise(when))
     _, splits = visits(tmp_path, columns={"patient": "ignored"})
-    assert [int(part.y.sum()) * 2 for part in (splits.train, splits.ranking)] == pytest.approx([57, 19], abs=2)
+    assert [int(part.y.sum()) * 2 for part in (splits.train, splits.ranking)] == pytest.approx(
+        [57, 19], abs=2
+    )
 
 
 def test_a_group_in_no_row_and_a_column_that_is_not_there_are_refused(tmp_path):
     write_visits(tmp_path)
     text = (tmp_path / "visits.csv").read_text()
     (tmp_path / "visits.csv").write_text(text.replace(",p3,", ",,", 1))
-    refused(lambda: visits(tmp_path, group="patient"), "data.group: expected a value of patient in every row")
+    refused(
+        lambda: visits(tmp_path, group="patient"),
+        "data.group: expected a value of patient in every row",
+    )
     refused(lambda: visits(tmp_path, time="day"), "data.time: expected one of the columns")
-    refused(lambda: visits(tmp_path, time="ill"), "data.time: expected another column than the target")
-    refused(lambda: load(recipe_with(data={"group": "a"}), tmp_path), "data.group: expected none, since `digits`")
+    refused(
+        lambda: visits(tmp_path, time="ill"), "data.time: expected another column than the target"
+    )
+    refused(
+        lambda: load(recipe_with(data={"group": "a"}), tmp_path),
+        "data.group: expected none, since `digits`",
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""`csv:`, `parquet:` and `uci:`: columns, what is missing, and that nothing but the training split is looked at."""
+"""`csv:`, `parquet:` and `uci:`: columns, what is missing, and that nothing but the training split
+is looked at."""
 
 import json
 from pathlib import Path
@@ -8,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from model_store.inputs.columns import from_objects
+from model_store.sources.columns import from_objects
 from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.data import load, split, split_sizes
@@ -26,7 +27,8 @@ COLUMNS = {"age": AGE.tolist(), "city": CITY, "vip": VIP, "income": INCOME, "lab
 def write_csv(folder, columns=COLUMNS):
     lines = [",".join(columns)]
     lines += [
-        ",".join("" if cell is None else str(cell) for cell in row) for row in zip(*columns.values(), strict=True)
+        ",".join("" if cell is None else str(cell) for cell in row)
+        for row in zip(*columns.values(), strict=True)
     ]
     (folder / "a.csv").write_text("\n".join(lines) + "\n")
 
@@ -38,15 +40,26 @@ def read(folder, task="classification", source="csv:a.csv", **data):
 def objects(columns=COLUMNS, without="label"):
     """The rows as a user posts them."""
     names = [name for name in columns if name != without]
-    return [dict(zip(names, row, strict=True)) for row in zip(*(columns[name] for name in names), strict=True)]
+    return [
+        dict(zip(names, row, strict=True))
+        for row in zip(*(columns[name] for name in names), strict=True)
+    ]
 
 
 def test_a_table_s_rows_are_what_the_service_makes_of_them(tmp_path):
     write_csv(tmp_path)
     data = read(tmp_path)
-    assert [column.kind for column in data.columns] == ["numeric", "categorical", "categorical", "numeric"]
+    assert [column.kind for column in data.columns] == [
+        "numeric",
+        "categorical",
+        "categorical",
+        "numeric",
+    ]
     assert [column.name for column in data.columns] == ["age", "city", "vip", "income"]
-    assert (data.columns[1].categories, data.columns[2].categories) == (("Oslo", "Rome"), ("false", "true"))
+    assert (data.columns[1].categories, data.columns[2].categories) == (
+        ("Oslo", "Rome"),
+        ("false", "true"),
+    )
     assert (data.columns[0].indicator, data.columns[3].indicator) == (False, True)
     posted = json.loads(json.dumps(objects()))
     served = from_objects(posted, data.columns, "inputs")
@@ -58,19 +71,28 @@ def test_a_table_s_rows_are_what_the_service_makes_of_them(tmp_path):
 def test_rows_are_encoded_by_known_columns_however_few_they_are(tmp_path):
     write_csv(tmp_path)
     known = read(tmp_path).columns
-    others = {name: cells[:5] for name, cells in COLUMNS.items()} | {"vip": [True, False, None, "maybe", " TRUE "]}
+    others = {name: cells[:5] for name, cells in COLUMNS.items()} | {
+        "vip": [True, False, None, "maybe", " TRUE "]
+    }
     write_csv(tmp_path, others)
     few = load(recipe_of("csv:a.csv", target="label", ranking_rows=100), tmp_path, known)
-    served = from_objects(objects(others | {"vip": [True, False, None, "maybe", True]}), known, "inputs")
+    served = from_objects(
+        objects(others | {"vip": [True, False, None, "maybe", True]}), known, "inputs"
+    )
     assert sorted(np.concatenate([few.train.x, few.test.x]).tolist()) == sorted(served.tolist())
 
 
 def test_parquet_and_csv_of_the_same_table_give_the_same_rows(tmp_path):
     write_csv(tmp_path)
     parquet.write_table(pa.table(COLUMNS), tmp_path / "a.parquet")
-    dictionary = pa.table({**COLUMNS, "city": pa.array(CITY).dictionary_encode(), "age": pa.array(AGE, pa.int16())})
+    dictionary = pa.table(
+        {**COLUMNS, "city": pa.array(CITY).dictionary_encode(), "age": pa.array(AGE, pa.int16())}
+    )
     parquet.write_table(dictionary, tmp_path / "b.parquet")
-    digests = {read(tmp_path, source=s).digest() for s in ("csv:a.csv", "parquet:a.parquet", "parquet:b.parquet")}
+    digests = {
+        read(tmp_path, source=s).digest()
+        for s in ("csv:a.csv", "parquet:a.parquet", "parquet:b.parquet")
+    }
     assert len(digests) == 1
 
 
@@ -79,11 +101,17 @@ def test_the_encoding_is_of_the_training_split_alone(tmp_path):
     recipe = recipe_of("csv:a.csv", target="label")
     data = load(recipe, tmp_path)
     kept = set(split(data, split_sizes(recipe)).train.x[:, 0].tolist())
-    held_out = [i for i, row in enumerate(from_objects(objects(), data.columns, "x")) if row[0] not in kept]
+    held_out = [
+        i for i, row in enumerate(from_objects(objects(), data.columns, "x")) if row[0] not in kept
+    ]
     assert len(held_out) >= 8
     changed = {name: list(values) for name, values in COLUMNS.items()}
     for i in held_out:
-        changed["age"][i], changed["city"][i], changed["income"][i] = 10**6 + i, f"new {i}", -(10.0**6)
+        changed["age"][i], changed["city"][i], changed["income"][i] = (
+            10**6 + i,
+            f"new {i}",
+            -(10.0**6),
+        )
     write_csv(tmp_path, changed)
     again = load(recipe, tmp_path)
     assert again.columns == data.columns
@@ -104,11 +132,16 @@ def test_a_recipe_s_kinds_are_kept(tmp_path):
     data = read(tmp_path, columns={"zip": "categorical", "id": "ignored", "income": "ignored"})
     assert [column.name for column in data.columns] == ["age", "city", "vip", "zip"]
     assert data.columns[3].categories == ("00", "01", "02")
-    refused(lambda: read(tmp_path, columns={"city": "numeric"}), "column city: expected numbers, got 'Rome' in row 0")
+    refused(
+        lambda: read(tmp_path, columns={"city": "numeric"}),
+        "column city: expected numbers, got 'Rome' in row 0",
+    )
 
 
 def test_quoted_cells_may_hold_commas_and_newlines(tmp_path):
-    write_csv(tmp_path, {**COLUMNS, "city": ['"a, ""b""\nc"' if i % 2 else "d" for i in range(ROWS)]})
+    write_csv(
+        tmp_path, {**COLUMNS, "city": ['"a, ""b""\nc"' if i % 2 else "d" for i in range(ROWS)]}
+    )
     assert read(tmp_path).columns[1].categories == ('a, "b"\nc', "d")
 
 
@@ -132,18 +165,38 @@ def test_labels_of_numbers_are_sorted_by_value_and_targets_of_regression_are_flo
         ({}, {"target": None}, "data.target: expected the name of a column"),
         ({}, {"target": "price"}, "data.target: expected one of the columns ['age', 'city'"),
         ({}, {"columns": {"price": "numeric"}}, "data.columns: expected one of the columns"),
-        ({}, {"columns": {"label": "categorical"}}, "data.columns: expected no kind for the target"),
-        ({}, {"columns": dict.fromkeys(["age", "city", "vip", "income"], "ignored")}, "a column beside the target"),
+        (
+            {},
+            {"columns": {"label": "categorical"}},
+            "data.columns: expected no kind for the target",
+        ),
+        (
+            {},
+            {"columns": dict.fromkeys(["age", "city", "vip", "income"], "ignored")},
+            "a column beside the target",
+        ),
         ({"label": ["a"] * ROWS}, {}, "data.target: expected labels of 2 to 1000 classes, got 1"),
-        ({"label": [None] * (ROWS - 1) + ["yes"]}, {}, "data.target: expected a value of label in at least two rows"),
-        ({"age": ["inf", *AGE[1:]]}, {}, "column age: expected finite numbers, got infinity in row 0"),
+        (
+            {"label": [None] * (ROWS - 1) + ["yes"]},
+            {},
+            "data.target: expected a value of label in at least two rows",
+        ),
+        (
+            {"age": ["inf", *AGE[1:]]},
+            {},
+            "column age: expected finite numbers, got infinity in row 0",
+        ),
         ({"age": [None] * ROWS}, {}, "column age: expected a value in some training row"),
         (
             {"city": [f"c{i}" for i in range(ROWS)] * 1},
             {"columns": {"city": "numeric"}},
             "column city: expected numbers",
         ),
-        ({"age": ["1e200"] * 20 + ["-1e200"] * 20}, {}, "column age: expected numbers whose variance"),
+        (
+            {"age": ["1e200"] * 20 + ["-1e200"] * 20},
+            {},
+            "column age: expected numbers whose variance",
+        ),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -157,7 +210,10 @@ def test_a_table_that_is_not_as_it_should_be_is_refused(tmp_path, columns, data,
     [
         ([*LABEL[:-1], "maybe"], "column label: expected numbers, got 'no' in row 0"),
         ([None] * ROWS, "data.target: expected a value of label in at least two rows, got 0 of 40"),
-        (["nan"] * (ROWS - 1) + [1], "data.target: expected a value of label in at least two rows, got 1 of 40"),
+        (
+            ["nan"] * (ROWS - 1) + [1],
+            "data.target: expected a value of label in at least two rows, got 1 of 40",
+        ),
         (["inf", *range(ROWS - 1)], "column label: expected finite numbers"),
         (["1e39", *range(ROWS - 1)], "data.target: expected numbers in float32's range"),
     ],
@@ -171,7 +227,10 @@ def test_a_target_of_regression_that_is_no_number_is_refused(tmp_path, target, s
 def test_a_column_of_too_many_categories_is_refused(tmp_path):
     many = {"name": [f"k{i}" for i in range(600)], "label": ["a", "b"] * 300}
     write_csv(tmp_path, many)
-    refused(lambda: read(tmp_path), "column name: expected 1 to 256 categories (or `ignored` in data.columns)")
+    refused(
+        lambda: read(tmp_path),
+        "column name: expected 1 to 256 categories (or `ignored` in data.columns)",
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,18 +250,31 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, content, says):
     (tmp_path / "a.csv").write_bytes(content)
     refused(lambda: read(tmp_path), says)
     (tmp_path / "a.parquet").write_bytes(content)
-    refused(lambda: read(tmp_path, source="parquet:a.parquet"), "data.source: expected a readable Parquet file")
+    refused(
+        lambda: read(tmp_path, source="parquet:a.parquet"),
+        "data.source: expected a readable Parquet file",
+    )
 
 
 def test_what_is_not_there_or_of_another_type_is_refused(tmp_path):
     for source in ("csv:absent.csv", "parquet:absent.parquet", "csv:."):
-        refused(lambda source=source: read(tmp_path, source=source), "data.source: expected a readable")
+        refused(
+            lambda source=source: read(tmp_path, source=source), "data.source: expected a readable"
+        )
     when = pa.table({**COLUMNS, "when": pa.array(range(ROWS), pa.duration("s"))})
     parquet.write_table(when, tmp_path / "a.parquet")
-    refused(lambda: read(tmp_path, source="parquet:a.parquet"), "column when: expected numbers, booleans, strings or")
+    refused(
+        lambda: read(tmp_path, source="parquet:a.parquet"),
+        "column when: expected numbers, booleans, strings or",
+    )
     assert len(read(tmp_path, source="parquet:a.parquet", columns={"when": "ignored"}).columns) == 4
-    refused(lambda: load(recipe_of("digits", target="a"), tmp_path), "data.target: expected none, since `digits`")
-    refused(lambda: load(recipe_of("digits", "regression"), tmp_path), "task: expected classification")
+    refused(
+        lambda: load(recipe_of("digits", target="a"), tmp_path),
+        "data.target: expected none, since `digits`",
+    )
+    refused(
+        lambda: load(recipe_of("digits", "regression"), tmp_path), "task: expected classification"
+    )
 
 
 # UCI
@@ -236,7 +308,10 @@ def test_a_uci_split_is_the_one_that_the_recipe_names(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"index_test_4": np.arange(11)}, "index_test_4.txt: expected rows that are not in the training index"),
+        (
+            {"index_test_4": np.arange(11)},
+            "index_test_4.txt: expected rows that are not in the training index",
+        ),
         ({"index_test_4": np.arange(28, 31)}, "whole numbers from 0 to 29"),
         ({"index_test_4": [0.5]}, "whole numbers from 0 to 29"),
         ({"index_test_4": []}, "finite numbers"),
@@ -253,8 +328,15 @@ def test_uci_files_that_do_not_go_together_are_refused(tmp_path, changed, says):
 
 def test_a_uci_split_that_is_not_there_and_classification_are_refused(tmp_path):
     write_uci(tmp_path)
-    refused(lambda: load(recipe_of("uci:.", "regression", split=5), tmp_path), "index_train_5.txt", "readable")
-    refused(lambda: load(recipe_of("uci:."), tmp_path), "task: expected regression, since `uci` has real targets")
+    refused(
+        lambda: load(recipe_of("uci:.", "regression", split=5), tmp_path),
+        "index_train_5.txt",
+        "readable",
+    )
+    refused(
+        lambda: load(recipe_of("uci:."), tmp_path),
+        "task: expected regression, since `uci` has real targets",
+    )
 
 
 def test_rows_are_called_by_a_column_as_it_is_written_or_by_their_numbers(tmp_path):
@@ -278,7 +360,9 @@ def test_columns_have_usual_values_of_which_the_data_s_digest_knows_nothing(tmp_
     data = read(tmp_path)
     train = split(data, split_sizes(recipe_of("csv:a.csv", target="label"))).train
     age, city, vip, income = data.columns
-    assert age.usual == pytest.approx(np.median(train.x[:, 0].astype(float) * age.std + age.mean), abs=1e-4)
+    assert age.usual == pytest.approx(
+        np.median(train.x[:, 0].astype(float) * age.std + age.mean), abs=1e-4
+    )
     years = np.sort(train.x[:, 0].astype(float) * age.std + age.mean)
     low, high = age.mostly
     of_all = len(years) - 1
@@ -303,7 +387,10 @@ def test_rows_know_their_groups_through_splits_whether_or_not_the_model_looks_at
     number = [column.name for column in unseen.columns].index("number")
     for data in (seen, unseen):
         assert data.group_names == ("east", "north", "south")
-    column, parts = unseen.columns[number], split(unseen, split_sizes(recipe_of("csv:a.csv", target="label")))
+    column, parts = (
+        unseen.columns[number],
+        split(unseen, split_sizes(recipe_of("csv:a.csv", target="label"))),
+    )
     place = unseen.shape[0] - 1  # of the last column, without an indicator
     for rows in (parts.train, parts.reference, parts.ranking, parts.validation, parts.test):
         numbers = np.round(rows.x[:, place] * column.std + column.mean).astype(int)
@@ -322,7 +409,10 @@ def test_rows_that_are_split_by_group_know_it_too(tmp_path):
     ("columns", "says"),
     [
         ({}, "data.calibration_group: expected one of the columns"),
-        ({"site": [None, *["a"] * (ROWS - 1)]}, "data.calibration_group: expected a value of site in every row"),
+        (
+            {"site": [None, *["a"] * (ROWS - 1)]},
+            "data.calibration_group: expected a value of site in every row",
+        ),
     ],
 )
 def test_groups_that_are_not_there_are_refused(tmp_path, columns, says):
@@ -332,7 +422,10 @@ def test_groups_that_are_not_there_are_refused(tmp_path, columns, says):
 
 def test_the_target_is_no_group(tmp_path):
     write_csv(tmp_path)
-    refused(lambda: read(tmp_path, calibration_group="label"), "data.calibration_group: expected another column")
+    refused(
+        lambda: read(tmp_path, calibration_group="label"),
+        "data.calibration_group: expected another column",
+    )
 
 
 def test_a_file_of_the_current_folder_is_told_from_one_that_is_nowhere(tmp_path, monkeypatch):
@@ -340,6 +433,8 @@ def test_a_file_of_the_current_folder_is_told_from_one_that_is_nowhere(tmp_path,
     monkeypatch.chdir(tmp_path)
     asked = recipe_of("csv:a.csv", target="label")
     refused(
-        lambda: load(asked, Path("data")), "data.source: expected a path below 'data'", "(DUBITO_DATA=. looks there)"
+        lambda: load(asked, Path("data")),
+        "data.source: expected a path below 'data'",
+        "(DUBITO_DATA=. looks there)",
     )
     assert load(asked, Path()).classes

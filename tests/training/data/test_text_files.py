@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from model_store.errors import InvalidInput
-from model_store.inputs.columns import from_objects
+from model_store.sources.columns import from_objects
 from tests.support.recipes import content_with, recipe_of
 from tests.support.refusals import refused
 from training.data import load
@@ -27,7 +27,10 @@ def lines_of(delimiter=",", comma=False, **columns):
     columns = {**columns, "label": LABEL}
     rows = [delimiter.join(columns)]
     point = "," if comma else "."
-    cells = [["" if c is None else str(c).replace(".", point) for c in column] for column in columns.values()]
+    cells = [
+        ["" if c is None else str(c).replace(".", point) for c in column]
+        for column in columns.values()
+    ]
     rows += [delimiter.join(row) for row in zip(*cells, strict=True)]
     return "\n".join(rows) + "\n"
 
@@ -37,7 +40,9 @@ def read(folder, content, **data):
     return load(recipe_of("csv:a.csv", **{"target": "label", **data}), folder)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252"])
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252"]
+)
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_encodings_and_delimiters_are_recognised(tmp_path, encoding, delimiter):
     expected = read(tmp_path, lines_of())
@@ -50,11 +55,16 @@ def test_encodings_and_delimiters_are_recognised(tmp_path, encoding, delimiter):
 def test_decimal_commas_are_recognised_or_set(tmp_path, delimiter):
     expected = read(tmp_path, lines_of())
     assert read(tmp_path, lines_of(delimiter, comma=True)).digest() == expected.digest()
-    assert read(tmp_path, lines_of(delimiter, comma=True), decimal=",").digest() == expected.digest()
+    assert (
+        read(tmp_path, lines_of(delimiter, comma=True), decimal=",").digest() == expected.digest()
+    )
     many = [f"{1000 + i}.{i % 10}" for i in range(ROWS)]
     grouped = [f"1.{text[1:4]},{text[5:]}" for text in many]
     plain = read(tmp_path, lines_of(price=many))
-    assert read(tmp_path, lines_of(";", price=grouped), decimal=",", thousands=".").digest() == plain.digest()
+    assert (
+        read(tmp_path, lines_of(";", price=grouped), decimal=",", thousands=".").digest()
+        == plain.digest()
+    )
 
 
 def test_what_is_not_usual_is_said_and_a_recipe_may_say_otherwise(tmp_path, caplog):
@@ -65,13 +75,19 @@ def test_what_is_not_usual_is_said_and_a_recipe_may_say_otherwise(tmp_path, capl
     assert "decimal commas" in caplog.text
     data = read(tmp_path, lines_of().encode("cp1250", "replace"), encoding="cp1250", delimiter=",")
     assert "Köln" in data.columns[0].categories
-    refused(lambda: read(tmp_path, lines_of().encode("cp1252"), encoding="utf-8"), "bytes that are not utf-8")
-    refused(lambda: read(tmp_path, lines_of(), encoding="klingon"), "a readable CSV file", "klingon")
+    refused(
+        lambda: read(tmp_path, lines_of().encode("cp1252"), encoding="utf-8"),
+        "bytes that are not utf-8",
+    )
+    refused(
+        lambda: read(tmp_path, lines_of(), encoding="klingon"), "a readable CSV file", "klingon"
+    )
 
 
 def test_a_file_without_a_header_is_refused(tmp_path):
     refused(
-        lambda: read(tmp_path, "1,2,3\n4,5,6\n"), "a first line of a.csv that names the columns, got numbers alone"
+        lambda: read(tmp_path, "1,2,3\n4,5,6\n"),
+        "a first line of a.csv that names the columns, got numbers alone",
     )
 
 
@@ -95,7 +111,10 @@ def test_dates_are_a_time_axis_and_the_service_reads_them_as_training_did(tmp_pa
     assert (column.kind, column.cycles, column.written) == ("time", ("year", "week"), form)
     posted = json.loads(json.dumps([{"day": day} for day in DAYS]))
     served = from_objects(posted, data.columns, "inputs")
-    assert from_objects([{"day": written(day)} for day in DAYS], data.columns, "inputs").tolist() == served.tolist()
+    assert (
+        from_objects([{"day": written(day)} for day in DAYS], data.columns, "inputs").tolist()
+        == served.tolist()
+    )
     assert sorted(np.concatenate([data.train.x, data.test.x]).tolist()) == sorted(served.tolist())
     seconds = np.array(DAYS, "M8[s]").astype(float)
     weeks = 2 * np.pi * seconds / (7 * 86400)
@@ -118,7 +137,10 @@ def test_parquet_s_dates_are_those_of_csv(tmp_path):
     for kind in (pa.date32(), pa.timestamp("ns"), pa.timestamp("s", "UTC")):
         days = pa.array(np.array(DAYS, "M8[D]")).cast(kind)
         parquet.write_table(pa.table({"day": days, "label": LABEL}), tmp_path / "a.parquet")
-        assert load(recipe_of("parquet:a.parquet", target="label"), tmp_path).digest() == expected.digest()
+        assert (
+            load(recipe_of("parquet:a.parquet", target="label"), tmp_path).digest()
+            == expected.digest()
+        )
 
 
 def test_dates_that_could_be_read_in_two_ways_are_refused_unless_the_recipe_says(tmp_path):
@@ -132,10 +154,17 @@ def test_dates_that_could_be_read_in_two_ways_are_refused_unless_the_recipe_says
     second = read(tmp_path, lines_of(day=days), date_format="%m/%d/%Y")
     assert first.columns[0].mean != second.columns[0].mean
     assert (first.columns[0].written, second.columns[0].written) == ("%d/%m/%Y", "%m/%d/%Y")
-    assert read(tmp_path, lines_of(day=days), columns={"day": "categorical"}).columns[0].kind == "categorical"
+    assert (
+        read(tmp_path, lines_of(day=days), columns={"day": "categorical"}).columns[0].kind
+        == "categorical"
+    )
     bad = [*days[:-1], "soon"]
     says = "column day: expected dates or times, such as 2024-05-01"
-    refused(lambda: read(tmp_path, lines_of(day=bad), columns={"day": "time"}), says, "got 'soon' in row 59")
+    refused(
+        lambda: read(tmp_path, lines_of(day=bad), columns={"day": "time"}),
+        says,
+        "got 'soon' in row 59",
+    )
 
 
 def test_of_dates_that_read_alike_either_way_requests_write_iso_8601_alone(tmp_path):
@@ -148,17 +177,24 @@ def test_a_date_format_may_have_names_and_times_of_day(tmp_path):
     named = [f"{np.datetime64(day).item():%a %d %b %Y %H:%M}" for day in DAYS]
     data = read(tmp_path, lines_of(day=named), date_format="%a %d %b %Y %H:%M")
     (column,) = data.columns
-    rows = from_objects([{"day": "Tue 07 May 2024 13:30"}, {"day": "2024-05-07T13:30"}], data.columns, "x")
+    rows = from_objects(
+        [{"day": "Tue 07 May 2024 13:30"}, {"day": "2024-05-07T13:30"}], data.columns, "x"
+    )
     assert column.written == "%a %d %b %Y %H:%M"
     assert rows[0].tolist() == rows[1].tolist()
     named[3] = "soon"
-    assert read(tmp_path, lines_of(day=named), date_format="%a %d %b %Y %H:%M").columns[0].kind == "categorical"
+    assert (
+        read(tmp_path, lines_of(day=named), date_format="%a %d %b %Y %H:%M").columns[0].kind
+        == "categorical"
+    )
 
 
 @pytest.mark.parametrize("form", ["%d/%m", "%H:%M", "%d%d", "%Y-%Q", "%", "soon", ""])
 def test_a_date_format_that_says_no_whole_date_is_refused(form):
     refused(
-        lambda: validated(content_with(data={"source": "csv:a.csv", "target": "label", "date_format": form}), "r"),
+        lambda: validated(
+            content_with(data={"source": "csv:a.csv", "target": "label", "date_format": form}), "r"
+        ),
         "r: data.date_format: expected a format of whole dates as Python's strptime takes it",
     )
 
@@ -168,7 +204,9 @@ def test_a_date_format_that_says_no_whole_date_is_refused(form):
 )
 def test_a_request_s_cell_that_is_no_time_is_refused(tmp_path, cell):
     columns = read(tmp_path, lines_of(day=DAYS)).columns
-    with pytest.raises(InvalidInput, match=r"inputs.0.day: expected a date or time in ISO 8601, such as 2024-05-01"):
+    with pytest.raises(
+        InvalidInput, match=r"inputs.0.day: expected a date or time in ISO 8601, such as 2024-05-01"
+    ):
         from_objects([{"day": cell}], columns, "inputs")
 
 
@@ -176,7 +214,9 @@ def test_of_many_categories_the_frequent_ones_are_told_apart(tmp_path, caplog):
     caplog.set_level("INFO", "dubito.training")
     rows = 2000
     names = [f"k{i}" if i % 2 else f"often{i % 20}" for i in range(rows)]
-    content = "name,label\n" + "".join(f"{name},{'ab'[i // 3 % 2]}\n" for i, name in enumerate(names))
+    content = "name,label\n" + "".join(
+        f"{name},{'ab'[i // 3 % 2]}\n" for i, name in enumerate(names)
+    )
     (column,) = read(tmp_path, content).columns
     assert column.categories == tuple(sorted(f"often{i}" for i in range(0, 20, 2)))
     assert "the 10 most frequent are told apart, the others are one" in caplog.text

@@ -1,4 +1,5 @@
-"""Numbers as people write them: read where there is one way to, in training and in requests alike."""
+"""Numbers as people write them: read where there is one way to, in training and in requests
+alike."""
 
 import json
 
@@ -6,13 +7,13 @@ import numpy as np
 import pytest
 
 from model_store.artifacts.manifest import NumberWriting
-from model_store.inputs.columns import from_objects
-from model_store.inputs.numbers import example_of, number_of, sign_of
+from model_store.sources.columns import from_objects
+from model_store.sources.numbers import example_of, number_of, sign_of
 from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.data import load
+from training.data.findings import findings_of
 from training.data.writing import writing_of
-from training.planning.findings import findings_of
 from training.recipe import DataSection
 
 DOLLARS = NumberWriting(sign="$", thousands=",")
@@ -77,8 +78,16 @@ PRICES = [f"${1000 + 7 * i:,}.50" for i in range(40)]
 
 
 def written(folder, **columns):
-    cells = {"price": PRICES, "share": [f"{i} %" for i in range(40)], "label": ["a", "b"] * 20, **columns}
-    lines = [",".join(cells), *(",".join(f'"{c}"' for c in row) for row in zip(*cells.values(), strict=True))]
+    cells = {
+        "price": PRICES,
+        "share": [f"{i} %" for i in range(40)],
+        "label": ["a", "b"] * 20,
+        **columns,
+    }
+    lines = [
+        ",".join(cells),
+        *(",".join(f'"{c}"' for c in row) for row in zip(*cells.values(), strict=True)),
+    ]
     (folder / "a.csv").write_text("\n".join(lines) + "\n")
 
 
@@ -89,21 +98,25 @@ def test_a_table_is_read_so_and_requests_may_be_too(tmp_path):
     assert (price.kind, price.written) == ("numeric", DOLLARS)
     assert (share.kind, share.written) == ("numeric", NumberWriting(sign="%"))
     rows = [
-        {"price": text, "share": cell} for text, cell in (("$1,203.50", "12 %"), (1203.5, 12), ("1203.50", "12%"))
+        {"price": text, "share": cell}
+        for text, cell in (("$1,203.50", "12 %"), (1203.5, 12), ("1203.50", "12%"))
     ]
     encoded = from_objects(json.loads(json.dumps(rows)), data.columns, "inputs")
     assert (encoded == encoded[0]).all()
     assert encoded[0, 0] == np.float32((1203.5 - price.mean) / price.std)
     refused(
         lambda: from_objects([{"price": "1.203,50 EUR", "share": 1}], data.columns, "inputs"),
-        "inputs.0.price: expected a number, or text as the training data had it, such as '$1,200.5', or null",
+        "inputs.0.price: expected a number, or text as the training data had it, such as "
+        "'$1,200.5', or null",
     )
     assert "EUR" not in str(price.written)
 
 
 def test_a_target_may_be_so_written_too_and_text_that_can_be_read_in_several_ways_is_told(tmp_path):
     written(tmp_path, odd=[f"{1 + i},{100 + i} %" for i in range(40)])
-    data = load(recipe_of("csv:a.csv", "regression", target="price", columns={"odd": "ignored"}), tmp_path)
+    data = load(
+        recipe_of("csv:a.csv", "regression", target="price", columns={"odd": "ignored"}), tmp_path
+    )
     assert sorted(np.concatenate([data.train.y, data.test.y]).tolist())[0] == 1000.5
     found = findings_of(DataSection(source="csv:a.csv", target="label"), tmp_path)
     notes = {column.name: (column.kind, column.notes) for column in found.columns}

@@ -18,9 +18,17 @@ from training.detectors.neighbours import (
     Neighbours,
 )
 from training.detectors.roughness import Roughness
-from training.detectors.spectrum import EXPLAINED, FLOOR, LARGEST, Fold, Mahalanobis, Residual, Spectrum
+from training.detectors.spectrum import (
+    EXPLAINED,
+    FLOOR,
+    LARGEST,
+    Fold,
+    Mahalanobis,
+    Residual,
+    Spectrum,
+)
 from training.export.served import served_network
-from training.nn.flows import realnvp
+from training.networks.flows import realnvp
 from training.recipe import DENSITY_NAMES
 
 
@@ -117,7 +125,10 @@ def test_few_training_rows_are_all_neighbours(rows):
 def test_the_bank_and_its_directions_are_bounded():
     x = torch.randn(BANK_ROWS + 100, DIRECTIONS + 6, generator=generator())
     assert Neighbours.fit(x, generator()).bank.shape == (DIRECTIONS, BANK_ROWS)
-    assert Neighbours.fit(x, generator(), FEW_ROWS, FEW_NEIGHBOUR).bank.shape == (DIRECTIONS, FEW_ROWS)
+    assert Neighbours.fit(x, generator(), FEW_ROWS, FEW_NEIGHBOUR).bank.shape == (
+        DIRECTIONS,
+        FEW_ROWS,
+    )
 
 
 def test_short_rows_are_not_folded_and_long_ones_keep_inner_products_on_average():
@@ -125,7 +136,9 @@ def test_short_rows_are_not_folded_and_long_ones_keep_inner_products_on_average(
     assert torch.equal(Fold.fit(5, generator())(short), short)
     length = 2 * LARGEST + 7
     x = torch.randn(2, length, generator=generator())
-    folded = torch.stack([Fold.fit(length, torch.Generator().manual_seed(seed))(x) for seed in range(100)])
+    folded = torch.stack(
+        [Fold.fit(length, torch.Generator().manual_seed(seed))(x) for seed in range(100)]
+    )
     assert folded.shape == (100, 2, LARGEST)
     products = (folded[:, 0] * folded[:, 1]).sum(-1)
     assert abs(products.mean() - x[0] @ x[1]) < 6 * products.std() / 10
@@ -144,8 +157,12 @@ def test_the_class_gaussian_is_the_distance_to_the_nearest_mean_by_numpy():
     rng = np.random.default_rng(7)
     labels = np.repeat([3, 5, 9], 100)  # class numbers need not be without gaps
     means = {3: rng.normal(size=6) * 5, 5: rng.normal(size=6) * 5, 9: rng.normal(size=6) * 5}
-    x = np.stack([means[c] for c in labels.tolist()]) + rng.normal(size=(300, 6)) @ rng.normal(size=(6, 6))
-    detector = ClassGaussian.fit(torch.from_numpy(np.float32(x)), generator(), torch.from_numpy(labels))
+    x = np.stack([means[c] for c in labels.tolist()]) + rng.normal(size=(300, 6)) @ rng.normal(
+        size=(6, 6)
+    )
+    detector = ClassGaussian.fit(
+        torch.from_numpy(np.float32(x)), generator(), torch.from_numpy(labels)
+    )
     centres = np.stack([x[labels == c].mean(0) for c in (3, 5, 9)])
     within = x - np.repeat(centres, 100, axis=0)
     covariance = within.T @ within / 300
@@ -166,7 +183,11 @@ def test_the_served_network_gives_the_detectors_beside_the_network():
     assert torch.equal(features, model.network(x, theta)[1])
     assert tuple(served.density) == fitting((8,))
     assert served.two_sided == ("residual", "mahalanobis")
-    spaces = {"input": x, "spectrum": served.spectrum(x), "embedding": model.network.embed(x, served.centre)}
+    spaces = {
+        "input": x,
+        "spectrum": served.spectrum(x),
+        "embedding": model.network.embed(x, served.centre),
+    }
     for m, name in enumerate(fitting((8,))):
         assert torch.equal(density[:, m], served.density[name](spaces[KINDS[name].space])), name
 
@@ -178,7 +199,9 @@ def test_only_named_detectors_are_served_in_their_order():
     theta = torch.ones(2, 1, 8)
     density = dict(zip(fitting((8,)), everything(x, theta)[2].T, strict=True))
     some = served_network(model, x, seed=0, names=["mahalanobis", "residual"])
-    assert torch.equal(some(x, theta)[2], torch.stack([density["mahalanobis"], density["residual"]], dim=1))
+    assert torch.equal(
+        some(x, theta)[2], torch.stack([density["mahalanobis"], density["residual"]], dim=1)
+    )
     assert served_network(model, x, seed=0, names=[])(x, theta)[2].shape == (len(x), 0)
 
 
@@ -200,8 +223,16 @@ def test_roughness_is_von_neumanns_ratio_along_both_sides(shape):
     detector = Roughness.fit(torch.from_numpy(np.float32(x.reshape(40, -1))), generator(), shape)
     images = x.reshape(40, -1, *shape[-2:])
     floor = 1e-4 * images.var(axis=(2, 3)).mean() or 1.0
-    means = [np.square(np.diff(images, axis=a)).mean(axis=(1, 2, 3)) for a in (2, 3) if images.shape[a] > 1]
-    expected = sum(means, np.zeros(40)) / max(len(means), 1) / (2 * images.var(axis=(2, 3)).mean(axis=1) + floor)
+    means = [
+        np.square(np.diff(images, axis=a)).mean(axis=(1, 2, 3))
+        for a in (2, 3)
+        if images.shape[a] > 1
+    ]
+    expected = (
+        sum(means, np.zeros(40))
+        / max(len(means), 1)
+        / (2 * images.var(axis=(2, 3)).mean(axis=1) + floor)
+    )
     assert np.allclose(score(detector, x.reshape(40, -1)), np.maximum(expected, 1e-6), rtol=1e-3)
 
 
@@ -269,7 +300,9 @@ def test_terms_add_up_to_the_densities():
     terms = served.terms(x)
     assert terms.shape == (300, 3, 8)
     assert (terms >= 0).all()
-    assert torch.allclose(terms.sum(2), served(x, torch.ones(2, 1, 8))[2][:, :3], rtol=1e-3, atol=1e-5)
+    assert torch.allclose(
+        terms.sum(2), served(x, torch.ones(2, 1, 8))[2][:, :3], rtol=1e-3, atol=1e-5
+    )
 
 
 def test_spread_terms_go_to_the_numbers_that_were_folded_together():
@@ -278,7 +311,9 @@ def test_spread_terms_go_to_the_numbers_that_were_folded_together():
     spread = fold.spread(terms)
     assert spread.shape == (3, length)
     assert torch.allclose(spread.sum(1), terms.sum(1), rtol=1e-5)
-    together = fold(torch.eye(length)[LARGEST + 5 : LARGEST + 6])[0].abs().argmax()  # where that number is added
+    together = (
+        fold(torch.eye(length)[LARGEST + 5 : LARGEST + 6])[0].abs().argmax()
+    )  # where that number is added
     assert torch.allclose(spread[0][[5, LARGEST + 5, 2 * LARGEST + 5]], terms[0, together] / 3)
     short = Fold.fit(8, generator())
     assert torch.equal(short.spread(terms[:, :8]), terms[:, :8])

@@ -1,17 +1,26 @@
-"""Attacks: gradients known analytically, steps within their bounds, labels that change, and replays from a seed."""
+"""Attacks: gradients known analytically, steps within their bounds, labels that change, and replays
+from a seed."""
 
 import pytest
 import torch
 from torch import nn
 
 from tests.support.models import scale_model
-from training.evaluation.attacks import AttackDraws, Attacked, fgsm, log_mean_probs, pgd, quiet_pgd, towards
+from training.evaluation.attacks import (
+    AttackDraws,
+    Attacked,
+    fgsm,
+    log_mean_probs,
+    pgd,
+    quiet_pgd,
+    towards,
+)
 from training.export.served import served_network
-from training.nn.flows import realnvp
-from training.nn.likelihoods import Categorical
-from training.nn.model import BayesianModel
-from training.nn.networks import MemberNetwork
-from training.nn.posteriors.members import MemberPosterior
+from training.networks.flows import realnvp
+from training.networks.likelihoods import Categorical
+from training.networks.model import BayesianModel
+from training.networks.networks import MemberNetwork
+from training.posteriors.members import MemberPosterior
 
 MINIMUM, MAXIMUM = -2.0, 6.0
 SPAN = MAXIMUM - MINIMUM
@@ -32,7 +41,9 @@ def attacked(rows):
         with torch.no_grad():
             member.weight.copy_(torch.randn(CLASSES, INPUTS, generator=generator))
             member.bias.zero_()
-    model = BayesianModel(MemberNetwork(members, (INPUTS,)), MemberPosterior(MEMBERS), Categorical(CLASSES)).eval()
+    model = BayesianModel(
+        MemberNetwork(members, (INPUTS,)), MemberPosterior(MEMBERS), Categorical(CLASSES)
+    ).eval()
     return Attacked(served_network(model, rows, 0), model.posterior, MINIMUM, MAXIMUM)
 
 
@@ -47,7 +58,9 @@ def labels(attacked, x):
 
 def gradient(attacked, x, y, draws):
     """The gradient of -log mean_k softmax(W_k x)_y, by hand."""
-    weights = torch.stack([m.weight for m in attacked.network.modules() if isinstance(m, nn.Linear)])[:draws].double()
+    weights = torch.stack(
+        [m.weight for m in attacked.network.modules() if isinstance(m, nn.Linear)]
+    )[:draws].double()
     probs = torch.einsum("kci,ni->knc", weights, x.double()).softmax(-1)
     own = probs[:, torch.arange(len(x)), y]
     share = own / own.sum(0)
@@ -68,7 +81,8 @@ def test_fgsm_moves_along_the_sign_of_the_gradient_known_by_hand(attacked, rows,
 def test_fgsm_succeeds_more_often_the_larger_its_step(attacked, rows):
     y = labels(attacked, rows)
     kept = [
-        (labels(attacked, moved) == y).sum() for moved in fgsm(attacked, rows, y, [0.0, 0.1, 0.3], AttackDraws(4))
+        (labels(attacked, moved) == y).sum()
+        for moved in fgsm(attacked, rows, y, [0.0, 0.1, 0.3], AttackDraws(4))
     ]
     assert kept[0] == ROWS
     assert kept[0] > kept[1] > kept[2]
@@ -131,7 +145,10 @@ def test_rows_in_other_company_are_attacked_alike(attacked, rows):
 
 def test_a_targeted_attack_raises_the_targets_probability(attacked, rows):
     target = torch.zeros(ROWS, dtype=torch.int64)
-    places = [rows, *(towards(attacked, rows, target, n, AttackDraws(MEMBERS), 0.02) for n in (3, 10))]
+    places = [
+        rows,
+        *(towards(attacked, rows, target, n, AttackDraws(MEMBERS), 0.02) for n in (3, 10)),
+    ]
     reached = torch.stack([log_probs(attacked, x)[:, 0] for x in places])
     away = reached[0] < -1e-3  # the others are there already
     assert away.sum() > ROWS // 3

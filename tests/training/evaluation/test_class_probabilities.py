@@ -1,4 +1,5 @@
-"""Each class's probability against scikit-learn, and against what is measured of all classes together."""
+"""Each class's probability against scikit-learn, and against what is measured of all classes
+together."""
 
 import numpy as np
 import pytest
@@ -34,7 +35,12 @@ def test_classes_are_measured_each_against_all_others():
 def test_a_class_without_rows_has_no_average_precision():
     probs, y = rows()
     y[y == 2] = 0
-    assert class_probabilities(probs, y, ("a", "b", "c", "d"), Resamples.of(300, 0, 50))[2].average_precision is None
+    assert (
+        class_probabilities(probs, y, ("a", "b", "c", "d"), Resamples.of(300, 0, 50))[
+            2
+        ].average_precision
+        is None
+    )
 
 
 def test_precision_and_recall_are_scikit_learn_s():

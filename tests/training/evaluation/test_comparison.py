@@ -1,4 +1,5 @@
-"""Versions compared in pairs: tests against scipy and by hand, intervals and error rates over many samples."""
+"""Versions compared in pairs: tests against scipy and by hand, intervals and error rates over many
+samples."""
 
 import json
 
@@ -47,7 +48,9 @@ def test_tangos_score_is_that_of_the_likeliest_shares(pairs, supposed):
     share = min([*ends, found.x], key=loss)
     variance = n * (2 * share + supposed * (1 - supposed))
     if variance > 1e-6:
-        assert pairs.score(supposed) == pytest.approx((b - c - n * supposed) / np.sqrt(variance), rel=1e-3, abs=1e-3)
+        assert pairs.score(supposed) == pytest.approx(
+            (b - c - n * supposed) / np.sqrt(variance), rel=1e-3, abs=1e-3
+        )
 
 
 @given(PAIRS)
@@ -62,7 +65,8 @@ def test_tangos_interval_holds_what_was_found_and_has_a_length(pairs):
 
 
 def versions(generator, rows, shift):
-    """Whether rows are right under two versions that share most of their errors; the second loses `shift` of them."""
+    """Whether rows are right under two versions that share most of their errors; the second loses
+    `shift` of them."""
     hardness = generator.random(rows)
     first = hardness + 0.1 * generator.normal(size=rows) < 0.9
     second = hardness + 0.1 * generator.normal(size=rows) < 0.9
@@ -93,10 +97,14 @@ def test_no_more_than_its_level_are_called_worse_that_are_not(kind):
     for _ in range(SAMPLES):
         for shift in (0.0, 0.2):
             first, second = (
-                kind(of if kind is Share else of.astype(float)) for of in versions(generator, 150, shift)
+                kind(of if kind is Share else of.astype(float))
+                for of in versions(generator, 150, shift)
             )
             is_worse = worsening("test_accuracy", second, first, 0.0, resamples).p_value <= 0.05
-            called, called_worse = called + (is_worse and not shift), called_worse + (is_worse and shift > 0)
+            called, called_worse = (
+                called + (is_worse and not shift),
+                called_worse + (is_worse and shift > 0),
+            )
     assert stats.binom.sf(called - 1, SAMPLES, 0.06) > RARE
     assert called_worse > 0.9 * SAMPLES
 
@@ -135,7 +143,10 @@ def test_an_allowance_is_allowed():
     first, second = versions(generator, 2000, 0.1)
     for kind in (Share, Mean):
         mine, its = (kind(of if kind is Share else of.astype(float)) for of in (second, first))
-        found = [worsening("test_accuracy", mine, its, allowed, resamples) for allowed in (0.0, 0.02, 0.3)]
+        found = [
+            worsening("test_accuracy", mine, its, allowed, resamples)
+            for allowed in (0.0, 0.02, 0.3)
+        ]
         p_values = [one.p_value for one in found]
         assert p_values[0] < 0.01
         assert p_values[1] < 0.01
@@ -171,11 +182,17 @@ def test_a_version_does_not_differ_from_itself(compare, tmp_path):
     code, out, _ = compare("digits:1", "digits", "--rows", "60", "--draws", "10")
     assert code == 0
     (folder,) = (tmp_path / "runs").iterdir()
-    assert {path.name for path in folder.iterdir()} == {"comparison.json", "comparison.md", "comparison.png"}
+    assert {path.name for path in folder.iterdir()} == {
+        "comparison.json",
+        "comparison.md",
+        "comparison.png",
+    }
     found = json.loads((folder / "comparison.json").read_text())
     assert found["rows"] == 60
     assert found["pairs"] == {"gained": 0, "lost": 0, "rows": 60}
-    assert {"accuracy", "log_likelihood", "brier", "flagged.0.05", "aurc.entropy"} < set(found["differences"])
+    assert {"accuracy", "log_likelihood", "brier", "flagged.0.05", "aurc.entropy"} < set(
+        found["differences"]
+    )
     for name, entry in found["differences"].items():
         assert entry["first"] == entry["second"]
         assert entry["p_value"] == 1

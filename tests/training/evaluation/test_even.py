@@ -1,10 +1,11 @@
-"""Even rows: rows of a table like any other, but for what columns say together; noise where that means something."""
+"""Even rows: rows of a table like any other, but for what columns say together; noise where that
+means something."""
 
 import numpy as np
 import pytest
 
 from model_store.artifacts.manifest import CategoricalColumn, InputSpec, NumericColumn, TimeColumn
-from model_store.inputs.columns import encode
+from model_store.sources.columns import encode
 from training.evaluation.even import even_rows, takes_even_rows
 from training.evaluation.near_manifold import crossed
 
@@ -47,7 +48,10 @@ def test_every_column_is_one_that_a_row_may_have_evenly():
 
 
 def test_noise_stays_where_it_means_something():
-    image, flat = InputSpec(shape=(2, 3), minimum=0, maximum=1), InputSpec(shape=(6,), minimum=0, maximum=1)
+    image, flat = (
+        InputSpec(shape=(2, 3), minimum=0, maximum=1),
+        InputSpec(shape=(6,), minimum=0, maximum=1),
+    )
     random = np.random.default_rng(0)
     continuous, bits = random.random((50, 6)), random.integers(0, 2, (50, 6))
     assert takes_even_rows(SPEC, rows())
@@ -65,7 +69,10 @@ def test_crossed_rows_have_each_column_of_one_of_two_rows_of_different_classes()
     x, y = rows(60), np.arange(60) % 3
     made = crossed(x, y, SPEC, 0)
     widths = np.cumsum([2, 1, 4])
-    own = [np.all(a == b, axis=1) for a, b in zip(*(np.split(r, widths, axis=1) for r in (made, x)), strict=True)]
+    own = [
+        np.all(a == b, axis=1)
+        for a, b in zip(*(np.split(r, widths, axis=1) for r in (made, x)), strict=True)
+    ]
     assert 0.3 < np.mean(own) < 0.95
     for row, part in zip(made, np.split(made, 60), strict=True):
         assert row[3:7].sum() == pytest.approx(1)

@@ -1,4 +1,5 @@
-"""Confidence intervals: against other implementations, and how often they hold the truth over many samples."""
+"""Confidence intervals: against other implementations, and how often they hold the truth over many
+samples."""
 
 import numpy as np
 import pytest
@@ -22,7 +23,8 @@ RARE = 1e-6  # the probability that a test fails by chance
 
 
 def holds(count, level=0.95):
-    """Whether an interval that held the truth in `count` of `SAMPLES` samples may be one of that level."""
+    """Whether an interval that held the truth in `count` of `SAMPLES` samples may be one of that
+    level."""
     return stats.binom.cdf(count, SAMPLES, level) > RARE
 
 
@@ -98,7 +100,9 @@ def test_a_figure_of_a_sample_is_that_of_its_rows(kind):
         return kind(loss[index] < 0.5) if kind is Share else kind(loss[index])
 
     counts = Resamples.of(rows, 0, 20).counts.astype(float)
-    expected = [figure(np.repeat(np.arange(rows), of_sample.astype(int))).value for of_sample in counts]
+    expected = [
+        figure(np.repeat(np.arange(rows), of_sample.astype(int))).value for of_sample in counts
+    ]
     assert figure(np.arange(rows))(counts) == pytest.approx(np.array(expected))
 
 
@@ -129,7 +133,9 @@ def test_intervals_of_means_and_roots_hold_the_truth():
         ends = (Mean(values).interval(resamples), RootMean(np.square(values)).interval(resamples))
         truth = (3.0, np.sqrt(12.0))  # E g = 3 and E g^2 = 12 of a gamma variable of shape 3
         held += [low <= true <= high for (low, high), true in zip(ends, truth, strict=True)]
-    assert [holds(count, 0.92) for count in held] == [True] * 2, held  # of skewed rows a little less often than .95
+    assert [holds(count, 0.92) for count in held] == [True] * 2, (
+        held
+    )  # of skewed rows a little less often than .95
 
 
 @pytest.mark.parametrize("offset", [0.0, 0.02, 0.1])

@@ -1,4 +1,5 @@
-"""Measures of detection: against brute force over pairs and thresholds, scikit-learn, and by hand."""
+"""Measures of detection: against brute force over pairs and thresholds, scikit-learn, and by
+hand."""
 
 import numpy as np
 import pytest
@@ -23,7 +24,9 @@ from training.evaluation.metrics import (
 )
 
 # Few values, so that there are many ties.
-SCORES = st.integers(1, 12).flatmap(lambda n: arrays(np.float64, n, elements=st.sampled_from([-1.5, 0.0, 0.25, 3.0])))
+SCORES = st.integers(1, 12).flatmap(
+    lambda n: arrays(np.float64, n, elements=st.sampled_from([-1.5, 0.0, 0.25, 3.0]))
+)
 
 
 @given(SCORES, SCORES)
@@ -49,7 +52,9 @@ def test_the_area_under_the_roc_curve_is_auroc(positive, negative):
 
 
 @given(SCORES, SCORES, st.sampled_from([0.2, 0.5, 0.95, 1.0]))
-def test_the_false_positive_rate_is_the_least_over_thresholds_that_detect_enough(positive, negative, rate):
+def test_the_false_positive_rate_is_the_least_over_thresholds_that_detect_enough(
+    positive, negative, rate
+):
     thresholds = np.concatenate([positive, negative])
     enough = [np.mean(negative >= t) for t in thresholds if np.mean(positive >= t) >= rate - 1e-12]
     assert false_positive_rate(positive, negative, rate) == pytest.approx(min(enough))
@@ -57,7 +62,9 @@ def test_the_false_positive_rate_is_the_least_over_thresholds_that_detect_enough
 
 def without_intervals(record):
     """A record's figures."""
-    return {name: value for name, value in record.content().items() if name != "confidence_intervals"}
+    return {
+        name: value for name, value in record.content().items() if name != "confidence_intervals"
+    }
 
 
 def test_a_score_that_says_nothing_comes_to_the_base_rates():
@@ -91,7 +98,9 @@ def test_risk_does_not_depend_on_the_order_of_rows(order):
     score = np.array([0, 0, 1, 1, 1, 2, 3, 3], dtype=float)
     loss = np.array([0, 1, 0, 0, 1, 1, 1, 0], dtype=float)
     expected = area_under_risk_coverage(score, loss)
-    assert area_under_risk_coverage(score[list(order)], loss[list(order)]) == pytest.approx(expected)
+    assert area_under_risk_coverage(score[list(order)], loss[list(order)]) == pytest.approx(
+        expected
+    )
 
 
 def test_calibration_error_by_hand():
@@ -126,7 +135,11 @@ def test_quality_is_scikit_learns():
 def test_quality_of_certain_answers_is_finite():
     y = np.array([0, 1, 1])
     right = values(class_figures(np.eye(2)[y], y))
-    errors = ("expected_calibration_error", "adaptive_calibration_error", "classwise_calibration_error")
+    errors = (
+        "expected_calibration_error",
+        "adaptive_calibration_error",
+        "classwise_calibration_error",
+    )
     assert right == {"accuracy": 1, "log_likelihood": 0, "brier": 0, **dict.fromkeys(errors, 0)}
     wrong = values(class_figures(np.eye(2)[1 - y], y))
     assert wrong["accuracy"] == 0
@@ -144,11 +157,19 @@ def test_calibration_errors_are_those_of_their_definitions():
     order = np.argsort(confidence, kind="stable")
     first_of_equals = np.array([np.sum(confidence < confidence[n]) for n in range(rows)])
     assert (np.diff(first_of_equals[order]) >= 0).all()
-    adaptive = sum(abs((correct - confidence)[first_of_equals * bins // rows == b].sum()) for b in range(bins)) / rows
+    adaptive = (
+        sum(
+            abs((correct - confidence)[first_of_equals * bins // rows == b].sum())
+            for b in range(bins)
+        )
+        / rows
+    )
     classwise = 0.0
     for c in range(3):
         for b in range(bins):
-            inside = [n for n in range(rows) if b / bins <= probs[n, c] < (b + 1) / bins + (b == bins - 1)]
+            inside = [
+                n for n in range(rows) if b / bins <= probs[n, c] < (b + 1) / bins + (b == bins - 1)
+            ]
             if inside:
                 gap = np.mean([y[n] == c for n in inside]) - np.mean([probs[n, c] for n in inside])
                 classwise += len(inside) / rows * abs(gap) / 3
@@ -164,7 +185,9 @@ def test_classes_are_scikit_learns():
     assert np.array_equal(confusion_matrix(label, y, 5), matrix)
     found = by_class(label, y, ("a", "b", "c", "d", "e"))  # nobody is e
     recall = metrics.recall_score(y, label, labels=range(5), average=None, zero_division=np.nan)
-    precision = metrics.precision_score(y, label, labels=range(5), average=None, zero_division=np.nan)
+    precision = metrics.precision_score(
+        y, label, labels=range(5), average=None, zero_division=np.nan
+    )
     assert [one.labelled for one in found] == matrix.tolist()
     for one, its_recall, its_precision in zip(found, recall, precision, strict=True):
         assert one.recall == (None if np.isnan(its_recall) else pytest.approx(its_recall))

@@ -20,7 +20,9 @@ OUTPUTS = np.stack([MEAN, 2 * np.log(STD)], axis=-1)  # three draws of one row
 
 def mixture(value):
     """The distribution function of the row, draw by draw."""
-    return np.mean([stats.norm.cdf(value, m, s) for m, s in zip(MEAN[:, 0], STD[:, 0], strict=True)])
+    return np.mean(
+        [stats.norm.cdf(value, m, s) for m, s in zip(MEAN[:, 0], STD[:, 0], strict=True)]
+    )
 
 
 @pytest.mark.parametrize("y", [-9.0, -1.0, 1.4, 6.0])
@@ -32,7 +34,8 @@ def test_measures_of_a_target_are_their_integrals(y):
     assert measures.pit[0] == pytest.approx(mixture(y), rel=1e-5)
     density = np.mean(stats.norm.pdf(y, MEAN[:, 0], STD[:, 0]))
     assert measures.log_likelihood[0] == pytest.approx(np.log(density), rel=1e-5)
-    # The continuous ranked probability score is twice the integral of the pinball loss over quantiles.
+    # The continuous ranked probability score is twice the integral of the pinball loss over
+    # quantiles.
     grid = (np.arange(400) + 0.5) / 400
     losses = [pinball_loss(quantile(OUTPUTS, q), np.array([y]), q)[0] for q in grid]
     assert measures.crps[0] == pytest.approx(2 * np.mean(losses), rel=2e-3)
@@ -60,4 +63,6 @@ def test_transforms_are_uniform_where_the_distribution_is_right_and_not_where_it
     shares = [entry.share for entry in narrow.bins]
     assert shares[0] > 0.2
     assert shares[-1] > 0.2
-    assert narrow.distance == pytest.approx(0.16, abs=0.04)  # of N(0, 4) from N(0, 1), near 1.4 deviations
+    assert narrow.distance == pytest.approx(
+        0.16, abs=0.04
+    )  # of N(0, 4) from N(0, 1), near 1.4 deviations

@@ -57,7 +57,9 @@ def test_images_are_made_into_rows_of_the_models_shape_and_range(tmp_path, kind,
     if kind == "images":
         with zipfile.ZipFile(tmp_path / "other.zip", "w") as file:
             for i in range(5):
-                file.writestr(f"test/a/{i}.png", png(np.repeat(pattern(32, 32)[..., None], 3, axis=2)))
+                file.writestr(
+                    f"test/a/{i}.png", png(np.repeat(pattern(32, 32)[..., None], 3, axis=2))
+                )
         source = "images:other.zip"
     else:
         write_idx(tmp_path / "other", np.stack([pattern(32, 32)] * 5))
@@ -99,14 +101,18 @@ def test_wrong_sources_are_refused_by_name(tmp_path):
         ("idx:none", "t10k-images"),
         ("images:none", "none"),
     ):
-        refused(lambda name=name: OutlierSource.parse(f"a={name}", tmp_path).rows(GREY, 5, 0), *says)
+        refused(
+            lambda name=name: OutlierSource.parse(f"a={name}", tmp_path).rows(GREY, 5, 0), *says
+        )
     table = InputSpec(shape=(9,), minimum=0.0, maximum=1.0)
     refused(lambda: OutlierSource.parse("a=idx:none", tmp_path).rows(table, 5, 0), "npz", "(9,)")
 
 
 def rows_of(spec, n=40):
     generator = np.random.default_rng(0)
-    return generator.uniform(spec.minimum, spec.maximum, (n, int(np.prod(spec.shape)))).astype(np.float32)
+    return generator.uniform(spec.minimum, spec.maximum, (n, int(np.prod(spec.shape)))).astype(
+        np.float32
+    )
 
 
 @pytest.mark.parametrize("spec", [GREY, COLOUR])

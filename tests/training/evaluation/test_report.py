@@ -40,7 +40,11 @@ def test_a_card_has_every_set_score_and_attack(report):
     combined = content["detectors"]["combined"]
     scores = {*content["detectors"]["all"], "flag", *(f"flag without {name}" for name in combined)}
     assert scores > {*SCORE_NAMES}
-    steps = {f"fgsm-{step}-of-{draws}-draws" for step in ("0.05", "0.1", "0.2", "0.3", "0.5") for draws in (1, 32)}
+    steps = {
+        f"fgsm-{step}-of-{draws}-draws"
+        for step in ("0.05", "0.1", "0.2", "0.3", "0.5")
+        for draws in (1, 32)
+    }
     iterated = {"towards-first-class", "pgd-0.1", "pgd-0.2", "quiet-pgd-0.1", "quiet-pgd-0.2"}
     assert set(content["attacks"]) == steps | iterated
     for entry in [*content["outliers"].values(), *content["attacks"].values()]:
@@ -78,14 +82,18 @@ def test_every_figure_has_an_interval(report):
     by_design = {"base_rate", "step", "radius"}  # not estimates
     for record in records:
         inner = ("confidence_intervals", "scores", "error_detection")
-        figures = {*leaves({name: value for name, value in record.items() if name not in inner})} - by_design
+        figures = {
+            *leaves({name: value for name, value in record.items() if name not in inner})
+        } - by_design
         assert set(record["confidence_intervals"]) == figures
         for low, high in record["confidence_intervals"].values():
             assert low <= high
     for entry in content["test"]["reliability"]:
         low, high = entry["confidence_intervals"]["accuracy"]
         assert low <= entry["accuracy"] <= high
-    assert np.sum([one["labelled"] for one in content["test"]["by_class"]]) == content["test"]["rows"]
+    assert (
+        np.sum([one["labelled"] for one in content["test"]["by_class"]]) == content["test"]["rows"]
+    )
 
 
 def test_classes_and_labels_are_measured_by_themselves(report):
@@ -97,10 +105,14 @@ def test_classes_and_labels_are_measured_by_themselves(report):
             if one[share] is not None:
                 part = parts[one["name"]]
                 assert part["accuracy"] == pytest.approx(one[share])
-                assert part["confidence_intervals"]["accuracy"] == pytest.approx(one["confidence_intervals"][share])
+                assert part["confidence_intervals"]["accuracy"] == pytest.approx(
+                    one["confidence_intervals"][share]
+                )
                 assert {"accuracy", "covered", "flagged"} == set(part["confidence_intervals"])
         flagged = sum(part["rows"] * part["flagged"] for part in parts.values())
-        assert flagged == pytest.approx(content["test"]["flagged"]["0.05"] * content["test"]["rows"])
+        assert flagged == pytest.approx(
+            content["test"]["flagged"]["0.05"] * content["test"]["rows"]
+        )
     assert {part["by"] for part in content["parts"]} == {"class", "label"}
 
 
@@ -119,11 +131,15 @@ def test_the_text_has_every_set_and_plot(report):
     text = report.read("evidence.md").decode()
     for name in [*report.report["outliers"], *report.report["attacks"]]:
         assert f"| {name} |" in text
-    assert {*re.findall(r"\]\((.*\.png)\)", text)} == {name for name in report.files if name.endswith(".png")}
+    assert {*re.findall(r"\]\((.*\.png)\)", text)} == {
+        name for name in report.files if name.endswith(".png")
+    }
     assert "nan" not in text
 
 
-def test_a_card_is_a_function_of_its_seed(evaluated_store, digits_store, tmp_path, monkeypatch, capsys):
+def test_a_card_is_a_function_of_its_seed(
+    evaluated_store, digits_store, tmp_path, monkeypatch, capsys
+):
     shutil.copytree(digits_store, tmp_path / "models")
     monkeypatch.setenv("DUBITO_STORE", str(tmp_path / "models"))
     monkeypatch.setenv("DUBITO_DATA", str(evaluated_store.parent))
@@ -134,7 +150,10 @@ def test_a_card_is_a_function_of_its_seed(evaluated_store, digits_store, tmp_pat
     second = evaluation_report(ModelStore(tmp_path / "models"), "digits", "1").report
     assert (second["test"], second["outliers"]) == (first["test"], first["outliers"])
     assert main([*options, "--seed", "1"]) == 0
-    assert evaluation_report(ModelStore(tmp_path / "models"), "digits", "1").report["test"] != first["test"]
+    assert (
+        evaluation_report(ModelStore(tmp_path / "models"), "digits", "1").report["test"]
+        != first["test"]
+    )
 
 
 def test_rows_are_judged_as_the_service_judges_them(model, digits_rows):
@@ -142,10 +161,14 @@ def test_rows_are_judged_as_the_service_judges_them(model, digits_rows):
     predicted = ServedPredictor(model, 30, 0)("test", x)
 
     for i, part in enumerate((x[:16], x[16:])):
-        theta = model.runtime.draw(draw_seed(ServedPredictor(model, 30, 0).request_seed("test"), i), 0, 30)
+        theta = model.runtime.draw(
+            draw_seed(ServedPredictor(model, 30, 0).request_seed("test"), i), 0, 30
+        )
         expected = model.predict(part, theta)
         rows = slice(16 * i, 16 * i + len(part))
-        assert np.array_equal(predicted.prediction.p_values.p_value[rows], expected.p_values.p_value)
+        assert np.array_equal(
+            predicted.prediction.p_values.p_value[rows], expected.p_values.p_value
+        )
         assert np.array_equal(predicted.scores["entropy"][rows], expected.detected["entropy"])
 
 
@@ -161,7 +184,9 @@ def test_the_differentiable_flag_is_the_flags_statistic_and_has_gradients(model,
     theta = model.runtime.draw(0, 0, 100)
     log_probs, density = model.runtime.run(digits_rows[:40], theta[:, None])
     prediction = model.prediction(log_probs, density)
-    surprisals = calibration.surprisals_of(prediction.detected, prediction.calibrated_scores.labels, 100)
+    surprisals = calibration.surprisals_of(
+        prediction.detected, prediction.calibrated_scores.labels, 100
+    )
     expected = combined_surprisal([surprisals[name] for name in calibration.combined])
     outputs = torch.from_numpy(log_probs).double().requires_grad_()
     statistic = DifferentiableFlag(calibration, names)(outputs, torch.from_numpy(density).double())
@@ -178,8 +203,15 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch, 
     np.savez(tmp_path / "line.npz", x=x, y=x.sum(axis=1) + 0.1 * generator.normal(size=400))
     data = {"source": "npz:line.npz", "validation_rows": 30}
     schedule = {"epochs": 20, "batch_rows": 40, "learning_rate": 1e-2}
-    content = {"data": data, "network": {"hidden": [8]}, "training": schedule, "serving": {"draws": 10}}
-    recipe = write_recipe(tmp_path, name="line", task="regression", method="bbb-gaussian", **content)
+    content = {
+        "data": data,
+        "network": {"hidden": [8]},
+        "training": schedule,
+        "serving": {"draws": 10},
+    }
+    recipe = write_recipe(
+        tmp_path, name="line", task="regression", method="bbb-gaussian", **content
+    )
     for name, folder in (("STORE", "models"), ("RUNS", "runs"), ("DATA", "")):
         monkeypatch.setenv(f"DUBITO_{name}", str(tmp_path / folder))
     assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
@@ -197,7 +229,9 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch, 
     held = sum(entry["rows"] * entry["covered"] for entry in test["by_spread"]) / 80
     assert held == pytest.approx(test["interval_coverage_at_95"])
     inner = ("confidence_intervals", "pit")
-    assert set(test["confidence_intervals"]) == {*leaves({k: v for k, v in test.items() if k not in inner})}
+    assert set(test["confidence_intervals"]) == {
+        *leaves({k: v for k, v in test.items() if k not in inner})
+    }
     low, high = test["confidence_intervals"]["crps"]
     assert 0 < low < test["crps"] < high < test["rmse"]
     capsys.readouterr()
@@ -215,7 +249,9 @@ def test_a_table_s_card_has_slices_and_even_rows_in_place_of_noise(tmp_path, mon
     (tmp_path / "people.csv").write_text("\n".join(lines) + "\n")
     rows = {"validation_rows": 30, "reference_rows": 30, "ranking_rows": 30}
     data = {"source": "csv:people.csv", "target": "y", "test_fraction": 0.4, **rows}
-    publish_unfitted(ModelStore(tmp_path / "models"), recipe_with(name="people", data=data), tmp_path)
+    publish_unfitted(
+        ModelStore(tmp_path / "models"), recipe_with(name="people", data=data), tmp_path
+    )
     for name, folder in (("STORE", "models"), ("DATA", "")):
         monkeypatch.setenv(f"DUBITO_{name}", str(tmp_path / folder))
     assert main(["evaluate", "people", "--quiet"]) == 0
@@ -235,11 +271,17 @@ def test_a_table_s_card_has_slices_and_even_rows_in_place_of_noise(tmp_path, mon
 @pytest.mark.usefixtures("fits")
 def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(tmp_path, monkeypatch):
     store = tmp_path / "models"
-    for variable, folder in (("DUBITO_STORE", store), ("DUBITO_RUNS", tmp_path / "runs"), ("DUBITO_DATA", tmp_path)):
+    for variable, folder in (
+        ("DUBITO_STORE", store),
+        ("DUBITO_RUNS", tmp_path / "runs"),
+        ("DUBITO_DATA", tmp_path),
+    ):
         monkeypatch.setenv(variable, str(folder))
     data = {"validation_rows": 100, "reference_rows": 120, "ranking_rows": 120}
     schedule = {"epochs": 10, "batch_rows": 64, "learning_rate": 1e-2}
-    recipe = write_recipe(tmp_path, method="mle", data=data, network={"hidden": [16]}, training=schedule)
+    recipe = write_recipe(
+        tmp_path, method="mle", data=data, network={"hidden": [16]}, training=schedule
+    )
     legends = look_at_legends(monkeypatch)
     assert main(["fit", str(recipe), "--leave-out", "0", "--leave-out", "6", "--quiet"]) == 0
     assert main(["evaluate", "small", "--rows", "500", "--quiet"]) == 0
@@ -265,7 +307,10 @@ def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(tmp
         (["digits:7"], "version"),
         (["digits", "--outliers", "a"], "--outliers"),
         (["digits", "--outliers", "uniform=npz:odd.npz"], "uniform"),
-        (["digits", "--outliers", "a=npz:odd.npz", "--outliers", "a=npz:odd.npz"], "different names"),
+        (
+            ["digits", "--outliers", "a=npz:odd.npz", "--outliers", "a=npz:odd.npz"],
+            "different names",
+        ),
         (["digits", "--outliers", "a=npz:none.npz"], "none.npz"),
         (["digits", "--rows", "1"], "--rows"),
         (["digits", "--draws", "0"], "--draws"),
@@ -284,4 +329,6 @@ def test_what_does_not_go_is_refused_in_a_line_and_nothing_is_written(
     errors = capsys.readouterr().err
     assert says in errors
     assert len(errors.splitlines()) == 1
-    assert json.dumps(evaluation_report(ModelStore(evaluated_store), "digits", "1").report) == before
+    assert (
+        json.dumps(evaluation_report(ModelStore(evaluated_store), "digits", "1").report) == before
+    )

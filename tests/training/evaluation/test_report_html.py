@@ -52,11 +52,35 @@ def test_the_page_holds_all_tables_and_plots_and_needs_nothing_else(found):
         found.read(name) for name in sorted(plots)
     ]
     assert {tag for tag, _ in read.elements} <= {
-        *("html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "code", "div", "table", "thead"),
+        *(
+            "html",
+            "head",
+            "meta",
+            "title",
+            "style",
+            "body",
+            "h1",
+            "h2",
+            "h3",
+            "p",
+            "code",
+            "div",
+            "table",
+            "thead",
+        ),
         *("tbody", "tr", "th", "td", "figure", "figcaption", "img"),
     }
     for _, attributes in read.elements:
-        assert set(attributes) <= {"lang", "charset", "http-equiv", "content", "name", "class", "alt", "src"}
+        assert set(attributes) <= {
+            "lang",
+            "charset",
+            "http-equiv",
+            "content",
+            "name",
+            "class",
+            "alt",
+            "src",
+        }
     assert "http://" not in text
     assert "https://" not in text
     assert "url(" not in text
@@ -66,12 +90,19 @@ def test_the_page_holds_all_tables_and_plots_and_needs_nothing_else(found):
 
 def test_the_page_and_the_text_have_the_same_rows(found):
     tables = Reader(found.read("evidence.html").decode()).elements
-    lines = [line for line in found.read("evidence.md").decode().splitlines() if line.startswith("| ")]
+    lines = [
+        line for line in found.read("evidence.md").decode().splitlines() if line.startswith("| ")
+    ]
     assert sum(tag == "tr" for tag, _ in tables) == sum("---" not in line for line in lines)
 
 
 def test_names_are_text_whatever_is_in_them():
-    parts = [f"# {HOSTILE}", f"of {HOSTILE}", Table([HOSTILE, "b"], [[HOSTILE, "1"]]), Plot(f"{HOSTILE}.png")]
+    parts = [
+        f"# {HOSTILE}",
+        f"of {HOSTILE}",
+        Table([HOSTILE, "b"], [[HOSTILE, "1"]]),
+        Plot(f"{HOSTILE}.png"),
+    ]
     read = Reader(page(HOSTILE, parts, {f"{HOSTILE}.png": b"x"}))
     tags = [tag for tag, _ in read.elements]
     assert "script" not in tags
@@ -86,7 +117,9 @@ def test_names_are_text_whatever_is_in_them():
 
 
 def test_a_report_with_hostile_classes_is_written(found):
-    content = {name: value for name, value in found.report.items() if name not in ("files", "attacks")}
+    content = {
+        name: value for name, value in found.report.items() if name not in ("files", "attacks")
+    }
     content["test"] = {
         **content["test"],
         "by_class": [{**one, "name": HOSTILE} for one in content["test"]["by_class"]],

@@ -1,10 +1,11 @@
-"""Worst slices: a bad one is found, chance is not taken for one, and slices are what they are called."""
+"""Worst slices: a bad one is found, chance is not taken for one, and slices are what they are
+called."""
 
 import numpy as np
 import pytest
 
 from model_store.artifacts.manifest import CategoricalColumn, NumericColumn, TimeColumn
-from model_store.inputs.columns import encode
+from model_store.sources.columns import encode
 from training.evaluation.slices import FEWEST_ROWS, MOST, worst_slices
 
 COLUMNS = (
@@ -50,7 +51,11 @@ def test_ranges_are_of_the_column_s_units_and_missing_values_are_a_slice():
     assert float(found.slices[0].rows_are.removeprefix("above ")) == pytest.approx(56.7, abs=2)
     assert found.slices[0].loss == pytest.approx(np.sqrt(10.0), rel=0.05)
     found = worst_slices(x, COLUMNS, np.isnan(values["age"]).astype(float), False, 0)
-    assert (found.slices[0].column, found.slices[0].rows_are, found.slices[0].loss) == ("age", "missing", 1.0)
+    assert (found.slices[0].column, found.slices[0].rows_are, found.slices[0].loss) == (
+        "age",
+        "missing",
+        1.0,
+    )
     late = values["day"] > 1e9 + 7.5e5
     day = worst_slices(x, COLUMNS, late.astype(float), False, 0).slices[0]
     assert (day.column, day.rows_are[:16]) == ("day", "above 2001-09-17")
@@ -60,7 +65,8 @@ def test_ranges_are_of_the_column_s_units_and_missing_values_are_a_slice():
 
 
 def test_chance_is_not_taken_for_a_bad_slice():
-    # All rows are wrong with probability .2. Intervals that hold together miss it in at most one report of twenty.
+    # All rows are wrong with probability .2. Intervals that hold together miss it in at most one
+    # report of twenty.
     missed, optimistic, reports = 0, [], 60
     for seed in range(reports):
         _, x = table(400, seed)

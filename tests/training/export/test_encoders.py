@@ -1,4 +1,5 @@
-"""ONNX files of other people as encoders: what they take is recognised, what cannot be is refused by name."""
+"""ONNX files of other people as encoders: what they take is recognised, what cannot be is refused
+by name."""
 
 import numpy as np
 import onnx
@@ -10,7 +11,9 @@ from model_store.errors import InvalidInput
 from model_store.inference.encoder import Encoder
 from training.export.encoders import RowsTaken, examined, of_file, written
 
-PIXELS = RowsTaken((3, 4, 5), np.full((3, 1, 1), 10.0, np.float32), np.full((3, 1, 1), 4.0, np.float32))
+PIXELS = RowsTaken(
+    (3, 4, 5), np.full((3, 1, 1), 10.0, np.float32), np.full((3, 1, 1), 4.0, np.float32)
+)
 
 
 def file_of(folder, nodes, inputs, outputs=("y",), tensors=(), opset=17):
@@ -23,7 +26,9 @@ def file_of(folder, nodes, inputs, outputs=("y",), tensors=(), opset=17):
         [numpy_helper.from_array(array, name) for name, array in dict(tensors).items()],
     )
     path = folder / "theirs.onnx"
-    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", opset)]), path)
+    onnx.save(
+        helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", opset)]), path
+    )
     return path
 
 
@@ -38,10 +43,16 @@ def encoder_of(folder, model, rows):
 
 @pytest.mark.parametrize(
     ("dims", "axes"),
-    [(["n", 3, 4, 5], (0, 1, 2, 3)), ([None, 4, 5, 3], (0, 2, 3, 1)), ([1, 3, None, None], (0, 1, 2, 3))],
+    [
+        (["n", 3, 4, 5], (0, 1, 2, 3)),
+        ([None, 4, 5, 3], (0, 2, 3, 1)),
+        ([1, 3, None, None], (0, 1, 2, 3)),
+    ],
 )
 def test_images_come_as_the_file_has_its_axes(tmp_path, dims, axes):
-    path = file_of(tmp_path, [helper.make_node("Relu", ["x"], ["y"])], {"x": (TensorProto.FLOAT, dims)})
+    path = file_of(
+        tmp_path, [helper.make_node("Relu", ["x"], ["y"])], {"x": (TensorProto.FLOAT, dims)}
+    )
     encoder, x = encoder_of(tmp_path, of_file(path, PIXELS), PIXELS)
     expected = np.maximum((x.reshape(-1, 3, 4, 5) - 10) / 4, 0).transpose(axes)
     np.testing.assert_allclose(encoder(x), expected.reshape(len(x), -1), rtol=1e-6)
@@ -49,7 +60,11 @@ def test_images_come_as_the_file_has_its_axes(tmp_path, dims, axes):
 
 
 def test_a_grey_image_may_have_a_channel(tmp_path):
-    path = file_of(tmp_path, [helper.make_node("Neg", ["x"], ["y"])], {"x": (TensorProto.FLOAT, ["n", 1, 4, 5])})
+    path = file_of(
+        tmp_path,
+        [helper.make_node("Neg", ["x"], ["y"])],
+        {"x": (TensorProto.FLOAT, ["n", 1, 4, 5])},
+    )
     rows = RowsTaken((4, 5))
     encoder, x = encoder_of(tmp_path, of_file(path, rows), rows)
     np.testing.assert_array_equal(encoder(x), -x)
@@ -68,7 +83,10 @@ def test_a_text_encoder_gets_its_mask_and_types_of_the_ids(tmp_path):
     ids = (TensorProto.INT64, ["batch", "sequence"])
     tensors = {"table": table, "last": np.array([2]), "first": np.array([1])}
     path = file_of(
-        tmp_path, nodes, dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), ids), tensors=tensors
+        tmp_path,
+        nodes,
+        dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), ids),
+        tensors=tensors,
     )
     rows = RowsTaken((6,), pad_id=3)
     encoder, x = encoder_of(tmp_path, of_file(path, rows), rows)
@@ -77,9 +95,15 @@ def test_a_text_encoder_gets_its_mask_and_types_of_the_ids(tmp_path):
 
 
 def test_an_inner_value_can_be_taken_and_what_follows_is_left_out(tmp_path):
-    nodes = [helper.make_node("Neg", ["x"], ["inner"]), helper.make_node("MatMul", ["inner", "w"], ["y"])]
+    nodes = [
+        helper.make_node("Neg", ["x"], ["inner"]),
+        helper.make_node("MatMul", ["inner", "w"], ["y"]),
+    ]
     path = file_of(
-        tmp_path, nodes, {"x": (TensorProto.FLOAT, ["n", 4])}, tensors={"w": np.ones((4, 900), np.float32)}
+        tmp_path,
+        nodes,
+        {"x": (TensorProto.FLOAT, ["n", 4])},
+        tensors={"w": np.ones((4, 900), np.float32)},
     )
     rows = RowsTaken((4,))
     model = of_file(path, rows, "inner")
@@ -89,7 +113,9 @@ def test_an_inner_value_can_be_taken_and_what_follows_is_left_out(tmp_path):
 
 
 def relu(folder, name="x", kind=TensorProto.FLOAT, dims=("n", 4), **more):
-    return file_of(folder, [helper.make_node("Relu", [name], ["y"])], {name: (kind, list(dims))}, **more)
+    return file_of(
+        folder, [helper.make_node("Relu", [name], ["y"])], {name: (kind, list(dims))}, **more
+    )
 
 
 def two_inputs(folder):
@@ -129,10 +155,16 @@ def text(folder):
             two_inputs,
             r"network.encoder: expected one input, beside attention_mask and token_type_ids, got \['a', 'b'\]",
         ),
-        (two_outputs, r"network.output: expected one of \['y', 'z'\], since there are several, got none"),
+        (
+            two_outputs,
+            r"network.output: expected one of \['y', 'z'\], since there are several, got none",
+        ),
         (custom, "got .*expected operators of those that are served, got com.example.Own"),
         (external, "keeps weights in another file"),
-        (lambda folder: relu(folder, kind=TensorProto.STRING), "expected an input of numbers, got input x: string"),
+        (
+            lambda folder: relu(folder, kind=TensorProto.STRING),
+            "expected an input of numbers, got input x: string",
+        ),
         (lambda folder: relu(folder, dims=(7, 4)), "whose first axis is rows"),
         (
             lambda folder: relu(folder, dims=("n", 9)),
@@ -146,7 +178,9 @@ def test_a_file_that_cannot_be_the_encoder_is_refused_by_name(tmp_path, make, sa
 
 
 def test_an_output_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(InvalidInput, match=r"network\.output: expected one of \['y'\], or an inner value, got 'z'"):
+    with pytest.raises(
+        InvalidInput, match=r"network\.output: expected one of \['y'\], or an inner value, got 'z'"
+    ):
         of_file(relu(tmp_path), RowsTaken((4,)), "z")
 
 
@@ -174,12 +208,21 @@ def test_rows_that_see_each_other_are_encoded_one_at_a_time_or_with_a_known_diff
     assert found.max() <= together.difference
     with pytest.raises(InvalidInput, match=r"network\.rows_at_once: expected 1 for this encoder"):
         examined(
-            path, 4, 1e-3 * x + np.array([1, -1] * 8, np.float32)[:, None] * 5e3 * np.eye(16, 4, dtype=np.float32), 4
+            path,
+            4,
+            1e-3 * x
+            + np.array([1, -1] * 8, np.float32)[:, None] * 5e3 * np.eye(16, 4, dtype=np.float32),
+            4,
         )
 
 
 def test_what_is_no_number_is_refused(tmp_path):
     rows, path = RowsTaken((4,)), tmp_path / "encoder.onnx"
-    written(of_file(file_of(tmp_path, [helper.make_node("Log", ["x"], ["y"])], {"x": (1, ["n", 4])}), rows), path)
+    written(
+        of_file(
+            file_of(tmp_path, [helper.make_node("Log", ["x"], ["y"])], {"x": (1, ["n", 4])}), rows
+        ),
+        path,
+    )
     with pytest.raises(InvalidInput, match="expected numbers for every row"):
         examined(path, 4, -np.ones((4, 4), np.float32), None)

@@ -13,11 +13,18 @@ from tests.support.models import scale_model
 from training.data import Rows
 from training.export.graphs import PARITY_TOLERANCE, ParityError, export, parity, runtime_of
 from training.export.served import fold, served_network
-from training.nn.flows import iaf, realnvp
-from training.nn.model import initialise
+from training.networks.flows import iaf, realnvp
+from training.networks.model import initialise
 
 SIZES = (6, 9, 7, 3)
-RANDOM_OPS = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+RANDOM_OPS = {
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+}
 
 
 class Exported:
@@ -69,12 +76,17 @@ def test_a_row_that_a_detector_scores_0_does_not_spoil_parity(exported):
     x = exported.rows.x.copy()
     x[3] = exported.network.spectrum.mean
     rows = Rows(x, exported.rows.y)
-    assert parity(exported.model, exported.network, exported.runtime, rows)["density"] < PARITY_TOLERANCE / 10
+    assert (
+        parity(exported.model, exported.network, exported.runtime, rows)["density"]
+        < PARITY_TOLERANCE / 10
+    )
 
 
 @pytest.mark.parametrize("changed", ["theta", "probabilities", "density", "nan"])
 def test_graphs_that_compute_something_else_are_refused(exported, changed):
-    model, network = copy.deepcopy((exported.model, exported.network))  # together: they share the primary network
+    model, network = copy.deepcopy(
+        (exported.model, exported.network)
+    )  # together: they share the primary network
     assert model.network is network.network
     with torch.no_grad():
         if changed == "theta":
@@ -102,7 +114,9 @@ def test_graphs_hold_standard_operators_none_of_them_random(exported):
 def test_graphs_hold_their_weights_and_say_nothing_of_the_machine_that_wrote_them(exported):
     for file in exported.files.values():
         model = onnx.load_model_from_string(file)
-        assert all(tensor.data_location == onnx.TensorProto.DEFAULT for tensor in model.graph.initializer)
+        assert all(
+            tensor.data_location == onnx.TensorProto.DEFAULT for tensor in model.graph.initializer
+        )
         assert not any(tensor.external_data for tensor in model.graph.initializer)
         parts = [model, model.graph, *model.graph.node, *model.graph.initializer]
         parts += [*model.graph.input, *model.graph.output, *model.graph.value_info]
@@ -117,7 +131,9 @@ def test_only_draws_and_rows_are_free(exported):
     for file in exported.files.values():
         for tensor in onnx.load_model_from_string(file).graph.input:
             assert tensor.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
-            shapes[tensor.name] = [dim.dim_param or dim.dim_value for dim in tensor.type.tensor_type.shape.dim]
+            shapes[tensor.name] = [
+                dim.dim_param or dim.dim_value for dim in tensor.type.tensor_type.shape.dim
+            ]
     assert shapes == {"eps": ["draws", 19], "x": ["rows", 6], "theta": ["draws", "pairs", 19]}
 
 

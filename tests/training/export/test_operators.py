@@ -9,7 +9,8 @@ from model_store.inference.operators import refusal
 from training.export.graphs import graph_of
 
 ACTIVATIONS = (
-    "ReLU GELU SiLU ELU SELU CELU Hardtanh Hardswish Hardsigmoid LeakyReLU LogSigmoid Mish PReLU ReLU6 Sigmoid "
+    "ReLU GELU SiLU ELU SELU CELU Hardtanh Hardswish Hardsigmoid LeakyReLU LogSigmoid Mish PReLU "
+    "ReLU6 Sigmoid "
     "Softplus Softshrink Softsign Tanh Tanhshrink Hardshrink"
 )
 
@@ -89,4 +90,6 @@ class Layers(nn.Module):
 @pytest.mark.slow
 def test_layers_of_all_kinds_export_to_operators_that_are_served():
     rows = torch.export.Dim("rows")
-    assert refusal(graph_of(Layers().eval(), (torch.randn(3, 64),), {"x": {0: rows}}, ["y"])) is None
+    assert (
+        refusal(graph_of(Layers().eval(), (torch.randn(3, 64),), {"x": {0: rows}}, ["y"])) is None
+    )

@@ -1,4 +1,5 @@
-"""Integer arithmetic in the exported network: what it computes, and that rows still do not see each other."""
+"""Integer arithmetic in the exported network: what it computes, and that rows still do not see each
+other."""
 
 import numpy as np
 import onnx
@@ -14,8 +15,8 @@ from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, export
 from training.export.quantise import quantisation_error, quantise_network, quantise_sampler
 from training.export.served import fold, served_network
-from training.nn.flows import realnvp
-from training.nn.model import initialise
+from training.networks.flows import realnvp
+from training.networks.model import initialise
 
 INPUTS, HIDDEN = 30, 96
 DIMENSION = 3 * HIDDEN + 10
@@ -56,8 +57,13 @@ def runtimes(graphs):
 def test_hidden_products_of_draws_are_integer_and_the_first_and_last_are_not(graphs):
     exact, integer, _ = graphs
     nodes = onnx.load_model_from_string(integer["network.onnx"]).graph.node
-    assert sum(node.op_type == "MatMulIntegerToFloat" for node in nodes) == 2 + 2  # of draws, and of the embedding
-    large = {tensor.name for tensor in onnx.load_model_from_string(integer["network.onnx"]).graph.initializer}
+    assert (
+        sum(node.op_type == "MatMulIntegerToFloat" for node in nodes) == 2 + 2
+    )  # of draws, and of the embedding
+    large = {
+        tensor.name
+        for tensor in onnx.load_model_from_string(integer["network.onnx"]).graph.initializer
+    }
     assert "network.module.0.direction" in large
     assert not {"network.module.2.direction", "network.module.4.direction"} & large
     assert len(integer["network.onnx"]) < len(exact["network.onnx"])
@@ -65,7 +71,9 @@ def test_hidden_products_of_draws_are_integer_and_the_first_and_last_are_not(gra
 
 def test_every_linear_layer_of_the_sampler_is_integer(graphs):
     exact, integer, _ = graphs
-    before, after = (onnx.load_model_from_string(files["sampler.onnx"]).graph.node for files in (exact, integer))
+    before, after = (
+        onnx.load_model_from_string(files["sampler.onnx"]).graph.node for files in (exact, integer)
+    )
     assert sum(node.op_type == "Gemm" for node in before) == 4
     assert sum(node.op_type == "MatMulIntegerToFloat" for node in after) == 4
     assert all(node.op_type != "Gemm" for node in after)
@@ -96,7 +104,9 @@ def test_it_computes_the_network_to_the_precision_of_its_levels(graphs, runtimes
     theta = exact.draw(3, 0, 7)[:, None]
     log_probs, density = exact.run(x, theta)
     rounded, same_density = integer.run(x, theta)
-    np.testing.assert_array_equal(density[:, :3], same_density[:, :3])  # the input's; the last is of the embedding
+    np.testing.assert_array_equal(
+        density[:, :3], same_density[:, :3]
+    )  # the input's; the last is of the embedding
     np.testing.assert_allclose(density[:, 3], same_density[:, 3], rtol=0.2)
     # Two products with relative errors of about 1/127 an element, averaged over 96 inputs.
     assert 0 < np.abs(np.exp(rounded) - np.exp(log_probs)).max() < 0.05
@@ -123,7 +133,9 @@ def test_paired_draws_are_the_shared_ones_row_by_row(graphs, runtimes):
 
 
 def test_a_row_whose_units_are_all_silent_is_finite(graphs, runtimes):
-    theta = np.full((2, 1, 3 * HIDDEN + 10), -1e4, dtype=np.float32)  # most activations are 0 after such scales
+    theta = np.full(
+        (2, 1, 3 * HIDDEN + 10), -1e4, dtype=np.float32
+    )  # most activations are 0 after such scales
     log_probs, _ = runtimes[1].run(np.abs(graphs[2].x[:4]), theta)
     assert not np.isnan(log_probs).any()
 
@@ -147,21 +159,27 @@ def test_inputs_that_reach_farther_below_0_than_above_are_not_clipped():
         helper.make_node("Gemm", ["eps", "A", "b"], ["h"], transB=1),
         helper.make_node("Gemm", ["h", "C", "d"], ["theta"], transB=1),
     ]
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["K", 64]) for name in ("eps", "theta")]
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["K", 64])
+        for name in ("eps", "theta")
+    ]
     tensors = [numpy_helper.from_array(a.astype(np.float32), name) for name, a in constants.items()]
     graph = helper.make_graph(nodes, "sampler", values[:1], values[1:], tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     exact = model.SerializeToString()
     eps = standard_normal(5, 0, 200, 64)
     theta, rounded = (
-        ort.InferenceSession(sampler, providers=["CPUExecutionProvider"]).run(["theta"], {"eps": eps})[0]
+        ort.InferenceSession(sampler, providers=["CPUExecutionProvider"]).run(
+            ["theta"], {"eps": eps}
+        )[0]
         for sampler in (exact, quantise_sampler(exact, 64))
     )
     assert 0 < np.sqrt(np.square(rounded - theta).mean()) < 0.1 * theta.std(axis=0).mean()
 
 
 class Scattered(Runtime):
-    """Two classes, whose mean probabilities have a known error: a deviation of .01 around 1/2, each row's its own."""
+    """Two classes, whose mean probabilities have a known error: a deviation of .01 around 1/2, each
+    row's its own."""
 
     def __init__(self):
         pass
@@ -172,14 +190,18 @@ class Scattered(Runtime):
     def run(self, x, theta):
         p = 0.5 + 0.01 * np.random.default_rng(int(theta[0, 0, 0])).normal(size=len(x))
         log_probs = np.log(np.stack([p, 1 - p], axis=1)).astype(np.float32)
-        return np.repeat(log_probs[None], len(theta), axis=0), np.zeros((len(x), 0), dtype=np.float32)
+        return np.repeat(log_probs[None], len(theta), axis=0), np.zeros(
+            (len(x), 0), dtype=np.float32
+        )
 
 
 def test_the_monte_carlo_error_is_that_of_one_draw_set():
     rows = Rows(np.zeros((512, 1), dtype=np.float32), np.zeros(512, dtype=np.int64))
     error = quantisation_error(Scattered(), Scattered(), rows, 3)
     assert error.int8_probabilities == 0
-    assert error.int8_monte_carlo == pytest.approx(0.01, rel=0.15)  # five deviations of such an estimate
+    assert error.int8_monte_carlo == pytest.approx(
+        0.01, rel=0.15
+    )  # five deviations of such an estimate
 
 
 @pytest.mark.usefixtures("fits")
@@ -188,5 +210,8 @@ def test_a_small_network_is_left_as_it_is():
     model = scale_model(realnvp, 8, 16, 16, 3, couplings=1, hidden=4)
     x = torch.randn(50, 8, generator=generator)
     files = export(model, served_network(model, x, 0, names=CHECKED_DETECTORS))
-    assert quantise_sampler(files["sampler.onnx"], model.network.theta_dimension) == files["sampler.onnx"]
+    assert (
+        quantise_sampler(files["sampler.onnx"], model.network.theta_dimension)
+        == files["sampler.onnx"]
+    )
     assert quantise_network(files["network.onnx"]) == files["network.onnx"]

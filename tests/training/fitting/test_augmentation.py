@@ -1,4 +1,5 @@
-"""Images changed in training: by a seed, as the recipe says, and no other rows than those of a step."""
+"""Images changed in training: by a seed, as the recipe says, and no other rows than those of a
+step."""
 
 import numpy as np
 import pytest
@@ -88,7 +89,9 @@ def test_only_rows_of_a_step_are_changed_and_a_run_is_repeated_bit_for_bit(tmp_p
         run = Run(recipe, splits, data.shape, 10, tmp_path / name, torch.device("cpu"))
         before = [tensor.clone() for tensor in (*run.train, *run.validation)]
         models.append(run.fit(quiet=True).state_dict())
-        assert all(torch.equal(a, b) for a, b in zip(before, (*run.train, *run.validation), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(before, (*run.train, *run.validation), strict=True)
+        )
     steps = len(splits.train) // 200
     assert seen[:steps] == seen[steps:]
     assert {rows for rows, _ in seen} == {200}
@@ -102,5 +105,6 @@ def test_rows_that_are_no_images_are_refused():
     check_augmentation(AugmentationSection(shift=2), (3, 6, 5))
     refused(lambda: check_augmentation(AugmentationSection(), (5,)), "augmentation: expected none")
     refused(
-        lambda: check_augmentation(AugmentationSection(shift=5), (6, 5)), "augmentation.shift: expected less than 5"
+        lambda: check_augmentation(AugmentationSection(shift=5), (6, 5)),
+        "augmentation.shift: expected less than 5",
     )

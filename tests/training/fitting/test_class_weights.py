@@ -12,7 +12,7 @@ from tests.support.recipes import write_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
 from training.data.class_weights import class_shares, class_weights
-from training.nn.likelihoods import Categorical
+from training.networks.likelihoods import Categorical
 from training.versions import open_parent
 
 Y = np.array([0] * 6 + [1] * 3 + [2])
@@ -26,30 +26,41 @@ def test_weights_are_1_on_average_and_balanced_ones_make_classes_count_alike():
     told = class_weights({"c": 4.0}, CLASSES, Y)
     assert told[Y].mean() == pytest.approx(1.0)
     np.testing.assert_allclose(told / told[0], [1.0, 1.0, 4.0])
-    refused(lambda: class_weights({"d": 2.0}, CLASSES, Y), "data.class_weights: expected some of", "'d'")
+    refused(
+        lambda: class_weights({"d": 2.0}, CLASSES, Y), "data.class_weights: expected some of", "'d'"
+    )
 
 
 @pytest.mark.parametrize("weights", ["balanced", {"a": 0.2, "c": 30.0}])
 def test_a_weighted_fit_still_says_the_classes_own_shares(weights):
-    """Of logits that do not depend on x the weighted likelihood is highest at p_w = w_c n_c / sum, so what is served
-    is n_c / N: whatever the weights, probabilities are those of rows like the data.
+    """Of logits that do not depend on x the weighted likelihood is highest at p_w = w_c n_c / sum,
+    so what is served is n_c / N: whatever the weights, probabilities are those of rows like the
+    data.
     """
     likelihood = Categorical(3, is_weighted=True).double()
     log_weights = torch.from_numpy(np.log(class_weights(weights, CLASSES, Y)))
     likelihood.log_weights.copy_(log_weights)
     logits = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     y = torch.from_numpy(Y)
-    optimizer = torch.optim.LBFGS([logits], max_iter=100, tolerance_grad=1e-12, tolerance_change=1e-14)
+    optimizer = torch.optim.LBFGS(
+        [logits], max_iter=100, tolerance_grad=1e-12, tolerance_change=1e-14
+    )
 
     def loss():
         optimizer.zero_grad()
-        value = -likelihood.weighted_log_likelihood(likelihood(logits.expand(1, len(y), 3)), y).mean()
+        value = -likelihood.weighted_log_likelihood(
+            likelihood(logits.expand(1, len(y), 3)), y
+        ).mean()
         value.backward()
         return value
 
     optimizer.step(loss)
-    np.testing.assert_allclose(likelihood(logits[None, None]).exp()[0, 0].detach(), [0.6, 0.3, 0.1], atol=1e-6)
-    weighted = torch.softmax(logits, 0).detach() / torch.from_numpy(class_weights(weights, CLASSES, Y) * [6, 3, 1])
+    np.testing.assert_allclose(
+        likelihood(logits[None, None]).exp()[0, 0].detach(), [0.6, 0.3, 0.1], atol=1e-6
+    )
+    weighted = torch.softmax(logits, 0).detach() / torch.from_numpy(
+        class_weights(weights, CLASSES, Y) * [6, 3, 1]
+    )
     np.testing.assert_allclose(weighted / weighted[0], 1.0, atol=1e-5)
 
 
@@ -61,7 +72,9 @@ def test_a_row_of_weight_w_counts_as_w_rows():
     found = likelihood.weighted_log_likelihood(likelihood(outputs), y)
     plain = torch.log_softmax(outputs, -1).gather(2, y.expand(4, 5)[..., None])[..., 0]
     torch.testing.assert_close(found, plain * torch.tensor([1.0, 3.0, 3.0, 1.0, 3.0]))
-    assert Categorical(2).state_dict().keys() == {"temperature"}  # as of versions before there were weights
+    assert Categorical(2).state_dict().keys() == {
+        "temperature"
+    }  # as of versions before there were weights
 
 
 def test_a_weighted_version_is_published_with_the_data_s_shares(tmp_path, fits, capsys):

@@ -1,4 +1,5 @@
-"""Posteriors that have converged: variances and means of linear regressions, and what is said of a fit's end."""
+"""Posteriors that have converged: variances and means of linear regressions, and what is said of a
+fit's end."""
 
 import math
 
@@ -6,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.linear_gaussian import METHODS, Problem, at_exact_posterior, compared, fit, recipe
+from tests.support.linear_gaussian import (
+    METHODS,
+    Problem,
+    at_exact_posterior,
+    compared,
+    fit,
+    recipe,
+)
 from training.data import Rows, Splits
 from training.fitting.choice import is_as_good
 from training.fitting.convergence import bound, pulls, slope
@@ -22,13 +30,16 @@ def problem():
 
 
 def found(problem, method, start, folder):
-    """Variances over the best of the factorial Gaussians, and means off by how many standard deviations."""
+    """Variances over the best of the factorial Gaussians, and means off by how many standard
+    deviations."""
     model, run = fit(problem, recipe(method, start, **METHODS[method]), folder)
     return *compared(model, problem), training_facts(run, problem.splits)
 
 
 @pytest.mark.usefixtures("fits")
-def test_the_posterior_of_a_linear_regression_is_found_from_a_spread_of_a_thousandth(problem, tmp_path):
+def test_the_posterior_of_a_linear_regression_is_found_from_a_spread_of_a_thousandth(
+    problem, tmp_path
+):
     start = -7.0
     ratio, off, facts = found(problem, "bbb-gaussian", start, tmp_path)
     assert (ratio.log().abs() < VARIANCE_TOLERANCE).all(), ratio
@@ -40,9 +51,13 @@ def test_the_posterior_of_a_linear_regression_is_found_from_a_spread_of_a_thousa
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [-7.0, -4.0, -1.0])
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_finds_the_posterior_of_a_linear_regression(problem, method, start, tmp_path, request):
+def test_every_method_finds_the_posterior_of_a_linear_regression(
+    problem, method, start, tmp_path, request
+):
     if (method, start) == ("bhn-weights", -1.0):  # variances end 1.1 to 3.1 times the best
-        request.applymarker(pytest.mark.xfail(reason="too noisy a gradient for so many steps", strict=True))
+        request.applymarker(
+            pytest.mark.xfail(reason="too noisy a gradient for so many steps", strict=True)
+        )
     ratio, off, facts = found(problem, method, start, tmp_path)
     assert (ratio.log().abs() < VARIANCE_TOLERANCE).all(), ratio
     assert (off.abs() < 0.1).all(), off
@@ -52,7 +67,9 @@ def test_every_method_finds_the_posterior_of_a_linear_regression(problem, method
 @pytest.mark.parametrize("times", [0.5, 1.0, 2.0])
 def test_the_pull_says_by_how_much_variances_are_too_large(problem, times):
     model = at_exact_posterior(problem, "bbb-gaussian", times)
-    train = tuple(torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
+    train = tuple(
+        torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y)
+    )
     value, error = pulls(model, *train, 1.0 / len(train[0]), seed=0)["0"]
     # 5 errors of 40 draws: a right implementation fails once in some 100,000.
     assert value == pytest.approx(times - 1.0, abs=5 * error)
@@ -67,7 +84,9 @@ def test_the_bound_is_that_of_the_exact_posterior_in_closed_form(problem):
     with torch.no_grad():
         # The outputs' mean is that of the mean weights; their variance adds to the squared errors.
         served = model.likelihood(model.network(x, mean[:, None])[0])
-        inputs = torch.cat([(x - model.network.mean) / model.network.std, torch.ones(len(x), 1)], dim=1)
+        inputs = torch.cat(
+            [(x - model.network.mean) / model.network.std, torch.ones(len(x), 1)], dim=1
+        )
         spread = inputs.square() @ std[0].square() * model.likelihood.target_std.square()
         nll = -model.likelihood.log_likelihood(served, y)[0] + 0.5 * spread / served[0, :, 1].exp()
     kl = (0.5 * (std.square() + mean.square() - 1.0) - std.log()).sum().item()
@@ -105,7 +124,12 @@ def small_run(folder, start=-3.0, **training):
         {
             "name": "small",
             "method": "bbb-gaussian",
-            "data": {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1},
+            "data": {
+                "source": "digits",
+                "validation_rows": 1,
+                "reference_rows": 1,
+                "ranking_rows": 1,
+            },
             "network": {"hidden": [4]},
             "posterior": {"initial_log_std": start},
             "training": {"epochs": 4, "batch_rows": 16} | training,

@@ -1,4 +1,5 @@
-"""The generalised Gauss-Newton matrix, against all derivatives of outputs by weights, one by one."""
+"""The generalised Gauss-Newton matrix, against all derivatives of outputs by weights, one by
+one."""
 
 import pytest
 import torch
@@ -9,14 +10,15 @@ from torch.nn import functional
 from tests.support.recipes import recipe_with
 from training.fitting import curvature as module_of_it
 from training.fitting.curvature import OutputHessian, curvature, output_hessian
-from training.nn.layers import initial_weights
-from training.nn.model import build, initialise
+from training.networks.layers import initial_weights
+from training.networks.model import build, initialise
 
 ROWS, CLASSES = 7, 4
 
 
 class Places(nn.Module):
-    """Layers of every kind, convolutions with groups, of places that share weights, and changes in place."""
+    """Layers of every kind, convolutions with groups, of places that share weights, and changes in
+    place."""
 
     def __init__(self, shape, outputs):
         super().__init__()
@@ -43,7 +45,9 @@ def rows_like(*shape):
 def model_of(structure, network, shape, task="classification", **changes):
     """A model away from its start, with rows and targets."""
     posterior = {"structure": structure}
-    recipe = recipe_with(method="laplace", task=task, network=network, posterior=posterior, **changes)
+    recipe = recipe_with(
+        method="laplace", task=task, network=network, posterior=posterior, **changes
+    )
     model = build(recipe, shape, 0 if task == "regression" else CLASSES)
     x = rows_like(torch.Size(shape).numel())
     y = x[:, 0] * 3 + 5 if task == "regression" else torch.arange(ROWS) % CLASSES
@@ -59,23 +63,32 @@ def model_of(structure, network, shape, task="classification", **changes):
 def exact(model, x, y):
     """H in float64 by automatic derivatives of each row's outputs and log-density."""
     theta = model.posterior.centre()
-    jacobian = derivatives.jacobian(lambda t: model.network(x, t[None, None])[0][0], theta).double()  # (N, C, D)
+    jacobian = derivatives.jacobian(
+        lambda t: model.network(x, t[None, None])[0][0], theta
+    ).double()  # (N, C, D)
     outputs = model.network(x, theta[None, None])[0][0].detach()
-    blocks = torch.stack([row_hessian(model.likelihood, outputs[n : n + 1], y[n : n + 1]) for n in range(len(x))])
+    blocks = torch.stack(
+        [row_hessian(model.likelihood, outputs[n : n + 1], y[n : n + 1]) for n in range(len(x))]
+    )
     return torch.einsum("nci,ncd,ndj->ij", jacobian, blocks, jacobian)
 
 
 def row_hessian(likelihood, outputs, y):
-    """The expected second derivative of a row: of classes the Hessian itself, which does not depend on the label."""
+    """The expected second derivative of a row: of classes the Hessian itself, which does not depend
+    on the label."""
     if likelihood.task == "classification":
         return derivatives.hessian(
-            lambda o: -likelihood.weighted_log_likelihood(likelihood(o[None, None]), y).sum(), outputs[0]
+            lambda o: -likelihood.weighted_log_likelihood(likelihood(o[None, None]), y).sum(),
+            outputs[0],
         ).double()
     mean, log_variance = likelihood(outputs[None])[0, 0].unbind(-1)
-    std = (0.5 * log_variance).exp()  # of targets this far from the mean the second derivatives have their mean
+    std = (
+        0.5 * log_variance
+    ).exp()  # of targets this far from the mean the second derivatives have their mean
     return sum(
         derivatives.hessian(
-            lambda o, at=at: -likelihood.log_likelihood(likelihood(o[None, None]), at[None]).sum(), outputs[0]
+            lambda o, at=at: -likelihood.log_likelihood(likelihood(o[None, None]), at[None]).sum(),
+            outputs[0],
         ).double()
         / 2
         for at in (mean + std, mean - std)
@@ -92,7 +105,9 @@ def blocks(model, matrix):
 def rebuilt(model, found):
     """The matrix of each drawn layer, from its eigenvalues and eigenvectors."""
     matrices = []
-    for slot, eigen, spread in zip(model.network.slots, found.eigens, model.posterior.spreads, strict=True):
+    for slot, eigen, spread in zip(
+        model.network.slots, found.eigens, model.posterior.spreads, strict=True
+    ):
         if model.posterior.structure == "full":
             (vectors,) = eigen.vectors
             matrices.append(vectors @ torch.diag(eigen.values) @ vectors.T)
@@ -165,13 +180,19 @@ def test_kronecker_factors_of_a_lone_row_are_exact(task):
 def test_kronecker_factors_are_sums_over_rows_columns_and_places():
     model, x, y = model_of("kronecker", ALL, IMAGE)
     matrices = dict(
-        zip((s.name for s in model.network.slots), rebuilt(model, curvature(model, x, y, 0)), strict=True)
+        zip(
+            (s.name for s in model.network.slots),
+            rebuilt(model, curvature(model, x, y, 0)),
+            strict=True,
+        )
     )
     plain = with_weights_of(model)
     seen = {}
     layers = {name: getattr(plain, name) for name in matrices}
     for name, layer in layers.items():
-        layer.register_forward_hook(lambda _, took, gave, name=name: noted(seen, name, took[0], gave))
+        layer.register_forward_hook(
+            lambda _, took, gave, name=name: noted(seen, name, took[0], gave)
+        )
     outputs = plain(model.network.standardised(x))
     probs = torch.softmax(outputs, 1).detach()
     values = [seen[name][1] for name in layers]
@@ -181,24 +202,36 @@ def test_kronecker_factors_are_sums_over_rows_columns_and_places():
         slopes.append(torch.autograd.grad(outputs, values, column, retain_graph=True))
     for i, (name, layer) in enumerate(layers.items()):
         a = layer_inputs(layer, seen[name][0])  # (G, places of all rows, inputs)
-        b = torch.stack([layer_values(layer, slope[i]) for slope in slopes])  # (C, G, places, outputs)
+        b = torch.stack(
+            [layer_values(layer, slope[i]) for slope in slopes]
+        )  # (C, G, places, outputs)
         groups, outputs_of = b.shape[1], b.shape[3]
         expected = torch.zeros(a.shape[2], groups * outputs_of, a.shape[2], groups * outputs_of)
         for g in range(groups):
             at = slice(g * outputs_of, (g + 1) * outputs_of)
             of_values = torch.einsum("cto,ctp->op", b[:, g], b[:, g])
-            expected[:, at, :, at] = torch.einsum("ij,op->iojp", a[g].T @ a[g], of_values) / a.shape[1]
+            expected[:, at, :, at] = (
+                torch.einsum("ij,op->iojp", a[g].T @ a[g], of_values) / a.shape[1]
+            )
         size = a.shape[2] * groups * outputs_of
-        torch.testing.assert_close(matrices[name].float(), expected.reshape(size, size), rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(
+            matrices[name].float(), expected.reshape(size, size), rtol=1e-3, atol=1e-5
+        )
 
 
 def with_weights_of(model):
     """The user's own module, with the weights that are drawn at their mean."""
     plain = Places(IMAGE, CLASSES).eval()
-    state = {name: tensor for name, tensor in model.network.module.state_dict().items() if name.startswith("norm")}
+    state = {
+        name: tensor
+        for name, tensor in model.network.module.state_dict().items()
+        if name.startswith("norm")
+    }
     plain.load_state_dict(state, strict=False)
     theta = model.posterior.centre()
-    for slot, part in zip(model.network.slots, theta.split([s.size for s in model.network.slots]), strict=True):
+    for slot, part in zip(
+        model.network.slots, theta.split([s.size for s in model.network.slots]), strict=True
+    ):
         layer = getattr(plain, slot.name)
         matrix = part.view(slot.shape)
         with torch.no_grad():
@@ -206,7 +239,9 @@ def with_weights_of(model):
                 layer.bias.copy_(matrix[-1])
                 matrix = matrix[:-1]
             size = getattr(layer, "kernel_size", ())
-            weight = matrix.T if not size else matrix.unflatten(0, (*size, -1)).movedim((-1, -2), (0, 1))
+            weight = (
+                matrix.T if not size else matrix.unflatten(0, (*size, -1)).movedim((-1, -2), (0, 1))
+            )
             layer.weight.copy_(weight)
         torch.testing.assert_close(initial_weights(layer), part.view(slot.shape))
     return plain
@@ -226,7 +261,9 @@ def layer_inputs(layer, h):
         else:
             size, rest = layer.kernel_size, {"stride": layer.stride, "padding": layer.padding}
         taken = functional.unfold(h, size, **rest)  # (N, channels x offsets, places)
-        taken = taken.unflatten(1, (layer.groups, -1, torch.Size(size).numel()))  # (N, G, channels, offsets, places)
+        taken = taken.unflatten(
+            1, (layer.groups, -1, torch.Size(size).numel())
+        )  # (N, G, channels, offsets, places)
         a = taken.permute(1, 0, 4, 3, 2).flatten(3).flatten(1, 2)
     return torch.cat([a, torch.ones(*a.shape[:2], 1)], 2) if layer.bias is not None else a
 
@@ -249,12 +286,16 @@ def test_rows_in_chunks_add_up_to_the_same(structure, network, shape, monkeypatc
 
 def test_columns_of_roots_add_up_to_the_output_hessian():
     likelihood = model_of("diagonal", MLP, (6,))[0].likelihood
-    hessian = output_hessian(likelihood, 3 * rows_like(CLASSES), torch.zeros(ROWS, dtype=torch.int64))
+    hessian = output_hessian(
+        likelihood, 3 * rows_like(CLASSES), torch.zeros(ROWS, dtype=torch.int64)
+    )
     columns = torch.stack(list(hessian.roots(torch.Generator())), 2)  # (N, C, columns)
     expected = torch.diag_embed(hessian.d) - hessian.u[:, :, None] * hessian.u[:, None]
     torch.testing.assert_close(columns @ columns.mT, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(hessian.total, expected.sum(0), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(hessian.diagonal, expected.diagonal(dim1=1, dim2=2), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        hessian.diagonal, expected.diagonal(dim1=1, dim2=2), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_random_columns_of_many_outputs_have_the_hessian_as_their_mean():
@@ -273,7 +314,9 @@ def test_random_columns_of_many_outputs_have_the_hessian_as_their_mean():
 
 def test_a_thousand_classes_take_no_thousand_derivatives():
     recipe = recipe_with(
-        method="laplace", network={**ALL_OF_MLP, "bayesian": ["*"]}, posterior={"structure": "kronecker"}
+        method="laplace",
+        network={**ALL_OF_MLP, "bayesian": ["*"]},
+        posterior={"structure": "kronecker"},
     )
     x = rows_like(6)
     model = build(recipe, (6,), 1000).eval()

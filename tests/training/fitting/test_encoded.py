@@ -1,4 +1,5 @@
-"""Rows that are encoded once: what is kept is what the encoder says, whatever became of the file."""
+"""Rows that are encoded once: what is kept is what the encoder says, whatever became of the
+file."""
 
 import gc
 import os

@@ -48,7 +48,12 @@ class Eigenvalues(nn.Module):
 
 def recipe(factory=Body, **network):
     return recipe_with(
-        network={"factory": f"{__name__}:{factory.__name__}", "bayesian": ["head"], "trained": [], **network}
+        network={
+            "factory": f"{__name__}:{factory.__name__}",
+            "bayesian": ["head"],
+            "trained": [],
+            **network,
+        }
     )
 
 
@@ -72,7 +77,12 @@ def test_long_rows_of_frozen_layers_get_one(tmp_path):
     [
         (recipe(), 8),
         (recipe(encoder="none"), SIDE),
-        (recipe().model_copy(update={"network": recipe().network.model_copy(update={"trained": None})}), SIDE),
+        (
+            recipe().model_copy(
+                update={"network": recipe().network.model_copy(update={"trained": None})}
+            ),
+            SIDE,
+        ),
         (recipe_with(network={"hidden": [5]}), SIDE),
         (recipe(Choosing), SIDE),
         (recipe(Eigenvalues), SIDE),
@@ -84,7 +94,10 @@ def test_others_get_none(tmp_path, recipe, side):
 
 @pytest.mark.parametrize(
     ("factory", "says"),
-    [(Choosing, "a network that can be cut in two, got .*cannot be followed"), (Eigenvalues, "that can be exported")],
+    [
+        (Choosing, "a network that can be cut in two, got .*cannot be followed"),
+        (Eigenvalues, "that can be exported"),
+    ],
 )
 def test_one_that_is_asked_for_and_cannot_be_is_one_line(tmp_path, factory, says):
     with pytest.raises(InvalidInput, match=rf"^network\.encoder: expected .*{says}") as refused:

@@ -10,7 +10,7 @@ from scipy.stats import genpareto
 from tests.support.linear_gaussian import Problem, at_exact_posterior, exact, recipe
 from training.fitting import importance
 from training.fitting.importance import log_ratios, pareto_k, pareto_shape
-from training.nn.model import build
+from training.networks.model import build
 from training.recipe import PointSection
 
 DRAWS = 4000
@@ -48,13 +48,18 @@ def test_far_apart_ratios_are_a_heavy_tail():
 
 
 def test_a_posterior_that_covers_has_a_small_k_and_one_too_narrow_a_large_one():
-    problem = Problem.make(inputs=1)  # two numbers, nearly independent: the factorial Gaussian is nearly exact
+    problem = Problem.make(
+        inputs=1
+    )  # two numbers, nearly independent: the factorial Gaussian is nearly exact
     x, y = (torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
     found = {
-        times: pareto_k(log_ratios(at_exact_posterior(problem, "bbb-gaussian", times), x, y, 1 / len(x), 250, 0))
+        times: pareto_k(
+            log_ratios(at_exact_posterior(problem, "bbb-gaussian", times), x, y, 1 / len(x), 250, 0)
+        )
         for times in (1.0, 0.1)
     }
-    # Of a Gaussian the ratio's tail has the index 1 - variance over the target's variance; its error here is some .2.
+    # Of a Gaussian the ratio's tail has the index 1 - variance over the target's variance; its
+    # error here is some .2.
     assert found[1.0] < 0.4 < found[0.1]
 
 
@@ -67,7 +72,9 @@ def test_ratios_are_those_of_the_densities(problem):
     with torch.no_grad():
         theta = model.posterior(eps).double()
         q_mean, q_std = (moment.double() for moment in model.posterior.moments())
-    target = torch.distributions.MultivariateNormal(mean, precision_matrix=precision).log_prob(theta)
+    target = torch.distributions.MultivariateNormal(mean, precision_matrix=precision).log_prob(
+        theta
+    )
     q = torch.distributions.Normal(q_mean, q_std).log_prob(theta).sum(1)
     expected = (target - q).numpy()
     assert found - found.mean() == pytest.approx(expected - expected.mean(), abs=1e-2)
@@ -82,7 +89,11 @@ def test_methods_with_a_density_have_ratios(problem, method):
 
 def test_without_a_density_or_with_too_many_rows_there_are_none(problem, monkeypatch):
     x, y = (torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
-    without = build(recipe("mvn", -3.0).model_copy(update={"method": "mle", "posterior": PointSection()}), (5,), 0)
+    without = build(
+        recipe("mvn", -3.0).model_copy(update={"method": "mle", "posterior": PointSection()}),
+        (5,),
+        0,
+    )
     assert log_ratios(without, x, y, 1 / len(x), 5, 0) is None
     model = build(recipe("mvn", -3.0), (problem.inputs,), 0)
     monkeypatch.setattr(importance, "MOST_FLOPS", 1.0)

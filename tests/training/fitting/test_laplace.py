@@ -1,4 +1,5 @@
-"""Laplace's approximation: exact where the problem is linear and Gaussian, and how its prior is chosen."""
+"""Laplace's approximation: exact where the problem is linear and Gaussian, and how its prior is
+chosen."""
 
 import math
 
@@ -19,9 +20,9 @@ from training.fitting.laplace import (
     predicted,
 )
 from training.fitting.run import Run, training_facts
-from training.nn.model import build, initialise, split_network
-from training.nn.posteriors import noise
-from training.nn.posteriors.laplace import Eigen
+from training.networks.model import build, initialise, split_network
+from training.posteriors import noise
+from training.posteriors.laplace import Eigen
 from training.recipe import Recipe, validated
 
 
@@ -34,7 +35,9 @@ def linear(structure, prior_std=1.0, epochs=40):
     content = linear_recipe("mvn", 0.0, epochs).model_dump(exclude_none=True)
     posterior = {"structure": structure, "prior_std": prior_std}
     training = {"epochs": epochs, "batch_rows": 50, "learning_rate": 0.1, "choose": "elbo"}
-    return Recipe.model_validate({**content, "method": "laplace", "posterior": posterior, "training": training})
+    return Recipe.model_validate(
+        {**content, "method": "laplace", "posterior": posterior, "training": training}
+    )
 
 
 def rows_of(split):
@@ -52,7 +55,12 @@ def at_best(problem, settings):
 
 def fitted(model, settings, problem):
     return fit_laplace(
-        model, settings.posterior, rows_of(problem.splits.train), rows_of(problem.splits.validation), 0, 20
+        model,
+        settings.posterior,
+        rows_of(problem.splits.train),
+        rows_of(problem.splits.validation),
+        0,
+        20,
     )
 
 
@@ -66,14 +74,20 @@ def test_on_a_linear_gaussian_problem_the_covariance_is_exact(problem):
     settings = linear("full")
     model, precision = at_best(problem, settings)
     fitted(model, settings, problem)
-    torch.testing.assert_close(covariance(model.posterior), precision.inverse(), rtol=1e-4, atol=1e-8)
+    torch.testing.assert_close(
+        covariance(model.posterior), precision.inverse(), rtol=1e-4, atol=1e-8
+    )
 
 
-def test_a_lone_outputs_kronecker_product_is_exact_too_and_the_diagonal_is_of_the_precision(problem):
+def test_a_lone_outputs_kronecker_product_is_exact_too_and_the_diagonal_is_of_the_precision(
+    problem,
+):
     settings = linear("kronecker")
     model, precision = at_best(problem, settings)
     fitted(model, settings, problem)
-    torch.testing.assert_close(covariance(model.posterior), precision.inverse(), rtol=1e-4, atol=1e-8)
+    torch.testing.assert_close(
+        covariance(model.posterior), precision.inverse(), rtol=1e-4, atol=1e-8
+    )
     settings = linear("diagonal")
     model, precision = at_best(problem, settings)
     fitted(model, settings, problem)
@@ -86,7 +100,9 @@ def test_the_marginal_likelihood_is_the_evidence(problem, structure):
     settings = linear(structure)
     model, _ = at_best(problem, settings)
     facts = fitted(model, settings, problem)
-    assert facts["log_marginal_likelihood"] == pytest.approx(evidence(model, problem, 1.0), abs=1e-3)
+    assert facts["log_marginal_likelihood"] == pytest.approx(
+        evidence(model, problem, 1.0), abs=1e-3
+    )
     assert facts["log_marginal_likelihood"] < facts["log_likelihood"]
 
 
@@ -98,7 +114,9 @@ def evidence(model, problem, prior_std):
     spread = inputs @ inputs.T + scale**2 * torch.eye(len(x))
     off = y - model.likelihood.target_mean.double()
     log_det = torch.linalg.slogdet(spread)[1]
-    return (-0.5 * (off @ torch.linalg.solve(spread, off) + log_det + len(x) * math.log(2 * math.pi))).item()
+    return (
+        -0.5 * (off @ torch.linalg.solve(spread, off) + log_det + len(x) * math.log(2 * math.pi))
+    ).item()
 
 
 def test_a_fit_ends_at_the_exact_posterior(problem, tmp_path, fits):
@@ -107,7 +125,9 @@ def test_a_fit_ends_at_the_exact_posterior(problem, tmp_path, fits):
     mean, precision = exact(model, problem)
     std = precision.inverse().diagonal().sqrt()
     assert ((model.posterior.mean.double() - mean).abs() < 0.1 * std).all()
-    torch.testing.assert_close(covariance(model.posterior), precision.inverse(), rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(
+        covariance(model.posterior), precision.inverse(), rtol=1e-3, atol=1e-7
+    )
     facts = training_facts(run, problem.splits)
     assert facts.laplace["says"].startswith(
         "laplace, full, of 6 weights: prior_std 1 as told, log marginal likelihood -"
@@ -165,7 +185,9 @@ def test_a_trained_network_is_not_trained_and_its_noise_is_its_error(problem, tm
     x, y = rows_of(problem.splits.train)
     served = model.likelihood(model.network(x, model.posterior.centre()[None, None])[0])
     errors = (module(x)[:, 0] - y).square().mean()
-    torch.testing.assert_close(served[0, :, 1].exp(), errors.expand(len(x)).detach(), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        served[0, :, 1].exp(), errors.expand(len(x)).detach(), rtol=1e-4, atol=0
+    )
     facts = training_facts(run, problem.splits)
     assert (facts.epochs, facts.steps) == (0, 0)
     assert math.isfinite(facts.validation_log_likelihood)
@@ -174,9 +196,13 @@ def test_a_trained_network_is_not_trained_and_its_noise_is_its_error(problem, tm
     assert run.checkpoint.exists()
 
 
-def test_a_run_that_was_killed_before_its_publication_finds_the_same_posterior(problem, tmp_path, fits):
+def test_a_run_that_was_killed_before_its_publication_finds_the_same_posterior(
+    problem, tmp_path, fits
+):
     network = {"hidden": [3]}
-    settings = recipe_with(method="laplace", task="regression", network=network, training={"epochs": 2})
+    settings = recipe_with(
+        method="laplace", task="regression", network=network, training={"epochs": 2}
+    )
     folder = tmp_path / "run"
     folder.mkdir()
     draws = []
@@ -189,14 +215,18 @@ def test_a_run_that_was_killed_before_its_publication_finds_the_same_posterior(p
 
 def test_held_out_rows_are_most_likely_under_the_chosen_prior():
     settings = recipe_with(
-        method="laplace", network=TRAINED, posterior={"prior_std": "held-out", "structure": "diagonal"}
+        method="laplace",
+        network=TRAINED,
+        posterior={"prior_std": "held-out", "structure": "diagonal"},
     )
     model = build(settings, (5,), 3)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(300, 5, generator=generator)
     initialise(model, x, standardise=False)
     logits = model.network(x, model.posterior.centre()[None, None])[0][0]
-    y = torch.multinomial(torch.softmax(logits / 2, 1), 1, generator=generator)[:, 0]  # the network is too certain
+    y = torch.multinomial(torch.softmax(logits / 2, 1), 1, generator=generator)[
+        :, 0
+    ]  # the network is too certain
     train, held_out = (x[:3], y[:3]), (x[3:], y[3:])
     facts = fit_laplace(model, settings.posterior, train, held_out, 0, 20)
     eps = noise(model.posterior, 20, 0, 4)
@@ -204,7 +234,9 @@ def test_held_out_rows_are_most_likely_under_the_chosen_prior():
     def likelihood_at(prior_std):
         section = settings.posterior.model_copy(update={"prior_std": prior_std})
         fit_laplace(model, section, train, held_out, 0, 20)
-        return model.likelihood.mixture_log_likelihood(predicted(model, held_out[0], eps), held_out[1]).mean()
+        return model.likelihood.mixture_log_likelihood(
+            predicted(model, held_out[0], eps), held_out[1]
+        ).mean()
 
     at = likelihood_at(facts["prior_std"])
     assert all(at > likelihood_at(facts["prior_std"] * times) for times in (0.5, 2.0))
@@ -218,9 +250,13 @@ def test_a_tempered_likelihood_counts_as_so_many_more_rows(problem):
     held_out = rows_of(problem.splits.validation)
     facts = fit_laplace(model, settings.posterior, twice, held_out, 0, 20)
     of_twice = covariance(model.posterior)
-    tempered = fit_laplace(model, settings.posterior, rows_of(problem.splits.train), held_out, 0, 20, times=2.0)
+    tempered = fit_laplace(
+        model, settings.posterior, rows_of(problem.splits.train), held_out, 0, 20, times=2.0
+    )
     torch.testing.assert_close(covariance(model.posterior), of_twice, rtol=1e-4, atol=1e-8)
-    assert tempered["log_marginal_likelihood"] == pytest.approx(facts["log_marginal_likelihood"], rel=1e-5)
+    assert tempered["log_marginal_likelihood"] == pytest.approx(
+        facts["log_marginal_likelihood"], rel=1e-5
+    )
 
 
 class HeadFirst(nn.Module):
@@ -234,7 +270,9 @@ class HeadFirst(nn.Module):
         return self.head(torch.tanh(self.body(x)))
 
 
-@pytest.mark.parametrize(("bayesian", "drawn"), [(None, ["head"]), (["body"], ["body"]), (["*"], ["head", "body"])])
+@pytest.mark.parametrize(
+    ("bayesian", "drawn"), [(None, ["head"]), (["body"], ["body"]), (["*"], ["head", "body"])]
+)
 def test_the_layer_that_runs_last_is_drawn_unless_others_are_named(bayesian, drawn):
     network = {"factory": f"{__name__}:HeadFirst", "bayesian": bayesian}
     model = build(recipe_with(method="laplace", network=network), (5,), 3)
@@ -251,15 +289,23 @@ def test_all_before_the_last_layer_can_be_an_encoder():
     encoded = parts.encoder(rows).detach()
     head = build(settings, (5,), 3, encoded, encoded=parts.width)
     whole = build(
-        settings.model_copy(update={"network": settings.network.model_copy(update={"encoder": None})}), (5,), 3
+        settings.model_copy(
+            update={"network": settings.network.model_copy(update={"encoder": None})}
+        ),
+        (5,),
+        3,
     )
     facts = []
     for model, x in ((head, encoded), (whole, rows)):
         initialise(model, x, standardise=False)
         facts.append(fit_laplace(model, settings.posterior, (x, y), (x, y), 0, 20))
         del facts[-1]["seconds"]
-    assert facts[0]["log_marginal_likelihood"] == pytest.approx(facts[1]["log_marginal_likelihood"], rel=1e-5)
-    torch.testing.assert_close(covariance(head.posterior), covariance(whole.posterior), rtol=1e-3, atol=1e-6)
+    assert facts[0]["log_marginal_likelihood"] == pytest.approx(
+        facts[1]["log_marginal_likelihood"], rel=1e-5
+    )
+    torch.testing.assert_close(
+        covariance(head.posterior), covariance(whole.posterior), rtol=1e-3, atol=1e-6
+    )
 
 
 # What is refused
@@ -268,7 +314,8 @@ def test_all_before_the_last_layer_can_be_an_encoder():
 def test_what_contradicts_itself_is_refused_in_a_line():
     told = content_with(method="laplace", training={"epochs": 0})
     refused(
-        lambda: check_trained(Recipe.model_validate(told), None), "training.epochs: expected 1 or more, or a trained"
+        lambda: check_trained(Recipe.model_validate(told), None),
+        "training.epochs: expected 1 or more, or a trained",
     )
     other = content_with(training={"epochs": 0})
     refused(
@@ -278,32 +325,51 @@ def test_what_contradicts_itself_is_refused_in_a_line():
     for wrong in (0, -1.0, "marginal", True):
         content = content_with(method="laplace", posterior={"prior_std": wrong})
         refused(
-            lambda content=content: validated(content, "r"), "r: posterior.prior_std: expected a number above 0, "
+            lambda content=content: validated(content, "r"),
+            "r: posterior.prior_std: expected a number above 0, ",
         )
     auto = content_with(
-        method="laplace", task="regression", network=TRAINED, data={"target_transform": "auto"}, training={}
+        method="laplace",
+        task="regression",
+        network=TRAINED,
+        data={"target_transform": "auto"},
+        training={},
     )
     del auto["training"]["epochs"]
     refused(
-        lambda: check_trained(Recipe.model_validate(auto), None), "data.target_transform: expected what the trained"
+        lambda: check_trained(Recipe.model_validate(auto), None),
+        "data.target_transform: expected what the trained",
     )
 
 
 @pytest.mark.parametrize(
     ("network", "says"),
     [
-        ({**TRAINED, "bayesian": ["*"]}, "or a last layer alone whose values are the outputs, got 'full' of 0, 2"),
-        ({**TRAINED, "bayesian": ["0"]}, "or a last layer alone whose values are the outputs, got 'full' of 0"),
+        (
+            {**TRAINED, "bayesian": ["*"]},
+            "or a last layer alone whose values are the outputs, got 'full' of 0, 2",
+        ),
+        (
+            {**TRAINED, "bayesian": ["0"]},
+            "or a last layer alone whose values are the outputs, got 'full' of 0",
+        ),
         (
             {"hidden": [11_000]},
             "for 33003 weights (full: up to 11000), got 'full' of layer 2: 8.71 GB for its matrix",
         ),
-        ({"factory": f"{__name__}:squashed"}, "or a last layer alone whose values are the outputs, got 'full' of 0"),
+        (
+            {"factory": f"{__name__}:squashed"},
+            "or a last layer alone whose values are the outputs, got 'full' of 0",
+        ),
     ],
 )
 def test_full_covariances_of_what_is_too_much_are_refused(network, says):
     settings = recipe_with(method="laplace", network=network, posterior={"structure": "full"})
-    refused(lambda: build(settings, (5,), 3), "posterior.structure: expected kronecker or diagonal", says)
+    refused(
+        lambda: build(settings, (5,), 3),
+        "posterior.structure: expected kronecker or diagonal",
+        says,
+    )
 
 
 def squashed(shape, outputs):
@@ -315,4 +381,6 @@ def test_weights_of_a_file_need_no_epochs(tmp_path):
     save_file(module.state_dict(), tmp_path / "w.safetensors")
     network = {"factory": f"{__name__}:trained", "weights": str(tmp_path / "w.safetensors")}
     for epochs in (None, 0, 3):
-        check_trained(recipe_with(method="laplace", network=network, training={"epochs": epochs}), None)
+        check_trained(
+            recipe_with(method="laplace", network=network, training={"epochs": epochs}), None
+        )

@@ -1,4 +1,5 @@
-"""Fits that are told no number of epochs: they go on until what counts has levelled off, and say what had not."""
+"""Fits that are told no number of epochs: they go on until what counts has levelled off, and say
+what had not."""
 
 import numpy as np
 import pytest
@@ -15,7 +16,10 @@ def history(epochs=60, noise=0.001, **slopes):
     rng = np.random.default_rng(0)
     names = {"validation_log_likelihood": -1.0, "objective": 1.0, "log_std": -3.0}
     return [
-        {name: start + slopes.get(name, 0.0) * i + noise * rng.normal() for name, start in names.items()}
+        {
+            name: start + slopes.get(name, 0.0) * i + noise * rng.normal()
+            for name, start in names.items()
+        }
         for i in range(epochs)
     ]
 
@@ -29,7 +33,10 @@ def history(epochs=60, noise=0.001, **slopes):
         ({"objective": -0.01}, ["the bound still fell"]),
         ({"objective": 0.01}, []),
         ({"log_std": 0.02}, ["the spread still moved"]),
-        ({"log_std": -0.02, "objective": -0.01}, ["the bound still fell", "the spread still moved"]),
+        (
+            {"log_std": -0.02, "objective": -0.01},
+            ["the bound still fell", "the spread still moved"],
+        ),
         ({"validation_log_likelihood": 0.0002}, []),
     ],
     ids=str,
@@ -107,7 +114,9 @@ def test_a_fit_that_has_no_more_time_says_what_still_moved(splits, tmp_path):
     run = begin(tmp_path / "a", splits, patience=20, max_epochs=30, learning_rate=1e-4)
     run.fit(quiet=True)
     assert len(run.progress.history) == 30
-    assert run.stopped().startswith("after 30 epochs, the most there may be (training.max_epochs): ")
+    assert run.stopped().startswith(
+        "after 30 epochs, the most there may be (training.max_epochs): "
+    )
     told = begin(tmp_path / "b", splits, epochs=2)
     told.fit(quiet=True)
     assert told.stopped() == "after 2 epochs, as told"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from training.fitting.objectives import alpha_objective, geometric_weight
-from training.nn.likelihoods import Categorical
+from training.networks.likelihoods import Categorical
 
 
 def log_likelihoods():
@@ -30,20 +30,29 @@ def test_the_likelihood_term_is_its_equation(alpha):
     for n in range(4):
         mean = sum(math.exp(log_likelihood[k, n].item()) ** alpha for k in range(3)) / 3
         expected -= math.log(mean) / alpha / 4
-    assert alpha_objective(log_likelihood, torch.zeros(3), 1.0, alpha)[1].item() == pytest.approx(expected)
+    assert alpha_objective(log_likelihood, torch.zeros(3), 1.0, alpha)[1].item() == pytest.approx(
+        expected
+    )
 
 
 def test_alpha_0_is_the_limit_and_one_draw_is_the_same_for_every_alpha():
     log_likelihood, kl = log_likelihoods(), torch.zeros(3)
     limit = alpha_objective(log_likelihood, kl, 1.0)[0].item()
     # The second term of the expansion is -alpha var_k / 2.
-    assert alpha_objective(log_likelihood, kl, 1.0, 1e-6)[0].item() == pytest.approx(limit, abs=1e-5)
-    losses = [alpha_objective(log_likelihood[:1], kl[:1], 1.0, alpha)[0].item() for alpha in (0.0, 0.5, 1.0)]
+    assert alpha_objective(log_likelihood, kl, 1.0, 1e-6)[0].item() == pytest.approx(
+        limit, abs=1e-5
+    )
+    losses = [
+        alpha_objective(log_likelihood[:1], kl[:1], 1.0, alpha)[0].item()
+        for alpha in (0.0, 0.5, 1.0)
+    ]
     assert losses == pytest.approx([losses[0]] * 3)
 
 
 def test_a_likelihood_far_below_the_smallest_number_stays_finite():
-    assert alpha_objective(torch.full((3, 2), -1e4), torch.zeros(3), 1.0, 0.5)[0].item() == pytest.approx(1e4)
+    assert alpha_objective(torch.full((3, 2), -1e4), torch.zeros(3), 1.0, 0.5)[
+        0
+    ].item() == pytest.approx(1e4)
 
 
 def test_the_log_likelihood_is_that_of_the_rows_own_classes():
@@ -56,5 +65,7 @@ def test_the_log_likelihood_is_that_of_the_rows_own_classes():
 def test_geometric_weights_halve_and_add_up_to_one(batches):
     weights = [geometric_weight(i, batches) for i in range(batches)]
     assert sum(weights) == pytest.approx(1.0)
-    assert weights[0] == pytest.approx(2.0 ** (batches - 1) / (2.0**batches - 1) if batches < 500 else 0.5)
+    assert weights[0] == pytest.approx(
+        2.0 ** (batches - 1) / (2.0**batches - 1) if batches < 500 else 0.5
+    )
     assert all(later == pytest.approx(earlier / 2) for earlier, later in pairwise(weights))

@@ -42,7 +42,8 @@ def uninterrupted(tmp_path_factory, fits):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory, fits):
-    """A folder in which `fit` was killed at a random moment after its first checkpoint. Copy it to write in it."""
+    """A folder in which `fit` was killed at a random moment after its first checkpoint. Copy it to
+    write in it."""
     folder = tmp_path_factory.mktemp("killed")
     kill_after_a_checkpoint(folder)
     return folder
@@ -83,7 +84,8 @@ def test_what_a_version_was_fitted_from_is_not_fitted_again_unless_told(uninterr
         said, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert said.startswith(
-        "small version 1 was fitted by this recipe on these data, so there is nothing to do; --again"
+        "small version 1 was fitted by this recipe on these data, so there is nothing to do; "
+        "--again"
     )
     assert published_weights(folder) == published_weights(uninterrupted)
     for process in (fitting(folder, 4, "--again"), fitting(folder, 4, "--seed", "7")):
@@ -136,7 +138,9 @@ def test_every_checkpoint_leads_to_the_same_weights(splits, tmp_path):
     snapshots = []
     thread = threading.Thread(target=run.fit, kwargs={"quiet": True})
     thread.start()
-    while thread.is_alive():  # a checkpoint is replaced at once, so a reader beside the run never sees half of one
+    while (
+        thread.is_alive()
+    ):  # a checkpoint is replaced at once, so a reader beside the run never sees half of one
         if run.checkpoint.exists():
             content = run.checkpoint.read_bytes()
             if not snapshots or content != snapshots[-1]:
@@ -192,7 +196,9 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(splits, tmp_path, d
     elif damage == "other format":
         run.checkpoint.write_bytes(b"\x80\x05" + content)
     elif damage == "other model":
-        write_checkpoint(run.checkpoint, {**tensors, "model.network.module.0.bias": torch.zeros(3)}, facts)
+        write_checkpoint(
+            run.checkpoint, {**tensors, "model.network.module.0.bias": torch.zeros(3)}, facts
+        )
     else:
         write_checkpoint(run.checkpoint, {n: t for n, t in tensors.items() if n != "sums"}, facts)
     with pytest.raises(InvalidInput, match=r"delete it to begin anew") as refused:
@@ -220,7 +226,10 @@ def test_a_wrong_recipe_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsy
     recipe = recipe_in(tmp_path)
     recipe.write_text(recipe.read_text().replace("epochs = 4", "epochs = 0"))
     line = refusal(tmp_path, monkeypatch, capsys, recipe)
-    assert line == f"error: {recipe}: training.epochs: expected 1 or more for method bhn-realnvp, got 0\n"
+    assert (
+        line
+        == f"error: {recipe}: training.epochs: expected 1 or more for method bhn-realnvp, got 0\n"
+    )
     assert "absent.toml: expected a readable recipe" in refusal(
         tmp_path, monkeypatch, capsys, tmp_path / "absent.toml"
     )
@@ -237,7 +246,9 @@ def test_a_task_or_target_that_cannot_be_is_exit_code_2_and_one_line(tmp_path, m
     recipe.write_text('task = "regression"\n' + recipe.read_text())
     (tmp_path / "data" / "a.csv").write_text("a,b\n" + "1,2\n3,2\n" * 400)
     line = refusal(tmp_path, monkeypatch, capsys, recipe, "--data", "csv:a.csv", "--target", "b")
-    assert line.startswith("error: data.target: expected training targets that differ, got 2.0 alone")
+    assert line.startswith(
+        "error: data.target: expected training targets that differ, got 2.0 alone"
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -270,21 +281,38 @@ def refusal(folder, monkeypatch, capsys, recipe, *options):
 
 def recipe_in(folder, epochs=4, seed=1, interval=0.02):
     posterior = {"couplings": 2, "hidden": 8, "initial_log_std": -4.0}
-    schedule = {"epochs": epochs, "batch_rows": 16, "validation_draws": 3, "checkpoint_interval_s": interval}
+    schedule = {
+        "epochs": epochs,
+        "batch_rows": 16,
+        "validation_draws": 3,
+        "checkpoint_interval_s": interval,
+    }
     serving = {"draws": 2, **ALL_DETECTORS}
     return write_recipe(folder, seed=seed, posterior=posterior, training=schedule, serving=serving)
 
 
 @contextmanager
 def fitting(folder, epochs=4, *options):
-    """`python -m training fit` as a process; when the block ends it is killed, if it has not ended."""
+    """`python -m training fit` as a process; when the block ends it is killed, if it has not
+    ended."""
     environment = environment_with(
         DUBITO_STORE=str(folder / "models"), DUBITO_RUNS=str(folder / "runs"), OMP_NUM_THREADS="1"
     )
-    command = [sys.executable, "-m", "training", "fit", str(recipe_in(folder, epochs)), "--quiet", "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "training",
+        "fit",
+        str(recipe_in(folder, epochs)),
+        "--quiet",
+        "--device",
+        "cpu",
+    ]
     command += options
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+    process = subprocess.Popen(
+        command, env=environment, cwd=ROOT, stdout=pipe, stderr=pipe, text=True
+    )
     try:
         yield process
     finally:
@@ -299,7 +327,9 @@ def kill_after_a_checkpoint(folder):
     """Kill `fit` at a random moment after it has got further than its folder has."""
     before = checkpoint_of(folder)
     with fitting(folder) as process:
-        wait_until(lambda: process.poll() is not None or checkpoint_of(folder) not in {None, before}, 60)
+        wait_until(
+            lambda: process.poll() is not None or checkpoint_of(folder) not in {None, before}, 60
+        )
         time.sleep(random.uniform(0, 0.2))
     assert process.returncode == -signal.SIGKILL
 
@@ -314,7 +344,9 @@ def checkpoint_of(folder):
 def published_weights(folder):
     """Each tensor of version 1, as bytes."""
     weights = load_file(folder / "models" / "small" / "1" / "weights.safetensors")
-    return {name: (array.shape, str(array.dtype), array.tobytes()) for name, array in weights.items()}
+    return {
+        name: (array.shape, str(array.dtype), array.tobytes()) for name, array in weights.items()
+    }
 
 
 def metrics_of(folder):
@@ -324,13 +356,18 @@ def metrics_of(folder):
 
 def timeless(history):
     """Metrics without the wall clock."""
-    return [{key: value for key, value in metrics.items() if key != "seconds"} for metrics in history]
+    return [
+        {key: value for key, value in metrics.items() if key != "seconds"} for metrics in history
+    ]
 
 
 @pytest.mark.parametrize("size", [0.1, 1.0, 100.0, float("nan"), float("inf")])
 def test_gradients_are_clipped_as_torch_does(size):
     gradient = size * torch.randn(50, generator=torch.Generator().manual_seed(0))
-    ours, theirs = [nn.Parameter(torch.zeros(50))], [nn.Parameter(torch.zeros(50)), nn.Parameter(torch.zeros(3))]
+    ours, theirs = (
+        [nn.Parameter(torch.zeros(50))],
+        [nn.Parameter(torch.zeros(50)), nn.Parameter(torch.zeros(3))],
+    )
     ours[0].grad, theirs[0].grad = gradient.clone(), gradient.clone()  # the last has none
     clip_gradient([*ours, nn.Parameter(torch.zeros(3))], 5.0)
     torch.nn.utils.clip_grad_norm_(theirs, 5.0)
@@ -344,10 +381,13 @@ def test_a_laplace_posterior_that_says_less_than_its_centre_is_told(fall, warns)
     after = before - torch.tensor([0.0, fall, -0.5])
     likelihood = SimpleNamespace(metric="accuracy", to_metric=lambda error: 1 - error)
     run = SimpleNamespace(
-        _validated=lambda _: after, _validation_noise=lambda: None, model=SimpleNamespace(likelihood=likelihood)
+        _validated=lambda _: after,
+        _validation_noise=lambda: None,
+        model=SimpleNamespace(likelihood=likelihood),
     )
     said = Run._lost_since(run, before)
     assert bool(said) is warns
     assert (
-        "its draws say less than the trained network alone: validation accuracy 0.5, which was 1" in said
+        "its draws say less than the trained network alone: validation accuracy 0.5, which was 1"
+        in said
     ) is warns

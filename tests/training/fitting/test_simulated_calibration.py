@@ -1,7 +1,8 @@
-"""Simulation-based calibration: parameters drawn from the prior rank uniformly among draws of their posteriors.
+"""Simulation-based calibration: parameters drawn from the prior rank uniformly among draws of their
+posteriors.
 
-Talts et al. (2018), "Validating Bayesian inference algorithms with simulation-based calibration". Inputs are
-orthogonal and few, so that the exact posteriors are in every family here, or nearly.
+Talts et al. (2018), "Validating Bayesian inference algorithms with simulation-based calibration".
+Inputs are orthogonal and few, so that the exact posteriors are in every family here, or nearly.
 """
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests.support.linear_gaussian import linear
 from training.data import Rows, Splits
 from training.fitting import run as fitting
 from training.fitting.run import Run
-from training.nn.likelihoods import SPEED
+from training.networks.likelihoods import SPEED
 from training.recipe import Recipe
 
 METHODS = {
@@ -51,10 +52,20 @@ def recipe(method, task, seed):
             "method": method,
             "task": task,
             "seed": seed,
-            "data": {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1},
+            "data": {
+                "source": "digits",
+                "validation_rows": 1,
+                "reference_rows": 1,
+                "ranking_rows": 1,
+            },
             "network": {"factory": network},
             "posterior": {"initial_log_std": -3.0, **METHODS[method]},
-            "training": {"epochs": 60, "batch_rows": 16, "learning_rate": 5e-2, "final_learning_rate": 1e-3},
+            "training": {
+                "epochs": 60,
+                "batch_rows": 16,
+                "learning_rate": 5e-2,
+                "final_learning_rate": 1e-3,
+            },
         }
     )
 
@@ -63,7 +74,9 @@ def ranks(method, task, seed, folder):
     """Ranks of w and b, 0 to DRAWS, among draws of the posterior that a fit finds."""
     rng = np.random.default_rng((seed, 7))
     x = rng.normal(size=(ROWS, INPUTS))
-    x = np.linalg.qr(x - x.mean(0))[0] * np.sqrt(ROWS)  # standardised, and orthogonal to each other and to 1
+    x = np.linalg.qr(x - x.mean(0))[0] * np.sqrt(
+        ROWS
+    )  # standardised, and orthogonal to each other and to 1
     theta = rng.normal(size=INPUTS + 1)
     mean = x @ theta[:INPUTS] + theta[INPUTS]
     if task == "regression":
@@ -76,14 +89,18 @@ def ranks(method, task, seed, folder):
     classes = 2 if task == "classification" else 0
     folder.mkdir()
     run = Run(recipe(method, task, seed), splits, (INPUTS,), classes, folder, torch.device("cpu"))
-    if task == "regression":  # the prior is that of standardised targets, and the noise would be a point estimate
+    if (
+        task == "regression"
+    ):  # the prior is that of standardised targets, and the noise would be a point estimate
         likelihood = run.model.likelihood
         likelihood.target_mean.zero_()
         likelihood.target_std.fill_(1.0)
         likelihood.log_variance.data.fill_(2 * np.log(NOISE_STD) / SPEED)
         likelihood.log_variance.requires_grad_(False)
     model = run.fit(quiet=True).eval()
-    eps = torch.randn(DRAWS, model.posterior.noise_dimension, generator=torch.Generator().manual_seed(seed))
+    eps = torch.randn(
+        DRAWS, model.posterior.noise_dimension, generator=torch.Generator().manual_seed(seed)
+    )
     with torch.no_grad():
         found = model.posterior(eps)[:, : INPUTS + 1].numpy()
     return (found < theta).sum(0)
@@ -92,9 +109,13 @@ def ranks(method, task, seed, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["regression", "classification"])
 @pytest.mark.parametrize("method", METHODS)
-def test_parameters_rank_uniformly_among_draws_of_their_posteriors(method, task, tmp_path, monkeypatch):
+def test_parameters_rank_uniformly_among_draws_of_their_posteriors(
+    method, task, tmp_path, monkeypatch
+):
     monkeypatch.setattr(fitting, "check_exports", lambda *_: None)  # takes longer than the fit
-    seen = np.concatenate([ranks(method, task, seed, tmp_path / str(seed)) for seed in range(SIMULATIONS)])
+    seen = np.concatenate(
+        [ranks(method, task, seed, tmp_path / str(seed)) for seed in range(SIMULATIONS)]
+    )
     counts = np.histogram(seen, bins=BINS, range=(0, DRAWS + 1))[0]
     print(method, task, counts)
     assert chisquare(counts).pvalue > 0.001, counts

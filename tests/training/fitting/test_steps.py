@@ -9,7 +9,8 @@ STEPS = 1500  # .9 to that power is denormal from about the 830th on
 
 
 def fitted(fades_over: int, monkeypatch: object) -> tuple[torch.Tensor, torch.Tensor]:
-    """Parameters whose gradients are zero from the third step on, but for the last's, and their mean gradients."""
+    """Parameters whose gradients are zero from the third step on, but for the last's, and their
+    mean gradients."""
     monkeypatch.setattr("training.fitting.steps.FADES_OVER", fades_over)
     weights = nn.Parameter(torch.linspace(-1.0, 1.0, 9))
     optimizer = torch.optim.Adam([weights], lr=1e-2, fused=True)
@@ -20,7 +21,8 @@ def fitted(fades_over: int, monkeypatch: object) -> tuple[torch.Tensor, torch.Te
 
 
 def test_faded_means_are_dropped(monkeypatch: object) -> None:
-    """None is denormal in the end, and the parameters are to the last bit what they would have been."""
+    """None is denormal in the end, and the parameters are to the last bit what they would have
+    been."""
     kept, faded = fitted(10 * STEPS, monkeypatch)
     dropped, means = fitted(FADES_OVER, monkeypatch)
     tiny = torch.finfo(torch.float32).tiny

@@ -1,4 +1,5 @@
-"""Warm starts: what is carried over from a published version, also with more classes, and what is refused."""
+"""Warm starts: what is carried over from a published version, also with more classes, and what is
+refused."""
 
 import dataclasses
 import json
@@ -17,8 +18,8 @@ from training.__main__ import main
 from training.data import Dataset, Rows, Splits, load, with_classes_of
 from training.fitting.run import Run
 from training.fitting.warm_start import carry_over, check_compatible
-from training.nn.model import build, initialise
-from training.nn.posteriors import noise
+from training.networks.model import build, initialise
+from training.posteriors import noise
 from training.recipe import POSTERIORS
 from training.versions import Parent, open_parent
 
@@ -36,7 +37,9 @@ FLOWS_ANEW = ("bhn-realnvp", "bhn-weights")
 def recipe(method, **posterior):
     schedule = {"epochs": 3, "batch_rows": 16, "validation_draws": 3}
     merged = {**SMALL.get(method, {}), **posterior}
-    return recipe_with(method=method, network={"hidden": [9, 7]}, posterior=merged, training=schedule)
+    return recipe_with(
+        method=method, network={"hidden": [9, 7]}, posterior=merged, training=schedule
+    )
 
 
 def fitted_like(settings, classes=OLD):
@@ -73,7 +76,9 @@ def test_with_more_classes_the_old_ones_keep_their_outputs(method):
     draws = old.posterior.max_draws or 20
     if method in FLOWS_ANEW:  # the same means and standard deviations, to the Monte Carlo error
         thetas = [m.posterior(noise(m.posterior, 4000, 3)) for m in (old, new)]
-        for of_old, of_new in zip(*(split(m, t) for m, t in zip((old, new), thetas, strict=True)), strict=True):
+        for of_old, of_new in zip(
+            *(split(m, t) for m, t in zip((old, new), thetas, strict=True)), strict=True
+        ):
             of_new = of_new[..., :OLD] if of_new.shape != of_old.shape else of_new
             std = of_old.std(0)
             assert ((of_new.mean(0) - of_old.mean(0)).abs() < 8 * std / 4000**0.5).all()
@@ -83,9 +88,13 @@ def test_with_more_classes_the_old_ones_keep_their_outputs(method):
     if method not in ("dropout", "dropout-alpha", "mle-dropout", "ensemble", "mle", "bhn-iaf"):
         eps = eps[:1] * 0  # theta grows with the noise: the centres are compared
     new_eps = (
-        eps if new.posterior.noise_dimension == eps.shape[1] else eps.new_zeros(1, new.posterior.noise_dimension)
+        eps
+        if new.posterior.noise_dimension == eps.shape[1]
+        else eps.new_zeros(1, new.posterior.noise_dimension)
     )
-    before, after = (m.network(x, m.posterior(e)[:, None])[0] for m, e in ((old, eps), (new, new_eps)))
+    before, after = (
+        m.network(x, m.posterior(e)[:, None])[0] for m, e in ((old, eps), (new, new_eps))
+    )
     assert after.shape[2] == NEW
     torch.testing.assert_close(after[..., :OLD], before)
     assert after[..., OLD:].isfinite().all()
@@ -95,7 +104,9 @@ def test_with_more_classes_the_old_ones_keep_their_outputs(method):
 def split(model, theta):
     """Draws of theta by layer."""
     parts = theta.split([slot.size for slot in model.network.slots], dim=1)
-    return [part.unflatten(1, slot.shape) for part, slot in zip(parts, model.network.slots, strict=True)]
+    return [
+        part.unflatten(1, slot.shape) for part, slot in zip(parts, model.network.slots, strict=True)
+    ]
 
 
 def test_widths_of_weights_of_old_classes_are_carried_over_and_new_ones_are_fresh():
@@ -114,7 +125,10 @@ def test_widths_of_weights_of_old_classes_are_carried_over_and_new_ones_are_fres
 def test_a_naive_hypernetwork_does_not_take_on_classes():
     settings = recipe("variational-hypernet", mean="naive")
     old, _ = fitted_like(settings)
-    refused(lambda: carry_over(build(settings, SHAPE, NEW), old, 2), "network: expected network.module.4.head.weight")
+    refused(
+        lambda: carry_over(build(settings, SHAPE, NEW), old, 2),
+        "network: expected network.module.4.head.weight",
+    )
 
 
 # Runs
@@ -124,9 +138,13 @@ def data_of(rows, seed=0, classes=("a", "b", "c")):
     """Classes around points of a space, split."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, len(classes), rows)
-    x = (4 * np.eye(*(len(classes), *SHAPE))[y] + rng.normal(size=(rows, *SHAPE))).astype(np.float32)
+    x = (4 * np.eye(*(len(classes), *SHAPE))[y] + rng.normal(size=(rows, *SHAPE))).astype(
+        np.float32
+    )
     test = Rows(x[:40], y[:40])
-    data = Dataset(Rows(x[40:], y[40:]), test, SHAPE, tuple(classes), float(x.min()), float(x.max()))
+    data = Dataset(
+        Rows(x[40:], y[40:]), test, SHAPE, tuple(classes), float(x.min()), float(x.max())
+    )
     return data, Splits(Rows(x[120:], y[120:]), Rows(x[40:80], y[40:80]), test, test, test)
 
 
@@ -139,15 +157,22 @@ def run_in(folder, settings, splits, classes, parent=None):
 def parent(digits_store, tmp_path_factory, fits):
     """A fitted model of three classes, as if it were published."""
     settings = recipe("bbb-gaussian")
-    settings = settings.model_copy(update={"training": settings.training.model_copy(update={"epochs": 30})})
+    settings = settings.model_copy(
+        update={"training": settings.training.model_copy(update={"epochs": 30})}
+    )
     data, splits = data_of(300)
     run = run_in(tmp_path_factory.mktemp("parent"), settings, splits, 3)
     model = run.fit(quiet=True)
     manifest = ModelStore(digits_store).manifest("digits", "1")
     manifest = manifest.model_copy(
-        update={"input": data.input, "output": manifest.output.model_copy(update={"classes": data.classes})}
+        update={
+            "input": data.input,
+            "output": manifest.output.model_copy(update={"classes": data.classes}),
+        }
     )
-    return Parent(manifest, settings, save({name: t.contiguous() for name, t in model.state_dict().items()}))
+    return Parent(
+        manifest, settings, save({name: t.contiguous() for name, t in model.state_dict().items()})
+    )
 
 
 def test_it_starts_where_the_parent_ended_and_better_than_a_cold_start(parent, tmp_path):
@@ -206,7 +231,11 @@ def test_old_classes_come_first_matched_by_name():
     assert joined.classes == ("a", "b", "c", "B", "bb")
     for rows, before in ((joined.train, more.train), (joined.test, more.test)):
         assert [joined.classes[i] for i in rows.y] == [more.classes[i] for i in before.y]
-    refused(lambda: with_classes_of(data, ("a", "d")), "data.source: expected rows of every class", "none of ['d']")
+    refused(
+        lambda: with_classes_of(data, ("a", "d")),
+        "data.source: expected rows of every class",
+        "none of ['d']",
+    )
 
 
 def test_columns_are_encoded_as_the_parent_s_were(tmp_path):
@@ -220,13 +249,21 @@ def test_columns_are_encoded_as_the_parent_s_were(tmp_path):
     assert more.columns == old.columns
     size, kind = old.columns
     assert kind.categories == ("blue", "red")
-    rows = {tuple(row) for row in more.train.x.tolist()}  # a category that was not seen, and a missing number
+    rows = {
+        tuple(row) for row in more.train.x.tolist()
+    }  # a category that was not seen, and a missing number
     assert rows == {(float(np.float32((9 - size.mean) / size.std)), 0, 0, 1), (0, 1, 0, 0)}
     table("other.csv", "kind,size,more,y\n" + "red,9,1,a\nblue,2,2,b\n" * 20)
-    refused(lambda: load(recipe_of("csv:other.csv", target="y"), tmp_path, old.columns), "a difference in ['more']")
+    refused(
+        lambda: load(recipe_of("csv:other.csv", target="y"), tmp_path, old.columns),
+        "a difference in ['more']",
+    )
     table("fewer.csv", "kind,y\n" + "red,a\nblue,b\n" * 20)
     refused(lambda: load(recipe_of("csv:fewer.csv", target="y"), tmp_path, old.columns), "'size'")
-    refused(lambda: load(recipe_of("digits"), tmp_path, old.columns), "a table with the columns ['size', 'kind']")
+    refused(
+        lambda: load(recipe_of("digits"), tmp_path, old.columns),
+        "a table with the columns ['size', 'kind']",
+    )
 
 
 def test_what_differs_is_named(parent):
@@ -237,12 +274,21 @@ def test_what_differs_is_named(parent):
 
     check(recipe("bbb-gaussian"))()
     check(recipe("bbb-gaussian", prior_std=3.0, initial_log_std=-3.0))()
-    refused(check(recipe("bbb-mixture")), "method: expected bbb-gaussian, as of digits version 1, got bbb-mixture")
+    refused(
+        check(recipe("bbb-mixture")),
+        "method: expected bbb-gaussian, as of digits version 1, got bbb-mixture",
+    )
     other = recipe("bbb-gaussian")
     network = other.network.model_copy(update={"hidden": [9, 8]})
-    refused(check(other.model_copy(update={"network": network})), "network: expected {'hidden': [9, 7]}", "[9, 8]")
     refused(
-        check(other, dataclasses.replace(data, shape=(2, 3))), "rows of shape: expected (6,), as of", "got (2, 3)"
+        check(other.model_copy(update={"network": network})),
+        "network: expected {'hidden': [9, 7]}",
+        "[9, 8]",
+    )
+    refused(
+        check(other, dataclasses.replace(data, shape=(2, 3))),
+        "rows of shape: expected (6,), as of",
+        "got (2, 3)",
     )
 
 
@@ -258,12 +304,18 @@ def of_mle(parent):
     return dataclasses.replace(parent, recipe=settings, weights=weights)
 
 
-@pytest.mark.parametrize("method", [method for method in POSTERIORS if method not in ("mle", "ensemble")])
-def test_other_methods_begin_where_they_compute_what_a_version_of_mle_does(of_mle, tmp_path, method):
+@pytest.mark.parametrize(
+    "method", [method for method in POSTERIORS if method not in ("mle", "ensemble")]
+)
+def test_other_methods_begin_where_they_compute_what_a_version_of_mle_does(
+    of_mle, tmp_path, method
+):
     _, splits = data_of(300)
     settings = recipe(method)
     if method == "laplace":
-        settings = settings.model_copy(update={"training": settings.training.model_copy(update={"epochs": None})})
+        settings = settings.model_copy(
+            update={"training": settings.training.model_copy(update={"epochs": None})}
+        )
     run = run_in(tmp_path / "run", settings, splits, 3, of_mle)
     assert (run.steps == 0) == (method == "laplace")
     x, old = run.train[0], of_mle.model().eval()
@@ -278,10 +330,14 @@ def test_what_another_method_cannot_take_from_a_version_of_mle_is_named(of_mle):
     check_compatible(recipe("mvn"), data, of_mle)
     network = recipe("mvn").network.model_copy(update={"bayesian": ["2"], "trained": []})
     check_compatible(recipe("mvn").model_copy(update={"network": network}), data, of_mle)
-    refused(lambda: check_compatible(recipe("ensemble"), data, of_mle), "method: expected mle, as of")
+    refused(
+        lambda: check_compatible(recipe("ensemble"), data, of_mle), "method: expected mle, as of"
+    )
     more = dataclasses.replace(data, classes=(*data.classes, "d"))
     refused(
-        lambda: check_compatible(recipe("mvn"), more, of_mle), "data.source: classes: expected 3 classes", "also d"
+        lambda: check_compatible(recipe("mvn"), more, of_mle),
+        "data.source: classes: expected 3 classes",
+        "also d",
     )
 
 
@@ -299,15 +355,17 @@ def test_a_published_network_gets_a_posterior_without_training(tmp_path, monkeyp
     assert main(["fit", str(told), "--quiet", "--warm-start", "net"]) == 0
     said = capsys.readouterr().out
     assert (
-        "stopped before the first epoch: the network was trained already\nlaplace, kronecker, of 130 weights: "
-        in said
+        "stopped before the first epoch: the network was trained already\nlaplace, kronecker, of "
+        "130 weights: " in said
     )
     store = ModelStore(tmp_path / "store")
     net, posterior = (store.manifest(name, "1") for name in ("net", "posterior"))
     assert posterior.training["warm_start"] == {"name": "net", "version": "1"}
     assert posterior.training["laplace"]["weights"] == posterior.noise.dimension == 130
     assert posterior.noise.default_draws == 5
-    assert posterior.quality["test_accuracy"] == pytest.approx(net.quality["test_accuracy"], abs=0.05)
+    assert posterior.quality["test_accuracy"] == pytest.approx(
+        net.quality["test_accuracy"], abs=0.05
+    )
 
 
 def test_the_command_goes_on_from_a_published_version(digits_store, tmp_path, monkeypatch, capsys):

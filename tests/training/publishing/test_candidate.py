@@ -1,4 +1,5 @@
-"""A candidate of labels: fitted on those that were not set aside, compared, promoted if it may be."""
+"""A candidate of labels: fitted on those that were not set aside, compared, promoted if it may
+be."""
 
 import shutil
 from contextlib import closing
@@ -36,18 +37,27 @@ def fitted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("few")
     data = digits()
     x, y = data.train.x, data.train.y
-    np.savez(folder / "few.npz", x_train=x[:200], y_train=y[:200], x_test=x[200:500], y_test=y[200:500])
+    np.savez(
+        folder / "few.npz", x_train=x[:200], y_train=y[:200], x_test=x[200:500], y_test=y[200:500]
+    )
     recipe = write_recipe(
         folder,
         name="digits",
-        data={"source": "npz:few.npz", "validation_rows": 30, "reference_rows": 30, "ranking_rows": 30},
+        data={
+            "source": "npz:few.npz",
+            "validation_rows": 30,
+            "reference_rows": 30,
+            "ranking_rows": 30,
+        },
         network={"hidden": [32]},
         training={"epochs": 30, "batch_rows": 32, "learning_rate": 1e-2},
         serving={"draws": 20},
     )
     with working_in(folder):
         assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
-    return SimpleNamespace(folder=folder, pool=x[500:700], truth=y[500:700], test=x[200:500], of_test=y[200:500])
+    return SimpleNamespace(
+        folder=folder, pool=x[500:700], truth=y[500:700], test=x[200:500], of_test=y[200:500]
+    )
 
 
 @pytest.fixture
@@ -59,12 +69,21 @@ def work(fitted, tmp_path):
     how = Acquisition("digits", "1", row_format(store.manifest("digits", "1")), "bald", 1, 20)
     said = {"probabilities": {}, "set": []}
     rows = [
-        AcquiredRow(str(i), i + 1, None if i < 60 else 0.5, row, control=i < 60, said=said if i < 60 else None)
+        AcquiredRow(
+            str(i),
+            i + 1,
+            None if i < 60 else 0.5,
+            row,
+            control=i < 60,
+            said=said if i < 60 else None,
+        )
         for i, row in enumerate(fitted.pool)
     ]
     with closing(Database(folder / "state")) as database, working_in(folder):
         keep_acquired(database, how, rows)
-        yield SimpleNamespace(**vars(fitted) | {"folder": folder}, store=store, database=database, format=how.format)
+        yield SimpleNamespace(
+            **vars(fitted) | {"folder": folder}, store=store, database=database, format=how.format
+        )
 
 
 def label(work, values, key):
@@ -82,7 +101,9 @@ def said_of(kept):
 
 def candidate(work, *options):
     """Run the command."""
-    return main(["candidate", "digits", "--state", str(work.folder / "state"), "--device", "cpu", *options])
+    return main(
+        ["candidate", "digits", "--state", str(work.folder / "state"), "--device", "cpu", *options]
+    )
 
 
 def test_labels_become_a_candidate_and_with_a_key_it_is_promoted(work, capsys):
@@ -124,8 +145,12 @@ def test_a_candidate_of_wrong_labels_is_not_promoted(work):
     assert work.store.aliases("digits") == {"latest": "1", "candidate": "2"}
     (kept,) = candidates(work.database, "digits")
     assert not kept["promoted"]
-    assert labels_tried(work.store, work.database, "digits") == 140  # so that --watch waits for others
-    keep_candidate(work.database, "digits", "2", "1", 140, 60, False, {**said_of(kept), "why": "no worse"})
+    assert (
+        labels_tried(work.store, work.database, "digits") == 140
+    )  # so that --watch waits for others
+    keep_candidate(
+        work.database, "digits", "2", "1", 140, 60, False, {**said_of(kept), "why": "no worse"}
+    )
     assert labels_tried(work.store, work.database, "digits") == 0  # killed before it was promoted
     assert "digits is worse than latest (version 1) in" in kept["why"]
     assert "test_accuracy" in kept["why"]
@@ -152,7 +177,9 @@ def test_bytes_stay_bytes_where_labelled_rows_are_such():
     assert more_rows(pixels, fractions).x[2].tolist() == [0.5, 0.5, 0.5]
 
 
-@pytest.mark.parametrize(("wanted", "labels"), [(-1.0, 0.0), (0.5, 5.0), (1.5, 15.0), (2.0, 20.0), (9.0, 20.0)])
+@pytest.mark.parametrize(
+    ("wanted", "labels"), [(-1.0, 0.0), (0.5, 5.0), (1.5, 15.0), (2.0, 20.0), (9.0, 20.0)]
+)
 def test_as_many_labels_are_as_good_as_first_reach_a_likelihood(wanted, labels):
     from training.publishing.labels_saved import as_good
 

@@ -1,4 +1,5 @@
-"""A fit that is calibrated by group: the manifest, what is said of few rows, evidence, calibration anew."""
+"""A fit that is calibrated by group: the manifest, what is said of few rows, evidence, calibration
+anew."""
 
 import json
 
@@ -16,7 +17,8 @@ ROWS = 400
 
 
 def table(path, seed):
-    """Rows of three sites, of which the second measures with ten times the noise, and the third is small."""
+    """Rows of three sites, of which the second measures with ten times the noise, and the third is
+    small."""
     rng = np.random.default_rng(seed)
     site = rng.choice(3, ROWS, p=[0.5, 0.45, 0.05])
     x = rng.normal(size=ROWS)
@@ -27,7 +29,8 @@ def table(path, seed):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a regression that is calibrated by group, evaluated, and calibrated anew on other rows."""
+    """A folder with a regression that is calibrated by group, evaluated, and calibrated anew on
+    other rows."""
     folder = tmp_path_factory.mktemp("sites")
     table(folder / "rows.csv", 0)
     table(folder / "others.csv", 1)
@@ -74,7 +77,8 @@ def test_the_manifest_says_by_what_it_is_calibrated_and_where_rows_are_few(folde
     assert sum(categories.judged_rows) == manifest.detectors.ranking_rows == 100
     assert categories.judged_rows == categories.true_rows
     assert (
-        f"calibrated by group, and of tiny {categories.true_rows[2]} there are fewer than 19" in manifest.too_few_rows
+        f"calibrated by group, and of tiny {categories.true_rows[2]} there are fewer than 19"
+        in manifest.too_few_rows
     )
     assert manifest.detectors.smallest_fpr == 1 / (max(categories.judged_rows) + 1)
     assert [column.name for column in manifest.input.columns] == ["x"]
@@ -108,4 +112,6 @@ def test_a_version_is_calibrated_anew_by_its_own_kind_of_categories(folder):
     manifest = opened(folder, "sites", "2").manifest
     assert (manifest.categories.kind, manifest.categories.column) == ("group", "site")
     assert sum(manifest.categories.judged_rows) == manifest.detectors.ranking_rows
-    assert manifest.categories.judged_rows != opened(folder, "sites").manifest.categories.judged_rows
+    assert (
+        manifest.categories.judged_rows != opened(folder, "sites").manifest.categories.judged_rows
+    )

@@ -26,7 +26,9 @@ class Frozen(nn.Module):
     def __init__(self, shape, outputs):
         super().__init__()
         generator = torch.Generator().manual_seed(0)
-        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+        )
         self.pool, self.head = nn.Linear(64, WIDTH), nn.Linear(WIDTH, outputs)
         with torch.no_grad():
             for parameter in self.parameters():
@@ -52,11 +54,15 @@ def published(tmp_path_factory, fits):
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("DUBITO_STORE", str(folder / "models"))
         monkeypatch.setenv("DUBITO_RUNS", str(folder / "runs"))
-        recipe = write_recipe(folder, network=NETWORK, training={"epochs": 3}, serving={"temperature": False})
+        recipe = write_recipe(
+            folder, network=NETWORK, training={"epochs": 3}, serving={"temperature": False}
+        )
         assert main(["fit", str(recipe), "--quiet"]) == 0
     store = ModelStore(folder / "models")
     artifact = store.open("small", "1")
-    description = Description(**{field: getattr(artifact.manifest, field) for field in Description.model_fields})
+    description = Description(
+        **{field: getattr(artifact.manifest, field) for field in Description.model_fields}
+    )
     store.publish("small", description, {**artifact.files, ENCODER: artifact.folder / ENCODER})
     return folder
 
@@ -86,7 +92,9 @@ def test_versions_share_the_encoders_place_on_the_disk_and_in_memory(published):
     assert files[0].samefile(files[1])
     assert len(list((published / "runs" / FOLDER).glob("*.onnx"))) == 1
     (rows,) = (published / "runs" / FOLDER).glob("*.rows")
-    assert 1000 < rows.stat().st_size / (20 + 4 * WIDTH) < 3000  # each of the 1,797 rows once, and noise
+    assert (
+        1000 < rows.stat().st_size / (20 + 4 * WIDTH) < 3000
+    )  # each of the 1,797 rows once, and noise
     first, second = models_of(published)
     assert first.encoder is second.encoder
     ModelStore(published / "models").open("small", "1")
@@ -113,9 +121,14 @@ def test_it_is_served_like_any_other(published, serve, digits_rows):
         answer = client.post("/predict", json=asked)
         assert client.post("/predict", json=asked).content == answer.content
         together = answer.json()["predictions"]
-        alone = [client.post("/predict", json={**asked, "inputs": [row]}).json()["predictions"][0] for row in rows]
+        alone = [
+            client.post("/predict", json={**asked, "inputs": [row]}).json()["predictions"][0]
+            for row in rows
+        ]
         assert alone == together
-        (explained,) = client.post("/predict", json={"inputs": rows[:1], "explain": True}).json()["predictions"]
+        (explained,) = client.post("/predict", json={"inputs": rows[:1], "explain": True}).json()[
+            "predictions"
+        ]
         why = explained["explanation"]
         assert why["map"] is None
         assert "an encoder comes before it" in why["null_because"]["map"]
@@ -137,7 +150,9 @@ def test_versions_are_recalibrated_evaluated_and_warm_started(published, monkeyp
     assert main(["evaluate", "small:1", "--rows", "20", "--quiet"]) == 0
     assert main(["evaluate", "small:1", "--rows", "20", "--quiet", "--attacks"]) == 2
     assert "--attacks: expected a version without an encoder" in capsys.readouterr().err
-    recipe = write_recipe(published, network=NETWORK, training={"epochs": 1}, serving={"temperature": False})
+    recipe = write_recipe(
+        published, network=NETWORK, training={"epochs": 1}, serving={"temperature": False}
+    )
     assert main(["fit", str(recipe), "--quiet", "--warm-start", "small:1", "--name", "warm"]) == 0
     assert main(["prune", "small:1", "--fraction", "0.5"]) == 2
     assert "expected a version without an encoder" in capsys.readouterr().err
@@ -146,7 +161,10 @@ def test_versions_are_recalibrated_evaluated_and_warm_started(published, monkeyp
 @pytest.mark.parametrize(
     ("network", "says"),
     [
-        ({"trained": ["*"]}, "network.encoder: expected frozen layers with weights before those that are drawn"),
+        (
+            {"trained": ["*"]},
+            "network.encoder: expected frozen layers with weights before those that are drawn",
+        ),
         ({"bayesian": ["body.0"]}, "network.encoder: expected frozen layers with weights"),
     ],
 )

@@ -31,9 +31,16 @@ def fit(tmp_path, monkeypatch, capsys, fits):
     monkeypatch.setenv("DUBITO_RUNS", str(tmp_path / "runs"))
 
     def run(epochs, rate, allowed):
-        training = {"epochs": epochs, "batch_rows": 32, "learning_rate": rate, "final_learning_rate": rate}
+        training = {
+            "epochs": epochs,
+            "batch_rows": 32,
+            "learning_rate": rate,
+            "final_learning_rate": rate,
+        }
         gate = {"metrics": {"test_accuracy": allowed, "uniform_noise_flagged_at_05": 1.0}}
-        path = write_recipe(tmp_path, name="gated", posterior=POSTERIOR, training=training, gate=gate)
+        path = write_recipe(
+            tmp_path, name="gated", posterior=POSTERIOR, training=training, gate=gate
+        )
         code = main(["fit", str(path), "--quiet", "--device", "cpu"])
         return code, *capsys.readouterr()
 
@@ -53,8 +60,13 @@ def test_a_worse_version_is_refused_and_may_be_published_by_a_laxer_gate(fit, tm
     assert len(lines) == 2, errors
     assert "champion (version 1)" in lines[0]
     assert "test_accuracy" in lines[1]
-    assert f"against {best:.6g} of champion (version 1) on the same 359 rows" in lines[1]  # scored anew as it was
-    assert re.search(r"worse by 0\.\d+ \(95 % interval 0\.\d+ to 0\.\d+\), p = \S+ \(Tango\), allowed 0.05", lines[1])
+    assert (
+        f"against {best:.6g} of champion (version 1) on the same 359 rows" in lines[1]
+    )  # scored anew as it was
+    assert re.search(
+        r"worse by 0\.\d+ \(95 % interval 0\.\d+ to 0\.\d+\), p = \S+ \(Tango\), allowed 0.05",
+        lines[1],
+    )
     assert store.versions("gated") == ["1"]
     assert len(list(tmp_path.glob("runs/*/checkpoint.safetensors"))) == 1
     code, out, _ = fit(1, 1e-9, 1.0)
@@ -81,7 +93,10 @@ def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_sto
     expected = own.figures(MeasuredRows(rows, (0.0, 16.0), classes, 3))
     order = np.random.default_rng(0).permutation(10)
     renamed = MeasuredRows(
-        Rows(rows.x, np.argsort(order)[rows.y]), (0.0, 16.0), (*(classes[c] for c in order), "ten"), 3
+        Rows(rows.x, np.argsort(order)[rows.y]),
+        (0.0, 16.0),
+        (*(classes[c] for c in order), "ten"),
+        3,
     )
     found = own.figures(renamed)
     for name, figure in expected.items():
@@ -98,7 +113,11 @@ def rows_as_taken_by_a_table_are_encoded_as_the_other_version_takes_them(own_sto
     data = data_of(recipe, tmp_path)
     draft = Draft(own_store.manifest("digits", "1").model_copy(update={"input": data.input}), {})
     column = data.columns[0].model_copy(update={"mean": 1.0, "std": 0.5})
-    for columns, expected in (((column,), "encoded"), (data.columns, "as they are"), ((), "not at all")):
+    for columns, expected in (
+        ((column,), "encoded"),
+        (data.columns, "as they are"),
+        ((), "not at all"),
+    ):
         other = data.input.model_copy(update={"columns": columns})
         manifest = own_store.manifest("digits", "1").model_copy(update={"input": other})
         found = rows_as_taken_by(manifest, recipe, draft, data.test, tmp_path)
@@ -108,7 +127,9 @@ def rows_as_taken_by_a_table_are_encoded_as_the_other_version_takes_them(own_sto
             assert np.array_equal(found.y, data.test.y)
         else:
             assert found is (data.test if expected == "as they are" else None)
-    unknown = data.input.model_copy(update={"columns": (column.model_copy(update={"name": "another"}),)})
+    unknown = data.input.model_copy(
+        update={"columns": (column.model_copy(update={"name": "another"}),)}
+    )
     manifest = own_store.manifest("digits", "1").model_copy(update={"input": unknown})
     assert rows_as_taken_by(manifest, recipe, draft, data.test, tmp_path) is None
 
@@ -146,7 +167,9 @@ def test_what_cannot_be_scored_on_the_same_rows_is_compared_as_it_was_recorded(o
         else:
             with caplog.at_level("INFO", "dubito.training"):
                 check_gate(recipe, own_store, "digits", draft, rows, Path())
-            assert "takes other rows, so the figures of either are compared as they are" in caplog.text
+            assert (
+                "takes other rows, so the figures of either are compared as they are" in caplog.text
+            )
 
 
 @pytest.mark.parametrize(

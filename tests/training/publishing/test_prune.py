@@ -1,4 +1,5 @@
-"""Pruning: removed weights are 0 in every draw, what is published is smaller, and it is served like any other."""
+"""Pruning: removed weights are 0 in every draw, what is published is smaller, and it is served like
+any other."""
 
 import httpx
 import numpy as np
@@ -17,16 +18,17 @@ from training.__main__ import main
 from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, export, parity, runtime_of
 from training.export.served import served_network
-from training.nn.model import build, initialise
-from training.nn.posteriors import noise
-from training.nn.pruning import is_weight, prune, signal_to_noise, strongest
+from training.networks.model import build, initialise
+from training.networks.pruning import is_weight, prune, signal_to_noise, strongest
+from training.posteriors import noise
 from training.versions import open_parent
 
 SHAPE, CLASSES, ROWS = (5, 6), 4, 12
 
 
 class Pictures(nn.Module):
-    """A user's module with a residual addition, layers with and without biases, and convolutions."""
+    """A user's module with a residual addition, layers with and without biases, and
+    convolutions."""
 
     def __init__(self, shape, classes):
         super().__init__()
@@ -52,7 +54,9 @@ def fitted_like(method="bbb-gaussian", network=None):
     return model, x
 
 
-@pytest.fixture(params=[{"hidden": [9, 7]}, {"factory": f"{__name__}:Pictures"}], ids=["mlp", "pictures"])
+@pytest.fixture(
+    params=[{"hidden": [9, 7]}, {"factory": f"{__name__}:Pictures"}], ids=["mlp", "pictures"]
+)
 def network(request):
     return request.param
 
@@ -78,7 +82,9 @@ def test_the_weights_of_lowest_ratio_go_and_no_bias_does(method, fraction, netwo
 
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 0.8])
 @torch.no_grad()
-def test_a_pruned_model_is_the_dense_one_with_no_mean_and_no_noise_where_weights_were_removed(fraction, network):
+def test_a_pruned_model_is_the_dense_one_with_no_mean_and_no_noise_where_weights_were_removed(
+    fraction, network
+):
     model, x = fitted_like(network=network)
     kept = strongest(model, fraction)
     smaller = prune(model, kept)
@@ -101,14 +107,18 @@ def test_units_that_no_weight_leads_out_of_are_left_out_with_what_leads_into_the
     kept = torch.ones(model.posterior.theta_dimension, dtype=torch.bool)
     first, second, last = (
         part.view(slot.shape)
-        for part, slot in zip(kept.split([s.size for s in model.network.slots]), model.network.slots, strict=True)
+        for part, slot in zip(
+            kept.split([s.size for s in model.network.slots]), model.network.slots, strict=True
+        )
     )
     last[3] = False  # unit 3 of the second hidden layer leads nowhere
     second[5, [0, 1, 2, 4, 5, 6]] = False  # unit 5 of the first leads to that unit alone
     first[29, [0, 1, 2, 3, 4, 6, 7, 8]] = False  # and number 29 of a row to unit 5 alone
     smaller = prune(model, kept)
     shapes = [
-        layer.shape for layer in smaller.network.modules() if hasattr(layer, "index") and hasattr(layer, "has_bias")
+        layer.shape
+        for layer in smaller.network.modules()
+        if hasattr(layer, "index") and hasattr(layer, "has_bias")
     ]
     assert shapes == [(29, 8), (8, 6), (6, 4)]
     assert smaller.posterior.theta_dimension == 29 * 8 + 8 + 8 * 6 + 6 + 6 * 4 + 4
@@ -122,7 +132,9 @@ def test_units_that_no_weight_leads_out_of_are_left_out_with_what_leads_into_the
 
 @pytest.mark.usefixtures("fits")
 @pytest.mark.parametrize(
-    "network", [{"hidden": [400, 400]}, {"factory": f"{__name__}:Pictures"}], ids=["mlp", "pictures"]
+    "network",
+    [{"hidden": [400, 400]}, {"factory": f"{__name__}:Pictures"}],
+    ids=["mlp", "pictures"],
 )
 def test_the_exported_network_puts_weights_into_place_as_torch_does_and_is_small(network):
     model, x = fitted_like(network=network)
@@ -138,12 +150,19 @@ def test_the_exported_network_puts_weights_into_place_as_torch_does_and_is_small
     assert max(parity(smaller, served, runtime, rows).values()) < 1e-4
     if "hidden" in network:
         theta = runtime.draw(0, 0, 100)
-        together, _ = runtime.run(rows.x[:1], theta[:, None])  # fewer at a time, though theta is small
+        together, _ = runtime.run(
+            rows.x[:1], theta[:, None]
+        )  # fewer at a time, though theta is small
         alone = [runtime.run(rows.x[:1], theta[k : k + 1, None])[0] for k in range(100)]
         np.testing.assert_array_equal(together, np.concatenate(alone))
         detectors = sum(t.nbytes for t in served.density.state_dict().values())
-        published = sum(map(len, files.values())) - detectors + sum(t.nbytes for t in smaller.state_dict().values())
-        # the sampler and the weights' file of the whole model alone hold a mu and a sigma of every weight each
+        published = (
+            sum(map(len, files.values()))
+            - detectors
+            + sum(t.nbytes for t in smaller.state_dict().values())
+        )
+        # the sampler and the weights' file of the whole model alone hold a mu and a sigma of every
+        # weight each
         assert published < 0.25 * 4 * 4 * model.posterior.theta_dimension
 
 
@@ -151,7 +170,8 @@ def test_what_cannot_be_pruned_is_refused():
     model, _ = fitted_like()
     for fraction in (-0.1, 1.0, float("nan")):
         refused(
-            lambda fraction=fraction: strongest(model, fraction), "--fraction: expected at least 0 and less than 1"
+            lambda fraction=fraction: strongest(model, fraction),
+            "--fraction: expected at least 0 and less than 1",
         )
     with torch.no_grad():
         model.posterior.mu[-(7 + 1) * CLASSES :] = 0
@@ -165,7 +185,8 @@ def test_what_cannot_be_pruned_is_refused():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, fits):
-    """A folder with a store of a fitted model, `bayes`, and of `small`: the same with 75 % of its weights removed."""
+    """A folder with a store of a fitted model, `bayes`, and of `small`: the same with 75 % of its
+    weights removed."""
     folder = tmp_path_factory.mktemp("pruned")
     changes = {**SECONDS_LONG, "network": {"hidden": [64]}, "posterior": {"prior_std": 0.3}}
     recipe = write_recipe(folder, name="bayes", method="bbb-gaussian", **changes)
@@ -185,7 +206,9 @@ def test_three_quarters_of_the_weights_hardly_matter_and_the_manifest_says_what_
     assert facts["kept_weights"] <= 0.25 * facts["weights"]
     assert small.noise.dimension == small.noise.theta_dimension <= facts["kept_weights"] + 74
     assert facts["request_ms"] > 0
-    assert facts["bytes"] == sum(small.files[f].size for f in FILES if f != "calibration.safetensors")
+    assert facts["bytes"] == sum(
+        small.files[f].size for f in FILES if f != "calibration.safetensors"
+    )
     for file in ("sampler.onnx", "weights.safetensors"):  # network.onnx holds the detectors too
         assert small.files[file].size < 0.6 * whole.files[file].size
     assert small.training["recipe"] == whole.training["recipe"]
@@ -201,12 +224,18 @@ def test_the_ratios_are_plotted_in_the_run_s_folder(folder):
 def test_the_published_weights_are_the_parent_s(folder):
     from safetensors.numpy import load_file
 
-    whole, pruned = (load_file(folder / "models" / n / "1" / "weights.safetensors") for n in ("bayes", "small"))
+    whole, pruned = (
+        load_file(folder / "models" / n / "1" / "weights.safetensors") for n in ("bayes", "small")
+    )
     for name in ("mu", "rho"):
-        np.testing.assert_array_equal(pruned[f"posterior.{name}"], whole[f"posterior.{name}"][pruned["network.kept"]])
+        np.testing.assert_array_equal(
+            pruned[f"posterior.{name}"], whole[f"posterior.{name}"][pruned["network.kept"]]
+        )
 
 
-def test_a_pruned_version_is_served_and_a_row_gets_the_same_answer_alone_and_in_a_batch(folder, digits_rows):
+def test_a_pruned_version_is_served_and_a_row_gets_the_same_answer_alone_and_in_a_batch(
+    folder, digits_rows
+):
     from training.data import digits
 
     labels = digits().test.y[:100]
@@ -216,7 +245,9 @@ def test_a_pruned_version_is_served_and_a_row_gets_the_same_answer_alone_and_in_
         assert np.mean([p["label"] == str(y) for p, y in zip(together, labels, strict=True)]) > 0.8
         for n in (0, 50, 99):
             alone = {**request, "inputs": digits_rows[n : n + 1].tolist()}
-            assert httpx.post(f"{url}/predict", json=alone, timeout=60).json()["predictions"] == [together[n]]
+            assert httpx.post(f"{url}/predict", json=alone, timeout=60).json()["predictions"] == [
+                together[n]
+            ]
 
 
 def test_a_pruned_version_is_recalibrated_like_any_other(folder):
@@ -224,7 +255,10 @@ def test_a_pruned_version_is_recalibrated_like_any_other(folder):
 
     np.savez(folder / "test.npz", x=digits().test.x.reshape(-1, 8, 8), y=digits().test.y)
     with working_in(folder):
-        assert main(["calibrate", "small:1", "--data", "npz:test.npz", "--as", "again", "--quiet"]) == 0
+        assert (
+            main(["calibrate", "small:1", "--data", "npz:test.npz", "--as", "again", "--quiet"])
+            == 0
+        )
     store = ModelStore(folder / "models")
     small, again = store.manifest("small", "1"), store.manifest("again", "1")
     assert again.training["pruned"] == small.training["pruned"]
@@ -237,25 +271,44 @@ def test_a_network_that_does_not_say_how_many_weights_it_has_is_refused(folder):
     graph = onnx.load_model_from_string(artifact.files["network.onnx"])
     graph.metadata_props[0].value = "many"
     with pytest.raises(GraphError, match=r"network.onnx: expected a number as weights_per_draw"):
-        Runtime(artifact.files["sampler.onnx"], graph.SerializeToString(), artifact.manifest.noise.dimension)
+        Runtime(
+            artifact.files["sampler.onnx"],
+            graph.SerializeToString(),
+            artifact.manifest.noise.dimension,
+        )
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["absent", "--fraction", "0.5"], "model: expected one of ["),
-        (["bayes:7", "--fraction", "0.5"], "version: expected one of ['1', 'latest'] of model bayes, got '7'"),
-        (["bayes:1", "--fraction", "1"], "--fraction: expected at least 0 and less than 1, got 1.0"),
+        (
+            ["bayes:7", "--fraction", "0.5"],
+            "version: expected one of ['1', 'latest'] of model bayes, got '7'",
+        ),
+        (
+            ["bayes:1", "--fraction", "1"],
+            "--fraction: expected at least 0 and less than 1, got 1.0",
+        ),
         (
             ["small", "--fraction", "0.9"],
             "model: expected a version that is not pruned, got small version 1, which is",
         ),
-        (["bayes:1", "--fraction", "0.5", "--data", "idx:absent"], "data.source: expected a folder of IDX files"),
-        (["bayes:1", "--fraction", "0.5", "--data", "npz:others.npz"], "data.source: expected the rows that bayes"),
+        (
+            ["bayes:1", "--fraction", "0.5", "--data", "idx:absent"],
+            "data.source: expected a folder of IDX files",
+        ),
+        (
+            ["bayes:1", "--fraction", "0.5", "--data", "npz:others.npz"],
+            "data.source: expected the rows that bayes",
+        ),
     ],
 )
 def test_a_wrong_call_is_exit_code_2_and_one_line(folder, capsys, arguments, says):
-    x, y = np.random.default_rng(0).uniform(0, 16, (500, 8, 8)).astype(np.float32), np.arange(500) % 10
+    x, y = (
+        np.random.default_rng(0).uniform(0, 16, (500, 8, 8)).astype(np.float32),
+        np.arange(500) % 10,
+    )
     np.savez(folder / "others.npz", x=x, y=y)
     with working_in(folder):
         assert main(["prune", *arguments]) == 2

@@ -1,4 +1,5 @@
-"""Killing `fit` while it publishes: every version that the store lists is whole, and is published once."""
+"""Killing `fit` while it publishes: every version that the store lists is whole, and is published
+once."""
 
 import os
 import random
@@ -21,18 +22,24 @@ def test_a_killed_publication_leaves_no_partial_version(tmp_path):
 
 
 def kill_publications(folder, attempts):
-    """Train once, then kill that many publications of it, each from a copy of the trained run; publish at last.
+    """Train once, then kill that many publications of it, each from a copy of the trained run;
+    publish at last.
 
-    Every second kill is at any moment of the publication. Every other one aims at the writing of files: at a random
-    delay after the draft appears, whose range grows while kills come before the version is there and shrinks while
-    they come after. A version that is there is taken away before the next attempt. Returns how many processes were
-    killed, and how many of the attempts published.
+    Every second kill is at any moment of the publication. Every other one aims at the writing of
+        files: at a random
+    delay after the draft appears, whose range grows while kills come before the version is there
+    and shrinks while they come after. A version that is there is taken away before the next
+    attempt. Returns how many processes were killed, and how many of the attempts published.
     """
     posterior = {"couplings": 1, "hidden": 8, "initial_log_std": -4.0}
-    recipe = write_recipe(folder, name="killed", network={"hidden": [16]}, posterior=posterior, serving={"draws": 2})
+    recipe = write_recipe(
+        folder, name="killed", network={"hidden": [16]}, posterior=posterior, serving={"draws": 2}
+    )
     runs, trained = folder / "runs", folder / "trained"
     store = ModelStore(folder / "models")
-    with fitting(folder, recipe) as process:  # trained, and killed as soon as it has begun to publish
+    with fitting(
+        folder, recipe
+    ) as process:  # trained, and killed as soon as it has begun to publish
         begin_publication(process)
     assert process.returncode == -9
     assert list(runs.glob("killed-*/checkpoint.safetensors"))
@@ -61,7 +68,9 @@ def kill_publications(folder, attempts):
             published += 1
             shutil.rmtree(folder / "models" / "killed")
 
-    for _ in range(2):  # a run that has published and was killed before it said so does not publish again
+    for _ in range(
+        2
+    ):  # a run that has published and was killed before it said so does not publish again
         shutil.rmtree(runs, ignore_errors=True)
         shutil.copytree(trained, runs)
         with fitting(folder, recipe) as process:
@@ -76,13 +85,18 @@ def kill_publications(folder, attempts):
 
 
 def assert_whole(store, folder):
-    """Every version opens, with every digest verified; nothing else is visible; a process adds one at most."""
+    """Every version opens, with every digest verified; nothing else is visible; a process adds one
+    at most."""
     versions = store.versions("killed")
     assert len(versions) <= 1
     for version in versions:
         store.open("killed", version)
     root = folder / "models" / "killed"
-    visible = {entry.name for entry in os.scandir(root) if not entry.name.startswith(".")} if root.is_dir() else set()
+    visible = (
+        {entry.name for entry in os.scandir(root) if not entry.name.startswith(".")}
+        if root.is_dir()
+        else set()
+    )
     assert visible - {"aliases"} == set(versions)
     if versions:
         assert store.resolve("killed") in versions
@@ -95,7 +109,8 @@ def drafts(folder):
 
 @contextmanager
 def fitting(folder, recipe):
-    """`python -m training fit RECIPE` as a process; when the block ends it is killed, if it has not ended."""
+    """`python -m training fit RECIPE` as a process; when the block ends it is killed, if it has not
+    ended."""
     environment = environment_with(
         DUBITO_STORE=str(folder / "models"),
         DUBITO_RUNS=str(folder / "runs"),
@@ -103,7 +118,9 @@ def fitting(folder, recipe):
         OMP_NUM_THREADS="1",
     )
     command = [sys.executable, "-m", "training", "fit", str(recipe), "--quiet", "--device", "cpu"]
-    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     try:
         yield process
     finally:

@@ -1,4 +1,5 @@
-"""Recalibration: the same graphs and weights, and a flag that fires at the stated rate on the new data."""
+"""Recalibration: the same graphs and weights, and a flag that fires at the stated rate on the new
+data."""
 
 import shutil
 
@@ -25,7 +26,8 @@ REFERENCE, RANKING, TEST = 120, 180, 59  # of the 359 rows that nothing was fitt
 
 @pytest.fixture(scope="module")
 def folder(digits_store, tmp_path_factory):
-    """A folder with a store of `digits` version 1, and version 2: calibrated anew on brighter digits."""
+    """A folder with a store of `digits` version 1, and version 2: calibrated anew on brighter
+    digits."""
     folder = tmp_path_factory.mktemp("recalibrated")
     shutil.copytree(digits_store, folder / "models")
     rows = digits().test
@@ -53,7 +55,8 @@ def npz(path):
 
 
 def test_recalibration_restores_the_flag_s_rate(folder):
-    """Before, the flag fires far more often than .05; after, its count on fresh rows is beta-binomial."""
+    """Before, the flag fires far more often than .05; after, its count on fresh rows is
+    beta-binomial."""
     before, after = flags(folder, "1"), flags(folder, "2")
     assert len(after) == TEST
     k = int(0.05 * (RANKING + 1))
@@ -66,7 +69,9 @@ def test_graphs_and_weights_are_the_parent_s_byte_for_byte(folder):
     store = ModelStore(folder / "models")
     parent, child = (store.open("digits", version) for version in ("1", "2"))
     for file in FILES:
-        assert (child.files[file] == parent.files[file]) == (file != "calibration.safetensors"), file
+        assert (child.files[file] == parent.files[file]) == (file != "calibration.safetensors"), (
+            file
+        )
 
 
 def test_the_manifest_says_where_the_calibration_is_from(folder):
@@ -120,7 +125,10 @@ def test_rows_take_the_model_s_class_numbers_whichever_classes_they_have():
     known = numbered_as(data, ("a", "c", "b"))
     assert known.classes == ("a", "c", "b")
     assert (known.train.y.tolist(), known.test.y.tolist()) == ([2, 1, 1, 2], [1])
-    refused(lambda: numbered_as(data, ("a", "b")), "rows of no classes but ['a', 'b'], got some of ['c']")
+    refused(
+        lambda: numbered_as(data, ("a", "b")),
+        "rows of no classes but ['a', 'b'], got some of ['c']",
+    )
 
 
 def test_a_warm_start_goes_on_from_it_and_pruning_is_refused(folder, tmp_path):
@@ -129,7 +137,8 @@ def test_a_warm_start_goes_on_from_it_and_pruning_is_refused(folder, tmp_path):
     assert parent.weights == store.open("digits", "1").files["weights.safetensors"]
     refused(
         lambda: prune_version(store, parent, digits(), 0.5, "digits", tmp_path),
-        "model: expected a version that is not recalibrated, got digits version 2, which is, from digits version 1",
+        "model: expected a version that is not recalibrated, got digits version 2, which is, from "
+        "digits version 1",
     )
 
 
@@ -139,17 +148,35 @@ def test_a_warm_start_goes_on_from_it_and_pruning_is_refused(folder, tmp_path):
         (["absent", "--data", "npz:bright.npz"], "model: expected one of"),
         (["digits:9", "--data", "npz:bright.npz"], "version: expected one of"),
         (["digits:1", "--data", "npz:absent.npz"], "data.source: expected a readable npz file"),
-        (["digits:1", "--data", "digits"], "rows that digits version 1 was not fitted on, got the very rows"),
-        (["digits:2", "--data", "digits"], "rows that digits version 2 was not fitted on, got the very rows"),
-        (["digits:1", "--data", "npz:wide.npz"], "rows of shape (8, 8), as digits version 1 takes them, got (9, 9)"),
-        (["digits:1", "--data", "npz:eleven.npz"], "data.source: expected rows of no classes but ['0', '1'"),
+        (
+            ["digits:1", "--data", "digits"],
+            "rows that digits version 1 was not fitted on, got the very rows",
+        ),
+        (
+            ["digits:2", "--data", "digits"],
+            "rows that digits version 2 was not fitted on, got the very rows",
+        ),
+        (
+            ["digits:1", "--data", "npz:wide.npz"],
+            "rows of shape (8, 8), as digits version 1 takes them, got (9, 9)",
+        ),
+        (
+            ["digits:1", "--data", "npz:eleven.npz"],
+            "data.source: expected rows of no classes but ['0', '1'",
+        ),
         (["digits:1", "--data", "npz:bright.npz", "--target", "y"], "data.target: expected none"),
         (
             ["digits:1", "--data", "npz:bright.npz", "--ranking-rows", "0"],
             "--ranking-rows: expected at least 1, got 0",
         ),
-        (["digits:1", "--data", "npz:bright.npz", "--reference-rows", "300"], "less than the 359 rows of the source"),
-        (["digits:1", "--data", "npz:bright.npz", "--seed", "-1"], "--seed: expected 0 or more, got -1"),
+        (
+            ["digits:1", "--data", "npz:bright.npz", "--reference-rows", "300"],
+            "less than the 359 rows of the source",
+        ),
+        (
+            ["digits:1", "--data", "npz:bright.npz", "--seed", "-1"],
+            "--seed: expected 0 or more, got -1",
+        ),
         (["digits:1", "--data", "npz:few.npz"], "data.test_fraction: expected a share of 2 rows"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

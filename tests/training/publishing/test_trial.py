@@ -18,7 +18,9 @@ from training.publishing.trial import TrialError, publish_draft
 def draft(digits_store):
     """What `digits` version 1 was published from."""
     artifact = ModelStore(digits_store).open("digits", "1")
-    description = Description(**{field: getattr(artifact.manifest, field) for field in Description.model_fields})
+    description = Description(
+        **{field: getattr(artifact.manifest, field) for field in Description.model_fields}
+    )
     return Draft(description, {file: artifact.files[file] for file in FILES})
 
 
@@ -56,8 +58,12 @@ def test_a_network_of_another_width_than_the_classes_is_not_published(store, dra
     graph.graph.initializer.append(last)
     graph.graph.node.append(helper.make_node("Gather", ["ten", "last"], ["eleventh"], axis=2))
     graph.graph.node.append(helper.make_node("Concat", ["ten", "eleventh"], [outputs], axis=2))
-    graph.graph.output[0].type.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, ["draws", "rows", 11]))
-    said = refused(store, Draft(draft.description, {**draft.files, "network.onnx": graph.SerializeToString()}))
+    graph.graph.output[0].type.CopyFrom(
+        helper.make_tensor_type_proto(TensorProto.FLOAT, ["draws", "rows", 11])
+    )
+    said = refused(
+        store, Draft(draft.description, {**draft.files, "network.onnx": graph.SerializeToString()})
+    )
     assert "network.onnx: expected 10 outputs for each row (classes), got 11" in said
 
 
@@ -65,7 +71,9 @@ def test_a_graph_with_an_operator_that_is_not_served_is_not_published(store, dra
     graph = onnx.load_from_string(draft.files["sampler.onnx"])
     body = helper.make_graph([], "body", [], [])
     graph.graph.node.append(helper.make_node("Loop", ["", ""], ["aside"], body=body))
-    said = refused(store, Draft(draft.description, {**draft.files, "sampler.onnx": graph.SerializeToString()}))
+    said = refused(
+        store, Draft(draft.description, {**draft.files, "sampler.onnx": graph.SerializeToString()})
+    )
     assert "sampler.onnx: expected operators of those that are served, got Loop" in said
 
 
@@ -78,7 +86,9 @@ def test_what_training_has_in_memory_does_not_help(store, draft, monkeypatch):
     """An algorithm that only this process knows: loading here would pass."""
     monkeypatch.setattr("model_store.inference.model.ALGORITHMS", ("known-here",))
     noise = draft.description.noise.model_copy(update={"algorithm": "known-here"})
-    assert "manifest.json: noise.algorithm: expected one of" in refused(store, described(draft, noise=noise))
+    assert "manifest.json: noise.algorithm: expected one of" in refused(
+        store, described(draft, noise=noise)
+    )
 
 
 def test_a_model_that_does_not_answer_in_time_is_not_published(store, draft, monkeypatch):
@@ -92,5 +102,7 @@ def test_a_row_whose_scores_are_not_numbers_keeps_a_version_from_being_published
         values = numpy_helper.to_array(tensor)
         if values.dtype == np.float32 and values.ndim == 2:
             tensor.CopyFrom(numpy_helper.from_array(np.full_like(values, np.nan), tensor.name))
-    said = refused(store, Draft(draft.description, {**draft.files, "network.onnx": graph.SerializeToString()}))
+    said = refused(
+        store, Draft(draft.description, {**draft.files, "network.onnx": graph.SerializeToString()})
+    )
     assert "network.onnx: " in said

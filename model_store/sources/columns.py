@@ -1,0 +1,276 @@
+"""Rows of named columns as rows of numbers: one encoding for training and for the service.
+
+A number becomes (value - mean) / std; a missing one becomes 0, which is the mean, and where the
+training rows miss some the column has an indicator beside it, 1 where the value is missing. A
+category becomes a one among zeros, with a last number that is 1 for a category that was not seen in
+training and for a missing value. A time is a number, and for each of its column's cycles a sine and
+a cosine beside it. Mean, standard deviation and categories are the training rows'
+(`training.data.tables` fits them); arithmetic is float64, rounded once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Float64
+
+from model_store.artifacts.manifest import (
+    AnyColumn,
+    CategoricalColumn,
+    NumberWriting,
+    NumericColumn,
+    TimeColumn,
+    column_width,
+)
+from model_store.errors import InvalidInput
+from model_store.sources.numbers import example_of, number_of
+from model_store.sources.times import (
+    EXAMPLE,
+    ISO,
+    phases,
+    seconds_as_written,
+    seconds_of,
+)
+from model_store.sources.times import (
+    example_of as date_example_of,
+)
+
+Columns = Sequence[AnyColumn]
+Numbers = Float64[np.ndarray, "N"]  # NaN where a value is missing; times are numbers
+Categories = list[str | None]  # None where a value is missing
+MAX_SHOWN = 10
+
+
+def encode(
+    columns: Columns, values: Mapping[str, Numbers | Categories]
+) -> Float32[np.ndarray, "N I"]:
+    """Return rows of numbers, the columns side by side in order; each row's depend on nothing but
+    the row."""
+    parts = [
+        _one_hot(column, values[column.name])  # type: ignore[arg-type]
+        if isinstance(column, CategoricalColumn)
+        else _numbers(column, values[column.name])  # type: ignore[arg-type]
+        for column in columns
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+def _numbers(column: NumericColumn | TimeColumn, values: Numbers) -> Float32[np.ndarray, "N J"]:
+    missing = np.isnan(values)[:, None]
+    with np.errstate(over="ignore"):  # to infinity, which the caller refuses
+        parts = [((values - column.mean) / column.std)[:, None]]
+        if isinstance(column, TimeColumn):
+            parts += [phases(values, cycle) for cycle in column.cycles]
+        encoded = np.where(missing, 0.0, np.concatenate(parts, axis=1)).astype(np.float32)
+    return (
+        np.concatenate([encoded, missing.astype(np.float32)], axis=1)
+        if column.indicator
+        else encoded
+    )
+
+
+def _one_hot(column: CategoricalColumn, values: Categories) -> Float32[np.ndarray, "N J"]:
+    index = {category: i for i, category in enumerate(column.categories)}
+    encoded = np.zeros((len(values), len(column.categories) + 1), dtype=np.float32)
+    encoded[
+        np.arange(len(values)),
+        [index.get(value, -1) if value is not None else -1 for value in values],
+    ] = 1.0
+    return encoded
+
+
+def from_objects(
+    rows: Sequence[Any], columns: Columns, field: str, first_row: int = 0
+) -> Float32[np.ndarray, "N I"]:
+    """Encode objects keyed by column, as JSON gives them; null is a missing value. Errors count
+    from `first_row`.
+
+    Raises:
+        InvalidInput: naming the row and column that is absent, unknown or of a wrong type.
+    """
+    names = {column.name for column in columns}
+    for n, row in enumerate(rows, start=first_row):
+        if not isinstance(row, dict):
+            raise InvalidInput(
+                f"{field}.{n}", "an object keyed by column, as the row before it", "something else"
+            )
+        if row.keys() != names:
+            _refuse_keys(row, names, [column.name for column in columns], f"{field}.{n}")
+    return from_cells(
+        {c.name: [row[c.name] for row in rows] for c in columns}, columns, field, first_row
+    )
+
+
+def from_cells(
+    cells_of: Mapping[str, Sequence[Any] | Numbers],
+    columns: Columns,
+    field: str,
+    first_row: int = 0,
+) -> Float32[np.ndarray, "N I"]:
+    """Encode the cells of each column, as JSON gives them; of a number also an array, in which NaN
+    is missing.
+
+    Raises:
+        InvalidInput: naming the row and column that is of a wrong type.
+    """
+    values: dict[str, Numbers | Categories] = {}
+    for column in columns:
+        cells = cells_of[column.name]
+        if isinstance(cells, np.ndarray):
+            values[column.name] = cells
+        elif isinstance(column, NumericColumn | TimeColumn):
+            read: Callable[[Any, str], float]
+            if isinstance(column, NumericColumn):
+                read = partial(_number, column.written)
+            else:
+                read = partial(_time, column.written)
+            values[column.name] = np.array(
+                [
+                    read(cell, f"{field}.{n}.{column.name}")
+                    for n, cell in enumerate(cells, start=first_row)
+                ]
+            )
+        else:
+            values[column.name] = [
+                _category(cell, f"{field}.{n}.{column.name}")
+                for n, cell in enumerate(cells, start=first_row)
+            ]
+    encoded = encode(columns, values)
+    finite = np.isfinite(encoded)
+    if not finite.all():
+        n, i = np.argwhere(~finite)[0].tolist()
+        ends = np.cumsum([column_width(column) for column in columns])
+        name = columns[int(np.searchsorted(ends, i, side="right"))].name
+        raise InvalidInput(
+            f"{field}.{first_row + n}.{name}",
+            "a number nearer to those of the training data",
+            "one too far away",
+        )
+    return encoded
+
+
+def usual_row(columns: Columns) -> Float32[np.ndarray, "I"] | None:
+    """Return the row whose columns all have their usual values, None where one of them is not
+    known."""
+    if any(column.usual is None for column in columns):
+        return None
+    values: dict[str, Numbers | Categories] = {}
+    for column in columns:
+        if isinstance(column, CategoricalColumn):
+            values[column.name] = [column.usual]
+        else:
+            values[column.name] = np.array([column.usual], dtype=np.float64)
+    return encode(columns, values)[0]
+
+
+@dataclass(frozen=True)
+class OddCells:
+    """Of a row: columns whose category was not seen in training, with the category's name, and
+    columns that miss."""
+
+    unseen: dict[str, str]
+    missing: list[str]
+
+
+def odd_cells(row: Mapping[str, Any], columns: Columns) -> OddCells:
+    """Return the odd cells of an object that `from_objects` takes."""
+    unseen, missing = {}, []
+    for column in columns:
+        cell = row[column.name]
+        if cell is None:
+            missing.append(column.name)
+        elif isinstance(column, CategoricalColumn) and category_text(cell) not in column.categories:
+            unseen[column.name] = category_text(cell)
+    return OddCells(unseen, missing)
+
+
+def unknown_categories(x: Float32[np.ndarray, "N I"], columns: Columns) -> dict[str, int]:
+    """Return by column how many encoded rows have none of its categories: one that was not told
+    apart in training, or a missing value. Columns without such rows are left out.
+    """
+    if not columns:
+        return {}
+    last = np.cumsum([column_width(column) for column in columns]) - 1
+    counts = {
+        column.name: int(np.count_nonzero(x[:, i]))
+        for column, i in zip(columns, last.tolist(), strict=True)
+        if isinstance(column, CategoricalColumn)
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def count_unknown(counts: dict[str, int], x: Float32[np.ndarray, "N I"], columns: Columns) -> None:
+    """Add the unknown categories of some more rows to those that were counted."""
+    for name, count in unknown_categories(x, columns).items():
+        counts[name] = counts.get(name, 0) + count
+
+
+def _refuse_keys(row: dict[str, Any], names: set[str], ordered: list[str], field: str) -> None:
+    absent = [name for name in ordered if name not in row]
+    if absent:
+        raise InvalidInput(
+            f"{field}.{absent[0]}", "a value, or null where it is missing", "no such column"
+        )
+    unknown = min(str(name) for name in row.keys() - names)
+    known = ", ".join(ordered[:MAX_SHOWN]) + (", ..." if len(ordered) > MAX_SHOWN else "")
+    raise InvalidInput(f"{field}.{unknown[:80]}", f"no columns but {known[:500]}", "an unknown one")
+
+
+def _number(written: NumberWriting | None, cell: Any, field: str) -> float:
+    if cell is None:
+        return float("nan")
+    if written is not None and type(cell) is str:
+        try:
+            return number_of(cell, written)
+        except ValueError:
+            expected = f"a number, or text as the training data had it, such as {example_of(written)!r}, or null"
+            raise InvalidInput(field, expected, "another string") from None
+    if type(cell) not in (int, float):
+        raise InvalidInput(field, "a number, or null", _kind_of(cell))
+    return float(cell)
+
+
+def _time(written: str | None, cell: Any, field: str) -> float:
+    if cell is None:
+        return float("nan")
+    as_text = (
+        ""
+        if written is None
+        else f", or as the training data had it, such as {date_example_of(written)!r}"
+    )
+    expected = f"a date or time in ISO 8601, such as {EXAMPLE}{as_text}, or null"
+    if type(cell) is not str:
+        raise InvalidInput(field, expected, _kind_of(cell))
+    try:
+        return (
+            seconds_of(cell)
+            if written is None or ISO.fullmatch(cell)
+            else seconds_as_written(written, cell)
+        )
+    except (ValueError, OverflowError):
+        raise InvalidInput(field, expected, "another string") from None
+
+
+def _category(cell: Any, field: str) -> str | None:
+    if cell is None:
+        return None
+    if type(cell) not in (str, int, float, bool):
+        raise InvalidInput(field, "a string, number or boolean, or null", _kind_of(cell))
+    return category_text(cell)
+
+
+def category_text(value: str | int | float | bool) -> str:
+    """Return a category's name: a string as it is, true and false in lower case, whole numbers
+    without a point."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(int(value)) if float(value).is_integer() else repr(value)
+
+
+def _kind_of(cell: Any) -> str:
+    kinds = {str: "a string", bool: "a boolean", list: "an array", dict: "an object"}
+    return kinds.get(type(cell), "something else")

@@ -1,0 +1,1 @@
+"""The routes, the forms of requests and answers, and errors."""

@@ -1,0 +1,247 @@
+"""`POST /acquire`: rank an unlabelled pool."""
+
+import time
+from collections.abc import Hashable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from model_store.acquisition.choice import RANDOM, checked_acquisition, checked_beta
+from model_store.acquisition.control import Selection, select
+from model_store.errors import InvalidInput
+from model_store.sources.columns import unknown_categories
+from model_store.state.labels import Acquisition, has_state, keep_acquired, row_format
+from service.api.openapi import ERRORS, request_body
+from service.api.options import num_samples_of, priors_of
+from service.api.requests import (
+    FILE_ENDINGS,
+    JSON,
+    Rows,
+    envelope_of_query,
+    hung_up,
+    read_body,
+    request_media_type,
+)
+from service.api.responses import acquire_answer
+from service.api.schemas import AcquireAnswer, AcquireRequest
+from service.context import Context, context_of
+from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
+from service.engine.jobs import Job
+from service.engine.keeping import acquired_rows, check_keeping, control_said, set_aside
+from service.engine.pool_ranking import PoolRanking
+from service.errors import TooLarge
+from service.models.models import Served
+from service.models.reservoir import fresh_seed
+from service.pools.files import check_ids, open_pool, path_in, with_id
+from service.pools.pool_file import PoolFile
+from service.server.budget import lease_of
+from service.telemetry.records import record_of
+
+ID_BYTES = 200  # of a row's name while a pool is ranked
+
+router = APIRouter()
+
+
+@router.post(
+    "/acquire",
+    responses={200: {"model": AcquireAnswer}, **ERRORS},
+    openapi_extra=request_body(AcquireRequest, "pool", takes_files=True),
+)
+async def post_acquire(request: Request) -> Response:
+    """Rank an unlabelled pool: which rows would teach the model most, all under the same draws."""
+    context = context_of(request)
+    settings = context.settings
+    client = context.client(request)
+    context.admission.refuse_overload(1, client)  # before there is work on it
+    begun = time.monotonic()
+    body = await read_body(request, settings.max_body_bytes, settings.max_json_bytes)
+    envelope, rows = await _read(request, context, client, body)
+    served = await context.served(envelope)
+    asked = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
+    acquisition = checked_acquisition(asked, served.model.manifest.task)
+    beta = checked_beta(envelope.beta, acquisition, served.model.manifest.task)
+    num_samples = num_samples_of(envelope, served, settings)
+    priors = priors_of(envelope, served)
+    record = record_of(request.scope)
+    encoding = served.model.encoding_draws
+    pool = None if rows is not None else await _opened(request, context, envelope, served, body)
+    pool_size = len(rows) if rows is not None else pool.rows if pool is not None else 0
+    with context.admission.admitted(pool_size, num_samples, BATCH_ROW_DRAWS, client, encoding):
+        lease, deadline = lease_of(request.scope), context.deadline(begun, envelope)
+        find_names = partial(_names, envelope, pool, pool_size)
+        names = find_names() if pool is None else await context.threads.state(find_names)
+        if rows is not None:
+            x = await context.rows(request, client, rows, served, "pool", deadline)
+        else:
+            assert pool is not None
+            try:
+                x = await context.pool_rows(request, client, pool, served, deadline)
+            except InvalidInput as error:
+                raise with_id(error, names) from None
+        del body, rows, pool  # which may be many times as large
+        lease.shrink(x.nbytes)
+        lease.reserve(ID_BYTES * len(x), "ids")
+        whole, ids, are_named = (
+            x,
+            [str(i) for i in range(len(x))] if names is None else names,
+            names is not None,
+        )
+        seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
+        chosen = await _selected(context, envelope, served.name, ids, are_named, seed or 0)
+        if len(chosen.ranked) < len(x):
+            lease.reserve(x.nbytes, "pool")
+            x = x[chosen.ranked]
+        left = ids if len(x) == len(whole) else [ids[i] for i in chosen.ranked.tolist()]
+        wait = partial(hung_up, request)
+        job = Job(
+            served,
+            x,
+            num_samples,
+            seed,
+            deadline,
+            acquisition=acquisition,
+            client=client,
+            priors=priors,
+        )
+        pool_ranking = PoolRanking(context.engine, context.threads.answers, lease, wait)
+        places = chosen.ranked.tolist()
+        try:
+            k = envelope.k - len(chosen.control)
+            ranked = await pool_ranking.ranked(job, left, k, envelope.race, beta)
+        except InvalidInput as error:
+            raise _in_pool(error, places) from None
+        unknown = (
+            {}
+            if acquisition == RANDOM
+            else unknown_categories(x, served.model.manifest.input.columns)
+        )
+        answered = [{**row, "index": places[row["index"]], "control": False} for row in ranked.rows]
+        said: list[dict[str, Any]] = []
+        if len(chosen.control):
+            job = Job(
+                served, whole[chosen.control], num_samples, ranked.seed, deadline, client=client
+            )
+            lease.reserve(kept_bytes(job), "pool")
+            predicted = await context.engine.predict(job, wait)
+            said = control_said(served.model.manifest, predicted.prediction)
+            answered += set_aside(chosen.control.tolist(), ids, len(answered))
+        if envelope.keep:
+            numbers = row_format(served.model.manifest)
+            how = Acquisition(
+                served.name, served.version, numbers, acquisition, ranked.seed, num_samples
+            )
+            kept = acquired_rows(whole, answered, said)
+            await context.threads.state(lambda: keep_acquired(context.state, how, kept))
+            context.metrics.acquired(served.key, len(kept), len(chosen.control))
+        record.worked_on(pool_ranking.phases)
+    draws = 0 if acquisition == RANDOM else num_samples
+    context.metrics.ranked(served.key, pool_size, draws)
+    record.used(served.name, served.version, pool_size, draws)
+    answer = acquire_answer(
+        served.model.manifest,
+        acquisition=acquisition,
+        num_samples=num_samples,
+        seed=ranked.seed,
+        pool_size=pool_size,
+        excluded=None
+        if are_named and envelope.exclude_labelled and settings.state is None
+        else chosen.excluded,
+        priors=priors,
+        race=envelope.race,
+        beta=beta,
+        finalists=ranked.finalists,
+        unknown_categories=unknown,
+        ranking=answered,
+    )
+    return Response(orjson.dumps(answer), media_type=JSON)
+
+
+async def _read(
+    request: Request, context: Context, client: Hashable, body: bytes | bytearray
+) -> tuple[AcquireRequest, Rows | None]:
+    """Return a request's envelope, and its rows as they came; None where they are in a file."""
+    if request_media_type(request) in FILE_ENDINGS:
+        return envelope_of_query(request, AcquireRequest, "pool", "pool_file"), None
+    most = context.settings.max_pool_rows
+    envelope, rows = await context.read(
+        request, client, body, AcquireRequest, "pool", most, "pool_file"
+    )
+    return envelope, None if envelope.pool_file is not None else rows
+
+
+async def _opened(
+    request: Request,
+    context: Context,
+    envelope: AcquireRequest,
+    served: Served,
+    body: bytes | bytearray,
+) -> PoolFile:
+    """Open the file that is a request's body, or that it names.
+
+    Raises:
+        InvalidInput: if it is no file of rows of the model's.
+        TooLarge: if there are more than a request may have.
+    """
+    spec, ending = served.model.manifest.input, FILE_ENDINGS.get(request_media_type(request))
+
+    def work() -> PoolFile:
+        if envelope.pool_file is None:
+            return open_pool(body, spec, "pool", ending)
+        return open_pool(
+            path_in(context.settings.pools, envelope.pool_file, "pool_file"), spec, "pool_file"
+        )
+
+    pool = await context.threads.state(work)
+    if pool.rows > context.settings.max_pool_rows:
+        most = context.settings.max_pool_rows
+        raise TooLarge(
+            f"{pool.field}: expected at most {most} rows, got {pool.rows} (/acquire/jobs takes "
+            "more)"
+        )
+    return pool
+
+
+def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
+    """Return an error of a row among those that are ranked as one of the whole pool's."""
+    row = error.field.removeprefix("pool.")
+    if not row.isdigit():
+        return error
+    return InvalidInput(f"pool.{places[int(row)]}", error.expected, error.got)
+
+
+def _names(envelope: AcquireRequest, pool: PoolFile | None, rows: int) -> list[str] | None:
+    """Return the rows' names, None where they have none."""
+    names = pool.ids() if envelope.ids is None and pool is not None else envelope.ids
+    if names is not None:
+        check_ids(names, rows)
+    return names
+
+
+async def _selected(
+    context: Context,
+    envelope: AcquireRequest,
+    model: str,
+    ids: list[str],
+    are_named: bool,
+    seed: int,
+) -> Selection:
+    """Return what becomes of the pool's rows: which are ranked, and which set aside.
+
+    Raises:
+        InvalidInput: naming an id under which no row can be kept.
+    """
+    if not envelope.keep and not (are_named and has_state(context.settings.state)):
+        check_keeping(False, envelope.control, ids, are_named)
+        return Selection(np.arange(len(ids)), np.empty(0, dtype=np.int64), 0)
+
+    def work() -> Selection:
+        check_keeping(envelope.keep, envelope.control, ids, are_named)
+        known = (
+            context.labelled(model, ids) if are_named and envelope.exclude_labelled else set[str]()
+        )
+        return select(ids, known, envelope.control, envelope.k, seed)
+
+    return await context.threads.state(work)

@@ -1,0 +1,57 @@
+"""Administration: look at the store at once, take versions out of memory. The store itself is only
+ever read.
+
+What a worker is told the others do as well, within a second.
+"""
+
+from functools import partial
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from service.api.openapi import ERRORS, problem_content
+from service.api.requests import JSON
+from service.context import context_of
+
+router = APIRouter()
+
+
+@router.post("/admin/refresh")
+async def post_refresh(request: Request) -> Response:
+    """Look at the store at once, broken versions included, and say what is served of each model."""
+    context = context_of(request)
+    models = context.models
+    await context.threads.files(partial(context.siblings.post, "refresh"))
+    await context.threads.loads(models.look)
+    content = {}
+    for name in models.names():
+        latest = models.latest(name)
+        serving = None if latest is None else latest.version
+        content[name] = {"serving": serving, "broken": models.broken(name)}
+    return Response(orjson.dumps({"models": content}), media_type=JSON)
+
+
+@router.post(
+    "/admin/models/{name}/versions/{version}/unload",
+    responses={404: ERRORS[404], 409: problem_content()},
+)
+async def post_unload(request: Request, name: str, version: str) -> Response:
+    """Take a version out of memory, unless `latest` serves it; a request for it loads it again."""
+    context = context_of(request)
+    number, unloaded = await context.threads.files(partial(context.models.unload, name, version))
+    await context.threads.files(partial(context.siblings.post, "unload", name, number))
+    return Response(
+        orjson.dumps({"model": name, "version": number, "unloaded": unloaded}), media_type=JSON
+    )
+
+
+@router.post("/admin/models/{name}/versions/{version}/drift/reset", responses={404: ERRORS[404]})
+async def post_drift_reset(request: Request, name: str, version: str) -> Response:
+    """Begin anew to watch a version's rows for drift, in all workers: an alarm that was looked into
+    goes."""
+    context = context_of(request)
+    number, reset = await context.threads.files(partial(context.models.reset_drift, name, version))
+    await context.threads.files(partial(context.siblings.post, "reset_drift", name, number))
+    return Response(
+        orjson.dumps({"model": name, "version": number, "reset": reset}), media_type=JSON
+    )

@@ -1,0 +1,46 @@
+"""`GET /health/live`, `GET /health/ready` and `GET /metrics`."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from service.api.openapi import ERRORS
+from service.auth import auth
+from service.context import context_of
+from service.errors import NotReady
+from service.models.models import HOW_TO_PUBLISH
+
+BEING_TRIED = "the versions to be served are being tried"
+
+router = APIRouter()
+
+
+@router.get("/health/live")
+async def get_live() -> dict[str, str]:
+    """Say that the process answers."""
+    return {"status": "live"}
+
+
+@router.get("/health/ready", responses={503: ERRORS[503]})
+async def get_ready(request: Request) -> dict[str, Any]:
+    """Say whether there is a model to predict with, and to those who may ask models which."""
+    context = context_of(request)
+    models, may_see_names = context.models, auth.may_see_names(request.scope, context.key_ring.keys)
+    if context.ending.is_set():
+        raise NotReady("the service is about to end")
+    serving = context.serving()
+    if not serving:
+        broken = [text for name in models.names() for text in models.broken(name).values()]
+        otherwise = BEING_TRIED if models.awaits_trials else HOW_TO_PUBLISH
+        raise NotReady("; ".join(broken if may_see_names else ()) or otherwise)
+    return {"status": "ready", "models": serving} if may_see_names else {"status": "ready"}
+
+
+@router.get("/metrics", include_in_schema=False)
+async def get_metrics(request: Request) -> Response:
+    """Give the metrics of all processes, as Prometheus reads them."""
+    context = context_of(request)
+    alone = context.siblings.board is None
+    page = context.metrics_page() if alone else await context.threads.files(context.siblings.pages)
+    return Response(page, media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,244 @@
+"""`POST /labels`: labels come back. `GET /models/{name}/labels`: how many there are, and what they
+say."""
+
+from functools import partial
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from model_store.artifacts.manifest import ClassSpec, Manifest
+from model_store.errors import InvalidInput
+from model_store.state.labels import (
+    Accepted,
+    Label,
+    accept,
+    candidates,
+    checked_id,
+    control_labels,
+    counts,
+    has_state,
+    row_format,
+)
+from model_store.state.live import FEWEST, live_figures
+from model_store.types import at_once
+from service.api.openapi import ERRORS, problem_content
+from service.api.requests import JSON, parse_json, read_body, request_media_type, rows_array
+from service.api.schemas import (
+    Envelope,
+    LabelEntry,
+    LabelFiguresAnswer,
+    LabelsAnswer,
+    LabelsRequest,
+    validate,
+)
+from service.auth.keys import key_name
+from service.context import Context, context_of
+from service.errors import TooLarge, Unsupported
+from service.models.models import Served
+from service.server.budget import Lease, lease_of
+
+MAX_BODY_BYTES = 4 << 20  # it is read in one step
+OBJECT_BYTES = 16  # that a byte of JSON may become
+NONE_YET = {"acquired": 0, "waiting": 0, "labels": 0, "control_labels": 0}
+
+router = APIRouter()
+
+
+@router.post(
+    "/labels",
+    responses={
+        200: {"model": LabelsAnswer},
+        409: problem_content(),
+        507: problem_content(),
+        **ERRORS,
+    },
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                JSON: {
+                    "schema": LabelsRequest.model_json_schema(),
+                    "examples": {
+                        "example 1": {"value": LabelsRequest.model_json_schema()["examples"][0]}
+                    },
+                }
+            },
+        }
+    },
+)
+async def post_labels(request: Request) -> Response:
+    """Keep labels of rows, all or none; they are on the disk before the answer, and the same again
+    change nothing."""
+    context = context_of(request)
+    client = context.client(request)
+    context.admission.refuse_overload(1, client)
+    if request_media_type(request) != JSON:
+        raise Unsupported(f"Content-Type: expected {JSON}, got another")
+    body = await read_body(
+        request, MAX_BODY_BYTES, min(MAX_BODY_BYTES, context.settings.max_json_bytes)
+    )
+    lease = lease_of(request.scope)
+    lease.reserve(OBJECT_BYTES * len(body), "body")
+    envelope = await context.threads.state(lambda: validate(LabelsRequest, parse_json(body)))
+    if len(envelope.labels) > context.settings.max_rows:
+        raise TooLarge(
+            f"labels: expected at most {context.settings.max_rows}, got {len(envelope.labels)}"
+        )
+    served = await context.served(Envelope(model=envelope.model))
+    key = key_name(request.scope)
+
+    def work() -> tuple[Accepted, int]:
+        return keep_labels(context, served, envelope.labels, lease, envelope.replace, key)
+
+    accepted, labels = await context.threads.state(work)
+    answer = {
+        "model": served.name,
+        "accepted": accepted.accepted,
+        "known": accepted.known,
+        "replaced": accepted.replaced,
+        "labels": labels,
+    }
+    return Response(orjson.dumps(answer), media_type=JSON)
+
+
+def keep_labels(
+    context: Context,
+    served: Served,
+    entries: list[LabelEntry],
+    lease: Lease,
+    replace: bool,
+    key: str | None,
+) -> tuple[Accepted, int]:
+    """Keep labels of a model, all or none; return what became of them, and how many there are. From
+    a worker thread.
+
+    Raises:
+        InvalidInput: naming the label that is not one of this model's, or whose row is not known.
+        Conflict: naming the one that goes against what is kept.
+        NoSpace, StateUnusable: if they cannot be kept.
+    """
+    manifest, seen = served.model.manifest, set[str]()
+    labels = []
+    for n, entry in enumerate(entries):
+        checked_id(entry.id, f"labels.{n}.id")
+        if entry.id in seen:
+            raise InvalidInput(f"labels.{n}.id", "another than those before it", "one of them")
+        seen.add(entry.id)
+        labels.append(
+            Label(entry.id, label_value(manifest, entry, n), _row(context, served, entry, n, lease))
+        )
+    accepted = accept(context.state, served.name, row_format(manifest), labels, replace, key)
+    context.metrics.labelled(served.name, accepted)
+    return accepted, counts(context.state, served.name)["labels"]
+
+
+def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
+    """Return the class or target that an entry names.
+
+    Raises:
+        InvalidInput: if it is none of the model's.
+    """
+    wanted, other = (
+        ("label", "target") if isinstance(manifest.output, ClassSpec) else ("target", "label")
+    )
+    if getattr(entry, other) is not None:
+        raise InvalidInput(
+            f"labels.{n}.{other}", f"none, since {manifest.name} is of {manifest.task}", "one"
+        )
+    value: str | float | None = getattr(entry, wanted)
+    if value is None:
+        raise InvalidInput(f"labels.{n}.{wanted}", "a value", "none")
+    if manifest.classes is not None and value not in manifest.classes:
+        shown = list(manifest.classes[:20])
+        more = (
+            ""
+            if len(shown) == len(manifest.classes)
+            else f" and {len(manifest.classes) - len(shown)} more"
+        )
+        expected = f"one of the classes {shown}{more} (a new class needs a new fit)"
+        raise InvalidInput(f"labels.{n}.label", expected, "another")
+    return value
+
+
+def _row(context: Context, served: Served, entry: LabelEntry, n: int, lease: Lease) -> Any:
+    """Return the row of an entry that brings one, as numbers."""
+    if entry.input is None:
+        return None
+    model = served.model
+    lease.reserve(4 * model.row_size, "labels")
+    steps = rows_array(
+        [entry.input],
+        model.manifest.input,
+        "input",
+        context.settings.max_image_pixels,
+        lease,
+        model.text_encoder,
+    )
+    try:
+        return at_once(steps)[0]
+    except InvalidInput as error:
+        place = error.field.removeprefix("input").removeprefix(".0")
+        raise InvalidInput(f"labels.{n}.input{place}", error.expected, error.got) from None
+
+
+@router.get(
+    "/models/{name}/labels",
+    responses={200: {"model": LabelFiguresAnswer}, 404: ERRORS[404], 503: ERRORS[503]},
+)
+async def get_labels(request: Request, name: str) -> Response:
+    """Say how many rows of a model were acquired and labelled, and how good it was on rows that no
+    score chose."""
+    context = context_of(request)
+    content = await context.threads.state(partial(_figures, context, context.models.name(name)))
+    return Response(orjson.dumps(content), media_type=JSON)
+
+
+def _figures(context: Context, name: str) -> dict[str, Any]:
+    latest = context.models.latest(name)
+    serving = None if latest is None else latest.version
+    if context.settings.state is not None and not has_state(context.settings.state):
+        numbers, rows, tried = NONE_YET, [], []
+    else:
+        database = context.state
+        numbers, rows, tried = (
+            counts(database, name),
+            control_labels(database, name),
+            candidates(database, name),
+        )
+    by_version: dict[str, list[tuple[dict[str, Any], str | float]]] = (
+        {} if serving is None else {serving: []}
+    )
+    for version, said, value in rows:
+        by_version.setdefault(version, []).append((said, value))
+    null_because = {}
+    live = []
+    for version in sorted(by_version, key=int, reverse=True):
+        of_version = by_version[version]
+        if len(of_version) < FEWEST:
+            null_because[f"live.{version}.figures"] = (
+                f"too few labels of control rows that version {version} set aside: "
+                f"{len(of_version)}, needs {FEWEST}"
+            )
+        live.append(
+            {
+                "version": version,
+                "serving": version == serving,
+                "control_labels": len(of_version),
+                "figures": live_figures(of_version) if len(of_version) >= FEWEST else None,
+            }
+        )
+    saved = next((row["labels_saved"] for row in tried if row["labels_saved"] is not None), None)
+    if saved is None:
+        null_because["labels_saved"] = (
+            f"not measured: `python -m training candidate {name} --control-arm` does, from "
+            f"{FEWEST} control labels on"
+        )
+    return {
+        "model": name,
+        **numbers,
+        "live": live,
+        "candidates": tried,
+        "labels_saved": saved,
+        "null_because": null_because,
+    }

@@ -1,0 +1,46 @@
+"""The parts of the OpenAPI document that routes share: problems, and the bodies that requests may
+have."""
+
+from typing import Any
+
+from service.api.requests import FILE_ENDINGS, FORM, JSON, NPY
+from service.api.schemas import Envelope, Problem
+from service.error_forms import PROBLEM_JSON
+
+
+def problem_content() -> dict[str, Any]:
+    """Describe an answer that is a problem."""
+    return {"model": Problem, "content": {PROBLEM_JSON: {}}}
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: problem_content() for status in (404, 413, 415, 422, 429, 503, 504)
+}
+
+
+def request_body(
+    kind: type[Envelope], rows_field: str, takes_files: bool = False
+) -> dict[str, Any]:
+    """Describe a request: JSON with examples, an npy array with the rest in the query, or a form;
+    files of pools with the rest in the query where it takes them.
+    """
+    schema = kind.model_json_schema()
+    examples = {
+        f"example {i}": {"value": value} for i, value in enumerate(schema.pop("examples"), start=1)
+    }
+    binary = {"type": "string", "format": "binary"}
+    files = {
+        "type": "array",
+        "items": binary,
+        "minItems": 1,
+        "description": "PNG, JPEG, WebP or BMP files, for a model of images",
+    }
+    form = {**schema, "properties": {**schema["properties"], rows_field: files}}
+    content = {
+        JSON: {"schema": schema, "examples": examples},
+        NPY: {"schema": binary},
+        FORM: {"schema": form},
+    }
+    if takes_files:
+        content |= {media_type: {"schema": binary} for media_type in FILE_ENDINGS}
+    return {"requestBody": {"required": True, "content": content}}

@@ -1,0 +1,220 @@
+"""From a request's fields to the options that its rows are predicted and decided by."""
+
+import math
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Int64
+
+from model_store.conformal.calibration import DEFAULT_FPR, at_least
+from model_store.conformal.mondrian import UNKNOWN
+from model_store.conformal.sets import confident_rank, largest_coverage
+from model_store.conformal.stopping import StoppingRule
+from model_store.errors import InvalidInput
+from model_store.inference.model import Model
+from service.api.schemas import Envelope, PredictRequest
+from service.engine.decision import DecisionOptions
+from service.errors import TooLarge
+from service.settings import Settings
+
+SUMS_TO_1 = 1e-6  # how near shares of classes must come
+NOT_UNDER_PRIORS = ("fdr", "risk", "confidence", "settle")
+
+
+class Named(Protocol):
+    """A model, by the name and version that errors say."""
+
+    @property
+    def model(self) -> Model: ...  # noqa: D102
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def version(self) -> str: ...  # noqa: D102
+
+
+def num_samples_of(envelope: Envelope, served: Named, settings: Settings) -> int:
+    """Return the number of draws that a request wants.
+
+    Raises:
+        InvalidInput: if it is more than the service allows, or than the model has different draws.
+    """
+    wanted = envelope.num_samples or served.model.manifest.noise.default_draws
+    if wanted > settings.max_samples:
+        raise InvalidInput("num_samples", f"at most {settings.max_samples}", str(wanted))
+    most = served.model.manifest.noise.max_draws
+    if most is not None and wanted > most:
+        expected = f"at most {most}, since {served.name} has no more different draws"
+        raise InvalidInput("num_samples", expected, str(wanted))
+    return wanted
+
+
+def refuse_too_many_samples(
+    envelope: PredictRequest, rows: int, num_samples: int, served: Named, most: int
+) -> None:
+    """Raise TooLarge if a request wants more than `most` numbers back as its draws' samples."""
+    numbers = rows * num_samples * served.model.manifest.output_size
+    if envelope.return_samples and numbers > most:
+        raise TooLarge(f"return_samples: expected at most {most} numbers to return, got {numbers}")
+
+
+def refuse_too_many_explained(
+    envelope: PredictRequest, rows: int, served: Named, settings: Settings
+) -> None:
+    """Raise TooLarge if a request wants more rows explained, or more numbers of their maps, than it
+    may."""
+    if envelope.explain and rows > settings.max_explained_rows:
+        raise TooLarge(
+            f"explain: expected at most {settings.max_explained_rows} rows to explain, got {rows}"
+        )
+    numbers = rows * served.model.row_size
+    if envelope.explain and numbers > settings.max_answer_numbers:
+        raise TooLarge(
+            f"explain: expected at most {settings.max_answer_numbers} numbers of maps, got "
+            f"{numbers}"
+        )
+
+
+def decision_options(
+    envelope: PredictRequest, served: Named, num_samples: int, settle: float | None
+) -> DecisionOptions:
+    """Return a request's options; `settle` is the tolerance of requests that do not say theirs.
+
+    Raises:
+        InvalidInput: naming the field whose rate the model's calibration cannot give.
+    """
+    smallest = served.model.calibration.smallest_fpr
+    fpr = DEFAULT_FPR if envelope.fpr is None else envelope.fpr
+    if envelope.fpr is not None and envelope.fdr is not None:
+        raise InvalidInput("fdr", "none beside fpr, since either decides the flag", "both")
+    field, rate = ("fpr", fpr) if envelope.fdr is None else ("fdr", envelope.fdr)
+    if rate < smallest:
+        expected = f"at least {at_least(smallest)}, the smallest that {served.name} can tell"
+        raise InvalidInput(field, expected, f"{rate}")
+    _refuse_uncertain_coverage(envelope, served)
+    priors = priors_of(envelope, served)
+    if priors is not None:
+        for name in NOT_UNDER_PRIORS:
+            if getattr(envelope, name) is not None:
+                raise InvalidInput(name, "none beside priors, under which it is not kept", "both")
+        return DecisionOptions(fpr, None, envelope.coverage, None, None, None, priors)
+    rule = _rule(envelope, fpr, settle)
+    risk = _risk(envelope.risk, served, num_samples, fpr, rule)
+    return DecisionOptions(fpr, envelope.fdr, envelope.coverage, risk, rule, envelope.confidence)
+
+
+def priors_of(envelope: Envelope, served: Named) -> tuple[float, ...] | None:
+    """Return the shares of the classes that a request states, in the model's order, None where it
+    states none.
+
+    Raises:
+        InvalidInput: if the model has no classes, they are not all classes, are no shares, or do
+            not sum to 1.
+    """
+    priors, manifest = envelope.priors, served.model.manifest
+    if priors is None:
+        return None
+    if manifest.categories is not None:
+        kind = manifest.categories.kind
+        raise InvalidInput("priors", f"none, since {served.name} is calibrated by {kind}", "some")
+    label_shift = served.model.label_shift
+    if manifest.classes is None:
+        raise InvalidInput("priors", f"none, since {served.name} is a regression", "some")
+    if manifest.priors is None or label_shift is None:
+        expected = f"none, since {served.name} version {served.version} does not say which shares it was fitted with"
+        raise InvalidInput("priors", expected, "some (a version that is fitted today says it)")
+    missing = [name for name in manifest.classes if name not in priors]
+    if missing or len(priors) > len(manifest.classes):
+        got = f"none of {missing[0]!r}"[:100] if missing else "others too"
+        raise InvalidInput(
+            "priors", f"a share of each of the {len(manifest.classes)} classes and of no other", got
+        )
+    shares = tuple(priors[name] for name in manifest.classes)
+    for name, share in zip(manifest.classes, shares, strict=True):
+        if not 0.0 <= share <= 1.0:
+            raise InvalidInput(f"priors.{name}"[:100], "a share from 0 to 1", f"{share:g}")
+    for name, share, known in zip(manifest.classes, shares, manifest.priors, strict=True):
+        if share > 0 and known == 0:
+            raise InvalidInput(
+                f"priors.{name}"[:100], "0, since no training row is of this class", f"{share:g}"
+            )
+    if abs(sum(shares) - 1.0) > SUMS_TO_1:
+        raise InvalidInput("priors", "shares that sum to 1", f"a sum of {sum(shares):.9g}")
+    unknown = label_shift.unknown(np.array(shares))
+    if len(unknown):
+        name = manifest.classes[int(unknown[0])]
+        raise InvalidInput(
+            f"priors.{name}"[:100], "0, since no row of this class calibrated", f"{priors[name]:g}"
+        )
+    return shares
+
+
+def groups_of(envelope: PredictRequest, rows: int, served: Named) -> Int64[np.ndarray, "N"] | None:
+    """Return the number of each row's group, `UNKNOWN` of one that the model's calibration rows
+    have not; None where there are no groups.
+
+    Raises:
+        InvalidInput: if the model is not calibrated by group, or there is not one for each row.
+    """
+    spec = served.model.manifest.categories
+    is_by_group = spec is not None and spec.kind == "group"
+    if envelope.groups is not None and not is_by_group:
+        raise InvalidInput(
+            "groups", f"none, since {served.name} is not calibrated by group", "some"
+        )
+    if spec is None or not is_by_group:
+        return None
+    if envelope.groups is None:
+        return np.full(rows, UNKNOWN)
+    if len(envelope.groups) != rows:
+        raise InvalidInput("groups", f"one for each of the {rows} rows", f"{len(envelope.groups)}")
+    numbers = {name: number for number, name in enumerate(spec.names)}
+    return np.array([numbers.get(group, UNKNOWN) for group in envelope.groups], dtype=np.int64)
+
+
+def _refuse_uncertain_coverage(envelope: PredictRequest, served: Named) -> None:
+    """Raise InvalidInput if there are too few calibration rows to keep the coverage with the
+    confidence."""
+    if envelope.confidence is None:
+        return
+    rows = served.model.calibration.most_true_rows
+    if confident_rank(rows, envelope.coverage, envelope.confidence) > rows:
+        largest = math.floor(1e4 * largest_coverage(rows, envelope.confidence)) / 1e4
+        known = f"at most {largest:g}" if largest > 0 else "none"
+        expected = f"{known}, which {served.name} can keep with confidence {envelope.confidence:g} ({rows} rows)"
+        raise InvalidInput("coverage", expected, f"{envelope.coverage}")
+
+
+def _rule(envelope: PredictRequest, fpr: float, settle: float | None) -> StoppingRule | None:
+    """Return when rows stop drawing; a request for every draw's samples that does not say has them
+    all."""
+    if "settle" in envelope.model_fields_set:
+        if envelope.settle is not None and envelope.return_samples:
+            raise InvalidInput(
+                "settle", "none beside return_samples, whose rows have as many draws each", "both"
+            )
+        return None if envelope.settle is None else StoppingRule(fpr, envelope.settle)
+    return None if settle is None or envelope.return_samples else StoppingRule(fpr, settle)
+
+
+def _risk(
+    wanted: float | None, served: Named, num_samples: int, fpr: float, rule: StoppingRule | None
+) -> float | None:
+    """Return the risk that is in force, if any."""
+    spec, calibration = served.model.manifest.abstention, served.model.calibration
+    if wanted is None:
+        return None if spec is None else spec.risk
+    if spec is None:
+        raise InvalidInput(
+            "risk",
+            f"none, since {served.name} is a regression: no answer is right or wrong",
+            f"{wanted}",
+        )
+    draws = calibration.draws_used(num_samples)
+    rank_tables = calibration.rank_tables(draws, rule)
+    if not rank_tables.certifies(fpr, wanted):
+        smallest = rank_tables.smallest_risk(fpr)
+        known = f"at least {smallest:g}" if smallest < 1.0 else "none"
+        raise InvalidInput(
+            "risk", f"{known}, which {served.name} can certify with {draws} draws", f"{wanted}"
+        )
+    return wanted

@@ -1,0 +1,114 @@
+"""Errors as `application/problem+json` (RFC 9457), or as the path's protocol has them: one table
+from errors to statuses, no echo of the input.
+"""
+
+import re
+from functools import cache
+from http import HTTPStatus
+from traceback import clear_frames
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
+
+from model_store.errors import (
+    BrokenArtifact,
+    Conflict,
+    DubitoError,
+    InvalidInput,
+    NoSpace,
+    NotFound,
+    StateUnusable,
+    StoreUnreachable,
+    UnsupportedFormat,
+)
+from service.error_forms import error_form, is_of_others
+from service.errors import (
+    InUse,
+    NotDone,
+    NotReady,
+    Overloaded,
+    PastDeadline,
+    TooLarge,
+    TooLargeToLoad,
+    Unsupported,
+)
+from service.telemetry.records import record_of
+
+STATUS: dict[type[DubitoError], int] = {
+    InvalidInput: 422,
+    Conflict: 409,
+    NotFound: 404,
+    BrokenArtifact: 503,
+    UnsupportedFormat: 503,
+    StoreUnreachable: 503,
+    TooLargeToLoad: 503,
+    InUse: 409,
+    NotDone: 409,
+    TooLarge: 413,
+    Unsupported: 415,
+    Overloaded: 429,
+    NotReady: 503,
+    PastDeadline: 504,
+    StateUnusable: 503,
+    NoSpace: 507,
+}
+
+
+def problem(path: str, status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+    """Return the answer that is an error, as the path's protocol has it."""
+    status, body, media_type = error_form(path, status, detail)
+    return Response(body, status, headers, media_type=media_type)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error that is raised on purpose with a problem; `observe` does so with
+    others."""
+    app.add_exception_handler(DubitoError, _domain_error)
+    app.add_exception_handler(HTTPException, _http_error)
+
+
+def domain_error(request: Request, error: Exception) -> Response:
+    """Return the answer to a request that raised a DubitoError, and note why it failed."""
+    clear_frames(
+        error.__traceback__
+    )  # they hold the body, in cycles through the future that the error came by
+    record_of(request.scope).reason = _reason(type(error).__name__)
+    status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
+    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else None
+    return problem(request.scope["path"], status, str(error), headers)
+
+
+async def _domain_error(request: Request, error: Exception) -> Response:
+    return domain_error(request, error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    clear_frames(error.__traceback__)
+    record_of(request.scope).reason = _reason(HTTPStatus(error.status_code).phrase)
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        where = "docs/open-inference.md" if is_of_others(request.scope["path"]) else "GET /docs"
+        detail = f"path: expected one of those that {where} lists, got another"
+    elif error.status_code == 405:
+        allowed = _allowed(request) or headers.get("Allow", "another")
+        headers["Allow"] = allowed
+        detail = f"method: expected {allowed}, got {request.method}"
+    else:
+        detail = str(error.detail)
+    return problem(request.scope["path"], error.status_code, detail, headers)
+
+
+def _allowed(request: Request) -> str:
+    """Return the methods of all routes of the service that a request's path is of."""
+    routes: list[Route] = request.app.state.routes
+    matching = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
+    return ", ".join(sorted({method for route in matching for method in route.methods or ()}))
+
+
+@cache
+def _reason(name: str) -> str:
+    """Return a name in the form of metrics' labels: `TooLarge` is `too_large`, `Not Found` is
+    `not_found`."""
+    return re.sub(r"(?<=[a-z]) ?(?=[A-Z])", "_", name).lower()

@@ -1,0 +1,659 @@
+"""What requests and answers look like: validation of the envelope, and the OpenAPI document.
+
+Rows are left out of pydantic's sight when a request is read (`inputs` checks them): it would take
+longer over their numbers than the model does.
+"""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from model_store.acquisition.choice import ACQUISITIONS, LEAST_BETA, MOST_BETA
+from model_store.errors import InvalidInput
+from model_store.inference.noise import MAX_SEED
+
+Probability = Annotated[float, Field(gt=0, lt=1)]
+Tolerance = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Acquisition = Literal[*dict.fromkeys(name for names in ACQUISITIONS.values() for name in names)]
+
+AT_LEAST_ONE: dict[str, Any] = {"minItems": 1}  # of rows, which are not looked at here
+
+# A three of scikit-learn's digits, so that the examples work when pasted against the digits model.
+EXAMPLE_ROW: list[Any] = [
+    *(
+        0,
+        0,
+        7,
+        15,
+        13,
+        1,
+        0,
+        0,
+        0,
+        8,
+        13,
+        6,
+        15,
+        4,
+        0,
+        0,
+        0,
+        2,
+        1,
+        13,
+        13,
+        0,
+        0,
+        0,
+        0,
+        0,
+        2,
+        15,
+        11,
+        1,
+        0,
+        0,
+    ),
+    *(
+        0,
+        0,
+        0,
+        1,
+        12,
+        12,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+        1,
+        10,
+        8,
+        0,
+        0,
+        0,
+        8,
+        4,
+        5,
+        14,
+        9,
+        0,
+        0,
+        0,
+        7,
+        13,
+        13,
+        9,
+        0,
+        0,
+    ),
+]
+EXAMPLE_NOISE: list[Any] = [(i * 7 + (i * i) % 11) % 17 for i in range(64)]
+
+
+class Envelope(BaseModel):
+    """What /predict and /acquire requests share."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = Field(
+        default=None, description="a published model; may be left out where there is one"
+    )
+    version: str = Field(default="latest", description="a version number or an alias")
+    num_samples: int | None = Field(
+        default=None, ge=1, description="posterior draws; by default the model's own number"
+    )
+    deadline_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=86_400,
+        description="answer 504 if there is no answer in so many seconds",
+    )
+    priors: dict[str, float] | None = Field(
+        default=None,
+        description="shares of all classes among the rows, which sum to 1, if they are not those of the training "
+        "data: probabilities and all that follows from them are turned by Bayes' rule. Not of a "
+        "regression",
+    )
+    seed: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_SEED,
+        description="replays the draws of that seed; absent means fresh draws",
+    )
+
+
+Request = TypeVar("Request", bound=Envelope)
+Validated = TypeVar("Validated", bound=BaseModel)
+
+
+class PredictRequest(Envelope):
+    """A request to predict rows."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"inputs": [EXAMPLE_ROW]},
+                {
+                    "model": "digits",
+                    "version": "latest",
+                    "inputs": [EXAMPLE_ROW, EXAMPLE_NOISE],
+                    "num_samples": 100,
+                    "seed": 7,
+                    "fpr": 0.05,
+                    "coverage": 0.95,
+                    "risk": 0.05,
+                },
+                {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "fdr": 0.1},
+                {
+                    "inputs": [EXAMPLE_ROW],
+                    "priors": {str(digit): 0.55 if digit == 8 else 0.05 for digit in range(10)},
+                },
+                {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "settle": 0.02},
+                {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "coverage": 0.9, "confidence": 0.95},
+                {"inputs": [EXAMPLE_NOISE], "explain": True},
+            ]
+        }
+    )
+
+    inputs: list[Any] = Field(
+        json_schema_extra=AT_LEAST_ONE,
+        description="rows, flat or in the model's input shape, in the units of its data; for a model of columns also "
+        "objects keyed by column, for a model of images also base64 of PNG, JPEG, WebP or BMP "
+        "files, for one of text "
+        "also strings",
+    )
+    fpr: Probability | None = Field(
+        default=None, description="false-positive rate at which the flag fires; by default 0.05"
+    )
+    fdr: Probability | None = Field(
+        default=None,
+        description="in place of `fpr`: false discovery rate at which the flags of all rows are decided together",
+    )
+    coverage: Probability = Field(
+        default=0.95,
+        description="probability with which a row's prediction set or interval holds the truth",
+    )
+    confidence: Probability | None = Field(
+        default=None,
+        description="probability, over the choice of the calibration rows, with which `coverage` is kept; by default "
+        "it is kept on average over that choice",
+    )
+    risk: Probability | None = Field(
+        default=None,
+        description="abstain where the probability that a label is wrong would otherwise exceed this; by default the "
+        "level that the model was published with, if any. Not of a regression",
+    )
+    settle: Tolerance | None = Field(
+        default=None,
+        description="stop drawing for a row once its label and flag are settled and its standard errors are at most "
+        "this, in nats and probabilities, of a regression in multiples of `std`; `num_samples` is "
+        "then the most. By "
+        "default the service's own tolerance, if any; null: never",
+    )
+    groups: list[str] | None = Field(
+        default=None,
+        description="of a model that is calibrated by group: the group of each row; a row of an unknown one, and all "
+        "rows where it is left out, are judged by the most cautious of all groups",
+    )
+    return_samples: bool = Field(
+        default=False,
+        description="also each draw's probabilities, or its mean and standard deviation",
+    )
+    explain: bool = Field(
+        default=False,
+        description="also what made each row strange: detectors, and columns or pixels, by what they add to the "
+        "flag's statistic, unseen categories, missing values, and the nearest training rows",
+    )
+
+
+class AcquireRequest(Envelope):
+    """A request to rank an unlabelled pool."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "pool": [EXAMPLE_ROW, EXAMPLE_NOISE],
+                    "ids": ["a three", "noise"],
+                    "k": 1,
+                    "seed": 7,
+                },
+            ]
+        }
+    )
+
+    pool: list[Any] = Field(
+        default=[], description="rows, as `inputs` of /predict, unless there is a `pool_file`"
+    )
+    pool_file: str | None = Field(
+        default=None,
+        description="a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files",
+    )
+    ids: list[str] | None = Field(
+        default=None,
+        description="a different name for each row; by default its index. Decides ties and what is random",
+    )
+    k: int = Field(
+        default=10, ge=1, description="how many rows to rank; a smaller pool is ranked whole"
+    )
+    race: float | None = Field(
+        default=None,
+        ge=1e-6,
+        lt=1,
+        description="rows that cannot be among the k best take a tenth or a quarter of the draws; the probability "
+        "with which one that can be is left out. By default all rows take all draws",
+    )
+    beta: float | None = Field(
+        default=None,
+        ge=LEAST_BETA,
+        le=MOST_BETA,
+        description="of `power_bald`: rows are taken by chance, with BALD to this power as their weights; 1 by "
+        "default. The larger, the more BALD decides",
+    )
+    exclude_labelled: bool = Field(
+        default=True,
+        description="leave out rows whose id has a label already; without `ids` there are none",
+    )
+    keep: bool = Field(
+        default=False,
+        description="keep the rows that are answered on the service's disk, so that a label needs their id alone; "
+        "needs `ids`",
+    )
+    control: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0,
+        description="the share of the k rows that are not chosen but set aside at random, to judge the model by on "
+        "live data; needs `keep`. Keep to one share for a model",
+    )
+    acquisition: Acquisition = Field(
+        default="bald",
+        description="what to choose rows by; where it is left out, that of a regression is `epistemic_variance`. "
+        + "; ".join(
+            f"a model of {task} has {', '.join(names)}" for task, names in ACQUISITIONS.items()
+        ),
+    )
+
+
+LabelText = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class LabelEntry(BaseModel):
+    """A label, or of a regression a target, and the row where it was not kept when it was
+    acquired."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: str = Field(description="of the row")
+    label: LabelText | None = Field(default=None, description="one of the model's classes")
+    target: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
+        default=None, description="of a regression"
+    )
+    input: Any = Field(
+        default=None, description="the row, as one of `inputs` of /predict, if it was not kept"
+    )
+
+
+class LabelsRequest(BaseModel):
+    """A request to keep labels: all of them, or none."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": "digits",
+                    "labels": [{"id": "a three", "label": "3", "input": EXAMPLE_ROW}],
+                }
+            ]
+        },
+    )
+
+    model: str | None = Field(
+        default=None, description="a published model; may be left out where there is one"
+    )
+    labels: list[LabelEntry] = Field(min_length=1, description="of rows with different ids")
+    replace: bool = Field(
+        default=False, description="whether a label may take the place of another"
+    )
+
+
+class LabelsAnswer(BaseModel):
+    """The answer of POST /labels: how many were new, known, and in place of another; and how many
+    there are."""
+
+    model: str
+    accepted: int
+    known: int
+    replaced: int
+    labels: int
+
+
+class FigureAnswer(BaseModel):
+    """A figure and its 95 % interval."""
+
+    value: float
+    interval: Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+class LiveAnswer(BaseModel):
+    """How good a version was on control rows that it set aside. Figures are null where there are
+    too few of them."""
+
+    version: str
+    serving: bool
+    control_labels: int
+    figures: dict[str, FigureAnswer] | None
+
+
+class CandidateAnswer(BaseModel):
+    """What became of a candidate; `control` are figures of it and of the version it was compared
+    with."""
+
+    version: str
+    against: str
+    labels: int
+    control_labels: int
+    promoted: bool
+    time: float
+    why: str
+    control: dict[str, Any] | None
+    labels_saved: dict[str, Any] | None
+
+
+class LabelFiguresAnswer(BaseModel):
+    """The answer of GET /models/{name}/labels. What is null is named in `null_because`, with the
+    reason."""
+
+    model: str
+    acquired: int
+    waiting: int
+    labels: int
+    control_labels: int
+    live: list[LiveAnswer]
+    candidates: list[CandidateAnswer]
+    labels_saved: dict[str, Any] | None
+    null_because: dict[str, str]
+
+
+class PredictJobRequest(PredictRequest):
+    """A request to predict the rows of a file of any size, in its own time."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "format": "npz"}]}
+    )
+
+    inputs: list[Any] = Field(
+        default=[], description="rows, as of /predict, unless there is an `inputs_file`"
+    )
+    inputs_file: str | None = Field(
+        default=None,
+        description="a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files",
+    )
+    ids: list[str] | None = Field(
+        default=None, description="a different name for each row, which the result repeats"
+    )
+    format: Literal["npz", "parquet"] = Field(default="npz", description="of the result")
+
+
+class DetectorAnswer(BaseModel):
+    """A detector's score of a row, more meaning more unlike the data, and its conformal p-value."""
+
+    score: float
+    p_value: float
+    fired: bool
+
+
+class CategoryAnswer(BaseModel):
+    """The category that a row was judged in, and how many rows rank its flag; no name: the most
+    cautious of all."""
+
+    name: str | None
+    rows: int
+
+
+class DetectorShareAnswer(BaseModel):
+    """A combined detector's share of the flag's statistic, and whether its score is lower than
+    usual."""
+
+    share: float
+    low: bool
+
+
+class ColumnFallAnswer(BaseModel):
+    """By how many nats the flag's statistic would fall, had a column its usual value."""
+
+    column: str
+    fall: float
+
+
+class UnseenAnswer(BaseModel):
+    """A category that was not seen in training, its name cut after 100 characters."""
+
+    column: str
+    value: str
+
+
+class NearestAnswer(BaseModel):
+    """A training row, by its id, and the root of its mean squared difference."""
+
+    id: str
+    distance: float
+
+
+class ExplanationAnswer(BaseModel):
+    """What made a row strange. Shares of detectors add up to 1, those of the map to `attributed`.
+
+    `statistic` is the flag's, in nats. What is null is named in `null_because`, with the reason.
+    """
+
+    statistic: float
+    detectors: dict[str, DetectorShareAnswer]
+    columns: list[ColumnFallAnswer] | None
+    attributed: float | None
+    map: list[Any] | None
+    unseen: list[UnseenAnswer] | None
+    missing: list[str] | None
+    nearest: list[NearestAnswer] | None
+    null_because: dict[str, str]
+
+
+class RowAnswer(BaseModel):
+    """What a model of whatever task says of a row; `category` is null unless the model is
+    calibrated by category."""
+
+    num_samples: int
+    standard_error: dict[str, float | None]
+    flag: bool
+    p_value: float
+    category: CategoryAnswer | None
+    detectors: dict[str, DetectorAnswer]
+    explanation: ExplanationAnswer | None = None
+
+
+class PredictionAnswer(RowAnswer):
+    """What a model of classification says of a row; information in nats. Without a risk `abstain`
+    is null.
+
+    `bald` is `entropy` less `expected_entropy`; of K draws it is some `bald` / K too small on
+    average, which `bald_corrected` is not. One draw gives none.
+    """
+
+    label: str
+    probabilities: list[float]
+    entropy: float
+    expected_entropy: float
+    bald: float
+    bald_corrected: float | None
+    mean_std: float
+    variation_ratio: float
+    prediction_set: list[str]
+    abstain: bool | None
+    samples: list[list[float]] | None = None
+
+
+class GaussianAnswer(BaseModel):
+    """What a draw of a regression says of a row, in the target's units."""
+
+    mean: float
+    std: float
+
+
+class RegressionAnswer(RowAnswer):
+    """What a model of regression says of a row, in the target's units; one draw says nothing of
+    `epistemic_std`.
+
+    The bounds of `interval` are null where there are too few calibration rows for the coverage. A
+    model whose target was transformed also says the `median`, which is null of others; its
+    detectors' scores are of the transformed target.
+    """
+
+    mean: float
+    median: float | None
+    std: float
+    aleatoric_std: float
+    epistemic_std: float | None
+    interval: Annotated[list[float | None], Field(min_length=2, max_length=2)]
+    samples: list[GaussianAnswer] | None = None
+
+
+class PredictAnswer(BaseModel):
+    """The answer of /predict. `num_samples` is the most draws of a row; the rates are those that
+    rows were judged by.
+
+    Where `fdr` decided the flags, `fpr` is what `fired` and `abstain` go by.
+    """
+
+    model: str
+    version: str
+    num_samples: int
+    seed: int
+    fpr: float
+    fdr: float | None
+    coverage: float
+    confidence: float | None
+    risk: float | None
+    priors: dict[str, float] | None
+    unknown_categories: dict[str, int]
+    predictions: list[PredictionAnswer] | list[RegressionAnswer]
+
+
+class RankedRow(BaseModel):
+    """A row of the pool; one that is set aside as `control` has no score."""
+
+    rank: int
+    index: int
+    id: str
+    score: float | None
+    control: bool
+
+
+class AcquireAnswer(BaseModel):
+    """The answer of /acquire."""
+
+    model: str
+    version: str
+    acquisition: str
+    num_samples: int
+    seed: int
+    pool_size: int
+    excluded: int | None
+    priors: dict[str, float] | None
+    race: float | None
+    beta: float | None
+    finalists: int | None
+    unknown_categories: dict[str, int]
+    ranking: list[RankedRow]
+
+
+class JobAnswer(BaseModel):
+    """A job: work on a pool that goes on after the request for it. Times are in seconds since
+    1970."""
+
+    id: str
+    kind: Literal["acquire", "predict"]
+    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    model: str
+    version: str
+    rows: int
+    num_samples: int
+    seed: int
+    read_as: str
+    ignored_columns: list[str]
+    progress: float
+    worked_s: float
+    seconds_left: float | None
+    created: float
+    begun: float | None
+    ended: float | None
+    expires: float | None
+    error: str | None
+    result: str | None
+
+
+class JobsAnswer(BaseModel):
+    """The jobs that a key asked for, the latest first."""
+
+    jobs: list[JobAnswer]
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
+    """Return a request's envelope.
+
+    Raises:
+        InvalidInput: naming the field that is wrong, what was expected and what came.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(
+            str(part) for part in (first["loc"][:1] if "priors" in first["loc"] else first["loc"])
+        )
+        if first["type"] == "extra_forbidden":
+            raise InvalidInput(
+                _shortened(field), f"one of {sorted(kind.model_fields)}", "an unknown field"
+            ) from None
+        if first["type"] == "missing":
+            raise InvalidInput(field, "a value", "none") from None
+        if first["type"] == "too_short":
+            raise InvalidInput(
+                field, f"at least {first['ctx']['min_length']}", kind_of(first["input"])
+            ) from None
+        raise InvalidInput(
+            field, str(first["msg"]).removeprefix("Input should be "), kind_of(first["input"])
+        ) from None
+
+
+def kind_of(value: Any) -> str:
+    """Say what a value is, in JSON's words; short numbers are shown, nothing else is echoed."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return repr(value)[:40]
+        case bytes():
+            return f"a file of {len(value)} bytes"
+        case str():
+            return f"a string of {len(value)} characters"
+        case list():
+            return f"an array of {len(value)}"
+        case dict():
+            return "an object"
+    return type(value).__name__
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."

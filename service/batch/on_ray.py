@@ -1,0 +1,157 @@
+"""Shards on Ray: Ray Data hands them to actors, each with the model in memory, and gives them to
+others if one dies.
+
+Nothing of the data goes through Ray: an actor is given a shard's number, reads its rows and writes
+    its part.
+"""
+
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_store.errors import InvalidInput, one_line
+from service.batch.files import Stopped
+from service.batch.here import MOST_TRIES
+from service.batch.job import OUT
+from service.batch.shard_work import Said, Told, Worker
+from service.integrations.ray.environment import tell_ray
+from service.settings import processors
+
+LOCAL = "local"  # Ray is started here, and ends with the job
+OBJECT_BYTES = 100 << 20  # of its store of objects, which hold numbers of shards alone
+
+
+class ShardActor:
+    """Does the shard of each batch."""
+
+    def __init__(self, told: str, threads: int) -> None:
+        self._worker = Worker(Told.of_json(told), threads)
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return what is said of the shards."""
+        said = [self._worker.answered(int(number), lambda _: None) for number in batch["shard"]]
+        return {"said": np.array([json.dumps(asdict(one)) for one in said])}
+
+
+def run_on_ray(
+    told: Told, todo: list[int], address: str, workers: int | None
+) -> Generator[Said, None, None]:
+    """Do shards on a cluster, and yield what comes of them.
+
+    Raises:
+        InvalidInput: if there is no Ray, or no cluster at the address.
+        Stopped: if shards are lost again and again.
+    """
+    with _cluster(address) as ray:
+        left = set(todo)
+        why = "its actors died"
+        for _ in range(MOST_TRIES):
+            try:
+                for said in _round(ray, told, sorted(left), workers):
+                    if said.error is not None and said.may_pass:
+                        why = said.error
+                        continue
+                    left.discard(said.shard)
+                    yield said
+            except ray.exceptions.RayError as error:
+                why = one_line(error)
+            if not left:
+                return
+        raise Stopped(f"{OUT}: part {min(left)} was tried {MOST_TRIES} times: {why}")
+
+
+def _round(ray: Any, told: Told, shards: list[int], workers: int | None) -> Iterator[Said]:
+    """Have each shard done once, as far as its actor lives."""
+    most = min(len(shards), workers or int(ray.cluster_resources().get("CPU", 1)))
+    done = ray.data.from_items(
+        [{"shard": number} for number in shards], override_num_blocks=len(shards)
+    ).map_batches(
+        ShardActor,
+        fn_constructor_args=(told.to_json(), 1),
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(
+            min_size=1,
+            max_size=most,
+            initial_size=most,
+            max_tasks_in_flight_per_actor=1,  # none waits behind another
+        ),
+        num_cpus=1,
+    )
+    for row in done.iter_rows():
+        content = json.loads(str(row["said"]))
+        yield Said(**{**content, "reasons": tuple(content["reasons"])})
+
+
+@contextmanager
+def _cluster(address: str) -> Iterator[Any]:
+    """Join a cluster, or start one on this machine for the time being; yield Ray."""
+    tell_ray({}, address == LOCAL)
+    try:
+        import ray
+        import ray.data
+    except ImportError:
+        raise InvalidInput("ray", "Ray, of the extra `scale`", "none of it") from None
+    folder = (
+        tempfile.mkdtemp(prefix="ray-") if address == LOCAL else None
+    )  # a short path, as sockets need it
+    try:
+        with _quiet():
+            try:
+                ray.init(
+                    **_options(address, folder), log_to_driver=False, logging_level=logging.ERROR
+                )
+            except (ConnectionError, ValueError) as error:
+                expected = "the address of a cluster, `local` or `auto`"
+                raise InvalidInput("ray", expected, one_line(error)) from None
+            context = ray.data.DataContext.get_current()
+            context.enable_progress_bars = False
+            context.max_errored_blocks = -1  # which the next round is for
+            logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+            try:
+                yield ray
+            finally:
+                ray.shutdown()
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _options(address: str, folder: str | None) -> dict[str, Any]:
+    """Return how to begin at an address; `folder` is for the files of a cluster that is started."""
+    if address == LOCAL:
+        own = {
+            "num_cpus": processors(),
+            "object_store_memory": OBJECT_BYTES,
+            "include_dashboard": False,
+        }
+        return {"address": LOCAL, "_node_ip_address": "127.0.0.1", "_temp_dir": folder, **own}
+    host = address.rpartition(":")[0]
+    # On the loopback interface nodes would look for the driver at another address of this machine.
+    return {"address": address, **({"_node_ip_address": host} if host.startswith("127.") else {})}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Have what Ray's library says on standard error go nowhere, and what it prints, such as that a
+    node has died, to standard error.
+    """
+    ours, before = os.dup(2), sys.stderr
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        with os.fdopen(os.dup(ours), "w", buffering=1) as sys.stderr, redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stderr = before
+        os.dup2(ours, 2)
+        os.close(ours)

@@ -1,0 +1,215 @@
+"""Whoever starts jobs: a thread that looks for queued ones, and has each run by a process of its
+own.
+
+A process for each job, since a job's pool and model take memory that is then given back, since it
+can be given less of the processors than requests get, and since what kills it leaves the service
+alone. At most `jobs_at_once` run on all processes that share a state folder: each holds the lock of
+a slot while it runs.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import service
+from model_store.errors import DubitoError
+from model_store.state.database import Database
+from model_store.state.jobs import Job, Jobs
+from model_store.state.labels import has_state
+from service.batch.acquire_work import rows_answered
+from service.batch.asked import Asked
+from service.batch.run import PUT_BACK
+from service.settings import Settings
+from service.telemetry.metrics import Metrics
+
+logger = logging.getLogger("dubito")
+
+RUN = "service.batch.run"
+LOOK_S = 1.0  # between looks at the queue, for what other processes have put there
+SWEEP_S = 60.0  # between looks for what is old
+END_S = 10.0  # that a job gets to end in order
+SECRET = (
+    "API_KEYS",
+    "ADMIN_KEY",
+    "KEYS_FILE",
+    "LABEL",
+)  # settings that a job's process is not told
+
+
+@dataclass(eq=False)
+class _Running:
+    job: Job
+    process: subprocess.Popen[bytes]
+    slot: ExitStack  # holds its lock
+
+
+class JobRunner:
+    """Starts jobs and sees to those that ended. Any thread may call its methods."""
+
+    def __init__(self, settings: Settings, state: Callable[[], Database], metrics: Metrics) -> None:
+        """Begin with nothing; `state` opens the database."""
+        self.settings = settings
+        self.metrics = metrics
+        self._state = state
+        self._wake = threading.Event()
+        self._ending = False
+        self._running: list[_Running] = []
+        self._swept = 0.0
+        self._thread = threading.Thread(target=self._work, name="jobs", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look for jobs."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look at once: something was queued or cancelled."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Have what runs put back in the queue, and end."""
+        self._ending = True
+        self._wake.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        said = ""
+        while not self._ending:
+            try:
+                if has_state(self.settings.state):  # else nobody ever asked for anything
+                    self._look(Jobs(self._state()))
+                self.metrics.state_usable.set(1)
+                said = ""
+            except DubitoError as error:
+                self.metrics.state_usable.set(0)
+                if str(error) != said:  # once
+                    logger.error("jobs do not run: %s", error)
+                said = str(error)
+            except Exception:
+                logger.exception("looking for jobs failed; trying again")
+            self._wake.wait(0.1 if self._running else LOOK_S)
+            self._wake.clear()
+        self._put_back_all()
+
+    def _look(self, jobs: Jobs) -> None:
+        for running in list(self._running):
+            if running.process.poll() is not None:
+                self._running.remove(running)
+                self._see_off(jobs, running)
+        if time.monotonic() - self._swept > SWEEP_S:
+            self._swept = time.monotonic()
+            jobs.forget_old(self.settings.job_kept_s)
+        queued, at_work = jobs.counts()
+        if at_work > len(self._running):
+            jobs.put_back_orphans()
+            queued, _ = jobs.counts()
+        for slot in range(self.settings.jobs_at_once if queued else 0):
+            self._fill(jobs, slot)
+        self.metrics.jobs_queued.set(jobs.counts()[0] if queued else 0)
+        self.metrics.jobs_running.set(len(self._running))
+
+    def _fill(self, jobs: Jobs, slot: int) -> None:
+        """Start a job in a slot, if it is free and there is one."""
+        held = ExitStack()
+        handle = held.enter_context(jobs.slot(slot))
+        job = None if handle is None else jobs.claim(slot)
+        if handle is None or job is None:
+            held.close()
+            return
+        try:
+            process = _started(self.settings, job, handle)
+        except OSError as error:
+            jobs.put_back(job.id, f"no process could be started for it: {error.strerror}")
+            held.close()
+            return
+        logger.info(
+            "job %s begins: %s %s version %s",
+            job.id,
+            job.kind,
+            job.request["model"],
+            job.request["version"],
+        )
+        self._running.append(_Running(job, process, held))
+
+    def _see_off(self, jobs: Jobs, running: _Running) -> None:
+        """Note that a job's process has ended."""
+        code = running.process.returncode
+        try:
+            if code == PUT_BACK:
+                jobs.put_back(running.job.id)
+            elif code != 0:
+                jobs.put_back(running.job.id, f"the process that ran it ended ({_end(code)})")
+            job = jobs.get(running.job.id)
+            if job.is_over:
+                self.metrics.jobs.labels(job.kind, job.state).inc()
+            if job.kind == "acquire" and job.state == "done" and job.request["keep"]:
+                asked = Asked.from_json(job.request)
+                with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+                    self.metrics.acquired(
+                        (asked.model, asked.version), *rows_answered(jobs.folder / job.id, asked)
+                    )
+            logger.info("job %s is %s", job.id, job.state)
+        finally:
+            running.slot.close()
+
+    def _put_back_all(self) -> None:
+        for running in self._running:
+            running.process.terminate()
+        for running in self._running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.process.wait(END_S)
+            running.process.kill()
+            running.process.wait()
+            with contextlib.suppress(DubitoError):  # whoever starts next finds its slot free
+                Jobs(self._state()).put_back(running.job.id)
+            running.slot.close()
+
+
+def _started(settings: Settings, job: Job, slot: int) -> subprocess.Popen[bytes]:
+    """Start the process of a job, which holds the slot's lock as long as it is there."""
+    packages = str(Path(service.__path__[0]).parent)
+    path = os.pathsep.join([packages, *filter(None, [os.environ.get("PYTHONPATH")])])
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not any(secret in name for secret in SECRET)
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", RUN],
+        env={**kept, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[slot],
+    )
+    assert settings.state is not None
+    told = {
+        "job": job.id,
+        "state": str(settings.state.resolve()),
+        "store": settings.store
+        if isinstance(settings.store, str)
+        else str(settings.store.resolve()),
+        "cache": str(settings.cache.resolve()),
+        "cache_bytes": settings.cache_bytes,
+        "verify_key_file": None
+        if settings.verify_key_file is None
+        else str(settings.verify_key_file.resolve()),
+        "threads": settings.worker_threads,
+    }
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(told).encode() + b"\n")
+        process.stdin.close()
+    return process
+
+
+def _end(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -1,1 +1,0 @@
-"""What goes over the wire: requests, options, answers and errors."""

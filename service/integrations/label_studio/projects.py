@@ -1,0 +1,180 @@
+"""What a project's labelling configuration and its tasks mean to a model: rows in, choices or
+numbers out.
+
+A configuration is XML. Of a classification it has `Choices`, of a regression `Number`; its `toName`
+names the object that is shown, whose `value="$field"` names the field of a task's data that holds
+the row.
+"""
+
+import base64
+import binascii
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from model_store.artifacts.manifest import ClassSpec, Manifest
+from model_store.errors import InvalidInput
+
+MAX_CONFIG_CHARACTERS = 100_000
+INPUT = "dubito_input"  # of a task's data: the row, as one of `inputs` of /predict
+ID = "dubito_id"  # the id that the row was acquired under
+Fetch = Callable[[str], bytes]
+
+
+@dataclass(frozen=True)
+class LabelConfig:
+    """What of a configuration a model needs: the control that it answers, the object that it looks
+    at."""
+
+    control: str
+    to: str
+    kind: str  # choices or number
+    field: str  # of a task's data
+    choices: tuple[str, ...]
+
+
+def label_config(text: Any, manifest: Manifest) -> LabelConfig:
+    """Return what of a project's configuration concerns a model.
+
+    Raises:
+        InvalidInput: if it is none, has no control for the model's task, or not all of its classes
+            as choices.
+    """
+    if (
+        not isinstance(text, str)
+        or len(text) > MAX_CONFIG_CHARACTERS
+        or "<!" in text.replace("<!--", "")
+    ):
+        expected = f"XML of at most {MAX_CONFIG_CHARACTERS} characters, without a document type"
+        raise InvalidInput("label_config", expected, "something else")
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError:
+        raise InvalidInput("label_config", "XML", "something else") from None
+    tag = "Choices" if isinstance(manifest.output, ClassSpec) else "Number"
+    control = next((element for element in root.iter(tag) if element.get("toName")), None)
+    if control is None:
+        raise InvalidInput(
+            "label_config", f"<{tag} name=... toName=...>, for a model of {manifest.task}", "none"
+        )
+    to = str(control.get("toName"))
+    shown = next(
+        (e for e in root.iter() if e.get("name") == to and str(e.get("value")).startswith("$")),
+        None,
+    )
+    if shown is None:
+        raise InvalidInput(
+            "label_config", 'an object of the name in toName, with value="$FIELD"', "none"
+        )
+    choices = tuple(str(e.get("alias") or e.get("value")) for e in control.iter("Choice"))
+    missing = [name for name in manifest.classes or () if name not in choices]
+    if missing:
+        raise InvalidInput(
+            "label_config",
+            f"a <Choice> for each of the model's classes, {missing[:20]} too",
+            "none",
+        )
+    return LabelConfig(
+        str(control.get("name")), to, tag.lower(), str(shown.get("value"))[1:], choices
+    )
+
+
+def row_input(manifest: Manifest, config: LabelConfig, data: Any, field: str, fetch: Fetch) -> Any:
+    """Return the row of a task, as one of `inputs` of /predict.
+
+    Images are data URIs, or fetched by `fetch`, which raises InvalidInput for what it does not
+    fetch.
+
+    Raises:
+        InvalidInput: naming what is missing in the task's data.
+    """
+    if not isinstance(data, dict):
+        raise InvalidInput(field, "an object", "another")
+    if INPUT in data:
+        return data[INPUT]
+    spec, value = manifest.input, data.get(config.field)
+    if spec.columns:
+        row = value if isinstance(value, dict) else data
+        missing = [column.name for column in spec.columns if column.name not in row]
+        if missing:
+            raise InvalidInput(field, f"the model's columns, {missing[:20]} too", "none")
+        return {column.name: row[column.name] for column in spec.columns}
+    if value is None:
+        expected = "the field that the labelling configuration shows, or a row as `dubito_input`"
+        raise InvalidInput(field, expected, "neither")
+    if spec.image is not None and isinstance(value, str):
+        return base64.b64encode(image_bytes(value, field, fetch)).decode()
+    return value
+
+
+def image_bytes(url: str, field: str, fetch: Fetch) -> bytes:
+    """Return an image file: of a data URI, or fetched.
+
+    Raises:
+        InvalidInput: if it is neither a data URI of base64 nor what `fetch` fetches.
+    """
+    if not url.startswith("data:"):
+        return fetch(url)
+    head, comma, content = url.partition(",")
+    if not comma or not head.startswith("data:image/") or not head.endswith(";base64"):
+        raise InvalidInput(field, "data:image/...;base64,...", "another data URI")
+    try:
+        return base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidInput(field, "base64", "something else") from None
+
+
+def result_of(config: LabelConfig, value: str | float) -> list[dict[str, Any]]:
+    """Return a label or target as the result of a prediction."""
+    content = {"choices": [value]} if config.kind == "choices" else {"number": value}
+    return [
+        {"from_name": config.control, "to_name": config.to, "type": config.kind, "value": content}
+    ]
+
+
+def annotated_value(config: LabelConfig, annotation: Any) -> str | float | None:
+    """Return the label or target that an annotation gives; None of one that was skipped, or says
+    nothing of it.
+
+    Raises:
+        InvalidInput: if it gives several, or no number.
+    """
+    if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
+        return None
+    result = annotation.get("result")
+    regions = [r for r in result if isinstance(r, dict)] if isinstance(result, list) else []
+    for region in regions:
+        content = region.get("value")
+        if region.get("from_name") != config.control or not isinstance(content, dict):
+            continue
+        if config.kind == "number":
+            number = content.get("number")
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                raise InvalidInput("annotation.result", "a number", "something else")
+            return float(number)
+        choices = content.get("choices")
+        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], str):
+            raise InvalidInput("annotation.result", "one choice", "several, or none")
+        return choices[0]
+    return None
+
+
+def label_id(project: Any, task: Any) -> str:
+    """Return the id of a task's row: the one that it was acquired under, or one of its own.
+
+    Raises:
+        InvalidInput: if the task has no number.
+    """
+    data = task.get("data") if isinstance(task, dict) else None
+    given = data.get(ID) if isinstance(data, dict) else None
+    if isinstance(given, str):
+        return given
+    number = task.get("id") if isinstance(task, dict) else None
+    of_project = project.get("id") if isinstance(project, dict) else None
+    of_project = (
+        task.get("project") if of_project is None and isinstance(task, dict) else of_project
+    )
+    if not isinstance(number, int) or not isinstance(of_project, int):
+        raise InvalidInput("task.id", "a task's number, and its project's", "something else")
+    return f"label-studio-{of_project}-{number}"

@@ -1,0 +1,191 @@
+"""Label Studio's machine learning backend, a model under `/label-studio/{name}`: predictions, and
+webhooks of labels.
+
+The URL of the backend is http://HOST:PORT/label-studio/NAME. A key comes as the password of its
+basic authentication, for webhooks in a header.
+"""
+
+import asyncio
+import math
+import time
+from functools import partial
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from model_store.artifacts.manifest import Manifest
+from model_store.errors import InvalidInput
+from model_store.inference.prediction import check_computed
+from model_store.scores.classification import Scores
+from model_store.state.labels import is_known
+from service.api.labels import OBJECT_BYTES, keep_labels
+from service.api.openapi import ERRORS, problem_content
+from service.api.options import num_samples_of
+from service.api.requests import JSON, hung_up, parse_json, read_body
+from service.api.responses import reported
+from service.api.schemas import Envelope, LabelEntry
+from service.auth.keys import key_name
+from service.context import Context, context_of
+from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
+from service.engine.jobs import Job
+from service.errors import TooLarge
+from service.integrations.label_studio.projects import (
+    LabelConfig,
+    annotated_value,
+    label_config,
+    label_id,
+    result_of,
+    row_input,
+)
+from service.models.models import Served
+from service.server.budget import Lease, lease_of
+from service.telemetry.records import record_of
+
+OF_LABELS = {"ANNOTATION_CREATED", "ANNOTATION_UPDATED"}
+MAX_WEBHOOK_BYTES = 4 << 20
+
+router = APIRouter(prefix="/label-studio/{name}")
+A_JSON_OBJECT: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {JSON: {"schema": {"type": "object"}}}}
+}
+ANSWERS: dict[int | str, dict[str, Any]] = {**ERRORS, 200: {"content": {JSON: {}}}}
+
+
+@router.get("/health", responses={404: ERRORS[404]})
+async def get_label_studio_health(request: Request, name: str) -> Response:
+    """Say that the backend is up."""
+    context_of(request).models.name(name)
+    return Response(orjson.dumps({"status": "UP", "model_class": "Dubito"}), media_type=JSON)
+
+
+@router.post("/setup", responses=ANSWERS, openapi_extra=A_JSON_OBJECT)
+async def post_label_studio_setup(request: Request, name: str) -> Response:
+    """Say which version answers, if a project's labelling configuration suits the model."""
+    context = context_of(request)
+    content = parse_json(await read_body(request, MAX_WEBHOOK_BYTES, MAX_WEBHOOK_BYTES))
+    served = await context.served(Envelope(model=name))
+    label_config(content.get("schema"), served.model.manifest)
+    return Response(orjson.dumps({"model_version": model_version(served)}), media_type=JSON)
+
+
+@router.post("/predict", responses=ANSWERS, openapi_extra=A_JSON_OBJECT)
+async def post_label_studio_predict(request: Request, name: str) -> Response:
+    """Predict tasks; the score is lowest where the model doubts most: Label Studio asks for such
+    tasks first."""
+    context = context_of(request)
+    settings, client = context.settings, context.client(request)
+    context.admission.refuse_overload(1, client)
+    begun = time.monotonic()
+    body = await read_body(request, settings.max_json_bytes, settings.max_json_bytes)
+    lease = lease_of(request.scope)
+    lease.reserve(OBJECT_BYTES * len(body), "body")
+    content = await context.threads.state(partial(parse_json, body))
+    served = await context.served(Envelope(model=name))
+    manifest = served.model.manifest
+    config = label_config(content.get("label_config"), manifest)
+    tasks = content.get("tasks")
+    if not isinstance(tasks, list) or not tasks:
+        raise InvalidInput("tasks", "an array of tasks", "something else, or none")
+    if len(tasks) > settings.max_rows:
+        raise TooLarge(f"tasks: expected at most {settings.max_rows}, got {len(tasks)}")
+    rows = await asyncio.to_thread(_rows_of, context, manifest, config, tasks, lease)
+    num_samples = num_samples_of(Envelope(), served, settings)
+    with context.admission.admitted(
+        len(rows), num_samples, BATCH_ROW_DRAWS, client, served.model.encoding_draws
+    ):
+        deadline = context.deadline(begun, Envelope())
+        x = await context.rows(request, client, rows, served, "tasks", deadline)
+        job = Job(served, x, num_samples, None, deadline, client=client)
+        lease.reserve(kept_bytes(job), "answer")
+        predicted = await context.engine.predict(job, partial(hung_up, request))
+    prediction = predicted.prediction
+    check_computed(prediction.scores.by_name()[prediction.scores.overall], "tasks")
+    scores = reported(prediction.scores)
+    version, classes = model_version(served), manifest.classes or ()
+    if isinstance(scores, Scores):
+        values: list[Any] = [classes[i] for i in scores.label.tolist()]
+        doubts = (scores.entropy / math.log(max(2, len(classes)))).tolist()
+    else:
+        values = scores.mean.tolist()
+        doubts = (scores.std / (1.0 + scores.std)).tolist()
+    results = [
+        {
+            "model_version": version,
+            "score": 1.0 - min(1.0, doubt),
+            "result": result_of(config, value),
+        }
+        for value, doubt in zip(values, doubts, strict=True)
+    ]
+    record_of(request.scope).used(served.name, served.version, len(x), num_samples)
+    answer = orjson.dumps({"results": results, "model_version": version})
+    return Response(answer, media_type=JSON)
+
+
+@router.post(
+    "/webhook",
+    status_code=201,
+    responses={**ANSWERS, 201: {"content": {JSON: {}}}, 507: problem_content()},
+    openapi_extra=A_JSON_OBJECT,
+)
+async def post_label_studio_webhook(request: Request, name: str) -> Response:
+    """Keep the label of an annotation that was made or changed: 201 once it is on the disk, 200 if
+    it is none."""
+    context = context_of(request)
+    context.admission.refuse_overload(1, context.client(request))
+    body = await read_body(request, MAX_WEBHOOK_BYTES, MAX_WEBHOOK_BYTES)
+    lease = lease_of(request.scope)
+    lease.reserve(OBJECT_BYTES * len(body), "body")
+    content = parse_json(body)
+    action = content.get("action")
+    if not isinstance(action, str) or action not in OF_LABELS:
+        return Response(orjson.dumps({"kept": False}), media_type=JSON)
+    served = await context.served(Envelope(model=name))
+    key = key_name(request.scope)
+    kept = await asyncio.to_thread(_kept, context, served, content, lease, key)
+    return Response(orjson.dumps({"kept": kept}), 201 if kept else 200, media_type=JSON)
+
+
+def model_version(served: Served) -> str:
+    """Return what predictions are marked with, and a project filters them by."""
+    return f"{served.name}:{served.version}"
+
+
+def _rows_of(
+    context: Context, manifest: Manifest, config: LabelConfig, tasks: list[Any], lease: Lease
+) -> list[Any]:
+    """Return the row of each task. May fetch images: from a thread."""
+    rows = []
+    for n, task in enumerate(tasks):
+        data = task.get("data") if isinstance(task, dict) else None
+        row = row_input(manifest, config, data, f"tasks.{n}.data", context.fetched)
+        if isinstance(row, str):
+            lease.reserve(len(row), "tasks")
+        rows.append(row)
+    return rows
+
+
+def _kept(
+    context: Context, served: Served, content: dict[str, Any], lease: Lease, key: str | None
+) -> bool:
+    """Keep the label of a webhook; False where it says nothing of the model's task. From a thread.
+
+    A later annotation of the task takes the place of an earlier one; the same again changes
+    nothing.
+    """
+    manifest = served.model.manifest
+    project, task = content.get("project"), content.get("task")
+    text = project.get("label_config") if isinstance(project, dict) else None
+    config = label_config(text, manifest)
+    value = annotated_value(config, content.get("annotation"))
+    if value is None:
+        return False
+    name = label_id(project, task)
+    entry = LabelEntry(
+        id=name, **({"label": value} if isinstance(value, str) else {"target": value})
+    )
+    if not is_known(context.state, served.name, name):
+        data = task.get("data") if isinstance(task, dict) else None
+        entry.input = row_input(manifest, config, data, "task.data", context.fetched)
+    keep_labels(context, served, [entry], lease, True, key)
+    return True

@@ -1,0 +1,204 @@
+"""Requests of MLflow's scoring protocol: a data frame, or rows as TensorFlow Serving has them, and
+`params`."""
+
+import re
+from typing import Any
+
+from model_store.artifacts.manifest import InputSpec
+from model_store.errors import InvalidInput
+from model_store.types import Steps
+from service.api.json_blocks import JsonRows, take_apart
+from service.api.parameters import envelope_of, fields_of
+from service.api.requests import SMALL_JSON_BYTES, Cells, Rows, parse_json
+from service.api.schemas import PredictRequest, kind_of
+from service.errors import TooLarge
+from service.server.budget import Lease
+
+SPLIT, RECORDS, INSTANCES, INPUTS, PARAMS = (
+    "dataframe_split",
+    "dataframe_records",
+    "instances",
+    "inputs",
+    "params",
+)
+FORMS = (SPLIT, RECORDS, INSTANCES, INPUTS)
+ITEM_BYTES = 60  # of an item of JSON, in memory
+NANS_AT_ONCE = 4096
+# Up to the next NaN that is not in a string: Python's writers of JSON have it for a missing value.
+_NAN = re.compile(rb'(?:[^"N]++|"(?:[^"\\]++|\\.)*+"|N(?!aN\b))*+NaN\b', re.DOTALL)
+
+
+def read_invocation(
+    body: bytes | bytearray, max_rows: int, lease: Lease
+) -> Steps[tuple[PredictRequest, str, Any]]:
+    """Return the envelope of a request, which form its rows have, and these as they came.
+
+    Raises:
+        InvalidInput: naming the field that is wrong.
+        TooLarge, Overloaded: before it takes more memory than it may.
+    """
+    if b"NaN" in body:
+        lease.acquire(len(body))
+        body = yield from _without_nan(body)
+    if len(body) > SMALL_JSON_BYTES:
+        items = body.count(b",") + body.count(b"[") + body.count(b"{") + body.count(b":")
+        lease.reserve(ITEM_BYTES * items, "body")
+        yield
+        content, rows = yield from take_apart(body, INPUTS, max_rows)
+        if rows is not None:
+            content[INPUTS] = rows
+    else:
+        content = parse_json(body)
+    if content.keys() - {*FORMS, PARAMS}:
+        raise InvalidInput("body", f"one of {', '.join(FORMS)}, and {PARAMS}", "another field")
+    given = [form for form in FORMS if form in content]
+    if len(given) != 1:
+        raise InvalidInput("body", f"one of {', '.join(FORMS)}", f"{len(given)} of them")
+    params = content.get(PARAMS)
+    if params is not None and not isinstance(params, dict):
+        raise InvalidInput(PARAMS, "an object", kind_of(params))
+    return envelope_of_params(params or {}), given[0], content[given[0]]
+
+
+def envelope_of_params(params: dict[str, Any]) -> PredictRequest:
+    """Return the envelope that `params` give; they also say which model, where several are
+    served."""
+    named: dict[str, Any] = {name: params[name] for name in ("model", "version") if name in params}
+    fields = fields_of(
+        {k: v for k, v in params.items() if k not in named}, PARAMS, also=("model", "version")
+    )
+    return envelope_of(None, None, {**fields, **named}, PARAMS)
+
+
+def rows_of(form: str, given: Any, spec: InputSpec, max_rows: int) -> Steps[Rows]:
+    """Return the rows of a request as `/predict` takes them. Columns that the model does not take
+    are passed over.
+
+    Raises:
+        InvalidInput: naming the field that is wrong.
+        TooLarge: if there are more rows than there may be.
+    """
+    yield
+    rows: Rows
+    if form == SPLIT:
+        rows = _split(given, spec)
+    elif form == RECORDS:
+        rows = _records(given, spec, RECORDS)
+    elif isinstance(given, dict) and form == INPUTS:
+        rows = _columnar(given, spec)
+    elif isinstance(given, list) and given and isinstance(given[0], dict) and not spec.columns:
+        rows = _records(given, spec, form)
+    elif isinstance(given, list | JsonRows):
+        rows = given
+    else:
+        raise InvalidInput(form, "an array of rows", kind_of(given))
+    if len(rows) == 0:
+        raise InvalidInput(form, "at least one row", "none")
+    if len(rows) > max_rows:
+        raise TooLarge(f"{form}: expected at most {max_rows} rows, got {len(rows)}")
+    return rows
+
+
+def _split(given: Any, spec: InputSpec) -> Rows:
+    if not isinstance(given, dict) or not {"columns", "data"} <= given.keys() <= {
+        "columns",
+        "data",
+        "index",
+    }:
+        raise InvalidInput(
+            SPLIT, "an object of columns and data, and perhaps index", kind_of(given)
+        )
+    names, data = given["columns"], given["data"]
+    if not isinstance(names, list) or len({str(name) for name in names}) < len(names):
+        raise InvalidInput(f"{SPLIT}.columns", "an array of different names", kind_of(names))
+    if not isinstance(data, list):
+        raise InvalidInput(f"{SPLIT}.data", "an array of rows", kind_of(data))
+    for n, row in enumerate(data):
+        if not isinstance(row, list) or len(row) != len(names):
+            raise InvalidInput(
+                f"{SPLIT}.data.{n}", f"an array of {len(names)}, as there are columns", kind_of(row)
+            )
+    wanted = _wanted(spec)
+    if wanted is not None and (spec.columns or len(names) > 1):
+        places = {name: _place(name, names, f"{SPLIT}.columns") for name in wanted}
+        if spec.columns:
+            return Cells({name: [row[i] for row in data] for name, i in places.items()}, len(data))
+        return [row[places[wanted[0]]] for row in data]
+    return [row[0] for row in data] if len(names) == 1 and _is_row(data) else data
+
+
+def _records(given: Any, spec: InputSpec, form: str) -> Rows:
+    if not isinstance(given, list) or not all(isinstance(record, dict) for record in given):
+        raise InvalidInput(form, "an array of objects", kind_of(given))
+    if not given:
+        return []
+    names = list(given[0])
+    for n, record in enumerate(given):
+        if record.keys() != given[0].keys():
+            raise InvalidInput(f"{form}.{n}", "the same columns as the row before it", "others")
+    wanted = _wanted(spec)
+    if wanted is not None and (spec.columns or len(names) > 1):
+        for name in wanted:
+            _place(name, names, form)
+        if spec.columns:
+            return Cells({name: [record[name] for record in given] for name in wanted}, len(given))
+        return [record[wanted[0]] for record in given]
+    data = [list(record.values()) for record in given]
+    return [row[0] for row in data] if len(names) == 1 and _is_row(data) else data
+
+
+def _columnar(given: dict[str, Any], spec: InputSpec) -> Rows:
+    """Return rows that came as an array for each column, or of a model without columns as one array
+    of rows."""
+    columns = list(given.values())
+    if not columns or not all(
+        isinstance(column, list) and len(column) == len(columns[0]) for column in columns
+    ):
+        raise InvalidInput(INPUTS, "arrays of one length, by column", "others")
+    wanted = _wanted(spec)
+    if wanted is not None and (spec.columns or len(given) > 1):
+        for name in wanted:
+            _place(name, list(given), INPUTS)
+        return (
+            Cells({name: given[name] for name in wanted}, len(columns[0]))
+            if spec.columns
+            else given[wanted[0]]
+        )
+    if len(given) != 1:
+        raise InvalidInput(
+            INPUTS, "one array of rows, since the model takes no columns", f"{len(given)} arrays"
+        )
+    rows: list[Any] = columns[0]
+    return rows
+
+
+def _wanted(spec: InputSpec) -> list[str] | None:
+    """Return the names of the columns that a model takes; None where it takes rows of numbers, or
+    images."""
+    if spec.columns:
+        return [column.name for column in spec.columns]
+    return None if spec.text is None else [spec.text.column]
+
+
+def _place(name: str, names: list[Any], field: str) -> int:
+    try:
+        return names.index(name)
+    except ValueError:
+        raise InvalidInput(field, f"a column {name[:80]}", "none of that name") from None
+
+
+def _is_row(data: list[list[Any]]) -> bool:
+    """Whether the only cell of a row is the row itself: a text, a file, or an array."""
+    return bool(data) and isinstance(data[0][0], str | list)
+
+
+def _without_nan(body: bytes | bytearray) -> Steps[bytes]:
+    """Return JSON with null for NaN; yields after each of many steps."""
+    pieces: list[bytes] = []
+    at = count = 0
+    while (found := _NAN.match(body, at)) is not None:
+        pieces += (bytes(body[at : found.end() - 3]), b"null")
+        at, count = found.end(), count + 1
+        if count % NANS_AT_ONCE == 0:
+            yield
+    return b"".join([*pieces, bytes(body[at:])])

@@ -1,0 +1,276 @@
+"""Requests of the Open Inference Protocol: a JSON object, and the tensors that follow it as bytes.
+
+What follows is announced by the header `Inference-Header-Content-Length`, the length of the JSON,
+and by that alone: clients send any Content-Type, or none.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.datastructures import Headers
+
+from model_store.errors import InvalidInput
+from model_store.types import Steps
+from service.api.json_blocks import take_apart
+from service.api.parameters import fields_of
+from service.api.requests import SMALL_JSON_BYTES, parse_json
+from service.api.schemas import kind_of
+from service.errors import TooLarge
+from service.integrations.open_inference.tensors import (
+    ARRAY_BYTES,
+    BYTES,
+    DATATYPES,
+    Tensor,
+    array_of_bytes,
+    array_of_json,
+    shape_of,
+    strings_of_json,
+)
+from service.server.budget import Lease
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+MAX_TENSORS = 10_000
+MAX_OUTPUTS = 1000
+MAX_ID, MAX_NAME = 1024, 1000  # characters
+JSON_NUMBER_BYTES = 40  # of an item of JSON, in memory
+MAX_NESTED = 1_000_000
+TENSOR_BYTES = 1000  # of what is known of a tensor
+FIELDS = {"id", "parameters", "inputs", "outputs", "model_name", "model_version"}
+TENSOR_FIELDS = {"name", "shape", "datatype", "data", "parameters"}
+# Of requests, that clients and proxies send of their own accord: they mean nothing here.
+RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "headers", "content_type"}
+RESERVED_PREFIX = "triton_"
+TIMEOUT, BINARY_OUTPUT = "timeout", "binary_data_output"
+SAMPLES = "samples"
+_LENGTH = re.compile(r"[0-9]{1,18}")
+
+
+@dataclass(frozen=True, eq=False)
+class InferRequest:
+    """A request as it was read."""
+
+    id: str | None
+    fields: dict[str, Any]  # of the envelope of /predict
+    tensors: list[Tensor]
+    outputs: (
+        dict[str, bool | None] | None
+    )  # that are wanted, and whether as bytes; None: all but those on request
+    binary_output: bool  # of those that do not say
+    is_passed_on: bool = field(default=False)  # an answer of a step before
+
+
+def header_length(headers: Headers, body: bytes | bytearray) -> int | None:
+    """Return how many bytes of a body are JSON; None without the header: all.
+
+    Raises:
+        InvalidInput: if it is no length, or longer than the body.
+    """
+    given = headers.get(HEADER_LENGTH)
+    if given is None:
+        return None
+    if not _LENGTH.fullmatch(given) or not 1 <= int(given) <= len(body):
+        raise InvalidInput(HEADER_LENGTH, f"from 1 to the {len(body)} bytes of the body", "another")
+    return int(given)
+
+
+def read_infer(
+    body: bytes | bytearray, length: int | None, max_json: int, lease: Lease
+) -> Steps[InferRequest]:
+    """Return a request as it was read, given how many bytes of it are JSON, None if all.
+
+    Raises:
+        InvalidInput: naming the field that is wrong.
+        TooLarge, Overloaded: before it takes more memory than it may.
+    """
+    text = body if length is None else bytes(memoryview(body)[:length])
+    if len(text) > max_json:
+        raise TooLarge(
+            f"body: expected at most {max_json} bytes of JSON, got more; tensors may follow it as "
+            "bytes"
+        )
+    if len(text) > SMALL_JSON_BYTES:
+        content = yield from _large(text, lease)
+    else:
+        content = parse_json(text)
+    if not content.keys() <= FIELDS:
+        raise InvalidInput("body", f"no fields but {', '.join(sorted(FIELDS))}", "another one")
+    is_passed_on = content.get("inputs") is None and content.get("outputs") is not None
+    where = "outputs" if is_passed_on else "inputs"
+    after = memoryview(body)[len(text) :]
+    tensors = yield from _tensors(content.get(where), where, after, lease)
+    parameters = {} if is_passed_on else _object(content.get("parameters"), "parameters")
+    outputs = None if is_passed_on else _outputs(content.get("outputs"))
+    fields, binary_output = _options(parameters)
+    if outputs is not None and any(name.partition(".")[0] == SAMPLES for name in outputs):
+        fields["return_samples"] = True
+    return InferRequest(
+        _id(content.get("id")), fields, tensors, outputs, binary_output, is_passed_on
+    )
+
+
+def _large(text: bytes | bytearray, lease: Lease) -> Steps[dict[str, Any]]:
+    """Return what long JSON holds, taken apart tensor by tensor."""
+    nested = text.count(b"[") + text.count(b"{")
+    if nested > MAX_NESTED:
+        raise TooLarge(f"body: expected at most {MAX_NESTED} arrays and objects, got {nested}")
+    items = text.count(b",") + nested + text.count(b'"') // 2
+    lease.reserve(JSON_NUMBER_BYTES * items, "body")
+    yield
+    content, tensors = yield from take_apart(text, "inputs", MAX_TENSORS)
+    yield
+    if tensors is not None:
+        content["inputs"] = []
+        for block in tensors.parsed():
+            content["inputs"] += block
+            yield
+    return content
+
+
+def _object(given: Any, place: str) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise InvalidInput(place, "an object", kind_of(given))
+    return given
+
+
+def _id(given: Any) -> str | None:
+    if given is not None and (type(given) is not str or len(given) > MAX_ID):
+        raise InvalidInput("id", f"a string of at most {MAX_ID} characters", kind_of(given))
+    return given or None
+
+
+def _tensors(given: Any, where: str, after: memoryview, lease: Lease) -> Steps[list[Tensor]]:
+    """Return the tensors of a request, whose bytes follow each other in `after`."""
+    if not isinstance(given, list) or not given:
+        raise InvalidInput(
+            where, "an array of at least one tensor", "none" if not given else kind_of(given)
+        )
+    if len(given) > MAX_TENSORS:
+        raise TooLarge(f"{where}: expected at most {MAX_TENSORS} tensors, got {len(given)}")
+    lease.acquire(TENSOR_BYTES * len(given))
+    tensors = []
+    for n, item in enumerate(given):
+        tensor, after = _tensor(item, f"{where}.{n}", after, lease)
+        tensors.append(tensor)
+        given[n] = None  # its data in JSON are let go of
+        if tensor.size > SMALL_JSON_BYTES:
+            yield
+    if len(after):
+        raise InvalidInput(
+            "body", "as many bytes after the JSON as its tensors say", f"{len(after)} more"
+        )
+    if len({tensor.name for tensor in tensors}) < len(tensors):
+        raise InvalidInput(where, "tensors of different names", "some that are the same")
+    return tensors
+
+
+def _tensor(item: Any, place: str, after: memoryview, lease: Lease) -> tuple[Tensor, memoryview]:
+    """Return a tensor, and the bytes after its own."""
+    if not isinstance(item, dict):
+        raise InvalidInput(place, "an object", kind_of(item))
+    if not item.keys() <= TENSOR_FIELDS:
+        raise InvalidInput(
+            place, f"no fields but {', '.join(sorted(TENSOR_FIELDS))}", "another one"
+        )
+    name, datatype = _name(item.get("name"), place), item.get("datatype")
+    if type(datatype) is not str or datatype not in DATATYPES:
+        got = "another" if isinstance(datatype, str) else kind_of(datatype)
+        raise InvalidInput(f"{place}.datatype", f"one of {', '.join(DATATYPES)}", got)
+    shape = shape_of(item.get("shape"), place)
+    parameters = _object(item.get("parameters"), f"{place}.parameters")
+    unknown = parameters.keys() - {"binary_data_size", "content_type"}
+    if unknown:  # shared memory, for one
+        raise InvalidInput(
+            f"{place}.parameters", "none but binary_data_size and content_type", "another"
+        )
+    size, data = parameters.get("binary_data_size"), item.get("data")
+    is_base64 = parameters.get("content_type") == "base64"
+    if (size is None) == (data is None):
+        got = "both" if data is not None else "neither"
+        raise InvalidInput(place, "either data or parameters.binary_data_size", got)
+    if size is None:
+        if datatype == BYTES:
+            elements = strings_of_json(data, shape, place)
+            return Tensor(place, name, datatype, shape, None, elements, None, is_base64), after
+        array = array_of_json(data, datatype, shape, place)
+    else:
+        if type(size) is not int or not 0 <= size <= len(after):
+            expected = f"at most the {len(after)} bytes that are left of the body"
+            raise InvalidInput(f"{place}.parameters.binary_data_size", expected, kind_of(size))
+        own, after = after[:size], after[size:]
+        if datatype == BYTES:
+            return Tensor(place, name, datatype, shape, None, None, own, is_base64), after
+        array = array_of_bytes(own, datatype, shape, place)
+    lease.acquire(ARRAY_BYTES * array.size)
+    return Tensor(place, name, datatype, shape, array), after
+
+
+def _name(name: Any, place: str) -> str:
+    if type(name) is not str or not 1 <= len(name) <= MAX_NAME:
+        raise InvalidInput(
+            f"{place}.name", f"a string of 1 to {MAX_NAME} characters", kind_of(name)
+        )
+    return name
+
+
+def _outputs(given: Any) -> dict[str, bool | None] | None:
+    """Return which outputs are wanted, in their order, and whether as bytes, None of those that do
+    not say."""
+    if given is None or given == []:
+        return None
+    if not isinstance(given, list) or len(given) > MAX_OUTPUTS:
+        raise InvalidInput("outputs", f"an array of at most {MAX_OUTPUTS}", kind_of(given))
+    wanted: dict[str, bool | None] = {}
+    for n, item in enumerate(given):
+        place = f"outputs.{n}"
+        if not isinstance(item, dict) or not item.keys() <= {"name", "parameters"}:
+            raise InvalidInput(place, "an object of name and parameters", kind_of(item))
+        name = _name(item.get("name"), place)
+        parameters = _object(item.get("parameters"), f"{place}.parameters")
+        if parameters.keys() - {"binary_data", "content_type"}:
+            raise InvalidInput(
+                f"{place}.parameters", "none but binary_data and content_type", "another"
+            )
+        if name in wanted:
+            raise InvalidInput(place, "outputs of different names", "some that are the same")
+        wanted[name] = _flag(parameters.get("binary_data"), f"{place}.parameters.binary_data")
+    return wanted
+
+
+def _flag(given: Any, place: str) -> bool | None:
+    if given is not None and type(given) is not bool:
+        raise InvalidInput(place, "true or false", kind_of(given))
+    return given
+
+
+def _options(parameters: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Return the fields of the envelope that parameters give, and whether outputs are wanted as
+    bytes."""
+    binary_output = _flag(parameters.get(BINARY_OUTPUT), f"parameters.{BINARY_OUTPUT}") or False
+    ours = {
+        name: value
+        for name, value in parameters.items()
+        if name not in RESERVED and name != BINARY_OUTPUT and not name.startswith(RESERVED_PREFIX)
+    }
+    timeout = ours.pop(TIMEOUT, None)
+    fields = fields_of(ours, "parameters", also=(TIMEOUT,))
+    if timeout is not None:
+        microseconds = _whole(timeout)
+        if microseconds is None or microseconds > 86_400_000_000:
+            raise InvalidInput(
+                f"parameters.{TIMEOUT}", "microseconds, at most those of a day", "another"
+            )
+        if "deadline_s" in fields:
+            raise InvalidInput(f"parameters.{TIMEOUT}", "none beside deadline_s", "both")
+        if microseconds:  # 0: none
+            fields["deadline_s"] = microseconds / 1e6
+    return fields, binary_output
+
+
+def _whole(given: Any) -> int | None:
+    """Return a whole number that is not negative, also of a string."""
+    if type(given) is str and _LENGTH.fullmatch(given):
+        given = int(given)
+    return given if type(given) is int and given >= 0 else None

@@ -1,0 +1,198 @@
+"""`/v2`: the Open Inference Protocol over REST, as Triton's, KServe's and MLServer's clients speak
+it.
+
+It has a published specification, so these routes are not in our OpenAPI document;
+`docs/open-inference.md` describes them.
+"""
+
+import time
+from collections.abc import Hashable
+from functools import partial
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.store import LATEST
+from model_store.errors import InvalidInput
+from service import VERSION
+from service.api.health import BEING_TRIED
+from service.api.parameters import envelope_of
+from service.api.requests import JSON, parse_json, read_body, read_inflated
+from service.api.responses import response
+from service.context import Context, context_of
+from service.errors import NotReady
+from service.integrations.open_inference.answers import AsTensors
+from service.integrations.open_inference.metadata import model_metadata, triton_config
+from service.integrations.open_inference.requests import (
+    HEADER_LENGTH,
+    InferRequest,
+    header_length,
+    read_infer,
+)
+from service.integrations.open_inference.rows import rows_of
+from service.models.models import HOW_TO_PUBLISH, Models
+from service.predicting import Asked, begin, in_steps, predict
+from service.server.budget import lease_of
+from service.telemetry.records import record_of
+
+EXTENSIONS = ["binary_tensor_data", "parameters", "model_repository"]
+BINARY = "application/octet-stream"
+MAX_INDEX_BYTES = 64 << 10
+
+router = APIRouter(prefix="/v2", include_in_schema=False)
+
+
+def _json(content: Any) -> Response:
+    return Response(orjson.dumps(content), media_type=JSON)
+
+
+@router.get("")
+async def get_server() -> Response:
+    """Say what serves, and which extensions of the protocol it has."""
+    return _json({"name": "dubito", "version": VERSION, "extensions": EXTENSIONS})
+
+
+@router.get("/health/live")
+async def get_live() -> Response:
+    """Say that the process answers."""
+    return _json({"live": True})
+
+
+@router.get("/health/ready")
+async def get_ready(request: Request) -> Response:
+    """Say whether there is a model to predict with."""
+    refuse_unready(context_of(request))
+    return _json({"ready": True})
+
+
+@router.get("/models")
+async def get_models(request: Request) -> Response:
+    """List the models."""
+    return _json({"models": context_of(request).models.names()})
+
+
+@router.get("/models/{name}")
+@router.get("/models/{name}/versions/{version}")
+async def get_model(request: Request, name: str, version: str = LATEST) -> Response:
+    """Describe the tensors that a model takes and gives."""
+    context = context_of(request)
+    manifest = await context.threads.files(partial(_manifest, context.models, name, version))
+    versions = await context.threads.files(partial(context.models.store.versions, name))
+    return _json(model_metadata(manifest, versions))
+
+
+@router.get("/models/{name}/config")
+@router.get("/models/{name}/versions/{version}/config")
+async def get_config(request: Request, name: str, version: str = LATEST) -> Response:
+    """Give the same as Triton's configuration of a model."""
+    context = context_of(request)
+    manifest = await context.threads.files(partial(_manifest, context.models, name, version))
+    return _json(triton_config(manifest, context.settings.max_rows))
+
+
+@router.get("/models/{name}/ready")
+@router.get("/models/{name}/versions/{version}/ready")
+async def get_model_ready(request: Request, name: str, version: str = LATEST) -> Response:
+    """Say whether a model, or one of its versions, answers."""
+    context = context_of(request)
+    await context.threads.files(partial(_refuse_unready_version, context.models, name, version))
+    return _json({"name": name, "ready": True})
+
+
+@router.post("/repository/index")
+async def post_index(request: Request) -> Response:
+    """List all versions, and what is wrong with those that cannot be served."""
+    context = context_of(request)
+    body = await read_body(request, MAX_INDEX_BYTES, MAX_INDEX_BYTES)
+    content = parse_json(body) if body.strip() else {}
+    only_ready = content.get("ready", False)
+    if content.keys() - {"ready"} or type(only_ready) is not bool:
+        raise InvalidInput("body", "nothing, or an object of ready, true or false", "another")
+    index = await context.threads.files(partial(_index, context.models))
+    return _json([entry for entry in index if not only_ready or entry["state"] == "READY"])
+
+
+@router.post("/models/{name}/infer")
+@router.post("/models/{name}/versions/{version}/infer")
+async def post_infer(request: Request, name: str, version: str = LATEST) -> Response:
+    """Predict rows, as `POST /predict` does."""
+    context, client, begun = begin(request)
+    asked, infer = await _read(request, context, client, begun, name, version)
+    form = AsTensors(infer, record_of(request.scope).request_id)
+    answer = await predict(request, context, asked, form)
+    return response(answer, BINARY if form.headers else JSON, form.headers)
+
+
+async def _read(
+    request: Request, context: Context, client: Hashable, begun: float, name: str, version: str
+) -> tuple[Asked, InferRequest]:
+    """Return what a request asks, and how it wants its answer; its body goes with its rows."""
+    if request.query_params:  # else a parameter put there would be passed over in silence
+        raise InvalidInput("query", "nothing, since parameters stand in the body", "parameters")
+    settings, lease = context.settings, lease_of(request.scope)
+    is_json = HEADER_LENGTH not in request.headers
+    body = await read_inflated(
+        request, settings.max_json_bytes if is_json else settings.max_body_bytes
+    )
+    length = header_length(request.headers, body)
+    reading = read_infer(body, length, settings.max_json_bytes, lease)
+    size = len(body) if length is None else length
+    infer = await in_steps(request, context, reading, client, size, begun + settings.deadline_s)
+    del body, reading
+    record_of(request.scope).read = time.perf_counter()
+    envelope = envelope_of(name, version, infer.fields, "parameters")
+    served = await context.served(envelope)
+    making = rows_of(
+        infer.tensors, served.model.manifest, settings.max_rows, infer.is_passed_on, lease
+    )
+    size += sum(len(tensor.content) for tensor in infer.tensors if tensor.content is not None)
+    rows, groups = await in_steps(
+        request, context, making, client, size, context.deadline(begun, envelope)
+    )
+    infer.tensors.clear()
+    if groups is not None:
+        envelope = envelope.model_copy(update={"groups": groups})
+    return Asked(client, begun, envelope, served, rows), infer
+
+
+def refuse_unready(context: Context) -> None:
+    """Raise NotReady unless there is a model to predict with."""
+    models = context.models
+    if context.ending.is_set():
+        raise NotReady("the service is about to end")
+    if not any(models.latest(name) for name in models.names()):
+        raise NotReady(BEING_TRIED if models.awaits_trials else HOW_TO_PUBLISH)
+
+
+def _manifest(models: Models, name: str, version: str) -> Manifest:
+    """Return the manifest of a version, of `latest` that which is served. Reads files."""
+    name = models.name(name)
+    latest = models.latest(name)
+    if version == LATEST and latest is not None:
+        return latest
+    return models.store.manifest(name, models.resolve(name, version))
+
+
+def _refuse_unready_version(models: Models, name: str, version: str) -> None:
+    """Raise unless a version is in memory, or could be loaded for a request. Reads files."""
+    if models.peek(name, version) is not None:
+        return
+    manifest = _manifest(models, name, version)
+    broken = models.broken(manifest.name).get(manifest.version)
+    if broken is not None:
+        raise NotReady(broken)
+
+
+def _index(models: Models) -> list[dict[str, Any]]:
+    """Return all versions of all models. Those that are not in memory are ready too: a request
+    loads them."""
+    index = []
+    for name in models.names():
+        broken = models.broken(name)
+        for version in models.store.versions(name):
+            reason = broken.get(version, "")
+            state = "UNAVAILABLE" if reason else "READY"
+            index.append({"name": name, "version": version, "state": state, "reason": reason})
+    return index

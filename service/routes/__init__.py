@@ -1,1 +1,0 @@
-"""The routes, a router each: a few steps from request to answer."""

@@ -1,0 +1,150 @@
+"""A request and its answer, between a connection's bytes and the application (ASGI 3)."""
+
+import asyncio
+import logging
+import re
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp, Message, Scope
+
+from service.server.budget import SCOPE_KEY, Lease
+
+if TYPE_CHECKING:
+    from service.server.connections import HttpConnection
+
+logger = logging.getLogger("dubito")
+
+STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+NO_BODY = {204, 304}
+_NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+DISCONNECT = {"type": "http.disconnect"}
+
+
+class Exchange:
+    """One request: `receive` and `send` of the application that answers it."""
+
+    def __init__(
+        self,
+        connection: "HttpConnection",
+        scope: Scope,
+        lease: Lease,
+        keep_alive: bool,
+        expects_continue: bool,
+    ) -> None:
+        self.connection = connection
+        self.scope = scope
+        scope[SCOPE_KEY] = lease
+        self.lease = lease
+        self.keep_alive = keep_alive
+        self.expects_continue = expects_continue
+        self.body = bytearray()  # what came and the application has not taken
+        self.more_body = True  # is to come
+        self.started = False  # the answer
+        self.answered = False
+        self.gone = False  # the client, or our patience with it
+        self._handed_over = False  # the whole body
+        self._head: list[bytes] | None = None  # of the answer, until its first part of a body
+        self._left: int | None = None  # bytes to come of an answer of known length
+        self._chunked = self._has_no_body = False
+        self._news: asyncio.Event | None = None
+
+    async def run(self, app: ASGIApp) -> None:
+        """Have the application answer."""
+        try:
+            await app(self.scope, self.receive, self.send)
+        except Exception as error:  # below the middleware that answers those: none should come
+            logger.error("an answer failed: %s", type(error).__name__)
+        finally:
+            self.lease.release()
+            self.connection.finished(self)
+
+    def tell(self) -> None:
+        """Wake those who wait in `receive`."""
+        if self._news is not None:
+            self._news.set()
+
+    async def receive(self) -> Message:
+        """Return the next part of the body, then, once that is so, that the client has gone."""
+        if self.expects_continue and not self.started:
+            self.expects_continue = False
+            self.connection.write(CONTINUE)
+        while not (self.gone or self.answered):
+            if self.body or not (self.more_body or self._handed_over):
+                body, self.body = bytes(self.body), bytearray()
+                self._handed_over = not self.more_body
+                self.connection.taken()
+                return {"type": "http.request", "body": body, "more_body": self.more_body}
+            self._news = self._news or asyncio.Event()
+            self._news.clear()
+            await self._news.wait()
+        return DISCONNECT
+
+    async def send(self, message: Message) -> None:
+        """Send the answer's head with the first part of its body, then the rest."""
+        if message["type"] == "http.response.start":
+            self._start(message["status"], message.get("headers", ()))
+            return
+        if message["type"] != "http.response.body" or not self.started or self.answered:
+            raise RuntimeError(f"unexpected message {message['type']}")
+        await self.connection.read_by_client()
+        if self.gone:
+            return
+        body, more = message.get("body", b""), message.get("more_body", False)
+        parts = self._parts(body, more)
+        if self._head is not None:
+            parts, self._head = [b"".join(self._head), *parts], None
+        if not more:
+            self.answered = True
+            if self._left:
+                raise RuntimeError(
+                    f"an answer is {self._left} bytes shorter than its Content-Length"
+                )
+        self.connection.write(*parts)
+        if not more:
+            self.connection.answered(self)
+            self.tell()
+
+    def _start(self, status: int, headers: Any) -> None:
+        """Make the answer's head."""
+        if self.started:
+            raise RuntimeError("an answer was begun twice")
+        self.started = True
+        has_length = says_close = False
+        head = [STATUS_LINES[status]]
+        for name, value in (*self.connection.default_headers, *headers):
+            if _NO_VALUE.search(value):
+                raise RuntimeError("a header has control characters")
+            if name == b"content-length":
+                has_length, self._left = True, int(value)
+            elif name == b"connection" and value == b"close":
+                self.keep_alive, says_close = False, True
+            head += (name, b": ", value, b"\r\n")
+        if self.expects_continue:  # nobody can say whether its body comes
+            self.keep_alive = False
+        if self.scope["method"] == "HEAD" or status in NO_BODY:
+            self._has_no_body, self._left = True, None
+        elif not has_length:
+            if self.scope["http_version"] == "1.0":
+                self.keep_alive = False  # the end of the connection is the body's
+            else:
+                self._chunked = True
+                head.append(b"transfer-encoding: chunked\r\n")
+        if not self.keep_alive and not says_close:
+            head.append(b"connection: close\r\n")
+        head.append(b"\r\n")
+        self._head = head
+
+    def _parts(self, body: bytes, more: bool) -> list[bytes]:
+        """Return a part of the answer's body as it is sent."""
+        if self._has_no_body:
+            return []
+        if self._chunked:
+            parts = [b"%x\r\n" % len(body), body, b"\r\n"] if body else []
+            return parts if more else [*parts, b"0\r\n\r\n"]
+        if self._left is not None:
+            if len(body) > self._left:
+                raise RuntimeError("an answer is longer than its Content-Length")
+            self._left -= len(body)
+        return [body]

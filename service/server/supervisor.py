@@ -1,0 +1,167 @@
+"""Several worker processes behind one listening socket, and the supervisor that replaces those that
+die or hang.
+
+The supervisor binds the socket and starts workers, new processes that inherit it; each accepts
+connections when it has time, so that none waits for a worker that is stopped. Through a pipe each
+sends a heartbeat. A worker that has ended, or was silent for `SILENCE_S`, is replaced. One whose
+supervisor is gone ends by itself.
+"""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from select import select
+from typing import ClassVar
+
+from service.settings import Settings
+
+logger = logging.getLogger("dubito")
+
+HEARTBEAT_S = 0.25
+SILENCE_S = 2.0
+START_S = 30.0  # that a new worker may take until its first heartbeat
+RESTART_S = 1.0  # at least, between two starts of a worker
+KILL_S = 5.0  # after the drain, for what has not ended
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    """What a worker gets of its supervisor: its number, the socket, the heartbeat's pipe and a
+    folder all share."""
+
+    OPTION: ClassVar = "--worker"  # before its arguments
+
+    worker: int
+    listener: int
+    heartbeat: int
+    folder: Path
+
+    @classmethod
+    def of_arguments(cls, arguments: list[str]) -> "WorkerPlace":
+        """Return the place that `arguments` made."""
+        worker, listener, heartbeat, folder = arguments
+        return cls(int(worker), int(listener), int(heartbeat), Path(folder))
+
+    @property
+    def arguments(self) -> list[str]:
+        """The place as command line arguments."""
+        return [str(self.worker), str(self.listener), str(self.heartbeat), str(self.folder)]
+
+    def beat(self) -> None:
+        """Send heartbeats from now on; end this process in order when nobody hears them."""
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def _beat(self) -> None:
+        try:
+            while True:
+                os.write(self.heartbeat, b".")
+                time.sleep(HEARTBEAT_S)
+        except OSError:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Worker:
+    """A worker process, as its supervisor sees it."""
+
+    def __init__(self, number: int, listener: socket.socket, folder: Path) -> None:
+        self.heartbeat, theirs = os.pipe()
+        place = WorkerPlace(number, listener.fileno(), theirs, folder)
+        command = [sys.executable, "-m", "service", WorkerPlace.OPTION, *place.arguments]
+        self.process = subprocess.Popen(command, pass_fds=(place.listener, theirs))
+        os.close(theirs)
+        self.number = number
+        self.started = time.monotonic()
+        self.silent_after = self.started + START_S
+
+    def hear(self) -> None:
+        """Take in heartbeats."""
+        if os.read(self.heartbeat, 4096):
+            self.silent_after = time.monotonic() + SILENCE_S
+        else:
+            time.sleep(0.01)  # its end is closed: the process is about to end
+
+    def failure(self) -> str | None:
+        """Return why the worker must be replaced, if it must."""
+        if self.process.poll() is not None:
+            return f"ended with code {self.process.returncode}"
+        return "is silent" if time.monotonic() > self.silent_after else None
+
+    def close(self) -> None:
+        """Kill the process if it is still there."""
+        self.process.kill()
+        self.process.wait()
+        os.close(self.heartbeat)
+
+
+def supervise(settings: Settings) -> int:
+    """Serve with several workers until SIGTERM or SIGINT; return the exit code: 0, or 3 if it
+    cannot listen."""
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+    try:
+        listener = socket.create_server(
+            (settings.host, settings.port), family=_family(settings.host), backlog=2048
+        )
+    except OSError as error:
+        logger.error(
+            "cannot listen on %s port %s: %s", settings.host, settings.port, error.strerror
+        )
+        return 3
+    logger.info(
+        "%s workers listen on %s port %s",
+        settings.workers,
+        settings.host,
+        listener.getsockname()[1],
+    )
+    with tempfile.TemporaryDirectory(prefix="dubito-") as name, listener:
+        folder = Path(name)
+        workers = [Worker(number, listener, folder) for number in range(settings.workers)]
+        while not ending.is_set():
+            _hear(workers)
+            workers = [_replaced(worker, listener, folder) for worker in workers]
+        for worker in workers:
+            worker.process.terminate()
+        listener.close()  # what comes after the workers' notice is refused, not left waiting
+        _wait(workers, settings.notice_s + settings.drain_s + KILL_S)
+    return 0
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _hear(workers: list[Worker]) -> None:
+    heard, _, _ = select([worker.heartbeat for worker in workers], [], [], HEARTBEAT_S)
+    for worker in workers:
+        if worker.heartbeat in heard:
+            worker.hear()
+
+
+def _replaced(worker: Worker, listener: socket.socket, folder: Path) -> Worker:
+    """Return a worker, or a new one in its place."""
+    failure = worker.failure()
+    if failure is None or time.monotonic() < worker.started + RESTART_S:
+        return worker
+    logger.error("worker %s %s: starting another", worker.number, failure)
+    worker.close()
+    return Worker(worker.number, listener, folder)
+
+
+def _wait(workers: list[Worker], seconds: float) -> None:
+    """Wait for workers to end, and kill what has not."""
+    end = time.monotonic() + seconds
+    for worker in workers:
+        try:
+            worker.process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            logger.error("worker %s has not ended in %s s: killing it", worker.number, seconds)
+        worker.close()

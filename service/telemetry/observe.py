@@ -1,0 +1,71 @@
+"""The outermost middleware: each request gets an id and a record, is counted, logged and traced, by
+its route."""
+
+import logging
+import time
+from traceback import clear_frames
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.problems import problem
+from service.telemetry.logs import RequestLog, where
+from service.telemetry.metrics import Metrics
+from service.telemetry.records import new_record
+from service.telemetry.tracing import Tracing
+
+logger = logging.getLogger("dubito")
+
+
+class Observe:
+    """Counts requests by route (never by path: those are without bound), and answers unexpected
+    errors with 500."""
+
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, log: RequestLog | None, tracing: Tracing | None
+    ) -> None:
+        self.app = app
+        self.metrics = metrics
+        self.log = log
+        self.tracing = tracing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        record = new_record(scope)
+        span = None if self.tracing is None else self.tracing.begin(scope, record)
+        status: int | None = None  # the client went away before an answer
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", record.request_id.encode()),
+                ]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, sending)
+        except ClientDisconnect as gone:  # nobody is left to answer
+            record.reason = "client_gone"
+            clear_frames(gone.__traceback__)  # they hold the body
+        except Exception as error:
+            record.reason = "unexpected"
+            logger.error("unexpected error in request %s: %s", record.request_id, where(error))
+            if (
+                status is None
+            ):  # else it is too late for another answer, and the server ends the connection
+                detail = "an error that Dubito did not expect; the service's log has it under this X-Request-ID"
+                await problem(scope["path"], 500, detail)(scope, receive, sending)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            seconds = time.perf_counter() - record.begun
+            self.metrics.request(route, status, record.reason, seconds)
+            if self.log is not None:
+                self.log(record, route, status, seconds)
+            if span is not None and self.tracing is not None:
+                self.tracing.end(span, record, route, status)

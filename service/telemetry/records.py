@@ -1,0 +1,105 @@
+"""What is known of a request while it is answered: written down by routes, told by metrics, log
+line and spans."""
+
+import re
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from starlette.types import Scope
+
+SCOPE_KEY = "dubito.record"
+ID_BYTES, IDS_AT_A_TIME = 16, 256
+MAX_PHASES = 32  # kept, of a request that is worked on in many parts
+QUEUE, COMPUTE, READ, ANSWER = "queue", "compute", "read", "answer"
+
+METHODS = frozenset(
+    {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
+)
+_GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+def _ids() -> Iterator[str]:
+    """Yield ids that nobody can foresee; the system is asked for many at a time."""
+    while True:
+        digits = secrets.token_hex(ID_BYTES * IDS_AT_A_TIME)
+        yield from (digits[k : k + 2 * ID_BYTES] for k in range(0, len(digits), 2 * ID_BYTES))
+
+
+_IDS = _ids()
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the work on a request: when it began to wait for its turn, began and ended."""
+
+    queued: float
+    begun: float
+    ended: float
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """A request's record. Times are those of `time.perf_counter`, in seconds."""
+
+    request_id: str
+    method: str
+    begun: float
+    key: str | None = None  # name of the key that it came with
+    model: str | None = None
+    version: str | None = None
+    rows: int | None = None
+    draws: int | None = None
+    flags: int | None = None
+    reason: str | None = None  # of a failure
+    trace_id: str | None = None
+    begun_ns: int = 0  # `begun` on the clock of time.time_ns, where there are spans
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    read: float | None = None  # when the body was read and taken apart
+    worked: float | None = None  # when the last phase ended
+    phases: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def worked_on(self, phases: Iterable[Phase]) -> None:
+        """Note the phases of the work on the request, in their order."""
+        for phase in phases:
+            self.queue_s += phase.begun - phase.queued
+            self.compute_s += phase.ended - phase.begun
+            self.worked = phase.ended
+            if len(self.phases) < MAX_PHASES:
+                self.phases += (
+                    (QUEUE, phase.queued, phase.begun),
+                    (COMPUTE, phase.begun, phase.ended),
+                )
+
+    def used(
+        self, model: str, version: str, rows: int, draws: int, flags: int | None = None
+    ) -> None:
+        """Note what answered the request, and with how much."""
+        self.model, self.version, self.rows, self.draws, self.flags = (
+            model,
+            version,
+            rows,
+            draws,
+            flags,
+        )
+
+
+def new_record(scope: Scope) -> RequestRecord:
+    """Begin the record of a request; the id that the client gave is taken over where it may be
+    repeated."""
+    begun = time.perf_counter()
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    request_id = given.decode() if _GIVEN_ID.fullmatch(given) else next(_IDS)
+    record = RequestRecord(
+        request_id, scope["method"] if scope["method"] in METHODS else "other", begun
+    )
+    scope[SCOPE_KEY] = record
+    return record
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """Return the record of a request."""
+    record: RequestRecord = scope[SCOPE_KEY]
+    return record

@@ -1,0 +1,151 @@
+"""Spans for an OpenTelemetry collector: one a request, with its reading, queueing, computing and
+answering.
+
+A caller's trace is continued (W3C Trace Context). Spans are made when a request has ended, of the
+times in its record, and sent by a thread of their own. They tell what the log does, and nothing
+that a client sent.
+
+The packages are those of the extra `otel`; nothing of them is imported unless spans are asked for.
+"""
+
+import threading
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from starlette.types import Scope
+
+from model_store.errors import InvalidInput
+from service.settings import PREFIX, Settings
+from service.telemetry.records import ANSWER, READ, RequestRecord
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+VARIABLE = f"{PREFIX}OTLP_ENDPOINT"
+TIMEOUT_S = 5  # of sending a batch of spans
+CLOSE_S = 3  # of sending what is left at the end
+
+
+def check_tracing(settings: Settings) -> None:
+    """Check that spans can be made and sent as the settings say; nothing is begun.
+
+    Raises:
+        InvalidInput: if the endpoint is no HTTP URL, or the packages are not installed.
+    """
+    if settings.otlp_endpoint is None:
+        return
+    try:
+        url = urlsplit(settings.otlp_endpoint)
+        is_http = (
+            url.scheme in ("http", "https")
+            and bool(url.hostname)
+            and url.port != 0
+            and "@" not in url.netloc
+        )
+    except ValueError:
+        is_http = False
+    if not is_http:
+        raise InvalidInput(
+            VARIABLE, "a URL such as http://collector:4318, without a user", "another text"
+        )
+    try:
+        import opentelemetry.exporter.otlp.proto.http
+        import opentelemetry.sdk.trace  # noqa: F401
+    except ImportError:
+        raise InvalidInput(
+            VARIABLE, "the packages of the extra `otel` installed with it", "none of them"
+        ) from None
+
+
+class Tracing:
+    """Makes and sends spans."""
+
+    def __init__(self, endpoint: str, share: float) -> None:
+        """Begin to send spans to `endpoint`, of this share of the requests without a traced
+        caller."""
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=TIMEOUT_S)
+        self._provider = TracerProvider(
+            sampler=ParentBased(TraceIdRatioBased(share)),
+            resource=Resource.create({"service.name": "dubito"}),
+            shutdown_on_exit=False,
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("dubito")
+        self._context = TraceContextTextMapPropagator()
+        self._kind, self._error = SpanKind.SERVER, StatusCode.ERROR
+        self._within = set_span_in_context
+
+    def begin(self, scope: Scope, record: RequestRecord) -> "Span":
+        """Begin the span of a request."""
+        carrier = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in scope["headers"]
+            if name in (b"traceparent", b"tracestate")
+        }
+        parent = self._context.extract(carrier)
+        record.begun_ns = time.time_ns() - int((time.perf_counter() - record.begun) * 1e9)
+        span = self._tracer.start_span("request", parent, self._kind, start_time=record.begun_ns)
+        record.trace_id = f"{span.get_span_context().trace_id:032x}"
+        return span
+
+    def end(self, span: "Span", record: RequestRecord, route: str, status: int | None) -> None:
+        """End the span of a request, and make those of its phases."""
+        if not span.is_recording():  # a caller does not want this one, or it is not of the share
+            span.end()
+            return
+        ended = time.perf_counter()
+
+        def at(moment: float) -> int:  # by one clock, so that phases lie within their request
+            return record.begun_ns + int((moment - record.begun) * 1e9)
+
+        phases = [(READ, record.begun, record.read)] if record.read is not None else []
+        phases += record.phases
+        if record.worked is not None:
+            phases.append((ANSWER, record.worked, ended))
+        parent = self._within(span)
+        for name, begun, end in phases:
+            self._tracer.start_span(name, parent, start_time=at(begun)).end(at(end))
+        known = {
+            "http.request.method": record.method,
+            "http.route": route,
+            "http.response.status_code": status,
+            "error.type": record.reason,
+            "dubito.request_id": record.request_id,
+            "dubito.key": record.key,
+            "dubito.model": record.model,
+            "dubito.version": record.version,
+            "dubito.rows": record.rows,
+            "dubito.draws": record.draws,
+            "dubito.flags": record.flags,
+        }
+        span.update_name(f"{record.method} {route}")
+        span.set_attributes({name: value for name, value in known.items() if value is not None})
+        if status is None or status >= 500:
+            span.set_status(self._error)
+        span.end(at(ended))
+
+    def close(self) -> None:
+        """Send what is left, for a bounded time: a collector that is gone does not keep the service
+        from ending."""
+        closing = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
+
+
+def tracing_of(settings: Settings) -> Tracing | None:
+    """Return what makes spans, if the settings ask for them; raises what `check_tracing` does."""
+    check_tracing(settings)
+    return (
+        None
+        if settings.otlp_endpoint is None
+        else Tracing(settings.otlp_endpoint, settings.trace_share)
+    )

@@ -1,0 +1,269 @@
+"""Rows of named columns as numbers: what stands where, what is missing, and what is refused by its
+place."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_store.artifacts.manifest import CategoricalColumn, InputSpec, NumericColumn, TimeColumn
+from model_store.errors import InvalidInput
+from model_store.inference.explanation import rows_as_usual
+from model_store.sources.columns import (
+    OddCells,
+    category_text,
+    encode,
+    from_objects,
+    odd_cells,
+    usual_row,
+)
+from model_store.types import at_once
+
+COLUMNS = (
+    NumericColumn(name="age", mean=40.0, std=10.0, indicator=False),
+    NumericColumn(name="income", mean=-1.0, std=0.5, indicator=True),
+    CategoricalColumn(name="city", categories=("Oslo", "Rome")),
+    CategoricalColumn(name="vip", categories=("false", "true")),
+)
+GOOD = {"age": 30, "income": 0.0, "city": "Rome", "vip": True}
+ENCODED = [-1.0, 2.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
+
+
+def test_a_row_is_standardised_and_one_hot():
+    assert from_objects([GOOD], COLUMNS, "inputs").tolist() == [ENCODED]
+
+
+def test_the_order_of_keys_does_not_matter():
+    assert from_objects([dict(reversed(GOOD.items()))], COLUMNS, "inputs").tolist() == [ENCODED]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"age": None}, {0: 0.0}),
+        ({"income": None}, {1: 0.0, 2: 1.0}),
+        ({"city": None}, {4: 0.0, 5: 1.0}),
+        ({"city": "Paris"}, {4: 0.0, 5: 1.0}),
+        ({"city": "rome"}, {4: 0.0, 5: 1.0}),
+        ({"city": ""}, {4: 0.0, 5: 1.0}),
+        ({"city": 7}, {4: 0.0, 5: 1.0}),
+        ({"vip": False}, {6: 1.0, 7: 0.0}),
+        ({"vip": "true"}, {}),
+        ({"vip": None}, {7: 0.0, 8: 1.0}),
+    ],
+)
+def test_missing_values_and_unseen_categories_have_their_numbers(changed, expected):
+    encoded = list(ENCODED)
+    for i, value in expected.items():
+        encoded[i] = value
+    assert from_objects([GOOD | changed], COLUMNS, "inputs").tolist() == [encoded]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"age": "30"}, "inputs.1.age: expected a number, or null, got a string"),
+        ({"age": True}, "inputs.1.age: expected a number, or null, got a boolean"),
+        ({"age": [30]}, "inputs.1.age: expected a number, or null, got an array"),
+        ({"age": 1e300}, "inputs.1.age: expected a number nearer"),
+        ({"income": -1.7e308}, "inputs.1.income: expected a number nearer"),
+        (
+            {"city": ["Rome"]},
+            "inputs.1.city: expected a string, number or boolean, or null, got an array",
+        ),
+        ({"vip": {}}, "inputs.1.vip: expected a string, number or boolean, or null, got an object"),
+        (
+            {"size": 3},
+            "inputs.1.size: expected no columns but age, income, city, vip, got an unknown one",
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_place(changed, says):
+    with pytest.raises(InvalidInput) as refused:
+        from_objects([GOOD, GOOD | changed], COLUMNS, "inputs")
+    assert str(refused.value).startswith(says)
+
+
+def test_an_absent_column_is_refused_and_is_no_missing_value():
+    absent = {name: value for name, value in GOOD.items() if name != "city"}
+    with pytest.raises(
+        InvalidInput, match=r"^inputs\.0\.city: expected a value, or null where it is missing"
+    ):
+        from_objects([absent], COLUMNS, "inputs")
+    with pytest.raises(InvalidInput, match=r"^inputs\.1: expected an object keyed by column"):
+        from_objects([GOOD, [0.0] * 9], COLUMNS, "inputs")
+
+
+DAY = 24 * 60 * 60.0
+TIMES = (
+    TimeColumn(name="seen", mean=DAY, std=2 * DAY, indicator=True, cycles=("week", "day")),
+    NumericColumn(name="age", mean=0.0, std=1.0, indicator=False),
+)
+
+
+def test_a_time_is_standardised_with_where_it_is_in_each_cycle_beside_it():
+    encoded = from_objects([{"seen": "1970-01-08T06:00", "age": 1}], TIMES, "inputs")
+    quarter = 2 * np.pi * 0.25 / 7  # of a day, of a week that begins on the first of 1970
+    assert encoded[0] == pytest.approx(
+        [6.25 / 2, np.sin(quarter), np.cos(quarter), 1.0, 0.0, 0.0, 1.0], abs=1e-6
+    )
+
+
+def test_a_missing_time_is_0_everywhere_but_in_its_indicator():
+    assert from_objects([{"seen": None, "age": 1}], TIMES, "inputs").tolist() == [
+        [0, 0, 0, 0, 0, 1, 1]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (
+            {"seen": 5, "age": 1},
+            "inputs.3.seen: expected a date or time in ISO 8601, such as 2024-.* got something",
+        ),
+        (
+            {"seen": [], "age": 1},
+            "inputs.3.seen: expected a date or time in ISO 8601, .* or null, got an array",
+        ),
+        (
+            {"seen": "soon", "age": 1},
+            "inputs.3.seen: expected a date or time in ISO 8601, .* got another string",
+        ),
+        (
+            {"seen": None, "age": 1e39},
+            "inputs.3.age: expected a number nearer to those of the training data",
+        ),
+    ],
+)
+def test_a_wrong_cell_beside_or_among_times_is_refused_by_its_place(row, says):
+    with pytest.raises(InvalidInput) as refused:
+        from_objects([row], TIMES, "inputs", first_row=3)
+    assert re.match(says, str(refused.value))
+
+
+WRITTEN = (TimeColumn(name="day", mean=0.0, std=DAY, indicator=False, written="%d/%m/%Y"),)
+
+
+@pytest.mark.parametrize(
+    ("cell", "days"),
+    [
+        ("04/03/1970", 62.0),
+        ("1970-03-04", 62.0),
+        ("4/3/1970", 62.0),
+        (" 04/03/1970 06:00", 62.25),
+        ("04/03/1970T06:00:00", 62.25),
+        ("1970-03-04T06:00+06:00", 62.0),
+    ],
+)
+def test_a_time_may_be_written_as_the_training_data_had_it(cell, days):
+    assert from_objects([{"day": cell}], WRITTEN, "inputs").tolist() == [[days]]
+
+
+@pytest.mark.parametrize(
+    "cell", ["31/31/1970", "03.04.1970", "", "04/03/1970 25:00", "04/03/1970" + " " * 100, 5]
+)
+def test_a_time_that_is_written_otherwise_is_refused_with_an_example(cell):
+    says = r"inputs.0.day: expected a date or time in ISO 8601, such as .*, or as the training data had it, such as "
+    with pytest.raises(InvalidInput, match=says + r"'31/05/2024', or null, got "):
+        from_objects([{"day": cell}], WRITTEN, "inputs")
+
+
+def test_of_many_unknown_or_absent_columns_the_first_is_named_with_at_most_ten_that_are_known():
+    many = tuple(NumericColumn(name=f"c{i}", mean=0.0, std=1.0, indicator=False) for i in range(12))
+    row = {f"c{i}": 0.0 for i in range(12)}
+    with pytest.raises(InvalidInput) as refused:
+        from_objects([row | {"y": 1, "x": 1}], many, "inputs")
+    known = "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, ..."
+    assert str(refused.value) == f"inputs.0.x: expected no columns but {known}, got an unknown one"
+    del row["c5"], row["c3"]
+    with pytest.raises(InvalidInput, match=r"^inputs\.0\.c3: expected a value"):
+        from_objects([row], many, "inputs")
+
+
+def test_long_names_are_cut_where_they_are_refused():
+    names = [letter * 300 for letter in "ab"]
+    long = tuple(NumericColumn(name=name, mean=0.0, std=1.0, indicator=False) for name in names)
+    with pytest.raises(InvalidInput) as refused:
+        from_objects([dict.fromkeys([*names, "z" * 100], 0.0)], long, "inputs")
+    known = f"{names[0]}, {names[1]}"[:500]
+    assert (
+        str(refused.value)
+        == f"inputs.0.{'z' * 80}: expected no columns but {known}, got an unknown one"
+    )
+
+
+cells = st.none() | st.floats(-1e6, 1e6)
+rows = st.fixed_dictionaries(
+    {
+        "age": cells,
+        "income": cells,
+        "city": st.none() | st.sampled_from(["Oslo", "Rome", "Paris"]),
+        "vip": st.none() | st.booleans(),
+    }
+)
+
+
+@given(st.lists(rows, min_size=1, max_size=20))
+def test_a_row_is_encoded_the_same_whatever_stands_beside_it(objects):
+    together = from_objects(objects, COLUMNS, "inputs")
+    alone = np.concatenate([from_objects([row], COLUMNS, "inputs") for row in objects])
+    assert together.tobytes() == alone.tobytes()
+
+
+@given(rows)
+def test_arrays_of_a_table_and_objects_of_a_request_are_encoded_alike(row):
+    values = {
+        "age": np.array([np.nan if row["age"] is None else row["age"]]),
+        "income": np.array([np.nan if row["income"] is None else row["income"]]),
+        "city": [row["city"]],
+        "vip": [None if row["vip"] is None else str(row["vip"]).lower()],
+    }
+    assert np.array_equal(encode(COLUMNS, values), from_objects([row], COLUMNS, "inputs"))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("a", "a"), (True, "true"), (False, "false"), (3, "3"), (3.0, "3"), (2.5, "2.5"), (-0.0, "0")],
+)
+def test_categories_have_one_name_each(value, text):
+    assert category_text(value) == text
+
+
+def test_a_manifest_s_columns_go_with_its_shape():
+    InputSpec(shape=(9,), minimum=0, maximum=1, columns=COLUMNS)
+    with pytest.raises(ValueError, match="as many numbers as in shape"):
+        InputSpec(shape=(8,), minimum=0, maximum=1, columns=COLUMNS)
+    for shape, mode in (((8, 8), "RGB"), ((3, 8, 8), "L"), ((64,), "L"), ((1, 8, 8), "L")):
+        with pytest.raises(ValueError, match="image"):
+            InputSpec(shape=shape, minimum=0, maximum=255, image={"mode": mode})
+
+
+def test_unseen_categories_and_missing_values_are_named():
+    row = GOOD | {"income": None, "city": "Atlantis", "vip": 7}
+    assert odd_cells(row, COLUMNS) == OddCells({"city": "Atlantis", "vip": "7"}, ["income"])
+    assert odd_cells(GOOD, COLUMNS) == OddCells({}, [])
+
+
+def test_the_usual_row_is_encoded_as_others_and_unknown_without_a_value():
+    usual = {"age": 30.0, "income": 0.0, "city": "Rome", "vip": "true"}
+    known = [column.model_copy(update={"usual": usual[column.name]}) for column in COLUMNS]
+    row = usual_row(known)
+    assert row is not None
+    assert row.tolist() == ENCODED
+    assert usual_row([*known[:-1], COLUMNS[-1]]) is None
+
+
+def test_each_column_in_turn_is_as_usual():
+    usual = {"age": 0.0, "income": 0.0, "city": "Oslo", "vip": "false"}
+    known = [column.model_copy(update={"usual": usual[column.name]}) for column in COLUMNS]
+    x = from_objects([GOOD, GOOD | {"age": 50, "city": None}], COLUMNS, "inputs")
+    expected = []
+    for row in ({**GOOD}, GOOD | {"age": 50, "city": None}):
+        changes = [{}, *({name: value} for name, value in usual.items())]
+        expected.append(from_objects([row | change for change in changes], COLUMNS, "inputs"))
+    assert np.array_equal(at_once(rows_as_usual(known, x)), np.concatenate(expected))
+    with pytest.raises(ValueError, match="usual"):
+        at_once(rows_as_usual(COLUMNS, x))

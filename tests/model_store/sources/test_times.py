@@ -1,0 +1,49 @@
+"""Times as numbers: what is read, by hand, and where in a cycle a time is."""
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import numpy as np
+import pytest
+
+from model_store.sources.times import phases, seconds_of, seconds_since
+
+DAY = 24 * 60 * 60
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1970-01-01", 0.0),
+        ("1970-01-02", DAY),
+        ("1969-12-31", -DAY),
+        ("1970-01-01T00:01", 60.0),
+        ("1970-01-01 00:00:05.25", 5.25),
+        ("1970-01-01T00:00:00Z", 0.0),
+        ("1970-01-01T02:00+02:00", 0.0),
+        ("1970-01-01T02:00:01-0130", 3.5 * 3600 + 1),
+        ("2000-03-01", 11_017 * DAY),
+    ],
+)
+def test_a_time_is_the_seconds_since_1970_in_utc(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1970", "1970-01", "01.05.2024", "1970-01-01T00", "1970-02-30", "1970-W01-1"]
+)
+def test_what_is_no_time_in_iso_8601_is_refused(text):
+    with pytest.raises(ValueError):
+        seconds_of(text)
+
+
+def test_a_time_with_an_offset_is_that_of_its_offset_and_one_without_is_of_utc():
+    at_noon = datetime(1970, 1, 1, 12)
+    assert seconds_since(at_noon) == seconds_since(at_noon.replace(tzinfo=UTC)) == DAY / 2
+    assert seconds_since(at_noon.replace(tzinfo=timezone(timedelta(hours=3)))) == DAY / 2 - 3 * 3600
+
+
+@pytest.mark.parametrize(("cycle", "days"), [("day", 1), ("week", 7), ("year", 365.2425)])
+def test_a_cycle_goes_round_once_from_sine_0_and_cosine_1(cycle, days):
+    quarters = np.array([0, 1, 2, 3, 4, -1]) * days * DAY / 4
+    expected = [[0, 1], [1, 0], [0, -1], [-1, 0], [0, 1], [-1, 0]]
+    assert phases(quarters, cycle) == pytest.approx(np.array(expected), abs=1e-9)

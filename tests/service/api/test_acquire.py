@@ -1,0 +1,297 @@
+"""POST /acquire: the ranking is the scores', in whatever order the pool comes; seed and id decide
+ties."""
+
+import io
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from model_store.acquisition.choice import power_scores
+from service.engine.batching import BATCH_ROW_DRAWS
+
+BATCH = ("batchbald", "power_bald", "max_det")  # what takes rows that are the same as one
+SCORES = ("entropy", "bald", "bald_corrected", "mean_std", "variation_ratio")
+CHUNK_ROWS = BATCH_ROW_DRAWS // 10  # of 10 draws each
+
+
+def acquire(client, pool, **fields):
+    """The answer to a JSON request."""
+    answer = client.post("/acquire", json={"pool": pool, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def ranked(answer):
+    """A ranking by id, without the places in the pool."""
+    return [(row["rank"], row["id"], row["score"]) for row in answer["ranking"]]
+
+
+def test_the_answer_has_the_contract_s_fields(client, digits_rows):
+    answer = acquire(client, digits_rows[:30].tolist(), k=5, seed=7)
+    ranking = answer.pop("ranking")
+    assert answer == {
+        "model": "digits",
+        "version": "1",
+        "acquisition": "bald",
+        "num_samples": 100,
+        "seed": 7,
+        "pool_size": 30,
+        "excluded": 0,
+        "priors": None,
+        "race": None,
+        "beta": None,
+        "finalists": None,
+        "unknown_categories": {},
+    }
+    assert [row["rank"] for row in ranking] == [1, 2, 3, 4, 5]
+    for row in ranking:
+        assert set(row) == {"rank", "index", "id", "score", "control"}
+        assert row["id"] == str(row["index"])
+
+
+@pytest.mark.parametrize("acquisition", SCORES)
+def test_a_pool_is_ranked_by_the_scores_of_predict(client, digits_rows, acquisition):
+    request = {"seed": 3, "num_samples": 20}
+    answer = acquire(client, digits_rows.tolist(), acquisition=acquisition, k=359, **request)
+    predictions = client.post("/predict", json={"inputs": digits_rows.tolist(), **request}).json()[
+        "predictions"
+    ]
+    scores = [prediction[acquisition] for prediction in predictions]
+    assert [row["score"] for row in answer["ranking"]] == sorted(scores, reverse=True)
+    assert sorted(row["index"] for row in answer["ranking"]) == list(range(359))
+    assert all(row["score"] == scores[row["index"]] for row in answer["ranking"])
+
+
+def test_a_shorter_ranking_is_the_head_of_a_longer_one(client, digits_rows):
+    pool = digits_rows[:60].tolist()
+    longer = acquire(client, pool, k=60, seed=3)["ranking"]
+    for k in (1, 2, 10, 59):
+        assert acquire(client, pool, k=k, seed=3)["ranking"] == longer[:k]
+
+
+@pytest.mark.parametrize("acquisition", ["bald", *BATCH])
+@pytest.mark.parametrize("k", [3, 4, 10**9])
+def test_a_pool_no_larger_than_k_is_ranked_whole(client, digits_rows, k, acquisition):
+    ranking = acquire(client, digits_rows[:3].tolist(), k=k, acquisition=acquisition)["ranking"]
+    assert sorted(row["index"] for row in ranking) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("acquisition", BATCH)
+def test_rows_that_are_the_same_are_taken_once_while_others_are_left(
+    client, digits_rows, acquisition
+):
+    pool = np.concatenate([digits_rows[:30], np.tile(digits_rows[:10], (5, 1))])
+    groups = [*range(30), *(i % 10 for i in range(50))]
+    ranking = acquire(client, pool.tolist(), acquisition=acquisition, k=80, seed=1, num_samples=10)[
+        "ranking"
+    ]
+    assert sorted(row["index"] for row in ranking) == list(range(80))
+    assert sorted(groups[row["index"]] for row in ranking[:30]) == list(range(30))
+
+
+def test_more_rows_than_a_joint_choice_can_be_of_are_refused(client, digits_rows):
+    request = {"pool": np.tile(digits_rows, (3, 1))[:1001].tolist(), "num_samples": 2, "k": 1001}
+    assert len(acquire(client, **request)["ranking"]) == 1001
+    refused = client.post("/acquire", json={**request, "acquisition": "batchbald"})
+    assert refused.status_code == 422
+    expected = "k: expected at most 1000 rows of this pool for batchbald with 2 draws, got 1001"
+    assert refused.json()["detail"] == expected
+
+
+@pytest.mark.parametrize("acquisition", ["bald", "entropy", "mean_std", "variation_ratio"])
+def test_a_race_returns_what_all_draws_of_all_rows_do(client, digits_rows, acquisition):
+    request = {"acquisition": acquisition, "k": 5, "seed": 3, "num_samples": 100}
+    expected = acquire(client, digits_rows.tolist(), **request)
+    raced = acquire(client, digits_rows.tolist(), race=0.01, **request)
+    assert raced["ranking"] == expected["ranking"]
+    assert 5 <= raced["finalists"] < 359
+    assert (expected["finalists"], expected["race"], raced["race"]) == (None, None, 0.01)
+
+
+def test_a_race_of_a_fresh_seed_is_replayed_by_the_seed_stated(client, digits_rows):
+    request = {"pool": digits_rows[:80].tolist(), "k": 7, "num_samples": 50, "race": 0.1}
+    fresh = client.post("/acquire", json=request)
+    assert (
+        client.post("/acquire", json={**request, "seed": fresh.json()["seed"]}).content
+        == fresh.content
+    )
+
+
+def test_rows_of_few_draws_run_no_race_and_other_acquisitions_have_none(client, digits_rows):
+    request = {"pool": digits_rows[:20].tolist(), "seed": 1, "num_samples": 39}
+    answer = client.post("/acquire", json={**request, "race": 0.01}).json()
+    assert answer["finalists"] is None
+    assert answer["ranking"] == client.post("/acquire", json=request).json()["ranking"]
+    for name in ("random", "batchbald", "power_bald", "max_det", "bald_corrected"):
+        refused = client.post("/acquire", json={**request, "race": 0.01, "acquisition": name})
+        assert refused.status_code == 422
+        assert refused.json()["detail"].startswith(
+            "race: expected one of the acquisitions ['entropy', 'bald'"
+        )
+    for probability, status in (
+        (1.0, 422),
+        (0.0, 422),
+        (1e-7, 422),
+        (1e-6, 200),
+        (0.9999999999999999, 200),
+    ):
+        asked = {**request, "race": probability, "num_samples": 50}
+        assert client.post("/acquire", json=asked).status_code == status
+
+
+def test_power_bald_takes_rows_by_chance_and_more_often_those_of_more_bald(client, digits_rows):
+    """Of Gumbel noise on log BALD: the first is a row with the probability of its share of
+    BALD^beta."""
+    pool, ids = digits_rows[:60].tolist(), [str(i) for i in range(60)]
+    bald = {row["id"]: row["score"] for row in acquire(client, pool, seed=1, k=60)["ranking"]}
+    balds = np.array([bald[name] for name in ids])
+    for beta in (0.25, 1.0, 4.0):
+        first = np.argmax([power_scores(balds, ids, seed, beta) for seed in range(2000)], axis=1)
+        share = balds**beta / (balds**beta).sum()
+        assert (
+            np.abs(np.bincount(first, minlength=60) / 2000 - share).max() < 0.05
+        )  # four standard errors
+        asked = {} if beta == 1.0 else {"beta": beta}
+        answer = acquire(client, pool, acquisition="power_bald", seed=1, k=60, **asked)
+        ranking = answer["ranking"]
+        expected = power_scores(
+            np.array([bald[row["id"]] for row in ranking]), [r["id"] for r in ranking], 1, beta
+        )
+        assert [row["score"] for row in ranking] == pytest.approx(expected.tolist(), abs=1e-9)
+        assert all(a["score"] >= b["score"] for a, b in pairwise(ranking))
+        assert answer["beta"] == beta
+    alone = acquire(client, pool, acquisition="power_bald", seed=1, k=60, beta=1e6)["ranking"]
+    assert [row["id"] for row in alone] == [
+        row["id"] for row in acquire(client, pool, seed=1, k=60)["ranking"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"beta": 0.0, "acquisition": "power_bald"}, "beta: "),
+        ({"beta": 1e7, "acquisition": "power_bald"}, "beta: "),
+        ({"beta": "2", "acquisition": "power_bald"}, "beta: "),
+        ({"beta": 2.0}, "beta: expected the acquisition power_bald beside it, got 'bald'"),
+    ],
+)
+def test_beta_is_of_power_bald_alone(client, digits_rows, asked, expected):
+    refused = client.post("/acquire", json={"pool": digits_rows[:5].tolist(), **asked})
+    assert refused.status_code == 422
+    assert refused.json()["detail"].startswith(expected)
+
+
+@pytest.mark.parametrize("acquisition", [*SCORES, *BATCH, "random"])
+def test_permuting_the_pool_permutes_the_ranking(client, digits_rows, acquisition):
+    # Each row is there four times, so ties stand at every place where the ranking may be cut.
+    pool = np.tile(digits_rows[:40], (4, 1))
+    ids = [f"row {i}" for i in range(160)]
+    request = {"acquisition": acquisition, "seed": 5, "num_samples": 10, "k": 50}
+    expected = acquire(client, pool.tolist(), ids=ids, **request)
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        order = rng.permutation(160)
+        permuted = acquire(client, pool[order].tolist(), ids=[ids[i] for i in order], **request)
+        assert ranked(permuted) == ranked(expected)
+        assert [order[row["index"]] for row in permuted["ranking"]] == [
+            row["index"] for row in expected["ranking"]
+        ]
+
+
+def test_ties_are_decided_by_seed(client, digits_rows):
+    pool = np.tile(digits_rows[:1], (50, 1)).tolist()
+    orders = [
+        [row["id"] for row in acquire(client, pool, k=50, seed=seed)["ranking"]]
+        for seed in (1, 1, 2)
+    ]
+    assert orders[0] == orders[1]
+    assert orders[0] != orders[2]  # by chance equal once in 50!
+    assert orders[0] != sorted(orders[0], key=int)
+
+
+def test_random_is_replayed_by_its_seed_and_another_for_another(client, digits_rows):
+    pool = digits_rows[:60].tolist()
+    rankings = [
+        acquire(client, pool, acquisition="random", k=60, seed=s)["ranking"] for s in (1, 1, 2)
+    ]
+    assert rankings[0] == rankings[1]
+    assert [row["id"] for row in rankings[0]] != [row["id"] for row in rankings[2]]
+    assert all(0 <= row["score"] < 1 for row in rankings[0])
+    assert all(a["score"] >= b["score"] for a, b in pairwise(rankings[0]))
+
+
+def test_random_does_not_look_at_the_rows(client, digits_rows):
+    request = {"acquisition": "random", "seed": 1, "k": 20}
+    one, other = digits_rows[:20].tolist(), digits_rows[20:40].tolist()
+    assert (
+        acquire(client, one, **request)["ranking"] == acquire(client, other, **request)["ranking"]
+    )
+
+
+@pytest.mark.parametrize("acquisition", ["bald", *BATCH])
+def test_the_seed_of_an_unseeded_ranking_replays_it(client, digits_rows, acquisition):
+    request = {
+        "pool": digits_rows[:40].tolist(),
+        "k": 7,
+        "num_samples": 20,
+        "acquisition": acquisition,
+    }
+    fresh = client.post("/acquire", json=request)
+    assert (
+        client.post("/acquire", json={**request, "seed": fresh.json()["seed"]}).content
+        == fresh.content
+    )
+
+
+@pytest.mark.parametrize("acquisition", SCORES)
+def test_a_pool_of_several_chunks_is_scored_as_its_parts_are(client, digits_rows, acquisition):
+    rng = np.random.default_rng(0)
+    pool = np.clip(np.tile(digits_rows, (4, 1)) + rng.integers(-2, 3, (1436, 64)), 0, 16)[
+        : 2 * CHUNK_ROWS + 1
+    ]
+    request = {"acquisition": acquisition, "seed": 2, "num_samples": 10, "k": 2 * CHUNK_ROWS + 1}
+    whole = {
+        row["index"]: row["score"] for row in acquire(client, pool.tolist(), **request)["ranking"]
+    }
+    assert len(whole) == len(pool)
+    for start in range(0, len(pool), 300):  # not the chunks that the service itself takes
+        part = acquire(client, pool[start : start + 300].tolist(), **request)["ranking"]
+        assert {start + row["index"]: row["score"] for row in part}.items() <= whole.items()
+
+
+def test_an_npy_pool_is_ranked_as_a_json_pool_is(client, digits_rows):
+    query = {"k": 5, "seed": 7, "acquisition": "entropy", "num_samples": 20}
+    file = io.BytesIO()
+    np.save(file, digits_rows[:30], allow_pickle=False)
+    headers = {"Content-Type": "application/x-npy"}
+    answer = client.post("/acquire", params=query, content=file.getvalue(), headers=headers)
+    assert (
+        answer.content
+        == client.post("/acquire", json={"pool": digits_rows[:30].tolist(), **query}).content
+    )
+
+
+@pytest.mark.parametrize(
+    ("ids", "field", "complaint"),
+    [
+        (["a", "b", "a"], "ids", "some that are the same"),
+        (["a", "b"], "ids", "one for each of the 3 pool rows, got 2"),
+        ([], "ids", "one for each of the 3 pool rows, got 0"),
+        (["a", "b", 3], "ids.2", "a valid string, got 3"),
+        (["a", None, "c"], "ids.1", "a valid string, got null"),
+        ("abc", "ids", "a valid list, got a string of 3 characters"),
+    ],
+)
+def test_bad_ids_are_refused(client, digits_rows, ids, field, complaint):
+    answer = client.post("/acquire", json={"pool": digits_rows[:3].tolist(), "ids": ids})
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith(f"{field}: expected ")
+    assert complaint in answer.json()["detail"]
+
+
+def test_ids_may_be_any_text(client, digits_rows):
+    ids = ["", "\x00", "é 𝄞", "x" * 10_000]
+    answer = acquire(client, digits_rows[:4].tolist(), ids=ids)
+    assert sorted(row["id"] for row in answer["ranking"]) == sorted(ids)
+    assert all(row["id"] == ids[row["index"]] for row in answer["ranking"])

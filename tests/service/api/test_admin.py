@@ -1,0 +1,105 @@
+"""Administration: there only with a key, and what it does."""
+
+import httpx
+import pytest
+
+from tests.support.serving import metric
+from tests.support.stores import publish_again
+
+ADMIN = "the-key-of-the-administrator"
+ROW = [0.0] * 64
+UNLOAD = "/admin/models/{}/versions/{}/unload"
+LATER = {"DUBITO_POLL_INTERVAL_S": "86400", "DUBITO_ADMIN_KEY": ADMIN}
+
+
+@pytest.fixture
+def administrator(serve, own_store):
+    """An administrator's client of a service that looks at the store only when told to."""
+    with (
+        serve(own_store.root, **LATER) as (url, _),
+        httpx.Client(base_url=url, timeout=60, headers={"X-API-Key": ADMIN}) as client,
+    ):
+        yield client
+
+
+def version_of(client, version="latest"):
+    """The version that answers."""
+    return client.post("/predict", json={"inputs": [ROW], "version": version}).json()["version"]
+
+
+def test_without_its_key_there_is_no_administration(client):
+    for path in ("/admin/refresh", UNLOAD.format("digits", 1), "/admin/nothing"):
+        assert client.post(path).status_code == 404
+        assert client.post(path, headers={"X-API-Key": ADMIN}).status_code == 404
+    assert not any("/admin" in path for path in client.get("/openapi.json").json()["paths"])
+
+
+def test_a_refresh_serves_what_is_published_moved_and_mended_at_once(
+    administrator, own_store, digits_store
+):
+    assert publish_again(own_store, digits_store) == "2"
+    assert version_of(administrator) == "1"
+    expected = {"models": {"digits": {"serving": "2", "broken": {}}}}
+    assert administrator.post("/admin/refresh").json() == expected
+    assert version_of(administrator) == "2"
+    own_store.set_alias("digits", "latest", "1")
+    assert administrator.post("/admin/refresh").json()["models"]["digits"]["serving"] == "1"
+    assert version_of(administrator) == "1"
+
+    publish_again(own_store, digits_store)
+    graph = own_store.root / "digits" / "3" / "network.onnx"
+    whole = graph.read_bytes()
+    graph.write_bytes(whole[:-1])
+    answer = administrator.post("/admin/refresh").json()["models"]["digits"]
+    assert answer["serving"] == "1"
+    assert "network.onnx" in answer["broken"]["3"]
+    graph.write_bytes(whole)
+    assert administrator.post("/admin/refresh").json() == {
+        "models": {"digits": {"serving": "3", "broken": {}}}
+    }
+
+
+def test_a_version_is_unloaded_and_loaded_again_by_the_next_request(
+    administrator, own_store, digits_store
+):
+    publish_again(own_store, digits_store)
+    administrator.post("/admin/refresh")
+    assert version_of(administrator, "1") == "1"
+    in_memory = {"model": "digits", "version": "1"}
+    assert metric(administrator.get("/metrics").text, "dubito_loaded_version", **in_memory) == 1
+    path = UNLOAD.format("digits", "1")
+    assert administrator.post(path).json() == {"model": "digits", "version": "1", "unloaded": True}
+    assert metric(administrator.get("/metrics").text, "dubito_loaded_version", **in_memory) == 0
+    assert administrator.post(path).json() == {"model": "digits", "version": "1", "unloaded": False}
+    assert version_of(administrator, "1") == "1"
+
+
+@pytest.mark.parametrize("version", ["1", "latest"])
+def test_what_latest_serves_is_not_unloaded(administrator, version):
+    answer = administrator.post(UNLOAD.format("digits", version))
+    assert answer.status_code == 409
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "version: expected one that latest does not serve" in answer.json()["detail"]
+    assert version_of(administrator) == "1"
+
+
+def test_what_is_not_there_is_not_found(administrator):
+    for name, version in (
+        ("digits", "2"),
+        ("nothing", "1"),
+        ("digits", "%2e%2e"),
+        ("x" * 300, "1"),
+    ):
+        answer = administrator.post(UNLOAD.format(name, version))
+        assert answer.status_code == 404
+        assert name == "digits" or name not in answer.json()["detail"]
+
+
+def test_administration_is_in_the_openapi_document(administrator):
+    paths = administrator.get("/openapi.json").json()["paths"]
+    for path in ("/admin/refresh", "/admin/models/{name}/versions/{version}/unload"):
+        operation = paths[path]["post"]
+        assert operation["description"]
+        assert operation["security"]
+        assert "401" in operation["responses"]
+    assert "security" not in paths["/predict"]["post"]  # there are no keys of the API

@@ -1,0 +1,191 @@
+"""Models that are calibrated by class or by group, over HTTP: what rows are judged by, and how
+groups are said."""
+
+import io
+
+import httpx
+import numpy as np
+import pytest
+
+from model_store.artifacts.manifest import Description
+from model_store.artifacts.store import ModelStore
+from model_store.inference.model import Model
+from service.engine.decision import DecisionOptions, decide
+from tests.support import tiny
+from tests.support.serving import serving
+
+KINDS = ("class", "group")
+GROUPS = ["red", "blue", "green", "red", "violet", "blue"]
+X = tiny.rows(np.random.default_rng(8), len(GROUPS))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """The models by kind, as published, and a client of a service of them and of one without
+    categories."""
+    store = ModelStore(tmp_path_factory.mktemp("categories") / "models")
+    for kind in KINDS:
+        tiny.publish(store, kind, kind=kind)
+    tiny.publish(store, "plain")
+    store.publish("old", older_description(), tiny.files())
+    models = {kind: Model.load(store.open(kind, "1"), threads=1) for kind in KINDS}
+    with serving(store.root) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        yield models, client
+
+
+def older_description():
+    """What versions said of themselves before there were categories and other tails."""
+    content = tiny.description().model_dump(mode="json", exclude={"categories", "too_few_rows"})
+    del content["detectors"]["tail"]
+    return Description.model_validate(content)
+
+
+def predict(client, model, **fields):
+    return client.post("/predict", json={"model": model, "inputs": X.tolist(), "seed": 7, **fields})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("settle", [None, 0.3])
+def test_rows_are_judged_within_their_categories(served, kind, settle):
+    models, client = served
+    model = models[kind]
+    given = {"groups": GROUPS} if kind == "group" else {}
+    answer = predict(client, kind, fpr=0.1, coverage=0.8, settle=settle, **given)
+    assert answer.status_code == 200, answer.text
+    spec = model.manifest.categories
+    tables = model.calibration.rank_tables(tiny.DRAWS)
+    for n, row in enumerate(answer.json()["predictions"]):
+        name = row["label"] if kind == "class" else GROUPS[n] if GROUPS[n] in spec.names else None
+        rows = min(spec.judged_rows) if name is None else spec.judged_rows[spec.names.index(name)]
+        assert row["category"] == {"name": name, "rows": rows}
+        assert row["flag"] == (row["p_value"] <= 0.1)
+        if settle is None and name is not None:
+            table = tables.by_category[spec.names.index(name)]
+            ranks = row["p_value"] * (len(table.statistic) + 1)
+            assert ranks == pytest.approx(round(ranks))
+        if settle is None and kind == "class":
+            mass = 1.0
+            for c in np.argsort(
+                row["probabilities"]
+            ).tolist():  # of the classes more probable than c
+                mass -= row["probabilities"][c]
+                q = np.sort(tables.by_category[c].nonconformity)
+                rank = int(np.ceil((len(q) + 1) * 0.8 - 1e-9))
+                inside = rank > len(q) or max(mass, 0.0) <= q[rank - 1] + 1e-9
+                assert (spec.names[c] in row["prediction_set"]) == inside
+
+
+def test_an_unknown_group_is_judged_as_one_that_is_not_said(served):
+    _, client = served
+    with_groups = predict(client, "group", groups=GROUPS, risk=0.97).json()["predictions"]
+    without = predict(client, "group", risk=0.97).json()["predictions"]
+    assert without[4] == with_groups[4]
+    assert without[4]["abstain"] is True
+    each = [
+        predict(client, "group", groups=[name] * len(GROUPS)).json()["predictions"]
+        for name in tiny.GROUPS
+    ]
+    for n, row in enumerate(without):
+        assert row["p_value"] == max(of_group[n]["p_value"] for of_group in each)
+        union = set().union(*(of_group[n]["prediction_set"] for of_group in each))
+        assert set(row["prediction_set"]) == union
+        if GROUPS[n] != "violet":
+            of_own = each[tiny.GROUPS.index(GROUPS[n])][n]
+            assert with_groups[n]["p_value"] == of_own["p_value"]
+            assert with_groups[n]["prediction_set"] == of_own["prediction_set"]
+
+
+def test_an_answer_is_what_is_decided_of_the_models_own_prediction(served):
+    models, client = served
+    model = models["group"]
+    numbers = np.array(
+        [model.manifest.categories.names.index(g) if g != "violet" else -1 for g in GROUPS]
+    )
+    prediction = model.predict(X, model.runtime.draw(7, 0, tiny.DRAWS)).of_groups(numbers)
+    decided = decide(prediction, DecisionOptions(0.2, None, 0.7, None, None))
+    packed = client.post(
+        "/predict",
+        json={
+            "model": "group",
+            "inputs": X.tolist(),
+            "seed": 7,
+            "groups": GROUPS,
+            "fpr": 0.2,
+            "coverage": 0.7,
+        },
+        headers={"Accept": "application/x-npz"},
+    )
+    arrays = np.load(io.BytesIO(packed.content), allow_pickle=False)
+    assert arrays["p_value"].tolist() == decided.p_values.p_value.tolist()
+    assert arrays["flag"].tolist() == decided.flag.tolist()
+    assert arrays["prediction_set"].tolist() == decided.prediction_set.tolist()
+    assert arrays["category"].tolist() == ["red", "blue", "green", "red", "", "blue"]
+
+
+def test_groups_may_come_in_the_query_beside_an_array(served):
+    _, client = served
+    body = io.BytesIO()
+    np.save(body, X, allow_pickle=False)
+    query = {"model": "group", "seed": 7, "groups": GROUPS}
+    headers = {"Content-Type": "application/x-npy"}
+    answer = client.post("/predict", params=query, content=body.getvalue(), headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == predict(client, "group", groups=GROUPS).json()
+
+
+@pytest.mark.parametrize(
+    ("model", "groups", "says"),
+    [
+        ("group", ["red"], "groups: expected one for each of the 6 rows, got 1"),
+        (
+            "class",
+            GROUPS,
+            "groups: expected none, since class is not calibrated by group, got some",
+        ),
+        (
+            "plain",
+            GROUPS,
+            "groups: expected none, since plain is not calibrated by group, got some",
+        ),
+        ("group", [1] * 6, "groups.0"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(served, model, groups, says):
+    _, client = served
+    refused = predict(client, model, groups=groups)
+    assert refused.status_code == 422
+    assert refused.json()["detail"].startswith(says)
+
+
+def test_a_model_without_categories_says_so(served):
+    _, client = served
+    assert {row["category"] for row in predict(client, "plain").json()["predictions"]} == {None}
+    listed = {model["name"]: model for model in client.get("/models").json()["models"]}
+    assert listed["plain"]["categories"] is None
+    assert listed["group"]["categories"]["names"] == list(tiny.GROUPS)
+    assert listed["group"]["too_few_rows"] is None
+
+
+def test_versions_of_before_are_served_and_judged_by_their_own_tails(served, tmp_path):
+    _, client = served
+    answer = predict(client, "old")
+    assert answer.status_code == 200, answer.text
+    assert {row["category"] for row in answer.json()["predictions"]} == {None}
+    store = ModelStore(tmp_path / "models")
+    store.publish("old", older_description(), tiny.files())
+    tails = [
+        d.surprisal.above
+        for d in Model.load(store.open("old", "1")).calibration.detectors(20).values()
+    ]
+    assert all(np.isinf(tail.excesses) for tail in tails)
+
+
+def test_rates_that_no_category_bears_are_refused_and_those_that_some_bear_are_not(served):
+    models, client = served
+    spec = models["class"].manifest.categories
+    smallest, largest = 1 / (max(spec.judged_rows) + 1), 1 / (min(spec.judged_rows) + 1)
+    refused = predict(client, "class", fpr=smallest * 0.9)
+    assert refused.status_code == 422
+    assert refused.json()["detail"].startswith("fpr: expected at least")
+    assert smallest < largest
+    assert predict(client, "class", fpr=(smallest + largest) / 2).status_code == 200

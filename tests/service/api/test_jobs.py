@@ -1,0 +1,470 @@
+"""Jobs over HTTP: the answers of /acquire and /predict, progress, cancelling, restarts, and what is
+refused."""
+
+import io
+import json
+import os
+import signal
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.serving import metric, serving, wait_until
+
+K = 20
+IDS = [f"row {i}" for i in range(359)]
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory, digits_rows):
+    """Files of the digits' rows, and one that takes long."""
+    folder = tmp_path_factory.mktemp("pools")
+    np.savez(folder / "rows.npz", x=digits_rows, ids=np.array(IDS))
+    again = np.concatenate([digits_rows[:40], digits_rows[:40]])  # copies
+    np.save(folder / "copies.npy", again)
+    np.save(folder / "long.npy", np.tile(digits_rows, (300, 1)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def service(digits_store, pools, tmp_path_factory):
+    """A client of a service with pools."""
+    state = str(tmp_path_factory.mktemp("state") / "made" / "later")
+    settings = {
+        "DUBITO_POOLS": str(pools),
+        "DUBITO_STATE": state,
+        "DUBITO_THREADS": "1",
+        "DUBITO_MAX_SAMPLES": "4000",
+    }
+    with (
+        serving(digits_store, **settings) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        yield client
+
+
+def asked(client, path, body=None, **kwargs):
+    """A job that was accepted."""
+    answer = (
+        client.post(path, json=body, **kwargs) if body is not None else client.post(path, **kwargs)
+    )
+    assert answer.status_code == 202, answer.text
+    job = answer.json()
+    assert answer.headers["location"] == f"/jobs/{job['id']}"
+    return job
+
+
+def over(client, job, seconds=60):
+    """A job when it is over."""
+    wait_until(
+        lambda: client.get(f"/jobs/{job['id']}").json()["state"] not in ("queued", "running"),
+        seconds,
+    )
+    return client.get(f"/jobs/{job['id']}").json()
+
+
+def rows_kept(client):
+    """What the metrics say: rows kept for labels, and those of them that were set aside."""
+    page, of_model = client.get("/metrics").text, {"model": "digits", "version": "1"}
+    return tuple(
+        metric(page, f"dubito_{kind}_rows_total", **of_model) for kind in ("acquired", "control")
+    )
+
+
+def result(client, job):
+    job = over(client, job)
+    assert job["state"] == "done", job
+    assert job["progress"] == 1.0
+    return client.get(job["result"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"acquisition": "bald"},
+        {"acquisition": "random"},
+        {"acquisition": "power_bald", "beta": 4.0},
+        {"acquisition": "batchbald", "num_samples": 10, "k": 4},
+        {"acquisition": "bald", "race": 0.05},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_a_job_ranks_as_acquire_does(service, digits_rows, options):
+    options = {"seed": 5, "k": K, **options}
+    job = asked(service, "/acquire/jobs", {"pool_file": "rows.npz", **options})
+    at_once = service.post(
+        "/acquire", json={"pool": digits_rows.tolist(), "ids": IDS, **options}
+    ).json()
+    assert result(service, job).json() == at_once
+
+
+def test_copies_are_taken_once_as_acquire_does(service, pools):
+    options = {"seed": 5, "k": 30, "acquisition": "max_det", "num_samples": 20}
+    job = asked(service, "/acquire/jobs", {"pool_file": "copies.npy", **options})
+    at_once = service.post(
+        "/acquire", json={"pool": np.load(pools / "copies.npy").tolist(), **options}
+    ).json()
+    assert result(service, job).json()["ranking"] == at_once["ranking"]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"fdr": 0.1}, {"settle": 0.05}], ids=["fpr", "fdr", "settle"]
+)
+def test_a_job_predicts_as_predict_does(service, digits_rows, options):
+    options = {"seed": 5, **options}
+    job = asked(service, "/predict/jobs", {"inputs_file": "rows.npz", **options})
+    rows = service.post(
+        "/predict",
+        json={"inputs": digits_rows.tolist(), **options},
+        headers={"Accept": "application/x-npz"},
+    )
+    expected = np.load(io.BytesIO(rows.content))
+    found = np.load(io.BytesIO(result(service, job).content))
+    assert set(found.files) == {*expected.files, "ids"}
+    assert found["ids"].tolist() == IDS
+    assert all(np.array_equal(found[name], expected[name]) for name in expected.files)
+
+
+def test_a_table_of_predictions_has_a_column_for_each_number(service, digits_rows):
+    inline = {"inputs": digits_rows[:50].tolist(), "ids": IDS[:50], "seed": 5, "format": "parquet"}
+    answer = result(service, asked(service, "/predict/jobs", inline))
+    assert answer.headers["content-type"] == "application/vnd.apache.parquet"
+    table = pq.read_table(io.BytesIO(answer.content))
+    rows = service.post("/predict", json={"inputs": digits_rows[:50].tolist(), "seed": 5}).json()[
+        "predictions"
+    ]
+    assert table["id"].to_pylist() == IDS[:50]
+    assert table["label"].to_pylist() == [row["label"] for row in rows]
+    assert table["bald"].to_pylist() == [row["bald"] for row in rows]
+    assert table["probabilities.3"].to_pylist() == [row["probabilities"][3] for row in rows]
+    sets = [
+        {str(c) for c in range(10) if table[f"prediction_set.{c}"][i].as_py()} for i in range(50)
+    ]
+    assert sets == [set(row["prediction_set"]) for row in rows]
+    assert table.schema.metadata[b"dubito.seed"] == b"5"
+
+
+def test_a_file_comes_as_the_body_with_the_rest_in_the_query(service, pools, digits_rows):
+    content = (pools / "rows.npz").read_bytes()
+    headers = {"Content-Type": "application/x-npz"}
+    job = asked(service, "/acquire/jobs?k=3&seed=5", content=content, headers=headers)
+    at_once = service.post(
+        "/acquire", json={"pool": digits_rows.tolist(), "ids": IDS, "k": 3, "seed": 5}
+    ).json()
+    assert result(service, job).json()["ranking"] == at_once["ranking"]
+    assert job["read_as"] == "the array x"
+    wait_until(lambda: "dubito_jobs_running 0.0" in service.get("/metrics").text)
+    assert 'dubito_jobs_total{kind="acquire",state="done"}' in service.get("/metrics").text
+
+
+@pytest.mark.parametrize("ending", ["npz", "parquet"])
+def test_acquire_takes_files_too(service, pools, digits_rows, ending):
+    media_type = {"npz": "application/x-npz", "parquet": "application/vnd.apache.parquet"}[ending]
+    path = pools / f"body.{ending}"
+    if ending == "npz":
+        np.savez_compressed(path, pool=digits_rows, ids=np.array(IDS))
+    else:
+        pq.write_table(pa.table({"id": IDS, "features": list(digits_rows)}), path)
+    expected = service.post(
+        "/acquire", json={"pool": digits_rows.tolist(), "ids": IDS, "k": 4, "seed": 2}
+    ).json()
+    headers = {"Content-Type": media_type}
+    body = service.post("/acquire?k=4&seed=2", content=path.read_bytes(), headers=headers)
+    named = service.post("/acquire", json={"pool_file": path.name, "k": 4, "seed": 2})
+    assert body.json() == named.json() == expected
+    wrong = service.post("/acquire", content=b"rubbish", headers=headers)
+    assert (
+        wrong.status_code,
+        f"pool: expected a whole {ending} file" in wrong.json()["detail"],
+    ) == (422, True)
+    long = service.post("/acquire", json={"pool_file": "long.npy"})
+    assert long.status_code == 413
+    assert "got 107700 (/acquire/jobs takes more)" in long.json()["detail"]
+
+
+def test_progress_comes_as_events_and_a_job_is_cancelled_then_deleted(service):
+    job = asked(service, "/acquire/jobs", {"pool_file": "long.npy", "num_samples": 1000})
+    events = []
+    with service.stream("GET", f"/jobs/{job['id']}/events") as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        for line in stream.iter_lines():
+            if line.startswith("data: "):
+                events.append(json.loads(line[6:]))
+                if events[-1]["progress"] > 0 and events[-1]["state"] == "running":
+                    assert events[-1]["seconds_left"] > 0
+                    early = service.get(f"/jobs/{job['id']}/result")
+                    assert early.status_code == 409
+                    assert "got one that is running" in early.json()["detail"]
+                    assert service.delete(f"/jobs/{job['id']}").status_code == 409
+                    assert service.post(f"/jobs/{job['id']}/cancel").status_code == 200
+    assert events[-1]["state"] == "cancelled"
+    assert [event["progress"] for event in events] == sorted(event["progress"] for event in events)
+    assert job["id"] in [found["id"] for found in service.get("/jobs").json()["jobs"]]
+    assert service.delete(f"/jobs/{job['id']}").status_code == 200
+    assert service.get(f"/jobs/{job['id']}").status_code == 404
+
+
+def test_events_end_where_the_job_is_deleted(digits_store, pools, tmp_path):
+    settings = {
+        "DUBITO_POOLS": str(pools),
+        "DUBITO_STATE": str(tmp_path),
+        "DUBITO_JOBS_AT_ONCE": "0",
+    }
+    with (
+        serving(digits_store, **settings) as (url, _),
+        httpx.Client(base_url=url, timeout=10) as client,
+    ):
+        job = asked(client, "/acquire/jobs", {"pool_file": "rows.npz"})
+        with client.stream("GET", f"/jobs/{job['id']}/events") as stream:
+            lines = stream.iter_lines()
+            assert next(lines) == "event: queued"
+            with httpx.Client(base_url=url) as other:
+                assert other.post(f"/jobs/{job['id']}/cancel").json()["state"] == "cancelled"
+                assert other.delete(f"/jobs/{job['id']}").status_code == 200
+            assert [line for line in lines if line.startswith("event: ")] in (
+                [],
+                ["event: cancelled"],
+            )
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({}, 422, "pool: expected at least one row, got none"),
+        (
+            {"pool_file": "rows.npz", "pool": [[0] * 64]},
+            422,
+            "pool_file: expected none beside pool, got both",
+        ),
+        ({"pool_file": "../rows.npz"}, 422, "a path that leads out of it"),
+        ({"pool_file": "no.npz"}, 422, "one that is not there"),
+        ({"pool_file": "rows.npz", "k": 0}, 422, "k: expected"),
+        (
+            {"pool_file": "rows.npz", "ids": ["a"]},
+            422,
+            "ids: expected one for each of the 359 pool rows, got 1",
+        ),
+        ({"pool_file": "rows.npz", "acquisition": "std"}, 422, "acquisition: expected"),
+        (
+            {"pool_file": "rows.npz", "deadline_s": 5},
+            422,
+            "deadline_s: expected none of a job, got one",
+        ),
+        ({"pool_file": "rows.npz", "model": "no"}, 404, "model: expected one of"),
+        ({"pool": [[0] * 63]}, 422, "pool.0: expected an array of 64"),
+    ],
+    ids=range(10),
+)
+def test_what_cannot_be_a_job_is_refused_at_once_and_leaves_nothing(service, body, status, words):
+    before = service.get("/jobs").json()
+    answer = service.post("/acquire/jobs", json=body)
+    assert (answer.status_code, words in answer.json()["detail"]) == (status, True), answer.text
+    assert service.get("/jobs").json() == before
+
+
+def test_a_broken_file_and_one_of_another_width_are_refused(service):
+    for content, words in (
+        (b"rubbish", "a whole npz file"),
+        (_npz(np.zeros((3, 63))), "or (N, 64), got shape (3, 63)"),
+    ):
+        answer = service.post(
+            "/acquire/jobs", content=content, headers={"Content-Type": "application/x-npz"}
+        )
+        assert answer.status_code == 422
+        assert words in answer.json()["detail"]
+
+
+def test_a_row_that_cannot_be_computed_fails_the_job_and_is_named(service, pools, digits_rows):
+    rows = np.concatenate([digits_rows, digits_rows])
+    rows[500, 3] = np.nan
+    np.savez(pools / "odd.npz", x=rows, ids=np.array([f"row {i}" for i in range(len(rows))]))
+    job = over(service, asked(service, "/predict/jobs", {"inputs_file": "odd.npz"}))
+    assert job["state"] == "failed"
+    assert job["error"].startswith("inputs_file.500.3: expected a finite number")
+    assert job["error"].endswith("(id 'row 500')")
+    assert "failed: inputs_file.500.3" in service.get(f"/jobs/{job['id']}/result").json()["detail"]
+
+
+def test_a_file_that_changed_since_fails_the_job(service, pools, digits_rows):
+    np.save(pools / "changing.npy", digits_rows)
+    blocking = asked(service, "/acquire/jobs", {"pool_file": "long.npy", "num_samples": 1000})
+    job = asked(service, "/acquire/jobs", {"pool_file": "changing.npy"})
+    np.save(pools / "changing.npy", digits_rows[:9])
+    service.post(f"/jobs/{blocking['id']}/cancel")
+    assert "the file as it was when the job was asked for" in over(service, job)["error"]
+
+
+def _npz(array):
+    file = io.BytesIO()
+    np.savez(file, x=array)
+    return file.getvalue()
+
+
+def job_processes(state):
+    """Processes that run a job of a state folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            is_job = b"service.batch.run" in (process / "cmdline").read_bytes()
+            if is_job and any(
+                str(handle.readlink()).startswith(str(state))
+                for handle in (process / "fd").iterdir()
+            ):
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("who", ["the job's process", "the service", "the service, in order"])
+def test_a_job_goes_on_after_its_process_or_the_service_ended(
+    digits_store, pools, digits_rows, tmp_path, who
+):
+    settings = {
+        "DUBITO_POOLS": str(pools),
+        "DUBITO_STATE": str(tmp_path / "state"),
+        "DUBITO_THREADS": "1",
+    }
+    asks = {"pool_file": "long.npy", "k": 5, "seed": 1, "num_samples": 100}
+    with (
+        serving(digits_store, **settings) as (url, process),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        job = asked(client, "/acquire/jobs", asks)
+        wait_until(lambda: client.get(f"/jobs/{job['id']}").json()["progress"] > 0)
+        if who == "the job's process":
+            (number,) = job_processes(tmp_path / "state")
+            os.kill(number, signal.SIGKILL)
+            assert over(client, job, 120)["state"] == "done"
+        elif who == "the service":
+            process.kill()
+    with (
+        serving(digits_store, **settings) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        kept = client.get(f"/jobs/{job['id']}").json()
+        assert kept["progress"] > 0
+        found = over(client, job, 120)
+        assert found["state"] == "done", found
+        ranking = client.get(found["result"]).json()["ranking"]
+        best = client.post(
+            "/acquire", json={"pool": digits_rows.tolist(), "k": 1, "seed": 1, "num_samples": 100}
+        ).json()
+        assert [row["score"] for row in ranking] == [
+            best["ranking"][0]["score"]
+        ] * 5  # the pool has it 300 times
+        assert len({row["index"] % 359 for row in ranking}) == 1
+    wait_until(lambda: not job_processes(tmp_path / "state"))
+
+
+def test_a_service_that_runs_no_jobs_takes_them_until_there_are_too_many(
+    digits_store, pools, tmp_path
+):
+    settings = {
+        "DUBITO_POOLS": str(pools),
+        "DUBITO_STATE": str(tmp_path),
+        "DUBITO_JOBS_AT_ONCE": "0",
+    }
+    with (
+        serving(digits_store, DUBITO_MAX_JOBS="2", **settings) as (url, _),
+        httpx.Client(base_url=url) as client,
+    ):
+        for _ in range(2):
+            asked(client, "/acquire/jobs", {"pool_file": "rows.npz"})
+        answer = client.post("/acquire/jobs", json={"pool_file": "rows.npz"})
+        assert answer.status_code == 429
+        assert answer.headers["retry-after"] == "60"
+        time.sleep(0.3)
+        states = [job["state"] for job in client.get("/jobs").json()["jobs"]]
+        assert states == ["queued", "queued"]
+
+
+def test_keys_see_their_own_jobs_alone(digits_store, pools, tmp_path):
+    keys = tmp_path / "keys.toml"
+    first, second = "first-key-0123456789", "second-key-0123456789"
+    keys.write_text(
+        "".join(
+            f'[[keys]]\nname = "{name}"\nscopes = ["read", "acquire"]\n'
+            f'sha256 = "{sha256(key.encode()).hexdigest()}"\n'
+            for name, key in (("one", first), ("two", second))
+        )
+    )
+    settings = {
+        "DUBITO_POOLS": str(pools),
+        "DUBITO_STATE": str(tmp_path / "state"),
+        "DUBITO_KEYS_FILE": str(keys),
+    }
+    with serving(digits_store, **settings) as (url, _):
+        one, two = (
+            httpx.Client(base_url=url, headers={"X-API-Key": key}) for key in (first, second)
+        )
+        job = asked(one, "/acquire/jobs", {"pool_file": "rows.npz"})
+        assert one.get(f"/jobs/{job['id']}").status_code == 200
+        for path in (
+            f"/jobs/{job['id']}",
+            f"/jobs/{job['id']}/result",
+            f"/jobs/{job['id']}/events",
+        ):
+            assert two.get(path).status_code == 404
+        assert two.delete(f"/jobs/{job['id']}").status_code == 404
+        assert two.post(f"/jobs/{job['id']}/cancel").status_code == 404
+        assert two.get("/jobs").json() == {"jobs": []}
+        assert httpx.get(f"{url}/jobs/{job['id']}").status_code == 401
+        assert one.post("/predict/jobs", json={"inputs_file": "rows.npz"}).status_code == 403
+        one.close()
+        two.close()
+
+
+def test_a_state_folder_that_cannot_be_written_to_is_told(digits_store, pools, tmp_path):
+    (tmp_path / "file").write_text("")
+    with serving(digits_store, DUBITO_POOLS=str(pools), DUBITO_STATE=str(tmp_path / "file")) as (
+        url,
+        _,
+    ):
+        answer = httpx.post(f"{url}/acquire/jobs", json={"pool_file": "rows.npz"})
+        assert answer.status_code == 503
+        expected = "the service's state (DUBITO_STATE) cannot be read or written: "
+        assert answer.json()["detail"].startswith(expected)
+        assert str(tmp_path) not in answer.text
+        assert httpx.post(f"{url}/acquire", json={"pool": [[0] * 64]}).status_code == 200
+
+
+def test_a_job_keeps_sets_aside_and_leaves_out_as_a_request_does(service, digits_rows):
+    request = {
+        "ids": [f"j{i}" for i in range(359)],
+        "k": 40,
+        "seed": 3,
+        "keep": True,
+        "control": 0.5,
+    }
+    pool = {"pool": digits_rows.tolist()}
+    refused = service.post("/acquire/jobs", json={**pool, "k": 40, "keep": True})
+    assert refused.status_code == 422 and refused.json()["detail"].startswith(
+        "ids: expected names of the rows"
+    )
+    before, counted = service.get("/models/digits/labels").json()["acquired"], rows_kept(service)
+    job = asked(service, "/acquire/jobs", {**request, **pool})
+    assert over(service, job)["state"] == "done"
+    wait_until(lambda: rows_kept(service) == (counted[0] + 40, counted[1] + 20))
+    by_job = result(service, job).json()
+    assert service.get("/models/digits/labels").json()["acquired"] == before + 40
+    assert by_job == service.post("/acquire", json={**request, **pool}).json()
+    assert sum(row["control"] for row in by_job["ranking"]) == 20
+    labels = [{"id": row["id"], "label": "3"} for row in by_job["ranking"]]
+    assert service.post("/labels", json={"labels": labels}).json()["accepted"] == 40
+    counted = rows_kept(service)
+    job = asked(service, "/acquire/jobs", {**request, **pool, "keep": False, "control": 0})
+    assert over(service, job)["state"] == "done"
+    again = result(service, job).json()
+    assert again["excluded"] == 40
+    assert not {row["id"] for row in again["ranking"]} & {row["id"] for row in by_job["ranking"]}
+    whole = {"pool": pool["pool"][:2], "ids": [row["id"] for row in by_job["ranking"][:2]]}
+    job = asked(service, "/acquire/jobs", whole)
+    assert over(service, job)["state"] == "done" and result(service, job).json()["ranking"] == []
+    assert rows_kept(service) == counted

@@ -1,0 +1,123 @@
+"""Large JSON block by block: the same content as from a parser that takes it whole, and nothing
+else is accepted."""
+
+import json
+
+import orjson
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from model_store.errors import DubitoError, InvalidInput
+from model_store.types import at_once
+from service.api import json_blocks
+from service.api.json_blocks import take_apart
+from service.errors import TooLarge
+
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=3), v, max_size=2),
+    max_leaves=6,
+)
+OBJECTS = st.dictionaries(
+    st.sampled_from(["inputs", "ids", "model", "seed", 'a"\\b']),
+    st.lists(VALUES, max_size=12) | LEAVES,
+    max_size=4,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_blocks():
+    with pytest.MonkeyPatch.context() as changes:
+        changes.setattr(json_blocks, "BLOCK_BYTES", 5)
+        yield
+
+
+def read(text):
+    """The content of a body, block by block, or None where it is refused."""
+    try:
+        content, rows = at_once(take_apart(text, "inputs", 1000))
+        if rows is not None:
+            content["inputs"] = [row for block in rows.parsed() for row in block]
+            assert len(rows) == len(content["inputs"])
+    except DubitoError:
+        return None
+    return content
+
+
+def depth(value):
+    """How many arrays and objects are in one another."""
+    if not isinstance(value, list | dict):
+        return 0
+    return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
+
+
+@given(OBJECTS, st.sampled_from([None, 1]), st.booleans())
+def test_what_is_json_is_read_as_it_is(content, indent, as_bytearray):
+    text = json.dumps(content, indent=indent).encode()
+    deepest = max((depth(v) - isinstance(v, list) for v in content.values()), default=0)
+    if deepest <= json_blocks.NESTED:
+        assert read(bytearray(text) if as_bytearray else text) == orjson.loads(text)
+
+
+@given(OBJECTS, st.data())
+@example({"inputs": [1, 2]}, None)
+def test_what_is_not_json_is_refused(content, data):
+    """A text with a few characters dropped, doubled or changed is read as a parser reads it, or
+    refused as by it."""
+    text = json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    changed = [
+        text,
+        text.replace(b"]", b",]", 1),
+        text.replace(b"[", b"[,", 1),
+        text + b" x",
+        text[:-1],
+        text + b"}",
+    ]
+    if data is not None:
+        place = data.draw(st.integers(0, len(text)))
+        mark = data.draw(
+            st.sampled_from(
+                [b",", b"[", b"]", b"{", b"}", b'"', b"\\", b":", b" ", b"1", b"\xff", b""]
+            )
+        )
+        changed += [text[:place] + mark + text[place:], text[:place] + mark + text[place + 1 :]]
+    for each in changed:
+        try:
+            expected = orjson.loads(each)
+        except orjson.JSONDecodeError:
+            expected = None
+        found = read(each)
+        if not isinstance(expected, dict):
+            assert found is None, each
+        elif found is not None:  # a wrong field beside the rows may be refused for its depth
+            assert found == expected, each
+        else:
+            assert (
+                max(depth(value) - isinstance(value, list) for value in expected.values())
+                > json_blocks.NESTED
+            ), each
+
+
+def test_rows_are_counted_and_long_ones_refused_before_they_are_parsed(monkeypatch):
+    monkeypatch.setattr(json_blocks, "MOST_ITEM_BYTES", 100)
+    with pytest.raises(TooLarge, match="inputs: expected at most 3 rows"):
+        at_once(take_apart(b'{"inputs": [1, 2, 3, 4', "inputs", 3))
+    with pytest.raises(TooLarge, match=r"inputs\.1: expected at most 100 bytes of JSON"):
+        at_once(take_apart(b'{"inputs": [[0], [' + b"1," * 100 + b"1]]}", "inputs", 3))
+    long = b"a" * 1000  # a string may be long: an image
+    _, rows = at_once(take_apart(b'{"inputs": ["' + long + b'"]}', "inputs", 3))
+    assert list(rows.parsed()) == [[long.decode()]]
+
+
+def test_rows_that_count_no_more_must_be_json_too():
+    assert read(b'{"inputs": [1], "inputs": [2]}') == {"inputs": [2]}
+    with pytest.raises(InvalidInput):
+        at_once(take_apart(b'{"inputs": [1x], "inputs": [2]}', "inputs", 3))

@@ -1,0 +1,229 @@
+"""Labels come back: POST /labels, what /acquire keeps and leaves out for them, and GET
+/models/{name}/labels."""
+
+import httpx
+import numpy as np
+import pytest
+
+from model_store.state.labels import accept, labelled_rows, row_format
+
+
+@pytest.fixture
+def own(serve, digits_store, tmp_path):
+    """A client of a service with a state of its own, and the folder."""
+    with (
+        serve(digits_store, DUBITO_STATE=str(tmp_path / "state")) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        yield client, tmp_path / "state"
+
+
+def post(client, labels, **fields):
+    """The answer to labels."""
+    return client.post("/labels", json={"labels": labels, **fields})
+
+
+def given(name, label, row):
+    """A label with its row."""
+    return {"id": name, "label": label, "input": row}
+
+
+def test_what_was_acquired_is_labelled_by_id_and_not_acquired_again(own, digits_rows):
+    client, state = own
+    pool = {
+        "pool": digits_rows[:100].tolist(),
+        "ids": [f"r{i}" for i in range(100)],
+        "k": 5,
+        "seed": 1,
+    }
+    plain = client.post("/acquire", json=pool).json()
+    assert not state.exists()  # nothing is kept that was not asked to be
+    assert post(client, [{"id": "r0", "label": "3"}]).status_code == 422
+    kept = client.post("/acquire", json={**pool, "keep": True}).json()
+    assert kept == plain
+    names = [row["id"] for row in kept["ranking"]]
+    answer = post(client, [{"id": name, "label": "3"} for name in names])
+    assert answer.json() == {
+        "model": "digits",
+        "accepted": 5,
+        "known": 0,
+        "replaced": 0,
+        "labels": 5,
+    }
+    again = client.post("/acquire", json=pool).json()
+    assert again["excluded"] == 5 and again["pool_size"] == 100
+    longer = client.post("/acquire", json={**pool, "k": 10, "exclude_labelled": False}).json()[
+        "ranking"
+    ]
+    assert [(row["index"], row["id"]) for row in again["ranking"]] == [
+        (r["index"], r["id"]) for r in longer[5:]
+    ]
+    odd = [*pool["pool"][:-1], [3e38] * 64]  # the last row cannot be computed
+    refused = client.post("/acquire", json={**pool, "pool": odd})
+    assert refused.json()["detail"].startswith(
+        "pool.99: expected numbers that the model can compute with"
+    )
+    page = client.get("/models/digits/labels").json()
+    assert (page["acquired"], page["waiting"], page["labels"], page["control_labels"]) == (
+        5,
+        0,
+        5,
+        0,
+    )
+    assert "too few labels of control rows" in page["null_because"]["live.1.figures"]
+    everything = client.post(
+        "/acquire", json={**pool, "pool": pool["pool"][:1], "ids": names[:1]}
+    ).json()
+    assert (everything["ranking"], everything["excluded"]) == ([], 1)
+
+
+def test_labels_are_accepted_all_or_none_and_once(own, digits_rows):
+    client, _ = own
+    row = digits_rows[0].tolist()
+    first = [given("a", "3", row), given("b", "4", row)]
+    assert post(client, first).json()["accepted"] == 2
+    again = post(client, [*first, given("c", "5", row)]).json()
+    assert (again["accepted"], again["known"], again["labels"]) == (1, 2, 3)
+    for bad, status, detail in (
+        (
+            [given("d", "3", row), {"id": "a", "label": "9"}],
+            409,
+            "labels.1: expected the label that this id has",
+        ),
+        (
+            [given("d", "3", row), {"id": "nobody", "label": "9"}],
+            422,
+            "labels.1.id: expected that of a row",
+        ),
+        (
+            [given("d", "3", row), given("a", "3", [0.0] * 64)],
+            409,
+            "labels.1.input: expected the row",
+        ),
+        (
+            [given("d", "3", row), given("e", "eleven", row)],
+            422,
+            "labels.1.label: expected one of the classes ['0'",
+        ),
+        (
+            [given("d", "3", row), given("d", "3", row)],
+            422,
+            "labels.1.id: expected another than those before it",
+        ),
+        (
+            [given("d", "3", row), given("e", "3", [*row[:-1], None])],
+            422,
+            "labels.1.input.63: expected",
+        ),
+        (
+            [given("d", "3", row), {"id": "e", "target": 1.5, "input": row}],
+            422,
+            "labels.1.target: expected none",
+        ),
+        (
+            [given("d", "3", row), {"id": "e", "input": row}],
+            422,
+            "labels.1.label: expected a value",
+        ),
+        (
+            [given("d", "3", row), given("", "3", row)],
+            422,
+            "labels.1.id: expected a name of 1 to 256",
+        ),
+        (
+            [given("d", "3", row), {"id": "e", "label": 3}],
+            422,
+            "labels.1.label: expected a valid string",
+        ),
+        ([], 422, "labels: "),
+    ):
+        answer = post(client, bad)
+        assert (answer.status_code, answer.json()["detail"][: len(detail)]) == (status, detail)
+    replaced = post(client, [{"id": "a", "label": "9"}], replace=True).json()
+    assert (replaced["replaced"], replaced["labels"]) == (1, 3)
+    assert post(client, [{"id": "a", "label": "9"}]).json()["known"] == 1
+
+
+def test_control_rows_are_drawn_by_id_and_judge_the_version_that_set_them_aside(own, digits_rows):
+    from training.data import digits
+
+    client, _ = own
+    truth = digits().test.y
+    ids = [str(i) for i in range(359)]
+    request = {
+        "pool": digits_rows.tolist(),
+        "ids": ids,
+        "k": 200,
+        "seed": 5,
+        "keep": True,
+        "control": 0.5,
+    }
+    answer = client.post("/acquire", json=request).json()
+    control = [row for row in answer["ranking"] if row["control"]]
+    assert len(control) == 100 and len(answer["ranking"]) == 200
+    assert all(row["score"] is None for row in control)
+    assert [row["rank"] for row in answer["ranking"]] == list(range(1, 201))
+    shuffled = np.random.default_rng(0).permutation(359).tolist()
+    other = {**request, "pool": digits_rows[shuffled].tolist(), "ids": [str(i) for i in shuffled]}
+    other |= {"acquisition": "entropy"}
+    again = client.post("/acquire", json=other).json()["ranking"]
+    assert {row["id"] for row in again if row["control"]} == {row["id"] for row in control}
+    labels = [{"id": row["id"], "label": str(truth[row["index"]])} for row in answer["ranking"]]
+    assert post(client, labels).status_code == 200
+    page = client.get("/models/digits/labels").json()
+    assert (page["labels"], page["control_labels"]) == (200, 100)
+    (live,) = page["live"]
+    assert (live["version"], live["serving"], live["control_labels"]) == ("1", True, 100)
+    rows = digits_rows[[row["index"] for row in control]]
+    said = client.post("/predict", json={"inputs": rows.tolist(), "seed": 5}).json()["predictions"]
+    right = np.mean(
+        [p["label"] == str(truth[row["index"]]) for p, row in zip(said, control, strict=True)]
+    )
+    figures = live["figures"]
+    assert figures["accuracy"]["value"] == pytest.approx(right)
+    low, high = figures["accuracy"]["interval"]
+    assert low < right <= high
+    inside = np.mean(
+        [str(truth[r["index"]]) in p["prediction_set"] for p, r in zip(said, control, strict=True)]
+    )
+    assert figures["set_coverage_at_95"]["value"] == pytest.approx(inside)
+
+
+def test_what_cannot_be_kept_is_refused(client, digits_rows):
+    request = {"pool": digits_rows[:3].tolist(), "k": 1}
+    for fields, detail in (
+        ({"keep": True}, "ids: expected names of the rows"),
+        ({"control": 0.1}, "control: expected 0 unless `keep` is true"),
+        ({"keep": True, "ids": ["a", "b", "c" * 257]}, "ids.2: expected a name of 1 to 256"),
+        (
+            {"keep": True, "ids": ["a", "b", "c"], "control": 1.5},
+            "control: expected less than or equal to 1",
+        ),
+    ):
+        refused = client.post("/acquire", json={**request, **fields})
+        assert (refused.status_code, refused.json()["detail"][: len(detail)]) == (422, detail)
+
+
+def test_labels_need_a_key_of_their_own(serve, digits_store, tmp_path, digits_rows):
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        "".join(
+            f'[[keys]]\nname = "{scope}"\nkey = "the-key-that-may-{scope}"\nscopes = ["{scope}"]\n'
+            for scope in ("predict", "acquire", "read", "label")
+        )
+    )
+    settings = {"DUBITO_KEYS_FILE": str(keys), "DUBITO_STATE": str(tmp_path / "state")}
+    labels = {"labels": [given("a", "3", digits_rows[0].tolist())]}
+    with serve(digits_store, **settings) as (url, _):
+        for scope, status in (("predict", 403), ("acquire", 403), ("read", 403), ("label", 200)):
+            headers = {"X-API-Key": f"the-key-that-may-{scope}"}
+            assert httpx.post(f"{url}/labels", json=labels, headers=headers).status_code == status
+        assert httpx.post(f"{url}/labels", json=labels).status_code == 401
+    from model_store.artifacts.store import ModelStore
+    from model_store.state.database import Database
+
+    database = Database(tmp_path / "state")
+    manifest = ModelStore(digits_store).manifest("digits", "1")
+    assert labelled_rows(database, "digits", row_format(manifest), 64).are_known
+    accept(database, "digits", row_format(manifest), [], key=None)
+    database.close()

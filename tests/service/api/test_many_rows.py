@@ -1,0 +1,36 @@
+"""Rows of a list that are read in steps: all of them, each in its place, whatever they come as."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from model_store.artifacts.manifest import ImageSpec, InputSpec
+from model_store.types import at_once
+from service.api import requests
+from service.api.requests import rows_array
+from service.server.budget import ByteBudget, Lease
+
+SPEC = InputSpec(shape=(2, 3), minimum=0.0, maximum=255.0, image=ImageSpec(mode="L"))
+PIXELS = np.random.default_rng(0).integers(0, 256, (23, 2, 3), dtype=np.uint8)
+
+
+def png(pixels):
+    """A PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["files", "nested", "flat"])
+@pytest.mark.parametrize("rows_at_once", [1, 2, 5, 22, 23, 24])
+def test_no_row_is_passed_over(monkeypatch, kind, rows_at_once):
+    monkeypatch.setattr(requests, "NUMBERS_AT_ONCE", 6 * rows_at_once)
+    rows = {
+        "files": [png(pixels) for pixels in PIXELS],
+        "nested": PIXELS.tolist(),
+        "flat": PIXELS.reshape(23, 6).tolist(),
+    }[kind]
+    x = at_once(rows_array(rows, SPEC, "inputs", 1 << 20, Lease(ByteBudget(1 << 30))))
+    assert x.tolist() == PIXELS.reshape(23, 6).tolist()

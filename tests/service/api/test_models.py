@@ -1,0 +1,274 @@
+"""The store while the service runs: what is published, moved, broken or removed, and what requests
+then see."""
+
+import shutil
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from model_store.artifacts.signature import read_private_key, write_key_pair
+from model_store.artifacts.store import ModelStore
+from tests.support.serving import SOON, predict_blank, wait_until
+from tests.support.stores import publish_again
+
+
+def serving(client):
+    """What the service says that it serves."""
+    return {model["name"]: model["serving"] for model in client.get("/models").json()["models"]}
+
+
+def damage(folder, file, how):
+    """Damage a file of a version as a failing disk or hand would."""
+    path = folder / file
+    content = path.read_bytes()
+    match how:
+        case "missing":
+            path.unlink()
+        case "truncated":
+            path.write_bytes(content[:-1])
+        case "longer":
+            path.write_bytes(content + b"\0")
+        case "changed":
+            path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+
+
+def test_an_empty_store_is_live_says_what_to_run_and_becomes_ready(serve, digits_store, tmp_path):
+    with (
+        serve(tmp_path / "none yet", **SOON) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        assert client.get("/health/live").json() == {"status": "live"}
+        assert client.get("/models").json() == {"models": []}
+        for answer in (
+            client.get("/health/ready"),
+            predict_blank(client),
+            predict_blank(client, model="digits"),
+        ):
+            assert answer.status_code == 503
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert "python -m training fit" in answer.json()["detail"]
+        publish_again(ModelStore(tmp_path / "none yet"), digits_store)
+        wait_until(lambda: client.get("/health/ready").status_code == 200)
+        assert client.get("/health/ready").json() == {"status": "ready", "models": {"digits": "1"}}
+        assert predict_blank(client).status_code == 200
+
+
+def test_latest_follows_what_is_published_and_rolled_back(serve, digits_store, own_store):
+    with (
+        serve(own_store.root, **SOON) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        assert predict_blank(client).json()["version"] == "1"
+        assert publish_again(own_store, digits_store) == "2"
+        wait_until(lambda: predict_blank(client).json()["version"] == "2")
+        own_store.set_alias("digits", "latest", "1")
+        wait_until(lambda: predict_blank(client).json()["version"] == "1")
+        own_store.set_alias("digits", "champion", "2")
+        wait_until(lambda: predict_blank(client, version="champion").status_code == 200)
+        versions = {"1": "1", "2": "2", "latest": "1", "champion": "2"}
+        assert {
+            name: predict_blank(client, version=name).json()["version"] for name in versions
+        } == versions
+        own_store.set_alias("digits", "champion", "1")
+        wait_until(lambda: predict_blank(client, version="champion").json()["version"] == "1")
+        own_store.keep("digits", 1)  # the newest and those with an alias: nothing goes
+        assert client.get("/models/digits").json()["versions"] == ["1", "2"]
+
+
+def test_a_version_that_is_deleted_is_no_longer_served(serve, digits_store, own_store):
+    publish_again(own_store, digits_store)
+    with (
+        serve(own_store.root, **SOON) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        assert predict_blank(client, version="1").status_code == 200
+        assert own_store.keep("digits", 1) == ["1"]
+        wait_until(lambda: predict_blank(client, version="1").status_code == 404)
+        assert predict_blank(client).json()["version"] == "2"
+
+
+BROKEN = (
+    ("manifest.json", "missing"),
+    ("manifest.json", "truncated"),
+    ("network.onnx", "missing"),
+    ("sampler.onnx", "truncated"),
+    ("calibration.safetensors", "changed"),
+    ("weights.safetensors", "longer"),
+)
+
+
+def test_broken_versions_refuse_by_name_while_others_are_served(serve, digits_store, own_store):
+    broken = {f"broken-{n}": damaged for n, damaged in enumerate(BROKEN)}
+    for name, (file, how) in broken.items():
+        for _ in range(2):
+            publish_again(own_store, digits_store, name)
+        damage(own_store.root / name / "2", file, how)
+    with (
+        serve(own_store.root, **SOON) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        for name, (file, _) in broken.items():
+            for fields in ({"model": name}, {"model": name, "version": "2"}):
+                answer = predict_blank(client, **fields)
+                assert answer.status_code == 503
+                assert answer.headers["content-type"] == "application/problem+json"
+                assert answer.json()["detail"].startswith(f"model {name} version 2: {file}: ")
+                assert str(own_store.root) not in answer.text
+            assert predict_blank(client, model=name, version="1").json()["version"] == "1"
+            model = client.get(f"/models/{name}").json()
+            assert (model["serving"], model["manifest"], model["versions"]) == (
+                None,
+                None,
+                ["1", "2"],
+            )
+            assert list(model["broken"]) == ["2"]
+            assert file in model["broken"]["2"]
+        assert predict_blank(client, model="digits").status_code == 200
+        assert client.get("/health/ready").json()["models"] == {"digits": "1"}
+        shutil.rmtree(own_store.root / "digits")
+        wait_until(lambda: client.get("/health/ready").status_code == 503)
+        name, (file, _) = next(iter(broken.items()))
+        assert f"model {name} version 2: {file}: " in client.get("/health/ready").json()["detail"]
+        for name in broken:  # `latest` is then version 1, and nothing is broken any more
+            shutil.rmtree(own_store.root / name / "2")
+        wait_until(
+            lambda: all(predict_blank(client, model=name).status_code == 200 for name in broken)
+        )
+        wait_until(
+            lambda: all(client.get(f"/models/{name}").json()["broken"] == {} for name in broken)
+        )
+
+
+def test_a_service_that_is_told_a_public_key_serves_nothing_else(
+    serve, digits_store, own_store, tmp_path
+):
+    public = write_key_pair(tmp_path / "key")
+    key = read_private_key(tmp_path / "key", "key")
+    admin = {"X-API-Key": "the-key-of-the-administrator"}
+    settings = {"DUBITO_VERIFY_KEY_FILE": str(public), "DUBITO_ADMIN_KEY": admin["X-API-Key"]}
+    with (
+        serve(own_store.root, **SOON, **settings) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        expected = "model digits version 1: manifest.sig: there is none: the version is not signed"
+        assert client.get("/health/ready").json()["detail"] == expected
+        assert client.get("/models/digits").json()["broken"] == {"1": expected}
+        assert predict_blank(client).json()["detail"] == expected
+        own_store.sign("digits", "1", key)
+        assert (
+            client.post("/admin/refresh", headers=admin).json()["models"]["digits"]["serving"]
+            == "1"
+        )
+        publish_again(own_store, digits_store)
+        own_store.sign("digits", "2", Ed25519PrivateKey.generate())
+        client.post("/admin/refresh", headers=admin)
+        assert predict_blank(client).json()["version"] == "1"
+        wrong = predict_blank(client, version="2")
+        assert wrong.status_code == 503
+        assert (
+            "manifest.sig: it is no signature of this version by the trusted key"
+            in wrong.json()["detail"]
+        )
+        own_store.sign("digits", "2", key)
+        client.post("/admin/refresh", headers=admin)
+        assert predict_blank(client).json()["version"] == "2"
+
+
+def test_a_broken_new_version_leaves_the_old_one_serving(serve, digits_store, own_store):
+    with (
+        serve(own_store.root, **SOON) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        before = predict_blank(client, seed=1).content
+        shutil.copytree(
+            own_store.root / "digits" / "1", own_store.root / "digits" / "2"
+        )  # its manifest says version 1
+        own_store.set_alias("digits", "latest", "2")
+        wait_until(lambda: client.get("/models/digits").json()["broken"] != {})
+        assert predict_blank(client, seed=1).content == before
+        assert predict_blank(client, version="2").status_code == 503
+        assert client.get("/health/ready").json()["models"] == {"digits": "1"}
+        assert publish_again(own_store, digits_store) == "3"
+        wait_until(lambda: predict_blank(client).json()["version"] == "3")
+
+
+def test_with_several_models_a_request_names_one_unless_there_is_a_default(
+    serve, digits_store, own_store
+):
+    publish_again(own_store, digits_store, "other")
+    with (
+        serve(own_store.root, **SOON) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        answer = predict_blank(client)
+        assert answer.status_code == 422
+        assert answer.json()["detail"].startswith("model: expected one of ['digits', 'other']")
+        assert predict_blank(client, model="other").json()["model"] == "other"
+        shutil.rmtree(own_store.root / "other")
+        wait_until(lambda: serving(client) == {"digits": "1"})
+        assert predict_blank(client).json()["model"] == "digits"
+        assert predict_blank(client, model="other").status_code == 404
+        assert client.get("/models/other").status_code == 404
+    publish_again(own_store, digits_store, "other")
+    settings = {**SOON, "DUBITO_DEFAULT_MODEL": "other"}
+    with (
+        serve(own_store.root, **settings) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        assert predict_blank(client).json()["model"] == "other"
+        assert predict_blank(client, model="digits").json()["model"] == "digits"
+        assert predict_blank(client, model="").status_code == 404
+
+
+def test_folders_that_are_no_models_are_passed_over(serve, own_store):
+    (own_store.root / "empty").mkdir()
+    (own_store.root / ".hidden").mkdir()
+    (own_store.root / "file").write_text("no model")
+    (own_store.root / "linked").symlink_to(own_store.root / "digits", target_is_directory=True)
+    (own_store.root / "digits" / "7").write_text("no version")
+    (own_store.root / "digits" / "aliases" / "dangling").write_text("9")
+    with (
+        serve(own_store.root, **SOON) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        assert serving(client) == {"digits": "1"}
+        assert predict_blank(client, model="linked").status_code == 404
+        assert predict_blank(client, version="7").status_code == 404
+        assert predict_blank(client, version="dangling").status_code == 404
+
+
+def test_models_are_described(client, digits_store):
+    manifest = ModelStore(digits_store).manifest("digits", "1")
+    expected = {
+        "name": "digits",
+        "serving": "1",
+        "versions": ["1"],
+        "aliases": {"latest": "1"},
+        "broken": {},
+        "method": "bhn-realnvp",
+        "task": "classification",
+        "input_shape": [8, 8],
+        "columns": [],
+        "classes": [str(i) for i in range(10)],
+        "target": None,
+        "quality": manifest.quality,
+        "smallest_fpr": manifest.detectors.smallest_fpr,
+        "too_few_rows": None,
+        "categories": None,
+        "encoder": None,
+        "smallest_risk": manifest.abstention.smallest_risk,
+    }
+    (listed,) = client.get("/models").json()["models"]
+    assert list(listed.pop("in_memory")) == ["1"]
+    assert listed == expected
+    described = client.get("/models/digits").json()
+    assert set(described.pop("drift")) >= {"rows", "flag_rate", "evidence", "alarm"}
+    assert list(described.pop("in_memory")) == ["1"]
+    assert described.pop("evidence") is None  # no card is written yet
+    assert described == {**expected, "manifest": manifest.model_dump(mode="json")}
+
+
+@pytest.mark.parametrize("name", ["nothing", "digits%00", "..%2f", "%ff", "x" * 1000])
+def test_an_unknown_model_is_not_described(client, name):
+    assert client.get(f"/models/{name}").status_code == 404

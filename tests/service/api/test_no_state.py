@@ -1,0 +1,40 @@
+"""A service that keeps no jobs and labels, as where several machines serve: it says so where they
+are asked for."""
+
+import httpx
+
+from tests.support.serving import serving
+
+
+def test_without_a_folder_of_state_what_needs_one_is_refused_and_the_rest_works(digits_store):
+    rows = [[0.0] * 64, [1.0] * 64]
+    with (
+        serving(digits_store, DUBITO_STATE="") as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        refused = [
+            client.post("/predict/jobs", json={"inputs": rows}),
+            client.post("/acquire/jobs", json={"pool": rows, "k": 1}),
+            client.get("/jobs"),
+            client.post(
+                "/labels",
+                json={"model": "digits", "labels": [{"id": "a", "label": "1", "input": rows[0]}]},
+            ),
+            client.get("/models/digits/labels"),
+            client.post("/acquire", json={"pool": rows, "ids": ["a", "b"], "k": 1, "keep": True}),
+        ]
+        for answer in refused:
+            assert answer.status_code == 503, answer.text
+            assert answer.json()["detail"].startswith(
+                "jobs and labels are not kept here: DUBITO_STATE is empty"
+            )
+        assert client.post("/predict", json={"inputs": rows}).status_code == 200
+        ranked = {"pool": rows, "ids": ["a", "b"], "k": 1}
+        assert client.post("/acquire", json=ranked).json()["excluded"] is None
+        assert (
+            client.post("/acquire", json=ranked | {"exclude_labelled": False}).json()["excluded"]
+            == 0
+        )
+        assert client.post("/acquire", json={"pool": rows, "k": 1}).json()["excluded"] == 0
+        assert client.get("/health/ready").status_code == 200
+        assert "dubito_state_usable 1.0" in client.get("/metrics").text

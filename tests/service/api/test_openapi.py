@@ -1,0 +1,140 @@
+"""GET /docs and /openapi.json: every route is there, examples work as they stand, nothing comes
+from elsewhere."""
+
+import importlib
+import json
+import pkgutil
+import re
+
+import service.api
+import service.integrations
+from service.app import create_app
+from service.settings import Settings
+from tests.support.environment import ROOT
+from tests.support.extremes import assert_extremes_are_answered_or_refused
+
+NOT_DOCUMENTED = {
+    "/",
+    "/page/{path:path}",
+    "/metrics",
+    "/docs",
+    "/docs/oauth2-redirect",
+    "/openapi.json",
+}
+
+
+PROTOCOLS = ("open_inference", "mlflow")  # that others have specified
+
+
+def routes():
+    """The paths of all routes: those of protocols, those for administrators, and the others."""
+    paths = {"admin": set(), "others": set(), "protocols": set()}
+    for package in (service.api, service.integrations):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if found.name.startswith("service.integrations.ray"):
+                continue
+            router = getattr(importlib.import_module(found.name), "router", None)
+            if router is None:
+                continue
+            is_protocol = found.name.split(".")[2] in PROTOCOLS
+            is_admin = found.name.endswith(".admin")
+            kind = "protocols" if is_protocol else "admin" if is_admin else "others"
+            paths[kind] |= {route.path for route in router.routes}
+    return paths
+
+
+def test_every_route_is_in_the_openapi_document(client):
+    assert set(client.get("/openapi.json").json()["paths"]) == routes()["others"] - NOT_DOCUMENTED
+    with_administration = create_app(Settings(admin_key="the-key-of-the-administrator")).openapi()
+    assert (
+        set(with_administration["paths"])
+        == (routes()["others"] | routes()["admin"]) - NOT_DOCUMENTED
+    )
+
+
+def test_every_route_is_in_the_guide():
+    guide = (ROOT / "docs" / "api.md").read_text()
+    paths = set().union(*routes().values())
+    assert any(path.startswith("/admin/") for path in paths)
+    assert {path for path in paths if f"{path}`" not in guide} == set()
+
+
+def test_every_example_works_as_it_stands(client):
+    tried = 0
+    for path, operations in client.get("/openapi.json").json()["paths"].items():
+        for operation in operations.values():
+            content = operation.get("requestBody", {}).get("content", {})
+            for example in content.get("application/json", {}).get("examples", {}).values():
+                answer = client.post(path, json=example["value"])
+                assert answer.status_code == (202 if path.endswith("/jobs") else 200), answer.text
+                tried += 1
+    assert tried >= 3
+
+
+def test_answers_to_rows_of_any_size_are_as_the_document_says(client):
+    assert_extremes_are_answered_or_refused(client, "digits", 64)
+
+
+def test_answers_have_the_fields_that_the_document_gives(client, digits_rows):
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    request = {"inputs": digits_rows[:1].tolist(), "return_samples": True, "explain": True}
+    answer = client.post("/predict", json=request).json()
+    assert set(answer) == set(schemas["PredictAnswer"]["properties"])
+    assert set(answer["predictions"][0]) == set(schemas["PredictionAnswer"]["properties"])
+    assert set(answer["predictions"][0]["explanation"]) == set(
+        schemas["ExplanationAnswer"]["properties"]
+    )
+    answer = client.post("/acquire", json={"pool": digits_rows[:1].tolist()}).json()
+    assert set(answer) == set(schemas["AcquireAnswer"]["properties"])
+    assert set(answer["ranking"][0]) == set(schemas["RankedRow"]["properties"])
+    labels = {"labels": [{"id": "a row", "label": "3", "input": digits_rows[0].tolist()}]}
+    assert set(client.post("/labels", json=labels).json()) == set(
+        schemas["LabelsAnswer"]["properties"]
+    )
+    page = client.get("/models/digits/labels").json()
+    assert set(page) == set(schemas["LabelFiguresAnswer"]["properties"])
+    assert set(page["live"][0]) == set(schemas["LiveAnswer"]["properties"])
+    assert set(client.get("/nothing").json()) == set(schemas["Problem"]["properties"])
+
+
+def test_every_operation_says_what_it_does_and_how_it_fails(client):
+    for path, operations in client.get("/openapi.json").json()["paths"].items():
+        for method, operation in operations.items():
+            assert operation["description"], path
+            if method == "post":
+                answered = "202" if path.endswith("/jobs") else "200"
+                assert {answered, "404", "413", "415", "422", "429", "503"} <= set(
+                    operation["responses"]
+                )
+
+
+def test_the_page_loads_everything_from_the_service(client):
+    page = client.get("/docs").text
+    loaded = re.findall(r"<(?:script|link|img)[^>]*\b(?:src|href)=[\"']([^\"']+)", page)
+    assert len(loaded) >= 2
+    for url in loaded:
+        assert re.match(r"/[^/]", url), url
+        assert client.get(url).status_code == 200
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+def test_the_guide_s_answers_have_the_fields_of_real_ones(client):
+    guide = (ROOT / "docs" / "api.md").read_text()
+    blocks = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", guide, re.DOTALL)]
+    row = {"inputs": [[0] * 64], "return_samples": True}
+    answers = [
+        client.post("/predict", json=row).json(),
+        client.post("/acquire", json={"pool": [[0] * 64]}).json(),
+        client.post(
+            "/labels", json={"labels": [{"id": "blank", "label": "0", "input": [0] * 64}]}
+        ).json(),
+        client.get("/models").json(),
+        client.get("/models/digits").json(),
+        client.get("/health/ready").json(),
+        client.get("/health/live").json(),
+        client.get("/nothing").json(),
+    ]
+    assert blocks
+    for block in blocks:
+        assert any(set(block) <= set(answer) for answer in answers), block

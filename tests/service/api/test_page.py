@@ -1,0 +1,94 @@
+"""GET / and its files: whole, packed, with a policy that lets nothing else in. What it does is in
+tests/real."""
+
+import gzip
+import re
+from hashlib import sha256
+
+from service.api.page import FOLDER, page_files
+from service.app import create_app
+from service.settings import Settings
+
+
+def test_the_page_and_all_that_it_names_is_there(client):
+    answer = client.get("/")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    named = re.findall(r'(?:src|href)="(page/[^"]+)"', answer.text)
+    assert len(named) >= 5
+    for path in named:
+        assert client.get(f"/{path}").status_code == 200, path
+    for path in page_files():
+        if path.endswith(".js") and not path.startswith("vendor/"):
+            folder = path.rpartition("/")[0]
+            for imported in re.findall(
+                r'(?:from|import)\(? ?"(\.[^"]+)"', (FOLDER / path).read_text()
+            ):
+                assert (FOLDER / folder / imported).resolve().relative_to(
+                    FOLDER
+                ).as_posix() in page_files(), path
+
+
+def test_the_policy_lets_in_nothing_but_the_page_s_own_files(client):
+    for path in ["/", *(f"/page/{file}" for file in page_files())]:
+        answer = client.get(path)
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self' 'sha256-")
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+    page = client.get("/").text
+    assert re.findall(r"<script(?![^>]* src=)", page) == []
+    assert re.findall(r"<style|style=|\son\w+=", page) == []
+    for path, file in page_files().items():
+        if path.endswith(".js") and not path.startswith("vendor/"):
+            assert (
+                re.findall(
+                    rb"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b",
+                    file.content,
+                )
+                == []
+            )
+
+
+def test_files_come_packed_and_once(client):
+    answer = client.get("/page/main.js", headers={"Accept-Encoding": "identity"})
+    assert "content-encoding" not in answer.headers
+    assert answer.content == (FOLDER / "main.js").read_bytes()
+    with client.stream("GET", "/page/main.js", headers={"Accept-Encoding": "gzip"}) as packed:
+        assert packed.headers["content-encoding"] == "gzip"
+        assert gzip.decompress(b"".join(packed.iter_raw())) == answer.content
+    again = client.get("/page/main.js", headers={"If-None-Match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert answer.headers["cache-control"] == "no-cache"
+    assert "immutable" in client.get("/page/vendor/d3-7.9.0.min.js").headers["cache-control"]
+
+
+def test_no_other_file_is_given(client):
+    for path in (
+        "vendor/README.md",
+        "../routes/page.py",
+        "..%2froutes%2fpage.py",
+        "nothing.js",
+        "",
+        "vendor",
+    ):
+        assert client.get(f"/page/{path}").status_code == 404, path
+
+
+def test_what_others_made_is_as_it_was():
+    written = (FOLDER / "vendor" / "README.md").read_text()
+    listed = re.findall(r"^\| `(\S+)` .* `([0-9a-f]{64})` \|$", written, re.MULTILINE)
+    assert {name for name, _ in listed} == {
+        path.relative_to(FOLDER / "vendor").as_posix() for path in (FOLDER / "vendor").rglob("*.js")
+    }
+    for name, digest in listed:
+        assert sha256((FOLDER / "vendor" / name).read_bytes()).hexdigest() == digest
+
+
+def test_an_operator_may_do_without_it(digits_store):
+    paths = {
+        route.path for route in create_app(Settings(store=digits_store, page=False)).state.routes
+    }
+    assert "/predict" in paths
+    assert paths.isdisjoint({"/", "/page/{path:path}"})

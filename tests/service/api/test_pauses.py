@@ -1,0 +1,80 @@
+"""Large bodies and answers are read and written in short steps: a step keeps the interpreter from
+the event loop."""
+
+import asyncio
+import gc
+import signal
+import time
+
+import numpy as np
+import orjson
+import pytest
+
+from model_store.artifacts.manifest import InputSpec
+from model_store.types import at_once
+from service.api.json_blocks import take_apart
+from service.api.requests import rows_array
+from service.app import create_app
+from service.server.budget import ByteBudget, Lease
+from service.settings import Settings
+
+ROW = b"[" + b",".join([b"8"] * 64) + b"]"
+UNBOUNDED = Lease(ByteBudget(1 << 62))
+
+
+def longest_step(steps):
+    """The result of steps, and the longest one's time on a processor in seconds, garbage collection
+    included."""
+    longest = 0.0
+    while True:
+        begun = time.thread_time()
+        try:
+            next(steps)
+        except StopIteration as ended:
+            return ended.value, max(longest, time.thread_time() - begun)
+        longest = max(longest, time.thread_time() - begun)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(ROW, id="flat"),
+        pytest.param(b"[" + ROW + b"]", id="nested", marks=pytest.mark.slow),
+        pytest.param(b"[1,2]", id="of another length", marks=pytest.mark.slow),
+    ],
+)
+def test_a_body_of_the_largest_size_is_read_in_steps_far_shorter_than_a_parser_takes(row):
+    body = (
+        b'{"pool": ['
+        + b",".join([row] * (Settings().max_json_bytes // (len(row) + 1) - 10))
+        + b"]}"
+    )
+    begun = time.thread_time()
+    orjson.loads(body)
+    whole = time.thread_time() - begun
+    (_, rows), found = longest_step(take_apart(body, "pool", 10_000_000))
+    assert found < whole / 5
+    spec = InputSpec(shape=(1, 64) if row[1:2] == b"[" else (64,), minimum=0, maximum=16)
+    if row[1:2] == b"1":
+        with pytest.raises(Exception, match=r"pool\.0: expected an array of 64"):
+            at_once(rows_array(rows, spec, "pool", 1, UNBOUNDED))
+        return
+    x, read = longest_step(rows_array(rows, spec, "pool", 1, UNBOUNDED))
+    assert read < whole / 5
+    assert x.shape == (len(rows), 64)
+    assert np.all(x == 8.0)
+
+
+def test_what_is_there_at_the_start_is_not_looked_through_for_garbage(tmp_path):
+    app, stop = create_app(Settings(store=tmp_path)), signal.getsignal(signal.SIGTERM)
+
+    async def serve():
+        before = gc.get_freeze_count()
+        async with app.router.lifespan_context(app):
+            assert gc.get_freeze_count() > before + 10_000
+        assert gc.get_freeze_count() == 0
+
+    try:
+        asyncio.run(serve())
+    finally:
+        signal.signal(signal.SIGTERM, stop)

@@ -1,0 +1,484 @@
+"""POST /predict: the contract's shape, replayable draws, rows that do not see each other, and
+arrays for JSON."""
+
+import io
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from model_store.artifacts.store import ModelStore
+from model_store.inference.model import NEEDED, Model
+from model_store.scores.classification import SCORE_NAMES
+from training.recipe import COMBINED_DENSITIES
+
+NPY = {"Content-Type": "application/x-npy"}
+DIGITS = [str(i) for i in range(10)]
+
+
+def predict(client, rows, **fields):
+    """The answer to a JSON request."""
+    answer = client.post("/predict", json={"inputs": rows, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def npy(array):
+    """An array as the bytes of an npy file."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def npz(answer):
+    """The arrays of an npz answer."""
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/x-npz"
+    return dict(np.load(io.BytesIO(answer.content), allow_pickle=False))
+
+
+def entropy(probabilities):
+    """Shannon entropy in nats."""
+    return -sum(p * math.log(p) for p in probabilities if p > 0)
+
+
+@pytest.fixture(scope="session")
+def model(digits_store):
+    """The published model, loaded in this process."""
+    return Model.load(ModelStore(digits_store).open("digits", "1", wanted=NEEDED), threads=1)
+
+
+def test_the_answer_has_the_contract_s_fields(client, digits_rows):
+    answer = predict(client, digits_rows[:3].tolist(), seed=7)
+    assert set(answer) == {
+        *(
+            "model",
+            "version",
+            "num_samples",
+            "seed",
+            "fpr",
+            "fdr",
+            "coverage",
+            "confidence",
+            "risk",
+            "priors",
+        ),
+        "unknown_categories",
+        "predictions",
+    }
+    assert (answer["model"], answer["version"], answer["num_samples"], answer["seed"]) == (
+        "digits",
+        "1",
+        100,
+        7,
+    )
+    assert len(answer["predictions"]) == 3
+    fields = {
+        *(
+            "label",
+            "probabilities",
+            "num_samples",
+            "entropy",
+            "expected_entropy",
+            "bald",
+            "mean_std",
+        ),
+        *(
+            "variation_ratio",
+            "standard_error",
+            "flag",
+            "p_value",
+            "detectors",
+            "prediction_set",
+            "abstain",
+        ),
+        *("bald_corrected", "category"),
+    }
+    for prediction in answer["predictions"]:
+        assert set(prediction) == fields
+        assert prediction["num_samples"] == 100
+        assert set(prediction["standard_error"]) == set(SCORE_NAMES)
+        assert set(prediction["detectors"]) == {*SCORE_NAMES, *COMBINED_DENSITIES}
+        assert all(
+            set(detector) == {"score", "p_value", "fired"}
+            for detector in prediction["detectors"].values()
+        )
+
+
+def test_values_are_of_their_types_and_in_their_ranges(client, digits_rows):
+    for prediction in predict(client, digits_rows[:50].tolist())["predictions"]:
+        assert len(prediction["probabilities"]) == 10
+        assert all(type(p) is float and 0 <= p <= 1 for p in prediction["probabilities"])
+        assert sum(prediction["probabilities"]) == pytest.approx(1, abs=1e-5)
+        assert prediction["label"] in DIGITS
+        assert set(prediction["prediction_set"]) <= set(DIGITS)
+        assert type(prediction["flag"]) is bool
+        assert 0 < prediction["p_value"] <= 1
+        for detector in prediction["detectors"].values():
+            assert 0 < detector["p_value"] <= 1
+            assert detector["fired"] is (detector["p_value"] <= 0.05)
+        for name in ("entropy", "expected_entropy", "bald"):
+            assert 0 <= prediction[name] <= math.log(10) + 1e-9
+        assert 0 <= prediction["mean_std"] <= 0.5
+        assert 0 <= prediction["variation_ratio"] <= 0.9 + 1e-9
+        assert all(
+            type(error) is float and error >= 0 for error in prediction["standard_error"].values()
+        )
+
+
+def test_fields_are_consistent_with_each_other(client, digits_rows):
+    noise = np.random.default_rng(0).uniform(
+        0, 16, (20, 64)
+    )  # rows that are flagged, beside rows that are not
+    rows = np.concatenate([digits_rows[:100], noise]).tolist()
+    predictions = predict(client, rows, fpr=0.2)["predictions"]
+    for prediction in predictions:
+        probabilities = prediction["probabilities"]
+        assert prediction["entropy"] == pytest.approx(entropy(probabilities), abs=1e-6)
+        assert prediction["bald"] == pytest.approx(
+            prediction["entropy"] - prediction["expected_entropy"], abs=1e-9
+        )
+        assert prediction["variation_ratio"] == pytest.approx(1 - max(probabilities), abs=1e-12)
+        assert prediction["label"] == DIGITS[int(np.argmax(probabilities))]
+        assert prediction["label"] in prediction["prediction_set"]
+        assert prediction["flag"] == (prediction["p_value"] <= 0.2)
+        for name in SCORE_NAMES:  # 100 draws are calibrated: the detectors look at all of them
+            assert prediction["detectors"][name]["score"] == prediction[name]
+    assert {prediction["flag"] for prediction in predictions} == {True, False}
+
+
+def test_sets_are_larger_with_confidence_and_the_answer_says_it(client, digits_rows):
+    rows = digits_rows.tolist()
+    average = predict(client, rows, seed=1, coverage=0.97)
+    sure = predict(client, rows, seed=1, coverage=0.97, confidence=0.99)
+    assert (average["confidence"], sure["confidence"]) == (None, 0.99)
+    sizes = [
+        [len(row["prediction_set"]) for row in answer["predictions"]] for answer in (average, sure)
+    ]
+    assert (np.array(sizes[1]) >= sizes[0]).all()
+    assert sum(sizes[1]) > sum(sizes[0])
+    for row, with_confidence in zip(average["predictions"], sure["predictions"], strict=True):
+        assert {**row, "prediction_set": []} == {**with_confidence, "prediction_set": []}
+    arrays = npz(
+        client.post(
+            "/predict",
+            json={"inputs": rows[:2], "coverage": 0.97, "confidence": 0.99},
+            headers={"Accept": "application/x-npz"},
+        )
+    )
+    assert arrays["confidence"].item() == 0.99
+
+
+def test_a_coverage_that_so_few_rows_cannot_keep_with_confidence_is_refused_with_the_largest(
+    client, digits_rows
+):
+    request = {"inputs": digits_rows[:1].tolist(), "coverage": 0.995, "confidence": 0.99}
+    refusal = client.post("/predict", json=request)
+    assert refusal.status_code == 422
+    # 220 ranking rows: .01^(1/220) = .97929
+    expected = "coverage: expected at most 0.9792, which digits can keep with confidence 0.99 (220 rows), got 0.995"
+    assert refusal.json()["detail"] == expected
+    assert client.post("/predict", json={**request, "coverage": 0.9792}).status_code == 200
+    for confidence in (0, 1, "0.9", -0.1):
+        refusal = client.post("/predict", json={**request, "confidence": confidence})
+        assert refusal.status_code == 422
+        assert refusal.json()["detail"].startswith("confidence: ")
+
+
+def test_the_flag_fires_at_0_05_unless_another_rate_is_asked_for(client, digits_rows):
+    rows = digits_rows[:200].tolist()
+    by_default = predict(client, rows, seed=1)["predictions"]
+    assert by_default == predict(client, rows, seed=1, fpr=0.05)["predictions"]
+    assert all(p["flag"] == (p["p_value"] <= 0.05) for p in by_default)
+
+
+@pytest.mark.parametrize("num_noise", [0, 40])
+def test_a_false_discovery_rate_decides_the_flags_of_a_request_together(
+    client, digits_rows, num_noise
+):
+    noise = np.random.default_rng(0).uniform(0, 16, (num_noise, 64))
+    rows = np.concatenate([digits_rows[:60], noise])
+    predictions = predict(client, rows.tolist(), seed=3, fdr=0.2)["predictions"]
+    p_values = np.array([p["p_value"] for p in predictions])
+    ordered, total = np.sort(p_values), len(rows)
+    largest = max((p for k, p in enumerate(ordered, 1) if p <= 0.2 * k / total), default=0.0)
+    assert [p["flag"] for p in predictions] == (p_values <= largest).tolist()
+    if num_noise:
+        assert all(p["flag"] for p in predictions[60:])
+    query, headers = {"seed": 3, "fdr": 0.2}, {**NPY, "Accept": "application/x-npz"}
+    arrays = npz(
+        client.post("/predict", params=query, content=npy(rows.astype(np.float32)), headers=headers)
+    )
+    assert arrays["flag"].tolist() == [p["flag"] for p in predictions]
+    by_row = predict(client, rows.tolist(), seed=3)["predictions"]
+    assert [p["p_value"] for p in by_row] == p_values.tolist()
+
+
+def test_prediction_sets_grow_with_coverage(client, digits_rows):
+    rows = digits_rows[:100].tolist()
+    answers = [
+        predict(client, rows, seed=1, coverage=c)["predictions"]
+        for c in (0.5, 0.9, 0.95, 0.99, 0.99999)
+    ]
+    for smaller, larger in pairwise(answers):
+        assert all(
+            set(a["prediction_set"]) <= set(b["prediction_set"])
+            for a, b in zip(smaller, larger, strict=True)
+        )
+    assert all(prediction["prediction_set"] == DIGITS for prediction in answers[-1])
+
+
+def test_a_seed_replays_to_the_same_bytes(client, digits_rows):
+    request = {"inputs": digits_rows[:5].tolist(), "seed": 2**53 - 1, "return_samples": True}
+    assert (
+        client.post("/predict", json=request).content
+        == client.post("/predict", json=request).content
+    )
+
+
+@pytest.mark.parametrize("num_samples", [1, 7, 20, 100, 150])
+def test_the_seed_of_an_unseeded_answer_replays_it_to_the_same_bytes(
+    client, digits_rows, num_samples
+):
+    request = {"inputs": digits_rows[:5].tolist(), "num_samples": num_samples}
+    fresh = client.post("/predict", json=request)
+    assert (
+        client.post("/predict", json={**request, "seed": fresh.json()["seed"]}).content
+        == fresh.content
+    )
+
+
+def test_unseeded_answers_have_draws_of_their_own(client, digits_rows):
+    answers = [predict(client, digits_rows[:2].tolist(), num_samples=10) for _ in range(20)]
+    assert len({answer["seed"] for answer in answers}) == 20
+    assert len({answer["predictions"][0]["entropy"] for answer in answers}) == 20
+
+
+def test_the_first_draws_of_a_seed_are_a_prefix_of_more(client, digits_rows):
+    request = {"seed": 3, "return_samples": True}
+    few = predict(client, digits_rows[:4].tolist(), num_samples=10, **request)["predictions"]
+    many = predict(client, digits_rows[:4].tolist(), num_samples=20, **request)["predictions"]
+    for a, b in zip(few, many, strict=True):
+        assert a["samples"] == b["samples"][:10]
+
+
+@pytest.mark.parametrize("num_samples", [1, 10, 100])
+def test_a_row_does_not_see_the_rows_beside_it(client, digits_rows, num_samples):
+    together = predict(client, digits_rows.tolist(), seed=5, num_samples=num_samples)["predictions"]
+    for size in (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 31, 64, 100, 127):
+        start = 359 - size - 3  # not the first rows: a row's place must not matter either
+        rows = digits_rows[start : start + size].tolist()
+        answer = predict(client, rows, seed=5, num_samples=num_samples)["predictions"]
+        assert answer == together[start : start + size], f"{size} rows"
+
+
+def test_one_draw_has_no_standard_error_and_no_disagreement(client, digits_rows):
+    for prediction in predict(client, digits_rows[:5].tolist(), num_samples=1)["predictions"]:
+        assert prediction["standard_error"] == dict.fromkeys(SCORE_NAMES)
+        assert prediction["bald"] == pytest.approx(0, abs=1e-12)
+        assert prediction["bald_corrected"] is None
+        assert prediction["mean_std"] == 0
+        assert prediction["entropy"] == pytest.approx(prediction["expected_entropy"], abs=1e-12)
+
+
+def test_two_draws_have_no_standard_error_of_their_disagreement(client, digits_rows):
+    for prediction in predict(client, digits_rows[:5].tolist(), num_samples=2)["predictions"]:
+        errors = prediction["standard_error"]
+        assert list(errors) == list(SCORE_NAMES)
+        assert {name for name, error in errors.items() if error is None} == {"bald", "mean_std"}
+
+
+@pytest.mark.parametrize(("num_samples", "judged"), [(7, 5), (64, 50), (150, 100), (1000, 100)])
+def test_a_number_of_draws_that_was_not_calibrated_is_judged_by_the_first_ones(
+    client, digits_rows, num_samples, judged
+):
+    rows = digits_rows[:20].tolist()
+    wanted = predict(client, rows, seed=9, num_samples=num_samples, return_samples=True)[
+        "predictions"
+    ]
+    calibrated = predict(client, rows, seed=9, num_samples=judged)["predictions"]
+    for a, b in zip(wanted, calibrated, strict=True):
+        for name in ("p_value", "flag", "detectors"):
+            assert a[name] == b[name]
+        assert set(a["prediction_set"]) == {*b["prediction_set"], a["label"]}
+        assert a["num_samples"] == num_samples
+        assert a["probabilities"] == pytest.approx(np.mean(a["samples"], axis=0).tolist(), abs=1e-6)
+
+
+def test_samples_average_to_the_scores(client, digits_rows):
+    predictions = predict(client, digits_rows[:10].tolist(), num_samples=30, return_samples=True)[
+        "predictions"
+    ]
+    for prediction in predictions:
+        samples = np.array(prediction["samples"])
+        assert samples.shape == (30, 10)
+        assert samples.mean(axis=0) == pytest.approx(
+            np.array(prediction["probabilities"]), abs=1e-6
+        )
+        assert np.mean([entropy(p) for p in samples]) == pytest.approx(
+            prediction["expected_entropy"], abs=1e-5
+        )
+        assert samples.std(axis=0).mean() == pytest.approx(prediction["mean_std"], abs=1e-6)
+
+
+def test_the_service_answers_what_the_model_says_in_process(client, digits_rows, model):
+    rows = digits_rows[:6]
+    answer = predict(client, rows.tolist(), seed=11, num_samples=50, coverage=0.9)["predictions"]
+    expected = model.predict(rows, model.runtime.draw(11, 0, 50))
+    sets = expected.prediction_sets(0.9)
+    for n, prediction in enumerate(answer):
+        assert prediction["probabilities"] == expected.scores.probabilities[n].tolist()
+        assert prediction["p_value"] == expected.p_values.p_value[n]
+        for name in SCORE_NAMES:
+            assert prediction[name] == getattr(expected.scores, name)[n]
+            assert prediction["standard_error"][name] == expected.scores.standard_error[name][n]
+        assert prediction["detectors"]["residual"]["score"] == expected.detected["residual"][n]
+        assert prediction["prediction_set"] == [
+            name for name, inside in zip(DIGITS, sets[n], strict=True) if inside
+        ]
+
+
+def test_flat_and_nested_rows_agree(client, digits_rows):
+    flat = client.post("/predict", json={"inputs": digits_rows[:3].tolist(), "seed": 1})
+    nested = client.post(
+        "/predict", json={"inputs": digits_rows[:3].reshape(3, 8, 8).tolist(), "seed": 1}
+    )
+    assert nested.content == flat.content
+
+
+def test_integers_and_floats_agree(client, digits_rows):
+    floats = client.post("/predict", json={"inputs": digits_rows[:3].tolist(), "seed": 1})
+    integers = client.post(
+        "/predict", json={"inputs": digits_rows[:3].astype(int).tolist(), "seed": 1}
+    )
+    assert integers.content == floats.content
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", "<f2", "u1", "i1", "<i8", ">i8", "<u4"])
+def test_an_npy_body_of_any_number_type_is_answered_as_json_is(client, digits_rows, dtype):
+    query = {
+        "seed": 7,
+        "num_samples": 20,
+        "model": "digits",
+        "version": "latest",
+        "fpr": 0.1,
+        "coverage": 0.9,
+    }
+    answer = client.post(
+        "/predict", params=query, content=npy(digits_rows[:4].astype(dtype)), headers=NPY
+    )
+    assert answer.status_code == 200, answer.text
+    assert (
+        answer.content
+        == client.post("/predict", json={"inputs": digits_rows[:4].tolist(), **query}).content
+    )
+
+
+@pytest.mark.parametrize("shape", [(4, 64), (4, 8, 8)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_npy_body_of_any_layout_is_answered_as_json_is(client, digits_rows, shape, order):
+    array = np.asarray(digits_rows[:4].reshape(shape), order=order)
+    answer = client.post("/predict", params={"seed": 7}, content=npy(array), headers=NPY)
+    assert (
+        answer.content
+        == client.post("/predict", json={"inputs": digits_rows[:4].tolist(), "seed": 7}).content
+    )
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 64])
+def test_an_npz_answer_holds_what_the_json_answer_does(client, digits_rows, num_samples):
+    request = {
+        "inputs": digits_rows[:5].tolist(),
+        "seed": 7,
+        "num_samples": num_samples,
+        "return_samples": True,
+    }
+    answer = client.post("/predict", json=request).json()
+    arrays = npz(client.post("/predict", json=request, headers={"Accept": "application/x-npz"}))
+    predictions = answer["predictions"]
+    assert arrays.pop("classes").tolist() == DIGITS
+    for name in ("model", "version", "seed", "fpr", "coverage"):
+        assert arrays.pop(name).item() == answer[name]
+    of_disagreement = ("bald", "mean_std")
+    few = {1: (), 2: [name for name in SCORE_NAMES if name not in of_disagreement]}
+    for name in few.get(num_samples, SCORE_NAMES):
+        assert arrays.pop(f"standard_error.{name}").tolist() == [
+            p["standard_error"][name] for p in predictions
+        ]
+    for name in (*SCORE_NAMES, *COMBINED_DENSITIES):
+        for part in ("score", "p_value", "fired"):
+            column = [p["detectors"][name][part] for p in predictions]
+            assert arrays.pop(f"detectors.{name}.{part}").tolist() == column
+    sets = arrays.pop("prediction_set")
+    for inside, prediction in zip(sets, predictions, strict=True):
+        assert [DIGITS[i] for i in np.flatnonzero(inside)] == prediction["prediction_set"]
+    samples = arrays.pop("samples")
+    assert (
+        samples.tolist() == np.array([p["samples"] for p in predictions], dtype=np.float32).tolist()
+    )
+    for name, column in arrays.items():
+        assert column.tolist() == [p[name] for p in predictions], name
+    nested = {"standard_error", "detectors", "prediction_set", "samples"}
+    null = {
+        "abstain",
+        "category",
+        *(("bald_corrected",) if num_samples == 1 else ()),
+    }  # no risk is in force
+    assert set(arrays) == set(predictions[0]) - nested - null
+
+
+def test_arrays_in_and_arrays_out_agree_with_json(client, digits_rows):
+    headers = {**NPY, "Accept": "application/x-npz"}
+    arrays = npz(
+        client.post("/predict", params={"seed": 7}, content=npy(digits_rows[:5]), headers=headers)
+    )
+    predictions = predict(client, digits_rows[:5].tolist(), seed=7)["predictions"]
+    assert arrays["probabilities"].tolist() == [p["probabilities"] for p in predictions]
+
+
+def test_rows_of_a_request_larger_than_one_chunk_are_answered_as_alone(client, digits_rows):
+    rows = np.concatenate([digits_rows] * 4)[:1300].tolist()
+    together = client.post("/predict", json={"inputs": rows, "seed": 11}).json()["predictions"]
+    assert len(together) == 1300
+    for n in (0, 999, 1000, 1299):
+        alone = client.post("/predict", json={"inputs": [rows[n]], "seed": 11}).json()[
+            "predictions"
+        ]
+        assert together[n] == alone[0]
+
+
+@pytest.mark.parametrize("size", [1e6, 1e18, 3e38])
+def test_rows_beyond_all_measure_are_flagged_or_named_and_every_number_of_an_answer_is_one(
+    client, digits_rows, size
+):
+    rows = digits_rows[:3].copy()
+    rows[1] = size
+    answer = client.post("/predict", json={"inputs": rows.tolist(), "seed": 1})
+    if answer.status_code == 422:
+        assert answer.json()["detail"].startswith(
+            "inputs.1: expected numbers that the model can compute with"
+        )
+        answer = client.post("/predict", json={"inputs": rows[[0, 2]].tolist(), "seed": 1})
+        assert answer.status_code == 200
+    else:
+        assert answer.json()["predictions"][1]["flag"]
+    for prediction in answer.json()["predictions"]:
+        assert None not in prediction["probabilities"]
+        assert None not in (
+            prediction[name]
+            for name in ("entropy", "bald", "mean_std", "variation_ratio", "p_value")
+        )
+        assert all(None not in detector.values() for detector in prediction["detectors"].values())
+
+
+def test_a_pool_loses_no_row_to_a_score_that_is_no_number(client, digits_rows):
+    rows = digits_rows[:4].copy()
+    rows[2] = 3e38
+    answer = client.post("/acquire", json={"pool": rows.tolist(), "k": 4})
+    if answer.status_code == 422:
+        assert answer.json()["detail"].startswith(
+            "pool.2: expected numbers that the model can compute with"
+        )
+    else:
+        assert sorted(row["index"] for row in answer.json()["ranking"]) == [0, 1, 2, 3]

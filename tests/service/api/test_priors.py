@@ -1,0 +1,163 @@
+"""`priors`: shares of the classes that a request states, over HTTP."""
+
+import io
+from dataclasses import replace
+
+import httpx
+import numpy as np
+import pytest
+
+from model_store.artifacts.store import ModelStore
+from model_store.inference.model import NEEDED, Model
+from tests.support.serving import serving
+from tests.support.tiny import publish
+from training.data import digits
+
+ROWS = digits().test.x[:40].tolist()
+CLASSES = [str(digit) for digit in range(10)]
+SKEWED = {name: 0.55 if name == "8" else 0.05 for name in CLASSES}
+
+
+def predict(client, **fields):
+    answer = client.post("/predict", json={"inputs": ROWS, "seed": 7, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def shares_of(client):
+    output = client.get("/models/digits").json()["manifest"]["output"]
+    assert output["classes"] == CLASSES
+    return np.array(output["priors"])
+
+
+def test_each_draw_is_turned_by_bayes_rule_and_all_scores_follow(client):
+    shares = shares_of(client)
+    plain, shifted = (
+        predict(client, return_samples=True, **asked) for asked in ({}, {"priors": SKEWED})
+    )
+    assert (plain["priors"], shifted["priors"]) == (None, SKEWED)
+    before, after = (
+        np.array([p["samples"] for p in a["predictions"]]) for a in (plain, shifted)
+    )  # (N, K, C)
+    expected = before * np.array(list(SKEWED.values())) / shares
+    expected /= expected.sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(after, expected, atol=2e-6)
+    for row, draws in zip(shifted["predictions"], after, strict=True):
+        mean = draws.mean(axis=0)
+        np.testing.assert_allclose(row["probabilities"], mean, atol=1e-6)
+        assert row["label"] == CLASSES[int(np.argmax(row["probabilities"]))]
+        entropy = -(mean * np.log(np.maximum(mean, 1e-300))).sum()
+        assert row["entropy"] == pytest.approx(entropy, abs=1e-5)
+        assert row["bald"] >= 0
+        assert row["label"] in row["prediction_set"]
+        assert row["abstain"] is None
+    # What detectors look at is not turned.
+    for one, other in zip(plain["predictions"], shifted["predictions"], strict=True):
+        scores = [
+            {name: d["score"] for name, d in row["detectors"].items()} for row in (one, other)
+        ]
+        assert scores[0] == scores[1]
+
+
+def test_the_training_data_s_own_shares_change_nothing_but_rounding(client):
+    shares = shares_of(client)
+    plain, same = (
+        predict(client, **asked)
+        for asked in ({}, {"priors": dict(zip(CLASSES, shares.tolist(), strict=True))})
+    )
+    for one, other in zip(plain["predictions"], same["predictions"], strict=True):
+        np.testing.assert_allclose(other["probabilities"], one["probabilities"], atol=1e-6)
+        # Calibration rows are weighed by the shares of all training rows, of which the fit's are a
+        # part.
+        assert other["p_value"] == pytest.approx(one["p_value"], rel=0.1)
+    assert (
+        sum(
+            o["prediction_set"] == p["prediction_set"]
+            for o, p in zip(*(a["predictions"] for a in (plain, same)), strict=True)
+        )
+        >= 38
+    )
+
+
+def test_a_class_that_cannot_be_is_never_answered(client):
+    priors = {name: 0.0 if name == "3" else 1 / 9 for name in CLASSES}
+    for row in predict(client, priors=priors)["predictions"]:
+        assert row["probabilities"][3] == 0
+        assert "3" not in row["prediction_set"]
+        assert np.isfinite([row["entropy"], row["bald"], row["mean_std"]]).all()
+
+
+def test_arrays_and_queries_take_priors_and_rows_replay_whatever_stands_beside_them(client):
+    body = io.BytesIO()
+    np.save(body, np.array(ROWS), allow_pickle=False)
+    headers = {"Content-Type": "application/x-npy", "Accept": "application/x-npz"}
+    query = {"seed": 7, "priors": str(SKEWED).replace("'", '"')}
+    packed = client.post("/predict", params=query, content=body.getvalue(), headers=headers)
+    arrays = np.load(io.BytesIO(packed.content), allow_pickle=False)
+    answer = predict(client, priors=SKEWED)["predictions"]
+    assert arrays["priors"].tolist() == list(SKEWED.values())
+    assert arrays["probabilities"].tolist() == [row["probabilities"] for row in answer]
+    alone = client.post("/predict", json={"inputs": ROWS[5:6], "seed": 7, "priors": SKEWED}).json()
+    assert alone["predictions"] == answer[5:6]
+
+
+def test_a_pool_is_ranked_under_priors(client):
+    request = {"pool": ROWS, "seed": 7, "k": 40, "acquisition": "entropy", "priors": SKEWED}
+    answer = client.post("/acquire", json=request).json()
+    entropies = [row["entropy"] for row in predict(client, priors=SKEWED)["predictions"]]
+    assert answer["priors"] == SKEWED
+    assert [row["score"] for row in answer["ranking"]] == sorted(entropies, reverse=True)
+    assert client.post("/acquire", json={**request, "priors": None}).json()["priors"] is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (
+            {"priors": {"0": 1.0}},
+            "priors: expected a share of each of the 10 classes and of no other, got none of '1'",
+        ),
+        ({"priors": SKEWED | {"secret": 0.0}}, "and of no other, got others too"),
+        (
+            {"priors": SKEWED | {"8": 0.56}},
+            "priors: expected shares that sum to 1, got a sum of 1.01",
+        ),
+        ({"priors": SKEWED | {"8": -0.1}}, "priors.8: expected a share from 0 to 1, got -0.1"),
+        ({"priors": SKEWED | {"8": "much"}}, "priors: expected a valid number, got a string"),
+        ({"priors": [0.1] * 10}, "priors: expected a valid dictionary"),
+        ({"priors": SKEWED, "fdr": 0.1}, "fdr: expected none beside priors"),
+        ({"priors": SKEWED, "risk": 0.2}, "risk: expected none beside priors"),
+        ({"priors": SKEWED, "confidence": 0.9}, "confidence: expected none beside priors"),
+        ({"priors": SKEWED, "settle": 0.1}, "settle: expected none beside priors"),
+    ],
+)
+def test_wrong_priors_are_refused_by_name(client, asked, says):
+    answer = client.post("/predict", json={"inputs": ROWS[:1], **asked})
+    assert answer.status_code == 422
+    assert says in answer.json()["detail"]
+    assert "secret" not in answer.text
+
+
+def test_a_version_that_does_not_say_its_shares_is_served_and_refuses_priors(store):
+    publish(store)
+    with serving(store.root) as (url, _):
+        manifest = httpx.get(f"{url}/models/tiny").json()["manifest"]
+        request = {"inputs": np.zeros((1, *manifest["input"]["shape"])).tolist()}
+        assert httpx.post(f"{url}/predict", json=request).json()["priors"] is None
+        classes = manifest["output"]["classes"]
+        priors = {name: 1 / len(classes) for name in classes}
+        refused = httpx.post(f"{url}/predict", json={**request, "priors": priors})
+        assert refused.status_code == 422
+        assert "does not say which shares it was fitted with" in refused.json()["detail"]
+
+
+def test_a_class_without_training_rows_has_no_share_and_no_probability(digits_store):
+    model = Model.load(ModelStore(digits_store).open("digits", "1", wanted=NEEDED))
+    known = (*[1 / 9] * 9, 0.0)  # as of a fit that went on from one of more classes
+    output = model.manifest.output.model_copy(update={"priors": known})
+    model = replace(model, manifest=model.manifest.model_copy(update={"output": output}))
+    outputs = np.log(np.full((2, 3, 10), 0.1, dtype=np.float32))
+    shifted = np.exp(model.shifted(outputs, (0.2, *[0.1] * 8, 0.0)))
+    np.testing.assert_allclose(shifted[0, 0], [0.2, *[0.1] * 8, 0.0], rtol=1e-6)
+    with pytest.raises(ValueError, match="shares of classes with training rows"):
+        model.shifted(outputs, (0.1,) * 10)

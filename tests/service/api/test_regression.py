@@ -1,0 +1,552 @@
+"""Regression from the command to HTTP: known answers are recovered, and answers are as the contract
+says."""
+
+import io
+import math
+import shutil
+from itertools import pairwise
+
+import httpx
+import numpy as np
+import pytest
+from scipy import stats
+
+from model_store.artifacts.store import ModelStore
+from model_store.inference.model import Model
+from model_store.scores.regression import MIXTURE_ERROR_NAMES, MIXTURE_SCORE_NAMES
+from tests.support.environment import working_in
+from tests.support.extremes import assert_extremes_are_answered_or_refused
+from tests.support.recipes import write_recipe
+from tests.support.serving import serving
+from training.__main__ import main
+from training.data import Rows
+from training.scoring import draw_seed, scores_and_likelihoods
+
+USERS_MODULE = """
+from torch import nn
+
+
+def linear(shape, outputs):
+    return nn.Linear(shape[0], outputs)
+"""
+HELD_OUT = 199
+SCHEDULE = {"batch_rows": 50, "samples": 4, "learning_rate": 1e-2, "final_learning_rate": 2e-4}
+FITTED = {
+    "linear": {
+        "method": "bbb-gaussian",
+        "posterior": {"initial_log_std": -3.0, "prior_std": 1.0},
+        "network": {"factory": "linear_module:linear"},
+        "likelihood": {"noise": "homoscedastic"},
+        "training": {**SCHEDULE, "epochs": 200},
+    },
+    "wavy": {
+        "posterior": {"initial_log_std": -3.0, "couplings": 1, "hidden": 16},
+        "network": {"hidden": [30]},
+        "likelihood": {"noise": "heteroscedastic"},
+        "training": {**SCHEDULE, "epochs": 150},
+    },
+}
+
+
+def true_std(x):
+    """The noise of `wavy`."""
+    return 20.0 * np.exp(0.5 * x[:, 0])
+
+
+def true_mean(x):
+    """The mean of `wavy`."""
+    return 1000.0 + 100.0 * np.sin(1.5 * x[:, 0])
+
+
+def linear_rows():
+    """Signs: columns that are nearly orthogonal to each other and to 1, whichever rows are held
+    out."""
+    signs = np.array([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]], dtype=np.float64)
+    return np.tile(signs, (100, 1)) * np.array([1.0, 2.0, 0.5])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, fits):
+    """A folder with data, recipes and a store of the fitted models."""
+    folder = tmp_path_factory.mktemp("regression")
+    (folder / "linear_module.py").write_text(USERS_MODULE)
+    generator = np.random.default_rng(0)
+    x = linear_rows()
+    y = 1000.0 + x @ [30.0, -10.0, 5.0] + 20.0 * generator.normal(size=len(x))
+    np.savez(folder / "linear.npz", x_train=x, y_train=y, x_test=x[:4], y_test=y[:4])
+    x = generator.uniform(-2.0, 2.0, (HELD_OUT + 300 + 500, 1))
+    y = true_mean(x) + true_std(x) * generator.normal(size=len(x))
+    np.savez(folder / "wavy.npz", x_train=x[500:], y_train=y[500:], x_test=x[:500], y_test=y[:500])
+    with working_in(folder):
+        for name, changes in FITTED.items():
+            data = {
+                "source": f"npz:{name}.npz",
+                "validation_rows": 50,
+                "reference_rows": 50,
+                "ranking_rows": 99,
+            }
+            settings = {"name": name, "task": "regression", "data": data, "serving": {"draws": 100}}
+            path = write_recipe(folder, **settings, **changes)
+            assert main(["fit", str(path), "--quiet", "--device", "cpu"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(folder, digits_store):
+    """A service of the regressions and of the digits."""
+    shutil.copytree(digits_store / "digits", folder / "models" / "digits")
+    with serving(folder / "models", DUBITO_STATE=str(folder / "state")) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def client(url):
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def wavy(folder):
+    """The arrays of `wavy`."""
+    with np.load(folder / "wavy.npz") as arrays:
+        return dict(arrays)
+
+
+def predict(client, rows, model="wavy", **fields):
+    """The predictions of a JSON request."""
+    answer = client.post(
+        "/predict", json={"model": model, "inputs": np.asarray(rows).tolist(), **fields}
+    )
+    assert answer.status_code == 200, answer.text
+    return answer.json()["predictions"]
+
+
+def column(predictions, name):
+    return np.array([prediction[name] for prediction in predictions])
+
+
+# Known answers
+
+
+def test_a_bayesian_linear_problem_has_its_known_posterior_predictive(client, folder):
+    """On nearly orthogonal columns a factorised posterior is nearly exact, and the lower bound is
+    highest where
+
+    Sigma = (I + Z'Z / s^2)^-1, mu = Sigma Z'y / s^2, s^2 = (|y - Z mu|^2 + tr(Z Sigma Z')) / N,
+
+    of standardised rows and targets. The fit ends within a few hundredths of it: its steps are
+        noisy.
+    """
+    from tests.support.recipes import recipe_of
+    from training.data import load, split, split_sizes
+
+    sizes = {"validation_rows": 50, "reference_rows": 50, "ranking_rows": 99}
+    recipe = recipe_of("npz:linear.npz", "regression", **sizes)
+    train = split(load(recipe, folder), split_sizes(recipe)).train
+    scale = train.x.std(ddof=1)
+    design = np.column_stack([(train.x - train.x.mean()) / scale, np.ones(len(train))]).astype(
+        np.float64
+    )
+    y = (train.y - train.y.mean()) / train.y.std()
+    variance = 1.0
+    for _ in range(100):
+        posterior = np.linalg.inv(np.eye(4) + design.T @ design / variance)
+        mu = posterior @ design.T @ y / variance
+        variance = (np.sum((y - design @ mu) ** 2) + np.trace(design @ posterior @ design.T)) / len(
+            y
+        )
+    rows = np.array([[1.0, 2.0, 0.5], [3.0, -1.0, 2.0], [0.0, 0.0, 0.0]])
+    standard = np.column_stack([(rows - train.x.mean()) / scale, np.ones(3)])
+    unit = train.y.std()
+    predictions = predict(client, rows, "linear", num_samples=1000)
+    epistemic = unit * np.sqrt(np.einsum("ni,ij,nj->n", standard, posterior, standard))
+    mean = train.y.mean() + unit * standard @ mu
+    assert np.all(np.abs(column(predictions, "mean") - mean) < 0.5 * epistemic)
+    np.testing.assert_allclose(column(predictions, "epistemic_std"), epistemic, rtol=0.25)
+    np.testing.assert_allclose(
+        column(predictions, "aleatoric_std"), unit * math.sqrt(variance), rtol=0.05
+    )
+
+
+def test_heteroscedastic_noise_is_recovered(client):
+    """From 300 rows its logarithm is known to about .1 in each third of the range."""
+    x = np.linspace(-1.5, 1.5, 13)[:, None]
+    predictions = predict(client, x, num_samples=200)
+    assert np.all(np.abs(np.log(column(predictions, "aleatoric_std") / true_std(x))) < 0.35)
+    assert np.all(np.abs(column(predictions, "mean") - true_mean(x)) < 0.7 * true_std(x))
+
+
+def test_the_draws_disagree_where_there_are_no_data(client):
+    inside, outside = column(predict(client, [[0.0], [10.0]], num_samples=200), "epistemic_std")
+    assert outside > 3 * inside
+
+
+@pytest.mark.parametrize(
+    ("coverage", "num_samples"), [(0.5, 100), (0.9, 100), (0.95, 10), (0.9, 1)]
+)
+def test_intervals_hold_the_target_as_often_as_stated(client, wavy, coverage, num_samples):
+    """Given the ranking rows the coverage of new rows is beta-distributed: 500 of them tell if it
+    is far off."""
+    y = wavy["y_test"]
+    bounds = column(
+        predict(client, wavy["x_test"], coverage=coverage, num_samples=num_samples), "interval"
+    )
+    inside = int(np.sum((bounds[:, 0] <= y) & (y <= bounds[:, 1])))
+    position = math.ceil(100 * coverage)
+    law = stats.betabinom(len(y), position, 100 - position)
+    assert law.cdf(inside) > 1e-7
+    assert law.sf(inside - 1) > 1e-7
+
+
+# The contract
+
+
+def test_the_answer_has_the_contract_s_fields(client, wavy):
+    request = {"model": "wavy", "inputs": wavy["x_test"][:3].tolist(), "seed": 7}
+    answer = client.post("/predict", json=request).json()
+    assert set(answer) == {
+        *("model", "version", "num_samples", "seed", "predictions"),
+        *("fpr", "fdr", "coverage", "confidence", "risk", "priors"),
+        "unknown_categories",
+    }
+    fields = {
+        *("mean", "median", "std", "aleatoric_std", "epistemic_std", "interval"),
+        *("num_samples", "standard_error", "flag", "p_value", "category", "detectors"),
+    }
+    for prediction in answer["predictions"]:
+        assert set(prediction) == fields
+        assert prediction["median"] is None  # of a target that was not transformed
+        assert prediction["num_samples"] == answer["num_samples"] == 100
+        assert set(prediction["standard_error"]) == set(MIXTURE_ERROR_NAMES)
+        assert all(error > 0 for error in prediction["standard_error"].values())
+        assert set(prediction["detectors"]) == {*MIXTURE_SCORE_NAMES, "residual"}
+        assert prediction["flag"] == (prediction["p_value"] <= 0.05)
+        for name in MIXTURE_SCORE_NAMES:
+            assert prediction["detectors"][name]["score"] == prediction[name]
+
+
+def test_fields_are_consistent_with_each_other_and_with_the_draws(client, wavy):
+    for p in predict(client, wavy["x_test"][:20], num_samples=30, return_samples=True):
+        mean, std = (
+            np.array([sample[name] for sample in p["samples"]]) for name in ("mean", "std")
+        )
+        assert len(mean) == 30
+        assert p["mean"] == pytest.approx(mean.mean(), rel=1e-6)
+        assert p["epistemic_std"] == pytest.approx(mean.std(), rel=1e-4)
+        assert p["aleatoric_std"] == pytest.approx(math.sqrt(np.mean(std**2)), rel=1e-6)
+        assert p["std"] == pytest.approx(
+            math.hypot(p["aleatoric_std"], p["epistemic_std"]), rel=1e-12
+        )
+        low, high = p["interval"]
+        assert (low + high) / 2 == pytest.approx(p["mean"], rel=1e-12)
+
+
+def test_one_draw_says_nothing_of_disagreement(client, wavy):
+    for p in predict(client, wavy["x_test"][:5], num_samples=1):
+        assert p["epistemic_std"] is None
+        assert p["standard_error"] == dict.fromkeys(MIXTURE_ERROR_NAMES)
+        assert p["std"] == p["aleatoric_std"]
+        assert p["detectors"]["epistemic_std"]["p_value"] == 1.0
+
+
+def test_two_draws_have_no_standard_error_of_their_disagreement(client, wavy):
+    for p in predict(client, wavy["x_test"][:5], num_samples=2):
+        errors = p["standard_error"]
+        assert list(errors) == list(MIXTURE_ERROR_NAMES)
+        assert {name for name, error in errors.items() if error is None} == {"std", "epistemic_std"}
+
+
+def test_intervals_grow_with_coverage_until_they_have_no_bounds(client, wavy):
+    answers = [predict(client, wavy["x_test"][:9], seed=1, coverage=c) for c in (0.5, 0.9, 0.99)]
+    for smaller, larger in pairwise(answers):
+        assert np.all(column(smaller, "interval")[:, 0] > column(larger, "interval")[:, 0])
+        assert np.all(column(smaller, "interval")[:, 1] < column(larger, "interval")[:, 1])
+    for p in predict(client, wavy["x_test"][:3], coverage=0.991):  # 99 ranking rows
+        assert p["interval"] == [None, None]
+
+
+def test_a_row_does_not_see_the_rows_beside_it(client, wavy):
+    rows = wavy["x_test"][:60]
+    for num_samples in (1, 7, 100):
+        together = predict(client, rows, seed=5, num_samples=num_samples)
+        for size in (1, 2, 3, 7, 31):
+            assert (
+                predict(client, rows[9 : 9 + size], seed=5, num_samples=num_samples)
+                == together[9 : 9 + size]
+            )
+
+
+@pytest.mark.parametrize("model", ["wavy", "linear"])
+@pytest.mark.parametrize("num_samples", [1, 64, 150])
+def test_the_seed_of_an_answer_replays_it_to_the_same_bytes(client, folder, model, num_samples):
+    with np.load(folder / f"{model}.npz") as arrays:
+        rows = arrays["x_test"][:4].tolist()
+    request = {"model": model, "inputs": rows, "num_samples": num_samples, "return_samples": True}
+    fresh = client.post("/predict", json=request)
+    assert (
+        client.post("/predict", json={**request, "seed": fresh.json()["seed"]}).content
+        == fresh.content
+    )
+
+
+def test_a_number_of_draws_that_was_not_calibrated_is_judged_by_the_first_ones(client, wavy):
+    rows = wavy["x_test"][:9]
+    more, calibrated = (predict(client, rows, seed=9, num_samples=n) for n in (150, 100))
+    for a, b in zip(more, calibrated, strict=True):
+        assert all(a[name] == b[name] for name in ("p_value", "flag", "detectors", "interval"))
+        assert a["mean"] != b["mean"]
+
+
+@pytest.mark.parametrize(("num_samples", "coverage"), [(1, 0.9), (64, 0.999)])
+def test_an_npz_answer_holds_what_the_json_answer_does(client, wavy, num_samples, coverage):
+    request = {
+        "model": "wavy",
+        "inputs": wavy["x_test"][:5].tolist(),
+        "seed": 7,
+        "num_samples": num_samples,
+        "return_samples": True,
+        "coverage": coverage,
+    }
+    answer = client.post("/predict", json=request).json()
+    packed = client.post("/predict", json=request, headers={"Accept": "application/x-npz"}).content
+    arrays = dict(np.load(io.BytesIO(packed), allow_pickle=False))
+    predictions = answer["predictions"]
+    for name in ("model", "version", "seed", "fpr", "coverage"):
+        assert arrays.pop(name).item() == answer[name]
+    bounds = [
+        [-np.inf, np.inf] if p["interval"] == [None, None] else p["interval"] for p in predictions
+    ]
+    assert arrays.pop("interval").tolist() == bounds
+    for name in ("mean", "std"):
+        column = [[np.float32(sample[name]) for sample in p["samples"]] for p in predictions]
+        assert arrays.pop(f"samples.{name}").tolist() == column
+    for name in list(arrays):
+        if name.startswith(("standard_error.", "detectors.")):
+            outer, *inner = name.split(".")
+            values = [p[outer] for p in predictions]
+            for key in inner:
+                values = [value[key] for value in values]
+            assert arrays.pop(name).tolist() == values, name
+    for name, values in arrays.items():
+        assert values.tolist() == [p[name] for p in predictions], name
+    null = {name for name, value in predictions[0].items() if value is None}
+    assert null == {"median", "category", *(["epistemic_std"] if num_samples == 1 else [])}
+    missing = {"standard_error", "detectors", "samples", "interval"} | null
+    assert set(arrays) == set(predictions[0]) - missing
+
+
+def test_a_risk_is_refused(client, wavy):
+    answer = client.post(
+        "/predict", json={"model": "wavy", "inputs": wavy["x_test"][:1].tolist(), "risk": 0.1}
+    )
+    assert answer.status_code == 422
+    assert "risk: expected none, since wavy is a regression" in answer.json()["detail"]
+    assert client.get("/models/wavy").json()["smallest_risk"] is None
+
+
+def test_a_model_says_its_task_and_target(client):
+    described = client.get("/models/wavy").json()
+    assert (described["task"], described["target"], described["classes"]) == (
+        "regression",
+        "y",
+        None,
+    )
+    assert described["manifest"]["output"] == {"target": "y", "transform": None}
+    assert {"test_rmse", "test_log_likelihood", "test_interval_coverage_at_95"} <= set(
+        described["quality"]
+    )
+
+
+def test_answers_have_the_fields_that_the_document_gives(client, wavy):
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    (answer,) = predict(client, wavy["x_test"][:1], return_samples=True, explain=True)
+    assert set(answer) == set(schemas["RegressionAnswer"]["properties"])
+    assert set(answer["samples"][0]) == set(schemas["GaussianAnswer"]["properties"])
+
+
+def test_the_measured_likelihood_is_that_of_each_row_s_mixture_as_served(folder, wavy):
+    runtime = Model.load(ModelStore(folder / "models").open("wavy", "1")).runtime
+    rows = Rows(*(wavy[part][:20].astype(np.float32) for part in ("x_test", "y_test")))
+    _, _, likelihoods = scores_and_likelihoods(runtime, rows, 30, 3, 16)
+    for i in range(20):
+        outputs, _ = runtime.run(
+            rows.x[i : i + 1], runtime.draw(draw_seed(3, i // 16), 0, 30)[:, None]
+        )
+        mean, std = outputs[:, 0, 0], np.exp(0.5 * outputs[:, 0, 1])
+        assert likelihoods[i] == pytest.approx(
+            np.log(stats.norm.pdf(rows.y[i], mean, std).mean()), rel=1e-5
+        )
+
+
+# Acquisition
+
+
+@pytest.mark.parametrize(
+    ("acquisition", "score"), [("variance", "std"), ("epistemic_variance", "epistemic_std")]
+)
+def test_a_pool_is_ranked_by_variances(client, wavy, acquisition, score):
+    pool = wavy["x_test"][:100].tolist()
+    request = {"model": "wavy", "seed": 3, "num_samples": 20}
+    answer = client.post(
+        "/acquire", json={**request, "pool": pool, "acquisition": acquisition, "k": 100}
+    ).json()
+    assert answer["acquisition"] == acquisition
+    values = (
+        column(predict(client, pool, **{k: request[k] for k in ("seed", "num_samples")}), score)
+        ** 2
+    )
+    assert [row["score"] for row in answer["ranking"]] == sorted(values.tolist(), reverse=True)
+    assert [values[row["index"]] for row in answer["ranking"]] == [
+        row["score"] for row in answer["ranking"]
+    ]
+
+
+@pytest.mark.parametrize("acquisition", ["variance", "epistemic_variance"])
+def test_a_race_ranks_a_pool_of_a_regression_as_all_draws_do(client, wavy, acquisition):
+    request = {
+        "model": "wavy",
+        "pool": wavy["x_test"].tolist(),
+        "acquisition": acquisition,
+        "seed": 3,
+        "k": 3,
+    }
+    expected = client.post("/acquire", json={**request, "num_samples": 100}).json()
+    raced = client.post("/acquire", json={**request, "num_samples": 100, "race": 0.01}).json()
+    assert raced["ranking"] == expected["ranking"]
+    assert 3 <= raced["finalists"] <= len(wavy["x_test"])
+
+
+def test_a_batch_of_largest_determinant_leaves_out_what_lies_beside_a_row_chosen(client, wavy):
+    """Its first row is that of the most epistemic variance in units of noise, its next not the one
+    beside it."""
+    pool = wavy["x_test"][:100].tolist()
+    request = {
+        "model": "wavy",
+        "pool": pool,
+        "seed": 3,
+        "num_samples": 50,
+        "acquisition": "max_det",
+    }
+    ranking = client.post("/acquire", json={**request, "k": 100}).json()["ranking"]
+    of_rows = {k: request[k] for k in ("seed", "num_samples")}
+    samples = column(predict(client, pool, return_samples=True, **of_rows), "samples")
+    mean, std = (
+        np.array([[draw[name] for draw in row] for row in samples]) for name in ("mean", "std")
+    )
+    scaled = mean / np.sqrt(np.square(std).mean(axis=1, keepdims=True))
+    chosen = [row["index"] for row in ranking[:5]]
+    assert chosen[0] == np.argmax(scaled.std(axis=1))
+    found = [
+        np.linalg.slogdet(np.eye(i) + np.cov(scaled[chosen[:i]], bias=True))[1] / 2
+        for i in (2, 3, 5)
+    ]
+    assert found == pytest.approx(
+        np.cumsum([row["score"] for row in ranking])[[1, 2, 4]].tolist(), abs=1e-4
+    )
+
+
+def test_a_pool_is_ranked_by_epistemic_variance_unless_another_score_is_asked_for(client, wavy):
+    answer = client.post(
+        "/acquire", json={"model": "wavy", "pool": wavy["x_test"][:5].tolist()}
+    ).json()
+    assert answer["acquisition"] == "epistemic_variance"
+    assert (
+        client.post("/acquire", json={"model": "digits", "pool": [[0] * 64]}).json()["acquisition"]
+        == "bald"
+    )
+
+
+def test_random_ranks_a_pool_of_either_task(client, wavy):
+    request = {
+        "model": "wavy",
+        "pool": wavy["x_test"][:5].tolist(),
+        "acquisition": "random",
+        "seed": 1,
+    }
+    assert len(client.post("/acquire", json=request).json()["ranking"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "acquisition", "says"),
+    [
+        *(
+            ("wavy", 1, name, "regression")
+            for name in ("bald", "entropy", "batchbald", "power_bald")
+        ),
+        *(("digits", 64, name, "classification") for name in ("variance", "epistemic_variance")),
+        ("wavy", 1, "std", "random"),
+    ],
+)
+def test_an_acquisition_of_another_task_is_refused_by_name(client, model, size, acquisition, says):
+    request = {"model": model, "pool": [[0] * size], "acquisition": acquisition}
+    answer = client.post("/acquire", json=request)
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("acquisition: expected ")
+    assert says in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(("model", "size"), [("linear", 3), ("wavy", 1)])
+def test_answers_to_rows_of_any_size_are_as_the_document_says(client, model, size):
+    assert_extremes_are_answered_or_refused(client, model, size)
+
+
+def test_targets_come_back_and_a_candidate_is_fitted_on_them(client, folder, tmp_path):
+    generator = np.random.default_rng(1)
+    x = generator.uniform(-2.0, 2.0, (150, 1)).astype(np.float32)
+    y = true_mean(x) + true_std(x) * generator.normal(size=len(x))
+    ids = [f"row {i}" for i in range(len(x))]
+    request = {
+        "model": "wavy",
+        "pool": x.tolist(),
+        "ids": ids,
+        "k": 120,
+        "keep": True,
+        "control": 0.5,
+        "seed": 1,
+    }
+    ranking = client.post("/acquire", json=request).json()["ranking"]
+    control = [row["index"] for row in ranking if row["control"]]
+    labels = [{"id": row["id"], "target": y[row["index"]]} for row in ranking]
+    wrong = client.post(
+        "/labels", json={"model": "wavy", "labels": [{"id": "row 0", "label": "1", "input": [0]}]}
+    )
+    assert (
+        wrong.json()["detail"]
+        == "labels.0.label: expected none, since wavy is of regression, got one"
+    )
+    assert (
+        client.post("/labels", json={"model": "wavy", "labels": labels}).json()["accepted"] == 120
+    )
+    live = client.get("/models/wavy/labels").json()["live"][0]
+    said = predict(client, x[control], seed=1)
+    assert live["control_labels"] == len(control)
+    error = np.sqrt(np.mean((column(said, "mean") - y[control]) ** 2))
+    assert live["figures"]["rmse"]["value"] == pytest.approx(error, rel=1e-5)
+    low, high = live["figures"]["rmse"]["interval"]
+    assert low < error < high
+    inside = [
+        p["interval"][0] <= t <= p["interval"][1] for p, t in zip(said, y[control], strict=True)
+    ]
+    assert live["figures"]["interval_coverage_at_95"]["value"] == pytest.approx(np.mean(inside))
+
+    shutil.copytree(folder, tmp_path / "work")
+    with working_in(tmp_path / "work"):
+        assert (
+            main(
+                [
+                    "candidate",
+                    "wavy",
+                    "--state",
+                    str(tmp_path / "work" / "state"),
+                    "--device",
+                    "cpu",
+                ]
+            )
+            == 0
+        )
+    store = ModelStore(tmp_path / "work" / "models")
+    assert store.aliases("wavy") == {
+        "latest": "1",
+        "candidate": "2",
+    }  # since no label came with a key
+    assert store.manifest("wavy", "2").training["labels"]["rows"] == 120 - len(control)

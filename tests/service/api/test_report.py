@@ -1,0 +1,83 @@
+"""Evidence over HTTP: linked from the model, its own files and no others."""
+
+import shutil
+
+import httpx
+import pytest
+
+
+@pytest.fixture(scope="module")
+def evaluated(evaluated_store):
+    from tests.support.serving import serving
+
+    with serving(evaluated_store) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def test_a_model_links_its_card_and_every_link_works(evaluated):
+    linked = evaluated.get("/models/digits").json()["evidence"]
+    report = evaluated.get(linked["href"]).json()
+    assert linked["version"] == report["version"] == "1"
+    assert linked["summary"] == report["summary"]
+    assert set(linked["files"]) == {"evidence.json", *report["files"]}
+    kinds = {"json": "application/json", "md": "text/markdown; charset=utf-8", "png": "image/png"}
+    kinds["html"] = "text/html; charset=utf-8"
+    starts = {
+        "json": b"{",
+        "md": b"# Evidence: digits version 1",
+        "png": b"\x89PNG",
+        "html": b"<!DOCTYPE html>",
+    }
+    for file, href in linked["files"].items():
+        answer = evaluated.get(href)
+        kind = file.rpartition(".")[2]
+        assert answer.headers["content-type"] == kinds[kind]
+        assert answer.content.startswith(starts[kind])
+        assert answer.headers["content-security-policy"].startswith("sandbox; default-src 'none';")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_version_may_be_named_by_an_alias(evaluated):
+    assert evaluated.get("/models/digits/versions/latest/evidence").json()["version"] == "1"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/models/digits/versions/1/evidence/weights.safetensors",
+        "/models/digits/versions/1/evidence/..%2f..%2f..%2f1%2fmanifest.json",
+        "/models/digits/versions/1/evidence/%2e%2e",
+        "/models/digits/versions/1/evidence/%2fetc%2fpasswd",
+        "/models/digits/versions/1/evidence/a%00b",
+        "/models/digits/versions/1/evidence/%ff",
+        "/models/digits/versions/2/evidence",
+        "/models/digits/versions/..%2f1/evidence",
+        "/models/digits/versions/%2e%2e/evidence/evidence.json",
+        "/models/nothing/versions/1/evidence",
+        "/models/..%2fdigits/versions/1/evidence",
+        "/models/digits/versions/aliases/evidence",
+    ],
+)
+def test_nothing_else_is_given(evaluated, path):
+    answer = evaluated.get(path)
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert b"sha256" not in answer.content
+
+
+def test_a_model_without_a_card_says_so(client):
+    assert client.get("/models/digits").json()["evidence"] is None
+    answer = client.get("/models/digits/versions/1/evidence")
+    assert answer.status_code == 404
+    assert "python -m training evaluate digits:1" in answer.json()["detail"]
+
+
+def test_a_damaged_card_leaves_the_model_served(serve, evaluated_store, tmp_path):
+    shutil.copytree(evaluated_store, tmp_path / "models")
+    (tmp_path / "models/digits/evidence/1/1/evidence.json").write_bytes(b"{")
+    with serve(tmp_path / "models") as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        model = client.get("/models/digits").json()
+        assert (model["serving"], model["evidence"]) == ("1", None)
+        answer = client.get("/models/digits/versions/1/evidence")
+        assert answer.status_code == 503
+        assert "evidence.json" in answer.json()["detail"]

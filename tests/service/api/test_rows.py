@@ -1,0 +1,464 @@
+"""Rows as people have them, over HTTP: objects keyed by column, and PNG and JPEG files."""
+
+import base64
+import io
+import json
+import time
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.support.environment import run_training
+from tests.support.images import jpeg_of_scans, png_file
+from tests.support.recipes import write_recipe
+from tests.support.serving import serving
+
+PEOPLE = [
+    {"age": 20, "city": "Rome", "vip": True, "income": 30.5},
+    {"age": 71.5, "city": "Oslo", "vip": False, "income": None},
+    {"age": None, "city": "Paris", "vip": None, "income": -3},
+]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory, fits):
+    """A client of a service with a model of columns, `people`, and one of colour images,
+    `pictures`."""
+    folder = tmp_path_factory.mktemp("rows")
+    rng = np.random.default_rng(0)
+    lines = ["age,city,vip,income,label"]
+    for i in range(400):
+        income = "" if i % 7 == 0 else f"{rng.normal(30, 5):.2f}"
+        age, city = rng.integers(18, 80), ["Rome", "Oslo"][rng.integers(2)]
+        lines.append(f"{age},{city},{i % 3 == 0},{income},{'old' if age > 50 else 'young'}")
+    (folder / "people.csv").write_text("\n".join(lines) + "\n")
+    for k, name in enumerate(("dark", "light")):
+        (folder / "pictures" / "train" / name).mkdir(parents=True)
+        for i in range(120):
+            (folder / "pictures" / "train" / name / f"{i}.png").write_bytes(
+                picture(100 * k, seed=i)
+            )
+    schedule = {"epochs": 15, "learning_rate": 1e-2, "batch_rows": 16}
+    settings = {
+        "posterior": {"couplings": 1, "hidden": 8},
+        "training": schedule,
+        "serving": {"draws": 10},
+    }
+    people = {"source": "csv:people.csv", "target": "label"}
+    for name, source in (("people", people), ("pictures", {"source": "images:pictures"})):
+        data = {**source, "validation_rows": 20, "reference_rows": 20, "ranking_rows": 40}
+        recipe = write_recipe(folder, name=name, data=data, **settings)
+        run_training(folder, "fit", str(recipe), "--quiet", "--device", "cpu")
+    limits = {"DUBITO_MAX_IMAGE_PIXELS": "1000", "DUBITO_MAX_ROWS": "30"}
+    with (
+        serving(folder / "models", **limits) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        yield client
+
+
+def picture(base=0, seed=0, size=(6, 8), mode="RGB", form="PNG"):
+    """An image file of noise between base and base + 100, height x width."""
+    noise = np.random.default_rng(seed).integers(base, base + 100, (*size, 3)).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).convert(mode).save(file, form)
+    return file.getvalue()
+
+
+def array_of(content):
+    """An image file as a row of the model's shape."""
+    return np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).transpose(2, 0, 1)
+
+
+def predict(client, inputs, model="people", **fields):
+    return client.post("/predict", json={"model": model, "seed": 7, "inputs": inputs, **fields})
+
+
+def arrays_of(client, inputs, model="people", **fields):
+    """The arrays of an npz answer."""
+    request = {"model": model, "seed": 7, "inputs": inputs, **fields}
+    answer = client.post("/predict", json=request, headers={"Accept": "application/x-npz"})
+    assert answer.status_code == 200, answer.text
+    return np.load(io.BytesIO(answer.content), allow_pickle=False)
+
+
+def upload(client, files, path="/predict", field="inputs", **fields):
+    return client.post(
+        path,
+        files=[(field, ("x", content)) for content in files],
+        data={"model": "pictures", **fields},
+    )
+
+
+def text(content):
+    return base64.b64encode(content).decode()
+
+
+def assert_refused(answer, says, status=422):
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["detail"].startswith(says), answer.text
+
+
+# Objects
+
+
+def test_examples_of_the_openapi_document_are_requests_to_the_models_that_are_there(client):
+    for path in ("/predict", "/acquire"):
+        content = client.get("/openapi.json").json()["paths"][path]["post"]["requestBody"][
+            "content"
+        ]
+        examples = content["application/json"]["examples"]
+        assert {title.partition(",")[0] for title in examples} == {"people", "pictures"}
+        for example in examples.values():
+            answer = client.post(path, json=example["value"])
+            assert answer.status_code == 200, answer.text
+    assert examples["people"]["value"]["pool"][0]["city"] == "Oslo"
+
+
+def test_objects_are_answered_as_their_encoded_rows_are(client):
+    listed = {model["name"]: model["columns"] for model in client.get("/models").json()["models"]}
+    assert listed["pictures"] == []
+    assert listed["people"] == [
+        {"name": "age", "kind": "numeric"},
+        {"name": "city", "kind": "categorical", "categories": ["Oslo", "Rome"]},
+        {"name": "vip", "kind": "categorical", "categories": ["false", "true"]},
+        {"name": "income", "kind": "numeric"},
+    ]
+    columns = client.get("/models/people").json()["manifest"]["input"]["columns"]
+    assert [column["name"] for column in columns] == ["age", "city", "vip", "income"]
+    age, _, _, income = columns
+    rows = [
+        [
+            (20 - age["mean"]) / age["std"],
+            0,
+            1,
+            0,
+            0,
+            1,
+            0,
+            (30.5 - income["mean"]) / income["std"],
+            0,
+        ],
+        [(71.5 - age["mean"]) / age["std"], 1, 0, 0, 1, 0, 0, 0, 1],
+        [0, 0, 0, 1, 0, 0, 1, (-3 - income["mean"]) / income["std"], 0],
+    ]
+    answer = predict(client, PEOPLE)
+    assert answer.status_code == 200, answer.text
+    assert answer.content == predict(client, rows).content
+    assert answer.json()["unknown_categories"] == {"city": 1, "vip": 1}  # of the third
+    assert predict(client, PEOPLE[:2]).json()["unknown_categories"] == {}
+    for explain in (False, True):
+        arrays = arrays_of(client, PEOPLE, explain=explain)
+        assert arrays["unknown_categories"].tolist() == [0, 1, 1, 0]  # age, city, vip, income
+    assert "unknown_categories" not in arrays_of(
+        client, [array_of(picture()).tolist()], model="pictures"
+    )
+    assert [p["label"] for p in answer.json()["predictions"][:2]] == ["young", "old"]
+
+
+def test_an_object_s_answer_does_not_depend_on_those_beside_it(client):
+    together = predict(client, PEOPLE * 5).json()["predictions"]
+    for n, person in enumerate(PEOPLE):
+        assert predict(client, [person]).json()["predictions"] == [together[n]]
+
+
+def test_a_pool_of_objects_is_ranked(client):
+    answer = client.post("/acquire", json={"model": "people", "pool": PEOPLE, "k": 2, "seed": 1})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["pool_size"] == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"age": "31"}, "inputs.1.age: expected a number, or null, got a string"),
+        ({"age": False}, "inputs.1.age: expected a number, or null, got a boolean"),
+        ({"age": 10**60}, "inputs.1.age: expected a number nearer"),
+        (
+            {"city": ["Rome"]},
+            "inputs.1.city: expected a string, number or boolean, or null, got an array",
+        ),
+        (
+            {"height": 1},
+            "inputs.1.height: expected no columns but age, city, vip, income, got an unknown one",
+        ),
+    ],
+    ids=str,
+)
+def test_a_bad_cell_is_refused_by_its_place(client, changed, says):
+    assert_refused(predict(client, [PEOPLE[0], PEOPLE[0] | changed]), says)
+
+
+def test_an_absent_column_and_mixed_rows_are_refused(client):
+    absent = {name: value for name, value in PEOPLE[0].items() if name != "vip"}
+    assert_refused(
+        predict(client, [absent]), "inputs.0.vip: expected a value, or null where it is missing"
+    )
+    assert_refused(predict(client, [PEOPLE[0], [0.0] * 9]), "inputs.1: expected an object")
+    assert_refused(
+        predict(client, [[0.0] * 9, PEOPLE[0]]),
+        "inputs.1: expected an array of 9 (rows have shape (9,), or",
+    )
+    answer = client.post("/acquire", json={"model": "people", "pool": [absent]})
+    assert_refused(answer, "pool.0.vip: expected a value")
+    for value in ("NaN", '"\\ud800"', "1e400"):
+        body = json.dumps({"model": "people", "inputs": [PEOPLE[0]]}).replace("20", value)
+        answer = client.post("/predict", content=body, headers={"Content-Type": "application/json"})
+        assert_refused(answer, "body: expected JSON")
+
+
+# Images
+
+
+def test_files_base64_and_arrays_of_the_same_images_are_answered_alike(client):
+    images = [picture(seed=900), picture(100, seed=901), picture(50, seed=902, form="JPEG")]
+    by_form = upload(client, images, seed="7")
+    assert by_form.status_code == 200, by_form.text
+    assert [p["label"] for p in by_form.json()["predictions"][:2]] == ["dark", "light"]
+    assert predict(client, [text(image) for image in images], "pictures").content == by_form.content
+    assert (
+        predict(client, [array_of(image).tolist() for image in images], "pictures").content
+        == by_form.content
+    )
+
+
+def test_a_form_s_other_fields_may_stand_in_it_or_in_the_query(client):
+    image = picture(seed=900)
+    in_form = upload(client, [image], seed="7", num_samples="5", fpr="0.2", return_samples="true")
+    query = "?model=pictures&seed=7&num_samples=5&fpr=0.2&return_samples=true"
+    in_query = client.post(f"/predict{query}", files=[("inputs", ("x.png", image, "image/png"))])
+    assert in_form.status_code == 200, in_form.text
+    assert in_query.content == in_form.content
+    assert len(in_form.json()["predictions"][0]["samples"]) == 5
+
+
+def test_a_grey_or_transparent_image_is_converted(client):
+    for mode in ("L", "1", "P", "RGBA", "LA"):
+        image = picture(seed=3, mode=mode)
+        answer = predict(client, [text(image)], "pictures")
+        assert answer.status_code == 200, answer.text
+        assert answer.content == predict(client, [array_of(image).tolist()], "pictures").content
+
+
+def test_a_pool_of_images_is_ranked_as_its_arrays_are(client):
+    images = [picture(seed=i) for i in range(4)]
+    by_form = upload(
+        client, images, "/acquire", "pool", seed="3", k="2", ids='["a", "b", "c", "d"]'
+    )
+    assert by_form.status_code == 200, by_form.text
+    request = {"model": "pictures", "seed": 3, "k": 2, "ids": ["a", "b", "c", "d"]}
+    for pool in ([text(i) for i in images], [array_of(i).tolist() for i in images]):
+        assert client.post("/acquire", json={**request, "pool": pool}).content == by_form.content
+
+
+SHORT = png_file((8, 6, 8, 2, 0, 0, 0), 5 * (b"\0" + bytes(24)))  # in order, but for its last row
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "inputs.2: expected a PNG, JPEG, WEBP or BMP file, got something else"),
+        (b"no image", "inputs.2: expected a PNG, JPEG, WEBP or BMP file, got something else"),
+        (
+            picture(form="GIF"),
+            "inputs.2: expected a PNG, JPEG, WEBP or BMP file, got something else",
+        ),
+        (picture()[:-60], "inputs.2: expected a whole PNG image, got missing or broken pixels"),
+        (SHORT, "inputs.2: expected a whole PNG image, got missing or broken pixels"),
+        (picture(form="JPEG")[:300], "inputs.2: expected"),
+        (
+            picture(size=(8, 6)),
+            "inputs.2: expected an image of 8 x 6 pixels (width x height), got 6 x 8",
+        ),
+    ],
+    ids=["empty", "text", "gif", "cut png", "short png", "cut jpeg", "size"],
+)
+def test_a_bad_image_is_refused_by_its_place(client, content, says):
+    good = picture()
+    assert_refused(upload(client, [good, good, content]), says)
+    assert_refused(predict(client, [text(good), text(good), text(content)], "pictures"), says)
+    pool = client.post(
+        "/acquire", json={"model": "pictures", "pool": [text(good), text(good), text(content)]}
+    )
+    assert_refused(pool, says.replace("inputs", "pool"))
+
+
+def test_a_small_file_of_many_scans_is_refused_at_once(client):
+    file = io.BytesIO()
+    Image.new("RGB", (4000, 3000)).save(file, "JPEG", progressive=True)
+    bomb = jpeg_of_scans(file.getvalue(), 10_000)
+    assert len(bomb) < 700_000
+    begun = time.monotonic()
+    for answer in (upload(client, [bomb]), predict(client, [text(bomb)], "pictures")):
+        assert_refused(answer, "inputs.0: expected a JPEG file of at most 100 scans, got ")
+    assert time.monotonic() - begun < 5  # half a minute to decode
+
+
+@pytest.mark.parametrize("size", [(4000, 4000), (8000, 8000), (20000, 20000)])
+def test_a_bomb_is_refused_before_it_is_decoded(client, size):
+    file = io.BytesIO()
+    Image.new("1", size).save(file, "PNG")
+    answer = predict(client, [text(file.getvalue())], "pictures")
+    assert answer.status_code in (413, 422)
+    assert "pixels" in answer.json()["detail"]
+
+
+def test_limits_on_images_are_kept(client):
+    assert_refused(
+        upload(client, [picture()] * 25),
+        "inputs: expected images of at most 1000 pixels together",
+        413,
+    )
+    assert_refused(
+        upload(client, [picture()] * 31), "inputs: expected at most 30 rows, got 31", 413
+    )
+    assert_refused(
+        upload(client, [b""] * 60), "body: expected a form of at most 46 parts, got more", 413
+    )
+
+
+@pytest.mark.parametrize("value", ["", "%%%", "abc", "é", "data:image/png;base64,AAAA", "AAAA\n"])
+def test_a_string_that_is_not_base64_of_an_image_is_refused(client, value):
+    assert_refused(predict(client, [text(picture()), value], "pictures"), "inputs.1: expected ")
+
+
+@pytest.mark.parametrize("value", [None, 5, [0.0] * 144, {"a": 1}])
+def test_images_beside_other_rows_are_refused(client, value):
+    assert_refused(
+        predict(client, [text(picture()), value], "pictures"),
+        "inputs.1: expected base64 of an image file",
+    )
+
+
+def test_an_image_sent_to_a_model_of_none_is_refused(client):
+    says = "inputs.0: expected an array of 9 (rows have shape (9,), or are objects keyed by column), got a "
+    assert_refused(predict(client, [text(picture())]), says + "string of")
+    answer = client.post("/predict", files=[("inputs", ("x", picture()))], data={"model": "people"})
+    assert_refused(answer, says + "file of")
+    assert "bytes; a file of many rows is a body of its own" in answer.json()["detail"]
+    assert_refused(
+        predict(client, [{"a": 1}], "pictures"),
+        "inputs.0: expected an array of 144 (rows have shape (3, 6, 8)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "says"),
+    [
+        ("multipart/form-data", b"", "Content-Type: expected multipart/form-data with a boundary"),
+        (
+            "multipart/form-data; boundary=",
+            b"",
+            "Content-Type: expected multipart/form-data with a boundary",
+        ),
+        ("multipart/form-data; boundary=x", b"", "body: expected "),
+        ("multipart/form-data; boundary=x", b"--x--\r\n", "inputs: expected at least one row"),
+        ("multipart/form-data; boundary=x", b"nonsense", "body: expected multipart/form-data"),
+        (
+            "multipart/form-data; boundary=x",
+            b"--x\r\n\r\nno name\r\n--x--\r\n",
+            "body: expected parts with a name",
+        ),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="inputs"\r\n\r\ncut',
+            "body: expected a whole form",
+        ),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="\xff"\r\n\r\n1\r\n--x--\r\n',
+            "",
+        ),
+        (
+            "multipart/form-data; boundary=" + "x" * 5000,
+            b"--x",
+            "body: expected multipart/form-data",
+        ),
+    ],
+    ids=[
+        "none",
+        "no name",
+        "empty",
+        "no parts",
+        "nonsense",
+        "no part's name",
+        "cut",
+        "bytes",
+        "long",
+    ],
+)
+def test_a_body_that_is_no_form_is_refused(client, content_type, body, says):
+    assert_refused(
+        client.post("/predict", content=body, headers={"Content-Type": content_type}), says
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"seed": "x"}, "form: seed: expected a JSON value"),
+        ({"seed": "1.5"}, "seed: expected a valid integer"),
+        ({"sead": "1"}, "sead: expected one of"),
+        ({"seed": ["1", "2"]}, "form: seed: expected once"),
+    ],
+    ids=str,
+)
+def test_a_bad_field_of_a_form_is_refused_by_its_name(client, fields, says):
+    assert_refused(upload(client, [picture()], **fields), says)
+
+
+# Whatever comes
+
+quietly = settings(
+    max_examples=100,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+cells = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+)
+values = (
+    cells | st.lists(cells, max_size=3) | st.dictionaries(st.text(max_size=3), cells, max_size=3)
+)
+
+
+def test_any_object_is_answered(client):
+    @quietly
+    @given(
+        changed=st.dictionaries(st.sampled_from([*PEOPLE[0], "x"]), values, max_size=3),
+        model=st.booleans(),
+    )
+    def answered(changed, model):
+        answer = predict(
+            client, [PEOPLE[0], PEOPLE[0] | changed], "people" if model else "pictures"
+        )
+        assert answer.status_code in (200, 422), answer.text
+
+    answered()
+
+
+def test_any_change_of_a_form_s_bytes_is_answered(client):
+    request = httpx.Request(
+        "POST", "http://x", files=[("inputs", ("x", picture()))], data={"model": "pictures"}
+    )
+    whole, headers = request.read(), {"Content-Type": request.headers["content-type"]}
+
+    @quietly
+    @given(place=st.integers(0, len(whole) - 1), cut=st.integers(0, 4), new=st.binary(max_size=4))
+    def answered(place, cut, new):
+        answer = client.post(
+            "/predict", content=whole[:place] + new + whole[place + cut :], headers=headers
+        )
+        assert answer.status_code in (200, 404, 413, 422), answer.text
+
+    answered()

@@ -1,0 +1,258 @@
+"""Models of text: strings are posted, and answers are those of torch for the ids of their
+tokens."""
+
+import io
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+from model_store.artifacts.store import ModelStore
+from model_store.inference.model import NEEDED, Model
+from model_store.inference.noise import noise
+from tests.support.environment import working_in
+from tests.support.recipes import write_recipe
+from tests.support.serving import serving
+from tests.support.texts import VOCABULARY, Averaged, texts, tokenizer, write_reviews
+from training.__main__ import main
+from training.versions import open_parent
+
+TOKENS = 7  # fewer than the longest texts have
+DATA = {
+    "source": "csv:reviews.csv",
+    "target": "label",
+    "text": "text",
+    "tokenizer": "tokenizer.json",
+}
+SIZES = {"validation_rows": 30, "reference_rows": 30, "ranking_rows": 40}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, fits):
+    """A folder with a fitted model of text."""
+    folder = tmp_path_factory.mktemp("texts")
+    write_reviews(folder)
+    network = {"factory": "tests.support.texts:Averaged", "bayesian": ["head"]}
+    data = {**DATA, **SIZES, "max_tokens": TOKENS}
+    settings = {
+        "training": {"epochs": 20, "learning_rate": 3e-2, "batch_rows": 16},
+        "serving": {"draws": 10},
+    }
+    recipe = write_recipe(folder, name="reviews", data=data, network=network, **settings)
+    with working_in(folder):
+        assert main(["fit", str(recipe), "--quiet"]) == 0
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def client(folder):
+    with (
+        serving(folder / "models", DUBITO_TRIAL_S="30") as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def parent(folder):
+    return open_parent(ModelStore(folder / "models"), "reviews", "model")
+
+
+def predict(client, inputs, **fields):
+    return client.post("/predict", json={"inputs": inputs, "seed": 3, **fields})
+
+
+def ids_of(rows):
+    made = tokenizer()
+    made.enable_truncation(TOKENS)
+    made.enable_padding(length=TOKENS, pad_id=0)
+    return np.array([made.encode(row).ids for row in rows])
+
+
+def test_strings_are_answered_as_torch_does_and_replayed_bit_for_bit(client, parent):
+    rows, labels = texts(40, seed=1)
+    asked = {"num_samples": 4, "return_samples": True}
+    answer = predict(client, rows, **asked)
+    assert answer.status_code == 200, answer.text
+    assert predict(client, rows, **asked).content == answer.content
+    found = answer.json()["predictions"]
+    samples = np.array([row["samples"] for row in found]).swapaxes(0, 1)
+    spec = parent.manifest.noise
+    eps = torch.from_numpy(noise(spec.algorithm, 3, 0, 4, spec.dimension))
+    expected = parent.model().eval().predict(torch.from_numpy(ids_of(rows)).float(), eps).exp()
+    np.testing.assert_allclose(samples, expected.numpy(), atol=2e-3)
+    assert np.mean([row["label"] == label for row, label in zip(found, labels, strict=True)]) > 0.9
+    alone = predict(client, rows[7:8], **asked).json()["predictions"][0]
+    assert alone["samples"] == found[7]["samples"]
+
+
+def test_texts_come_as_strings_objects_files_and_ids(client):
+    rows = ["the film was good", "", "an unknown word, " + "very " * 50]
+    expected = predict(client, rows).json()
+    assert predict(client, [{"text": row} for row in rows]).json() == expected
+    assert predict(client, ids_of(rows).tolist()).json() == expected
+    files = [("inputs", (f"{n}.txt", row.encode())) for n, row in enumerate(rows)]
+    assert client.post("/predict?seed=3", files=files).json() == expected
+    for dtype in (np.int64, np.uint8, np.float64):
+        body = io.BytesIO()
+        np.save(body, ids_of(rows).astype(dtype))
+        headers = {"Content-Type": "application/x-npy"}
+        assert (
+            client.post("/predict?seed=3", content=body.getvalue(), headers=headers).json()
+            == expected
+        )
+    many = rows * 1000  # a long body is read block by block
+    assert predict(client, many).json()["predictions"][:3] == expected["predictions"]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("x" * (1 << 18) + "x", ": expected text of at most 262144 bytes in UTF-8, got 262145"),
+        (5, ": expected a string, as the row before it, got 5"),
+        ({"text": None}, ".text: expected a string, as the row before it, got null"),
+        ({"body": "good"}, ".text: expected a string, got no such column"),
+        ({"text": "good", "stars": 1}, ".stars: expected no column but text, got an unknown one"),
+    ],
+)
+def test_a_row_that_is_no_text_is_refused_by_its_name(client, row, says):
+    for path, field in (("/predict", "inputs"), ("/acquire", "pool")):
+        answer = client.post(path, json={field: ["good", row]})
+        assert (answer.status_code, answer.json()["detail"]) == (422, f"{field}.1{says}")
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (
+            [0] * 6 + [VOCABULARY],
+            f"inputs.1.6: expected an id, a whole number from 0 to {VOCABULARY - 1}, got ",
+        ),
+        ([0] * 6 + [-1], "inputs.1.6: expected an id"),
+        ([1.5] + [0] * 6, "inputs.1.0: expected an id"),
+        (
+            [0] * 6,
+            "inputs.1: expected an array of 7 (rows have shape (7,), or are strings, or objects "
+            "of text)",
+        ),
+    ],
+)
+def test_a_number_that_is_no_id_is_refused_by_its_place(client, row, says):
+    answer = predict(client, [[0] * 7, row])
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith(says)
+    if len(row) == 7:
+        body = io.BytesIO()
+        np.save(body, np.array([[0.0] * 7, row]))
+        answer = client.post(
+            "/predict", content=body.getvalue(), headers={"Content-Type": "application/x-npy"}
+        )
+        assert answer.json()["detail"].startswith(says)
+
+
+def test_bytes_that_are_no_text_are_refused(client):
+    answer = client.post("/predict", files=[("inputs", ("a.txt", b"\xff\xfe"))])
+    assert answer.json()["detail"] == "inputs.0: expected a text in UTF-8, got other bytes"
+    answer = client.post(
+        "/predict", content=b'{"inputs": ["\\ud800"]}', headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code == 422
+
+
+def test_pools_of_strings_are_ranked(client):
+    rows = texts(6)[0]
+    answer = client.post("/acquire", json={"pool": rows, "ids": list("abcdef"), "k": 3, "seed": 1})
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["ranking"]) == 3
+
+
+def test_nothing_is_explained_of_ids_and_it_is_said_why(client):
+    (found,) = predict(client, ["the film was good"], explain=True).json()["predictions"]
+    explanation = found["explanation"]
+    empty = ("attributed", "map", "nearest", "columns", "unseen", "missing")
+    assert {name: explanation[name] for name in empty} == dict.fromkeys(empty)
+    assert "ids" in explanation["null_because"]["map"]
+    assert "ids" in explanation["null_because"]["nearest"]
+    assert explanation["detectors"].keys() == {"entropy", "feature_neighbours"}
+
+
+def test_the_openapi_examples_are_strings_that_the_model_takes(client):
+    document = client.get("/openapi.json").json()
+    for path in ("/predict", "/acquire"):
+        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        for example in content["examples"].values():
+            assert client.post(path, json=example["value"]).status_code == 200
+
+
+def test_the_version_holds_its_tokenizer_and_is_measured_and_calibrated_with_it(
+    client, folder, capsys
+):
+    manifest = client.get("/models/reviews").json()["manifest"]
+    assert manifest["input"]["text"]["max_tokens"] == TOKENS
+    assert (manifest["input"]["dtype"], manifest["input"]["maximum"]) == ("int32", VOCABULARY - 1)
+    assert manifest["detectors"]["density"] == ["feature_neighbours"]
+    assert {"tokenizer.json"} == manifest["files"].keys() & {
+        "tokenizer.json",
+        "training-rows.safetensors",
+    }
+    write_reviews(folder, 200)  # other rows; and no tokenizer any more
+    (folder / "reviews.csv").rename(folder / "later.csv")
+    (folder / "tokenizer.json").unlink()
+    (folder / "other.csv").write_text("text\n" + "rain on friday\n" * 30)
+    others = ["--outliers", "weather=csv:other.csv"]
+    assert (
+        main(["evaluate", "reviews", "--data", "csv:later.csv", "--quiet", "--rows", "40", *others])
+        == 0
+    )
+
+    shown = set(capsys.readouterr().out.split())
+    assert {f"{name}_flag_auroc" for name in ("uniform", "crossed", "shuffled", "weather")} <= shown
+    calibrate = ["calibrate", "reviews", "--data", "csv:later.csv", "--target", "label"]
+    assert main([*calibrate, "--reference-rows", "40", "--ranking-rows", "60"]) == 0
+    assert main(["evaluate", "reviews", "--data", "csv:later.csv", "--attacks"]) == 2
+    assert "--attacks: expected rows of numbers" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_frozen_part_that_takes_ids_is_an_encoder(folder):
+    write_reviews(folder)
+    network = {
+        "factory": "tests.support.texts:Averaged",
+        "bayesian": ["head"],
+        "trained": [],
+        "encoder": "frozen",
+    }
+    data = {**DATA, **SIZES, "max_tokens": TOKENS}
+    settings = {"training": {"epochs": 2, "batch_rows": 16}, "serving": {"draws": 10}}
+    recipe = write_recipe(folder, name="encoded", data=data, network=network, **settings)
+    assert main(["fit", str(recipe), "--quiet"]) == 0
+    store = ModelStore(folder / "models")
+    model = Model.load(store.open("encoded", "1", NEEDED))
+    assert (model.encoder.spec.outputs, model.manifest.input.takes_ids) == (8, True)
+    assert "mahalanobis" in model.manifest.detectors.density
+    assert model.training_rows is not None
+    ids = ids_of(texts(5, seed=2)[0]).astype(np.float32)
+    rows, head = model.encoder(ids), open_parent(store, "encoded", "model").model().eval()
+    module = Averaged((TOKENS,), 2)
+    module.embedding.weight.data.copy_(
+        torch.from_numpy(embedding_of(folder / "models" / "encoded" / "1"))
+    )
+    is_token = (torch.from_numpy(ids).long() != 0).unsqueeze(2).float()
+    expected = (module.embedding(torch.from_numpy(ids).long()) * is_token).sum(1) / is_token.sum(1)
+    np.testing.assert_allclose(rows, expected.detach().numpy(), atol=1e-5)
+    theta = model.runtime.draw(3, 0, 4)
+    outputs, _ = model.runtime.run(ids, theta[:, None])
+    given, _ = head.network(torch.from_numpy(rows), torch.from_numpy(theta[:, None]))
+    np.testing.assert_allclose(outputs, head.likelihood(given).detach().numpy(), atol=1e-4)
+
+
+def embedding_of(version):
+    """The embedding in a version's encoder."""
+    graph = onnx.load(version / "encoder.onnx").graph
+    (found,) = [
+        numpy_helper.to_array(t) for t in graph.initializer if tuple(t.dims) == (VOCABULARY, 8)
+    ]
+    return found.copy()

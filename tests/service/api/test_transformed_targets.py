@@ -1,0 +1,255 @@
+"""Targets with heavy tails, of any scale, and counts: from the command to HTTP."""
+
+import io
+import json
+
+import httpx
+import numpy as np
+import pytest
+from scipy import stats
+
+from model_store.artifacts.store import ModelStore
+from model_store.inference.model import Model
+from model_store.scores.transforms import LogTransform, RankTransform, to_fitted, to_target
+from tests.support.environment import working_in
+from tests.support.recipes import write_recipe
+from tests.support.serving import serving
+from training.__main__ import main
+
+ROWS, TEST = 500, 200
+SCALE = {"tiny": 1e-12, "plain": 1e12}
+TRANSFORM = {"tiny": "auto", "plain": "none", "counts": "rank"}
+FIT = {
+    "method": "dropout-alpha",
+    "posterior": {"rate": 0.1, "prior_std": 0.3},
+    "network": {"hidden": [20]},
+    "likelihood": {"noise": "heteroscedastic"},
+    "training": {"epochs": 40, "batch_rows": 50, "samples": 3, "learning_rate": 1e-2},
+    "serving": {"draws": 20, "combined": ["epistemic_std"]},
+}
+
+
+def rows(name):
+    """Inputs and targets of a model: log-normal with a log standard deviation of 0.5, or counts."""
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-2.0, 2.0, (ROWS + TEST, 3))
+    if name == "counts":
+        return x, generator.poisson(np.exp(1.0 + x[:, 0])).astype(np.float64)
+    return x, SCALE[name] * np.exp(2.0 * x[:, 0] + 0.5 * generator.normal(size=len(x)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, fits):
+    """A folder with a store of a model for each transform."""
+    folder = tmp_path_factory.mktemp("targets")
+    with working_in(folder):
+        for name, transform in TRANSFORM.items():
+            x, y = rows(name)
+            np.savez(
+                folder / f"{name}.npz",
+                x_train=x[TEST:],
+                y_train=y[TEST:],
+                x_test=x[:TEST],
+                y_test=y[:TEST],
+            )
+            data = {
+                "validation_rows": 60,
+                "reference_rows": 50,
+                "ranking_rows": 99,
+                "target_transform": transform,
+            }
+            path = write_recipe(
+                folder,
+                name=name,
+                task="regression",
+                data={"source": f"npz:{name}.npz", **data},
+                **FIT,
+            )
+            assert main(["fit", str(path), "--quiet", "--device", "cpu"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(folder):
+    with serving(folder / "models") as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def predict(client, name, **fields):
+    x, y = rows(name)
+    request = {"model": name, "seed": 7, "inputs": x[:TEST].tolist(), **fields}
+    answer = client.post("/predict", json=request)
+    assert answer.status_code == 200, answer.text
+    predictions = answer.json()["predictions"]
+    return {key: np.array([p[key] for p in predictions]) for key in predictions[0]}, y[:TEST]
+
+
+def model_of(folder, name):
+    return Model.load(ModelStore(folder / "models").open(name, "1"))
+
+
+@pytest.mark.parametrize("name", TRANSFORM)
+def test_intervals_hold_the_target_and_the_median_lies_inside(client, name):
+    answers, y = predict(client, name, coverage=0.9)
+    low, high = answers["interval"].T
+    covered = int(((low <= y) & (y <= high)).sum())
+    # Over 99 ranking rows and 200 test rows, beta-binomial: outside it once in a million times.
+    law = stats.betabinom(TEST, 90, 10)
+    assert law.ppf(5e-7) <= covered <= law.ppf(1 - 5e-7)
+    if name == "plain":
+        assert (answers["median"] == None).all()  # noqa: E711
+    else:
+        assert ((low <= answers["median"]) & (answers["median"] <= high)).all()
+        assert (low >= 0).all()
+    assert (answers["std"] > 0).all()
+
+
+def test_a_heavy_tail_is_fitted_by_what_predicts_held_out_rows_best_in_the_target_s_units(folder):
+    manifest = model_of(folder, "tiny").manifest
+    tried = manifest.training["target_transform"]
+    assert set(tried["log_likelihood"]) == {"none", "log", "rank"}
+    assert tried["chosen"] == "log"  # of log-normal targets
+    assert tried["log_likelihood"]["log"] > tried["log_likelihood"]["none"]
+    # All are of a density of the target itself, and so is what is measured: near that of the law it
+    # was drawn from.
+    x, y = rows("tiny")
+    known = stats.lognorm.logpdf(y, 0.5, scale=SCALE["tiny"] * np.exp(2.0 * x[:, 0])).mean()
+    assert manifest.quality["test_log_likelihood"] == pytest.approx(known, abs=0.7)
+    assert manifest.training["validation_log_likelihood"] == pytest.approx(known, abs=0.7)
+    assert not list((folder / "runs").glob("*/target-*"))
+
+
+def test_targets_of_every_scale_are_predicted(client, folder):
+    x, _ = rows("tiny")
+    answers, _ = predict(client, "tiny")
+    error = np.log(answers["median"] / (SCALE["tiny"] * np.exp(2.0 * x[:TEST, 0])))
+    assert np.abs(np.median(error)) < 0.15
+    assert np.std(error) < 0.4
+    answers, y = predict(client, "plain")
+    assert np.corrcoef(answers["mean"], y)[0, 1] > 0.5
+    assert model_of(folder, "plain").manifest.transform is None
+
+
+def test_answers_are_the_draws_turned_back(client, folder):
+    model = model_of(folder, "tiny")
+    assert model.manifest.transform == LogTransform(offset=0.0)
+    answers, _ = predict(client, "tiny", return_samples=True)
+    theta = model.runtime.draw(7, 0, 20)[:, None]
+    x, _ = rows("tiny")
+    outputs = model.runtime.run(x[:TEST].astype(np.float32), theta)[0].astype(np.float64)
+    law = stats.lognorm(np.exp(0.5 * outputs[..., 1]), scale=np.exp(outputs[..., 0]))
+    np.testing.assert_allclose(answers["mean"], law.mean().mean(axis=0), rtol=1e-4)
+    aleatoric, epistemic = law.var().mean(axis=0), law.mean().var(axis=0)
+    np.testing.assert_allclose(answers["std"], np.sqrt(aleatoric + epistemic), rtol=1e-3)
+    np.testing.assert_allclose(answers["epistemic_std"], np.sqrt(epistemic), rtol=1e-3)
+    samples = np.array([[draw["std"] for draw in row] for row in answers["samples"]])
+    np.testing.assert_allclose(samples, law.std().T, rtol=1e-3)
+    below = np.mean(
+        [stats.norm.cdf(np.log(answers["median"]), m, s) for m, s in _moments(outputs)], axis=0
+    )
+    np.testing.assert_allclose(below, 0.5, atol=1e-5)
+
+
+def _moments(outputs):
+    return zip(outputs[..., 0], np.exp(0.5 * outputs[..., 1]), strict=True)
+
+
+def test_detectors_and_stopping_look_at_the_target_as_it_was_fitted(client, folder):
+    answers, _ = predict(client, "tiny", settle=0.05)
+    scores = np.array([d["std"]["score"] for d in answers["detectors"]])
+    assert (scores > 0.05).all()  # a log standard deviation, and not 1e-12
+    assert set(answers["num_samples"]) <= {5, 10, 20}
+    model = model_of(folder, "tiny")
+    x, _ = rows("tiny")
+    (prediction, _) = (model.predict(x[:3].astype(np.float32), model.runtime.draw(7, 0, 20)), None)
+    low, high = to_fitted(model.manifest.transform, prediction.intervals(0.9)).T
+    np.testing.assert_allclose(0.5 * (low + high), prediction.calibrated_scores.mean, rtol=1e-6)
+
+
+def test_a_pool_is_ranked_in_the_target_s_units(client):
+    answers, _ = predict(client, "tiny", num_samples=20)
+    x, _ = rows("tiny")
+    request = {
+        "model": "tiny",
+        "seed": 7,
+        "num_samples": 20,
+        "pool": x[:TEST].tolist(),
+        "acquisition": "variance",
+    }
+    ranking = client.post("/acquire", json={**request, "k": 5}).json()["ranking"]
+    expected = np.sort(answers["std"] ** 2)[::-1][:5]
+    np.testing.assert_allclose([row["score"] for row in ranking], expected, rtol=1e-9)
+
+
+def test_counts_are_never_below_0(client, folder):
+    transform = model_of(folder, "counts").manifest.transform
+    assert (transform.kind, transform.least) == ("rank", 0.0)
+    answers, y = predict(client, "counts")
+    assert (answers["mean"] > 0).all()
+    assert (answers["interval"] >= 0).all()
+    assert (y == 0).any()
+    assert to_target(transform, np.array([-50.0])) == 0.0
+
+
+def test_npz_and_the_list_of_models_say_what_json_says(client):
+    x, _ = rows("counts")
+    request = {"model": "counts", "seed": 7, "inputs": x[:3].tolist()}
+    predictions = client.post("/predict", json=request).json()["predictions"]
+    packed = client.post("/predict", json=request, headers={"Accept": "application/x-npz"}).content
+    arrays = np.load(io.BytesIO(packed), allow_pickle=False)
+    for name in ("mean", "median", "std", "interval"):
+        assert arrays[name].tolist() == [p[name] for p in predictions]
+    output = client.get("/models/counts").json()["manifest"]["output"]
+    assert output["transform"]["kind"] == "rank"
+    assert RankTransform.model_validate(output["transform"]).values[0] == 0
+
+
+def test_the_report_measures_in_the_target_s_units(folder):
+    with working_in(folder):
+        assert main(["evaluate", "tiny", "--rows", "50", "--quiet"]) == 0
+    evidence = json.loads(
+        (folder / "models" / "tiny" / "evidence" / "1" / "1" / "evidence.json").read_text()
+    )
+    test = evidence["test"]
+    _, y = rows("tiny")
+    assert 0 < test["crps"] < np.std(y)
+    assert 0 < test["rmse"] < 10 * np.std(y)
+    assert test["pit"]["p_value"] > 1e-6
+    assert set(test["pinball"]) == {"0.05", "0.25", "0.5", "0.75", "0.95"}
+
+
+def test_a_warm_start_keeps_the_transform(folder, capsys):
+    with working_in(folder):
+        log = write_recipe(
+            folder,
+            name="warm",
+            task="regression",
+            data={
+                "source": "npz:tiny.npz",
+                "validation_rows": 60,
+                "reference_rows": 50,
+                "ranking_rows": 99,
+                "target_transform": "rank",
+            },
+            **FIT,
+        )
+        assert main(["fit", str(log), "--warm-start", "tiny", "--quiet"]) == 2
+    assert (
+        "data.target_transform: expected log, as of tiny version 1, got rank"
+        in capsys.readouterr().err
+    )
+
+
+def test_targets_that_do_not_bear_a_logarithm_are_refused(tmp_path, capsys):
+    x, y = rows("tiny")
+    np.savez(tmp_path / "below.npz", x_train=x, y_train=y - 1e-12, x_test=x[:9], y_test=y[:9])
+    data = {"source": "npz:below.npz", "target_transform": "log"}
+    with working_in(tmp_path):
+        path = write_recipe(tmp_path, task="regression", data=data, **FIT)
+        assert main(["fit", str(path), "--quiet"]) == 2
+        assert "data.target_transform: expected `none` or `rank`" in capsys.readouterr().err
+        assert main(["fit", str(write_recipe(tmp_path, data={"target_transform": "log"}))]) == 2
+        assert (
+            "data.target_transform: expected none for task classification"
+            in capsys.readouterr().err
+        )

@@ -1,0 +1,338 @@
+"""The file of keys: names, scopes, expiries, and changes that are seen without a restart."""
+
+import json
+import logging
+import re
+import subprocess
+import sys
+import tomllib
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+
+import httpx
+import pytest
+
+from model_store.errors import InvalidInput
+from service.auth.key_file import VARIABLE, KeyRing, keys_of
+from service.auth.keys import SCOPES, Keys
+from service.auth.new_key import new_key
+from service.settings import Settings
+from tests.support.environment import ROOT, environment_with
+from tests.support.serving import serving, wait_until
+
+ROW = [0.0] * 64
+PAST, FUTURE = "2020-01-01T00:00:00Z", "2999-01-01T00:00:00+02:00"
+SECRET = "a-secret-that-is-not-shown"
+DIGEST = sha256(SECRET.encode()).hexdigest()
+ASKED = {  # a request for each scope; one of its answers with a key that has it
+    "read": ("GET", "/models", None, 200),
+    "predict": ("POST", "/predict", {"inputs": [ROW]}, 200),
+    "acquire": ("POST", "/acquire", {"pool": [ROW], "k": 1}, 200),
+    "metrics": ("GET", "/metrics", None, 200),
+    "admin": ("POST", "/admin/refresh", None, 200),
+}
+
+
+def entry(name, scopes, expires=None, is_hashed=False):
+    """The entry of a key that is made of its name."""
+    key = key_of(name)
+    given = f'sha256 = "{sha256(key.encode()).hexdigest()}"' if is_hashed else f'key = "{key}"'
+    end = "" if expires is None else f"expires = {expires}\n"
+    return f'[[keys]]\nname = "{name}"\n{given}\nscopes = {json.dumps(scopes)}\n{end}'
+
+
+def key_of(name):
+    return f"the-long-key-of-{name}"
+
+
+FILE = "".join(
+    [
+        *(entry(f"only-{scope}", [scope], is_hashed=scope == "predict") for scope in SCOPES),
+        entry("all", list(SCOPES), FUTURE, is_hashed=True),
+        entry("late", list(SCOPES), PAST),
+    ]
+)
+
+
+def ask(client, name, scope):
+    """The answer to a scope's request, with a key."""
+    method, path, content, _ = ASKED[scope]
+    return client.request(method, path, json=content, headers={"X-API-Key": key_of(name)})
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory, digits_store):
+    """A client of a service with a file of keys."""
+    file = tmp_path_factory.mktemp("secrets") / "keys.toml"
+    file.write_text(FILE)
+    with (
+        serving(digits_store, DUBITO_KEYS_FILE=str(file)) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("needed", ASKED)
+def test_a_key_does_what_its_scopes_say_and_nothing_else(keyed, needed):
+    for scope in SCOPES:
+        answer = ask(keyed, f"only-{scope}", needed)
+        if scope == needed:
+            assert answer.status_code == ASKED[needed][3]
+        else:
+            assert answer.status_code == 403
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert (
+                answer.json()["detail"]
+                == f"key: expected one with the scope {needed}, got one without"
+            )
+            assert f'scope="{needed}"' in answer.headers["WWW-Authenticate"]
+    assert ask(keyed, "all", needed).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("needed", "method", "path"),
+    [
+        *((scope, *asked[:2]) for scope, asked in ASKED.items()),
+        ("label", "POST", "/labels"),
+        ("label", "POST", "/label-studio/digits/webhook"),
+        ("predict", "POST", "/v2/models/digits/infer"),
+        ("predict", "POST", "/invocations"),
+    ],
+)
+def test_a_new_line_at_a_path_s_end_opens_nothing(keyed, needed, method, path):
+    """A route's pattern matches before it too: its scope is that of the route."""
+    for scope in SCOPES:
+        if scope != needed:
+            headers = {"X-API-Key": key_of(f"only-{scope}")}
+            assert (
+                keyed.request(method, f"{path}%0A", json={}, headers=headers).status_code == 403
+            ), scope
+
+
+def test_a_key_that_has_expired_is_refused_as_an_unknown_one_is(keyed):
+    late, unknown = ask(keyed, "late", "predict"), ask(keyed, "nobody", "predict")
+    assert (late.status_code, unknown.status_code) == (401, 401)
+    assert late.content == unknown.content
+    assert "models" not in keyed.get("/health/ready", headers={"X-API-Key": key_of("late")}).json()
+    assert (
+        "models" in keyed.get("/health/ready", headers={"X-API-Key": key_of("only-label")}).json()
+    )
+
+
+def test_a_key_ends_when_its_time_is_over():
+    now = datetime.now(UTC)
+    ends = {"before": now - timedelta(seconds=1), "after": now + timedelta(hours=1)}
+    keys = keys_of("".join(entry(name, ["read"], end.isoformat()) for name, end in ends.items()))
+    assert [keys.find(key_of(name).encode()).has_expired for name in ends] == [True, False]
+
+
+def test_the_log_says_which_key_asked_and_never_the_key(serve, digits_store, tmp_path):
+    (tmp_path / "keys.toml").write_text(FILE)
+    settings = {"DUBITO_KEYS_FILE": str(tmp_path / "keys.toml"), "DUBITO_LOG": "json"}
+    with serve(digits_store, **settings) as (url, process):
+        with httpx.Client(base_url=url, timeout=60) as client:
+            for name in ("all", "only-read", "late", "nobody"):
+                ask(client, name, "predict")
+        process.terminate()
+        said = process.communicate(timeout=60)[1]
+    lines = [json.loads(line) for line in said.splitlines()]
+    asked = [
+        line
+        for line in lines
+        if line["logger"] == "dubito.requests" and line["route"] != "/health/live"
+    ]
+    assert [(line["key"], line["status"], line["reason"]) for line in asked] == [
+        ("all", 200, None),
+        ("only-read", 403, "forbidden"),
+        ("late", 401, "expired_key"),
+        (None, 401, "unauthorized"),
+    ]
+    assert "the-long-key-of" not in said
+
+
+def replace(file, text):
+    """Change a file at once, as a whole."""
+    file.with_suffix(".new").write_text(text)
+    file.with_suffix(".new").rename(file)
+
+
+def test_keys_come_and_go_without_a_restart_and_a_bad_file_changes_nothing(
+    serve, digits_store, tmp_path
+):
+    file = tmp_path / "keys.toml"
+    replace(file, entry("old", ["read"]))
+    settings = {"DUBITO_KEYS_FILE": str(file), "DUBITO_POLL_INTERVAL_S": "0.05"}
+    with (
+        serve(digits_store, **settings) as (url, process),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        assert ask(client, "new", "read").status_code == 401
+        replace(file, entry("old", ["read"]) + entry("new", ["read"]))
+        wait_until(lambda: ask(client, "new", "read").status_code == 200)
+        assert ask(client, "old", "read").status_code == 200
+        replace(file, entry("new", ["read"]))
+        wait_until(lambda: ask(client, "old", "read").status_code == 401)
+        replace(file, f'[[keys]]\nname = "worse"\nkey = "{SECRET}"\nscopes = ["everything"]\n')
+        said = []
+        while "the keys before stay" not in "".join(said):
+            said.append(process.stderr.readline())
+        assert ask(client, "new", "read").status_code == 200
+    told = [
+        line.split(" dubito: ")[1].strip() for line in said if "eys: " in line or VARIABLE in line
+    ]
+    assert told[:2] == ["keys: old, new", "keys: new"]
+    assert told[2].startswith(f"{VARIABLE}.keys.0.scopes.0: expected 'read', ")
+    assert not any(shown in "".join(said) for shown in (SECRET, key_of("old"), key_of("new")))
+
+
+def ring_of(file):
+    return KeyRing(Settings(keys_file=file))
+
+
+def test_a_file_that_became_bad_is_said_once_and_its_mending_too(tmp_path, caplog):
+    file = tmp_path / "keys.toml"
+    file.write_text(FILE)
+    ring = ring_of(file)
+    before = ring.keys
+    caplog.set_level(logging.INFO)
+    ring.look()
+    assert caplog.records == []
+    for bad in ("", "[[keys]]", None):
+        file.unlink() if bad is None else file.write_text(bad)
+        ring.look()
+        ring.look()
+    assert ring.keys is before
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * 3
+    file.write_text(FILE)
+    ring.look()
+    assert caplog.records[-1].levelname == "INFO"
+    assert ring.keys.names == before.names
+
+
+GOOD = f'name = "a"\nsha256 = "{DIGEST}"\nscopes = ["read"]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "keys: expected Field required"),
+        ("keys = []", "keys: expected List should have at least 1 item"),
+        (f"{SECRET}\n", "expected a TOML file, got another, at line 1, column"),
+        (f'[[keys]]\nname = "{SECRET}', "expected a TOML file, got another"),
+        ("a = " + "[" * 100_000, "expected a TOML file, got another"),
+        ("a = " + "1" * 5000, "expected a TOML file, got another"),
+        (f"{SECRET} = 1\n[[keys]]\n{GOOD}", "expected no fields but keys"),
+        (
+            f"[[keys]]\n{GOOD}{SECRET} = 1\n",
+            "keys.0: expected no fields but name, scopes, key, sha256, expires",
+        ),
+        (f'[[keys]]\n{GOOD}key = "{SECRET}"\n', "keys.0: expected one of key and sha256"),
+        ('[[keys]]\nname = "a"\nscopes = ["read"]\n', "keys.0: expected one of key and sha256"),
+        (
+            '[[keys]]\nname = "a"\nscopes = ["read"]\nkey = "short"\n',
+            "keys.0.key: expected 16 to 256 printable",
+        ),
+        (
+            f'[[keys]]\nname = "a"\nscopes = ["read"]\nkey = "{SECRET} x"\n',
+            "keys.0.key: expected 16 to 256",
+        ),
+        (
+            f'[[keys]]\nname = "a"\nscopes = ["read"]\nkey = "{SECRET}\\n"\n',
+            "keys.0.key: expected 16 to 256",
+        ),
+        (
+            f'[[keys]]\nname = "a"\nscopes = ["read"]\nsha256 = "{SECRET}"\n',
+            "keys.0.sha256: expected String",
+        ),
+        (f"[[keys]]\n{GOOD}".replace(DIGEST, DIGEST.upper()), "keys.0.sha256: expected String"),
+        (f"[[keys]]\n{GOOD}".replace('"a"', '"../a"'), "keys.0.name: expected String"),
+        (
+            f"[[keys]]\n{GOOD}".replace('"read"', ""),
+            "keys.0.scopes: expected List should have at least 1",
+        ),
+        (
+            f"[[keys]]\n{GOOD}".replace('"read"', '"write"'),
+            "keys.0.scopes.0: expected 'read', 'predict'",
+        ),
+        (f"[[keys]]\n{GOOD}expires = 2999-01-01\n", "keys.0.expires: expected a valid datetime"),
+        (f"[[keys]]\n{GOOD}expires = 2999-01-01T00:00:00\n", "keys.0.expires: expected"),
+        (f"[[keys]]\n{GOOD}expires = '{FUTURE}'\n", "keys.0.expires: expected a valid datetime"),
+        (f"[[keys]]\n{GOOD}[[keys]]\n{GOOD}", "expected different names"),
+        (f"[[keys]]\n{GOOD}[[keys]]\n{GOOD}".replace('"a"', '"b"', 1), "expected different keys"),
+        ("#" * (1 << 20) + "\n", "at most 1048576 bytes"),
+        (None, "a file that can be read"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_a_wrong_file_is_refused_by_its_field_without_being_shown(tmp_path, text, expected):
+    if text is not None:
+        (tmp_path / "keys.toml").write_text(text)
+    with pytest.raises(InvalidInput, match=f"^{VARIABLE}") as raised:
+        ring_of(tmp_path / "keys.toml")
+    assert expected in str(raised.value)
+    assert not any(shown in str(raised.value) for shown in (SECRET, DIGEST, "\n"))
+
+
+def test_the_file_takes_the_place_of_lists(tmp_path):
+    (tmp_path / "keys.toml").write_text(FILE)
+    for name in ("api_keys", "admin_key"):
+        with pytest.raises(
+            InvalidInput, match=f"^{VARIABLE}: expected none beside DUBITO_{name.upper()}"
+        ):
+            KeyRing(Settings(keys_file=tmp_path / "keys.toml", **{name: SECRET}))
+
+
+def test_a_new_key_is_what_its_entry_says():
+    key, text = new_key("shop", "predict,acquire", "90d")
+    found: Keys = keys_of(text)
+    one = found.find(key.encode())
+    assert (one.name, one.scopes) == ("shop", {"predict", "acquire"})
+    assert abs(one.expires - datetime.now(UTC) - timedelta(days=90)) < timedelta(minutes=1)
+    assert key not in text
+    assert new_key("shop", "predict", None)[0] != key
+    assert "expires" not in tomllib.loads(new_key("shop", "predict", None)[1])["keys"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("a b", "read", None), "NAME"),
+        (("", "read", None), "NAME"),
+        (("a", "", None), "--scopes"),
+        (("a", "read,write", None), "--scopes"),
+        (("a", "read", "90"), "--expires"),
+        (("a", "read", "0d"), "--expires"),
+        (("a", "read", "-1d"), "--expires"),
+        (("a", "read", "999999d"), "--expires"),
+    ],
+)
+def test_a_wrong_argument_of_a_new_key_is_named(arguments, named):
+    with pytest.raises(InvalidInput, match=f"^{named}: expected"):
+        new_key(*arguments)
+
+
+def test_the_command_gives_the_key_to_the_person_and_the_entry_to_the_file():
+    command = [sys.executable, "-m", "service", "key", "shop", "--scopes", "predict"]
+    done = subprocess.run(
+        command,
+        env=environment_with(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    (key,) = re.findall(r"dubito_[\w-]{43}", done.stderr)
+    assert keys_of(done.stdout).find(key.encode()).name == "shop"
+    command[-1] = "everything"
+    done = subprocess.run(
+        command,
+        env=environment_with(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: --scopes: expected some of read,")

@@ -1,0 +1,259 @@
+"""Keys: what needs one, which are taken, and that they are never told."""
+
+import json
+import socket
+import subprocess
+import sys
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from model_store.errors import InvalidInput
+from service.auth.key_file import KeyRing
+from service.auth.keys import listed_keys
+from service.settings import Settings
+from tests.support.environment import ROOT, environment_with
+
+FIRST, SECOND, ADMIN = (
+    "first-key-of-the-api",
+    "second+key/of=the~api",
+    "the-key-of-the-administrator",
+)
+ROW = [0.0] * 64
+OPEN = (
+    "/health/live",
+    "/health/ready",
+    "/docs",
+    "/openapi.json",
+    "/static-offline-docs/swagger-ui.css",
+)
+
+
+@pytest.fixture(scope="module")
+def locked_url(tmp_path_factory, digits_store):
+    """The base URL of a service with keys."""
+    from tests.support.serving import serving
+
+    file = tmp_path_factory.mktemp("secrets") / "admin"
+    file.write_text(f"{ADMIN}\n")
+    keys = {"DUBITO_API_KEYS": f"{FIRST}, {SECOND}", "DUBITO_ADMIN_KEY_FILE": str(file)}
+    with serving(digits_store, **keys) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def locked(locked_url):
+    """A client of a service with keys, without one."""
+    with httpx.Client(base_url=locked_url, timeout=60) as client:
+        yield client
+
+
+def test_without_a_key_nothing_but_health_and_the_documentation_is_answered(locked):
+    for path in OPEN:
+        assert locked.get(path).status_code == 200, path
+    document = locked.get("/openapi.json").json()
+    tried = 0
+    for path, operations in [
+        *document["paths"].items(),
+        *((path, ["get"]) for path in ("/metrics", "/nothing", "/page")),
+    ]:
+        for method in operations:
+            answer = locked.request(method, path)
+            if path not in OPEN:
+                assert answer.status_code == 401, path
+                assert answer.headers["content-type"] == "application/problem+json"
+                assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+                assert set(answer.json()) == {"type", "title", "status", "detail"}
+                tried += 1
+    assert tried >= 10
+
+
+@pytest.mark.parametrize("key", [FIRST, SECOND])
+@pytest.mark.parametrize(
+    "header", [{"X-API-Key": "{}"}, {"Authorization": "Bearer {}"}, {"authorization": "bearer  {}"}]
+)
+def test_each_key_opens_the_api_by_either_header(locked, key, header):
+    headers = {name: value.format(key) for name, value in header.items()}
+    assert locked.post("/predict", json={"inputs": [ROW]}, headers=headers).status_code == 200
+    assert locked.get("/metrics", headers=headers).status_code == 200
+    assert locked.get("/nothing", headers=headers).status_code == 404
+    assert locked.post("/admin/refresh", headers=headers).status_code == 403
+
+
+def test_the_administrator_s_key_opens_administration_and_metrics_alone(locked):
+    headers = {"X-API-Key": ADMIN}
+    assert locked.post("/admin/refresh", headers=headers).status_code == 200
+    assert locked.get("/metrics", headers=headers).status_code == 200
+    assert locked.post("/predict", json={"inputs": [ROW]}, headers=headers).status_code == 403
+    assert locked.get("/models", headers=headers).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        FIRST[:-1],
+        FIRST + "x",
+        FIRST.upper(),
+        f"{FIRST},{SECOND}",
+        f"{FIRST}, {SECOND}",
+        "é" * 20,
+        "x" * 5000,
+    ],
+    ids=repr,
+)
+def test_what_is_no_key_is_refused(locked, value):
+    for header, form in (
+        ("X-API-Key", "{}"),
+        ("Authorization", "Bearer {}"),
+        ("Authorization", "Basic {}"),
+    ):
+        answer = locked.get("/models", headers={header: form.format(value).rstrip().encode()})
+        assert answer.status_code == 401
+        assert len(value) < 16 or value not in answer.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//models",
+        "/health/../models",
+        "/health/live/",
+        "/docs/x",
+        "/%6dodels",
+        "/admin",
+        "/Admin/refresh",
+    ],
+)
+def test_no_spelling_of_a_path_opens_it(locked_url, path):
+    with socket.create_connection(
+        (urlsplit(locked_url).hostname, urlsplit(locked_url).port), timeout=30
+    ) as raw:
+        raw.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        assert raw.makefile("rb").readline().split()[1] == b"401"
+
+
+def test_a_request_without_a_key_is_refused_before_its_body_comes(locked_url):
+    with socket.create_connection(
+        (urlsplit(locked_url).hostname, urlsplit(locked_url).port), timeout=30
+    ) as raw:
+        raw.sendall(
+            b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
+        )
+        assert raw.makefile("rb").readline().split()[1] == b"401"
+
+
+def test_the_openapi_document_says_what_needs_a_key(locked, client):
+    document = locked.get("/openapi.json").json()
+    assert document["components"]["securitySchemes"]["key"] == {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-API-Key",
+    }
+    assert document["components"]["securitySchemes"]["bearer"] == {
+        "type": "http",
+        "scheme": "bearer",
+    }
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            statuses = {"401", "403"} & {*operation["responses"]}
+            assert statuses == (set() if path in OPEN else {"401", "403"})
+            assert ("security" in operation) == (path not in OPEN)
+    text = json.dumps(document)
+    assert not any(key in text for key in (FIRST, SECOND, ADMIN))
+    assert "securitySchemes" not in client.get("/openapi.json").json()["components"]
+
+
+def test_whatever_changes_or_computes_takes_a_scope_of_its_own(locked):
+    for path, operations in locked.get("/openapi.json").json()["paths"].items():
+        for method, operation in operations.items():
+            if path not in OPEN:
+                (scope,) = operation["security"][0]["bearer"]
+                is_of_own_job = path.startswith(
+                    "/jobs/"
+                )  # which a key with another scope has asked for
+                assert (scope == "read") == (method == "get" or is_of_own_job), path
+
+
+def test_a_key_is_one_of_those_configured_or_none():
+    keys = listed_keys(Settings(api_keys=f"{FIRST},{SECOND}", admin_key=ADMIN))
+    found = [keys.find(key.encode()) for key in (FIRST, SECOND, ADMIN, "", FIRST[:-1])]
+    assert [key and key.name for key in found] == ["api-1", "api-2", "admin", None, None]
+    assert ["admin" in key.scopes for key in found[:3]] == [False, False, True]
+
+
+def test_without_an_admin_key_administration_takes_an_api_key_to_be_told_that_there_is_none():
+    api = listed_keys(Settings(api_keys=FIRST))
+    admin = listed_keys(Settings(api_keys=FIRST, admin_key=ADMIN))
+    assert api.needed("/admin/models") == "read"
+    assert api.find(FIRST.encode()).scopes >= {"read"}
+    assert admin.needed("/admin/models") == "admin"
+    assert admin.find(ADMIN.encode()).scopes == {"admin", "metrics"}
+    assert listed_keys(Settings()).needed("/admin/models") is None
+
+
+def test_settings_and_keys_do_not_show_keys():
+    settings = Settings(api_keys=f"{FIRST},{SECOND}", admin_key=ADMIN)
+    shown = f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()} {KeyRing(settings)!r}"
+    shown += repr(listed_keys(settings).find(FIRST.encode()))
+    assert not any(key in shown for key in (FIRST, SECOND, ADMIN))
+
+
+def test_keys_of_a_file_are_those_of_its_lines(tmp_path):
+    (tmp_path / "keys").write_text(f"{FIRST}\r\n{SECOND}\n")
+    keys = listed_keys(Settings(api_keys_file=tmp_path / "keys"))
+    assert [keys.find(key.encode()).name for key in (FIRST, SECOND)] == ["api-1", "api-2"]
+
+
+SECRET = "a-secret-that-is-not-shown"
+
+
+@pytest.mark.parametrize(
+    ("settings", "variable"),
+    [
+        ({"DUBITO_API_KEYS": ""}, "DUBITO_API_KEYS"),
+        ({"DUBITO_API_KEYS": f"{SECRET},"}, "DUBITO_API_KEYS"),
+        ({"DUBITO_API_KEYS": f"{SECRET},short"}, "DUBITO_API_KEYS"),
+        ({"DUBITO_API_KEYS": f"{SECRET} {SECRET}"}, "DUBITO_API_KEYS"),
+        ({"DUBITO_API_KEYS": f"{SECRET}é"}, "DUBITO_API_KEYS"),
+        ({"DUBITO_ADMIN_KEY": "short"}, "DUBITO_ADMIN_KEY"),
+        ({"DUBITO_ADMIN_KEY": f"{SECRET}1,{SECRET}2"}, "DUBITO_ADMIN_KEY"),
+        ({"DUBITO_ADMIN_KEY": SECRET, "DUBITO_API_KEYS": f"{FIRST},{SECRET}"}, "DUBITO_ADMIN_KEY"),
+        ({"DUBITO_API_KEYS": SECRET, "DUBITO_API_KEYS_FILE": "keys"}, "DUBITO_API_KEYS_FILE"),
+        ({"DUBITO_API_KEYS_FILE": "/nothing/here"}, "DUBITO_API_KEYS_FILE"),
+        ({"DUBITO_ADMIN_KEY_FILE": "/"}, "DUBITO_ADMIN_KEY_FILE"),
+    ],
+    ids=repr,
+)
+def test_keys_that_cannot_be_are_refused_without_being_shown(monkeypatch, settings, variable):
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidInput, match=f"^{variable}: ") as raised:
+        KeyRing(Settings())
+    assert SECRET not in str(raised.value)
+
+
+def test_the_service_does_not_start_without_the_keys_that_it_is_to_have(tmp_path):
+    (tmp_path / "empty").touch()
+    for wrong in ({"DUBITO_API_KEYS_FILE": str(tmp_path / "empty")}, {"DUBITO_API_KEYS": "short"}):
+        done = subprocess.run(
+            [sys.executable, "-m", "service"],
+            env=environment_with(**wrong),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+        assert done.stderr.startswith(f"error: {next(iter(wrong))}: ")
+
+
+def test_the_documentation_shows_no_models_where_the_api_needs_a_key(locked):
+    for headers in ({}, {"X-API-Key": FIRST}):
+        paths = locked.get("/openapi.json", headers=headers).json()["paths"]
+        for path in ("/predict", "/acquire"):
+            examples = paths[path]["post"]["requestBody"]["content"]["application/json"]["examples"]
+            assert all(title.startswith("example ") for title in examples)

@@ -1,0 +1,124 @@
+"""Rules of security that no other test proves; docs/security.md has them all, with the tests that
+do."""
+
+import ast
+import json
+import re
+import shutil
+
+import httpx
+import pytest
+
+from model_store.artifacts.store import ModelStore
+from tests.support.environment import ROOT
+from tests.support.stores import publish_again
+
+ROW = [0.0] * 64
+MARK = "Zx9Qmark"
+CLIENTS = {"urllib.request", "http.client", "httpx", "requests", "aiohttp", "ftplib", "urllib3"}
+JSON = {"Content-Type": "application/json"}
+FORM = {"Content-Type": "multipart/form-data; boundary=b"}
+
+
+def tree(root):
+    """All that is below a folder: kinds, bytes and times of change."""
+    return {
+        path.relative_to(root): (
+            path.lstat().st_mode,
+            path.lstat().st_mtime_ns,
+            path.is_file() and path.read_bytes(),
+        )
+        for path in sorted(root.rglob("*"))
+    }
+
+
+def bad_requests(client):
+    """Answers to requests that are wrong in many ways, each with a mark in what is wrong."""
+    fields = [
+        *(
+            {"model": MARK},
+            {"version": MARK},
+            {"version": f"../../{MARK}"},
+            {"seed": MARK},
+            {"num_samples": MARK},
+        ),
+        *(
+            {"fpr": MARK},
+            {"coverage": [MARK]},
+            {"inputs": MARK},
+            {"inputs": [MARK]},
+            {"inputs": [[MARK] * 64]},
+        ),
+        *({"inputs": [{MARK: 1.0}]}, {"inputs": [f"http://127.0.0.1:1/{MARK}"]}),
+    ]
+    for content in fields:
+        yield client.post(
+            "/predict", content=json.dumps({"inputs": [ROW], **content}), headers=JSON
+        )
+    for content in ({"acquisition": MARK}, {"k": MARK}, {"ids": [MARK, MARK]}):
+        yield client.post("/acquire", json={"pool": [ROW], **content})
+    yield client.post("/predict", content=MARK, headers={"Content-Type": "application/json"})
+    yield client.post(
+        "/predict",
+        content=b"\x93NUMPY" + MARK.encode(),
+        headers={"Content-Type": "application/x-npy"},
+    )
+    yield client.post("/predict", content=b"", headers={"Content-Type": f"application/{MARK}"})
+    yield client.post("/predict", content=b"", headers={"Content-Encoding": MARK})
+    yield client.post(
+        "/predict",
+        content=f"--b\r\nContent-Disposition: {MARK}\r\n\r\n--b--".encode(),
+        headers=FORM,
+    )
+    for path in (f"/{MARK}", f"/models/{MARK}", f"/models/digits/versions/{MARK}/evidence"):
+        yield client.get(path)
+    yield client.get(f"/models/digits/versions/1/evidence/{MARK}")
+    yield client.put("/predict", content=MARK)
+
+
+def test_no_error_repeats_what_came_or_shows_paths_or_addresses(client, digits_store):
+    for answer in bad_requests(client):
+        assert 400 <= answer.status_code < 500, answer.text
+        assert MARK not in answer.text
+        assert str(digits_store) not in answer.text
+        assert not re.search(r"0x[0-9a-f]{6}|Traceback|site-packages|\.py\b", answer.text)
+
+
+def test_nothing_that_is_asked_of_the_service_writes_to_the_store(serve, digits_store, tmp_path):
+    shutil.copytree(digits_store, tmp_path / "models")
+    publish_again(ModelStore(tmp_path / "models"), digits_store)
+    before = tree(tmp_path / "models")
+    with serve(tmp_path / "models") as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        assert client.post("/predict", json={"inputs": [ROW], "version": "1"}).status_code == 200
+        assert client.post("/acquire", json={"pool": [ROW], "k": 1}).status_code == 200
+        for path in ("/models", "/models/digits", "/models/digits/versions/1/evidence", "/metrics"):
+            client.get(path)
+            for method in ("PUT", "POST", "PATCH", "DELETE"):
+                assert client.request(method, path, content=b"{}").status_code == 405
+        for _ in bad_requests(client):
+            pass
+    assert tree(tmp_path / "models") == before
+
+
+def modules_of(path):
+    """The full names of all modules that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("package", ["service", "model_store"])
+def test_the_service_has_no_client_with_which_to_fetch_an_address(package):
+    """But that of Label Studio, whose one origin the operator names."""
+    for path in (ROOT / package).rglob("*.py"):
+        assert path.parent.name == "label_studio" or not CLIENTS & {*modules_of(path)}, path.name
+
+
+def test_the_page_on_security_names_tests_that_exist():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "security.md").read_text())
+    assert len(named) > 20
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / file).read_text(), test

@@ -1,0 +1,554 @@
+"""Whole data sets: answers are those of /predict and /acquire, whatever is killed, and bad input is
+named."""
+
+import base64
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from model_store.errors import InvalidInput
+from service.batch import command, here, work
+from service.batch.files import Stopped
+from service.batch.predict_work import prediction_of
+from service.batch.shard_work import Worker
+from service.settings import Settings
+from tests.support.environment import ROOT, environment_with
+from tests.support.ray_cluster import processes
+from tests.support.serving import serving, wait_until
+
+SEED = 5
+DRAWS = 10
+IDS = [f"row {i}" for i in range(359)]
+
+
+def write(path, rows, ids=None, **options):
+    """A Parquet file of rows in a column of lists."""
+    named = {} if ids is None else {"id": ids}
+    pq.write_table(
+        pa.table({**named, "x": pa.array(list(rows), pa.list_(pa.float32()))}), path, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory, digits_rows):
+    """The digits' rows in two files, the first of three row groups."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "deeper").mkdir()
+    write(folder / "a.parquet", digits_rows[:200], IDS[:200], row_group_size=70)
+    write(folder / "deeper" / "b.parquet", digits_rows[200:], IDS[200:])
+    write(folder / "_draft.parquet", digits_rows[:3])
+    return folder
+
+
+def in_this_process(told, todo, workers):
+    """Do shards one after the other."""
+    worker = Worker(told, 1)
+    for number in todo:
+        yield worker.answered(number, lambda rows: None)
+
+
+@pytest.fixture
+def run(digits_store, monkeypatch):
+    """Run a command without processes of its own; with `workers=2` with them."""
+
+    def run(kind, source, out=None, *options, workers=None, **given):
+        monkeypatch.setattr(
+            command, "run_here", in_this_process if workers is None else here.run_here
+        )
+        arguments = [
+            str(source),
+            "--quiet",
+            "--workers",
+            str(workers or 1),
+            "--shard-rows",
+            "60",
+            "--num-samples",
+            str(DRAWS),
+        ]
+        arguments += [] if out is None else ["--out", str(out)]
+        for name, value in {"seed": SEED, **given}.items():
+            arguments += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+        settings = Settings(store=digits_store)
+        return command.run(kind, [*arguments, *map(str, options)], settings)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def scored(data, digits_store, tmp_path_factory):
+    """The output of a job that nothing disturbed. Do not change it."""
+    out = tmp_path_factory.mktemp("scored") / "out"
+    options = [
+        "--quiet",
+        "--workers",
+        "1",
+        "--shard-rows",
+        "60",
+        "--num-samples",
+        str(DRAWS),
+        "--seed",
+        str(SEED),
+    ]
+    assert (
+        command.run("score", [str(data), "--out", str(out), *options], Settings(store=digits_store))
+        == 0
+    )
+    return out
+
+
+def content_of(out):
+    """Each file of an output."""
+    return {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
+    }
+
+
+def table_of(out):
+    """All parts of an output."""
+    return pa.concat_tables([pq.read_table(path) for path in sorted(out.glob("part-*.parquet"))])
+
+
+def test_a_data_set_is_predicted_as_predict_does(scored, client, digits_rows):
+    asked = {"inputs": digits_rows.tolist(), "seed": SEED, "num_samples": DRAWS}
+    expected = client.post("/predict", json=asked).json()["predictions"]
+    table = table_of(scored)
+    assert table["id"].to_pylist() == IDS
+    for name in ("label", "entropy", "bald", "p_value", "flag"):
+        assert table[name].to_pylist() == [row[name] for row in expected], name
+    assert table["probabilities.3"].to_pylist() == [row["probabilities"][3] for row in expected]
+    assert json.loads((scored / "done.json").read_bytes()) == {
+        "rows": 359,
+        "rejected": 0,
+        "parts": 8,
+    }
+    assert pq.read_metadata(scored / "part-00000-of-00008.parquet").metadata[b"dubito.seed"] == b"5"
+
+
+def test_options_are_those_of_predict(run, data, tmp_path, client, digits_rows):
+    given = {"fpr": 0.1, "coverage": 0.8, "settle": 0.05}
+    run("score", data / "a.parquet", tmp_path / "out", **given)
+    asked = {"inputs": digits_rows[:200].tolist(), "seed": SEED, "num_samples": DRAWS, **given}
+    expected = client.post("/predict", json=asked, headers={"Accept": "application/x-npz"})
+    expected, table = np.load(io.BytesIO(expected.content)), table_of(tmp_path / "out")
+    for name in ("num_samples", "bald", "p_value", "flag"):
+        assert np.array_equal(table[name].to_numpy(), expected[name]), name
+    assert np.array_equal(table["prediction_set.7"].to_numpy(), expected["prediction_set"][:, 7])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"acquisition": "bald"},
+        {"acquisition": "random"},
+        {"acquisition": "power_bald"},
+        {"acquisition": "power_bald", "beta": 0.5},
+        {"acquisition": "batchbald"},
+        {"acquisition": "max_det"},
+        {"acquisition": "entropy", "priors": {str(i): 0.55 if i == 8 else 0.05 for i in range(10)}},
+    ],
+    ids=lambda options: "-".join(
+        str(value) for value in options.values() if not isinstance(value, dict)
+    ),
+)
+def test_a_data_set_is_ranked_as_acquire_does(run, data, capsys, client, digits_rows, options):
+    asked = {
+        "pool": digits_rows.tolist(),
+        "ids": IDS,
+        "k": 20,
+        "seed": SEED,
+        "num_samples": DRAWS,
+        **options,
+    }
+    given = {
+        name: json.dumps(value) if name == "priors" else value for name, value in options.items()
+    }
+    run("acquire", data, None, "-k", 20, **given)
+    assert json.loads(capsys.readouterr().out) == client.post("/acquire", json=asked).json()
+
+
+@pytest.mark.parametrize("acquisition", ["bald", "power_bald", "max_det"])
+def test_copies_in_other_files_and_rows_without_ids_are_ranked_as_acquire_does(
+    run, tmp_path, client, digits_rows, acquisition, monkeypatch
+):
+    """Three copies of each of 30 rows, of which 50 are asked for; rows are looked at in two
+    bins."""
+    monkeypatch.setattr("service.batch.ranking.BIN_ROWS", 60)
+    rows = np.concatenate([digits_rows[:30], digits_rows[:30][::-1], digits_rows[:30]])
+    (tmp_path / "data").mkdir()
+    for i in range(3):
+        write(tmp_path / "data" / f"{i}.parquet", rows[30 * i : 30 * i + 30])
+    run("acquire", tmp_path / "data", tmp_path / "out", "-k", 50, acquisition=acquisition)
+    asked = {
+        "pool": rows.tolist(),
+        "k": 50,
+        "seed": SEED,
+        "num_samples": DRAWS,
+        "acquisition": acquisition,
+    }
+    expected = client.post("/acquire", json=asked).json()
+    assert json.loads((tmp_path / "out" / "ranking.json").read_bytes()) == expected
+    table = pq.read_table(tmp_path / "out" / "ranking.parquet")
+    for name in ("rank", "id", "index", "score"):
+        assert table[name].to_pylist() == [row[name] for row in expected["ranking"]]
+
+
+def test_excluded_rows_are_not_ranked(run, data, tmp_path, capsys, client, digits_rows):
+    (tmp_path / "labelled").write_text("\n".join(IDS[::2]))
+    run("acquire", data, None, "-k", 5, exclude=tmp_path / "labelled")
+    found = json.loads(capsys.readouterr().out)
+    asked = {
+        "pool": digits_rows[1::2].tolist(),
+        "ids": IDS[1::2],
+        "k": 5,
+        "seed": SEED,
+        "num_samples": DRAWS,
+    }
+    expected = client.post("/acquire", json=asked).json()["ranking"]
+    assert [(row["id"], row["score"]) for row in found["ranking"]] == [
+        (row["id"], row["score"]) for row in expected
+    ]
+    assert (found["excluded"], found["pool_size"]) == (180, 359)
+
+
+def test_a_job_goes_on_after_its_driver_was_killed_and_ends_with_the_same_bytes(
+    data, scored, digits_store, tmp_path
+):
+    out = tmp_path / "out"
+    arguments = ["score", str(data), "--out", str(out), "--workers", "1", "--shard-rows", "60"]
+    arguments += ["--num-samples", str(DRAWS), "--seed", str(SEED)]
+    for _ in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "service", *arguments],
+            env=environment_with(DUBITO_STORE=str(digits_store)),
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        before = len(list(out.glob("part-*")))
+        wait_until(
+            lambda n=before, p=process: len(list(out.glob("part-*"))) > n or p.poll() is not None
+        )
+        process.kill()
+        process.wait()
+    (out / ".draft-of-the-killed").write_bytes(b"half")
+    done = subprocess.run(
+        [sys.executable, "-m", "service", *arguments],
+        env=environment_with(DUBITO_STORE=str(digits_store)),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert content_of(out) == content_of(scored)
+
+
+def test_what_is_there_is_not_done_again(run, data, scored, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(scored, out)
+    part = out / "part-00003-of-00008.parquet"
+    part.unlink()
+    kept = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    run("score", data, out, seed=None)  # that of the job
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert content_of(out) == content_of(scored)
+
+
+def workers():
+    """Processes that this one has started to do shards."""
+    return processes(here.RUN, os.getpid())
+
+
+def test_a_worker_that_is_killed_is_replaced(run, data, scored, tmp_path):
+    killed = []
+
+    def kill():
+        wait_until(lambda: any((tmp_path / "out").glob("part-*")) and workers())
+        for number in workers():
+            os.kill(number, signal.SIGKILL)
+            killed.append(number)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    run("score", data, tmp_path / "out", workers=2)
+    killer.join()
+    assert killed
+    assert content_of(tmp_path / "out") == content_of(scored)
+
+
+def test_a_shard_whose_workers_die_is_given_up(run, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(here, "RUN", "service.batch")  # which is no program
+    with pytest.raises(Stopped, match=r"^out: part \d was tried 5 times: its process died \(1\)$"):
+        run("score", data, tmp_path / "out", workers=2)
+
+
+def odd_rows(folder, digits_rows):
+    """100 rows of which four cannot be read: none, too few numbers, one that is not finite, one
+    without an id."""
+    rows = [row.tolist() for row in digits_rows[:100]]
+    rows[3], rows[50] = None, rows[50][:63]
+    rows[70][5] = float("nan")
+    ids = [None if i == 99 else name for i, name in enumerate(IDS[:100])]
+    folder.mkdir()
+    write(folder / "odd.parquet", rows, ids)
+    return np.delete(np.arange(100), [3, 50, 70, 99])
+
+
+def test_rows_that_cannot_be_read_are_counted_and_written_with_the_reason(
+    run, tmp_path, digits_rows, client, capsys
+):
+    good = odd_rows(tmp_path / "data", digits_rows)
+    run("score", tmp_path / "data", tmp_path / "out", max_rejects=0.04)
+    assert table_of(tmp_path / "out")["id"].to_pylist() == [IDS[i] for i in good]
+    assert json.loads((tmp_path / "out" / "done.json").read_bytes())["rejected"] == 4
+    files = sorted((tmp_path / "out" / "rejects").iterdir())
+    assert [file.name for file in files] == [
+        "part-00000-of-00002.jsonl",
+        "part-00001-of-00002.jsonl",
+    ]
+    rejects = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    assert [(row["row"], row["id"]) for row in rejects] == [
+        (3, IDS[3]),
+        (50, IDS[50]),
+        (70, IDS[70]),
+        (99, None),
+    ]
+    assert [row["reason"] for row in rejects] == [
+        "source: odd.parquet.3: expected 64 numbers in x, got none",
+        "source: odd.parquet.50: expected 64 numbers, got 63",
+        "source: odd.parquet.70.5: expected a finite number in float32's range, got one that is "
+        "not",
+        "id: expected a name for each row, got none of row 99",
+    ]
+    run("acquire", tmp_path / "data", None, "-k", 10, max_rejects=0.04)
+    found = json.loads(capsys.readouterr().out)["ranking"]
+    asked = {
+        "pool": digits_rows[good].tolist(),
+        "ids": [IDS[i] for i in good],
+        "k": 10,
+        "seed": SEED,
+    }
+    expected = client.post("/acquire", json={**asked, "num_samples": DRAWS}).json()["ranking"]
+    assert [(row["id"], row["score"]) for row in found] == [
+        (row["id"], row["score"]) for row in expected
+    ]
+
+
+def test_too_many_rows_that_cannot_be_read_end_the_job_and_more_may_be_allowed_later(
+    run, tmp_path, digits_rows
+):
+    odd_rows(tmp_path / "data", digits_rows)
+    for _ in range(2):  # as found, and as kept
+        said = r"^source: expected at most 0\.01 of 100 rows .* got \d so far \(source: odd"
+        with pytest.raises(Stopped, match=said):
+            run("score", tmp_path / "data", tmp_path / "out")
+    assert list((tmp_path / "out" / "rejects").iterdir())
+    run("score", tmp_path / "data", tmp_path / "out", max_rejects=0.04)
+    assert len(table_of(tmp_path / "out")) == 96
+
+
+def test_rows_whose_result_is_not_finite_are_rejected(
+    run, tmp_path, digits_rows, monkeypatch, capsys
+):
+    """A model of which every row beginning with 16 overflows."""
+    rows = digits_rows[:20].copy()
+    rows[7, 0] = 16
+
+    def predicted(model, x, *others):
+        prediction = prediction_of(model, x, *others)
+        prediction.scores.by_name()[prediction.scores.overall][x[:, 0] == 16] = np.nan
+        return prediction
+
+    monkeypatch.setattr(work, "prediction_of", predicted)
+    monkeypatch.setattr(
+        work, "pool_scores", lambda model, x, *_: np.where(x[:, 0] == 16, np.nan, x.sum(axis=1))
+    )
+    write(tmp_path / "huge.parquet", rows)
+    run("score", tmp_path / "huge.parquet", tmp_path / "out", max_rejects=0.05)
+    (line,) = (tmp_path / "out" / "rejects" / "part-00000-of-00001.jsonl").read_text().splitlines()
+    assert json.loads(line)["row"] == 7
+    assert "not finite" in json.loads(line)["reason"]
+    assert table_of(tmp_path / "out")["id"].to_pylist() == [str(i) for i in range(20) if i != 7]
+    run("acquire", tmp_path / "huge.parquet", None, "-k", 20, max_rejects=0.05)
+    ranking = json.loads(capsys.readouterr().out)["ranking"]
+    assert sorted(row["index"] for row in ranking) == [i for i in range(20) if i != 7]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"seed": 6}, "seed 5 there, 6 asked"),
+        ({"fpr": 0.2}, "fpr 0.05 there, 0.2 asked"),
+        ({"shard_rows": 50}, "shard_rows 60 there, 50 asked"),
+    ],
+)
+def test_an_output_of_another_job_is_refused(run, data, scored, given, said):
+    before = content_of(scored)
+    with pytest.raises(
+        InvalidInput, match=f"^out: expected an empty place.* got one of another: {said}$"
+    ):
+        run("score", data, scored, **given)
+    assert content_of(scored) == before
+
+
+def test_an_output_of_other_data_is_refused(run, data, scored, tmp_path):
+    shutil.copytree(data, tmp_path / "data")
+    os.utime(tmp_path / "data" / "a.parquet")
+    with pytest.raises(InvalidInput, match=r"^out: .*: of the source a\.parquet has changed$"):
+        run("score", tmp_path / "data", scored)
+
+
+def test_bad_input_is_named(run, data, tmp_path, digits_rows):
+    def refused(said, kind="score", source=data, out=tmp_path / "out", **given):
+        with pytest.raises(InvalidInput, match=said):
+            run(kind, source, out, **given)
+        assert (tmp_path / "out" / "job.json").exists() == ("ray" in given)
+
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    (tmp_path / "text.parquet").write_text("no table")
+    (tmp_path / "others").mkdir()
+    write(tmp_path / "others" / "a.parquet", digits_rows[:3], IDS[:3])
+    write(tmp_path / "others" / "b.parquet", digits_rows[:3])
+    write(tmp_path / "narrow.parquet", digits_rows[:3, :1].repeat(2, axis=1))
+    pq.write_table(pa.table({"x": ["a", "b"]}), tmp_path / "words.parquet")
+    refused(
+        r"^source: expected a \.parquet file, or a folder of such, got .*absent",
+        source=tmp_path / "absent",
+    )
+    refused("^source: expected a data set of .parquet files, got none", source=tmp_path / "empty")
+    refused(
+        "^source: text.parquet: expected a whole parquet file", source=tmp_path / "text.parquet"
+    )
+    refused(
+        "^source: words.parquet: expected one column of lists of 64 numbers",
+        source=tmp_path / "words.parquet",
+    )
+    refused(
+        "^source: b.parquet: expected the columns that a.parquet has", source=tmp_path / "others"
+    )
+    refused("^out: expected an empty place.* no job.json", out=tmp_path / "full")
+    refused("^out: expected a place outside the data set", out=data / "out")
+    refused("^fdr: expected none of a data set", fdr=0.1)
+    refused("^priors: expected a JSON object", priors="{")
+    refused("^num_samples: expected at most 1000", kind="acquire", num_samples=5000)
+    refused("^acquisition: expected one of", kind="acquire", acquisition="variance")
+    refused(
+        "^k: expected at most 1000 rows",
+        kind="acquire",
+        acquisition="batchbald",
+        k=2000,
+        source=many(tmp_path),
+    )
+    refused("^max-rejects: expected a share", max_rejects=2)
+    refused("^exclude: expected a file of ids", kind="acquire", exclude=tmp_path / "absent")
+    refused("^ray: expected Ray, of the extra `scale`, got none of it", ray="local")
+
+
+def many(folder):
+    """More rows than may be chosen jointly."""
+    write(folder / "many.parquet", np.zeros((2001, 64)))
+    return folder / "many.parquet"
+
+
+def test_ids_that_are_the_same_cannot_be_ranked(run, tmp_path, digits_rows):
+    write(tmp_path / "same.parquet", digits_rows[:3], ["a", "b", "a"])
+    with pytest.raises(
+        Stopped,
+        match=r"^ids: expected different names, got some that are the same, 'a' among them$",
+    ):
+        run("acquire", tmp_path / "same.parquet")
+
+
+def test_the_command_ends_with_one_line(digits_store, data, tmp_path):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "service",
+            "score",
+            str(tmp_path / "absent"),
+            "--out",
+            str(tmp_path / "out"),
+        ],
+        env=environment_with(DUBITO_STORE=str(digits_store)),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: source: expected")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("model", ["people", "texts", "pictures", "groups", "rents"])
+def test_every_kind_of_input_is_read(kinds_service, kinds, tmp_path, model):
+    client, (columns, inputs) = kinds_service, of_kind(model)
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    options = [
+        "--out",
+        str(tmp_path / "out"),
+        "--model",
+        model,
+        "--seed",
+        "3",
+        "--quiet",
+        "--workers",
+        "1",
+    ]
+    assert (
+        command.run("score", [str(tmp_path / "rows.parquet"), *options], Settings(store=kinds)) == 0
+    )
+    asked = {"model": model, "inputs": inputs, "seed": 3}
+    expected = client.post("/predict", json=asked, headers={"Accept": "application/x-npz"})
+    assert expected.status_code == 200, expected.text
+    expected, table = np.load(io.BytesIO(expected.content)), table_of(tmp_path / "out")
+    assert table["p_value"].to_pylist() == expected["p_value"].tolist()
+    name = "mean" if model == "rents" else "entropy"
+    assert table[name].to_pylist() == expected[name].tolist()
+
+
+@pytest.fixture(scope="module")
+def kinds_service(kinds):
+    """A client of a service of all kinds."""
+    with serving(kinds) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def of_kind(model):
+    """Columns of a file, and the same rows as a request has them."""
+    if model == "texts":
+        texts = ["a lovely film", "the meal was cold", "and it"]
+        return {"text": texts, "other": [1, 2, 3]}, texts
+    if model == "pictures":
+        files = [png(color) for color in ("red", "blue", "white")]
+        struct = [{"bytes": file, "path": None} for file in files]
+        return {"image": struct}, [base64.b64encode(file).decode() for file in files]
+    if model == "groups":
+        rows = [[0.5, 1.0, -2.0], [3.0, 0.0, 1.0]]
+        return {name: [row[i] for row in rows] for i, name in enumerate("abc")}, rows
+    people = [{"age": 30, "city": "Rome"}, {"age": 51, "city": "Paris"}, {"age": 18, "city": None}]
+    return {name: [row[name] for row in people] for name in ("city", "age")}, people
+
+
+def png(color):
+    """A picture of one pixel."""
+    file = io.BytesIO()
+    Image.new("RGB", (1, 1), color).save(file, "PNG")
+    return file.getvalue()

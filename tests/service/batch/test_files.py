@@ -1,0 +1,164 @@
+"""Files of data sets and outputs, in a folder and in a bucket: listed, read in part, created
+once."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from obstore.store import MemoryStore
+
+from model_store.artifacts.manifest import InputSpec
+from model_store.artifacts.objects import Objects
+from model_store.errors import InvalidInput
+from service.batch import files
+from service.batch.files import BucketFiles, LocalFiles, Stopped
+from service.batch.job import _runs
+from service.pools.parquet import ParquetFile, byte_range
+
+SPEC = InputSpec(shape=(8,), minimum=-10, maximum=10)
+ROWS = np.random.default_rng(0).normal(size=(1000, 8)).astype(np.float32)
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def place(request, tmp_path, monkeypatch):
+    """Files of a folder or a bucket, and a function that puts a file there behind their back."""
+    if request.param == "folder":
+
+        def put(name, content):
+            path = tmp_path / "data" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+        (tmp_path / "data").mkdir()
+        return LocalFiles(tmp_path / "data", "out"), put
+    memory = MemoryStore()
+    monkeypatch.setattr(Objects, "of", classmethod(lambda cls, url, field: Objects(url, memory)))
+    return BucketFiles("s3://bucket/data", "out"), memory.put
+
+
+def parquet(**options):
+    """A file of the rows, with names."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        pa.table({"id": [f"r{i}" for i in range(1000)], "x": list(ROWS)}), sink, **options
+    )
+    return sink.getvalue().to_pybytes()
+
+
+def test_parquet_files_are_listed_by_name_and_hidden_ones_left_out(place):
+    where, put = place
+    for name in (
+        "b.parquet",
+        "a.parquet",
+        "a/c.parquet",
+        "_SUCCESS",
+        "_tmp/d.parquet",
+        ".e.parquet",
+        "f.csv",
+    ):
+        put(name, name.encode())
+    assert [file.name for file in where.data()] == ["a.parquet", "a/c.parquet", "b.parquet"]
+    assert [file.size for file in where.data()] == [9, 11, 9]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"row_group_size": 130}, {"row_group_size": 130, "compression": "zstd"}]
+)
+def test_any_run_of_rows_is_read_with_what_is_needed_alone(place, options, monkeypatch):
+    monkeypatch.setattr(files, "FOOTER_BYTES", 100)  # less than the footer
+    monkeypatch.setattr(files, "PIECE_BYTES", 1000)
+    where, put = place
+    put("rows.parquet", parquet(**options))
+    (listed,) = where.data()
+    copy = where.open(listed)
+    pool = ParquetFile(copy.path, SPEC, "source")
+    for first, rows in ((0, 1000), (390, 130), (129, 2), (999, 1), (0, 1), (500, 333)):
+        groups = [i for i in range(len(pool.groups)) if sum(pool.groups[: i + 1]) > first]
+        groups = [i for i in groups if sum(pool.groups[:i]) < first + rows]
+        copy.need(*byte_range(copy.path, range(groups[0], groups[-1] + 1)))
+        batches = list(pool.batches(first, rows))
+        assert [place for place, _ in batches] == [
+            first + n for n in np.cumsum([0, *(len(b) for _, b in batches)])[:-1]
+        ]
+        assert np.array_equal(
+            np.concatenate([pool.part(batch, at) for at, batch in batches]),
+            ROWS[first : first + rows],
+        )
+        names = [name for _, batch in batches for name in batch.column(1).to_pylist()]
+        assert names == [f"r{i}" for i in range(first, first + rows)]
+    copy.close()
+
+
+def test_a_file_that_has_changed_is_not_read(place):
+    where, put = place
+    put("rows.parquet", parquet())
+    (listed,) = where.data()
+    copy = where.open(listed)
+    put("rows.parquet", parquet(row_group_size=10))
+    with pytest.raises(
+        InvalidInput, match=r"^source: expected rows\.parquet as it was when the job began"
+    ):
+        where.open(listed)
+    if isinstance(where, BucketFiles):
+        with pytest.raises(InvalidInput, match=r"^source: expected rows\.parquet as it was"):
+            copy.need(4, 1000)
+    copy.close()
+
+
+def test_what_was_created_stays(place):
+    where, _ = place
+    where.check_output()
+    assert where.read("deep/part") is None
+    assert where.create("deep/part", b"first")
+    assert not where.create("deep/part", b"second")
+    assert where.read("deep/part") == b"first"
+    assert where.names() == {"deep/part"}
+
+
+def test_drafts_of_killed_writers_are_no_files_and_are_cleared_away(tmp_path):
+    where = LocalFiles(tmp_path, "out")
+    where.create("part", b"first")
+    (tmp_path / ".draft-1").write_bytes(b"half")
+    assert where.names() == {"part"}
+    where.clear()
+    assert list(tmp_path.iterdir()) == [tmp_path / "part"]
+
+
+def test_a_bucket_that_ignores_conditions_is_refused(monkeypatch):
+    class Careless:
+        """A store that writes whatever was there."""
+
+        def __init__(self):
+            self.memory = MemoryStore()
+
+        def put(self, path, content, mode="overwrite"):
+            return self.memory.put(path, content)
+
+        def __getattr__(self, name):
+            return getattr(self.memory, name)
+
+    monkeypatch.setattr(
+        Objects, "of", classmethod(lambda cls, url, field: Objects(url, Careless()))
+    )
+    with pytest.raises(
+        InvalidInput, match=r"^out: expected a bucket that honours conditional writes, got one that"
+    ):
+        BucketFiles("s3://bucket/out", "out").check_output()
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match=r"^out: expected a folder that can be written to"):
+        LocalFiles(tmp_path / "file" / "out", "out").check_output()
+    with pytest.raises(Stopped, match=r"^out: cannot create part in .*: File exists$"):
+        LocalFiles(tmp_path / "file", "out").create("part", b"")
+
+
+@pytest.mark.parametrize("most", [1, 7, 50, 1000])
+def test_runs_hold_every_row_once_and_are_no_larger_than_they_may_be(most):
+    generator = np.random.default_rng(most)
+    groups = generator.integers(0, 120, 40).tolist()
+    runs = list(_runs(groups, most))
+    assert all(0 < rows <= most for _, rows in runs)
+    assert [first for first, _ in runs] == np.cumsum([0, *(rows for _, rows in runs)])[:-1].tolist()
+    assert sum(rows for _, rows in runs) == sum(groups)

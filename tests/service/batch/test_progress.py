@@ -1,0 +1,25 @@
+"""What is said while a data set is worked on."""
+
+import re
+
+from service.batch.files import Listed
+from service.batch.job import Asked, Job, Shard
+from service.batch.progress import Progress
+
+
+def test_a_line_says_how_far_a_job_is_what_is_left_and_what_it_cost():
+    asked = Asked("score", "digits", "1", "", 10, 5, 100, None)
+    shards = tuple(Shard(i, 0, 100 * i, 100, 100 * i) for i in range(4))
+    progress = Progress(Job(asked, (Listed("a.parquet", 9, "-"),), shards), {0}, 2, quiet=True)
+    assert (
+        progress.line()
+        == " 25 %  100 of 400 rows, 1 of 4 parts; 0 rows x draws, 0 processor seconds; 2 rejected"
+    )
+    progress.done(1, rejected=1, row_draws=990, cpu_s=3.2)
+    progress.at(3, 50)
+    said = re.fullmatch(
+        r" 62 %  250 of 400 rows, 2 of 4 parts, [\d,]+ rows/s, 0:00:00 left; "
+        r"990 rows x draws, 3 processor seconds; 3 rejected",
+        progress.line(),
+    )
+    assert said, progress.line()

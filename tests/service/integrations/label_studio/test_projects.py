@@ -1,0 +1,228 @@
+"""What Label Studio's configurations, tasks and annotations mean; what is fetched, and what never
+is."""
+
+import base64
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+
+import pytest
+
+from model_store.artifacts.manifest import ClassSpec
+from model_store.errors import InvalidInput
+from service.integrations.label_studio.client import LabelStudio, LabelStudioError
+from service.integrations.label_studio.projects import (
+    annotated_value,
+    image_bytes,
+    label_config,
+    label_id,
+    result_of,
+    row_input,
+)
+
+CHOICES = """<View><!-- what is it? --><Image name="img" value="$image"/>
+<Choices name="digit" toName="img"><Choice value="no"/><Choice value="Yes!" alias="yes"/></Choices></View>"""
+NUMBER = '<View><Text name="t" value="$text"/><Number name="price" toName="t"/></View>'
+
+
+def manifest(task="classification", image=True, columns=()):
+    output = ClassSpec(classes=("no", "yes")) if task == "classification" else None
+    spec = SimpleNamespace(image=object() if image else None, columns=columns, text=None)
+    return SimpleNamespace(
+        task=task, output=output, classes=("no", "yes") if output else None, input=spec
+    )
+
+
+def never(url):
+    raise AssertionError(url)
+
+
+def test_a_configuration_says_which_control_and_field_are_the_model_s():
+    config = label_config(CHOICES, manifest())
+    assert (config.control, config.to, config.kind, config.field) == (
+        "digit",
+        "img",
+        "choices",
+        "image",
+    )
+    assert config.choices == ("no", "yes")
+    assert result_of(config, "yes")[0]["value"] == {"choices": ["yes"]}
+    number = label_config(NUMBER, manifest("regression"))
+    assert result_of(number, 1.5)[0] == {
+        "from_name": "price",
+        "to_name": "t",
+        "type": "number",
+        "value": {"number": 1.5},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, "label_config: expected XML of at most"),
+        ("<View", "label_config: expected XML, got"),
+        (
+            '<!DOCTYPE v [<!ENTITY a "aaaa">]><View>&a;</View>',
+            "label_config: expected XML of at most",
+        ),
+        ("<View>" + " " * 100_000 + "</View>", "label_config: expected XML of at most"),
+        (NUMBER, "label_config: expected <Choices name=... toName=...>"),
+        (
+            CHOICES.replace('value="$image"', 'value="fixed"'),
+            "label_config: expected an object of the name in toName",
+        ),
+        (
+            CHOICES.replace('<Choice value="no"/>', ""),
+            r"label_config: expected a <Choice> for each .* \['no'\] too",
+        ),
+    ],
+)
+def test_a_configuration_that_does_not_suit_the_model_is_named(text, expected):
+    with pytest.raises(InvalidInput, match=expected):
+        label_config(text, manifest())
+
+
+def test_rows_of_tasks():
+    config = label_config(CHOICES, manifest())
+    uri = "data:image/png;base64," + base64.b64encode(b"a picture").decode()
+    assert (
+        base64.b64decode(row_input(manifest(), config, {"image": uri}, "d", never)) == b"a picture"
+    )
+    assert row_input(manifest(), config, {"image": uri, "dubito_input": [1, 2]}, "d", never) == [
+        1,
+        2,
+    ]
+    assert row_input(manifest(image=False), config, {"image": [3]}, "d", never) == [3]
+    columns = (SimpleNamespace(name="age"),)
+    data = {"age": 3, "other": 4}
+    assert row_input(manifest(image=False, columns=columns), config, data, "d", never) == {"age": 3}
+    for wrong in (
+        {},
+        [],
+        {"image": None},
+        {"image": "data:text/html,x"},
+        {"image": "data:image/png;base64,!"},
+    ):
+        with pytest.raises(InvalidInput):
+            row_input(manifest(), config, wrong, "d", never)
+    with pytest.raises(InvalidInput, match="the model's columns"):
+        row_input(manifest(image=False, columns=columns), config, {"image": "x"}, "d", never)
+
+
+def test_labels_of_annotations():
+    config = label_config(CHOICES, manifest())
+
+    def made(*choices, **more):
+        return {"result": [{"from_name": "digit", "value": {"choices": list(choices)}}], **more}
+
+    assert annotated_value(config, made("yes")) == "yes"
+    assert annotated_value(config, made("yes", was_cancelled=True)) is None
+    assert annotated_value(config, {"result": []}) is None
+    assert (
+        annotated_value(config, {"result": [{"from_name": "other", "value": {"choices": ["yes"]}}]})
+        is None
+    )
+    with pytest.raises(InvalidInput, match="one choice"):
+        annotated_value(config, made("yes", "no"))
+    number = label_config(NUMBER, manifest("regression"))
+    assert (
+        annotated_value(number, {"result": [{"from_name": "price", "value": {"number": 3}}]}) == 3.0
+    )
+    with pytest.raises(InvalidInput, match="a number"):
+        annotated_value(number, {"result": [{"from_name": "price", "value": {"number": True}}]})
+    assert label_id({"id": 3}, {"id": 7, "data": {}}) == "label-studio-3-7"
+    assert label_id(None, {"id": 7, "project": 4}) == "label-studio-4-7"
+    assert label_id({"id": 3}, {"id": 7, "data": {"dubito_id": "row 9"}}) == "row 9"
+    for wrong in (None, {}, {"id": "7", "project": 4}):
+        with pytest.raises(InvalidInput):
+            label_id(None, wrong)
+
+
+@pytest.fixture
+def studio():
+    """A server that is asked in Label Studio's place; it notes what came."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append((self.path, self.headers.get("Authorization")))
+            if self.path == "/data/elsewhere":
+                self.send_response(302)
+                self.send_header("Location", "/data/a.png")
+                self.end_headers()
+                return
+            stale = self.path == "/api/x" and self.headers["Authorization"] == "Bearer access 1"
+            self.send_response(401 if stale else 200)
+            self.end_headers()
+            self.wfile.write(b"{}" if self.path == "/api/x" else b"a picture")
+
+        def do_POST(self):
+            content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append((self.path, content))
+            refreshed = sum(path == "/api/token/refresh" for path, _ in asked)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"access": f"access {refreshed}"}).encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_images_are_fetched_of_the_one_origin_alone(studio):
+    url, asked = studio
+    client = LabelStudio(url, "a token")
+    assert client.fetch("/data/a.png") == client.fetch(f"{url}/data/a.png") == b"a picture"
+    assert image_bytes("/data/a.png", "f", client.fetch) == b"a picture"
+    assert {auth for _, auth in asked} == {"Token a token"}
+    before = len(asked)
+    for other in (
+        "http://169.254.169.254/latest/meta-data",
+        "http://127.0.0.1:1/data/a.png",
+        url.replace("http", "https") + "/data/a.png",
+        "//example.com/a.png",
+        "file:///etc/passwd",
+        "s3://bucket/a.png",
+        url.replace("127.0.0.1", "127.0.0.1@example.com"),
+        url.replace("127.0.0.1", "user@127.0.0.1"),
+        f"{url}\\@example.com/",
+        "/api/users",
+        "/data/../api/users",
+        "/data/%2e%2e/api/users",
+        "http://[",
+    ):
+        with pytest.raises(
+            InvalidInput, match=r"^tasks: expected images as data URIs, or files of DUBITO"
+        ):
+            client.fetch(other)
+    assert len(asked) == before
+    with pytest.raises(InvalidInput, match="images that Label Studio has"):
+        client.fetch("/data/elsewhere")
+    assert asked[before:] == [("/data/elsewhere", "Token a token")]  # and not where that leads
+
+
+def test_a_personal_access_token_is_exchanged_and_again_when_that_has_expired(studio):
+    url, asked = studio
+    client = LabelStudio(url, "a.personal.token")
+    assert client.json("GET", "api/x") == {}
+    assert [path for path, _ in asked] == [
+        "/api/token/refresh",
+        "/api/x",
+        "/api/token/refresh",
+        "/api/x",
+    ]
+    assert asked[0][1] == {"refresh": "a.personal.token"}
+    assert asked[-1][1] == "Bearer access 2"
+    with pytest.raises(LabelStudioError, match="expected JSON"):
+        client.json("GET", "data/a.png")
+    for wrong in ("ftp://a", "no url", "http://a?b=c"):
+        with pytest.raises(InvalidInput, match="DUBITO_LABEL_STUDIO_URL"):
+            LabelStudio(wrong, None)

@@ -1,0 +1,87 @@
+"""Compressed bodies, however they come in pieces: what is read is what was compressed, and no more
+than may be."""
+
+import asyncio
+import gzip
+import zlib
+
+import pytest
+from fastapi import Request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_store.errors import InvalidInput
+from service.api.requests import INFLATED_AT_ONCE, read_inflated
+from service.errors import Overloaded, TooLarge
+from service.server.budget import SCOPE_KEY, ByteBudget, Lease
+
+ENCODERS = {"gzip": gzip.compress, "deflate": zlib.compress}
+few = settings(max_examples=60, deadline=None, database=None)
+
+
+def read(pieces, coding, limit, most=1 << 30):
+    """What is read of a body that comes in pieces, and the lease that counts it."""
+    waiting = [*pieces]
+    lease = Lease(ByteBudget(most))
+
+    async def receive():
+        piece = waiting.pop(0)
+        return {"type": "http.request", "body": piece, "more_body": bool(waiting)}
+
+    headers = [(b"content-encoding", coding.encode())]
+    scope = {"type": "http", "headers": headers, SCOPE_KEY: lease}
+    return asyncio.run(read_inflated(Request(scope, receive), limit)), lease
+
+
+def cut(content, places):
+    """Content in pieces."""
+    ends = sorted(place % (len(content) + 1) for place in places)
+    return [content[a:b] for a, b in zip([0, *ends], [*ends, len(content)], strict=True)]
+
+
+bodies = st.one_of(
+    st.binary(max_size=300),
+    st.sampled_from(
+        [n + d for n in (INFLATED_AT_ONCE, 2 * INFLATED_AT_ONCE) for d in (-1, 0, 1)]
+    ).map(bytes),
+    st.binary(min_size=1, max_size=9).map(lambda part: part * 70_000),
+)
+places = st.lists(st.integers(0, 1 << 20), max_size=5)
+
+
+@few
+@given(body=bodies, places=places, coding=st.sampled_from(sorted(ENCODERS)))
+def test_what_was_compressed_is_read_whatever_pieces_it_comes_in(body, places, coding):
+    read_body, lease = read(cut(ENCODERS[coding](body), places), coding, 1 << 20)
+    assert read_body == body
+    assert lease.held == len(body)
+
+
+@few
+@given(
+    body=bodies, places=places, coding=st.sampled_from(sorted(ENCODERS)), spare=st.integers(-3, 0)
+)
+def test_the_limit_is_of_what_is_inflated(body, places, coding, spare):
+    limit = len(body) + spare
+    pieces = cut(ENCODERS[coding](body), places)
+    if spare == 0:
+        assert read(pieces, coding, limit)[0] == body
+    elif limit >= 0:
+        with pytest.raises(TooLarge):
+            read(pieces, coding, limit)
+
+
+@few
+@given(places=places, end=st.integers(1, 11), coding=st.sampled_from(sorted(ENCODERS)))
+def test_a_body_that_ends_early_or_late_is_refused(places, end, coding):
+    whole = ENCODERS[coding](b"a body" * 9)
+    for other in (whole[:-end], whole + b"x" * end):
+        with pytest.raises(InvalidInput, match=f"^body: expected one body compressed by {coding}"):
+            read(cut(other, places), coding, 1 << 20)
+
+
+def test_a_bomb_takes_no_more_than_is_left():
+    bomb = gzip.compress(bytes(64 << 20))
+    assert len(bomb) < 100_000
+    with pytest.raises(Overloaded):
+        read([bomb], "gzip", 1 << 30, most=4 << 20)

@@ -1,0 +1,211 @@
+"""The codec of tensors against its definition: arrays in C order, little-endian, and elements after
+their lengths."""
+
+import json
+import math
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from model_store.errors import InvalidInput
+from model_store.types import at_once
+from service.errors import Overloaded, TooLarge
+from service.integrations.open_inference.tensors import (
+    BYTES,
+    NUMPY,
+    Tensor,
+    array_of_bytes,
+    array_of_json,
+    bytes_of,
+    datatype_of,
+    flat_data,
+    shape_of,
+    strings_of_json,
+)
+from service.server.budget import ByteBudget, Lease
+
+FORMATS = {
+    "BOOL": "?",
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "FP16": "e",
+    "FP32": "f",
+    "FP64": "d",
+} | {
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+}
+shapes = arrays.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=4)
+
+
+def lease(most=1 << 30):
+    return Lease(ByteBudget(most))
+
+
+def elements(content, count, most=1 << 30):
+    """The elements that bytes are."""
+    tensor = Tensor("inputs.0", "x", BYTES, (count,), None, content=memoryview(content))
+    return at_once(tensor.values(lease(most)))
+
+
+def test_there_is_a_case_of_every_datatype():
+    assert set(FORMATS) == set(NUMPY)
+
+
+@given(data=st.data(), datatype=st.sampled_from(sorted(NUMPY)), shape=shapes)
+def test_arrays_are_read_and_written_number_by_number(data, datatype, shape):
+    array = data.draw(arrays.arrays(np.dtype(NUMPY[datatype]), shape))
+    packed = b"".join(
+        struct.pack("<" + FORMATS[datatype], value) for value in array.ravel().tolist()
+    )
+    read = array_of_bytes(memoryview(packed), datatype, shape, "inputs.0")
+    assert read.shape == shape
+    assert read.tobytes() == array.tobytes()
+    assert datatype_of(array) == datatype
+    assert bytes_of(np.asfortranarray(array)) == packed
+    assert bytes_of(array.astype(array.dtype.newbyteorder(">"))) == packed
+
+
+@given(
+    data=st.data(),
+    datatype=st.sampled_from(sorted(set(NUMPY) - {"FP16"})),
+    shape=shapes,
+    nested=st.booleans(),
+)
+def test_json_is_read_flat_and_nested(data, datatype, shape, nested):
+    finite = {"allow_nan": False, "allow_infinity": False} if datatype.startswith("FP") else {}
+    array = data.draw(
+        arrays.arrays(
+            np.dtype(NUMPY[datatype]),
+            shape,
+            elements=arrays.from_dtype(np.dtype(NUMPY[datatype]), **finite),
+        )
+    )
+    given = json.loads(json.dumps((array if nested else array.ravel()).tolist()))
+    read = array_of_json(given, datatype, shape, "inputs.0")
+    assert read.dtype == array.dtype
+    np.testing.assert_array_equal(read, array)
+
+
+@given(st.lists(st.binary(max_size=20), max_size=20))
+def test_elements_of_bytes_are_read_one_by_one(values):
+    packed = b"".join(struct.pack("<I", len(value)) + value for value in values)
+    assert elements(packed, len(values)) == values
+
+
+@given(content=st.binary(max_size=60), count=st.integers(1, 8))
+def test_bytes_that_are_not_so_many_elements_are_refused(content, count):
+    def split():
+        rest, found = content, []
+        for _ in range(count):
+            if len(rest) < 4:
+                return None
+            (length,) = struct.unpack("<I", rest[:4])
+            if len(rest) < 4 + length:
+                return None
+            found.append(rest[4 : 4 + length])
+            rest = rest[4 + length :]
+        return None if rest else found
+
+    expected = split()
+    if expected is None:
+        with pytest.raises(InvalidInput, match=r"^inputs\.0: expected \d+ elements"):
+            elements(content, count)
+    else:
+        assert elements(content, count) == expected
+
+
+@given(st.lists(st.text(max_size=8), min_size=1, max_size=8))
+def test_strings_are_written_as_elements(texts):
+    array = np.array(texts)
+    kept = array.tolist()  # numpy drops zeros at a string's end
+    assert elements(bytes_of(array), len(texts)) == [text.encode() for text in kept]
+    assert datatype_of(array) == BYTES
+
+
+def test_elements_are_counted_before_they_are_made():
+    packed = struct.pack("<I", 0) * 10_000
+    with pytest.raises((TooLarge, Overloaded)):
+        elements(packed, 10_000, most=100_000)
+    assert len(elements(packed, 10_000, most=10_000_000)) == 10_000
+
+
+@pytest.mark.parametrize("shape", [None, [], [0], [-1], [1.0], [True], ["1"], [1] * 33, {}, 3])
+def test_what_is_no_shape_is_refused(shape):
+    with pytest.raises(
+        InvalidInput, match=r"^inputs\.0\.shape: expected an array of 1 to 32 whole numbers"
+    ):
+        shape_of(shape, "inputs.0")
+
+
+def test_a_shape_beyond_all_numbers_costs_nothing():
+    shape = shape_of([1 << 62] * 32, "inputs.0")
+    for refused in (
+        lambda: array_of_bytes(memoryview(b"1234"), "FP32", shape, "inputs.0"),
+        lambda: array_of_json([1.0], "FP32", shape, "inputs.0"),
+        lambda: strings_of_json(["a"], shape, "inputs.0"),
+        lambda: at_once(
+            Tensor("inputs.0", "x", BYTES, shape, None, content=memoryview(b"1234")).values(lease())
+        ),
+    ):
+        with pytest.raises(InvalidInput):
+            refused()
+
+
+@pytest.mark.parametrize(
+    ("data", "datatype", "words"),
+    [
+        (None, "FP32", "an array, got null"),
+        ([1], "FP32", "2 elements, as the shape says, got 1"),
+        ([1, "2"], "FP32", "numbers, or null for FP32, got a string of 1"),
+        ([1, True], "FP64", "numbers, or null for FP64, got a boolean"),
+        ([1, 2.0], "INT32", "whole numbers for INT32, got 2.0"),
+        ([1, None], "INT32", "whole numbers for INT32, got null"),
+        ([1, 256], "UINT8", "numbers in the range of UINT8, got one that is not"),
+        ([-1, 0], "UINT64", "numbers in the range of UINT64, got one that is not"),
+        ([0, 1], "BOOL", "true or false for BOOL, got 0"),
+        ([1.0, 2.0], "FP16", "binary data, since FP16 has no form in JSON"),
+        ([[1], [2]], "FP32", "numbers, or null for FP32, got an array of 1"),
+    ],
+)
+def test_json_of_other_types_is_refused(data, datatype, words):
+    with pytest.raises(InvalidInput) as error:
+        array_of_json(data, datatype, (2,), "inputs.0")
+    assert str(error.value).startswith(f"inputs.0.data: expected {words}")
+
+
+@given(
+    st.recursive(st.integers(0, 3), lambda inner: st.lists(inner, max_size=3), max_leaves=12),
+    shapes,
+)
+def test_nested_data_are_taken_as_numpy_takes_them_or_refused(data, shape):
+    try:
+        flat = flat_data(data, shape, "inputs.0")
+    except InvalidInput:
+        flat = None
+    array = np.array(data, dtype=object)
+    is_whole = array.shape in (shape, (math.prod(shape),)) and all(
+        type(value) is int for value in array.ravel()
+    )
+    if is_whole:
+        assert flat == array.ravel().tolist()
+    elif flat is not None:  # lists among the elements, which their type refuses
+        assert any(isinstance(value, list) for value in flat)
+
+
+def test_null_is_a_missing_number():
+    assert np.isnan(array_of_json([None, 1.5], "FP32", (2,), "inputs.0")).tolist() == [True, False]
+    assert strings_of_json([None, "a"], (2,), "inputs.0") == [None, "a"]
+
+
+def test_booleans_are_0_and_1():
+    with pytest.raises(InvalidInput, match="bytes of 0 and 1"):
+        array_of_bytes(memoryview(b"\x00\x02"), "BOOL", (2,), "inputs.0")

@@ -1,0 +1,164 @@
+"""/label-studio: what its protocol asks for; `tests/real/test_label_studio.py` runs Label Studio
+itself."""
+
+import base64
+
+import httpx
+import pytest
+
+from service.integrations.label_studio.projects import INPUT
+
+CONFIG = (
+    '<View><Image name="picture" value="$image"/><Choices name="digit" toName="picture">'
+    + "".join(f'<Choice value="{digit}"/>' for digit in range(10))
+    + "</Choices></View>"
+)
+KEY = "the-key-of-the-labellers"
+
+
+@pytest.fixture
+def service(serve, digits_store, tmp_path):
+    """A service with a key that may label, and one that may not."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        f'[[keys]]\nname = "studio"\nkey = "{KEY}"\nscopes = ["read", "predict", "acquire", '
+        '"label"]\n'
+        f'[[keys]]\nname = "reader"\nkey = "{KEY[::-1]}"\nscopes = ["read", "predict"]\n'
+    )
+    with (
+        serve(digits_store, DUBITO_KEYS_FILE=str(keys), DUBITO_STATE=str(tmp_path / "state")) as (
+            url,
+            _,
+        ),
+        httpx.Client(base_url=url, headers={"X-API-Key": KEY}, timeout=60) as client,
+    ):
+        yield client
+
+
+def webhook(digit, task=1, row=None, action="ANNOTATION_CREATED", **annotation):
+    """What Label Studio sends when an annotation is made."""
+    result = [
+        {
+            "from_name": "digit",
+            "to_name": "picture",
+            "type": "choices",
+            "value": {"choices": [digit]},
+        }
+    ]
+    return {
+        "action": action,
+        "annotation": {"id": 5, "result": result, **annotation},
+        "task": {
+            "id": task,
+            "data": {"image": "/data/a.png", **({} if row is None else {INPUT: row})},
+        },
+        "project": {"id": 2, "label_config": CONFIG},
+    }
+
+
+def test_predictions_have_the_form_that_label_studio_takes_and_rank_by_doubt(service, digits_rows):
+    setup = service.post("/label-studio/digits/setup", json={"project": "1", "schema": CONFIG})
+    assert setup.json() == {"model_version": "digits:1"}
+    assert service.get("/label-studio/digits/health").json()["status"] == "UP"
+    rows = digits_rows[:20].tolist()
+    tasks = [{"id": i, "data": {INPUT: row}} for i, row in enumerate(rows)]
+    answer = service.post(
+        "/label-studio/digits/predict", json={"tasks": tasks, "label_config": CONFIG, "params": {}}
+    )
+    results = answer.json()["results"]
+    said = service.post("/predict", json={"inputs": rows, "num_samples": 1000}).json()[
+        "predictions"
+    ]
+    assert [len(result["result"]) for result in results] == [1] * 20
+    agree = [
+        r["result"][0]["value"]["choices"] == [p["label"]]
+        for r, p in zip(results, said, strict=True)
+    ]
+    assert sum(agree) >= 18  # other draws
+    by_score = sorted(range(20), key=lambda i: results[i]["score"])
+    by_entropy = sorted(range(20), key=lambda i: -said[i]["entropy"])
+    assert set(by_score[:3]) & set(by_entropy[:5])
+    assert all(
+        0.0 <= result["score"] <= 1.0 and result["model_version"] == "digits:1"
+        for result in results
+    )
+
+
+def test_what_does_not_suit_is_refused_by_name(service, digits_rows):
+    row = digits_rows[0].tolist()
+    for content, detail in (
+        (
+            {"tasks": [{"data": {INPUT: row}}], "label_config": "<View/>"},
+            "label_config: expected <Choices",
+        ),
+        ({"tasks": [], "label_config": CONFIG}, "tasks: expected an array of tasks"),
+        ({"tasks": [{"data": {}}], "label_config": CONFIG}, "tasks.0.data: expected the field"),
+        (
+            {"tasks": [{"data": {INPUT: row[:-1]}}], "label_config": CONFIG},
+            "tasks.0: expected an array of 64",
+        ),
+        (
+            {"tasks": [{"data": {INPUT: [3e38] * 64}}], "label_config": CONFIG},
+            "tasks.0: expected numbers that the",
+        ),
+    ):
+        answer = service.post("/label-studio/digits/predict", json=content)
+        assert (answer.status_code, answer.json()["detail"][: len(detail)]) == (422, detail)
+    assert service.post("/label-studio/nothing/setup", json={"schema": CONFIG}).status_code == 404
+
+
+def test_a_webhook_s_label_is_kept_once_and_a_later_one_takes_its_place(service, digits_rows):
+    path, row = "/label-studio/digits/webhook", digits_rows[0].tolist()
+    assert service.post(path, json=webhook("3", row=row)).status_code == 201
+    assert service.post(path, json=webhook("3")).status_code == 201  # the row is known now
+    assert service.get("/models/digits/labels").json()["labels"] == 1
+    assert service.post(path, json=webhook("8", action="ANNOTATION_UPDATED")).status_code == 201
+    assert (
+        service.post(path, json=webhook("3", task=2, row=row, was_cancelled=True)).status_code
+        == 200
+    )
+    assert service.post(path, json={"action": "TASKS_CREATED", "tasks": []}).status_code == 200
+    assert service.post(path, json=webhook("11", task=3, row=row)).status_code == 422
+    assert (
+        service.post(path, json=webhook("3", task=4)).status_code == 422
+    )  # an image that is nowhere
+    page = service.get("/models/digits/labels").json()
+    assert page["labels"] == 1
+    known = {"labels": [{"id": "label-studio-2-1", "label": "8"}]}
+    assert service.post("/labels", json=known).json()["known"] == 1
+    acquire = {"pool": digits_rows[:5].tolist(), "ids": list("abcde"), "k": 1, "keep": True}
+    (chosen,) = service.post("/acquire", json=acquire).json()["ranking"]
+    of_acquired = webhook("5", task=9)
+    of_acquired["task"]["data"]["dubito_id"] = chosen["id"]  # whose row is kept: no image is needed
+    assert service.post(path, json=of_acquired).status_code == 201
+    known = {"labels": [{"id": chosen["id"], "label": "5"}]}
+    assert service.post("/labels", json=known).json() == {
+        "model": "digits",
+        "accepted": 0,
+        "known": 1,
+        "replaced": 0,
+        "labels": 2,
+    }
+
+
+def test_no_label_comes_without_a_key_that_may_label(service, digits_rows):
+    content = webhook("3", row=digits_rows[0].tolist())
+    path = "/label-studio/digits/webhook"
+    anybody = httpx.Client(base_url=service.base_url)
+    basic = base64.b64encode(f"dubito:{KEY}".encode()).decode()
+    for headers, status in (
+        ({}, 401),
+        ({"X-API-Key": KEY[::-1]}, 403),
+        ({"Authorization": "Basic !!"}, 401),
+        (
+            {
+                "Authorization": f"Basic {base64.b64encode(b'dubito:' + KEY[::-1].encode()).decode()}"
+            },
+            403,
+        ),
+        ({"Authorization": f"Basic {basic}"}, 201),
+    ):
+        assert anybody.post(path, json=content, headers=headers).status_code == status
+    # basic authentication is for Label Studio alone
+    assert anybody.get("/models", headers={"Authorization": f"Basic {basic}"}).status_code == 401
+    anybody.close()

@@ -1,0 +1,246 @@
+"""MLflow's scoring protocol over HTTP."""
+
+import base64
+import io
+import json
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from model_store.types import at_once
+from service.integrations.mlflow.forms import read_invocation
+from service.server.budget import ByteBudget, Lease
+from tests.support.serving import serving
+
+JSON, CSV = "application/json", "text/csv"
+PEOPLE = [{"age": 31.0, "city": "Rome"}, {"age": None, "city": None}]
+SPLIT = {
+    "columns": ["beside", "city", "age"],
+    "index": [5, 6],
+    "data": [[1, "Rome", 31.0], [2, None, None]],
+}
+COLUMNS = {"age": [31.0, None], "city": ["Rome", None], "beside": [1, 2]}
+RECORDS = [{**row, "beside": 1} for row in PEOPLE]
+
+
+@pytest.fixture(scope="module")
+def url(kinds):
+    with serving(kinds, DUBITO_DEFAULT_MODEL="digits") as (url, _):
+        yield url
+
+
+@pytest.fixture
+def client(url):
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def post(client, content, media_type=JSON):
+    text = (
+        content if isinstance(content, bytes) else json.dumps(content).encode()
+    )  # which writes NaN
+    return client.post("/invocations", content=text, headers={"Content-Type": media_type})
+
+
+def invoke(client, content):
+    answer = post(client, content)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refusal(answer, status=400, code="BAD_REQUEST"):
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == JSON
+    assert set(answer.json()) == {"error_code", "message"}
+    assert answer.json()["error_code"] == code
+    return answer.json()["message"]
+
+
+def native(client, inputs, **fields):
+    answer = client.post("/predict", json={"inputs": inputs, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("model", ["people", "rents"])
+def test_tables_come_in_every_form(client, model):
+    params = {"model": model, "seed": "7", "coverage": 0.9}
+    expected = native(client, PEOPLE, model=model, seed=7, coverage=0.9)
+    for form, rows in (
+        ("dataframe_split", SPLIT),
+        ("dataframe_split", {**SPLIT, "data": [[1, "Rome", 31.0], [2, None, float("nan")]]}),
+        ("dataframe_records", RECORDS),
+        ("inputs", COLUMNS),
+        ("inputs", PEOPLE),
+        ("instances", PEOPLE),
+    ):
+        assert invoke(client, {form: rows, "params": params}) == expected, form
+
+
+def test_rows_of_numbers_come_in_every_form(client, digits_rows):
+    rows = digits_rows[:2].tolist()
+    expected = native(client, rows, model="digits", seed=7)
+    pixels = [str(i) for i in range(64)]
+    for form, content in (
+        ("instances", rows),
+        ("inputs", rows),
+        ("inputs", digits_rows[:2].reshape(2, 8, 8).tolist()),
+        ("inputs", {"pixels": rows}),
+        ("instances", [{"pixels": row} for row in rows]),
+        ("dataframe_split", {"columns": pixels, "data": rows}),
+        ("dataframe_split", {"columns": ["pixels"], "data": [[row] for row in rows]}),
+        ("dataframe_records", [dict(zip(pixels, row, strict=True)) for row in rows]),
+    ):
+        assert invoke(client, {form: content, "params": {"seed": 7}}) == expected, form
+
+
+def test_texts_and_pictures_come_in_every_form(client):
+    file = io.BytesIO()
+    Image.new("RGB", (1, 1), (128, 12, 250)).save(file, "PNG")
+    of_kind = {
+        "texts": ["good film", "bad day"],
+        "pictures": [base64.b64encode(file.getvalue()).decode()] * 2,
+    }
+    for model, rows in of_kind.items():
+        expected = native(client, rows, model=model, seed=7)
+        for form, content in (
+            ("instances", rows),
+            ("inputs", {"text": rows}),
+            ("dataframe_split", {"columns": ["text"], "data": [[row] for row in rows]}),
+            ("dataframe_records", [{"text": row} for row in rows]),
+        ):
+            assert (
+                invoke(client, {form: content, "params": {"seed": 7, "model": model}}) == expected
+            ), form
+    beside = {"columns": ["stars", "text"], "data": [[3, text] for text in of_kind["texts"]]}
+    expected = native(client, of_kind["texts"], model="texts", seed=7)
+    assert (
+        invoke(client, {"dataframe_split": beside, "params": {"seed": 7, "model": "texts"}})
+        == expected
+    )
+
+
+def test_long_requests_are_answered(client, digits_rows):
+    rows = np.tile(digits_rows, (3, 1)).tolist()
+    expected = native(client, rows, model="digits", seed=7)
+    assert invoke(client, {"inputs": rows, "params": {"seed": 7}}) == expected
+    frame = {"columns": list(range(64)), "data": rows}
+    assert invoke(client, {"params": {"seed": 7}, "dataframe_split": frame}) == expected
+
+
+def test_csv_is_a_table_of_the_default_model(kinds, client):
+    text = b"city,age,beside\nRome,31,x\n,,y\n"
+    assert refusal(post(client, text, CSV)).startswith(
+        "body: expected a CSV file for a model of columns or text"
+    )
+    with (
+        serving(kinds, DUBITO_DEFAULT_MODEL="people", DUBITO_MAX_ROWS="2") as (url, _),
+        httpx.Client(base_url=url) as own,
+    ):
+        answer = post(own, text, CSV + "; charset=utf-8").json()
+        assert answer == native(own, PEOPLE, seed=answer["seed"])
+        assert (
+            refusal(post(own, text + b"Rome,3,z\n", CSV), 413)
+            == "body: expected at most 2 rows, got 3"
+        )
+        assert "age: expected a number" in refusal(post(own, b"city,age\nRome,old\n", CSV))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"{", "body: expected JSON"),
+        (
+            {},
+            "body: expected one of dataframe_split, dataframe_records, instances, inputs, got 0 "
+            "of them",
+        ),
+        (
+            {"inputs": [], "instances": []},
+            "body: expected one of dataframe_split, dataframe_records, instances, inputs",
+        ),
+        ({"inputs": [[0]], "signature_name": "x"}, "body: expected one of dataframe_split"),
+        ({"inputs": []}, "inputs: expected at least one row, got none"),
+        ({"inputs": 3}, "inputs: expected an array of rows, got 3"),
+        ({"inputs": {}}, "inputs: expected arrays of one length, by column"),
+        (
+            {"inputs": {"a": [1], "b": [2]}},
+            "inputs: expected one array of rows, since the model takes no columns",
+        ),
+        ({"inputs": [[0]]}, "inputs.0: expected an array of 64"),
+        ({"inputs": [[0]], "params": []}, "params: expected an object, got an array of 0"),
+        ({"inputs": [[0]], "params": {"sead": 1}}, "params.sead: expected one of"),
+        ({"inputs": [[0]], "params": {"fpr": 2}}, "params.fpr: expected less than 1, got 2"),
+        ({"inputs": [[0]], "params": {"model": 3}}, "params.model: expected a valid string"),
+        (
+            {"dataframe_split": {"columns": ["a"]}},
+            "dataframe_split: expected an object of columns and data",
+        ),
+        (
+            {"dataframe_split": {"columns": ["a", "a"], "data": []}},
+            "dataframe_split.columns: expected an array of diff",
+        ),
+        (
+            {"dataframe_split": {"columns": ["a"], "data": [3]}},
+            "dataframe_split.data.0: expected an array of 1",
+        ),
+        (
+            {"dataframe_split": {"columns": ["a"], "data": 3}},
+            "dataframe_split.data: expected an array of rows, got 3",
+        ),
+        ({"dataframe_records": [3]}, "dataframe_records: expected an array of objects"),
+        (
+            {"dataframe_records": [{"a": 1}, {"b": 1}]},
+            "dataframe_records.1: expected the same columns",
+        ),
+        (
+            {"dataframe_records": [{"age": 1}], "params": {"model": "people"}},
+            "dataframe_records: expected a column city",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(client, content, words):
+    assert refusal(post(client, content)).startswith(words)
+
+
+def test_errors_of_every_kind_have_mlflow_s_form(client, kinds):
+    unknown = post(client, {"inputs": [[0]], "params": {"model": "nothing"}})
+    assert refusal(unknown, 404, "RESOURCE_DOES_NOT_EXIST").startswith("model: expected one of")
+    assert refusal(client.get("/invocations"), 405) == "method: expected POST, got GET"
+    assert refusal(post(client, b"x", "text/plain"), 415).startswith(
+        "Content-Type: expected application/json or text/csv"
+    )
+    assert refusal(client.post("/invocations?seed=3", json={})).startswith(
+        "query: expected nothing"
+    )
+    with (
+        serving(kinds, DUBITO_API_KEYS="the-key-of-the-team") as (url, _),
+        httpx.Client(base_url=url) as own,
+    ):
+        assert refusal(post(own, {"inputs": [[0]]}), 401, "UNAUTHENTICATED").startswith(
+            "key: expected one"
+        )
+        own.headers["X-API-Key"] = "the-key-of-the-team"
+        assert "since there are several" in refusal(post(own, {"inputs": [[0]]}))
+        assert own.get("/ping", headers={"X-API-Key": ""}).status_code == 200
+
+
+def test_it_is_ready_when_there_is_a_model(client, tmp_path):
+    answer = client.get("/ping")
+    assert (answer.status_code, answer.content) == (200, b"\n")
+    assert client.get("/version").text == client.get("/openapi.json").json()["info"]["version"]
+    with serving(tmp_path) as (url, _):
+        assert refusal(httpx.get(f"{url}/ping"), 503, "TEMPORARILY_UNAVAILABLE").startswith(
+            "no model is published"
+        )
+
+
+@pytest.mark.parametrize(
+    "text", ['{"inputs": [[NaN, "NaN", "\\"NaN", "x"], [NaN, NaN, "N", "NaNa"]], "params": {}}']
+)
+def test_nan_is_null_but_in_strings(text):
+    _, form, rows = at_once(read_invocation(text.encode(), 10, Lease(ByteBudget(1 << 20))))
+    expected = json.loads(text.replace("[NaN", "[null").replace(" NaN", " null"))
+    assert (form, rows) == ("inputs", expected["inputs"])

@@ -1,0 +1,883 @@
+"""The Open Inference Protocol over HTTP. Some cases are after KServe's and MLServer's own tests."""
+
+import base64
+import gzip
+import io
+import json
+import shutil
+import struct
+import zlib
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support.raw import Connection
+from tests.support.serving import metric, serving
+from tests.support.tiny import GROUPS
+
+HEADER = "Inference-Header-Content-Length"
+PEOPLE = [{"age": 31.0, "city": "Rome"}, {"age": None, "city": None}]
+NOT_BY_DEFAULT = {"samples", "classes", "abstain"}
+
+
+@pytest.fixture(scope="module")
+def url(kinds):
+    with serving(kinds, DUBITO_DEFAULT_MODEL="digits") as (url, _):
+        yield url
+
+
+@pytest.fixture
+def client(url):
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def tensor(array, name="inputs", **more):
+    """A tensor of numbers in JSON."""
+    datatype = {"f": "FP", "i": "INT", "u": "UINT"}[array.dtype.kind] + str(8 * array.itemsize)
+    return {
+        "name": name,
+        "datatype": datatype,
+        "shape": list(array.shape),
+        "data": array.ravel().tolist(),
+        **more,
+    }
+
+
+def strings(values, name="inputs"):
+    """A tensor of BYTES in JSON."""
+    return {"name": name, "datatype": "BYTES", "shape": [len(values)], "data": values}
+
+
+def elements(values):
+    """Elements of BYTES as bytes."""
+    return b"".join(struct.pack("<I", len(value)) + value for value in values)
+
+
+def post(client, content, model="digits", parts=(), headers=(), encode=None):
+    """The answer to a request: its JSON, and tensors after it as bytes."""
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    headers = dict(headers) | ({HEADER: str(len(text))} if parts else {})
+    body = b"".join([text, *parts])
+    return client.post(
+        f"/v2/models/{model}/infer", content=encode(body) if encode else body, headers=headers
+    )
+
+
+def infer(client, inputs, model="digits", **fields):
+    """The answer to a good request in JSON."""
+    answer = post(client, {"inputs": inputs, "parameters": {"seed": 7}, **fields}, model)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    return answer.json()
+
+
+def arrays(answer):
+    """The tensors of an answer in JSON, by name."""
+    return {o["name"]: np.array(o["data"]).reshape(o["shape"]) for o in answer["outputs"]}
+
+
+def binary_arrays(answer):
+    """The tensors of an answer that come as bytes, by name."""
+    length = int(answer.headers[HEADER])
+    rest, found = answer.content[length:], {}
+    for output in json.loads(answer.content[:length])["outputs"]:
+        if "data" in output:
+            continue
+        size = output["parameters"]["binary_data_size"]
+        content, rest = rest[:size], rest[size:]
+        if output["datatype"] == "BYTES":
+            values = []
+            while content:
+                (length,) = struct.unpack("<I", content[:4])
+                values.append(content[4 : 4 + length].decode())
+                content = content[4 + length :]
+            array = np.array(values)
+        else:
+            kinds = {"BOOL": "?", "INT64": "<i8", "FP64": "<f8", "FP32": "<f4"}
+            array = np.frombuffer(content, kinds[output["datatype"]])
+        found[output["name"]] = array.reshape(output["shape"])
+    assert rest == b""
+    return found
+
+
+def refusal(answer, status=400):
+    """The text of an error, in the protocol's form."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert set(answer.json()) == {"error"}
+    return answer.json()["error"]
+
+
+def native(client, inputs, model="digits", **fields):
+    """What /predict answers, as arrays."""
+    asked = {"model": model, "inputs": inputs, "seed": 7, **fields}
+    answer = client.post("/predict", json=asked, headers={"Accept": "application/x-npz"})
+    assert answer.status_code == 200, answer.text
+    with np.load(io.BytesIO(answer.content)) as file:
+        return dict(file)
+
+
+def assert_same(found, expected):
+    """All row arrays of /predict are there, and the same."""
+    about = {
+        "model",
+        "version",
+        "seed",
+        "fpr",
+        "fdr",
+        "coverage",
+        "confidence",
+        "risk",
+        "priors",
+        "unknown_categories",
+    }
+    wanted = {
+        name: array
+        for name, array in expected.items()
+        if name not in about | {"classes"} - set(found)
+    }
+    assert set(found) == set(wanted)
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def picture():
+    file = io.BytesIO()
+    Image.new("RGB", (1, 1), (128, 12, 250)).save(file, "PNG")
+    return file.getvalue()
+
+
+# What is answered
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "u1", "i8"])
+def test_rows_in_json_are_answered_as_by_predict(client, digits_rows, dtype):
+    rows = digits_rows[:3].astype(dtype)
+    expected = native(client, rows.tolist())
+    assert_same(arrays(infer(client, [tensor(rows)])), expected)
+    nested = tensor(rows.reshape(3, 8, 8), "by another name", data=rows.reshape(3, 8, 8).tolist())
+    assert_same(arrays(infer(client, [nested])), expected)
+
+
+def test_rows_as_bytes_are_answered_as_by_predict(client, digits_rows):
+    rows = digits_rows[:70]
+    content = {
+        "inputs": [
+            {
+                "name": "x",
+                "datatype": "FP32",
+                "shape": [70, 64],
+                "parameters": {"binary_data_size": rows.nbytes},
+            }
+        ],
+        "parameters": {"seed": 7, "binary_data_output": True},
+    }
+    expected = native(client, rows.tolist())
+    answer = post(client, content, parts=[rows.tobytes()], headers={"Content-Type": ""})
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert_same(binary_arrays(answer), expected)
+    half = [
+        {
+            **content["inputs"][0],
+            "datatype": "FP16",
+            "parameters": {"binary_data_size": rows.nbytes // 2},
+        }
+    ]
+    halves = post(client, {**content, "inputs": half}, parts=[rows.astype("<f2").tobytes()])
+    assert_same(binary_arrays(halves), expected)
+
+
+def test_long_json_is_answered_as_short_is(client, digits_rows):
+    rows = np.tile(digits_rows, (3, 1))
+    text = json.dumps({"inputs": [tensor(rows)], "parameters": {"seed": 7}}, indent=1).encode()
+    assert len(text) > 4 * 65_536
+    answer = post(client, text)
+    assert answer.status_code == 200, answer.text
+    assert_same(arrays(answer.json()), native(client, rows.tolist()))
+
+
+def test_pictures_come_as_files_in_bytes_or_base64_and_as_arrays(client):
+    pixels = np.array([128, 12, 250], dtype=np.uint8).reshape(1, 3, 1, 1)
+    expected = native(client, pixels.tolist(), "pictures")
+    assert_same(arrays(infer(client, [tensor(pixels)], "pictures")), expected)
+    assert_same(
+        arrays(infer(client, [strings([base64.b64encode(picture()).decode()])], "pictures")),
+        expected,
+    )
+    content = elements([picture()])
+    asked = {
+        "name": "x",
+        "datatype": "BYTES",
+        "shape": [1, 1],
+        "parameters": {"binary_data_size": len(content)},
+    }
+    answer = post(client, {"inputs": [asked], "parameters": {"seed": 7}}, "pictures", [content])
+    assert_same(arrays(answer.json()), expected)
+
+
+def test_texts_come_as_bytes_and_as_strings(client):
+    texts = ["good film", "ein ünbekanntes wort"]
+    expected = native(client, texts, "texts")
+    assert_same(arrays(infer(client, [strings(texts)], "texts")), expected)
+    content = elements([text.encode() for text in texts])
+    asked = {
+        "name": "x",
+        "datatype": "BYTES",
+        "shape": [2],
+        "parameters": {"binary_data_size": len(content)},
+    }
+    answer = post(client, {"inputs": [asked], "parameters": {"seed": 7}}, "texts", [content])
+    assert_same(arrays(answer.json()), expected)
+
+
+@pytest.mark.parametrize("model", ["people", "rents"])
+def test_tables_come_as_a_tensor_for_each_column(client, model):
+    expected = native(client, PEOPLE, model)
+    age = {"name": "age", "datatype": "FP64", "shape": [2, 1], "data": [31.0, None]}
+    for city in (["Rome", None], ["Rome", ""], ["Rome", "NA"]):
+        answer = infer(client, [strings(city, "city"), age], model)
+        assert_same(arrays(answer), expected)
+        assert answer["parameters"]["unknown_categories"] == '{"city":1}'
+    as_text = strings(["31", ""], "age")
+    assert_same(arrays(infer(client, [as_text, strings(["Rome", ""], "city")], model)), expected)
+    ages, cities = np.array([31.0, np.nan]).tobytes(), elements([b"Rome", b""])
+    inputs = [
+        {
+            "name": "age",
+            "datatype": "FP64",
+            "shape": [2],
+            "parameters": {"binary_data_size": len(ages)},
+        },
+        {
+            "name": "city",
+            "datatype": "BYTES",
+            "shape": [2],
+            "parameters": {"binary_data_size": len(cities)},
+        },
+    ]
+    answer = post(client, {"inputs": inputs, "parameters": {"seed": 7}}, model, [ages, cities])
+    assert_same(arrays(answer.json()), expected)
+
+
+def test_long_tables_are_answered(client):
+    ages = np.arange(3000.0) % 90
+    inputs = [tensor(ages, "age"), strings(["Rome", "Oslo"] * 1500, "city")]
+    rows = [
+        {"age": age, "city": city}
+        for age, city in zip(ages.tolist(), inputs[1]["data"], strict=True)
+    ]
+    assert_same(arrays(infer(client, inputs, "people")), native(client, rows, "people"))
+    content = elements([text.encode() for text in inputs[1]["data"]])
+    del inputs[1]["data"]
+    inputs[1]["parameters"] = {"binary_data_size": len(content)}
+    answer = post(client, {"inputs": inputs, "parameters": {"seed": 7}}, "people", [content])
+    assert_same(arrays(answer.json()), native(client, rows, "people"))
+
+
+def test_groups_of_rows_come_as_a_tensor(client):
+    rows = np.zeros((3, 3))
+    groups = [GROUPS[0], "another", GROUPS[2]]
+    answer = infer(client, [tensor(rows), strings(groups, "groups")], "groups")
+    assert_same(arrays(answer), native(client, rows.tolist(), "groups", groups=groups))
+    assert arrays(infer(client, [tensor(rows)], "groups"))["category"].tolist() == ["", "", ""]
+    described = client.get("/v2/models/groups").json()["inputs"]
+    assert described[1] == {
+        "name": "groups",
+        "datatype": "BYTES",
+        "shape": [-1],
+        "parameters": {"optional": True},
+    }
+
+
+def test_parameters_are_numbers_or_strings_and_are_told(client, digits_rows):
+    rows = digits_rows[:4]
+    options = {
+        "seed": 9,
+        "num_samples": 20,
+        "fpr": 0.1,
+        "coverage": 0.9,
+        "confidence": 0.5,
+        "settle": 0.5,
+    }
+    asked = native(client, rows.tolist(), **options)
+    for parameters in (options, {name: str(value) for name, value in options.items()}):
+        answer = infer(client, [tensor(rows)], parameters=parameters)
+        assert answer["parameters"] == options
+        assert_same(arrays(answer), asked)
+    fdr = infer(client, [tensor(rows)], parameters={"fdr": "0.2", "seed": 1, "settle": "null"})[
+        "parameters"
+    ]
+    assert fdr == {"fdr": 0.2, "seed": 1, "fpr": 0.05, "coverage": 0.95, "num_samples": 100}
+    priors = {str(digit): 0.1 for digit in range(10)}
+    answer = infer(client, [tensor(rows)], parameters={"priors": json.dumps(priors), "seed": 7})
+    assert json.loads(answer["parameters"]["priors"]) == [0.1] * 10
+    fresh = infer(client, [tensor(rows)], parameters={})
+    replayed = infer(client, [tensor(rows)], parameters={"seed": fresh["parameters"]["seed"]})
+    assert replayed["outputs"] == fresh["outputs"]
+
+
+def test_what_clients_reserve_is_passed_over(client, digits_rows):
+    reserved = {
+        "sequence_id": 3,
+        "sequence_start": True,
+        "sequence_end": False,
+        "priority": 1,
+        "headers": {"a": "b"},
+    }
+    reserved |= {"content_type": "np", "triton_enable_empty_final_response": True, "timeout": 0}
+    answer = infer(
+        client,
+        [tensor(digits_rows[:1])],
+        parameters={"seed": 7, **reserved},
+        model_name="x",
+        model_version="3",
+    )
+    assert answer["parameters"] == {"seed": 7, "num_samples": 100, "fpr": 0.05, "coverage": 0.95}
+
+
+def test_ids_are_repeated_and_always_there(client, digits_rows):
+    rows = [tensor(digits_rows[:1])]
+    assert infer(client, rows, id='ünser "id"')["id"] == 'ünser "id"'
+    for without in ({}, {"id": ""}, {"id": None}):
+        answer = post(
+            client, {"inputs": rows, **without}, headers={"X-Request-ID": "of-the-caller"}
+        )
+        assert answer.json()["id"] == answer.headers["x-request-id"] == "of-the-caller"
+    assert len(infer(client, rows)["id"]) == 32
+
+
+def test_outputs_are_those_that_are_asked_in_their_order(client, digits_rows):
+    rows = digits_rows[:2]
+    names = ["classes", "samples", "p_value", "label"]
+    answer = infer(client, [tensor(rows)], outputs=[{"name": name} for name in names])
+    assert [output["name"] for output in answer["outputs"]] == names
+    found, expected = arrays(answer), native(client, rows.tolist(), return_samples=True)
+    for name in names:
+        exact = expected[name].dtype.kind != "f" or expected[name].dtype.itemsize == 8
+        shown = found[name] if exact else found[name].astype(expected[name].dtype)
+        np.testing.assert_array_equal(shown, expected[name])
+    assert not {"samples", "classes"} & set(arrays(infer(client, [tensor(rows)])))
+    both = infer(
+        client,
+        [tensor(np.array([31.0]), "age"), strings(["Rome"], "city")],
+        "rents",
+        outputs=[{"name": "samples.mean"}],
+    )
+    assert both["outputs"][0]["shape"] == [1, both["parameters"]["num_samples"]]
+    risk = infer(client, [tensor(rows)], outputs=[{"name": "abstain"}], parameters={"risk": 0.9})
+    assert risk["outputs"][0]["datatype"] == "BOOL"
+
+
+@pytest.mark.parametrize("of_request", [None, False, True])
+@pytest.mark.parametrize("of_output", [None, False, True])
+def test_an_output_s_own_flag_is_stronger_than_the_request_s(
+    client, digits_rows, of_request, of_output
+):
+    parameters = {"seed": 7} | ({} if of_request is None else {"binary_data_output": of_request})
+    output = {"name": "probabilities"} | (
+        {} if of_output is None else {"parameters": {"binary_data": of_output}}
+    )
+    content = {
+        "inputs": [tensor(digits_rows[:1])],
+        "outputs": [output, {"name": "label"}],
+        "parameters": parameters,
+    }
+    answer = post(client, content)
+    as_bytes = of_request if of_output is None else of_output
+    assert (HEADER in answer.headers) == bool(as_bytes or of_request)
+    found = {**binary_arrays(answer)} if HEADER in answer.headers else {}
+    assert ("probabilities" in found) == bool(as_bytes)
+    assert ("label" in found) == bool(of_request)
+
+
+def test_an_answer_that_is_passed_on_is_a_request(client, digits_rows):
+    rows = digits_rows[:2]
+    others = [tensor(np.zeros((5, 2), dtype=np.float32), "beside"), tensor(rows)]
+    passed_on = {
+        "id": "a step",
+        "model_name": "before",
+        "model_version": "2",
+        "parameters": {"seed": 3, "other": "x"},
+    }
+    answer = post(client, {**passed_on, "outputs": others}).json()
+    assert (answer["id"], answer["model_name"]) == ("a step", "digits")
+    assert answer["parameters"]["seed"] != 3, "the parameters are those of the answer before"
+    assert post(client, {**passed_on, "outputs": [tensor(rows, "scaled")]}).status_code == 200
+    cells = [tensor(np.array([31.0]), "age"), strings(["Rome"], "city"), strings(["x"], "more")]
+    assert post(client, {**passed_on, "outputs": cells}, "people").status_code == 200
+    assert "a tensor for each" in refusal(
+        post(client, {**passed_on, "outputs": cells[:1]}, "people")
+    )
+
+
+@pytest.mark.parametrize("version", ["1", "latest"])
+def test_versions_are_named_in_the_path(client, digits_rows, version):
+    content = json.dumps({"inputs": [tensor(digits_rows[:1])], "parameters": {"seed": 7}})
+    answer = client.post(f"/v2/models/digits/versions/{version}/infer", content=content).json()
+    assert answer["model_version"] == "1"
+    assert client.get(f"/v2/models/digits/versions/{version}").json()["versions"] == ["1"]
+    assert client.get(f"/v2/models/digits/versions/{version}/ready").json() == {
+        "name": "digits",
+        "ready": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("coding", "encode"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
+)
+def test_bodies_may_be_compressed(client, digits_rows, coding, encode):
+    rows = np.tile(digits_rows, (12, 1))[:4000]
+    sizes = {"binary_data_size": rows.nbytes}
+    content = {
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [4000, 64], "parameters": sizes}]
+    }
+    content["parameters"], content["outputs"] = {"seed": 7}, [{"name": "label"}]
+    headers = {"Content-Encoding": coding}
+    answer = post(client, content, parts=[rows.tobytes()], headers=headers, encode=encode)
+    assert answer.status_code == 200, answer.text
+    plain = post(client, content, parts=[rows.tobytes()]).json()
+    assert answer.json()["outputs"] == plain["outputs"]
+    whole = encode(b"{}")
+    for bad in (whole[:-3], whole + b"x", b"{}", b"", whole + whole):
+        text = refusal(client.post("/v2/models/digits/infer", content=bad, headers=headers))
+        assert (
+            text
+            == f"body: expected one body compressed by {coding}, as its Content-Encoding says, got something else"
+        )
+
+
+# What is refused
+
+ROW = {"name": "x", "datatype": "FP32", "shape": [1, 64], "data": [0.0] * 64}
+
+
+def changed(**fields):
+    return {"inputs": [{**ROW, **fields}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "body: expected JSON"),
+        (b"[]", "body: expected a JSON object, got an array of 0"),
+        (b"{", "body: expected JSON"),
+        ({}, "inputs: expected an array of at least one tensor, got none"),
+        ({"inputs": []}, "inputs: expected an array of at least one tensor, got none"),
+        (
+            {"inputs": "x"},
+            "inputs: expected an array of at least one tensor, got a string of 1 characters",
+        ),
+        ({"inputs": [3]}, "inputs.0: expected an object, got 3"),
+        ({"inputs": [ROW], "more": 1}, "body: expected no fields but id, inputs, model_name"),
+        ({"inputs": [ROW], "id": 3}, "id: expected a string of at most 1024 characters, got 3"),
+        ({"inputs": [ROW], "parameters": []}, "parameters: expected an object, got an array of 0"),
+        ({"inputs": [ROW], "parameters": {"sead": 3}}, "parameters.sead: expected one of"),
+        ({"inputs": [ROW], "parameters": {"explain": True}}, "parameters.explain: expected one of"),
+        ({"inputs": [ROW], "parameters": {"<b>": 3}}, "parameters: expected one of"),
+        (
+            {"inputs": [ROW], "parameters": {"seed": -1}},
+            "parameters.seed: expected greater than or equal to 0, got -1",
+        ),
+        (
+            {"inputs": [ROW], "parameters": {"seed": "x"}},
+            "parameters.seed: expected a number, or one as a string",
+        ),
+        (
+            {"inputs": [ROW], "parameters": {"fpr": "1.5"}},
+            "parameters.fpr: expected less than 1, got 1.5",
+        ),
+        (
+            {"inputs": [ROW], "parameters": {"num_samples": 9999}},
+            "num_samples: expected at most 1000, got 9999",
+        ),
+        (
+            {"inputs": [ROW], "parameters": {"timeout": -1}},
+            "parameters.timeout: expected microseconds, at most those of a day",
+        ),
+        (
+            {"inputs": [ROW], "parameters": {"timeout": 5, "deadline_s": 1}},
+            "parameters.timeout: expected none beside deadline_s",
+        ),
+        (
+            {"inputs": [ROW], "parameters": {"binary_data_output": 1}},
+            "parameters.binary_data_output: expected true or false",
+        ),
+        ({"inputs": [ROW], "outputs": [{"name": "nothing"}]}, "outputs.0.name: expected one of"),
+        (
+            {"inputs": [ROW], "outputs": [{"name": "label"}] * 2},
+            "outputs.1: expected outputs of different names",
+        ),
+        (
+            {"inputs": [ROW], "outputs": [{}]},
+            "outputs.0.name: expected a string of 1 to 1000 characters",
+        ),
+        (
+            {"inputs": [ROW], "outputs": [{"name": "label", "parameters": {"classification": 3}}]},
+            "outputs.0.parameters: expected none but binary_data",
+        ),
+        (changed(name=""), "inputs.0.name: expected a string of 1 to 1000"),
+        (changed(datatype="STRING"), "inputs.0.datatype: expected one of BOOL, INT8"),
+        (
+            changed(datatype="BOOL", data=[True] * 64),
+            "inputs.0.datatype: expected a datatype of numbers",
+        ),
+        (
+            changed(datatype="BYTES", data=["a"] * 64),
+            "inputs.0.datatype: expected a datatype of numbers",
+        ),
+        (changed(shape=[1, 63]), "inputs.0.data: expected 63 elements, as the shape says, got 64"),
+        (
+            changed(shape=[64, 1]),
+            "inputs: expected an array of shape (N, 8, 8) or (N, 64), got shape (64, 1)",
+        ),
+        (changed(shape=[0, 64]), "inputs.0.shape: expected an array of 1 to 32 whole numbers"),
+        (
+            changed(data=None),
+            "inputs.0: expected either data or parameters.binary_data_size, got neither",
+        ),
+        (changed(data=[None] * 64), "inputs.0.0: expected a finite number in float32's range"),
+        (changed(data=[1e300] * 64), "inputs.0.0: expected a finite number in float32's range"),
+        (changed(more=1), "inputs.0: expected no fields but data, datatype, name"),
+        (
+            changed(parameters={"binary_data_size": 4}),
+            "inputs.0: expected either data or parameters.binary",
+        ),
+        (
+            changed(parameters={"shared_memory_region": "x"}),
+            "inputs.0.parameters: expected none but binary_data_size",
+        ),
+        ({"inputs": [ROW, {**ROW, "name": "y"}]}, "inputs: expected one tensor of rows, got 2"),
+        (
+            {"inputs": [ROW, ROW]},
+            "inputs: expected tensors of different names, got some that are the same",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(client, content, words):
+    assert refusal(post(client, content)).startswith(words)
+
+
+def test_tables_that_are_wrong_are_named(client):
+    age, city = tensor(np.array([31.0]), "age"), strings(["Rome"], "city")
+
+    def refused(*inputs):
+        return refusal(post(client, {"inputs": inputs}, "people"))
+
+    assert refused(age) == "inputs: expected a tensor for each of the 2 columns, got none of 'city'"
+    assert refused(age, city, strings(["x"], "more")).startswith(
+        "inputs.2.name: expected one of the columns age, city"
+    )
+    longer = strings(["Rome", "Oslo"], "city")
+    assert (
+        refused(age, longer) == "inputs.1.shape: expected 1 rows, as the tensors before it, got 2"
+    )
+    wide = {**tensor(np.array([[31.0, 2.0]]), "age")}
+    assert refused(wide, city).startswith("inputs.0.shape: expected (N,) or (N, 1)")
+    assert (
+        refused(strings(["old"], "age"), city)
+        == "inputs.0.age: expected a number, or null, got a string"
+    )
+    packed = {"parameters": {"content_type": "base64"}}
+    expected = "parameters.content_type: expected text as it is (str), or none, got base64"
+    assert refused(age, {**strings(["Um9tZQ=="], "city"), **packed}) == f"inputs.1.{expected}"
+    text = {**strings(["Z29vZA=="], "text"), **packed}
+    assert refusal(post(client, {"inputs": [text]}, "texts")) == f"inputs.0.{expected}"
+    true = {"name": "age", "datatype": "BOOL", "shape": [1], "data": [True]}
+    assert (
+        refused(true, city)
+        == "inputs.0.datatype: expected a datatype of numbers, or BYTES, got BOOL"
+    )
+
+
+@pytest.mark.parametrize(
+    ("length", "sizes", "words"),
+    [
+        ("0", [256], "from 1 to the"),
+        ("-1", [256], "from 1 to the"),
+        ("x", [256], "from 1 to the"),
+        ("99999999", [256], "from 1 to the"),
+        ("9" * 30, [256], "from 1 to the"),
+        (None, [255], "inputs.0: expected binary_data_size of FP32 and its shape, got 255 bytes"),
+        (
+            None,
+            [257],
+            "inputs.0.parameters.binary_data_size: expected at most the 256 bytes that are left",
+        ),
+        (
+            None,
+            [1 << 62],
+            "inputs.0.parameters.binary_data_size: expected at most the 256 bytes that are left",
+        ),
+        (None, [-4], "inputs.0.parameters.binary_data_size: expected at most"),
+        (None, [True], "inputs.0.parameters.binary_data_size: expected at most"),
+        (None, ["256"], "inputs.0.parameters.binary_data_size: expected at most"),
+        (
+            None,
+            [128, 128],
+            "inputs.0: expected binary_data_size of FP32 and its shape, got 128 bytes",
+        ),
+    ],
+)
+def test_lengths_that_lie_are_refused(client, length, sizes, words):
+    given = [
+        {**ROW, "name": f"{n}", "parameters": {"binary_data_size": size}}
+        for n, size in enumerate(sizes)
+    ]
+    for item in given:
+        del item["data"]
+    text = json.dumps({"inputs": given}).encode()
+    headers = {HEADER: str(len(text)) if length is None else length}
+    answer = client.post("/v2/models/digits/infer", content=text + bytes(256), headers=headers)
+    assert words in refusal(answer)
+    if sizes == [256] and length == "0":
+        more = {**headers, HEADER: str(len(text))}
+        good = client.post("/v2/models/digits/infer", content=text + bytes(256), headers=more)
+        assert good.status_code == 200
+        longer = client.post("/v2/models/digits/infer", content=text + bytes(257), headers=more)
+        assert (
+            refusal(longer)
+            == "body: expected as many bytes after the JSON as its tensors say, got 1 more"
+        )
+        cut = client.post(
+            "/v2/models/digits/infer",
+            content=text + bytes(256),
+            headers={HEADER: str(len(text) - 1)},
+        )
+        assert "body: expected JSON" in refusal(cut)
+
+
+def test_errors_of_every_kind_have_the_protocol_s_form(client):
+    for path in ("/v2/nothing", "/v2/models/digits/nothing", "/v2/repository/models/digits/load"):
+        assert refusal(client.get(path), 404).startswith(
+            "path: expected one of those that docs/open-inference.md lists"
+        )
+    assert refusal(client.get("/v2/models/nothing"), 404).startswith("model: expected one of")
+    assert refusal(client.get("/v2/models/digits/versions/9"), 404).startswith(
+        "version: expected one of"
+    )
+    assert refusal(client.get("/v2/models/digits/versions/9/ready"), 404).startswith(
+        "version: expected one of"
+    )
+    assert refusal(client.post("/v2/models/nothing/infer", json={"inputs": [ROW]}), 404).startswith(
+        "model: expected"
+    )
+    wrong = client.put("/v2/models/digits/infer", json={"inputs": [ROW]})
+    assert wrong.headers["Allow"] == "POST"
+    assert refusal(wrong, 405) == "method: expected POST, got PUT"
+    other = {"Content-Encoding": "br"}
+    assert refusal(
+        client.post("/v2/models/digits/infer", content=b"{}", headers=other), 415
+    ).startswith("Content-Enc")
+    late = client.post(
+        "/v2/models/digits/infer", json={"inputs": [ROW], "parameters": {"timeout": 1}}
+    )
+    assert refusal(late, 504) == "the answer did not come before the request's deadline"
+    rows = {**ROW, "shape": [5000, 64], "data": [0] * 5000 * 64}
+    assert refusal(client.post("/v2/models/digits/infer", json={"inputs": [rows]}), 413).startswith(
+        "inputs.0.shape: expected at most 4096 rows"
+    )
+    assert refusal(
+        client.post("/v2/models/digits/infer?seed=3", json={"inputs": [ROW]})
+    ).startswith("query: expected nothing")
+    assert refusal(client.post("/v2/repository/index", content=b'{"all": 1}')).startswith(
+        "body: expected nothing"
+    )
+
+
+def test_what_the_connection_refuses_has_the_protocol_s_form_too(url):
+    port = int(url.rpartition(":")[2])
+    head = b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with Connection(port) as connection:
+        answer = connection.ask(head + b"xyz\r\n")
+    assert answer.status == 400
+    assert answer.headers[b"content-type"] == b"application/json"
+    assert json.loads(answer.body)["error"].startswith("body: expected one that is framed")
+    with Connection(port) as connection:
+        assert (
+            connection.ask(head.replace(b"/v2/models/digits/infer", b"/predict") + b"xyz\r\n").body
+            == b""
+        )
+
+
+def test_limits_hold_and_come_before_what_they_limit(kinds, digits_rows):
+    settings = {
+        "DUBITO_MAX_BODY_BYTES": "200000",
+        "DUBITO_MAX_JSON_BYTES": "100000",
+        "DUBITO_MAX_ROWS": "100",
+    }
+    with (
+        serving(kinds, DUBITO_MEMORY_BUDGET_BYTES=str(2 << 20), **settings) as (url, _),
+        httpx.Client(base_url=url) as client,
+    ):
+        bomb, headers = gzip.compress(bytes(300 << 20)), {"Content-Encoding": "gzip"}
+        text = refusal(
+            client.post("/v2/models/digits/infer", content=bomb[:90_000], headers=headers), 413
+        )
+        assert text == "body: expected at most 100000 bytes once inflated, got more"
+        text = refusal(client.post("/v2/models/digits/infer", content=bytes(100_001)), 413)
+        assert text == "body: expected at most 100000 bytes, got more"
+        long = json.dumps({"inputs": [ROW]}).encode() + b" " * 110_000
+        assert refusal(
+            client.post("/v2/models/digits/infer", content=long, headers={HEADER: str(len(long))}),
+            413,
+        )
+        rows = digits_rows[:101].astype("u1")
+        head = {
+            "name": "x",
+            "datatype": "UINT8",
+            "shape": [101, 64],
+            "parameters": {"binary_data_size": rows.nbytes},
+        }
+        assert "at most 100 rows" in refusal(
+            post(client, {"inputs": [head]}, parts=[rows.tobytes()]), 413
+        )
+        many = {"inputs": [{**ROW, "shape": [100, 64], "data": [1] * 6400}] * 7}
+        assert post(client, json.dumps(many, separators=(",", ":")).encode()).status_code == 413, (
+            "of memory"
+        )
+        deep = b'{"inputs": ' + b"[" * 40_000
+        assert "JSON" in refusal(post(client, deep))
+        assert refusal(post(client, b'{"inputs": ' + b"[" * 80_000), 413)
+        for value in (b"1" * 90_000, b'"' + b"a" * 90_000 + b'"'):
+            assert refusal(post(client, b'{"inputs": [' + value + b"]}"))
+
+
+# What else there is
+
+
+def test_health_is_exactly_what_clients_compare_with(client):
+    for path, expected in (("live", {"live": True}), ("ready", {"ready": True})):
+        answer = client.get(f"/v2/health/{path}")
+        assert (answer.status_code, answer.json()) == (200, expected)
+    assert client.get("/v2").json()["extensions"] == [
+        "binary_tensor_data",
+        "parameters",
+        "model_repository",
+    ]
+    assert client.get("/v2/models").json() == {
+        "models": ["digits", "groups", "people", "pictures", "rents", "texts"]
+    }
+
+
+def test_without_a_model_nothing_is_ready(tmp_path):
+    with serving(tmp_path / "none") as (url, _), httpx.Client(base_url=url) as client:
+        assert client.get("/v2/health/live").json() == {"live": True}
+        assert refusal(client.get("/v2/health/ready"), 503).startswith("no model is published")
+        assert refusal(client.post("/v2/models/digits/infer", json={"inputs": [ROW]}), 503)
+        assert client.post("/v2/repository/index").json() == []
+
+
+def test_a_broken_version_is_not_ready(kinds, tmp_path):
+    shutil.copytree(kinds / "people", tmp_path / "models" / "people")
+    shutil.copytree(kinds / "people" / "1", tmp_path / "models" / "people" / "2")
+    with serving(tmp_path / "models") as (url, _), httpx.Client(base_url=url) as client:
+        assert client.get("/v2/models/people/ready").status_code == 200
+        cells = [tensor(np.array([31.0]), "age"), strings(["Rome"], "city")]
+        content = json.dumps({"inputs": cells})
+        assert refusal(client.post("/v2/models/people/versions/2/infer", content=content), 503)
+        assert refusal(client.get("/v2/models/people/versions/2/ready"), 503)
+        index = {entry["version"]: entry for entry in client.post("/v2/repository/index").json()}
+        assert (index["1"]["state"], index["2"]["state"]) == ("READY", "UNAVAILABLE")
+        assert index["2"]["reason"]
+        ready = client.post("/v2/repository/index", json={"ready": True}).json()
+        assert [entry["version"] for entry in ready] == ["1"]
+
+
+@pytest.mark.parametrize("model", ["digits", "people", "pictures", "rents", "texts", "groups"])
+def test_the_metadata_say_what_is_taken_and_given(client, model, digits_rows):
+    metadata = client.get(f"/v2/models/{model}").json()
+    values = {"FP32": 0.0, "FP64": 30.0, "INT32": 1, "BYTES": "Rome"}
+    inputs = []
+    for described in metadata["inputs"]:
+        shape = [2 if length == -1 else length for length in described["shape"]]
+        assert described["shape"][0] == -1
+        data = [values[described["datatype"]]] * int(np.prod(shape))
+        inputs.append(
+            {
+                "name": described["name"],
+                "datatype": described["datatype"],
+                "shape": shape,
+                "data": data,
+            }
+        )
+    described = {
+        output["name"]: (output["datatype"], output["shape"]) for output in metadata["outputs"]
+    }
+    for outputs in ([], [{"name": name} for name in described if name != "abstain"]):
+        answer = infer(client, inputs, model, outputs=outputs)
+        for output in answer["outputs"]:
+            datatype, shape = described[output["name"]]
+            assert output["datatype"] == datatype
+            assert len(shape) == len(output["shape"])
+            assert all(
+                wanted in (-1, length)
+                for wanted, length in zip(shape, output["shape"], strict=True)
+            )
+    by_default = {output["name"] for output in infer(client, inputs, model)["outputs"]}
+    on_request = {name for name in described if name.partition(".")[0] in NOT_BY_DEFAULT}
+    assert by_default == set(described) - on_request
+    config = client.get(f"/v2/models/{model}/config").json()
+    assert [item["name"] for item in config["input"]] == [
+        item["name"] for item in metadata["inputs"]
+    ]
+    assert all(
+        item["data_type"].startswith("TYPE_") for item in [*config["input"], *config["output"]]
+    )
+
+
+def test_requests_are_counted_and_watched_as_those_of_predict_are(kinds, digits_rows):
+    with serving(kinds) as (url, _), httpx.Client(base_url=url) as client:
+        answer = post(client, {"inputs": [tensor(digits_rows[:5])]})
+        text = client.get("/metrics").text
+        of_model = {"model": "digits", "version": "1"}
+        assert metric(text, "dubito_rows_total", **of_model) == 5
+        flags = sum(arrays(answer.json())["flag"].tolist())
+        assert metric(text, "dubito_flags_total", **of_model) == flags
+        route = "/v2/models/{name}/infer"
+        assert metric(text, "dubito_requests_total", route=route, status="200") == 1
+        assert client.get("/models/digits").json()["drift"]["rows"] == 5
+
+
+def test_keys_open_what_their_scopes_say(kinds, tmp_path):
+    names = {"reader": "read", "asker": "predict"}
+    keys = {name: f"the-key-of-the-{name}" for name in names}
+    text = "".join(
+        f'[[keys]]\nname = "{n}"\nkey = "{keys[n]}"\nscopes = ["{s}"]\n' for n, s in names.items()
+    )
+    (tmp_path / "keys.toml").write_text(text)
+    routes = {
+        "read": [
+            ("GET", "/v2"),
+            ("GET", "/v2/models"),
+            ("GET", "/v2/models/digits"),
+            ("POST", "/v2/repository/index"),
+        ],
+        "predict": [
+            ("POST", "/v2/models/digits/infer"),
+            ("POST", "/v2/models/digits/versions/1/infer"),
+        ],
+    }
+    with (
+        serving(kinds, DUBITO_KEYS_FILE=str(tmp_path / "keys.toml")) as (url, _),
+        httpx.Client(base_url=url) as client,
+    ):
+        for path in ("live", "ready"):
+            assert client.get(f"/v2/health/{path}").status_code == 200
+        for scope, asked in routes.items():
+            for method, path in asked:
+                assert refusal(client.request(method, path), 401).startswith(
+                    "key: expected one that is valid here"
+                )
+                for name, has in names.items():
+                    bearer = {"Authorization": f"Bearer {keys[name]}"}
+                    content = json.dumps({"inputs": [ROW]}) if path.endswith("/infer") else None
+                    answer = client.request(method, path, headers=bearer, content=content)
+                    if has == scope:
+                        assert answer.status_code == 200, answer.text
+                    else:
+                        assert refusal(answer, 403).startswith(
+                            f"key: expected one with the scope {scope}"
+                        )

@@ -1,0 +1,169 @@
+"""The models in memory, of a store in a bucket: one request a look, and no bucket needed for what
+was copied."""
+
+import logging
+import threading
+
+import pytest
+from obstore.exceptions import GenericError
+from prometheus_client import CollectorRegistry, generate_latest
+
+from model_store.artifacts.objects import Objects
+from model_store.errors import StoreUnreachable
+from service.models.collector import LoadedCollector
+from service.models.models import Models
+from service.models.trials import Trials
+from service.settings import Settings
+from tests.support import tiny
+from tests.support.faulty_bucket import SECRET, URL, FaultyBucket
+from tests.support.serving import metric
+
+
+@pytest.fixture
+def server(monkeypatch):
+    faulty = FaultyBucket()
+    monkeypatch.setattr(Objects, "of", classmethod(lambda cls, url: Objects(url, faulty)))
+    return faulty
+
+
+@pytest.fixture
+def writer(server, tmp_path):
+    return server.store(tmp_path / "of-a-writer")
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts of a service's models, each with the same cache."""
+
+    def started(**more):
+        settings = Settings(
+            store=URL,
+            cache=tmp_path / "cache",
+            threads=1,
+            ready_draw_sets=0,
+            **{"trial_s": 0, **more},
+        )
+        ending = threading.Event()
+        models = Models(settings, threading.Event(), ending, Trials(settings, ending))
+        models.refresh()
+        return models
+
+    return started
+
+
+def reachable(models):
+    registry = CollectorRegistry()
+    registry.register(LoadedCollector(models))
+    return metric(generate_latest(registry).decode(), "dubito_store_reachable")
+
+
+def test_what_is_published_and_moved_in_a_bucket_is_followed(writer, start):
+    tiny.publish(writer)
+    models = start()
+    assert models.get("tiny").version == "1"
+    tiny.publish(writer)
+    models.refresh()
+    assert models.get("tiny").version == "2"
+    writer.set_alias("tiny", "latest", "1")
+    models.refresh()
+    assert models.get("tiny").version == "1"
+    writer.delete("tiny", "2")
+    models.refresh()
+    assert models.store.versions("tiny") == ["1"]
+
+
+def test_a_look_of_the_service_is_one_request(server, writer, start):
+    for name in ("tiny", "other"):
+        tiny.publish(writer, name)
+    models = start()
+    server.requests.clear()
+    for _ in range(5):
+        models.refresh()
+        assert models.get("tiny").version == models.resolve("tiny", "latest") == "1"
+    assert server.requests == {"list": 5}
+
+
+def test_a_version_is_held_in_memory_once(server, writer, start):
+    tiny.publish(writer)
+    models = start()
+    remembered = sum(len(content) for content in models.store.storage._remembered.values())
+    files = models.get("tiny").model.manifest.files
+    assert remembered < sum(file.size for file in files.values())  # a manifest and an alias
+
+
+def test_without_its_bucket_the_service_goes_on_and_says_so_once(server, writer, start, caplog):
+    caplog.set_level(logging.INFO, "dubito")
+    tiny.publish(writer)
+    models = start()
+    assert reachable(models) == 1
+    server.is_reachable = False
+    seen = models.seen
+    for _ in range(3):
+        models.refresh()
+    assert reachable(models) == 0
+    assert models.seen == seen
+    served = models.get("tiny")
+    assert models._unload("tiny", "1")
+    again = models.get("tiny")  # of the copy
+    assert again is not served and again.version == "1"
+    assert models.broken("tiny") == {}
+    server.is_reachable = True
+    tiny.publish(writer)
+    models.refresh()
+    assert (reachable(models), models.get("tiny").version) == (1, "2")
+    said = [record.getMessage() for record in caplog.records if "reached" in record.getMessage()]
+    assert len(said) == 2
+    assert said[0].startswith(
+        "cannot list in s3://bucket/prefix: it cannot be reached; going on with what was seen"
+    )
+    assert said[1] == "the store can be reached again"
+    assert SECRET not in caplog.text
+
+
+def test_a_version_that_cannot_be_downloaded_is_not_broken_and_served_once_it_can(
+    server, writer, start
+):
+    tiny.publish(writer)
+    models = start()
+    tiny.publish(writer)
+
+    def goes_away(path):
+        if "network" in path:
+            raise GenericError("error sending request")
+
+    server.before_get = goes_away
+    models.refresh()
+    assert (models.get("tiny").version, models.broken("tiny")) == ("1", {})
+    server.before_get = lambda path: None
+    models.refresh()
+    assert models.get("tiny").version == "2"
+
+
+def test_a_start_without_the_bucket_serves_what_there_are_copies_of(server, writer, start, caplog):
+    tiny.publish(writer)
+    start()
+    server.is_reachable = False
+    models = start()
+    assert models.get("tiny").version == "1"
+    assert (reachable(models), models.seen) == (0, 0)
+    assert "going on with what was seen" in caplog.text
+
+
+def test_a_start_with_neither_bucket_nor_copies_waits(server, writer, start):
+    tiny.publish(writer)
+    server.is_reachable = False
+    models = start()
+    assert models.names() == []
+    with pytest.raises(StoreUnreachable):
+        models.store.names()
+    server.is_reachable = True
+    models.refresh()
+    assert models.get("tiny").version == "1"
+
+
+def test_a_version_is_tried_as_the_copy_that_it_is(server, writer, start):
+    tiny.publish(writer)
+    models = start(trial_s=60)
+    models.refresh(patience_s=60)
+    assert models.get("tiny").version == "1"
+    models.trials.close()

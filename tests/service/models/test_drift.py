@@ -1,0 +1,337 @@
+"""Drift: an exact martingale under the null, alarms seldom while nothing drifts and soon where
+something does."""
+
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+
+import httpx
+import numpy as np
+import pytest
+from scipy import stats
+
+from model_store.conformal.rank_tables import conformal_p_value
+from service.models.drift import (
+    ALARM_AT,
+    BLOCK_ROWS,
+    CLIENT_ROWS,
+    EDGES,
+    FALSE_ALARM,
+    GROUPS,
+    ROWS_OF_A_REQUEST,
+    Drift,
+    LiveRows,
+    Watched,
+)
+from tests.support.serving import metric
+
+ROWS = 5
+
+
+@pytest.fixture(scope="module")
+def generator():
+    return np.random.default_rng(0)
+
+
+def watched(ranking, scores, rows_at_once=16):
+    """The report on live scores, in requests of so many rows."""
+    drift = Drift(Watched.of_ranking(ranking))
+    for start in range(0, len(scores), rows_at_once):
+        drift.watch(conformal_p_value(scores[start : start + rows_at_once], ranking))
+    return drift.report()
+
+
+# The test
+
+
+@pytest.mark.parametrize("read_between", [False, True])
+def test_capital_is_1_in_expectation_whatever_is_seen(read_between):
+    """Over every sequence of gaps among three calibration rows, weighted by the Polya urn's
+    probability."""
+    ranking = np.array([1.0, 2.0, 3.0])
+    total = mean = 0.0
+    alarmed = {1.02: 0.0, 1.1: 0.0, 1.3: 0.0}
+    for gaps in product(range(4), repeat=ROWS):
+        drift, probability, balls = Drift(Watched.of_ranking(ranking)), 1.0, np.ones(4)
+        for gap in gaps:
+            drift.watch(conformal_p_value(np.array([gap + 0.5]), ranking))
+            if read_between:
+                drift.report()
+            probability *= balls[gap] / balls.sum()
+            balls[gap] += 1
+        report = drift.report()
+        total += probability
+        mean += probability * math.exp(report.evidence)
+        for capital in alarmed:
+            alarmed[capital] += probability * (report.largest_evidence >= math.log(capital))
+    assert total == pytest.approx(1.0, rel=1e-12)
+    assert mean == pytest.approx(1.0, rel=1e-12)
+    assert all(share <= 1 / capital for capital, share in alarmed.items())
+    assert alarmed[1.02] > 0
+
+
+def test_gaps_between_continuous_scores_are_the_polya_urn_s(generator):
+    """Two live rows fall into the same gap with probability 2 / (n + 2), not 1 / (n + 1)."""
+    pairs = 20_000
+    ranking = np.sort(generator.normal(size=(pairs, 9)), axis=1)
+    gaps = (ranking[:, :, None] < generator.normal(size=(pairs, 1, 2))).sum(axis=1)
+    same = int((gaps[:, 0] == gaps[:, 1]).sum())
+    assert stats.binomtest(same, pairs, 2 / 11).pvalue > 1e-7
+    assert stats.binomtest(same, pairs, 1 / 10).pvalue < 1e-7
+
+
+def test_evidence_is_reached_as_seldom_as_ville_says_over_many_calibrations(generator):
+    """250 calibrations of 60 rows, and 2,000 live rows each: enough to tell the calibration's own
+    error from none."""
+    evidence = np.array(
+        [
+            watched(
+                np.sort(generator.normal(size=60)), generator.normal(size=2000), 50
+            ).largest_evidence
+            for _ in range(250)
+        ]
+    )
+    for capital in (4, 10, 40):
+        reached = int((evidence >= math.log(capital)).sum())
+        assert reached <= stats.binom(250, 1 / capital).ppf(1 - 1e-7)
+
+
+def test_the_log_says_once_that_an_alarm_has_risen_and_again_after_a_reset(generator, caplog):
+    ranking = np.sort(generator.normal(size=200))
+    drift = Drift(Watched.of_ranking(ranking, "m", "7"))
+    for times in (1, 2):
+        for _ in range(40):
+            drift.watch(conformal_p_value(generator.normal(2.0, size=16), ranking))
+        report = drift.report()
+        assert report.alarm
+        assert len(caplog.records) == times
+        assert caplog.messages[-1].startswith(
+            "drift: live rows of model m version 7 are not like its calibration rows"
+        )
+        drift.reset()
+
+
+def test_tied_scores_raise_no_alarm(generator):
+    ranking = np.sort(np.round(generator.normal(size=200), 1))
+    report = watched(ranking, np.round(generator.normal(size=3000), 1))
+    assert report.largest_evidence < -math.log(1e-6)
+
+
+@pytest.mark.parametrize("rows_before", [0, 5000])
+@pytest.mark.parametrize(
+    "drifted",
+    [
+        lambda generator: generator.normal(size=1000) + 1.2,
+        lambda generator: generator.normal(size=1000) - 1.2,
+        lambda generator: 0.2 * generator.normal(size=1000),
+        lambda generator: np.where(
+            generator.uniform(size=1000) < 0.3, 9.0, generator.normal(size=1000)
+        ),
+    ],
+    ids=["stranger", "plainer", "alike", "some strange"],
+)
+def test_drift_is_found_whenever_it_begins(generator, drifted, rows_before):
+    ranking = np.sort(generator.normal(size=300))
+    report = watched(
+        ranking, np.concatenate([generator.normal(size=rows_before), drifted(generator)]), 50
+    )
+    assert report.alarm
+
+
+def test_an_alarm_stays(generator):
+    ranking = np.sort(generator.normal(size=300))
+    report = watched(ranking, np.concatenate([np.full(300, 9.0), generator.normal(size=20_000)]))
+    assert report.alarm
+    assert report.evidence < report.largest_evidence
+    assert report.flag_rate < 0.2  # of late
+
+
+# Clients
+
+
+def send(drift, ranking, scores, client, rows_at_once=4):
+    """Rows of a client."""
+    for start in range(0, len(scores), rows_at_once):
+        drift.watch(conformal_p_value(scores[start : start + rows_at_once], ranking), client=client)
+
+
+def test_one_client_alone_makes_no_alarm_where_there_are_others(generator):
+    ranking = np.sort(generator.normal(size=200))
+    for attacker_first in (True, False):
+        drift, (attacker, *others) = Drift(Watched.of_ranking(ranking)), (0, 1, 2)
+        for _ in range(20):
+            for client in (attacker, *others) if attacker_first else (*others, attacker):
+                mean = 3.0 if client is attacker else 0.0
+                send(drift, ranking, generator.normal(mean, 1.0, 4 * CLIENT_ROWS // 20 + 4), client)
+        report = drift.report()
+        assert report.largest_evidence >= ALARM_AT
+        assert (report.alarm, report.one_client) == (False, True)
+
+
+def test_an_alarm_that_one_client_raised_alone_goes_when_there_are_others(generator):
+    ranking = np.sort(generator.normal(size=200))
+    drift, (attacker, other) = Drift(Watched.of_ranking(ranking)), (0, 1)
+    send(drift, ranking, generator.normal(3.0, 1.0, 200), attacker)
+    assert (drift.report().alarm, drift.report().one_client) == (True, False)  # it is all there is
+    send(drift, ranking, generator.normal(0.0, 1.0, CLIENT_ROWS - 1), other)
+    assert drift.report().alarm
+    send(drift, ranking, generator.normal(0.0, 1.0, 1), other)
+    assert (drift.report().alarm, drift.report().one_client) == (False, True)
+
+
+def test_drift_of_several_clients_makes_an_alarm(generator):
+    ranking = np.sort(generator.normal(size=200))
+    drift, clients = Drift(Watched.of_ranking(ranking)), (0, 1, 2)
+    for _ in range(30):
+        for client in clients:
+            send(drift, ranking, generator.normal(2.0, 1.0, 4), client)
+    assert (drift.report().alarm, drift.report().one_client) == (True, False)
+
+
+def test_a_martingale_without_a_client_is_that_of_the_others_alone(generator):
+    ranking = np.sort(generator.normal(size=200))
+    both, alone = (
+        Drift(Watched.of_ranking(ranking)),
+        {client: Drift(Watched.of_ranking(ranking)) for client in (0, 1)},
+    )
+    for _ in range(10):
+        for client, drift in alone.items():
+            scores = generator.normal(1.0, 1.0, BLOCK_ROWS // 2)
+            send(both, ranking, scores, client)
+            send(drift, ranking, scores, client)
+            drift.report()  # takes in what waits, as `both` does when a block is whole
+    both.report()
+    first, second = alone
+    for left_out, client in ((first, second), (second, first)):
+        martingale, report = both._without[left_out], alone[client].report()
+        assert martingale.evidence == pytest.approx(report.evidence, abs=1e-9)
+        assert martingale.seen.tolist() == report.binned_rows
+
+
+def test_what_is_kept_of_clients_is_bounded(generator):
+    ranking = np.sort(generator.normal(size=200))
+    drift = Drift(Watched.of_ranking(ranking))
+    for client in range(1000):
+        send(drift, ranking, generator.normal(size=1), f"client {client}")
+    drift.report()
+    assert len(drift._groups) == GROUPS
+    assert len(drift._without) == len(drift._rows) == GROUPS
+    assert drift._rows.total() == 1000
+
+
+def test_the_level_is_what_the_page_says():
+    assert ALARM_AT == -math.log(FALSE_ALARM) == pytest.approx(6.908, abs=1e-3)
+
+
+# What is counted
+
+
+def test_rows_are_counted_by_their_p_values_a_request_s_at_most_16(generator):
+    ranking = np.sort(generator.normal(size=99))
+    drift = Drift(Watched.of_ranking(ranking))
+    lone, many = np.arange(1, 101) / 100, np.arange(1, 1601) / 1600
+    for p_value in lone:
+        drift.watch(np.array([p_value]))
+    report = drift.report()
+    assert report.rows == 100
+    assert report.binned_rows == np.diff(np.append(0, np.round(100 * EDGES))).tolist()
+    assert report.p_value_sum == pytest.approx(lone.sum())
+    assert (report.flag_rate, report.expected_flag_rate) == (pytest.approx(0.05, abs=0.005), 0.05)
+    drift.watch(many)
+    report = drift.report()
+    assert report.rows == 100 + ROWS_OF_A_REQUEST
+    assert report.p_value_sum == pytest.approx(lone.sum() + many[::100].sum())
+
+
+def test_nothing_seen_is_no_drift():
+    report = Drift(Watched.of_ranking(np.array([1.0]))).report()
+    assert (report.rows, report.flag_rate, report.evidence, report.alarm) == (0, None, 0.0, False)
+
+
+def test_no_row_is_lost_between_threads(generator):
+    ranking = np.sort(generator.normal(size=99))
+    drift = Drift(Watched.of_ranking(ranking))
+
+    def watch(scores):
+        for score in scores:
+            drift.watch(conformal_p_value(score[None], ranking))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(watch, generator.normal(size=(8, 400))))
+    assert drift.report().rows == sum(drift.report().binned_rows) == 3200
+
+
+class Interrupted(list):
+    """Digests that, when they are read, let another thread go as far as it may."""
+
+    def __init__(self, digests, other):
+        super().__init__(digests)
+        self.other, self.went_through = other, None
+
+    def __iter__(self):
+        self.other.start()
+        self.other.join(0.3)
+        self.went_through = not self.other.is_alive()
+        return super().__iter__()
+
+    def tolist(self):
+        return self
+
+
+def test_a_request_is_taken_in_whole_before_the_next(generator):
+    """Rows that two requests share count once: neither may come between the other's look and its
+    note."""
+    ranking = np.sort(generator.normal(size=99))
+    drift, p_values = Drift(Watched.of_ranking(ranking)), np.array([0.5, 0.6, 0.7])
+    other = threading.Thread(
+        target=lambda: drift.watch(p_values, np.array([1, 2, 4], dtype=np.uint64))
+    )
+    digests = Interrupted([1, 2, 3], other)
+    drift.take(LiveRows(p_values, digests, np.zeros(3, dtype=np.uint64)))
+    other.join()
+    assert digests.went_through is False
+    assert drift.report().rows == 4
+
+
+# Over HTTP
+
+
+def test_the_service_watches_live_rows_and_says_so(serve, digits_store, digits_rows):
+    of_version = {"model": "digits", "version": "1"}
+    noise = np.random.default_rng(0).uniform(0, 16, (40, 64))
+
+    def drift():
+        return client.get("/models/digits").json()["drift"]
+
+    with serve(digits_store) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        nothing = drift()
+        assert (nothing["rows"], nothing["flag_rate"], nothing["alarm"]) == (0, None, False)
+        assert nothing["alarm_at"] == ALARM_AT
+        for start in range(0, 359, 10):  # rows like those of the calibration
+            answer = client.post(
+                "/predict", json={"inputs": digits_rows[start : start + 10].tolist()}
+            )
+            assert answer.status_code == 200
+        calm = drift()
+        assert calm["rows"] == 359
+        assert calm["largest_evidence"] < -math.log(1e-6)
+        assert calm["expected_flag_rate"] == 11 / 221
+        for fields in ({"seed": 1}, {"num_samples": 20}):  # a replay; another number of draws
+            client.post("/predict", json={"inputs": noise.tolist(), **fields})
+        client.post("/acquire", json={"pool": noise.tolist()})
+        assert drift() == calm
+        client.post("/predict", json={"inputs": noise[:10].tolist(), "num_samples": 200})
+        client.post("/predict", json={"inputs": noise[10:].tolist()})
+        alarmed = drift()
+        assert alarmed["rows"] == 359 + 10 + ROWS_OF_A_REQUEST
+        assert alarmed["alarm"]
+        assert alarmed["flag_rate"] > calm["flag_rate"]
+        page = client.get("/metrics").text
+    assert metric(page, "dubito_drift_alarm", **of_version) == 1
+    assert metric(page, "dubito_drift_evidence_nats", **of_version) == pytest.approx(
+        alarmed["evidence"]
+    )
+    assert metric(page, "dubito_flag_p_value_count", **of_version) == alarmed["rows"]
+    assert metric(page, "dubito_flag_p_value_bucket", le="0.05", **of_version) >= 26
+    assert metric(page, "dubito_flag_p_value_bucket", le="+Inf", **of_version) == alarmed["rows"]

@@ -1,0 +1,311 @@
+"""The models in memory: what is broken is tried again, what is wanted by several is loaded once,
+what is gone is forgotten."""
+
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from model_store.artifacts.manifest import ENCODER, FileSpec
+from model_store.artifacts.store import ModelStore
+from model_store.errors import BrokenArtifact, NotFound
+from model_store.inference.model import Model
+from service.errors import InUse, NotReady
+from service.models.models import Models
+from service.models.trials import Trials
+from service.settings import Settings
+from tests.support import tiny
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tiny.published(tmp_path / "models", versions=2)
+
+
+@pytest.fixture
+def models(store):
+    models = models_of(store)
+    models.refresh()
+    return models
+
+
+def models_of(store):
+    ours, ending = (
+        Settings(store=store.root, threads=1, ready_draw_sets=0, trial_s=0),
+        threading.Event(),
+    )
+    return Models(ours, threading.Event(), ending, Trials(ours, ending))
+
+
+class Clock:
+    """A clock that stands still unless it is moved."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def time(self):
+        return self.now
+
+
+def test_the_store_counts_as_seen_when_all_of_it_was(monkeypatch, models):
+    clock = Clock()
+    monkeypatch.setattr("service.models.models.time", clock)
+    models.refresh()
+    assert models.seen == clock.now
+    clock.now += 60
+
+    def unreadable(_):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as changes:
+        changes.setattr(models.store, "aliases", unreadable)
+        models.refresh()
+        assert models.seen == clock.now - 60
+    models.refresh()
+    assert models.seen == clock.now
+
+
+def test_a_broken_version_is_refused_from_memory_for_half_a_minute_and_then_tried_again(
+    monkeypatch, store, models
+):
+    clock = Clock()
+    monkeypatch.setattr("service.models.models.time", clock)
+    file = store.root / "tiny" / "1" / "network.onnx"
+    content = file.read_bytes()
+    file.write_bytes(b"nothing")
+    with pytest.raises(BrokenArtifact, match=r"network\.onnx"):
+        models.get("tiny", "1")
+    file.write_bytes(content)
+    clock.now += 29.0
+    with pytest.raises(BrokenArtifact, match=r"network\.onnx"):
+        models.get("tiny", "1")
+    clock.now += 2.0
+    assert models.get("tiny", "1").version == "1"
+    assert models.broken("tiny") == {}
+
+
+def test_a_look_at_the_store_tries_broken_versions_at_once(store, models):
+    file = store.root / "tiny" / "1" / "network.onnx"
+    content = file.read_bytes()
+    file.write_bytes(b"nothing")
+    with pytest.raises(BrokenArtifact):
+        models.get("tiny", "1")
+    file.write_bytes(content)
+    models.look()
+    assert models.get("tiny", "1").version == "1"
+
+
+def test_a_version_that_several_want_at_once_is_loaded_once(monkeypatch, models):
+    """The first is kept at it until all others wait, or a moment has passed: they must not begin as
+    well."""
+    load, begun = Model.load, []
+
+    def slow(*arguments):
+        begun.append(threading.current_thread())
+        others.wait(0.5)
+        return load(*arguments)
+
+    others = threading.Event()  # never set: nobody else may come this far meanwhile
+    monkeypatch.setattr(Model, "load", slow)
+    with ThreadPoolExecutor(4) as threads:
+        served = list(threads.map(lambda _: models.get("tiny", "1"), range(4)))
+    assert len(begun) == 1
+    assert len({id(one) for one in served}) == 1
+
+
+def test_what_is_deleted_is_forgotten_with_all_that_was_known_of_it(store, models):
+    (store.root / "tiny" / "1" / "network.onnx").write_bytes(b"nothing")
+    with pytest.raises(BrokenArtifact):
+        models.get("tiny", "1")
+    third = tiny.publish(store)
+    manifest = models.get("tiny").model.manifest
+    assert manifest.version == "2"
+    assert models.drift(manifest) is not None
+    assert models.broken("tiny").keys() == {"1"}
+    store.keep("tiny", 1)
+    models.refresh()
+    assert models.get("tiny").version == third
+    assert models.broken("tiny") == {}
+    assert models.drift(manifest) is None
+    assert [served.version for served in models.loaded()] == [third]
+    shutil.rmtree(store.root / "tiny")
+    tiny.publish(store, "other")
+    models.refresh()
+    assert models.names() == ["other"]
+    assert models.latest("tiny") is None
+    with pytest.raises(NotFound):
+        models.get("tiny")
+
+
+def test_an_encoder_that_several_versions_have_counts_once_towards_the_bound_of_memory(
+    store, models
+):
+    plain = [store.manifest("tiny", version) for version in ("1", "2")]
+
+    def with_encoder(manifest, content):
+        files = {**manifest.files, ENCODER: FileSpec(sha256=64 * content, size=1_000_000)}
+        return manifest.model_copy(update={"files": files})
+
+    bare = models._bytes_of(plain)
+    shared, different = (
+        models._bytes_of([with_encoder(plain[0], "a"), with_encoder(plain[1], second)])
+        for second in "ab"
+    )
+    assert shared == bare + 1_500_000
+    assert different == bare + 3_000_000
+
+
+def test_a_version_published_anew_under_a_number_given_before_begins_with_no_drift(store, models):
+    """Where the newest is deleted by hand its number is given again, and nothing of the old one
+    counts for it."""
+    before = models.get("tiny", "2")
+    shutil.rmtree(store.root / "tiny" / "2")
+    models.refresh()
+    assert tiny.publish(store) == "2"
+    models.refresh()
+    assert models.get("tiny", "2").drift is not before.drift
+
+
+def test_what_is_in_memory_is_administered_though_its_version_was_deleted(store, models):
+    models.get("tiny", "1")
+    shutil.rmtree(store.root / "tiny" / "1")
+    assert models.reset_drift("tiny", "1") == ("1", True)
+    assert models.unload("tiny", "1") == ("1", True)
+    with pytest.raises(NotFound):
+        models.unload("tiny", "1")
+
+
+def test_drift_is_not_reset_where_the_evidence_of_all_cannot_be_reached(monkeypatch, models):
+    def away():
+        raise OSError
+
+    monkeypatch.setattr(models.get("tiny", "2").drift, "reset", away)
+    with pytest.raises(NotReady, match="cannot be reached; try again"):
+        models.reset_drift("tiny", "2")
+
+
+class AnyStore(RuleBasedStateMachine):
+    """Versions that are published, damaged, repaired and deleted, aliases that move, looks at the
+    store and requests, in any order: what is served is whole, and it is what its alias named when
+    the store was last looked at."""
+
+    factory: pytest.TempPathFactory
+
+    def __init__(self):
+        super().__init__()
+        self.store = ModelStore(self.factory.mktemp("any") / "models")
+        self.models = models_of(self.store)
+        self.digests, self.damaged, self.serves = {}, set(), {}
+        self.is_known = False  # whether a look has seen the model
+
+    @rule(is_whole=st.booleans())
+    def publish(self, is_whole):
+        number = tiny.publish(self.store)
+        self.digests[number] = self.store.manifest("tiny", number).digest
+        self.damaged.discard(number)
+        if not is_whole:
+            self._damage(number)
+
+    @precondition(lambda self: self._published())
+    @rule(data=st.data())
+    def damage_or_repair(self, data):
+        number = data.draw(st.sampled_from(self._published()))
+        if number in self.damaged:
+            self._file(number).write_bytes(tiny.files()["network.onnx"])
+            self.damaged.discard(number)
+        else:
+            self._damage(number)
+
+    @precondition(lambda self: self._published())
+    @rule(alias=st.sampled_from(["latest", "a"]), data=st.data())
+    def set_alias(self, alias, data):
+        self.store.set_alias("tiny", alias, data.draw(st.sampled_from(self._published())))
+
+    @precondition(lambda self: self._published())
+    @rule(newest=st.integers(1, 2))
+    def keep(self, newest):
+        self.store.keep("tiny", newest)
+
+    @rule()
+    def look(self):
+        in_memory, before = self._in_memory(), dict(self.serves)
+        self.models.look()
+        if not self._published():
+            return
+        for alias, wanted in self.store.aliases("tiny").items():
+            is_later = not before and alias != "latest"  # loaded when a request wants it
+            if is_later or wanted in in_memory or wanted not in self.damaged:
+                self.serves[alias] = wanted
+        self.is_known = True
+        assert self._in_memory() - in_memory <= {*self.serves.values()}
+
+    @precondition(lambda self: self.is_known)
+    @rule(data=st.data())
+    def get(self, data):
+        named = self.store.aliases("tiny")
+        wanted = data.draw(st.sampled_from(sorted({*named, *self.serves, *self.digests})))
+        there = self._in_memory() | {*self._published()}
+        candidates = [
+            number
+            for number in (self.serves.get(wanted), named.get(wanted), wanted)
+            if number in there
+        ]
+        in_memory, is_refused = self._in_memory(), {*self.models.broken("tiny")} | self.damaged
+        if not candidates:
+            with pytest.raises(NotFound):
+                self.models.get("tiny", wanted)
+        elif candidates[0] in is_refused - in_memory:
+            with pytest.raises(BrokenArtifact):
+                self.models.get("tiny", wanted)
+        else:
+            served = self.models.get("tiny", wanted)
+            assert served.version == candidates[0]
+            assert served.model.manifest.digest == self.digests[served.version]
+
+    @precondition(lambda self: self.is_known and self.serves)
+    @rule(data=st.data())
+    def unload(self, data):
+        number = data.draw(st.sampled_from(sorted(self.digests)))
+        was_loaded = number in self._in_memory()
+        if number == self.serves.get("latest"):
+            with pytest.raises(InUse):
+                self.models.unload("tiny", number)
+        elif was_loaded or number in self._published():
+            assert self.models.unload("tiny", number) == (number, was_loaded)
+            assert number not in self._in_memory()
+        else:
+            with pytest.raises(NotFound):
+                self.models.unload("tiny", number)
+
+    def _published(self):
+        return self.store.versions("tiny")
+
+    def _in_memory(self):
+        return {served.version for served in self.models.loaded()}
+
+    def _file(self, number):
+        return self.store.root / "tiny" / number / "network.onnx"
+
+    def _damage(self, number):
+        self._file(number).write_bytes(b"nothing")
+        self.damaged.add(number)
+
+
+def test_whatever_becomes_of_the_store_what_is_served_is_whole_and_what_its_alias_named(
+    tmp_path_factory,
+):
+    machine = type("AnyStoreHere", (AnyStore,), {"factory": tmp_path_factory})
+    budget = settings(
+        max_examples=20,
+        stateful_step_count=15,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    run_state_machine_as_test(machine, settings=budget)

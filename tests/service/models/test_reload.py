@@ -1,0 +1,166 @@
+"""Versions in memory: aliases that move to what cannot be served, and room for as many versions as
+the bound says."""
+
+import shutil
+import threading
+
+import httpx
+
+from model_store.errors import NotFound
+from service.models.models import Models
+from service.models.trials import Trials
+from service.settings import Settings
+from tests.support.serving import SOON, predict_blank, wait_until
+from tests.support.stores import publish_again
+
+
+def model(client, name="digits"):
+    """What the service says of a model."""
+    return client.get(f"/models/{name}").json()
+
+
+def test_an_alias_that_moves_to_a_broken_version_goes_on_with_the_one_before_and_the_log_says_so_once(
+    serve, own_store, digits_store
+):
+    for _ in range(2):
+        publish_again(own_store, digits_store)
+    own_store.set_alias("digits", "champion", "1")
+    (own_store.root / "digits" / "2" / "network.onnx").write_bytes(b"no graph")
+    with (
+        serve(own_store.root, **SOON) as (url, process),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        assert predict_blank(client, version="champion").json()["version"] == "1"
+        for alias in ("champion", "latest"):
+            own_store.set_alias("digits", alias, "2")
+        wait_until(lambda: "2" in model(client)["broken"])
+        own_store.set_alias("digits", "other", "3")
+        wait_until(
+            lambda: predict_blank(client, version="other").status_code == 200
+        )  # so the store was looked at again
+        assert predict_blank(client, version="champion").json()["version"] == "1"
+        assert predict_blank(client).json()["version"] == "3"
+        assert predict_blank(client, version="2").status_code == 503
+        own_store.set_alias("digits", "champion", "3")
+        wait_until(lambda: predict_blank(client, version="champion").json()["version"] == "3")
+        process.terminate()
+        log = process.communicate(timeout=60)[1]
+    said = [line for line in log.splitlines() if "cannot serve" in line]
+    assert len(said) == 2
+    assert all("model digits version 2: network.onnx: " in line for line in said)
+    assert "champion goes on with version 1" in log
+    assert "latest goes on with version 3" in log
+
+
+def test_a_version_of_an_unknown_format_is_refused_by_its_format(serve, own_store, digits_store):
+    with (
+        serve(own_store.root, **SOON) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        shutil.copytree(own_store.root / "digits" / "1", own_store.root / "digits" / ".draft-2")
+        manifest = own_store.root / "digits" / ".draft-2" / "manifest.json"
+        manifest.write_text(
+            manifest.read_text().replace('"format_version": 1', '"format_version": 2', 1)
+        )
+        (own_store.root / "digits" / ".draft-2").rename(own_store.root / "digits" / "2")
+        own_store.set_alias("digits", "latest", "2")
+        wait_until(lambda: "format_version" in model(client)["broken"].get("2", ""))
+        assert predict_blank(client).json()["version"] == "1"
+        assert "fit the model again" in predict_blank(client, version="2").json()["detail"]
+
+
+def test_the_least_recently_used_versions_are_unloaded_under_the_memory_bound(
+    serve, own_store, digits_store
+):
+    with (
+        serve(own_store.root, **SOON) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        (one,) = model(client)["in_memory"].values()
+    for name in ("digits", "digits", "other"):
+        publish_again(own_store, digits_store, name)
+    settings = {
+        **SOON,
+        "DUBITO_MAX_MODEL_BYTES": str(2 * one + one // 2),
+        "DUBITO_DEFAULT_MODEL": "digits",
+    }
+    with (
+        serve(own_store.root, **settings) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+
+        def in_memory():
+            return {
+                (name, version)
+                for name in ("digits", "other")
+                for version in model(client, name)["in_memory"]
+            }
+
+        assert in_memory() == {("digits", "3"), ("other", "1")}
+        assert predict_blank(client).json()["version"] == "3"  # so `other` was used before it
+        assert predict_blank(client, version="1").json()["version"] == "1"
+        assert in_memory() == {("digits", "3"), ("digits", "1")}
+        assert model(client, "other")["serving"] == "1"  # it is idle, and comes back when wanted
+        assert client.get("/health/ready").json()["models"] == {"digits": "3", "other": "1"}
+        before = predict_blank(client, seed=1).content
+        assert predict_blank(client, model="other").json()["version"] == "1"
+        assert in_memory() == {("digits", "3"), ("other", "1")}
+        for version in ("1", "2", "3", "1", "2"):
+            assert predict_blank(client, version=version).json()["version"] == version
+            assert len(in_memory()) <= 2
+        assert ("digits", "3") not in in_memory()
+        client.post("/predict", json={"inputs": [[1.0] * 64]})
+        assert (
+            model(client)["drift"]["rows"] == 2
+        )  # what was seen of a version outlives its stay in memory
+        assert predict_blank(client, seed=1).content == before
+
+
+def test_a_version_that_alone_is_larger_than_the_bound_is_refused_and_says_why(
+    serve, own_store, digits_store
+):
+    settings = {**SOON, "DUBITO_MAX_MODEL_BYTES": "1000"}
+    with (
+        serve(own_store.root, **settings) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        for answer in (predict_blank(client), client.get("/health/ready")):
+            assert answer.status_code == 503
+            assert (
+                "expected at most 1000 bytes in memory (DUBITO_MAX_MODEL_BYTES)"
+                in answer.json()["detail"]
+            )
+        assert "DUBITO_MAX_MODEL_BYTES" in model(client)["broken"]["1"]
+        assert model(client)["in_memory"] == {}
+
+
+def test_a_version_deleted_while_it_is_asked_for_by_number_is_not_found_and_never_broken(
+    own_store, digits_store
+):
+    settings, ending = (
+        Settings(store=own_store.root, threads=1, ready_draw_sets=0, trial_s=0),
+        threading.Event(),
+    )
+    models = Models(settings, threading.Event(), ending, Trials(settings, ending))
+    models.refresh()
+
+    def churn():
+        for _ in range(30):
+            publish_again(own_store, digits_store)
+            own_store.keep("digits", 1)
+
+    churning = threading.Thread(target=churn)
+    churning.start()
+    answered = 0
+    while churning.is_alive():
+        number = own_store.versions("digits")[0]
+        try:
+            assert models.get("digits", number).version == number
+            answered += 1
+        except NotFound:
+            pass
+        assert models.get("digits").version == "1"  # of which nobody told them that it is gone
+        assert models.broken("digits") == {}
+    assert answered > 0
+    models.refresh()
+    assert models.get("digits").version == "31"

@@ -1,0 +1,122 @@
+"""The budget of bytes: never more than there is, and something is left for whoever comes."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from model_store.artifacts.manifest import ImageSpec, InputSpec, TextSpec
+from model_store.sources.text import TextEncoder
+from model_store.types import at_once
+from service.api.requests import rows_array
+from service.errors import Overloaded, TooLarge
+from service.server.budget import SMALL_BYTES, TIMES_LEFT, ByteBudget, Lease
+from tests.support.texts import tokenizer
+
+MOST = 64 << 20
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(SMALL_BYTES + 1, MOST)), max_size=60))
+def test_no_client_takes_all_and_all_is_given_back(asked):
+    budget, leases, held = ByteBudget(MOST), [], {}
+    for client, size in asked:
+        lease = Lease(budget, client)
+        leases.append(lease)
+        try:
+            lease.acquire(size)
+        except Overloaded:
+            assert size > budget.most - budget.held or held.get(client, 0) + size > TIMES_LEFT * (
+                budget.most - budget.held - size
+            )
+            continue
+        held[client] = held.get(client, 0) + size
+        assert budget.held == sum(held.values()) <= MOST
+        left = MOST - budget.held
+        assert held[client] <= TIMES_LEFT * left
+        newcomer = Lease(budget, "newcomer")
+        newcomer.acquire(left * TIMES_LEFT // (TIMES_LEFT + 1))
+        newcomer.release()
+    for lease in leases:
+        lease.release()
+    assert budget.held == 0
+
+
+def test_small_requests_fit_where_their_client_has_its_share_already():
+    budget = ByteBudget(MOST)
+    large = Lease(budget, "a")
+    large.acquire(large.most)
+    with pytest.raises(Overloaded):
+        Lease(budget, "a").acquire(SMALL_BYTES + 1)
+    small = Lease(budget, "a")
+    small.acquire(SMALL_BYTES)
+    with pytest.raises(Overloaded):
+        small.acquire(1)  # is small no more
+
+
+def test_what_never_fits_is_too_large():
+    lease = Lease(ByteBudget(MOST), "a")
+    with pytest.raises(
+        TooLarge, match="pool: expected at most 50331648 bytes in memory, got about 50331649"
+    ):
+        lease.reserve(lease.most + 1, "pool")
+    lease.reserve(lease.most, "pool")
+    with pytest.raises(TooLarge):
+        lease.reserve(1, "pool")
+
+
+def test_what_is_held_for_the_moment_is_given_back_once_also_when_the_request_is_over_before():
+    budget = ByteBudget(MOST)
+    lease = Lease(budget, "a")
+    lease.acquire(1000)
+    with lease.beside(MOST // 2, "inputs"):
+        assert budget.held == 1000 + MOST // 2
+        with pytest.raises(Overloaded), Lease(budget, "b").beside(MOST // 2, "inputs"):
+            pass
+        lease.release()  # the request is over
+        assert budget.held == MOST // 2
+    assert budget.held == lease.held == 0
+    with pytest.raises(TooLarge, match=r"inputs: expected at most"), lease.beside(MOST, "inputs"):
+        pass
+    assert budget.held == 0
+
+
+def test_decoding_an_image_takes_of_the_budget_before_it_begins():
+    file = io.BytesIO()
+    Image.new("L", (1000, 1000)).save(file, "PNG")
+    spec = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=ImageSpec(mode="L", resize=True))
+    rows = [file.getvalue()] * 3
+    assert at_once(
+        rows_array(rows, spec, "inputs", 1 << 30, Lease(ByteBudget(20 << 20)))
+    ).shape == (3, 16)
+    with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
+        at_once(rows_array(rows, spec, "inputs", 1 << 30, Lease(ByteBudget(10 << 20))))
+
+
+def test_an_image_counts_with_its_pixels_once_it_is_resized_in_proportion():
+    file = io.BytesIO()
+    Image.new("L", (2, 200)).save(file, "PNG")  # 100 x 10000 pixels
+    image = ImageSpec(mode="L", resize=True, fit="crop", shorter=100)
+    spec, rows = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=image), [file.getvalue()] * 2
+    assert at_once(
+        rows_array(rows, spec, "inputs", 2_000_800, Lease(ByteBudget(20 << 20)))
+    ).shape == (2, 16)
+    with pytest.raises(
+        TooLarge, match=r"inputs: expected images of at most 2000799 pixels together"
+    ):
+        at_once(rows_array(rows, spec, "inputs", 2_000_799, Lease(ByteBudget(20 << 20))))
+    with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
+        at_once(rows_array(rows, spec, "inputs", 1 << 30, Lease(ByteBudget(9 << 20))))
+
+
+def test_tokenising_takes_of_the_budget_before_it_begins():
+    text = TextSpec(column="text", max_tokens=8, pad_id=0)
+    spec = InputSpec(shape=(8,), dtype="int32", minimum=0, maximum=99, text=text)
+    encoder = TextEncoder(tokenizer().to_str().encode(), text)
+    rows = [{"text": "good " * 20_000}] * 2
+    assert at_once(
+        rows_array(rows, spec, "inputs", 1, Lease(ByteBudget(30 << 20)), encoder)
+    ).shape == (2, 8)
+    with pytest.raises(TooLarge, match=r"inputs\.0\.text: expected at most .* bytes in memory"):
+        at_once(rows_array(rows, spec, "inputs", 1, Lease(ByteBudget(19 << 20)), encoder))

@@ -1,0 +1,243 @@
+"""Several worker processes: their metrics, workers that are killed or stopped, the supervisor's end
+and theirs."""
+
+import io
+import os
+import re
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from model_store.processors import available_processors
+from service.engine.batching import BATCH_ROW_DRAWS
+from service.settings import Settings
+from service.shared_state.pages import merged
+from tests.support.serving import answers, metric, wait_until
+from tests.support.stores import publish_again
+
+ROW = [0.0] * 64
+TWO = {"DUBITO_WORKERS": "2", "DUBITO_POLL_INTERVAL_S": "0.05"}
+
+
+def workers_of(process):
+    """The process ids of a supervisor's workers."""
+    return {
+        int(pid)
+        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    }
+
+
+def is_running(pid):
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def workers_on(page):
+    """The workers that a page of metrics names."""
+    return set(re.findall(r'worker="(\d+)"', page))
+
+
+def ready_workers(url, headers=None):
+    """The workers that have answered lately, after a few more requests, each on a connection of its
+    own."""
+    for _ in range(8):
+        httpx.get(f"{url}/health/ready", timeout=60)
+    return workers_on(httpx.get(f"{url}/metrics", headers=headers, timeout=60).text)
+
+
+def test_workers_that_are_killed_or_stopped_are_replaced_while_the_other_answers(
+    serve, digits_store
+):
+    request = {"inputs": [ROW], "seed": 7}
+    with serve(digits_store, **TWO) as (url, process):
+        wait_until(lambda: answers(f"{url}/health/ready") and ready_workers(url) == {"0", "1"})
+        expected = httpx.post(f"{url}/predict", json=request, timeout=60).content
+        for how in (signal.SIGKILL, signal.SIGSTOP):
+            before = workers_of(process)
+            assert len(before) == 2
+            victim = min(before)
+            os.kill(victim, how)
+            while victim in workers_of(process):  # the answer comes from the other
+                answer = httpx.post(f"{url}/predict", json=request, timeout=60)
+                assert (answer.status_code, answer.content) == (200, expected)
+            wait_until(lambda: len(workers_of(process)) == 2)
+            assert not is_running(victim)
+        page = httpx.get(f"{url}/metrics", timeout=60).text
+        counted = [
+            metric(page, "dubito_requests_total", route="/predict", status="200", worker=w)
+            for w in "01"
+        ]
+        assert sum(counted) > 0
+        left = workers_of(process)
+        process.kill()
+        wait_until(lambda: not any(is_running(pid) for pid in left))
+
+
+def test_workers_answer_what_they_have_accepted_when_the_supervisor_is_told_to_end(
+    serve, digits_store
+):
+    file = io.BytesIO()
+    np.save(
+        file,
+        np.random.default_rng(0).integers(0, 17, (30_000, 64), dtype=np.uint8),
+        allow_pickle=False,
+    )
+
+    def rank(url):
+        headers = {"Content-Type": "application/x-npy"}
+        return httpx.post(
+            f"{url}/acquire?k=3", content=file.getvalue(), headers=headers, timeout=300
+        )
+
+    with (
+        serve(digits_store, **TWO, DUBITO_DRAIN_S="300") as (url, process),
+        ThreadPoolExecutor() as pool,
+    ):
+        wait_until(lambda: answers(f"{url}/health/ready") and ready_workers(url) == {"0", "1"})
+        asked = [pool.submit(rank, url) for _ in range(2)]
+        wait_until(lambda: row_draws(url) == 2 * BATCH_ROW_DRAWS)
+        process.terminate()
+        assert [answer.result().status_code for answer in asked] == [200] * 2
+        log = process.communicate(timeout=60)[1]
+        assert process.returncode == 0
+        assert "Traceback" not in log
+
+
+def row_draws(url):
+    """How much work the workers say is waiting or in work."""
+    page = httpx.get(f"{url}/metrics", timeout=60).text
+    return sum(metric(page, "dubito_queued_row_draws", worker=worker) for worker in "01")
+
+
+def test_from_sigterm_on_the_service_is_not_ready_but_answers_until_its_notice_is_over(
+    serve, digits_store
+):
+    with (
+        serve(digits_store, DUBITO_NOTICE_S="300") as (url, process),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        assert "connection" not in client.get("/health/ready").headers
+        process.terminate()
+        wait_until(lambda: client.get("/health/ready").status_code == 503)
+        assert "about to end" in client.get("/health/ready").json()["detail"]
+        answer = client.post("/predict", json={"inputs": [ROW]})
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        assert client.get("/health/live").status_code == 200
+        process.terminate()  # told again: at once
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+
+
+def test_pages_of_metrics_become_one_with_a_label():
+    page = '# HELP a_total What.\n# TYPE a_total counter\na_total{x="1"} 2.0\n# HELP b Less.\n# TYPE b gauge\nb 1.0\n'
+    pages = {"1": page.replace("1.0", "3.5").encode(), "0": page.encode()}
+    assert merged(pages).decode() == (
+        "# HELP a_total What.\n# TYPE a_total counter\n"
+        'a_total{worker="0",x="1"} 2.0\na_total{worker="1",x="1"} 2.0\n'
+        '# HELP b Less.\n# TYPE b gauge\nb{worker="0"} 1.0\nb{worker="1"} 3.5\n'
+    )
+
+
+@pytest.mark.parametrize(("threads", "workers"), [(0, 1), (0, 2), (0, 10_000), (3, 2)])
+def test_workers_share_the_processors(threads, workers):
+    there = available_processors()
+    expected = threads or max(1, there // workers)
+    assert Settings.model_construct(threads=threads, workers=workers).worker_threads == expected
+
+
+def test_what_an_administrator_asks_of_one_worker_reaches_all(serve, own_store, digits_store):
+    admin = {"X-API-Key": "the-key-of-the-administrator"}
+    publish_again(own_store, digits_store)
+    generator = np.random.default_rng(0)
+
+    def of_workers(name, version):
+        """A gauge of each worker that has it."""
+        page = httpx.get(f"{url}/metrics", headers=admin, timeout=60).text
+        labels = {"model": "digits", "version": version}
+        return [metric(page, name, **labels, worker=worker) for worker in "01"]
+
+    def ask(version):
+        row = generator.uniform(0, 16, 64).tolist()
+        assert (
+            httpx.post(
+                f"{url}/predict", json={"inputs": [row], "version": version}, timeout=60
+            ).status_code
+            == 200
+        )
+        time.sleep(0.02)
+
+    def asked_of_both(version, name):
+        ask(version)
+        return min(of_workers(name, version)) >= 1
+
+    with serve(own_store.root, **TWO, DUBITO_ADMIN_KEY=admin["X-API-Key"]) as (url, _):
+        wait_until(lambda: asked_of_both("1", "dubito_loaded_version"), 60)
+        wait_until(lambda: asked_of_both("2", "dubito_flag_p_value_count"), 60)
+        path = f"{url}/admin/models/digits/versions"
+        assert httpx.post(f"{path}/2/drift/reset", headers=admin).json()["reset"]
+        wait_until(lambda: of_workers("dubito_flag_p_value_count", "2") == [0, 0])
+        assert httpx.post(f"{path}/1/unload", headers=admin).json()["unloaded"]
+        wait_until(lambda: of_workers("dubito_loaded_version", "1") == [0, 0])
+        assert of_workers("dubito_loaded_version", "2") == [1, 1]
+
+
+def test_a_look_at_the_store_that_one_worker_is_told_to_take_is_taken_by_all(
+    serve, own_store, digits_store
+):
+    admin = {"X-API-Key": "the-key-of-the-administrator"}
+    settings = {
+        "DUBITO_WORKERS": "2",
+        "DUBITO_POLL_INTERVAL_S": "3600",
+        "DUBITO_ADMIN_KEY": admin["X-API-Key"],
+    }
+    with serve(own_store.root, **settings) as (url, _):
+
+        def loaded():
+            page = httpx.get(f"{url}/metrics", headers=admin, timeout=60).text
+            labels = {"model": "digits", "version": "2"}
+            return [
+                metric(page, "dubito_loaded_version", **labels, worker=worker) for worker in "01"
+            ]
+
+        wait_until(
+            lambda: answers(f"{url}/health/ready") and ready_workers(url, admin) == {"0", "1"}, 60
+        )
+        publish_again(own_store, digits_store)
+        assert httpx.post(f"{url}/admin/refresh", headers=admin, timeout=60).status_code == 200
+        wait_until(lambda: loaded() == [1, 1])
+
+
+def test_workers_watch_for_drift_together(serve, digits_store, digits_rows):
+    def of_workers(name):
+        page = httpx.get(f"{url}/metrics", timeout=60).text
+        return [metric(page, name, worker=worker, model="digits", version="1") for worker in "01"]
+
+    def rows_seen():
+        return {
+            httpx.get(f"{url}/models/digits", timeout=60).json()["drift"]["rows"] for _ in range(8)
+        }
+
+    with serve(digits_store, **TWO) as (url, process):
+        wait_until(lambda: answers(f"{url}/health/ready") and ready_workers(url) == {"0", "1"})
+        for start in range(
+            0, 160, 4
+        ):  # each on a connection of its own, so that either worker answers
+            httpx.post(
+                f"{url}/predict",
+                json={"inputs": digits_rows[start : start + 4].tolist()},
+                timeout=60,
+            )
+        wait_until(lambda: rows_seen() == {160})
+        wait_until(lambda: min(of_workers("dubito_flag_p_value_count")) > 0)
+        evidence = httpx.get(f"{url}/models/digits", timeout=60).json()["drift"]["evidence"]
+        wait_until(lambda: of_workers("dubito_drift_evidence_nats") == [evidence, evidence])
+        os.kill(min(workers_of(process)), signal.SIGKILL)
+        wait_until(lambda: rows_seen() == {160} and len(workers_of(process)) == 2)

@@ -1,0 +1,198 @@
+"""The log: a line for each request, in JSON, that says what was done and nothing of what was
+sent."""
+
+import asyncio
+import json
+import logging
+import re
+
+import httpx
+import pytest
+
+from service.app import create_app
+from service.settings import Settings
+from tests.support.serving import metric
+
+CANARY = "canary-3f9a"
+ROW = [0.0] * 64
+FIELDS = {
+    *(
+        "time",
+        "level",
+        "logger",
+        "message",
+        "request_id",
+        "route",
+        "method",
+        "status",
+        "seconds",
+        "queue_seconds",
+    ),
+    *("compute_seconds", "model", "version", "rows", "draws", "flags", "reason", "key"),
+}
+
+
+@pytest.fixture
+def logged(serve, digits_store):
+    """What a service logs while requests are sent by a function that takes a client."""
+
+    def log(send, **settings):
+        with serve(digits_store, **settings) as (url, process):
+            with httpx.Client(base_url=url, timeout=60) as client:
+                send(client)
+            process.terminate()
+            return process.communicate(timeout=60)[1].splitlines()
+
+    return log
+
+
+def of_requests(lines):
+    """The lines of requests but for those that wait for the service to be live."""
+    found = [json.loads(line) for line in lines]
+    return [
+        line
+        for line in found
+        if line["logger"] == "dubito.requests" and line["route"] != "/health/live"
+    ]
+
+
+def test_every_line_is_an_object_and_every_request_has_one(logged):
+    def send(client):
+        answer = client.post(
+            "/predict",
+            json={"inputs": [ROW] * 3, "num_samples": 50},
+            headers={"X-Request-ID": "a.B-3_"},
+        )
+        assert answer.headers["X-Request-ID"] == "a.B-3_"
+        client.post("/acquire", json={"pool": [ROW] * 5, "num_samples": 10})
+        client.post("/predict", json={"inputs": [[1]]})
+        client.get("/nothing")
+        client.get("/models/digits")
+
+    lines = logged(send, DUBITO_LOG="json")
+    events = [json.loads(line) for line in lines]
+    assert all({"time", "level", "logger", "message"} <= set(event) for event in events)
+    assert {"uvicorn.error", "dubito"} <= {event["logger"] for event in events}
+    predicted, ranked, invalid, unknown, model = of_requests(lines)
+    assert set(predicted) == FIELDS
+    assert predicted["request_id"] == "a.B-3_"
+    used = {
+        "model": "digits",
+        "version": "1",
+        "rows": 3,
+        "draws": 50,
+        "status": 200,
+        "reason": None,
+    }
+    assert used.items() <= predicted.items()
+    assert 0 <= predicted["flags"] <= 3
+    assert 0 < predicted["compute_seconds"] <= predicted["seconds"] - predicted["queue_seconds"]
+    assert {
+        "route": "/acquire",
+        "method": "POST",
+        "rows": 5,
+        "draws": 10,
+        "flags": None,
+    }.items() <= ranked.items()
+    failed = {
+        "route": "/predict",
+        "status": 422,
+        "reason": "invalid_input",
+        "model": None,
+        "rows": None,
+    }
+    assert failed.items() <= invalid.items()
+    assert {
+        "route": "other",
+        "method": "GET",
+        "status": 404,
+        "reason": "not_found",
+    }.items() <= unknown.items()
+    assert {"route": "/models/{name}", "status": 200}.items() <= model.items()
+    assert len({line["request_id"] for line in (ranked, invalid, unknown, model)}) == 4
+
+
+def test_nothing_that_a_client_sends_is_logged(logged):
+    key = f"{CANARY}-key-of-a-client"
+
+    def send(client):
+        headers = {
+            "X-API-Key": key,
+            "Authorization": f"Bearer {key}",
+            "User-Agent": CANARY,
+            "traceparent": CANARY,
+        }
+        headers |= {"X-Request-ID": f"{CANARY} {CANARY}"}
+        client.headers.update(headers)
+        assert client.post("/predict", json={"inputs": [[CANARY]], CANARY: 1}).status_code == 422
+        assert client.post("/predict", json={"inputs": [ROW], "model": CANARY}).status_code == 404
+        assert client.post("/acquire", json={"pool": [ROW], "ids": [CANARY]}).status_code == 200
+        for path in (f"/{CANARY}", f"/models/{CANARY}", f"/models?{CANARY}={CANARY}"):
+            client.get(path)
+        client.request(CANARY, "/models")
+        client.post(
+            f"/predict?seed={CANARY}", content=CANARY.encode(), headers={"Content-Type": CANARY}
+        )
+
+    for form in ("json", "text"):
+        lines = logged(send, DUBITO_LOG=form, DUBITO_LOG_LEVEL="debug", DUBITO_API_KEYS=key)
+        assert lines
+        assert CANARY not in "\n".join(lines)
+
+
+@pytest.mark.parametrize("given", [None, "", "a b", "a" * 65, "é", "a\tb", '"', "../x", "a;b"])
+def test_a_request_without_a_plain_id_is_given_one(client, given):
+    headers = {} if given is None else {"X-Request-ID": given.encode()}
+    made = [client.get("/health/live", headers=headers).headers["X-Request-ID"] for _ in range(2)]
+    assert len(set(made)) == 2
+    assert all(re.fullmatch("[0-9a-f]{32}", one) for one in made)
+
+
+def test_every_answer_has_the_id(client):
+    for answer in (
+        client.get("/nothing"),
+        client.post("/predict", json={}),
+        client.get("/metrics"),
+        client.get("/docs"),
+    ):
+        assert len(answer.headers["X-Request-ID"]) == 32
+
+
+def test_text_has_events_and_no_line_a_request(logged):
+    lines = logged(lambda client: client.post("/predict", json={"inputs": [ROW]}))
+    assert any("INFO dubito: serving model digits version 1" in line for line in lines)
+    assert not any("/predict" in line for line in lines)
+
+
+def test_a_higher_level_silences_what_is_less(logged):
+    lines = logged(
+        lambda client: client.post("/predict", json={"inputs": [ROW]}),
+        DUBITO_LOG="json",
+        DUBITO_LOG_LEVEL="error",
+    )
+    assert lines == []
+
+
+def test_an_unexpected_error_is_answered_500_and_logged_without_its_text(tmp_path, caplog):
+    app = create_app(Settings(store=tmp_path))
+
+    @app.get("/broken")
+    async def broken():
+        raise ValueError(CANARY)
+
+    async def ask():
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://test"
+        ) as client:
+            return await client.get("/broken"), await client.get("/metrics")
+
+    with caplog.at_level(logging.INFO):
+        answer, page = asyncio.run(ask())
+    assert answer.status_code == 500
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["X-Request-ID"] in caplog.text
+    assert "ValueError" in caplog.text
+    assert "in broken" in caplog.text
+    assert CANARY not in caplog.text + answer.text
+    assert metric(page.text, "dubito_failures_total", route="/broken", reason="unexpected") == 1
+    assert metric(page.text, "dubito_requests_total", route="/broken", status="500") == 1

@@ -1,0 +1,296 @@
+"""GET /metrics: each counter counts what it says."""
+
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+
+import httpx
+import numpy as np
+import pytest
+from prometheus_client import generate_latest
+
+from service.engine.batching import BATCH_ROW_DRAWS
+from service.settings import Settings
+from service.telemetry.metrics import MAX_VERSIONS, NATS, SECONDS, Histogram, Metrics
+from tests.support.environment import ROOT
+from tests.support.serving import SOON, metric, wait_until
+from tests.support.stores import publish_again
+
+OF_MODEL = {"model": "digits", "version": "1"}
+
+
+@pytest.fixture
+def fresh(serve, digits_store):
+    """A client of a service that nobody has asked anything but whether it lives."""
+    with serve(digits_store) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def metrics():
+    """Metrics that nothing was counted in."""
+    return Metrics()
+
+
+def buckets(page, name, **labels):
+    """The rows of a histogram by bucket, those beyond the last edge included."""
+    edges = re.findall(rf'{name}_bucket{{le="([^"]*)"', page)
+    up_to = [metric(page, f"{name}_bucket", le=edge, **labels) for edge in dict.fromkeys(edges)]
+    return np.diff(up_to, prepend=0).tolist()
+
+
+def test_counters_move_by_what_requests_use(fresh, digits_rows):
+    noise = np.random.default_rng(0).uniform(0, 16, (30, 64))
+    rows = np.concatenate([digits_rows[:30], noise]).tolist()
+    answer = fresh.post("/predict", json={"inputs": rows, "num_samples": 50, "fpr": 0.1})
+    flags = sum(prediction["flag"] for prediction in answer.json()["predictions"])
+    assert flags > 0
+    fresh.post("/predict", json={"inputs": rows[:1]})
+    fresh.post("/acquire", json={"pool": rows, "num_samples": 10})
+    page = fresh.get("/metrics").text
+    assert metric(page, "dubito_rows_total", **OF_MODEL) == 60 + 1
+    assert metric(page, "dubito_pool_rows_total", **OF_MODEL) == 60
+    assert metric(page, "dubito_draws_total", **OF_MODEL) == 50 + 100 + 10
+    assert metric(page, "dubito_draws_made_total", **OF_MODEL) == 50 + 100 + 10
+    assert metric(page, "dubito_draws_reused_total", **OF_MODEL) == 0
+    assert flags <= metric(page, "dubito_flags_total", **OF_MODEL) <= flags + 1
+    assert metric(page, "dubito_requests_total", route="/predict", status="200") == 2
+    assert metric(page, "dubito_requests_total", route="/acquire", status="200") == 1
+    assert metric(page, "dubito_request_seconds_count", route="/predict") == 2
+    assert metric(page, "dubito_request_seconds_sum", route="/predict") > 0
+    assert metric(page, "dubito_queued_row_draws") == 0
+    assert metric(page, "dubito_queued_requests") == 0
+    assert metric(page, "dubito_loaded_version", **OF_MODEL) == 1
+    assert 0 <= metric(page, "dubito_flag_rate", **OF_MODEL) <= 1
+    assert metric(page, "process_resident_memory_bytes") > 1 << 20
+
+
+def test_rows_fall_into_the_buckets_of_their_entropies(fresh, digits_rows):
+    noise = np.random.default_rng(0).uniform(0, 16, (100, 64))
+    entropies = []
+    for rows in (np.concatenate([digits_rows, noise]), digits_rows[:3], noise[:1]):
+        answer = fresh.post("/predict", json={"inputs": rows.tolist()}).json()
+        entropies += [prediction["entropy"] for prediction in answer["predictions"]]
+    page = fresh.get("/metrics").text
+    expected = np.bincount(
+        [sum(edge < value for edge in NATS) for value in entropies], minlength=len(NATS) + 1
+    )
+    assert np.count_nonzero(expected) > 3
+    assert buckets(page, "dubito_entropy", **OF_MODEL) == expected.tolist()
+    assert metric(page, "dubito_entropy_sum", **OF_MODEL) == pytest.approx(sum(entropies), rel=1e-9)
+    assert "dubito_std_bucket" not in page
+
+
+def test_a_micro_batch_is_counted_with_its_rows_requests_and_seconds(fresh, digits_rows):
+    fresh.post("/predict", json={"inputs": digits_rows[:3].tolist()})
+    pool = np.tile(digits_rows, (3, 1))
+    fresh.post("/acquire", json={"pool": pool.tolist()})
+    page = fresh.get("/metrics").text
+    parts = -(-len(pool) // (BATCH_ROW_DRAWS // 100))
+    assert metric(page, "dubito_batch_rows_count", **OF_MODEL) == 1 + parts
+    assert metric(page, "dubito_batch_rows_sum", **OF_MODEL) == 3 + len(pool)
+    assert metric(page, "dubito_batch_requests_sum", **OF_MODEL) == 1 + parts
+    waited, worked = (
+        metric(page, f"dubito_{kind}_seconds_sum", **OF_MODEL) for kind in ("queue", "compute")
+    )
+    assert metric(page, "dubito_queue_seconds_count", **OF_MODEL) == 1 + parts
+    assert metric(page, "dubito_compute_seconds_count", **OF_MODEL) == 1 + parts
+    asked = sum(
+        metric(page, "dubito_request_seconds_sum", route=route)
+        for route in ("/predict", "/acquire")
+    )
+    assert waited > 0
+    assert worked > 0
+    assert waited + worked < asked
+
+
+def test_failures_are_counted_by_reason(serve, digits_store):
+    with (
+        serve(digits_store, DUBITO_MAX_ROWS="2") as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        client.post("/predict", json={"inputs": [[0] * 64]})
+        client.post("/predict", json={"inputs": [[0] * 64], "model": "nothing"})
+        client.post("/predict", json={"inputs": [[0] * 64] * 3})
+        client.post("/predict", content=b"{}")
+        client.post("/predict", json={})
+        client.post("/acquire", json={})
+        client.get("/predict")
+        client.get("/nothing")
+        page = client.get("/metrics").text
+    of_predict = ("not_found", "too_large", "unsupported", "invalid_input", "method_not_allowed")
+    expected = {("/predict", reason): 1 for reason in of_predict}
+    expected |= {("/acquire", "invalid_input"): 1, ("other", "not_found"): 1}
+    counted = re.findall(r'dubito_failures_total{reason="(.*)",route="(.*)"} (.*)', page)
+    assert {(route, reason): float(count) for reason, route, count in counted} == expected
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 1000])
+def test_a_histogram_counts_arrays_as_it_counts_their_values_one_by_one(rows):
+    values = np.random.default_rng(rows).choice([*SECONDS, 0.0, 1e-9, 0.3, 31.0, 1e9], rows)
+    one_by_one, together = Histogram(SECONDS), Histogram(SECONDS)
+    one_by_one.add(values.tolist())
+    together.add_array(np.concatenate([values, [np.nan, np.inf]]))
+    assert together.counts == one_by_one.counts
+    assert together.sum == pytest.approx(one_by_one.sum)
+    up_to = {end: sum(value <= float(end) for value in values) for end, _ in together.buckets()}
+    assert dict(together.buckets()) == up_to
+
+
+def test_counts_of_many_threads_are_all_there(metrics):
+    def count(_):
+        version = metrics.of_version(("m", "1"))
+        with version.lock:
+            version.counts["rows"] += 1
+            version.histogram("entropy").add((0.5,))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(count, range(4000)))
+    version = metrics.of_version(("m", "1"))
+    assert version.counts["rows"] == 4000
+    assert sum(version.histogram("entropy").counts) == 4000
+
+
+def test_only_the_versions_used_last_are_counted_however_many_come(metrics):
+    for i in range(3 * MAX_VERSIONS):
+        metrics.of_version(("m", str(i)))
+        metrics.of_version(("m", "used all the time"))
+    kept = [version for (_, version), _ in metrics.versions()]
+    assert len(kept) == MAX_VERSIONS
+    assert kept[-1] == "used all the time"
+    assert kept[-2] == str(3 * MAX_VERSIONS - 1)
+
+
+def test_refused_requests_are_counted_by_route_and_status_and_never_by_path(fresh):
+    for _ in range(3):
+        fresh.post("/predict", json={"inputs": [[1]]})
+    fresh.post("/predict", content=b"{}")
+    fresh.get("/predict")
+    for name in ("nothing", "else"):
+        fresh.get(f"/models/{name}")
+        fresh.get(f"/{name}")
+    page = fresh.get("/metrics").text
+    counts = {("/predict", "422"): 3, ("/predict", "415"): 1, ("/predict", "405"): 1}
+    counts |= {("/models/{name}", "404"): 2, ("other", "404"): 2}
+    for (route, status), count in counts.items():
+        assert metric(page, "dubito_requests_total", route=route, status=status) == count
+    assert "nothing" not in page
+    assert metric(page, "dubito_rows_total", model="digits", version="1") == 0
+
+
+def test_every_metric_is_in_the_guide(client):
+    guide = (ROOT / "docs" / "api.md").read_text()
+    kinds = re.findall(r"^# TYPE (dubito_\w+) (\w+)$", client.get("/metrics").text, re.M)
+    assert len(kinds) > 20
+    assert [
+        name for name, _ in kinds if not name.endswith("_created") and f"`{name}`" not in guide
+    ] == []
+
+
+def test_labels_and_rows_kept_for_them_are_counted(fresh, digits_rows):
+    pool = {
+        "pool": digits_rows[:20].tolist(),
+        "ids": [f"r{i}" for i in range(20)],
+        "k": 10,
+        "num_samples": 10,
+    }
+    fresh.post("/acquire", json=pool)
+    fresh.post("/acquire", json={**pool, "keep": True, "control": 0.5})
+    page = fresh.get("/metrics").text
+    assert metric(page, "dubito_acquired_rows_total", **OF_MODEL) == 10
+    assert metric(page, "dubito_control_rows_total", **OF_MODEL) == 5
+    rows = digits_rows[:3].tolist()
+    labels = [{"id": f"own{n}", "label": "3", "input": row} for n, row in enumerate(rows)]
+    for sent in (
+        {"labels": labels},
+        {"labels": labels[:2]},
+        {"labels": [{"id": "unknown", "label": "3"}]},
+    ):
+        fresh.post("/labels", json=sent)
+    fresh.post("/labels", json={"labels": [{**labels[0], "label": "4"}], "replace": True})
+    page = fresh.get("/metrics").text
+    counted = {
+        outcome: metric(page, "dubito_labels_total", model="digits", outcome=outcome)
+        for outcome in ("accepted", "known", "replaced")
+    }
+    assert counted == {"accepted": 3, "known": 2, "replaced": 1}
+
+
+def test_what_is_served_and_what_it_was_calibrated_on(fresh, digits_rows):
+    fresh.post("/predict", json={"inputs": digits_rows[:3].tolist()})
+    page = fresh.get("/metrics").text
+    assert metric(page, "dubito_ready") == 1
+    assert metric(page, "dubito_alias", model="digits", alias="latest", version="1") == 1
+    assert "dubito_broken_version{" not in page
+    assert time.time() - 60 < metric(page, "dubito_store_seen_timestamp_seconds") <= time.time()
+    assert metric(page, "dubito_max_queued_row_draws") == Settings().max_queued_row_draws
+    calibration = metric(page, "dubito_calibration_rows", **OF_MODEL)
+    assert (
+        calibration == fresh.get("/models/digits").json()["manifest"]["detectors"]["ranking_rows"]
+    )
+    expected = metric(page, "dubito_expected_flag_rate", **OF_MODEL)
+    assert 0.05 - 1 / calibration < expected <= 0.05
+
+
+def test_what_cannot_be_served_or_kept_is_told(serve, own_store, digits_store, tmp_path):
+    publish_again(own_store, digits_store, network=b"nothing")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "state.sqlite").write_text("no database" * 100)
+    with (
+        serve(own_store.root, **SOON, DUBITO_STATE=str(tmp_path / "state")) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        wait_until(lambda: "dubito_state_usable 0.0" in client.get("/metrics").text)
+        page = client.get("/metrics").text
+    assert metric(page, "dubito_broken_version", model="digits", version="2") == 1
+    assert "dubito_ready 0.0" in page
+    assert "dubito_alias{" not in page
+
+
+def test_jobs_are_counted_from_0_on(metrics):
+    page = generate_latest(metrics.registry).decode()
+    for kind, state in product(("acquire", "predict"), ("done", "failed", "cancelled")):
+        assert f'dubito_jobs_total{{kind="{kind}",state="{state}"}} 0.0' in page
+
+
+def test_a_regression_is_counted_by_its_standard_deviations(metrics):
+    std = np.array([1e-5, 0.5, 2.0, 1e9, np.inf])
+    metrics.predicted(("m", "3"), "std", std, draws=10, flags=2)
+    page = generate_latest(metrics.registry).decode()
+    of_model = {"model": "m", "version": "3"}
+    assert metric(page, "dubito_rows_total", **of_model) == 5
+    assert metric(page, "dubito_std_count", **of_model) == 4
+    assert metric(page, "dubito_std_bucket", le="1.0", **of_model) == 2
+    assert "dubito_entropy_bucket" not in page
+
+
+def test_the_page_is_prometheus_text(client):
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    counters = (
+        "requests",
+        "failures",
+        "rows",
+        "pool_rows",
+        "draws",
+        "draws_made",
+        "draws_reused",
+        "flags",
+    )
+    histograms = (
+        "request_seconds",
+        "queue_seconds",
+        "compute_seconds",
+        "batch_rows",
+        "batch_requests",
+        "entropy",
+        "std",
+    )
+    for name in (
+        *(f"{name}_total" for name in counters),
+        *histograms,
+        "queued_row_draws",
+        "queued_requests",
+    ):
+        assert f"# TYPE dubito_{name} " in answer.text

@@ -1,0 +1,227 @@
+"""Spans of requests, as a collector on loopback gets them."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from service.settings import Settings
+from service.telemetry.tracing import check_tracing
+from tests.support.environment import ROOT, environment_with
+from tests.support.refusals import refused
+from tests.support.serving import wait_until
+
+ROW = [0.0] * 64
+CANARY = "canary-3f9a"
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+class Collector:
+    """The spans that were sent to an HTTP server."""
+
+    def __init__(self) -> None:
+        self.spans, self.paths = [], set()
+
+    def take(self, path: str, body: bytes) -> None:
+        """Take in what an exporter posts."""
+        self.paths.add(path)
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            self.spans += [span for scope in resource.scope_spans for span in scope.spans]
+
+    def named(self, name: str) -> list[object]:
+        """The spans of a name."""
+        return [span for span in self.spans if span.name == name]
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """A collector; its `url` is what the service is given."""
+    taken = Collector()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            taken.take(self.path, self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        taken.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield taken
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def traced(serve, digits_store, collector):
+    """Spans that reach the collector of requests that a function sends."""
+
+    def spans(send, **settings):
+        with serve(digits_store, DUBITO_OTLP_ENDPOINT=f"{collector.url}/", **settings) as (
+            url,
+            process,
+        ):
+            with httpx.Client(base_url=url, timeout=60) as client:
+                send(client)
+            process.terminate()  # sends what is left
+            assert "Traceback" not in process.communicate(timeout=60)[1]
+        return collector
+
+    return spans
+
+
+def attributes(span):
+    """The attributes of a span."""
+    return {
+        pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in span.attributes
+    }
+
+
+def test_a_request_is_a_span_of_its_caller_s_trace_and_its_phases_are_spans_within(traced):
+    def send(client):
+        client.headers["X-API-Key"] = key
+        headers = {"traceparent": f"00-{TRACE}-{CALLER}-01", "X-Request-ID": "an-id"}
+        client.post("/predict", json={"inputs": [ROW] * 2, "num_samples": 50}, headers=headers)
+        client.post("/predict", json={"inputs": [[1]]})
+
+    key = f"the-key-of-{CANARY}"
+    spans = traced(send, DUBITO_API_KEYS=key)
+    assert spans.paths == {"/v1/traces"}
+    assert key not in str(spans.spans)
+    predicted, refused = spans.named("POST /predict")
+    assert (predicted.trace_id.hex(), predicted.parent_span_id.hex()) == (TRACE, CALLER)
+    expected = {
+        "http.request.method": "POST",
+        "http.route": "/predict",
+        "http.response.status_code": 200,
+    }
+    expected |= {
+        "dubito.model": "digits",
+        "dubito.version": "1",
+        "dubito.rows": 2,
+        "dubito.draws": 50,
+    }
+    expected |= {"dubito.request_id": "an-id", "dubito.key": "api-1"}
+    assert expected.items() <= attributes(predicted).items()
+    assert "error.type" not in attributes(predicted)
+    within = [span for span in spans.spans if span.parent_span_id == predicted.span_id]
+    assert [span.name for span in within] == ["read", "queue", "compute", "answer"]
+    moments = [predicted.start_time_unix_nano]
+    for span in within:
+        assert moments[-1] <= span.start_time_unix_nano <= span.end_time_unix_nano
+        moments += [span.start_time_unix_nano, span.end_time_unix_nano]
+        assert span.trace_id.hex() == TRACE
+    assert moments[-1] <= predicted.end_time_unix_nano
+    assert refused.trace_id.hex() != TRACE
+    assert not refused.parent_span_id
+    assert attributes(refused)["error.type"] == "invalid_input"
+    assert attributes(refused)["http.response.status_code"] == 422
+
+
+def test_nothing_that_a_client_sends_is_in_a_span(traced):
+    def send(client):
+        client.headers.update(
+            {
+                "User-Agent": CANARY,
+                "X-API-Key": CANARY,
+                "tracestate": "no=thing",
+                "baggage": f"a={CANARY}",
+            }
+        )
+        client.get(f"/models/{CANARY}?{CANARY}={CANARY}")
+        client.post("/predict", json={"inputs": [ROW], "model": CANARY})
+
+    spans = traced(send)
+    assert spans.named("GET /models/{name}")
+    assert not any(CANARY in str(span) for span in spans.spans)
+
+
+def test_a_caller_s_decision_counts_and_else_the_share(traced):
+    def send(client):
+        client.get("/models")
+        client.get("/nothing", headers={"traceparent": f"00-{TRACE}-{CALLER}-01"})
+        client.get("/metrics", headers={"traceparent": f"00-{TRACE}-{CALLER}-00"})
+
+    assert {span.name for span in traced(send, DUBITO_TRACE_SHARE="0").spans} == {"GET other"}
+
+
+def test_a_traceparent_that_is_none_begins_a_new_trace(traced):
+    def send(client):
+        for wrong in (CANARY, f"00-{'0' * 32}-{CALLER}-01", f"ff-{TRACE}-{CALLER}-01", "é", ""):
+            assert client.get("/models", headers={"traceparent": wrong.encode()}).status_code == 200
+
+    spans = traced(send).named("GET /models")
+    assert len(spans) == 5
+    assert not any(span.parent_span_id for span in spans)
+
+
+def test_without_a_collector_requests_are_answered_and_the_service_ends(serve, digits_store):
+    with serve(digits_store, DUBITO_OTLP_ENDPOINT="http://127.0.0.1:9") as (url, process):
+        assert httpx.post(f"{url}/predict", json={"inputs": [ROW]}, timeout=60).status_code == 200
+        process.terminate()
+        wait_until(lambda: process.poll() is not None)
+        assert process.returncode == 0
+
+
+def run(code, **settings):
+    """What a fresh interpreter prints, and its exit code."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment_with(**settings),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_packages_are_imported_only_where_spans_are_asked_for():
+    code = "import sys, service.__main__; from service.app import create_app; from service.settings import Settings"
+    code += "; create_app(Settings()); print({'opentelemetry.sdk', 'requests'} & {*sys.modules})"
+    assert run(code).stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    "missing", ["opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"]
+)
+def test_without_the_packages_the_service_says_so_in_one_line(missing):
+    code = f"import sys; sys.modules['{missing}'] = None; from service.__main__ import main; sys.exit(main())"
+    done = run(code, DUBITO_OTLP_ENDPOINT="http://127.0.0.1:9")
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "error: DUBITO_OTLP_ENDPOINT: expected the packages of the extra `otel`"
+    )
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "collector:4318", "ftp://collector", "http://", "http://[", "http://a:b", "http://a:b@c"],
+)
+def test_an_endpoint_that_is_no_url_is_refused(url):
+    refused(
+        lambda: check_tracing(Settings(otlp_endpoint=url)),
+        "DUBITO_OTLP_ENDPOINT: expected a URL such as",
+    )
+
+
+def test_fastapi_s_own_telemetry_stays_off_whatever_the_environment_says(
+    serve, digits_store, collector
+):
+    theirs = {"FASTAPI_OTEL_AUTO_CONFIGURE": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
+    with serve(digits_store, **theirs) as (url, process):
+        httpx.get(f"{url}/models?seed={CANARY}", timeout=60)
+        process.terminate()
+        process.communicate(timeout=60)
+    assert collector.paths == set()

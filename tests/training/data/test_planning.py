@@ -1,0 +1,317 @@
+"""What data are taken for, and the recipe that follows: `inspect`, and `fit` without a recipe."""
+
+import csv
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support.environment import working_in
+from tests.support.refusals import refused
+from training.__main__ import main
+from training.data.files import keep_recipe, recipe_text
+from training.data.findings import findings_of, task_of
+from training.data.plan import name_of, plan_of, share_of
+from training.data.text import report, short_report
+from training.recipe import DataSection, load
+
+ROWS = 300
+RNG = np.random.default_rng(0)
+KIND = RNG.integers(0, 3, ROWS)
+SIZE = KIND + RNG.normal(size=ROWS) * 0.5
+COLUMNS = {
+    "id": list(range(100, 100 + ROWS)),
+    "name": [f"n{i}" for i in range(ROWS)],
+    "born": [str(np.datetime64("1990-01-01") + 9 * i) for i in range(ROWS)],
+    "size": [None if i % 10 == 0 else round(float(s), 3) for i, s in enumerate(SIZE)],
+    "wealth": [round(float(w), 2) for w in np.exp(3 * RNG.normal(size=ROWS))],
+    "unit": ["cm"] * ROWS,
+    "city": [["Rome", "Oslo", "rome "][i % 3] for i in range(ROWS)],
+    "code": [f"K{k}" for k in KIND],
+    "kind": [["a", "b", "c"][k] for k in KIND],
+    "price": [round(float(10 * s), 3) for s in SIZE],
+}
+
+
+def write(folder, **changed):
+    columns = {name: cells for name, cells in (COLUMNS | changed).items() if cells is not None}
+    with (folder / "things.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
+
+
+def found(folder, target="kind", task=None, source="csv:things.csv", **data):
+    return findings_of(DataSection(source=source, target=target, **data), folder, task)
+
+
+def planned(folder, target="kind", **data):
+    section = DataSection(source="csv:things.csv", target=target, **data)
+    return plan_of(findings_of(section, folder), section, None, None)
+
+
+def test_every_column_is_taken_for_something_for_a_reason(tmp_path):
+    write(tmp_path)
+    kinds = {column.name: (column.kind, column.why) for column in found(tmp_path).columns}
+    assert kinds == {
+        "id": ("ignored", "it numbers the rows"),
+        "name": ("ignored", "an id or free text: 300 different values in 300 rows"),
+        "born": ("time", "dates or times, 1990-01-01 to 1997-05-15"),
+        "size": ("numeric", kinds["size"][1]),
+        "wealth": ("numeric", kinds["wealth"][1]),
+        "unit": ("ignored", "the same in every row ('cm')"),
+        "city": ("categorical", "3 categories"),
+        "code": ("categorical", "3 categories"),
+        "price": ("numeric", kinds["price"][1]),
+    }
+    text = "\n".join(report(found(tmp_path)))
+    assert re.search(r"  size +numeric +numbers, \S+ to \S+; 10 % missing", text)
+    assert (
+        "! column code may hold the target in other words: alone it gives the right class in "
+        "100.0 %" in text
+    )
+    assert "column price may" not in text
+    assert "! a heavy tail: its furthest value is" in text
+    assert "some categories differ in spaces or capitals alone" in text
+    assert (
+        "heaviest tails (interquartile ranges from the median to the furthest value): wealth"
+        in text
+    )
+    short = "\n".join(short_report(found(tmp_path)))
+    assert "left out: id (it numbers the rows); name" in short
+    assert "columns: 3 numeric, 2 categorical, 1 time" in short
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_said"),
+    [
+        ([f"{'$€'[i % 2]}{i + 1:,}.50" for i in range(800, 800 + ROWS)], True),  # of two currencies
+        ([f"{i % 9}.2.{i % 7}" for i in range(ROWS)], False),  # versions
+        ([f"K{i % 9}" for i in range(ROWS)], False),
+    ],
+    ids=["money", "versions", "codes"],
+)
+def test_numbers_with_signs_are_told_from_text(tmp_path, cells, is_said):
+    write(tmp_path, price=cells)
+    for told in (report, short_report):
+        text = "\n".join(told(found(tmp_path)))
+        assert ("They can be read in several ways" in text) == is_said
+
+
+def test_values_that_stop_a_column_from_being_numeric_are_shown_with_their_rows(tmp_path):
+    write(tmp_path, price=["?" if i in (5, 9) else cell for i, cell in enumerate(COLUMNS["price"])])
+    (column,) = (c for c in found(tmp_path).columns if c.name == "price")
+    says = "numbers but for '?' in row 5, '?' in row 9: data.missing_values = [\"?\"] reads these as missing"
+    assert (column.kind, column.why) == ("refused", says)
+    (column,) = (c for c in found(tmp_path, missing_values=["?"]).columns if c.name == "price")
+    assert (column.kind, column.missing) == ("numeric", pytest.approx(2 / ROWS))
+
+
+def test_transforms_of_a_target_are_tried_where_its_tail_is_heavy_or_it_counts(tmp_path):
+    write(tmp_path)
+    assert planned(tmp_path, "size").recipe.data.target_transform == "none"
+    plan = planned(tmp_path, "wealth")
+    assert plan.recipe.data.target_transform == "auto"
+    assert "a heavy tail" in plan.reasons["data.target_transform"]
+    write(
+        tmp_path,
+        visits=RNG.poisson(3.0, ROWS).tolist(),
+        year=RNG.integers(1950, 2000, ROWS).tolist(),
+    )
+    for target, transform in (("visits", "auto"), ("year", "none")):
+        section = DataSection(source="csv:things.csv", target=target)
+        plan = plan_of(findings_of(section, tmp_path, "regression"), section, None, None)
+        assert plan.recipe.data.target_transform == transform
+
+
+def test_targets_too_close_for_float32_are_told(tmp_path):
+    for spread, is_told in ((1.0, True), (1e6, False)):
+        write(tmp_path, time=[1.7e9 + spread * float(s) for s in SIZE])
+        warnings = found(tmp_path, "time", "regression").warnings
+        assert any("subtract what all have in common" in text for text in warnings) == is_told
+
+
+def test_a_regression_s_leak_and_repeated_rows_are_told(tmp_path):
+    write(tmp_path, size=[float(s) for s in SIZE], born=["2024-01-01"] * ROWS)
+    said = found(tmp_path, "price").warnings
+    assert any(
+        text.startswith("column size may hold the target in other words: alone it explains")
+        for text in said
+    )
+    few = {name: cells[:30] * 10 for name, cells in COLUMNS.items()}
+    write(tmp_path, **few)
+    (said,) = (text for text in found(tmp_path).warnings if "nearly the same" in text)
+    assert said.startswith(
+        "300 rows (1e+02 %) are nearly the same as another in all columns: where"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "task"),
+    [
+        ([0.0, 1.0, 1.0, 2.0], "classification"),
+        ([float(i) for i in range(11)], "regression"),
+        ([0.5, 1.0, 0.5], "regression"),
+        (["a", None, "b"], "classification"),
+    ],
+)
+def test_the_task_follows_from_the_target(values, task):
+    assert task_of(values if isinstance(values[0], str) else np.array(values), "y")[0] == task
+
+
+def test_a_plan_is_a_recipe_that_is_read_as_it_was_written(tmp_path):
+    write(tmp_path)
+    plan = planned(tmp_path)
+    assert plan.recipe.data.columns == {"id": "ignored", "name": "ignored", "unit": "ignored"}
+    assert plan.recipe.data.id == "id"
+    assert (plan.recipe.task, plan.recipe.likelihood, plan.recipe.training.epochs) == (
+        "classification",
+        None,
+        None,
+    )
+    assert (
+        keep_recipe(plan, tmp_path / "things.toml") == plan.recipe == load(tmp_path / "things.toml")
+    )
+    assert keep_recipe(plan, tmp_path / "things.toml") == plan.recipe  # the same again
+    other = planned(tmp_path, "price")
+    assert other.recipe.likelihood.noise == "heteroscedastic"
+    refused(
+        lambda: keep_recipe(other, tmp_path / "things.toml"),
+        "--recipe-out: expected a path where no other",
+    )
+    for text in ("# kind is not of numbers", "# 19 of 240 rows", "id: it numbers the rows"):
+        assert text in recipe_text(plan)
+
+
+def test_odd_names_and_cells_are_kept_in_the_file(tmp_path):
+    odd = 'a "b"\\c\tü\x7f=[x]#'
+    write(tmp_path, id=None, **{odd: COLUMNS["unit"]})
+    plan = planned(tmp_path, missing_values=['"', "\\"])
+    assert odd in plan.recipe.data.columns
+    assert keep_recipe(plan, tmp_path / "odd.toml") == plan.recipe
+
+
+def test_too_few_rows_for_a_rate_are_told_in_words(tmp_path):
+    write(tmp_path, **{name: cells[:80] for name, cells in COLUMNS.items()})
+    (said,) = planned(tmp_path).warnings
+    assert said.startswith(
+        "15 ranking rows: no flag can be kept at a rate below 0.0625, so requests must name an "
+        "`fpr`"
+    )
+    write(tmp_path)
+    assert planned(tmp_path).warnings == []
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [("csv:a b.csv", "a-b"), ("images:x/Cats/", "Cats"), ("npz:ü.npz", "model")]
+)
+def test_a_model_has_the_name_of_its_file(source, name):
+    assert name_of(source) == name
+
+
+def test_shares_come_to_the_rows_they_stand_for():
+    for rows in (8, 77, 1000, 123_457):
+        for size in {1, rows // 7, rows // 3}:
+            assert round(share_of(size, rows) * rows) == size
+
+
+def test_arrays_and_images_are_planned_for(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", x=rng.normal(size=(60, 3)), y=rng.normal(size=60))
+    section = DataSection(source="npz:a.npz")
+    assert plan_of(findings_of(section, tmp_path), section, None, None).recipe.task == "regression"
+    for i in range(40):
+        folder = tmp_path / "pets" / ["cat", "dog"][i % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (20 + i % 3, 30, 3), np.uint8)).save(
+            folder / f"{i}.webp"
+        )
+    section = DataSection(source="images:pets")
+    plan = plan_of(findings_of(section, tmp_path), section, None, None)
+    assert (plan.recipe.network.kind, plan.recipe.data.image_size) == ("gal-cnn", [21, 30])
+    assert plan.recipe.name == "pets"
+
+
+def test_inspect_prints_and_draws(tmp_path, capsys):
+    write(tmp_path)
+    with working_in(tmp_path):
+        assert main(["inspect", "--data", "csv:things.csv", "--target", "kind"]) == 0
+        assert "3 classes: " in capsys.readouterr().out
+        assert (tmp_path / "runs" / "things-inspect.png").read_bytes().startswith(b"\x89PNG")
+        assert (
+            main(["inspect", "--data", "csv:things.csv", "--picture", str(tmp_path / "p.png")]) == 0
+        )
+        assert "no target is named (--target COLUMN)" in capsys.readouterr().out
+        assert main(["inspect", "--data", "csv:things.csv", "--target", "kin"]) == 2
+        assert capsys.readouterr().err.startswith(
+            "error: --target: expected one of the columns ['id', 'name'"
+        )
+
+
+def test_inspect_says_once_how_a_column_is_read(tmp_path, capsys):
+    rows = "".join(f"{n % 60}%,{'yes' if n % 60 > 30 else 'no'}\n" for n in range(300))
+    (tmp_path / "shares.csv").write_text("share,left\n" + rows)
+    with working_in(tmp_path):
+        assert main(["inspect", "--data", "csv:shares.csv", "--target", "left"]) == 0
+    assert capsys.readouterr().out.count("column share: '0%' is read as 0") == 1
+
+
+def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
+    tmp_path, capsys, monkeypatch, fits
+):
+    from model_store.artifacts.store import ModelStore
+
+    monkeypatch.setattr("training.data.plan.MOST_STEPS", 60)
+    write(tmp_path, code=None)
+    recipe = tmp_path / "things.toml"
+    first = [
+        "fit",
+        "--data",
+        "csv:things.csv",
+        "--target",
+        "kind",
+        "--recipe-out",
+        str(recipe),
+        "--device",
+        "cpu",
+    ]
+    with working_in(tmp_path):
+        assert main([*first, "--quiet"]) == 0
+        said = capsys.readouterr().out
+        assert main(["fit", str(recipe), "--again", "--quiet", "--device", "cpu"]) == 0
+    for text in (
+        "csv:things.csv: 300 rows; classification",
+        "left out: id",
+        "network",
+        "19 reference",
+        "stopped after",
+    ):
+        assert text in said
+    store = ModelStore(tmp_path / "models")
+    first, second = (store.manifest("things", version) for version in ("1", "2"))
+    weights = "weights.safetensors"
+    assert first.files[weights] == second.files[weights]
+    assert first.training["stopped"] == second.training["stopped"]
+    assert first.quality["test_accuracy"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "recipe: expected a recipe, or --data SRC to make one of, got neither"),
+        (
+            ["--data", "digits"],
+            "--data: expected csv:FILE, parquet:FILE, npz:FILE or images:FOLDER",
+        ),
+        (["--data", "csv:things.csv"], "--target: expected the name of a column, got none"),
+        (
+            ["--data", "csv:things.csv", "--group", "a", "--time", "b"],
+            "options: expected one of group and time",
+        ),
+        (["things.toml", "--task", "regression"], "--task: expected none beside a recipe"),
+    ],
+)
+def test_a_fit_that_cannot_be_planned_is_refused(tmp_path, capsys, options, says):
+    write(tmp_path)
+    with working_in(tmp_path):
+        assert main(["fit", *options]) == 2
+    assert says in capsys.readouterr().err

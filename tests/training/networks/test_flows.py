@@ -1,0 +1,206 @@
+"""Flows: one table of properties over every flow and every transform."""
+
+import pytest
+import torch
+from torch.func import jacrev, vmap
+
+from training.networks.flows import (
+    Autoregressive,
+    Composition,
+    Coupling,
+    ElementwiseAffine,
+    WeightNormLinear,
+    iaf,
+    realnvp,
+)
+
+HIDDEN = 16
+TRANSFORMS = {
+    "coupling": lambda d, g: Coupling(d, HIDDEN, g),
+    "autoregressive": lambda d, g: Autoregressive(d, HIDDEN, g),
+    "flipped coupling": lambda d, g: Coupling(d, HIDDEN, g, flipped=True),
+    "flipped autoregressive": lambda d, g: Autoregressive(d, HIDDEN, g, flipped=True),
+    "affine": lambda d, g: ElementwiseAffine(d, -1.0),
+}
+for _couplings in (0, 1, 2, 4):
+    TRANSFORMS[f"realnvp-{_couplings}"] = lambda d, g, c=_couplings: realnvp(d, c, HIDDEN, -1.0, g)
+    TRANSFORMS[f"iaf-{_couplings}"] = lambda d, g, c=_couplings: iaf(d, c, HIDDEN, -1.0, g)
+CASES = [(name, dimension) for name in TRANSFORMS for dimension in (2, 5, 8)]
+CASES += [(name, 1) for name in ("affine", "realnvp-0", "iaf-0", "iaf-1")]
+every_flow = pytest.mark.parametrize(("name", "dimension"), CASES)
+
+
+def make(name, dimension, seed=0, perturbed=True):
+    """A transform in float64, its parameters moved away from their start, which is nearly the
+    identity."""
+    generator = torch.Generator().manual_seed(seed)
+    flow = TRANSFORMS[name](dimension, generator).double()
+    with torch.no_grad():
+        for parameter in flow.parameters() if perturbed else ():
+            parameter.add_(
+                0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            )
+    return flow
+
+
+def noise(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@every_flow
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+def test_shapes_and_type_are_those_of_the_input(name, dimension, batch):
+    z = noise(*batch, dimension)
+    moved, log_det = make(name, dimension)(z)
+    assert moved.shape == z.shape
+    assert log_det.shape == batch
+    assert moved.dtype == log_det.dtype == torch.float64
+
+
+@every_flow
+def test_rows_of_a_batch_do_not_see_each_other(name, dimension):
+    flow, z = make(name, dimension), noise(4, dimension)
+    moved, log_det = flow(z)
+    for row in range(4):
+        alone, log_det_alone = flow(z[row])
+        torch.testing.assert_close(moved[row], alone)
+        torch.testing.assert_close(log_det[row], log_det_alone)
+
+
+@every_flow
+def test_log_determinant_is_that_of_the_jacobian_and_finite(name, dimension):
+    flow, z = make(name, dimension), noise(6, dimension)
+    jacobian = vmap(jacrev(lambda row: flow(row)[0]))(z)
+    torch.testing.assert_close(flow(z)[1], torch.linalg.slogdet(jacobian).logabsdet)
+    assert flow(z)[1].isfinite().all()
+
+
+@every_flow
+def test_newton_inverts_it(name, dimension):
+    flow, z = make(name, dimension).requires_grad_(False), 0.5 * noise(3, dimension)
+    target = flow(z)[0]
+    jacobian = vmap(jacrev(lambda row: flow(row)[0]))
+    found = z + 1e-3
+    for _ in range(6):
+        found = found + torch.linalg.solve(jacobian(found), target - flow(found)[0])
+    torch.testing.assert_close(found, z)
+
+
+@every_flow
+def test_gradients_reach_every_parameter(name, dimension):
+    flow, z = make(name, dimension), noise(200, dimension).requires_grad_()
+    moved, log_det = flow(z)
+    (moved.square().sum() + log_det.sum()).backward()
+    for key, parameter in [*flow.named_parameters(), ("z", z)]:
+        if dimension == 1 and ".conditioner." in key and not key.endswith("output.bias"):
+            continue  # in one dimension no coordinate has one before it to look at
+        assert parameter.grad is not None, key
+        assert parameter.grad.isfinite().all(), key
+        assert parameter.grad.abs().max() > 0, key
+
+
+@every_flow
+def test_state_loads_into_a_fresh_flow(name, dimension):
+    flow, other = make(name, dimension), make(name, dimension, seed=2)
+    other.load_state_dict(flow.state_dict())
+    z = noise(5, dimension)
+    for mine, theirs in zip(flow(z), other(z), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@every_flow
+def test_flow_is_a_function_of_its_generator(name, dimension):
+    z = noise(5, dimension)
+    for mine, theirs in zip(make(name, dimension)(z), make(name, dimension)(z), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("flow", [realnvp, iaf])
+def test_composition_begins_near_its_affine_layer(flow):
+    z = noise(100, 6)
+    theta, log_det = flow(6, 4, HIDDEN, -3.0, torch.Generator().manual_seed(0)).double()(z)
+    # Each of 4 steps moves a coordinate by at most a few times NEAR_IDENTITY.
+    torch.testing.assert_close(theta, torch.exp(torch.tensor(-3.0)) * z, atol=0.02, rtol=0)
+    torch.testing.assert_close(
+        log_det, torch.full((100,), -18.0, dtype=torch.float64), atol=1.0, rtol=0
+    )
+
+
+def test_composition_applies_its_transforms_in_turn():
+    first, second = make("affine", 3, seed=3), make("coupling", 3, seed=4)
+    z = noise(5, 3)
+    moved, log_det_first = first(z)
+    moved, log_det_second = second(moved)
+    composed, log_det = Composition([first, second])(z)
+    torch.testing.assert_close(composed, moved)
+    torch.testing.assert_close(log_det, log_det_first + log_det_second)
+
+
+@pytest.mark.parametrize("dimension", [2, 5, 8])
+@pytest.mark.parametrize("hidden", [1, 2, 3, 7, 8, 64])
+def test_autoregressive_coordinates_depend_on_those_before_them_alone(dimension, hidden):
+    generator = torch.Generator().manual_seed(0)
+    flow = Autoregressive(dimension, hidden, generator).double()
+    jacobian = vmap(jacrev(lambda row: flow(row)[0]))(noise(500, dimension)).abs().amax(0)
+    assert torch.equal(jacobian, jacobian.tril())
+    seen = jacobian.tril(-1)
+    # Unlike the initial weights, 500 rows of noise leave hardly a unit dead: each coordinate but
+    # the last is seen.
+    assert (seen.amax(0)[:-1] > 0).all()
+    if (
+        hidden >= dimension - 1
+    ):  # enough units for every degree: each coordinate sees the one before it
+        assert (jacobian.diagonal(-1) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"), [("coupling", slice(0, 2)), ("flipped coupling", slice(2, 5))]
+)
+def test_a_coupling_keeps_one_half_and_moves_the_other(name, kept):
+    z = noise(7, 5)
+    moved, _ = make(name, 5)(z)
+    same = torch.zeros(5, dtype=torch.bool)
+    same[kept] = True
+    assert torch.equal(moved[:, same], z[:, same])
+    assert (moved[:, ~same] != z[:, ~same]).all()
+
+
+def test_a_flipped_autoregressive_step_reverses_the_order():
+    flow = make("flipped autoregressive", 5)
+    jacobian = vmap(jacrev(lambda row: flow(row)[0]))(noise(500, 5)).abs().amax(0)
+    assert torch.equal(jacobian, jacobian.triu())
+    assert (jacobian.triu(1).amax(0)[1:] > 0).all()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_weight_norm_linear_is_its_equation_and_folds_to_the_same(masked):
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.tensor([[1.0, 1, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0]]) if masked else None
+    layer = WeightNormLinear(4, 3, generator, 0.7, mask).double()
+    with torch.no_grad():
+        layer.bias.copy_(noise(3))
+        layer.scale.mul_(1 + noise(3))
+        layer.scale[0].neg_()
+    x = noise(2, 5, 4)
+    expected = torch.empty(2, 5, 3, dtype=torch.float64)
+    for unit in range(3):
+        v = layer.direction[unit] * (mask.double()[unit] if masked else 1.0)
+        length = v.square().sum().sqrt()
+        product = x @ v / length if length > 0 else torch.zeros(2, 5, dtype=torch.float64)
+        expected[..., unit] = layer.scale[unit] * product + layer.bias[unit]
+    torch.testing.assert_close(layer(x), expected.detach() + 0)
+    layer.fold()
+    torch.testing.assert_close(layer(x), expected.detach())
+    torch.testing.assert_close(layer.scale, torch.linalg.vector_norm(layer.direction, dim=1))
+
+
+def test_a_folded_state_loads_into_a_fresh_flow():
+    flow, fresh = make("iaf-2", 5), make("iaf-2", 5, seed=0, perturbed=False)
+    z = noise(5, 5)
+    expected, expected_log_det = flow(z)
+    for module in flow.modules():
+        if isinstance(module, WeightNormLinear):
+            module.fold()
+    fresh.load_state_dict(flow.state_dict())
+    for flowing in (flow, fresh):
+        torch.testing.assert_close(flowing(z), (expected, expected_log_det))

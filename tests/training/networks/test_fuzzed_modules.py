@@ -1,0 +1,63 @@
+"""Modules of any layers of `torch.nn`: served as torch computes them, or refused in one line before
+training."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from model_store.errors import InvalidInput
+from tests.support.modules import CLASSES, random_module
+from tests.support.recipes import content_with
+from training.export.graphs import check_exports
+from training.networks import model as models
+from training.networks.model import build, initialise
+from training.posteriors import noise
+from training.recipe import Recipe
+
+pytestmark = pytest.mark.usefixtures("fits")
+METHODS = ("bhn-realnvp", "bbb-gaussian", "dropout", "mle")
+POSTERIORS = {"bhn-realnvp": {"couplings": 1, "hidden": 4}}
+
+
+def outcome(seed, monkeypatch):
+    """What becomes of a random module: `served`, or why it was refused."""
+    module, shape = random_module(seed)
+    method = random.Random(seed + 1).choice(METHODS)
+    content = content_with(method=method, network={"factory": "a.users:module"})
+    recipe = Recipe.model_validate({**content, "posterior": POSTERIORS.get(method, {})})
+    monkeypatch.setattr(models, "from_factory", lambda *_: module)
+    monkeypatch.setattr(models, "channels_first", tuple)
+    try:
+        model = build(recipe, shape, CLASSES)
+        x = torch.randn(12, math.prod(shape), generator=torch.Generator().manual_seed(seed))
+        initialise(model, x)
+        check_exports(model)
+    except InvalidInput as refusal:
+        says = str(refusal)
+        assert says.startswith(("network: expected ", "network.factory: expected "))
+        assert "\n" not in says
+        assert says.isprintable()
+        assert len(says) < 600
+        return says
+    model.train()
+    outputs, kl = model.sample(
+        x, noise(model.posterior, model.posterior.max_draws or 2, seed, 0)
+    )  # as a step does
+    (
+        -model.likelihood.log_likelihood(outputs, torch.zeros(12, dtype=torch.long)).mean()
+        + kl.mean()
+    ).backward()
+    return "served"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_random_module_is_served_or_refused_in_a_line(seed, monkeypatch):
+    assert outcome(seed, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3, 300))
+def test_many_random_modules_are_served_or_refused_in_a_line(seed, monkeypatch):
+    assert outcome(seed, monkeypatch)

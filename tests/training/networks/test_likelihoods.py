@@ -1,0 +1,149 @@
+"""Likelihoods: beside distributions of torch, CRPS by its definition, units, and methods with a
+Gaussian."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+from model_store.scores.regression import log_density
+from training.data import Rows
+from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, parity, runtime_of
+from training.export.served import fold, served_network
+from training.fitting.objectives import alpha_objective
+from training.networks.likelihoods import Gaussian, crps
+from training.networks.model import build, initialise
+from training.posteriors import noise
+from training.recipe import Recipe
+
+ROWS, INPUTS = 20, 5
+NOISES = ("homoscedastic", "heteroscedastic")
+METHODS = {
+    "bbb-gaussian": {"initial_log_std": -2.0},
+    "bhn-iaf": {"couplings": 1, "hidden": 8, "initial_log_std": -2.0},
+    "bbb-mixture": {"initial_log_std": -2.0},
+    "dropout-alpha": {"prior_std": 2.0},
+    "variational-hypernet": {"hidden": 6, "initial_log_std": -2.0},
+    "ensemble": {"members": 3, "prior_std": 1.0},
+}
+
+
+def test_the_log_likelihood_is_the_gaussian_s():
+    mean, std, y = torch.randn(3, 5), torch.rand(3, 5) + 0.1, torch.randn(5)
+    moments = torch.stack([mean, 2 * std.log()], dim=-1)
+    expected = torch.distributions.Normal(mean, std).log_prob(y)
+    torch.testing.assert_close(Gaussian("homoscedastic").log_likelihood(moments, y), expected)
+
+
+@pytest.mark.parametrize("kind", NOISES)
+def test_what_is_served_is_in_the_target_s_units(kind):
+    likelihood = Gaussian(kind)
+    y = 1000.0 + 30.0 * torch.randn(50, generator=torch.Generator().manual_seed(0))
+    likelihood.start(y)
+    outputs = torch.tensor([[[0.0, 0.0], [1.0, math.log(0.25)]]])[..., : likelihood.outputs]
+    mean, log_variance = likelihood(outputs).unbind(-1)
+    std = y.std(correction=0).item()
+    np.testing.assert_allclose(mean[0].detach(), [y.mean(), y.mean() + std], rtol=1e-5)
+    expected = [std, 0.5 * std] if kind == "heteroscedastic" else [std, std]
+    np.testing.assert_allclose((0.5 * log_variance[0]).exp().detach(), expected, rtol=1e-5)
+
+
+def test_variances_stay_finite_whatever_the_outputs_are():
+    likelihood = Gaussian("heteroscedastic")
+    variance = likelihood(torch.tensor([[[0.0, 1e30], [0.0, -1e30]]]))[..., 1].exp()
+    assert torch.isfinite(variance).all()
+    assert (variance > 0).all()
+
+
+def test_validation_says_of_the_mixture_what_the_service_does():
+    moments, y = torch.randn(7, 30, 2, dtype=torch.float64), torch.randn(30, dtype=torch.float64)
+    _, log_likelihood, errors = Gaussian("homoscedastic").validation(moments, y).unbind(1)
+    np.testing.assert_allclose(log_likelihood, log_density(moments.numpy(), y.numpy()), rtol=1e-10)
+    np.testing.assert_allclose(errors, (moments[..., 0].mean(0) - y) ** 2, rtol=1e-10)
+
+
+@settings(max_examples=20, deadline=None)
+@given(draws=st.integers(1, 4), seed=st.integers(0, 2**32))
+def test_crps_is_the_integral_of_the_squared_difference_of_distributions(draws, seed):
+    generator = np.random.default_rng(seed)
+    mean, std, y = (
+        generator.normal(size=draws),
+        np.exp(generator.normal(size=draws)),
+        generator.normal(),
+    )
+
+    def below(t):
+        return np.mean(stats.norm.cdf(t, mean, std))
+
+    low, high = min(y, (mean - 10 * std).min()), max(y, (mean + 10 * std).max())
+    expected = (
+        integrate.quad(lambda t: below(t) ** 2, low, y, limit=300)[0]
+        + integrate.quad(lambda t: (1 - below(t)) ** 2, y, high, limit=300)[0]
+    )
+    moments = torch.tensor(np.stack([mean, 2 * np.log(std)], axis=-1))[:, None]
+    assert crps(moments, torch.tensor([y])).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.fixture(scope="module", params=[*METHODS.items()], ids=METHODS)
+def case(request):
+    """A regression by a method, away from its start: the model, its served network, its runtime and
+    its rows."""
+    method, posterior = request.param
+    kind = NOISES[[*METHODS].index(method) % 2]
+    recipe = Recipe.model_validate(
+        {
+            "name": "a",
+            "method": method,
+            "task": "regression",
+            "posterior": posterior,
+            "data": {
+                "source": "npz:a",
+                "validation_rows": 1,
+                "reference_rows": 1,
+                "ranking_rows": 1,
+            },
+            "network": {"hidden": [20]},
+            "likelihood": {"noise": kind},
+            "training": {"epochs": 1},
+        }
+    )
+    generator = torch.Generator().manual_seed(0)
+    x = 3 + 2 * torch.randn(ROWS, INPUTS, generator=generator)
+    y = 500 + 40 * torch.randn(ROWS, generator=generator)
+    model = build(recipe, (INPUTS,), 0)
+    initialise(model, x)
+    model.likelihood.start(y)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model, x, y
+
+
+def test_gradients_of_the_alpha_objective_reach_every_parameter(case):
+    model, x, y = case
+    served, kl = model.train().sample(
+        x, noise(model.posterior, model.posterior.max_draws or 6, 1, 2)
+    )
+    loss, _ = alpha_objective(model.likelihood.log_likelihood(served, y), kl, 1e-2, 0.5)
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+@pytest.mark.usefixtures("fits")
+def test_torch_and_onnxruntime_agree(case):
+    model, x, y = case
+    model.eval()
+    fold(model)
+    served = served_network(model, x, 0, names=CHECKED_DETECTORS)
+    runtime = runtime_of(model, export(model, served))
+    assert runtime.task == "regression"
+    worst = parity(model, served, runtime, Rows(x.numpy(), y.numpy()))
+    assert set(worst) == {"theta", "mean", "log_variance", "density"}
+    assert all(0 <= difference < PARITY_TOLERANCE / 10 for difference in worst.values())

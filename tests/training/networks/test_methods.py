@@ -1,0 +1,254 @@
+"""Properties of every method: one table over all, on a multilayer perceptron and on modules of a
+user's."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from model_store.inference.noise import DRAW_INDEX
+from tests.support.recipes import recipe_with
+from training.data import Rows
+from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, parity, runtime_of
+from training.export.served import fold, served_network
+from training.fitting.laplace import fit_laplace
+from training.fitting.objectives import alpha_objective
+from training.networks.model import build, initialise
+from training.posteriors import noise
+from training.recipe import POSTERIORS, LaplaceSection
+
+ROWS, SHAPE, CLASSES = 20, (6, 6), 4
+SMALL = {
+    "bhn-realnvp": {"couplings": 2, "hidden": 8, "initial_log_std": -2.0},
+    "bhn-iaf": {"couplings": 2, "hidden": 8, "initial_log_std": -2.0, "noise_dimension": 5},
+    "bhn-weights": {"couplings": 2, "hidden": 8, "initial_log_std": -2.0},
+    "variational-hypernet": {"hidden": 6, "initial_log_std": -2.0},
+    "dropout": {"prior_std": 2.0},
+    "ensemble": {"members": 3, "prior_std": 1.0},
+}
+STRUCTURES = {
+    f"laplace-{structure}": {"structure": structure} for structure in ("full", "diagonal")
+}
+LIKE_ANOTHER = ("dropout-alpha", "mle-dropout", "bbb-mixture")  # to who serves them
+CASES = [
+    *((method, "mlp") for method in POSTERIORS if method not in LIKE_ANOTHER),
+    *(("dropout", "residuals"), ("bhn-iaf", "skips"), ("laplace-diagonal", "groups")),
+]
+MORE_CASES = [
+    *((method, "mlp") for method in LIKE_ANOTHER),
+    *((method, "residuals") for method in ("bhn-realnvp", "bbb-mixture", "ensemble")),
+    *((method, "skips") for method in ("mvn", "variational-hypernet")),
+    *((method, "mlp") for method in STRUCTURES),
+    *(("laplace", network) for network in ("residuals", "skips", "groups")),
+]
+
+
+class Residuals(nn.Module):
+    """A user's module: convolutions, batch normalisation, a residual addition, pooling."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.stem = nn.Conv2d(shape[0], 5, 3, padding="same")
+        self.inner = nn.Conv2d(5, 5, (3, 1), padding=(1, 0), bias=False)
+        self.norm = nn.BatchNorm2d(5)
+        self.down = nn.Conv2d(5, 6, 2, stride=2, dilation=1)
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(6, classes)
+
+    def forward(self, x):
+        h = torch.relu(self.stem(x))
+        h = torch.relu(h + self.norm(self.inner(h)))
+        return self.head(
+            self.drop(nn.functional.adaptive_avg_pool2d(torch.relu(self.down(h)), 1).flatten(1))
+        )
+
+
+class SkipsOverTheFirstLayer(nn.Module):
+    """A user's module that adds rows, which all draws share, to values that they do not."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        size = int(np.prod(shape))
+        self.first, self.norm, self.last = (
+            nn.Linear(size, size),
+            nn.LayerNorm(size),
+            nn.Linear(size, classes),
+        )
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.last(x + torch.tanh(self.norm(self.first(x))))
+
+
+def groups(shape, classes):
+    """A user's module of convolutions with groups, one of them of a channel each."""
+    return nn.Sequential(
+        *(
+            nn.Conv2d(shape[0], 4, 3, stride=2),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(4, 6, 2, groups=2),
+            nn.Tanh(),
+        ),
+        *(
+            nn.Flatten(2),
+            nn.Conv1d(6, 6, 1, groups=6, bias=False),
+            nn.Flatten(),
+            nn.Linear(6, classes),
+        ),
+    )
+
+
+NETWORKS = {
+    "mlp": {"hidden": [9, 7]},
+    "residuals": {"factory": f"{__name__}:Residuals"},
+    "skips": {"factory": f"{__name__}:SkipsOverTheFirstLayer"},
+    "groups": {"factory": f"{__name__}:groups"},
+}
+
+
+def recipe(method, network):
+    if method in STRUCTURES:
+        return recipe_with(
+            method="laplace", network=NETWORKS[network], posterior=STRUCTURES[method]
+        )
+    drawn = {"bayesian": ["*"]} if method == "laplace" and network != "mlp" else {}
+    return recipe_with(
+        method=method, network={**NETWORKS[network], **drawn}, posterior=SMALL.get(method, {})
+    )
+
+
+class Case:
+    """A model of a method on a network, away from its start, with its graphs."""
+
+    def __init__(self, method, network):
+        generator = torch.Generator().manual_seed(0)
+        self.recipe = recipe(method, network)
+        self.x = 3 + 2 * torch.randn(ROWS, 36, generator=generator)
+        self.y = torch.arange(ROWS) % CLASSES
+        self.model = self.made()
+        initialise(self.model, self.x)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        self.draws = self.model.posterior.max_draws or 6
+        self.gradients = self.gradients_of_a_step()
+        if isinstance(self.recipe.posterior, LaplaceSection):
+            rows = (self.x, self.y)
+            fit_laplace(self.model, self.recipe.posterior, rows, rows, 0, 6)
+        self.model.eval()
+        fold(self.model)
+        every_detector = (method, network) == (
+            "bhn-realnvp",
+            "mlp",
+        )  # their graphs do not depend on the method
+        served = served_network(
+            self.model, self.x, 0, names=None if every_detector else CHECKED_DETECTORS
+        )
+        files = export(self.model, served)
+        self.runtime = runtime_of(self.model, files)
+        self.parity = parity(self.model, served, self.runtime, Rows(self.x.numpy(), self.y.numpy()))
+
+    def made(self):
+        return build(self.recipe, SHAPE, CLASSES)
+
+    def gradients_of_a_step(self):
+        eps = noise(self.model.posterior, self.draws, 1, 2)
+        log_probs, kl = self.model.train().sample(self.x, eps)
+        loss, _ = alpha_objective(
+            self.model.likelihood.log_likelihood(log_probs, self.y), kl, 1e-2, 0.5
+        )
+        loss.backward()
+        return {name: parameter.grad for name, parameter in self.model.named_parameters()}
+
+
+def cases():
+    """All, those that need several seconds each as slow ones."""
+    yield from (pytest.param(case, id="-".join(case)) for case in CASES)
+    yield from (
+        pytest.param(case, id="-".join(case), marks=pytest.mark.slow) for case in MORE_CASES
+    )
+
+
+@pytest.fixture(scope="module", params=cases())
+def case(request, fits):
+    return Case(*request.param)
+
+
+@pytest.mark.parametrize("draws", [1, 2, 5])
+def test_a_row_has_the_same_bits_among_any_number_of_rows(case, draws):
+    x = case.x.numpy()
+    theta = case.runtime.draw(3, 0, min(draws, case.draws))[:, None]
+    together, density = case.runtime.run(x, theta)
+    for rows in (1, 2, 3, 5):
+        outputs, of_few = case.runtime.run(x[:rows], theta)
+        np.testing.assert_array_equal(outputs, together[:, :rows])
+        np.testing.assert_array_equal(of_few, density[:rows])
+
+
+def test_gradients_reach_every_parameter(case):
+    for name, gradient in case.gradients.items():
+        assert gradient is not None, name
+        assert gradient.isfinite().all(), name
+        assert gradient.abs().max() > 0, name
+
+
+def test_torch_and_onnxruntime_agree(case):
+    assert set(case.parity) == {"theta", "probabilities", "density"}
+    assert all(0 <= difference < PARITY_TOLERANCE / 10 for difference in case.parity.values())
+
+
+def test_the_same_noise_gives_the_same_output_and_other_noise_another(case):
+    x = case.x.numpy()
+    first, again, other = (
+        case.runtime.run_set(x, case.runtime.draw_set(s, case.draws))[0] for s in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    depends = case.runtime.algorithm != DRAW_INDEX and case.model.posterior.max_draws is None
+    assert (first != other).any() == depends
+
+
+def test_the_first_draws_of_a_seed_are_a_prefix(case):
+    theta = case.runtime.draw(5, 0, case.draws)
+    np.testing.assert_array_equal(case.runtime.draw(5, 0, 1), theta[:1])
+    np.testing.assert_array_equal(case.runtime.draw(5, case.draws - 1, 1), theta[-1:])
+
+
+def test_a_row_gets_the_same_bits_alone_and_in_any_batch(case):
+    draws = case.runtime.draw_set(5, case.draws)
+    together, density = case.runtime.run_set(case.x.numpy(), draws)
+    for rows in (1, 2, 3, 7):
+        part, part_density = case.runtime.run_set(case.x.numpy()[:rows], draws)
+        np.testing.assert_array_equal(part, together[:, :rows])
+        np.testing.assert_array_equal(part_density, density[:rows])
+    last, _ = case.runtime.run_set(case.x.numpy()[-1:], draws)
+    np.testing.assert_array_equal(last[:, 0], together[:, -1])
+
+
+def test_every_draw_is_what_it_is_alone(case):
+    draws = case.runtime.draw_set(5, case.draws)
+    assert draws.theta is not None
+    together, _ = case.runtime.run(case.x.numpy(), draws.theta[:, None])
+    for k in range(case.draws):
+        alone, _ = case.runtime.run(case.x.numpy(), draws.theta[k : k + 1, None])
+        np.testing.assert_array_equal(alone[0], together[k])
+
+
+def test_a_model_made_anew_loads_the_weights_and_computes_the_same(case):
+    fresh = case.made().eval()
+    fresh.load_state_dict(case.model.state_dict())
+    eps = noise(case.model.posterior, case.draws, 7)
+    torch.testing.assert_close(fresh.predict(case.x, eps), case.model.predict(case.x, eps))
+
+
+def test_rows_in_chunks_are_predicted_as_the_draws_one_by_one(case):
+    eps = noise(case.model.posterior, case.draws, 7)
+    with torch.no_grad():
+        one_by_one = [
+            case.model.likelihood(
+                case.model.network(case.x, case.model.posterior(e[None])[:, None])[0]
+            )
+            for e in eps
+        ]
+    torch.testing.assert_close(
+        case.model.predict(case.x, eps, chunk_rows=30), torch.cat(one_by_one)
+    )

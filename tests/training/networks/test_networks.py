@@ -1,0 +1,120 @@
+"""Primary networks: against a loop over draws, rows and units, and their initialisation."""
+
+import pytest
+import torch
+
+from tests.support.models import scale_mlp
+from training.networks.layers import ScaledLayer
+
+SIZES = (5, 7, 6, 3)
+
+
+def make(seed=0):
+    """A network in float64 with standardisation and biases of its own, directions of any length."""
+    generator = torch.Generator().manual_seed(seed)
+    network = scale_mlp(*SIZES, seed=seed).double()
+    with torch.no_grad():
+        network.mean.fill_(0.4)
+        network.std.fill_(1.7)
+        for parameter in network.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return network
+
+
+def layers(network):
+    """Directions and biases of a network's layers."""
+    return [
+        (layer.direction, layer.bias) for layer in network.module if isinstance(layer, ScaledLayer)
+    ]
+
+
+def normal(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def by_hand(network, x, theta):
+    """Logits of one row and one draw, unit by unit: g x . V / |V| + b."""
+    h, taken = (x - network.mean) / network.std, 0
+    for layer, (direction, bias) in enumerate(layers(network)):
+        h = torch.relu(h) if layer else h
+        units = []
+        for v, b in zip(direction, bias, strict=True):
+            units.append(
+                theta[taken] * sum(h[i] * v[i] for i in range(len(h))) / v.square().sum().sqrt() + b
+            )
+            taken += 1
+        h = torch.stack(units)
+    assert taken == len(theta)
+    return h
+
+
+def test_forward_is_its_equation_for_every_draw_and_row():
+    network, x = make(), normal(4, 5)
+    for theta in (normal(3, 1, 16, seed=2), normal(3, 4, 16, seed=3)):
+        outputs, features = network(x, theta)
+        assert outputs.shape == (3, 4, 3)
+        for k in range(3):
+            for n in range(4):
+                draw = theta[k, n if theta.shape[1] > 1 else 0]
+                torch.testing.assert_close(outputs[k, n], by_hand(network, x[n], draw))
+        torch.testing.assert_close(
+            features, (x - network.mean) / network.std @ layers(network)[0][0].T
+        )
+
+
+def test_a_shared_theta_is_the_same_draw_for_every_row():
+    network, x, theta = make(), normal(4, 5), normal(3, 1, 16, seed=2)
+    torch.testing.assert_close(network(x, theta), network(x, theta.expand(3, 4, 16)))
+
+
+def test_gradients_reach_every_parameter_and_theta():
+    network, theta = make(), normal(3, 1, 16, seed=2).requires_grad_()
+    torch.log_softmax(network(normal(50, 5), theta)[0], -1)[..., 0].sum().backward()
+    for name, tensor in [*network.named_parameters(), ("theta", theta)]:
+        assert tensor.grad is not None, name
+        assert tensor.grad.abs().max() > 0, name
+
+
+def test_initialise_gives_every_unit_mean_0_and_variance_1_on_the_batch():
+    network, x = make(), 30 + 10 * normal(200, 5)
+    scales = network.initialise(x)
+    assert scales.shape == (network.theta_dimension,)
+    h = (x - x.mean()) / x.std()
+    for (direction, bias), scale in zip(layers(network), scales.split(SIZES[1:]), strict=True):
+        h = (
+            h @ (direction / torch.linalg.vector_norm(direction, dim=1, keepdim=True)).T * scale
+            + bias
+        )
+        torch.testing.assert_close(h.mean(0), torch.zeros_like(bias), atol=1e-9, rtol=0)
+        torch.testing.assert_close(h.var(0), torch.ones_like(bias))
+        h = torch.relu(h)
+
+
+def test_initialise_stays_finite_where_the_batch_is_constant():
+    network = make()
+    scales = network.initialise(torch.full((10, 5), 3.0, dtype=torch.float64))
+    assert scales.isfinite().all()
+    assert (
+        network(torch.full((2, 5), 3.0, dtype=torch.float64), scales[None, None])[0]
+        .isfinite()
+        .all()
+    )
+
+
+def test_normalise_keeps_the_function_and_leaves_unit_directions():
+    network, x, theta = make(), normal(4, 5), normal(3, 1, 16, seed=2)
+    expected = network(x, theta)[0]
+    network.fold()
+    torch.testing.assert_close(network(x, theta)[0], expected)
+    for direction, _ in layers(network):
+        torch.testing.assert_close(
+            direction.square().sum(1), torch.ones(len(direction), dtype=torch.float64)
+        )
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 1, 2), (4, 8, 8, 8, 10)])
+def test_theta_holds_one_number_a_unit(sizes):
+    network = scale_mlp(*sizes)
+    assert network.theta_dimension == sum(sizes[1:])
+    outputs, _ = network(torch.zeros(2, sizes[0]), torch.ones(3, 1, network.theta_dimension))
+    assert outputs.shape == (3, 2, sizes[-1])

@@ -1,0 +1,383 @@
+"""Networks that were trained elsewhere: where they start, which layers are drawn, and what a fit
+may change."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from model_store.artifacts.manifest import ImageSpec
+from model_store.errors import InvalidInput
+from tests.support.recipes import content_with, recipe_with
+from training.data import Dataset, Rows
+from training.fitting.run import check_pixels
+from training.networks.layers import ScaledLayer
+from training.networks.likelihoods import Categorical, Gaussian
+from training.networks.model import build, initialise
+from training.networks.networks import DrawnNetwork, MemberNetwork, Stochastic
+from training.networks.selection import drawn_layers, freeze
+from training.posteriors import noise
+from training.recipe import POSTERIORS, Recipe
+
+SHAPE, CLASSES = (2, 6, 6), 3
+FACTORY = {"factory": f"{__name__}:trained"}
+DENSE = {"factory": f"{__name__}:dense"}
+
+
+def trained(shape, classes):
+    """A convolutional network with the weights and statistics of one that was trained."""
+    generator = torch.Generator().manual_seed(1)
+    module = nn.Sequential(
+        nn.Conv2d(shape[0], 6, 3, padding=1, padding_mode="reflect"),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 6, 3, padding=1, groups=6),
+        nn.ReLU(),
+        nn.Conv2d(6, 4, 1, bias=False),
+        nn.Flatten(2),
+        nn.Conv1d(4, 2, 3, groups=2),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(2 * (shape[1] * shape[2] - 2), classes),
+    )
+    return _filled(module, generator)
+
+
+def dense(shape, classes):
+    generator = torch.Generator().manual_seed(2)
+    inputs = int(torch.Size(shape).numel())
+    return _filled(
+        nn.Sequential(nn.Flatten(), nn.Linear(inputs, 7), nn.ReLU(), nn.Linear(7, classes)),
+        generator,
+    )
+
+
+def _filled(module, generator):
+    with torch.no_grad():
+        for tensor in module.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.copy_(0.1 + torch.rand(tensor.shape, generator=generator))
+    return module.eval()
+
+
+def rows():
+    return 3.0 + 2.0 * torch.randn(20, 72, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("method", POSTERIORS)
+def test_the_posteriors_centre_computes_what_the_trained_network_does(method):
+    network = DENSE if method == "variational-hypernet" else FACTORY
+    recipe = recipe_with(method=method, network={**network, "start": "trained"})
+    model = build(recipe, SHAPE, CLASSES, rows())
+    initialise(model, rows(), recipe.network.is_standardised)
+    model.eval()
+    outputs, _ = model.network(rows(), model.posterior.centre()[None, None])
+    expected = (dense if network is DENSE else trained)(SHAPE, CLASSES)(rows().unflatten(1, SHAPE))
+    torch.testing.assert_close(outputs[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_of_a_file_are_those_the_network_starts_at(tmp_path):
+    module = nn.Sequential(nn.Linear(72, 5), nn.ReLU(), nn.Linear(5, CLASSES))
+    save_file(module.state_dict(), tmp_path / "w.safetensors")
+    recipe = recipe_with(
+        method="bbb-gaussian", network={"hidden": [5], "weights": str(tmp_path / "w.safetensors")}
+    )
+    model = build(recipe, SHAPE, CLASSES, rows())
+    initialise(model, rows(), recipe.network.is_standardised)
+    outputs, _ = model.eval().network(rows(), model.posterior.centre()[None, None])
+    torch.testing.assert_close(outputs[0], module(rows()))
+    (tmp_path / "w.safetensors").unlink()
+    build(recipe, SHAPE, CLASSES)  # a version's own weights are about to be loaded
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda tensors: tensors.pop("2.bias"), "none named 2.bias"),
+        (lambda tensors: tensors.update(more=torch.zeros(1)), "also more, which it does not have"),
+        (
+            lambda tensors: tensors.update({"0.bias": torch.zeros(4)}),
+            "0.bias of shape (5,), got (4,)",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_by_name(tmp_path, change, says):
+    tensors = nn.Sequential(nn.Linear(72, 5), nn.ReLU(), nn.Linear(5, CLASSES)).state_dict()
+    change(tensors)
+    path = tmp_path / "w.safetensors"
+    save_file(tensors, path)
+    with pytest.raises(InvalidInput, match=r"^network\.weights: expected ") as refused:
+        build(recipe_with(network={"hidden": [5], "weights": str(path)}), SHAPE, CLASSES, rows())
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [None, b"no tensors"])
+def test_a_file_that_holds_no_weights_is_refused(tmp_path, content):
+    path = tmp_path / "w.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidInput, match=r"^network\.weights: expected a safetensors file at "):
+        build(recipe_with(network={"hidden": [5], "weights": str(path)}), SHAPE, CLASSES, rows())
+
+
+class Parts(nn.Module):
+    """A body and a head, as trained networks have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5))
+        self.mix = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.head = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.2), nn.Linear(6, 3))
+
+    def forward(self, x):
+        h = self.body(x)[:, None]
+        return self.head(self.mix(h, h, h)[0][:, 0])
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (None, ["body.0", "head.0", "head.2"]),
+        (["head"], ["head.0", "head.2"]),
+        (["head.2", "body.*"], ["body.0", "head.2"]),
+        (["*.0"], ["body.0", "head.0"]),
+        (["hea?.?"], ["head.0", "head.2"]),
+    ],
+)
+def test_patterns_name_the_layers_that_are_drawn(patterns, names):
+    assert list(drawn_layers(Parts(), patterns)) == names
+    for drawn in ("scales", "weights"):
+        network = DrawnNetwork(Parts(), Stochastic(drawn, patterns), (8,))
+        assert [slot.name for slot in network.slots] == names
+
+
+@pytest.mark.parametrize(
+    ("patterns", "says"),
+    [
+        (
+            ["tail"],
+            "network.bayesian.0: expected the name of a layer (body.0, head.0, head.2 can be "
+            "drawn), ",
+        ),
+        (
+            ["head", "body.1"],
+            "network.bayesian.1: expected a layer that can be drawn (body.0, head.0, head.2 can), ",
+        ),
+        (["mix"], "got mix: MultiheadAttention"),
+        (["body.[12]"], "got 'body.[12]', of BatchNorm1d, ReLU"),
+    ],
+)
+def test_patterns_that_name_nothing_that_can_be_drawn_are_refused(patterns, says):
+    with pytest.raises(InvalidInput) as refused:
+        drawn_layers(Parts(), patterns)
+    assert says in str(refused.value)
+
+
+def test_masks_are_of_the_dropouts_that_are_named():
+    network = DrawnNetwork(Parts(), Stochastic("masks", ["head"]), (8,))
+    assert [(slot.name, slot.keep) for slot in network.slots if slot.size] == [("head.1", 0.8)]
+
+
+def test_what_comes_before_the_first_drawn_layer_is_computed_once_for_all_draws():
+    network = DrawnNetwork(Parts(), Stochastic("scales", ["head"]), (8,)).eval()
+    seen = []
+    network.module.body.register_forward_hook(lambda _, __, outputs: seen.append(len(outputs)))
+    network(torch.randn(5, 8), torch.ones(4, 1, network.theta_dimension))
+    assert seen == [5]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "frozen"),
+    [
+        (None, set()),
+        ([], {"body.0", "body.1", "mix", "mix.out_proj"}),
+        (["mix"], {"body.0", "body.1"}),
+        (["body.?"], {"mix", "mix.out_proj"}),
+    ],
+)
+def test_a_fit_changes_what_is_drawn_and_what_is_named(patterns, frozen):
+    module = Parts()
+    freeze(module, patterns, ["head.0", "head.2"])
+    found = {
+        name.rpartition(".")[0] for name, p in module.named_parameters() if not p.requires_grad
+    }
+    assert found == frozen
+
+
+@pytest.mark.parametrize("patterns", [["bodies"], [""]])
+def test_a_pattern_of_what_is_trained_that_names_nothing_is_refused(patterns):
+    with pytest.raises(
+        InvalidInput, match=r"^network\.trained\.0: expected the name of a layer \(such as body, "
+    ):
+        freeze(Parts(), patterns, [])
+
+
+@pytest.mark.parametrize("method", ["bhn-realnvp", "bbb-gaussian", "dropout", "mle"])
+def test_frozen_layers_stay_as_they_are_also_their_statistics(method):
+    content = content_with(method=method, network={"factory": f"{__name__}:parts", "trained": []})
+    recipe = Recipe.model_validate(content)
+    if method != "mle":
+        recipe = Recipe.model_validate(
+            {**content, "network": {**content["network"], "bayesian": ["head"]}}
+        )
+    x = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
+    model = build(recipe, (8,), 3, x)
+    initialise(model, x)
+    body = next(layer for name, layer in model.network.named_modules() if name.endswith("body"))
+    before = {name: tensor.clone() for name, tensor in body.state_dict().items()}
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    outputs, kl = model.train().sample(
+        x, noise(model.posterior, model.posterior.max_draws or 2, 0, 0)
+    )
+    loss = kl.mean() - outputs[..., 0].mean()
+    if parameters:  # of a point estimate nothing is left to change
+        loss.backward()
+        torch.optim.SGD(parameters, 0.1).step()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in body.state_dict().items())
+
+
+def parts(*_):
+    return Parts()
+
+
+def test_a_point_estimate_draws_no_layers():
+    content = content_with(method="mle", network={**DENSE, "bayesian": ["1"]})
+    with pytest.raises(InvalidInput, match=r"^network\.bayesian: expected none for method mle"):
+        build(Recipe.model_validate(content), SHAPE, CLASSES, rows())
+
+
+@pytest.mark.parametrize(
+    ("network", "says"),
+    [
+        ({"hidden": [3], "start": "trained"}, "weights, or a factory"),
+        ({"hidden": [3], "weights": "w", "start": "random"}, "one of weights and start"),
+        ({"hidden": [3], "pixel_mean": [0.5]}, "both of pixel_mean and pixel_std"),
+        (
+            {"hidden": [3], "pixel_mean": [0.5], "pixel_std": [0.5, 0.5]},
+            "both of pixel_mean and pixel_std",
+        ),
+        ({**FACTORY, "start": "trained", "standardise": True}, "standardise = true only for"),
+    ],
+)
+def test_keys_of_a_network_that_do_not_go_together_are_refused(network, says):
+    with pytest.raises(ValueError, match=says):
+        recipe_with(network=network)
+
+
+def test_pixels_are_shifted_and_scaled_by_channel_as_the_recipe_says():
+    network = {**FACTORY, "start": "trained", "pixel_mean": [0.5, 0.25], "pixel_std": [0.5, 2.0]}
+    pixels = torch.randint(0, 256, (20, 72), generator=torch.Generator().manual_seed(0))
+    recipe = recipe_with(method="bbb-gaussian", network=network)
+    model = build(recipe, SHAPE, CLASSES, pixels)
+    initialise(model, pixels.float(), recipe.network.is_standardised)
+    outputs, _ = model.eval().network(pixels.float(), model.posterior.centre()[None, None])
+    means, stds = torch.tensor([0.5, 0.25])[:, None, None], torch.tensor([0.5, 2.0])[:, None, None]
+    expected = trained(SHAPE, CLASSES)((pixels.unflatten(1, SHAPE) / 255 - means) / stds)
+    torch.testing.assert_close(outputs[0], expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(
+        InvalidInput, match=r"^network\.pixel_mean: expected 2 numbers, one a channel, got 1"
+    ):
+        build(
+            recipe_with(network={**FACTORY, "pixel_mean": [0.5], "pixel_std": [1.0]}),
+            SHAPE,
+            CLASSES,
+            pixels,
+        )
+
+
+class Embedded(nn.Module):
+    """Steps of ids, by an embedding and an LSTM."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.steps, self.out = (
+            nn.Embedding(10, 4),
+            nn.LSTM(4, 5, batch_first=True),
+            nn.Linear(5, 3),
+        )
+
+    def forward(self, x):
+        return self.out(self.steps(self.embedding(x.long()))[0][:, -1])
+
+
+def embedded(*_):
+    return Embedded()
+
+
+@pytest.mark.parametrize("method", ["bhn-realnvp", "mle"])
+def test_ids_reach_the_network_as_they_are(method):
+    network = {"factory": f"{__name__}:embedded", "standardise": False}
+    recipe = recipe_with(method=method, network=network)
+    ids = torch.randint(0, 10, (20, 6), generator=torch.Generator().manual_seed(0))
+    model = build(recipe, (6,), 3, ids)
+    initialise(model, ids.float(), recipe.network.is_standardised)
+    assert model.predict(ids, noise(model.posterior, 1, 0, 0)).isfinite().all()
+    build(recipe, (6,), 3)
+    with pytest.raises(
+        InvalidInput, match=r"a module that runs on a batch of rows, got IndexError"
+    ):
+        build(recipe_with(method=method, network={"factory": f"{__name__}:embedded"}), (6,), 3, ids)
+
+
+def test_shared_weights_of_layers_that_are_not_drawn_are_no_matter():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+            self.two.weight = self.one.weight
+            self.gain = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return self.head(self.gain * self.one(torch.relu(self.two(self.one(x)))))
+
+    network = DrawnNetwork(Tied(), Stochastic("scales", ["head"]), (4,))
+    assert sum(isinstance(layer, ScaledLayer) for layer in network.modules()) == 1
+    with pytest.raises(
+        InvalidInput,
+        match=r"layer two: Linear: its weight is also layer one's; .*network\.bayesian",
+    ):
+        DrawnNetwork(Tied(), Stochastic("scales"), (4,))
+    MemberNetwork([Tied()], (4,))
+
+
+@pytest.mark.parametrize("noise", ["homoscedastic", "heteroscedastic"])
+def test_a_trained_network_of_a_regression_answers_in_the_targets_units(noise):
+    network = {"factory": f"{__name__}:dense", "start": "trained"}
+    recipe = recipe_with(
+        method="bbb-gaussian", task="regression", network=network, likelihood={"noise": noise}
+    )
+    model = build(recipe, SHAPE, 0, rows())
+    initialise(model, rows(), recipe.network.is_standardised)
+    model.likelihood.start(500.0 + 30.0 * torch.randn(20))
+    x = rows() / 100  # so that the log variance is a usual one
+    outputs, _ = model.eval().network(x, model.posterior.centre()[None, None])
+    moments = model.likelihood(outputs)[0]
+    expected = dense(SHAPE, 2 if noise == "heteroscedastic" else 1)(x.unflatten(1, SHAPE))
+    torch.testing.assert_close(moments[:, 0], expected[:, 0])
+    if noise == "heteroscedastic":
+        torch.testing.assert_close(moments[:, 1], expected[:, 1])
+
+
+def test_a_guess_is_the_most_frequent_class_or_the_mean():
+    classes = torch.tensor([1, 1, 2, 0])
+    assert Categorical(3).guess(classes, torch.tensor([1, 0, 0, 2])) == 0.25
+    assert Gaussian("homoscedastic").guess(
+        torch.tensor([1.0, 3.0]), torch.tensor([2.0, 6.0])
+    ) == pytest.approx(8**0.5)
+
+
+def test_grey_images_of_idx_files_are_pixels_too_and_other_numbers_are_not():
+    recipe = recipe_with(
+        network={**DENSE, "start": "trained", "pixel_mean": [0.1], "pixel_std": [0.3]}
+    )
+    train = Rows(np.zeros((4, 9), dtype=np.float32), np.array([0, 1, 0, 1]))
+    data = Dataset(train, train, (3, 3), ("0", "1"), 0.0, 255.0, image=ImageSpec(mode="L"))
+    check_pixels(recipe, data)
+    for other in (replace(data, image=None), replace(data, maximum=16.0)):
+        with pytest.raises(
+            InvalidInput, match=r"^network\.pixel_mean: expected none for rows that are no pixels"
+        ):
+            check_pixels(recipe, other)

@@ -1,0 +1,474 @@
+"""Networks that users bring: what becomes Bayesian, and what is refused by name."""
+
+import math
+import sys
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from model_store.errors import InvalidInput
+from model_store.inference.runtime import GraphError
+from tests.support.recipes import content_with
+from training.export import graphs
+from training.export.graphs import check_exports
+from training.networks import model as models
+from training.networks.architectures import from_factory, gal_cnn, papers_cnn
+from training.networks.layers import WeightLayer, grouped_matmul, initial_weights, patches
+from training.networks.likelihoods import Categorical
+from training.networks.model import BayesianModel, build
+from training.networks.networks import DrawnNetwork, MemberNetwork, Stochastic
+from training.posteriors import noise
+from training.posteriors.dropout import MaskPosterior
+from training.recipe import Recipe
+
+SHAPE = (2, 7, 6)
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = self.first
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+
+class MixesRows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(x - x.mean(0))
+
+
+class Masked(nn.Module):
+    def forward(self, x):
+        return torch.dropout(x, 0.5, train=True)
+
+
+class Uses(nn.Module):
+    """Two layers, used as forward should not use them."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.first, self.mask, self.last = nn.Linear(4, 4), Masked(), nn.Linear(4, 4)
+        if how == "lock":
+            self.lock = threading.Lock()
+        if how == "tied":
+            self.last.weight = self.first.weight
+
+    def forward(self, x):
+        match self.how:
+            case "unused":
+                return self.last(x)
+            case "weight":
+                return self.last(x @ self.first.weight)
+            case "weight too":
+                return self.last(self.first(x)) @ self.first.weight
+            case "twice":
+                return self.last(self.first(torch.relu(self.first(x))))
+            case "random":
+                return self.last(self.first(x) + torch.rand(4))
+            case "masked":
+                return self.last(self.mask(self.first(x)))
+        return self.last(self.first(x))
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (
+            nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 3)),
+            "a module that gives a tensor, got a tuple",
+        ),
+        (Uses("lock"), "a module that copy.deepcopy can copy, got TypeError"),
+        (
+            nn.Sequential(nn.Linear(4, 4), Uses("random")),
+            "others the second time, at layer 1: Uses",
+        ),
+        (
+            Uses("unused"),
+            "layer first: Linear: it never runs; call it in forward, leave it out of the module, "
+            "or",
+        ),
+        (
+            Uses("weight"),
+            "layer first: Linear: forward reads its weights itself; call the layer instead",
+        ),
+        (
+            Uses("weight too"),
+            "layer first: Linear: forward reads its weights itself; call the layer instead",
+        ),
+        (
+            Uses("twice"),
+            "layer first: Linear: it runs 2 times; each place needs a layer of its own",
+        ),
+        (
+            Uses("tied"),
+            "layer last: Linear: its weight is also layer first's; each needs its own, or leave "
+            "it out",
+        ),
+        (Uses("random"), "others the second time, in forward itself"),
+        (Uses("masked"), "others the second time, at layer mask: Masked"),
+        (
+            nn.Sequential(nn.Embedding(4, 3)),
+            "a module that runs on a batch of rows, got RuntimeError",
+        ),
+        (
+            nn.Sequential(nn.Linear(4, 4), nn.Bilinear(4, 4, 3)),
+            "a module that runs on a batch of rows, got TypeError",
+        ),
+        (Twice(), "layer second: Linear: it is also layer first"),
+        (MixesRows(), "mixes rows"),
+        (nn.Sequential(nn.ReLU()), "a Linear, Conv1d or Conv2d layer to draw, got none"),
+        (nn.Sequential(nn.Linear(5, 3)), "a module that runs on a batch of rows"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(module, says):
+    for drawn in ("scales", "weights"):
+        with pytest.raises(InvalidInput, match=r"network: ") as refused:
+            DrawnNetwork(module, Stochastic(drawn), (4,))
+        assert says in str(refused.value)
+
+
+def test_a_network_without_a_place_for_a_mask_is_refused():
+    with pytest.raises(
+        InvalidInput,
+        match=r"a place for a mask: a second layer, or posterior\.input_rate, got neither",
+    ):
+        DrawnNetwork(nn.Linear(4, 3), Stochastic("masks"), (4,))
+
+
+def test_masks_before_a_linear_layer_are_of_its_inputs_also_where_a_row_is_a_sequence():
+    module = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2), nn.Flatten())
+    network = DrawnNetwork(module, Stochastic("masks"), (5, 4)).eval()
+    assert [slot.shape for slot in network.slots] == [(3,)]
+    x, mask = torch.randn(6, 20), torch.tensor([2.0, 0.0, 2.0])
+    hidden = torch.relu(module[0](x.unflatten(1, (5, 4)))) * mask
+    outputs, _ = network(x, torch.stack([mask, torch.ones(3)])[:, None])
+    torch.testing.assert_close(outputs[0], module[2](hidden).flatten(1))
+
+
+def test_convolutions_that_a_method_does_not_take_are_refused_by_name():
+    grouped = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(4 * 5 * 4, 3))
+    with pytest.raises(
+        InvalidInput, match="layer 0: Conv2d: a variational hypernetwork has Linear layers"
+    ):
+        DrawnNetwork(grouped, Stochastic("hypernet"), SHAPE)
+
+
+def test_the_users_module_is_left_as_it_was():
+    module = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.3), nn.Linear(80, 3)
+    )
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    for drawn in ("scales", "weights", "masks"):
+        DrawnNetwork(module, Stochastic(drawn), SHAPE).initialise(torch.randn(9, 84))
+    assert [type(layer) for layer in module] == [
+        nn.Conv2d,
+        nn.BatchNorm2d,
+        nn.Flatten,
+        nn.Dropout,
+        nn.Linear,
+    ]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "convolution",
+    [
+        nn.Conv2d(2, 5, 3),
+        nn.Conv2d(2, 5, (3, 2), stride=(2, 1), padding=(1, 0)),
+        nn.Conv2d(2, 5, 3, padding="same", dilation=2, bias=False),
+        nn.Conv2d(2, 5, 2, padding="valid", stride=3),
+        nn.Conv2d(2, 5, 3, padding=2, padding_mode="circular"),
+        nn.Conv2d(2, 6, (2, 3), groups=2, padding=1),
+        nn.Conv2d(6, 6, 3, groups=6),
+        nn.Conv1d(2, 5, 4, stride=2, padding=1),
+        nn.Conv1d(6, 3, 3, groups=3, dilation=2, padding_mode="replicate", padding=2),
+    ],
+)
+def test_products_of_patches_are_the_convolution(convolution):
+    axes = SHAPE[1:] if isinstance(convolution, nn.Conv2d) else SHAPE[1:2]
+    x = torch.randn(4, convolution.in_channels, *axes)
+    found, shape = patches(x, convolution)
+    matrix = initial_weights(convolution)
+    weight, bias = (matrix[:-1], matrix[-1]) if convolution.bias is not None else (matrix, 0)
+    expected = convolution(x)
+    assert expected.shape[2:] == shape
+    offsets = math.prod(convolution.kernel_size)
+    value = grouped_matmul(found[None], weight[None], convolution.groups, offsets)[0] + bias
+    torch.testing.assert_close(value.movedim(1, 2).unflatten(2, shape), expected)
+
+
+def test_weights_start_as_the_modules_own_and_one_draw_of_them_is_the_module():
+    module = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(168, 3)
+    ).eval()
+    network = DrawnNetwork(module, Stochastic("weights"), SHAPE).eval()
+    assert sum(isinstance(layer, WeightLayer) for layer in network.modules()) == 2
+    x = 5 + 2 * torch.randn(6, 84)
+    theta = network.initialise(x)
+    expected = module(((x - x.mean()) / x.std()).unflatten(1, SHAPE))
+    for draws in (1, 3):  # a convolution of torch's, and products of patches
+        outputs, _ = network(x, theta.expand(draws, 1, -1))
+        torch.testing.assert_close(outputs, expected.expand(draws, -1, -1))
+
+
+def test_scales_start_so_that_values_have_mean_0_and_variance_1_also_behind_a_residual_addition():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (
+                nn.Conv2d(2, 4, 3, padding=1),
+                nn.Conv2d(4, 4, 1),
+                nn.Linear(4, 3),
+            )
+
+        def forward(self, x):
+            h = torch.relu(self.a(x))
+            return self.c((h + self.b(h)).mean((2, 3)))
+
+    network = DrawnNetwork(Residual(), Stochastic("scales"), SHAPE).double().eval()
+    x = 5 + 2 * torch.randn(50, 84, dtype=torch.float64)
+    theta = network.initialise(x)
+    outputs = network(x, theta[None, None])[0][0]
+    torch.testing.assert_close(outputs.mean(0), torch.zeros(3).double(), atol=1e-9, rtol=0)
+    torch.testing.assert_close(outputs.var(0), torch.ones(3).double())
+
+
+def test_masks_take_the_place_of_the_modules_dropout_at_its_rates():
+    network = DrawnNetwork(gal_cnn((1, 12, 12), 3), Stochastic("masks", rate=0.9), (1, 12, 12))
+    assert [(slot.shape, slot.keep) for slot in network.slots] == [((32,), 0.75), ((128,), 0.5)]
+
+
+def test_behind_a_mask_on_the_rows_features_are_the_rows_standardised():
+    for module in (
+        nn.Linear(4, 3),
+        nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)),
+    ):  # a chain, and none
+        network = DrawnNetwork(
+            nn.Sequential(nn.Dropout(0.5), module), Stochastic("masks"), (4,)
+        ).eval()
+        x = 2 + torch.randn(5, 4)
+        network.initialise(x)
+        outputs, features = network(
+            x, torch.tensor([[[0.0, 2.0, 2.0, 0.0]], [[2.0, 0.0, 2.0, 0.0]]])
+        )
+        assert outputs.shape == (2, 5, 3)
+        torch.testing.assert_close(features, (x - x.mean()) / x.std())
+
+
+def test_the_papers_networks_have_the_papers_sizes():
+    def sizes(module):
+        return [tuple(p.shape) for p in module.parameters() if p.ndim > 1]
+
+    convolutions = [(64, 3, 3, 3), (64, 64, 3, 3), (128, 64, 3, 3), (128, 128, 3, 3)]
+    assert sizes(papers_cnn((3, 32, 32), 10)) == [*convolutions, (512, 128 * 8 * 8), (10, 512)]
+    assert sizes(gal_cnn((1, 28, 28), 10)) == [
+        (32, 1, 4, 4),
+        (32, 32, 4, 4),
+        (128, 32 * 11 * 11),
+        (10, 128),
+    ]
+
+
+def test_a_theta_of_members_picks_them():
+    members = [nn.Linear(4, 3) for _ in range(3)]
+    network = MemberNetwork(members, (4,))
+    x = torch.randn(5, 4)
+    outputs, _ = network(x, torch.tensor([2.0, 0.0])[:, None, None])
+    torch.testing.assert_close(outputs, torch.stack([members[2](x), members[0](x)]))
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("no_such_package:make", "No module named 'no_such_package'"),
+        ("a_users_factories:absent", "has no attribute 'absent'"),
+        ("a_users_factories:fails", "ZeroDivisionError"),
+        ("a_users_factories:gives_a_number", "a int"),
+    ],
+)
+def test_a_factory_that_gives_no_module_is_refused(tmp_path, monkeypatch, path, says):
+    lines = [
+        "def fails(shape, classes):",
+        "    return 1 / 0",
+        "def gives_a_number(shape, classes):",
+        "    return 3",
+    ]
+    (tmp_path / "a_users_factories.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidInput, match=r"network\.factory: ") as refused:
+        from_factory(path, (4,), 3)
+    assert says in str(refused.value)
+    sys.modules.pop("a_users_factories", None)
+
+
+@pytest.mark.parametrize("method", ["bhn-realnvp", "bbb-gaussian", "dropout", "ensemble"])
+@pytest.mark.parametrize(
+    ("name", "noise", "expected", "got"),
+    [
+        ("wide", None, "3 outputs for each row (one for each class)", "5 after layer 2: Linear"),
+        ("wide", "homoscedastic", "1 outputs for each row (the mean)", "5 after layer 2: Linear"),
+        (
+            "wide",
+            "heteroscedastic",
+            "2 outputs for each row (mean and log variance)",
+            "5 after layer 2: Linear",
+        ),
+        (
+            "flat",
+            None,
+            "3 outputs for each row (one for each class)",
+            "shape (160,) for 32 rows after layer 1: Flatten",
+        ),
+    ],
+)
+def test_outputs_of_another_width_are_refused_by_factory_and_layer(
+    tmp_path, monkeypatch, method, name, noise, expected, got
+):
+    lines = [
+        "from torch import nn",
+        "def wide(shape, outputs):",
+        "    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5))",
+        "def flat(shape, outputs):",
+        "    return nn.Sequential(nn.Linear(4, 5), nn.Flatten(0))",
+    ]
+    (tmp_path / "users_of_widths.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    factory = f"users_of_widths:{name}"
+    regression = {} if noise is None else {"task": "regression", "likelihood": {"noise": noise}}
+    content = content_with(method=method, network={"factory": factory}, **regression)
+    recipe = Recipe.model_validate({**content, "posterior": {}})
+    with pytest.raises(InvalidInput) as refused:
+        build(recipe, (4,), 0 if noise else 3)
+    assert (
+        str(refused.value)
+        == f"network.factory: expected {factory} to make a module of {expected}, got {got}"
+    )
+    sys.modules.pop("users_of_widths", None)
+
+
+# What is only seen when a graph is made
+
+
+class Chooses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = self.layer(x)
+        return h if float(x.abs().max()) < 1e9 else -h
+
+
+class LogGamma(nn.Module):
+    def forward(self, x):
+        return torch.lgamma(x)
+
+
+@pytest.mark.usefixtures("fits")
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (
+            Chooses(),
+            "network: expected a forward that does the same whatever the values in its rows are "
+            "(torch.where chooses "
+            "by value), got one whose course depends on values: if, while, int(), float() or "
+            ".item() of a tensor",
+        ),
+        (
+            nn.Sequential(nn.Linear(4, 4), LogGamma(), nn.Linear(4, 3)),
+            "network: expected operators that ONNX has, or others in their place, got lgamma "
+            "(layer 1: LogGamma), "
+            "which it does not have",
+        ),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_in_plain_words(module, says):
+    network = DrawnNetwork(module, Stochastic("masks", input_rate=0.5), (4,))
+    with pytest.raises(InvalidInput) as refused:
+        check_exports(
+            BayesianModel(network, MaskPosterior(network.slots, is_served=True), Categorical(3))
+        )
+    assert str(refused.value) == says
+
+
+def test_operators_that_are_not_served_are_refused_by_name(monkeypatch):
+    def fails(*_):
+        raise GraphError(
+            "network.onnx", "expected operators of those that are served, got Bernoulli"
+        )
+
+    monkeypatch.setattr(graphs, "export", fails)
+    network = DrawnNetwork(nn.Linear(4, 3), Stochastic("masks", input_rate=0.5), (4,))
+    with pytest.raises(InvalidInput) as refused:
+        check_exports(
+            BayesianModel(network, MaskPosterior(network.slots, is_served=True), Categorical(3))
+        )
+    expected = "a module of operators that the service runs (docs/training.md)"
+    assert str(refused.value) == (
+        f"network: expected {expected}, got network.onnx: expected operators of those that are "
+        "served, got Bernoulli"
+    )
+
+
+# Attention, normalisation and recurrence
+
+
+class Sequence(nn.Module):
+    """Steps (5, 4), by attention or a recurrent layer, to three classes."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.query, self.key, self.value = (nn.Linear(4, 4) for _ in range(3))
+        self.norm = (
+            nn.LayerNorm(4)
+            if kind == "layer norm"
+            else nn.GroupNorm(5, 5)
+            if kind == "group norm"
+            else None
+        )
+        self.steps = nn.GRU(4, 4, batch_first=True) if kind == "gru" else None
+        self.out = nn.Linear(20, 3)
+
+    def forward(self, x):
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        if self.kind == "fused attention":
+            h = functional.scaled_dot_product_attention(query, key, value)
+        else:
+            h = torch.softmax(query @ key.transpose(1, 2) / 2, dim=-1) @ value
+        h = h if self.norm is None else self.norm(h)
+        h = h if self.steps is None else self.steps(h)[0]
+        return self.out(h.flatten(1))
+
+
+@pytest.mark.usefixtures("fits")
+@pytest.mark.parametrize(
+    "kind", ["attention", "fused attention", "layer norm", "group norm", "gru"]
+)
+@pytest.mark.parametrize("method", ["bhn-realnvp", "bbb-gaussian", "dropout", "mle"])
+def test_attention_norms_and_recurrent_layers_are_fitted_and_some_exported(
+    monkeypatch, method, kind
+):
+    monkeypatch.setattr(models, "from_factory", lambda *_: Sequence(kind))
+    monkeypatch.setattr(models, "channels_first", tuple)
+    posterior = {"couplings": 1, "hidden": 4} if method == "bhn-realnvp" else {}
+    content = content_with(method=method, network={"factory": "a.users:module"})
+    model = build(Recipe.model_validate({**content, "posterior": posterior}), (5, 4), 3)
+    x = torch.randn(30, 20, generator=torch.Generator().manual_seed(0))
+    models.initialise(model, x)
+    outputs, kl = model.sample(x, noise(model.posterior, model.posterior.max_draws or 2, 0, 0))
+    (kl.mean() - model.likelihood.log_likelihood(outputs, torch.arange(30) % 3).mean()).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.network.parameters())
+    if method == "bhn-realnvp" and kind == "gru":  # the random modules see more of them
+        check_exports(model)

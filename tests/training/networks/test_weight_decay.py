@@ -1,0 +1,118 @@
+"""The decay of dropout's weights: each input's squares count by the probability that masks keep
+it."""
+
+import pytest
+import torch
+from torch import nn
+
+from model_store.errors import InvalidInput
+from training.networks.networks import DrawnNetwork, Stochastic
+
+PRIOR_STD = 2.0
+
+
+class Branches(nn.Module):
+    """A user's module in which a layer takes in a masked part, one masked twice and one that no
+    mask reaches."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(2, 4, 3)
+        self.grouped = nn.Conv2d(4, 6, 1, groups=2)
+        self.channels, self.units, self.more = nn.Dropout2d(0.2), nn.Dropout(0.5), nn.Dropout(0.3)
+        self.last = nn.Linear(18, 3)
+
+    def forward(self, x):
+        h = self.channels(torch.relu(self.stem(x)))
+        h = torch.relu(self.grouped(nn.functional.max_pool2d(h, 2)).mean((2, 3)))
+        masked = self.units(h)
+        return self.last(torch.cat([h, masked, self.more(torch.tanh(masked))], dim=1))
+
+
+class TwoPlaces(nn.Module):
+    """A user's module whose one Dropout runs twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.drop = nn.Linear(4, 4), nn.Linear(4, 3), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.last(self.drop(torch.relu(self.first(self.drop(x)))))
+
+
+def decay(module, shape, **rates):
+    return DrawnNetwork(module, Stochastic("masks", **rates), shape).weight_decay(PRIOR_STD) * (
+        2 * PRIOR_STD**2
+    )
+
+
+def test_masks_before_every_layer_keep_all_its_inputs_alike():
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    expected = 0.9 * module[0].weight.square().sum() + 0.6 * module[2].weight.square().sum()
+    torch.testing.assert_close(decay(module, (3,), rate=0.4, input_rate=0.1), expected)
+
+
+def test_a_module_s_own_dropouts_count_for_the_layers_that_they_stand_before():
+    module = nn.Sequential(
+        *(
+            nn.Conv2d(1, 3, 3),
+            nn.Dropout2d(0.25),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(3, 2, 1),
+            nn.ReLU(),
+        ),
+        *(nn.Flatten(), nn.Linear(8, 5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3)),
+    )
+    squares = [p.square().sum() for p in module.parameters() if p.ndim > 1]
+    expected = squares[0] + 0.75 * squares[1] + squares[2] + 0.5 * squares[3]
+    torch.testing.assert_close(decay(module, (1, 6, 6)), expected)
+
+
+def test_inputs_of_one_layer_count_each_by_the_masks_on_its_way():
+    module = Branches()
+    squares = module.last.weight.square()
+    expected = module.stem.weight.square().sum() + 0.8 * module.grouped.weight.square().sum()
+    expected = (
+        expected
+        + squares[:, :6].sum()
+        + 0.5 * squares[:, 6:12].sum()
+        + 0.5 * 0.7 * squares[:, 12:].sum()
+    )
+    torch.testing.assert_close(decay(module, (2, 6, 6)), expected)
+
+
+def test_channels_of_a_convolution_with_groups_count_in_their_group():
+    class HalfMasked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.grouped, self.drop, self.last = (
+                nn.Conv2d(4, 6, 3, groups=2),
+                nn.Dropout2d(0.2),
+                nn.Linear(6, 2),
+            )
+
+        def forward(self, x):
+            return self.last(
+                self.grouped(torch.cat([self.drop(x[:, :3]), x[:, 3:]], dim=1)).mean((2, 3))
+            )
+
+    module = HalfMasked()
+    squares = (
+        module.grouped.weight.square()
+    )  # of outputs 0 to 2 on channels 0 and 1, of 3 to 5 on 2 and 3
+    expected = module.last.weight.square().sum() + 0.8 * (squares[:3].sum() + squares[3:, 0].sum())
+    torch.testing.assert_close(decay(module, (4, 5, 5)), expected + squares[3:, 1].sum())
+
+
+def test_the_decay_pulls_a_weight_by_its_input_s_probability():
+    module = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2))
+    network = DrawnNetwork(module, Stochastic("masks"), (3,))
+    network.weight_decay(PRIOR_STD).backward()
+    (weight,) = (p for p in network.parameters() if p.ndim == 2)
+    torch.testing.assert_close(weight.grad, 0.5 * weight.detach() / PRIOR_STD**2)
+
+
+def test_a_dropout_that_runs_twice_is_refused():
+    with pytest.raises(InvalidInput, match="layer drop: Dropout: it runs 2 times; each place"):
+        DrawnNetwork(TwoPlaces(), Stochastic("masks"), (4,))

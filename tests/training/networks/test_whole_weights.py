@@ -1,0 +1,105 @@
+"""Draws of every weight: streamed where a set is large, and shared by rows of the calibration
+splits."""
+
+import numpy as np
+import pytest
+import torch
+
+from model_store.inference.model import detector_scores
+from model_store.inference.noise import DRAW_INDEX
+from model_store.inference.runtime import HELD_BYTES
+from model_store.scores.classification import predictive_scores, predictive_sums
+from training.data import Rows
+from training.detectors import fitting
+from training.export.graphs import export, runtime_of
+from training.export.served import served_network
+from training.networks.model import build, initialise
+from training.recipe import Recipe
+from training.scoring import FEWEST_SHARING, draw_seed, rows_per_draw_set, served_scores
+
+INPUTS, HIDDEN = 30, 700
+DRAWS = 1000
+
+
+@pytest.fixture(scope="module")
+def runtime(fits):
+    return made_runtime("bbb-gaussian", {"initial_log_std": -1.0})
+
+
+def made_runtime(method, posterior):
+    recipe = Recipe.model_validate(
+        {
+            "name": "a",
+            "method": method,
+            "data": {
+                "source": "digits",
+                "validation_rows": 1,
+                "reference_rows": 1,
+                "ranking_rows": 1,
+            },
+            "network": {"hidden": [HIDDEN]},
+            "posterior": posterior,
+            "training": {"epochs": 1},
+        }
+    )
+    model = build(recipe, (INPUTS,), 4).eval()
+    x = torch.from_numpy(rows().x)
+    initialise(model, x)
+    files = export(model, served_network(model, x, 0))
+    return runtime_of(model, files)
+
+
+def rows():
+    x = np.random.default_rng(0).normal(size=(200, INPUTS)).astype(np.float32)
+    return Rows(x, np.zeros(200, dtype=np.int64))
+
+
+def test_a_large_draw_set_is_streamed_and_gives_the_bits_of_a_held_one(runtime):
+    x = rows().x[:3]
+    assert runtime.set_bytes(DRAWS) > HELD_BYTES
+    streamed = runtime.draw_set(7, DRAWS)
+    assert streamed.theta is None
+    held = runtime.draw_set(7, 100)
+    assert held.theta is not None
+    log_probs, density = runtime.run_set(x, streamed)
+    assert log_probs.shape == (DRAWS, 3, 4)
+    first, same_density = runtime.run_set(x, held)
+    np.testing.assert_array_equal(log_probs[:100], first)
+    np.testing.assert_array_equal(density, same_density)
+
+
+def test_rows_run_in_parts_get_the_bits_of_rows_alone(runtime):
+    draws = runtime.draw_set(7, 3)
+    together, density = runtime.run_set(rows().x, draws)  # more rows than one run takes
+    for n in (0, 127, 128, 199):
+        alone, alone_density = runtime.run_set(rows().x[n : n + 1], draws)
+        np.testing.assert_array_equal(alone[:, 0], together[:, n])
+        np.testing.assert_array_equal(alone_density[0], density[n])
+
+
+def test_calibration_rows_that_share_draws_are_scored_as_a_request_of_them_is_served(runtime):
+    some, counts, share = rows().take(np.arange(10)), [1, 3], 4
+    names = fitting((INPUTS,))
+    scores, densities = served_scores(runtime, some, counts, 3, share)
+    for i, start in enumerate(range(0, 10, share)):
+        log_probs, density = runtime.run_set(
+            some.x[start : start + share], runtime.draw_set(draw_seed(3, i), 3)
+        )
+        for j, count in enumerate(counts):
+            expected = predictive_scores(predictive_sums(log_probs[:count]), standard_errors=False)
+            for name, values in detector_scores(expected, density, names).items():
+                got = detector_scores(scores[j], densities, names)[name]
+                np.testing.assert_allclose(
+                    got[start : start + share], values, rtol=1e-9, atol=1e-12
+                )
+
+
+@pytest.mark.usefixtures("fits")
+def test_rows_share_a_draw_set_only_where_draws_are_large_or_the_same_for_all(runtime):
+    assert rows_per_draw_set(runtime, 200, 100) == FEWEST_SHARING
+    assert rows_per_draw_set(runtime, 10_000, 1000) > FEWEST_SHARING
+    members = made_runtime("ensemble", {"members": 2})
+    assert members.algorithm == DRAW_INDEX
+    assert rows_per_draw_set(members, 200, 2) == 200
+    masks = made_runtime("dropout", {})
+    assert rows_per_draw_set(masks, 200, 100) == 1

@@ -1,0 +1,134 @@
+"""The modules that a recipe can name: ready-made ones, and the user's own."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from model_store.errors import InvalidInput, one_line
+
+
+def mlp(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
+    """Return a multilayer perceptron of ReLU layers."""
+    sizes = [inputs, *hidden, outputs]
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in pairwise(sizes):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def papers_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:
+    """Return the CNN of Krueger et al. 2017: four 3x3 convolutions, 2x2 pooling after two and four,
+    a dense layer."""
+    channels, height, width = shape
+    return nn.Sequential(
+        *(
+            nn.Conv2d(channels, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3, padding=1),
+            nn.ReLU(),
+        ),
+        nn.MaxPool2d(2),
+        *(
+            nn.Conv2d(64, 128, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(128, 128, 3, padding=1),
+            nn.ReLU(),
+        ),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        *(nn.Linear(128 * (height // 4) * (width // 4), 512), nn.ReLU(), nn.Linear(512, outputs)),
+    )
+
+
+def gal_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:
+    """Return the CNN of Gal et al. 2017: two 4x4 convolutions of 32, pooling, a dense layer of 128,
+    two dropouts."""
+    channels, height, width = shape
+    units = 32 * ((height - 6) // 2) * ((width - 6) // 2)
+    return nn.Sequential(
+        *(
+            nn.Conv2d(channels, 32, 4),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 4),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.25),
+        ),
+        nn.Flatten(),
+        *(nn.Linear(units, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, outputs)),
+    )
+
+
+def gal_cnn_without_dropout(shape: Sequence[int], outputs: int) -> nn.Sequential:
+    """Return the same without its dropouts."""
+    return nn.Sequential(
+        *(layer for layer in gal_cnn(shape, outputs) if not isinstance(layer, nn.Dropout))
+    )
+
+
+def from_factory(path: str, shape: Sequence[int], outputs: int) -> nn.Module:
+    """Return what the user's own `package.module:factory` makes of a row's shape and the number of
+    outputs.
+
+    Raises:
+        InvalidInput: if it is not there, fails, or returns something else than a module.
+    """
+    module_name, _, name = path.partition(":")
+    try:
+        factory: Callable[..., object] = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidInput(
+            "network.factory", "an importable `package.module:factory`", str(error)
+        ) from None
+    try:
+        made = factory(tuple(shape), outputs)
+    except Exception as error:
+        raise InvalidInput(
+            "network.factory",
+            f"{path}({tuple(shape)}, {outputs}) to return a module",
+            f"{type(error).__name__}: {one_line(error)}",
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise InvalidInput(
+            "network.factory", f"{path} to return a torch.nn.Module", f"a {type(made).__name__}"
+        )
+    return made
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Load a state_dict into a module.
+
+    Raises:
+        InvalidInput: if the file is no safetensors file, or a tensor is missing, left over or of
+            another shape.
+    """
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InvalidInput(
+            "network.weights", f"a safetensors file at {path}", one_line(error)
+        ) from None
+    wanted = module.state_dict()
+    expected = "the tensors of the network's state_dict"
+    for name, tensor in wanted.items():
+        if name not in tensors:
+            raise InvalidInput("network.weights", expected, f"none named {name}")
+        if tensors[name].shape != tensor.shape:
+            shapes = tuple(tensor.shape), tuple(tensors[name].shape)
+            raise InvalidInput("network.weights", f"{name} of shape {shapes[0]}", f"{shapes[1]}")
+    left_over = [name for name in tensors if name not in wanted]
+    if left_over:
+        raise InvalidInput(
+            "network.weights", expected, f"also {left_over[0]}, which it does not have"
+        )
+    module.load_state_dict(tensors)
+
+
+def channels_first(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return a row's shape as convolutions take it: a picture (height, width) gets one channel."""
+    return (1, *shape) if len(shape) == 2 else tuple(shape)

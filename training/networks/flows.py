@@ -1,0 +1,213 @@
+"""Invertible hypernetworks: normalizing flows from noise to parameters, with log-determinants.
+
+A transform maps z of shape (..., D) to (z', log |det dz'/dz|) with shapes (..., D) and (...). Only
+the direction from noise to parameters is needed: variational inference evaluates the density of its
+own samples (Krueger et al. 2017, "Bayesian hypernetworks", equation 6: log q(theta) = log N(eps; 0,
+I) - log |det dtheta/deps|).
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from training.networks.weight_norm import product_and_norm
+
+LOG_SCALE_BOUND = 2.0  # of a coupling: one step stretches a coordinate by e^2 at most
+NEAR_IDENTITY = 0.01  # initial weight-norm scale of a conditioner's output layer
+
+
+class WeightNormLinear(nn.Module):
+    """A linear layer with weight g V / |V| (Salimans and Kingma 2016), the product scaled rather
+    than the weight.
+
+    With a mask, of shape (out, in), V is masked before it is normalised.
+    """
+
+    mask: Tensor | None
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        generator: torch.Generator,
+        scale: float,
+        mask: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.direction = nn.Parameter(
+            torch.randn(outputs, inputs, generator=generator) / math.sqrt(inputs)
+        )
+        self.scale = nn.Parameter(torch.full((outputs,), scale))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.register_buffer("mask", mask, persistent=False)
+        self.folded = False
+
+    def forward(self, x: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
+        """Return g (x . V / |V|) + b."""
+        if self.folded:
+            return functional.linear(x, self.direction, self.bias)
+        product, norm = product_and_norm(x, self._masked())
+        # A unit that the mask cuts off from every input has V = 0 and is its bias alone.
+        return product * (self.scale / norm.clamp(min=1e-12)) + self.bias
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        """Make V the weight itself: the same function and the same parameters' meaning, with less
+        to compute."""
+        direction = self._masked()
+        norm = torch.linalg.vector_norm(direction, dim=1).clamp(min=1e-12)
+        self.direction.copy_(direction * (self.scale / norm)[:, None])
+        self.scale.copy_(torch.linalg.vector_norm(self.direction, dim=1))
+        self.folded = True
+
+    def _masked(self) -> Float[Tensor, "out in"]:
+        return self.direction if self.mask is None else self.direction * self.mask
+
+
+class Conditioner(nn.Module):
+    """A network of one ReLU layer that gives a shift and a bounded log-scale for each of `outputs`
+    coordinates."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        hidden: int,
+        generator: torch.Generator,
+        masks: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        hidden_mask, output_mask = (
+            (None, None) if masks is None else (masks[0], masks[1].repeat(2, 1))
+        )
+        self.hidden = WeightNormLinear(inputs, hidden, generator, 1.0, hidden_mask)
+        self.output = WeightNormLinear(hidden, 2 * outputs, generator, NEAR_IDENTITY, output_mask)
+
+    def forward(
+        self, z: Float[Tensor, "*batch in"]
+    ) -> tuple[Float[Tensor, "*batch out"], Float[Tensor, "*batch out"]]:
+        """Return (shift, log-scale), the latter within `LOG_SCALE_BOUND` of 0."""
+        shift, log_scale = self.output(torch.relu(self.hidden(z))).chunk(2, dim=-1)
+        return shift, LOG_SCALE_BOUND * torch.tanh(log_scale * (1.0 / LOG_SCALE_BOUND))
+
+
+class Coupling(nn.Module):
+    """An affine coupling (Dinh et al. 2016, "Density estimation using Real NVP", equations 7 and
+    8).
+
+    One half of the coordinates stays and decides how the other is scaled and shifted: the first the
+        second or,
+    flipped, the second the first.
+    """
+
+    def __init__(
+        self, dimension: int, hidden: int, generator: torch.Generator, flipped: bool = False
+    ) -> None:
+        super().__init__()
+        self.middle = dimension // 2
+        self.flipped = flipped
+        kept = dimension - self.middle if flipped else self.middle
+        self.conditioner = Conditioner(kept, dimension - kept, hidden, generator)
+
+    def forward(
+        self, z: Float[Tensor, "*batch D"]
+    ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
+        """Return (z', log |det|)."""
+        first, second = z[..., : self.middle], z[..., self.middle :]
+        kept, moved = (second, first) if self.flipped else (first, second)
+        shift, log_scale = self.conditioner(kept)
+        moved = moved * torch.exp(log_scale) + shift
+        halves = [moved, kept] if self.flipped else [kept, moved]
+        return torch.cat(halves, dim=-1), log_scale.sum(-1)
+
+
+class Autoregressive(nn.Module):
+    """A step of inverse autoregressive flow, z' = mean + std z (Kingma et al. 2016, equation 10).
+
+    Mean and std of coordinate i depend on coordinates before i alone, by MADE's masks (Germain et
+    al. 2015, equations 8 and 9): hidden units get degrees spread evenly from D - 1 down to 1, so
+    that every coordinate but the last is seen, however few units there are. Flipped, the order of
+    coordinates is reversed.
+    """
+
+    def __init__(
+        self, dimension: int, hidden: int, generator: torch.Generator, flipped: bool = False
+    ) -> None:
+        super().__init__()
+        degree_in = torch.arange(1, dimension + 1)
+        degree_in = degree_in.flip(0) if flipped else degree_in
+        highest = max(dimension - 1, 1)
+        degree_hidden = highest - torch.arange(hidden) * (highest - 1) // max(hidden - 1, 1)
+        hidden_mask = (degree_hidden[:, None] >= degree_in[None, :]).float()
+        output_mask = (degree_in[:, None] > degree_hidden[None, :]).float()
+        self.conditioner = Conditioner(
+            dimension, dimension, hidden, generator, (hidden_mask, output_mask)
+        )
+
+    def forward(
+        self, z: Float[Tensor, "*batch D"]
+    ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
+        """Return (z', log |det|)."""
+        mean, log_std = self.conditioner(z)
+        return mean + torch.exp(log_std) * z, log_std.sum(-1)
+
+
+class ElementwiseAffine(nn.Module):
+    """z' = shift + exp(log_scale) z: alone, a factorial Gaussian."""
+
+    def __init__(self, dimension: int, log_scale: float) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(dimension))
+        self.log_scale = nn.Parameter(torch.full((dimension,), float(log_scale)))
+
+    def forward(
+        self, z: Float[Tensor, "*batch D"]
+    ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
+        """Return (z', log |det|)."""
+        return self.shift + torch.exp(self.log_scale) * z, self.log_scale.sum().expand(z.shape[:-1])
+
+
+class Composition(nn.Module):
+    """Transforms one after the other; their log-determinants add up."""
+
+    def __init__(self, transforms: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.transforms = nn.ModuleList(transforms)
+
+    def forward(
+        self, z: Float[Tensor, "*batch D"]
+    ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
+        """Return (z', log |det|)."""
+        log_det = z.new_zeros(z.shape[:-1])
+        for transform in self.transforms:
+            z, step_log_det = transform(z)
+            log_det = log_det + step_log_det
+        return z, log_det
+
+
+# Successive steps are flipped rather than permuted: that couples every coordinate with others, and
+# moves no data.
+
+
+def realnvp(
+    dimension: int, couplings: int, hidden: int, log_scale: float, generator: torch.Generator
+) -> Composition:
+    """Return a RealNVP of any number of couplings (0: elementwise affine alone), elementwise affine
+    last."""
+    steps = [Coupling(dimension, hidden, generator, flipped=i % 2 == 1) for i in range(couplings)]
+    return Composition([*steps, ElementwiseAffine(dimension, log_scale)])
+
+
+def iaf(
+    dimension: int, couplings: int, hidden: int, log_scale: float, generator: torch.Generator
+) -> Composition:
+    """Return an inverse autoregressive flow of any number of steps (0: elementwise affine alone),
+    affine last."""
+    steps = [
+        Autoregressive(dimension, hidden, generator, flipped=i % 2 == 1) for i in range(couplings)
+    ]
+    return Composition([*steps, ElementwiseAffine(dimension, log_scale)])

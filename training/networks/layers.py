@@ -1,0 +1,470 @@
+"""Layers that read their part of theta: what takes the place of a module's Linear, Conv1d and
+Conv2d layers.
+
+Axes: K draws, N rows, P is 1 where all rows share a draw and N where each row has its own (a paired
+    theta). Draws are
+folded into the batch: behind the first layer that reads theta, a module sees K N rows, those of the
+    first draw first,
+so that its own forward needs to know nothing of draws. A layer whose input does not depend on the
+draw yet (`shared`) sees N rows, and computes what it can once for all draws.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from training.networks.selection import Drawable
+from training.networks.weight_norm import product_and_norm
+
+Convolution = nn.Conv1d | nn.Conv2d
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A layer's part of theta: (units,) of scales or masks, (inputs, outputs) of weights, a bias
+    the last input."""
+
+    name: str
+    shape: tuple[int, ...]
+    keep: float = 1.0  # of a mask: the probability of 1
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return int(torch.Size(self.shape).numel())
+
+
+@dataclass
+class Pass:
+    """What the layers of one network share while it runs."""
+
+    theta: dict[str, Tensor] = field(default_factory=dict)  # by layer, (K, P, numbers of the slot)
+    std: dict[str, Tensor] | None = (
+        None  # by layer, (numbers): theta is then the weights' mean, and values are drawn
+    )
+    num_draws: int = 1
+    features: Tensor | None = None  # the first layer's product
+    kl: Tensor | None = None  # of layers whose posterior depends on their input
+    start: dict[str, Tensor] | None = None  # scales, while they are being found from a batch
+    trial_rows: int = 0  # N, while layers find out whether their input is shared
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.theta, self.std, self.features, self.kl, self.start = {}, None, None, None, None
+
+
+class Position:
+    """Where in a network a layer stands: its slot, and how draws are laid out around it."""
+
+    def __init__(self, slot: Slot, current: Pass, folded: bool, first: bool) -> None:
+        self.slot = slot
+        self.current = current
+        self.folded = (
+            folded  # else draws are an axis of their own, and the layer's input is (K, N, units)
+        )
+        self.first = first
+        self.shared = False
+
+    def theta(self) -> Tensor:
+        """Return the layer's part of theta, (K, P, numbers)."""
+        return self.current.theta[self.slot.name]
+
+    def weight(self) -> Tensor:
+        """Return the layer's part of an unpaired theta as a matrix a draw, (K, inputs, outputs)."""
+        return self.theta()[:, 0].unflatten(-1, self.slot.shape)
+
+    def arrive(self, h: Tensor) -> None:
+        """Note, in a trial, whether the input depends on the draw."""
+        if self.current.trial_rows:
+            self.shared = len(h) == self.current.trial_rows
+
+    def by_draw(self, h: Tensor) -> Tensor:
+        """Return a batch with draws as an axis of its own, (K, N, ...); one that all draws share as
+        it is."""
+        return (
+            h.unflatten(0, (self.current.num_draws, -1)) if self.folded and not self.shared else h
+        )
+
+    def repeated(self, value: Tensor) -> Tensor:
+        """Return a layer's value of rows that all draws share once for each draw; any other as it
+        is."""
+        if not self.shared:
+            return value
+        num_draws = self.current.num_draws
+        return self.batch(value.expand(num_draws, *value.shape[0 if self.folded else 1 :]))
+
+    def batch(self, h: Tensor) -> Tensor:
+        """Return (K, N, ...) as a batch."""
+        return h.flatten(0, 1) if self.folded else h
+
+    def note(self, product: Tensor) -> None:
+        """Keep the first layer's product as features: what the network knows of a row before any
+        draw."""
+        if self.first:
+            rows = product if self.shared or not self.folded else self.by_draw(product)[0]
+            self.current.features = rows.flatten(1)
+
+
+class ScaledLayer(nn.Module):
+    """A weight-normalised layer whose scales g are drawn: unit u computes g_u (x . V_u / |V_u|) +
+    b_u.
+
+    Directions V and biases b are parameters (Krueger et al. 2017, equation 7 and appendix B). A
+    scale multiplies a product that does not depend on it, so rows with different draws share one
+    matrix product.
+    """
+
+    def __init__(self, layer: Drawable, place: Position, is_trained: bool = False) -> None:
+        """Take a layer's place, with its directions and biases if it is trained, or others."""
+        super().__init__()
+        fan_in = layer.weight[0].numel()
+        direction = (
+            layer.weight.detach().clone()
+            if is_trained
+            else torch.randn(layer.weight.shape) / fan_in**0.5
+        )
+        bias = layer.bias.detach().clone() if is_trained and layer.bias is not None else None
+        self.direction = nn.Parameter(direction)
+        self.bias = nn.Parameter(torch.zeros(len(layer.weight)) if bias is None else bias)
+        self.convolution = None if isinstance(layer, nn.Linear) else _without_weights(layer)
+        self.place = place
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the layer's value of a batch."""
+        self.place.arrive(h)
+        if self.convolution is None:
+            product, norm = product_and_norm(h, self.direction)
+        else:
+            product = self.convolution._conv_forward(h, self.direction, None)
+            norm = self.lengths()
+        if self.place.current.start is not None:
+            return self._started(product, norm)
+        self.place.note(product)
+        scaled = self.place.by_draw(product) * self._along(
+            self.place.theta() / norm, h
+        ) + self._along(self.bias, h)
+        return self.place.batch(scaled)
+
+    def _along(self, units: Tensor, h: Tensor) -> Tensor:
+        """Lay numbers a unit out along the axis of units of the layer's product."""
+        if self.convolution is not None:
+            return units[(..., *[None] * len(self.convolution.kernel_size))]
+        return units[(..., *[None] * (h.ndim - 2), slice(None))] if self.place.folded else units
+
+    def _started(self, product: Tensor, norm: Tensor) -> Tensor:
+        """Set biases, and note scales, so that values have mean 0 and variance 1 over the batch."""
+        axis = product.ndim - 1 if self.convolution is None else 1
+        product = product.movedim(axis, -1) / norm
+        std, mean = torch.std_mean(product.flatten(0, -2), dim=0)
+        std = std.clamp(min=1e-6)
+        self.bias.data.copy_(-mean / std)
+        assert self.place.current.start is not None
+        self.place.current.start[self.place.slot.name] = 1.0 / std
+        return (product / std + self.bias).movedim(-1, axis)
+
+    def lengths(self) -> Float[Tensor, "U"]:
+        """Return the directions' lengths: scales under which the layer computes what its directions
+        do as weights."""
+        return torch.linalg.vector_norm(self.direction.flatten(1), dim=1)
+
+    @torch.no_grad()
+    def normalise(self) -> None:
+        """Divide every direction by its length: the same function, with directions of one size to
+        store."""
+        self.direction.div_(self.lengths().view(-1, *[1] * (self.direction.ndim - 1)))
+
+
+class WeightLayer(nn.Module):
+    """A layer whose weights and biases are drawn: a matrix (inputs, outputs) a draw, the biases its
+    last row.
+
+    A convolution is a product of patches with that matrix, or of each of its groups' patches and
+    their part of it: ONNX has no convolution with as many groups as draws. Pruned, a draw holds the
+    weights that are left, then the biases; the others are 0.
+
+    In training of a factorial Gaussian the value itself is drawn, from N(h M, h^2 S^2), rather than
+    the weights from N(M, S^2): the same distribution of each row's value, but independent between
+    rows, so that the mean over a minibatch of the gradient varies far less (Kingma et al. 2015,
+    "Variational dropout and the local reparameterization trick", section 2.2).
+    """
+
+    index: Tensor | None
+
+    def __init__(self, layer: Drawable, place: Position) -> None:
+        super().__init__()
+        self.convolution = None if isinstance(layer, nn.Linear) else _without_weights(layer)
+        self.has_bias = layer.bias is not None
+        self.place = place
+        self.shape = (
+            place.slot.shape[0] - self.has_bias,
+            place.slot.shape[1],
+        )  # of the matrix without biases
+        self.register_buffer("index", None, persistent=False)
+
+    @property
+    def groups(self) -> int:
+        """How many parts of its inputs go into parts of its outputs alone."""
+        return 1 if self.convolution is None else self.convolution.groups
+
+    def keep(self, kept: Tensor) -> None:
+        """Draw those weights alone that `kept`, a matrix (inputs, outputs) of booleans, says; and
+        all biases."""
+        self.shape = (kept.shape[0], kept.shape[1])
+        self.index = kept.flatten().nonzero()[:, 0].int()
+        self.place.slot = Slot(
+            self.place.slot.name, (len(self.index) + self.has_bias * self.shape[1],)
+        )
+
+    def weights(self) -> tuple[Tensor, Tensor | None]:
+        """Return the draws' matrices (K, inputs, outputs) and biases (K, 1, outputs)."""
+        if self.index is None:
+            weight = self.place.weight()
+            return (weight[:, :-1], weight[:, -1:]) if self.has_bias else (weight, None)
+        theta = self.place.theta()[:, 0]
+        kept, bias = theta.split([len(self.index), theta.shape[1] - len(self.index)], dim=1)
+        zeros = theta.new_zeros(theta.shape[0], self.shape[0] * self.shape[1])
+        matrix = zeros.scatter(1, self.index.long().expand(theta.shape[0], -1), kept).unflatten(
+            1, self.shape
+        )
+        return matrix, bias[:, None] if self.has_bias else None
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the layer's value of a batch."""
+        self.place.arrive(h)
+        value = self._value(h, *self.weights())
+        std = self.place.current.std
+        return value if std is None else self._drawn(value, h, std[self.place.slot.name].square())
+
+    def _drawn(self, mean: Tensor, h: Tensor, variance: Tensor) -> Tensor:
+        """Draw the value, given its mean and the weights' variances."""
+        matrix = variance.view(1, *self.place.slot.shape)
+        parts = (matrix[:, :-1], matrix[:, -1:]) if self.has_bias else (matrix, None)
+        std = (self._value(h.square(), *parts) + 1e-12).sqrt()
+        mean = self.place.repeated(mean)
+        return mean + self.place.repeated(std) * torch.randn_like(mean)
+
+    def _value(self, h: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the layer's value of a batch under weights (K, inputs, outputs) and biases (K, 1,
+        outputs)."""
+        if self.convolution is not None and not torch.compiler.is_exporting() and len(matrix) == 1:
+            return self._convolved(h, matrix[0], None if bias is None else bias[0, 0])
+        shape: tuple[int, ...] = ()
+        groups = offsets = 1
+        if self.convolution is not None:
+            h, shape = patches(h, self.convolution)
+            groups, offsets = self.convolution.groups, math.prod(self.convolution.kernel_size)
+        elif self.place.folded and h.ndim > 2:
+            h, shape = h.flatten(1, -2), tuple(h.shape[1:-1])
+        # (N M, inputs) or (K, N M, inputs), where a row has M patches or vectors
+        h = self.place.by_draw(h)
+        rows = h.flatten(-3, -2) if shape else h
+        value = (
+            matmul(rows, matrix) if groups == 1 else grouped_matmul(rows, matrix, groups, offsets)
+        )
+        value = value if bias is None else value + bias
+        value = self.place.batch(value.unflatten(1, (-1, *shape)) if shape else value)
+        return value if self.convolution is None else value.movedim(-1, 1)
+
+    def _convolved(self, h: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the same of a single draw by a convolution."""
+        assert self.convolution is not None
+        size = self.convolution.kernel_size
+        kernel = matrix.unflatten(0, (*size, -1)).movedim((-1, -2), (0, 1))
+        value: Tensor = self.convolution._conv_forward(h, kernel, bias)
+        return value
+
+
+def matmul(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Return rows times a matrix, in a form that onnxruntime sums in the same order for any number
+    of rows.
+
+    A lone column would be multiplied by another kernel, which has another order for a lone row.
+    """
+    if matrix.shape[-1] > 1:
+        return torch.matmul(rows, matrix)
+    return torch.matmul(rows, torch.cat([matrix, matrix], dim=-1))[..., :1]
+
+
+def grouped_matmul(rows: Tensor, matrix: Tensor, groups: int, offsets: int) -> Tensor:
+    """Return rows (..., N, offsets x channels) times a matrix (K, offsets x channels of a group,
+    outputs).
+
+    The channels of a group go into its outputs alone; rows, and each group of the matrix, are
+    offset by offset.
+    """
+    by_group = (
+        rows.unflatten(-1, (offsets, groups, -1)).movedim(-2, -4).flatten(-2)
+    )  # (..., G, N, inputs)
+    parts = matrix.unflatten(-1, (groups, -1)).movedim(-2, -3)  # (K, G, inputs, outputs of a group)
+    return matmul(by_group, parts).movedim(-3, -2).flatten(-2)
+
+
+def initial_weights(layer: Drawable) -> Tensor:
+    """Return a layer's own weights as the matrix that `WeightLayer` reads, (inputs [+ 1],
+    outputs)."""
+    weight = layer.weight.detach()
+    # offset by offset, channels last: the order of `patches`
+    matrix = (
+        weight.T
+        if isinstance(layer, nn.Linear)
+        else weight.movedim((0, 1), (-1, -2)).flatten(0, -2)
+    )
+    return matrix if layer.bias is None else torch.cat([matrix, layer.bias.detach()[None]])
+
+
+def patches(h: Tensor, convolution: Convolution) -> tuple[Tensor, tuple[int, ...]]:
+    """Return a convolution's patches, (B, places, offsets x channels), and the size of its output
+    along each axis."""
+    padding, mode = convolution._reversed_padding_repeated_twice, convolution.padding_mode
+    if any(padding):
+        h = functional.pad(h, padding, "constant" if mode == "zeros" else mode)
+    axes = range(len(convolution.kernel_size))
+    reaches = [convolution.dilation[axis] * (convolution.kernel_size[axis] - 1) for axis in axes]
+    shape = tuple(
+        (h.shape[2 + axis] - reaches[axis] - 1) // convolution.stride[axis] + 1 for axis in axes
+    )
+    parts = []
+    for offset in itertools.product(*(range(size) for size in convolution.kernel_size)):
+        taken = [slice(None), slice(None)]
+        for axis in axes:
+            start, stride = offset[axis] * convolution.dilation[axis], convolution.stride[axis]
+            taken.append(slice(start, start + (shape[axis] - 1) * stride + 1, stride))
+        parts.append(h[tuple(taken)])
+    return torch.cat(parts, dim=1).flatten(2).transpose(1, 2), shape
+
+
+class MaskLayer(nn.Module):
+    """Multiplies units, or channels, by a mask that is drawn: one mask a draw, shared by all rows.
+
+    They are along a row's first axis or, before a Linear layer (`of_last`), along its last.
+    """
+
+    def __init__(self, place: Position, of_last: bool = False) -> None:
+        super().__init__()
+        self.place = place
+        self.of_last = of_last
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the masked batch."""
+        self.place.arrive(h)
+        mask, h = self.place.theta(), self.place.by_draw(h)
+        others = [None] * (h.ndim - (2 if self.place.shared else 3))
+        return self.place.batch(
+            h * mask[(..., *others, slice(None)) if self.of_last else (..., *others)]
+        )
+
+
+class FeatureLayer(nn.Module):
+    """The first layer of a network whose own weights are not drawn: its value is the row's
+    features."""
+
+    def __init__(self, layer: nn.Module, place: Position) -> None:
+        super().__init__()
+        self.layer = layer
+        self.place = place
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the layer's value of a batch."""
+        self.place.arrive(h)
+        value: Tensor = self.layer(h)
+        self.place.note(value)
+        return value
+
+
+class HyperLayer(nn.Module):
+    """A variational hypernetwork's layer: q(W | h) = MVN(M, diag(a), diag(b)), all from an
+    inference network of h.
+
+    Kristiadi, "Variational hypernetworks", section 2: the value of a row is h W + c with W = M +
+    A^1/2 E B^1/2, where E is the layer's part of theta, standard normal, and the same for all rows.
+    M is diag(d) V, with d from the inference network and V a parameter (vector scaling, equation
+    4), or comes from it whole (naive). No row's W is ever made for the noise: h A^1/2 E B^1/2 = ((h
+    sqrt(a)) E) sqrt(b). In training the value is drawn itself (local reparametrisation), from N(h
+    M, (sum_i h_i^2 a_i) b). The prior is MVN(0, I, I).
+    """
+
+    def __init__(
+        self,
+        layer: nn.Linear,
+        place: Position,
+        hidden: int,
+        vector_scaling: bool,
+        initial_log_std: float,
+    ) -> None:
+        super().__init__()
+        inputs, outputs = layer.in_features, layer.out_features
+        self.sizes = [inputs if vector_scaling else inputs * outputs, inputs, outputs]
+        self.trunk = nn.Linear(inputs, hidden)
+        self.head = nn.Linear(hidden, sum(self.sizes))
+        self.base = nn.Parameter(layer.weight.detach().T.clone()) if vector_scaling else None
+        self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone())
+        self.place = place
+        with torch.no_grad():
+            self.head.weight.mul_(0.1)
+            mean, row, column = self.head.bias.split(self.sizes)
+            mean.copy_(torch.ones(inputs) if vector_scaling else layer.weight.T.flatten())
+            row.fill_(
+                initial_log_std
+            )  # of a, a variance: with b's the same, a weight has this log std
+            column.fill_(initial_log_std)
+
+    @torch.no_grad()
+    def start_as_layer(self) -> None:
+        """Have the mean of the weights be the layer's own for every row."""
+        self.head.weight[: self.sizes[0]] = 0.0
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the layer's value of a batch; in training, also add the rows' mean KL to the
+        pass."""
+        self.place.arrive(h)
+        mean, log_a, log_b = self.head(torch.relu(self.trunk(h))).split(self.sizes, dim=-1)
+        a, b = log_a.exp(), log_b.exp()
+        if self.base is None:
+            matrix = mean.unflatten(-1, (self.sizes[1], self.sizes[2]))
+            product = matmul(h[:, None], matrix)[:, 0]
+            square = mean.square().sum(-1)
+        else:
+            product = matmul(h * mean, self.base)
+            square = mean.square() @ self.base.square().sum(1)
+        product = product if self.bias is None else product + self.bias
+        if self.training:
+            inputs, outputs = self.sizes[1:]
+            kl = (
+                a.sum(-1) * b.sum(-1)
+                + square
+                - inputs * outputs
+                - outputs * log_a.sum(-1)
+                - inputs * log_b.sum(-1)
+            )
+            kl = 0.5 * self.place.by_draw(kl).mean(-1)
+            current = self.place.current
+            current.kl = kl if current.kl is None else current.kl + kl
+            std = ((h.square() * a).sum(-1, keepdim=True) * b + 1e-12).sqrt()
+            product = self.place.repeated(product)
+            return product + self.place.repeated(std) * torch.randn_like(product)
+        noise = matmul(self.place.by_draw(h * a.sqrt()), self.place.weight())
+        return self.place.batch(self.place.by_draw(product) + noise * self.place.by_draw(b.sqrt()))
+
+
+def _without_weights(layer: Convolution) -> Convolution:
+    """Return a convolution's geometry, without parameters."""
+    kind: type[Convolution] = nn.Conv1d if isinstance(layer, nn.Conv1d) else nn.Conv2d
+    with torch.device("meta"):
+        made = kind(
+            layer.in_channels,
+            layer.out_channels,
+            layer.kernel_size,  # type: ignore[arg-type]
+            layer.stride,  # type: ignore[arg-type]
+            layer.padding,  # type: ignore[arg-type]
+            layer.dilation,  # type: ignore[arg-type]
+            layer.groups,
+            bias=False,
+            padding_mode=layer.padding_mode,
+        )
+    made.weight = None  # type: ignore[assignment]
+    return made

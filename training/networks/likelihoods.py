@@ -1,0 +1,295 @@
+"""Likelihoods: what a network's outputs say of a target. A class a task; their fields are in the
+same order.
+
+`served` is what the network's graph gives for each draw and row, made of the network's outputs by
+`forward`.
+"""
+
+import math
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional
+
+from model_store.types import Task
+
+Noise = Literal["homoscedastic", "heteroscedastic"]
+LOG_VARIANCE_LIMIT = (
+    16.0  # of a standardised target: standard deviations of 3e-4 to 3e3 times the target's
+)
+SPEED = 10.0  # a lone parameter has to go as far as the outputs of many
+
+
+@runtime_checkable
+class Likelihood(Protocol):
+    """What every task gives. All are `torch.nn.Module`s."""
+
+    task: Task
+    metric: str  # the name of what `errors` comes to
+    score: str  # the name of the proper score that chooses a checkpoint
+    outputs: int  # of the network
+    meaning: str  # of these outputs
+    temperature: Tensor  # T, a buffer: what is served is p(y | x, theta)^(1/T), normalised
+
+    def __call__(self, outputs: Float[Tensor, "K N O"]) -> Float[Tensor, "K N C"]:
+        """Return what is served: see `model_store.inference.runtime.OUTPUTS`."""
+
+    def log_likelihood(self, served: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "K N"]:
+        """Return log p(y | x, theta) of each draw and row, in nats."""
+
+    def weighted_log_likelihood(
+        self, served: Float[Tensor, "K N C"], y: Tensor
+    ) -> Float[Tensor, "K N"]:
+        """Return what training maximises of each draw and row: the same, or where rows are weighted
+        w log p_w(y)."""
+
+    def tempered(
+        self, served: Float[Tensor, "K N C"], temperature: float
+    ) -> Float[Tensor, "K N C"]:
+        """Return what would be served at T = `temperature`, given what is at T = 1."""
+
+    def mixture_log_likelihood(
+        self, served: Float[Tensor, "K N C"], y: Tensor
+    ) -> Float[Tensor, "N"]:
+        """Return log mean_k p(y | x, theta_k) of each row, in nats."""
+
+    def errors(self, served: Float[Tensor, "N C"], y: Tensor) -> Float[Tensor, "N"]:
+        """Return what a row adds to the metric, given what one draw or all say of it."""
+
+    def to_metric(self, mean_error: float) -> float:
+        """Return the metric, given the mean of `errors`."""
+
+    def validation(self, served: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "N 3"]:
+        """Return of each row a proper score to choose a checkpoint by (less is better),
+        log-likelihood and error."""
+
+    def start(self, y: Tensor) -> None:
+        """Start from the training targets."""
+
+    def guess(self, train: Tensor, y: Tensor) -> float:
+        """Return the metric of the best answer to `y` that is the same for all rows, given the
+        training targets."""
+
+
+class Categorical(nn.Module):
+    """Classes by softmax: outputs are logits, one a class.
+
+    Where rows of class c count as w_c rows in training, the outputs fit p_w(y | x), which is
+    proportional to w_y p(y | x). What is served is p(y | x), of classes with the shares that they
+    have in the data.
+    """
+
+    task: Task = "classification"
+    metric = "accuracy"
+    score = "brier"
+    temperature: Tensor
+    log_weights: Tensor | None
+
+    def __init__(self, classes: int, is_weighted: bool = False) -> None:
+        super().__init__()
+        self.outputs = classes
+        self.meaning = "one for each class"
+        self.register_buffer("temperature", torch.ones(()))
+        self.register_buffer("log_weights", torch.zeros(classes) if is_weighted else None)
+
+    def forward(self, outputs: Float[Tensor, "K N C"]) -> Float[Tensor, "K N C"]:
+        """Return log class probabilities, in nats."""
+        logits = outputs if self.log_weights is None else outputs - self.log_weights
+        return functional.log_softmax(logits / self.temperature, dim=-1)
+
+    def weighted_log_likelihood(
+        self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"]
+    ) -> Float[Tensor, "K N"]:
+        """Return w_y log p_w(y | x, theta); it is log p(y | x, theta) where rows are not
+        weighted."""
+        if self.log_weights is None:
+            return self.log_likelihood(log_probs, y)
+        weighted = functional.log_softmax(log_probs + self.log_weights, dim=-1)
+        return self.log_weights.exp()[y] * self.log_likelihood(weighted, y)
+
+    def tempered(
+        self, log_probs: Float[Tensor, "K N C"], temperature: float
+    ) -> Float[Tensor, "K N C"]:
+        """Return log(p^(1/T) / sum_c p_c^(1/T)) (Guo et al., "On calibration of modern neural
+        networks", 2017)."""
+        return functional.log_softmax(log_probs / temperature, dim=-1)
+
+    def mixture_log_likelihood(
+        self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"]
+    ) -> Float[Tensor, "N"]:
+        """Return the log of each label's mean probability over draws, in nats."""
+        return torch.logsumexp(self.log_likelihood(log_probs, y).double(), dim=0) - math.log(
+            len(log_probs)
+        )
+
+    def log_likelihood(
+        self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"]
+    ) -> Float[Tensor, "K N"]:
+        """Return log p(y | x, theta) of each draw and row, in nats."""
+        return log_probs.gather(2, y.expand(len(log_probs), -1)[:, :, None])[:, :, 0]
+
+    def errors(self, log_probs: Float[Tensor, "N C"], y: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
+        """Return 1 for a row whose most probable class is its own."""
+        return (log_probs.argmax(1) == y).double()
+
+    def to_metric(self, mean_error: float) -> float:
+        """Return the accuracy."""
+        return mean_error
+
+    def validation(
+        self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"]
+    ) -> Float[Tensor, "N 3"]:
+        """Return Brier score, log-likelihood and whether the label is right, of the mean over
+        draws."""
+        probs = log_probs.exp().mean(0).double()
+        true_probs = probs.gather(1, y[:, None])[:, 0]
+        brier = (
+            probs.square().sum(1) - 2.0 * true_probs + 1.0
+        )  # sum over classes of (p - [class is true])^2
+        return torch.stack(
+            [brier, self.mixture_log_likelihood(log_probs, y), self.errors(probs, y)], dim=1
+        )
+
+    def start(self, y: Tensor) -> None:
+        """Do nothing: classes start alike."""
+
+    def guess(self, train: Int64[Tensor, "M"], y: Int64[Tensor, "N"]) -> float:
+        """Return the accuracy of the most frequent class."""
+        return (y == torch.mode(train).values).double().mean().item()
+
+
+class Gaussian(nn.Module):
+    """A real target with Gaussian noise that is learned.
+
+    Outputs are of the target standardised by mean and standard deviation of the training rows, or
+    of the target itself (`is_in_units`): its mean and, where the noise is heteroscedastic (differs
+    by row), its log variance. Homoscedastic noise is one parameter.
+    """
+
+    task: Task = "regression"
+    metric = "rmse"
+    score = "crps"
+    target_mean: Tensor
+    target_std: Tensor
+    temperature: Tensor  # T: the variance is T times what was learned
+
+    def __init__(self, noise: Noise, is_in_units: bool = False) -> None:
+        """Make one; `is_in_units` of a network that was trained elsewhere, whose outputs are of the
+        target itself."""
+        super().__init__()
+        self.is_in_units = is_in_units
+        self.outputs = 2 if noise == "heteroscedastic" else 1
+        self.meaning = "mean and log variance" if noise == "heteroscedastic" else "the mean"
+        self.register_buffer("target_mean", torch.zeros(()))
+        self.register_buffer("target_std", torch.ones(()))
+        self.register_buffer("temperature", torch.ones(()))
+        self.log_variance = nn.Parameter(torch.zeros(())) if noise == "homoscedastic" else None
+
+    def forward(self, outputs: Float[Tensor, "K N O"]) -> Float[Tensor, "K N 2"]:
+        """Return mean and log variance of the target, in its units."""
+        mean = (
+            outputs[..., :1]
+            if self.is_in_units
+            else outputs[..., :1] * self.target_std + self.target_mean
+        )
+        if self.log_variance is None:
+            log_variance = (
+                outputs[..., 1:] - 2.0 * self.target_std.log()
+                if self.is_in_units
+                else outputs[..., 1:]
+            )
+        else:
+            log_variance = (SPEED * self.log_variance).expand(mean.shape)
+        log_variance = (
+            log_variance.clamp(-LOG_VARIANCE_LIMIT, LOG_VARIANCE_LIMIT)
+            + 2.0 * self.target_std.log()
+        )
+        return torch.cat([mean, log_variance + self.temperature.log()], dim=-1)
+
+    def tempered(
+        self, moments: Float[Tensor, "K N 2"], temperature: float
+    ) -> Float[Tensor, "K N 2"]:
+        """Return the moments with T times the variance: N(y; m, s^2)^(1/T), normalised, is N(y; m,
+        T s^2)."""
+        mean, log_variance = moments.unbind(-1)
+        return torch.stack([mean, log_variance + math.log(temperature)], dim=-1)
+
+    def mixture_log_likelihood(
+        self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]
+    ) -> Float[Tensor, "N"]:
+        """Return the log density of each target under the mixture over draws, in nats."""
+        return torch.logsumexp(self.log_likelihood(moments.double(), y), dim=0) - math.log(
+            len(moments)
+        )
+
+    def log_likelihood(
+        self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]
+    ) -> Float[Tensor, "K N"]:
+        """Return log N(y; mean, variance) of each draw and row, in nats, of a density in the
+        target's units."""
+        mean, log_variance = moments.unbind(-1)
+        return -0.5 * (
+            math.log(2.0 * math.pi) + log_variance + (y - mean).square() * (-log_variance).exp()
+        )
+
+    def weighted_log_likelihood(
+        self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]
+    ) -> Float[Tensor, "K N"]:
+        """Return the log-likelihood: rows of a regression are not weighted."""
+        return self.log_likelihood(moments, y)
+
+    def errors(self, moments: Float[Tensor, "N 2"], y: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+        """Return squared errors."""
+        return (moments[:, 0] - y).double().square()
+
+    def to_metric(self, mean_error: float) -> float:
+        """Return the root of the mean squared error, in the target's units."""
+        return math.sqrt(mean_error)
+
+    def validation(
+        self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]
+    ) -> Float[Tensor, "N 3"]:
+        """Return CRPS, log-likelihood and squared error of the mixture over draws."""
+        moments = moments.double()
+        return torch.stack(
+            [
+                crps(moments, y),
+                self.mixture_log_likelihood(moments, y),
+                self.errors(moments.mean(0), y),
+            ],
+            dim=1,
+        )
+
+    @torch.no_grad()
+    def start(self, y: Float[Tensor, "N"]) -> None:
+        """Standardise by the training targets."""
+        self.target_mean.copy_(y.double().mean())
+        self.target_std.copy_(y.double().std(correction=0))
+
+    def guess(self, train: Float[Tensor, "M"], y: Float[Tensor, "N"]) -> float:
+        """Return the root mean squared error of the mean."""
+        return math.sqrt((y.double() - train.double().mean()).square().mean().item())
+
+
+def crps(moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+    """Return the continuous ranked probability score of a mixture of Gaussians, in units of y; less
+    is better.
+
+    It is mean_k A(y - m_k, s_k) - mean_kj A(m_k - m_j, sqrt(s_k^2 + s_j^2)) / 2, where A(m, s) is
+    the mean size of a Gaussian number (Grimit et al., "The continuous ranked probability score for
+    circular variables and its application to mesoscale forecast ensemble verification", 2006).
+    """
+    mean, variance = moments[..., 0], moments[..., 1].exp()
+    to_target = _mean_size(y - mean, variance).mean(0)
+    pairs = [_mean_size(mean[k] - mean, variance[k] + variance).mean(0) for k in range(len(mean))]
+    return to_target - 0.5 * torch.stack(pairs).mean(0)
+
+
+def _mean_size(mean: Tensor, variance: Tensor) -> Tensor:
+    """Return E|z| of z ~ N(mean, variance)."""
+    std = variance.sqrt()
+    z = mean / std
+    density = (-0.5 * z.square()).exp() / math.sqrt(2.0 * math.pi)
+    return mean * torch.erf(z / math.sqrt(2.0)) + 2.0 * std * density

@@ -1,0 +1,552 @@
+"""Primary networks as functions of an input and theta: outputs[k, n] = f(x[n], theta[k]).
+
+Any module becomes one: its Linear and convolution layers, or those of them that are named, are
+    replaced in a copy by
+layers that read their part of theta (`training.networks.layers`), and everything else, the module's
+own forward included, stays as it is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor, nn
+
+from model_store.errors import InvalidInput
+from training.networks.layers import (
+    FeatureLayer,
+    HyperLayer,
+    MaskLayer,
+    Pass,
+    Position,
+    ScaledLayer,
+    Slot,
+    WeightLayer,
+)
+from training.networks.layers import initial_weights as weights_of
+from training.networks.probes import (
+    DROPOUTS,
+    ROWS,
+    check_calls,
+    check_repeatable,
+    copied,
+    dropped_units,
+    kept_inputs,
+    run_on_rows,
+)
+from training.networks.selection import (
+    DRAWABLE,
+    NOT_DRAWN,
+    Drawable,
+    drawn_layers,
+    freeze,
+    is_named,
+)
+from training.networks.standardised import Standardised
+
+Drawn = Literal["scales", "weights", "masks", "hypernet"]
+ELEMENTWISE = (
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.Identity,
+)
+WEIGHTED = (
+    *DRAWABLE,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Bilinear,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+    ScaledLayer,
+    WeightLayer,
+    HyperLayer,
+)
+TRIAL_ROWS, TRIAL_DRAWS = 3, 2
+
+torch.backends.mha.set_fastpath_enabled(False)  # one operator, unknown to ONNX
+
+
+@dataclass(frozen=True)
+class Stochastic:
+    """What of a module is drawn: which layers take the place of its own."""
+
+    drawn: Drawn
+    layers: Sequence[str] | None = None  # patterns of the layers' names; None of all that can be
+    rate: float = (
+        0.5  # of masks before every layer but the first, where a module has no Dropout of its own
+    )
+    input_rate: float = 0.0  # of masks before the first
+    hidden: int = 50  # units of a hypernet's inference network
+    vector_scaling: bool = True
+    initial_log_std: float = -4.0  # of a hypernet's weights
+
+
+class DrawnNetwork(Standardised):
+    """A module whose drawn layers read theta; `slots` says which part is whose."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        stochastic: Stochastic,
+        shape: Sequence[int],
+        trained: Sequence[str] | None = None,
+        examples: Num[Tensor, "R ..."] | None = None,
+        is_trained: bool = False,
+    ) -> None:
+        """Convert a copy of a module that takes rows of `shape`.
+
+        Args:
+            module: any module whose outputs are a row for each input row.
+            stochastic: which of its layers are drawn, and how.
+            shape: of a row.
+            trained: patterns of the layers that are not drawn whose parameters a fit may change;
+                None of all.
+            examples: rows that the module takes, to find out what it does; by default normal noise.
+                Where they are integers, it takes ids.
+            is_trained: whether theta starts where the network computes what the module does.
+
+        Raises:
+            InvalidInput: naming the layer that is not supported, or what fails when the module runs
+                on several draws.
+        """
+        examples = noise_rows(shape) if examples is None else examples
+        super().__init__(shape, takes_ids=not examples.is_floating_point())
+        module = nn.Sequential(module) if isinstance(module, DRAWABLE) else module
+        self.is_trained = is_trained
+        self.current = Pass()
+        self.is_paired = stochastic.drawn in ("scales", "masks")  # rows may have draws of their own
+        folded = stochastic.drawn == "hypernet" or not _is_chain(module)
+        self.folded = folded
+        self.shares_input = True
+        self.places: list[Position] = []
+        self.initial: dict[
+            str, Tensor
+        ] = {}  # the module's own weights, by slot, where weights are drawn
+        # weights that are not drawn, and with what probability masks keep each of their inputs
+        self.masked_weights: list[tuple[str, Tensor]] = []
+        drawn = drawn_layers(module, stochastic.layers)
+        _check_supported(module, drawn)
+        check_repeatable(module, examples)
+        check_calls(module, drawn, examples)
+        module = copied(module)
+        self.frozen = freeze(module, trained, list(drawn))
+        self.module = self._converted(module, stochastic, list(drawn), examples)
+        self.slots = [place.slot for place in self.places if place.slot.size]
+        self.theta_dimension = sum(slot.size for slot in self.slots)
+        if not self.theta_dimension:
+            if self.masked_weights:
+                raise InvalidInput(
+                    "network",
+                    "a place for a mask: a second layer, or posterior.input_rate",
+                    "neither",
+                )
+            raise InvalidInput("network", "a Linear, Conv1d or Conv2d layer to draw", "none")
+        self._try(examples)
+
+    def forward(
+        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
+    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"]]:
+        """Return the outputs of each draw and row, and features: what is known of a row before any
+        draw.
+
+        Features are the first layer's product, or the standardised row where that depends on the
+        draw.
+        """
+        outputs, features, _ = self.run(x, theta)
+        return outputs, features
+
+    def run(
+        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
+    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Tensor | None]:
+        """Return outputs, features, and the KL of layers whose posterior depends on their input
+        (K), if any."""
+        self.current.num_draws = theta.shape[0]
+        return self._run(x, theta)
+
+    def _run(self, x: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        current = self.current
+        current.theta = self._by_layer(theta)
+        try:
+            standard = self.standardised(x)
+            h = (
+                standard
+                if self.shares_input
+                else standard.expand(current.num_draws, *standard.shape).flatten(0, 1)
+            )
+            outputs = self.module(h)
+            features = standard.flatten(1).float() if current.features is None else current.features
+            return (
+                outputs.unflatten(0, (current.num_draws, -1)) if self.folded else outputs,
+                features,
+                current.kl,
+            )
+        finally:
+            current.clear()
+
+    def _by_layer(self, theta: Tensor) -> dict[str, Tensor]:
+        parts = torch.split(theta, [slot.size for slot in self.slots], dim=-1)
+        return {slot.name: part for slot, part in zip(self.slots, parts, strict=True)}
+
+    def drawn_locally(
+        self,
+        x: Float[Tensor, "N I"],
+        mean: Float[Tensor, "D"],
+        std: Float[Tensor, "D"],
+        num_draws: int,
+    ) -> Float[Tensor, "K N C"]:
+        """Return outputs for training where weights are independent and normal: layers draw values,
+        row by row."""
+        self.current.std = self._by_layer(std)
+        self.current.num_draws = num_draws
+        return self._run(x, mean[None, None])[0]
+
+    def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
+        """Return what the last layer takes in under one draw."""
+        # onnxruntime multiplies few rows with the drawn weights of a lone draw in another order
+        # than many
+        draws = theta if self.is_paired else theta.expand(2, -1, -1)
+        h = last_input(self.module, lambda: self.run(x, draws))
+        return (h[: x.shape[0]] if self.folded or h.ndim == 2 else h[0]).flatten(1)
+
+    @torch.no_grad()
+    def initialise(
+        self, x: Float[Tensor, "N I"], standardise: bool = True
+    ) -> Float[Tensor, "D"] | None:
+        """Set standardisation from a batch, and return where theta starts: None where it has no
+        such place.
+
+        Scales, and biases with them, are set so that each unit's value before its nonlinearity has
+        mean 0 and variance 1 over the batch (Salimans and Kingma 2016, section 3); weights start as
+        the module's own. Those of a trained network start where it computes the same.
+        """
+        if standardise:
+            self.standardise(x)
+        if self.initial:
+            return torch.cat([self.initial[slot.name].flatten() for slot in self.slots])
+        scaled = {
+            layer.place.slot.name: layer
+            for layer in self.modules()
+            if isinstance(layer, ScaledLayer)
+        }
+        if not scaled:
+            return None
+        if self.is_trained:
+            return torch.cat([scaled[slot.name].lengths() for slot in self.slots])
+        was_training = self.training
+        statistics = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        start: dict[str, Tensor] = {}
+        self.current.start = start
+        try:
+            self.module.train()(self.standardised(x))
+        finally:
+            self.current.clear()
+            self.module.train(was_training)
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(statistics[name])
+        return torch.cat([start[slot.name] for slot in self.slots])
+
+    def fold(self) -> None:
+        """Normalise directions for good; the network computes the same."""
+        for layer in self.modules():
+            if isinstance(layer, ScaledLayer):
+                layer.normalise()
+
+    def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
+        """Return sum_l sum_i keep_li |W_li|^2 / (2 prior_std^2) over inputs i of layers whose
+        weights are not drawn.
+
+        It is the KL of a dropout posterior from the prior N(0, prior_std^2 I) on weights, up to a
+        constant (Gal and Ghahramani 2016, "Dropout as a Bayesian approximation", appendix, equation
+        13).
+        """
+        squares = [
+            _kept_square(self.module.get_parameter(name), kept)
+            for name, kept in self.masked_weights
+        ]
+        return torch.stack(squares).sum() / (2.0 * prior_std**2)
+
+    def _converted(
+        self, module: nn.Module, stochastic: Stochastic, drawn: Sequence[str], examples: Tensor
+    ) -> nn.Module:
+        layers = [
+            (name, layer) for name, layer in module.named_modules(remove_duplicate=False) if name
+        ]
+        dropouts = {name: layer for name, layer in layers if isinstance(layer, DROPOUTS)}
+        own = [
+            name
+            for name in dropouts
+            if stochastic.drawn == "masks" and is_named(name, stochastic.layers)
+        ]
+        units = dropped_units(module, own, examples) if own else {}
+        kept = kept_inputs(module, drawn, own, examples) if own else {}
+        first = True
+        for name, layer in layers:
+            if name in dropouts:
+                keep = 1.0 - dropouts[name].p
+                if name in own and len(units[name]) != 1:
+                    times = len(units[name])
+                    raise unsupported(
+                        name, layer, f"it runs {times} times; each place needs a Dropout of its own"
+                    )
+                replaced = (
+                    self._mask(name, units[name][0], keep)
+                    if name in own and keep < 1
+                    else nn.Identity()
+                )
+                module = _with(module, name, replaced)
+            elif name in drawn:
+                assert isinstance(layer, DRAWABLE)
+                module = _with(
+                    module, name, self._layer(name, layer, stochastic, first, kept.get(name))
+                )
+                first = False
+        return module
+
+    def _layer(
+        self, name: str, layer: Drawable, stochastic: Stochastic, first: bool, kept: Tensor | None
+    ) -> nn.Module:
+        """Return what takes a layer's place; `kept` says how the module's own Dropouts keep its
+        inputs, if any do."""
+        units = len(layer.weight)
+        if stochastic.drawn == "scales":
+            return ScaledLayer(layer, self._place(Slot(name, (units,)), first), self.is_trained)
+        if stochastic.drawn == "weights":
+            self.initial[name] = weights_of(layer)
+            return WeightLayer(
+                layer, self._place(Slot(name, tuple(self.initial[name].shape)), first)
+            )
+        if stochastic.drawn == "hypernet":
+            if not isinstance(layer, nn.Linear):
+                raise unsupported(name, layer, "a variational hypernetwork has Linear layers")
+            place = self._place(Slot(name, (layer.in_features, layer.out_features)), first)
+            hyper = HyperLayer(
+                layer,
+                place,
+                stochastic.hidden,
+                stochastic.vector_scaling,
+                stochastic.initial_log_std,
+            )
+            if self.is_trained:
+                hyper.start_as_layer()
+            return hyper
+        rate = 0.0 if kept is not None else stochastic.input_rate if first else stochastic.rate
+        inputs = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+        inner: nn.Module = layer
+        path = name
+        if first and rate == 0:
+            is_masked = bool(self.places)  # by a Dropout of the module's own
+            place = self._place(Slot(f"{name}.features", (0,)), not is_masked)
+            inner, path = FeatureLayer(layer, place), f"{name}.layer"
+        elif rate > 0:
+            mask = self._mask(name, inputs, 1.0 - rate, isinstance(layer, nn.Linear))
+            inner, path = nn.Sequential(mask, layer), f"{name}.1"
+        kept = torch.full((inputs,), 1.0 - rate) if kept is None else kept
+        self.masked_weights.append((f"{path}.weight", kept))
+        return inner
+
+    def _mask(self, name: str, units: int, keep: float, of_last: bool = False) -> MaskLayer:
+        return MaskLayer(self._place(Slot(name, (units,), keep), False), of_last)
+
+    def _place(self, slot: Slot, first: bool) -> Position:
+        self.places.append(Position(slot, self.current, self.folded, first))
+        return self.places[-1]
+
+    @torch.no_grad()
+    def _try(self, examples: Num[Tensor, "R ..."]) -> None:
+        """Find out which layers see rows that all draws share, and check that draws and rows stay
+        apart."""
+        generator = torch.Generator().manual_seed(0)
+        x = examples[:TRIAL_ROWS].flatten(1).float()
+        x = x.repeat(TRIAL_ROWS, 1)[:TRIAL_ROWS]
+        theta = torch.rand(TRIAL_DRAWS, 1, self.theta_dimension, generator=generator)
+        was_training = self.training
+        self.eval()
+        try:
+            outputs = self._tried(x, theta)
+            if (
+                outputs is None
+            ):  # rows that all draws share meet rows that they do not, as in a residual addition
+                self.shares_input, self.folded = False, True
+                for place in self.places:
+                    place.shared, place.folded = False, True
+                outputs = run_on_rows(lambda: self(x, theta)[0])
+            one_by_one = torch.cat([self(x, theta[k : k + 1])[0] for k in range(TRIAL_DRAWS)])
+            alone = torch.cat([self(x[n : n + 1], theta)[0] for n in range(TRIAL_ROWS)], dim=1)
+        finally:
+            self.train(was_training)
+        for expected in (one_by_one, alone):
+            if (
+                outputs.ndim != 3
+                or outputs.shape != expected.shape
+                or not torch.allclose(outputs, expected, atol=1e-3)
+            ):
+                raise InvalidInput(
+                    "network",
+                    "one output row for each input row, whatever stands beside it",
+                    "a module that mixes rows",
+                )
+
+    def _tried(self, x: Tensor, theta: Tensor) -> Tensor | None:
+        self.current.trial_rows = TRIAL_ROWS
+        try:
+            outputs: Tensor = self(x, theta)[0]
+        except (RuntimeError, IndexError, ValueError):
+            return None
+        finally:
+            self.current.trial_rows = 0
+        return outputs if outputs.shape[:2] == (TRIAL_DRAWS, TRIAL_ROWS) else None
+
+
+class MemberNetwork(Standardised):
+    """Several fitted modules; theta is the number of one. With one member it is a plain network."""
+
+    def __init__(
+        self,
+        members: Sequence[nn.Module],
+        shape: Sequence[int],
+        trained: Sequence[str] | None = None,
+        examples: Num[Tensor, "R ..."] | None = None,
+    ) -> None:
+        """Take modules of rows of `shape`; `trained` and `examples` are as of a drawn network."""
+        examples = noise_rows(shape) if examples is None else examples
+        super().__init__(shape, takes_ids=not examples.is_floating_point())
+        self.members = nn.ModuleList(members)
+        self.frozen = [layer for member in members for layer in freeze(member, trained, [])]
+        self.theta_dimension = 1
+        self.is_paired = False
+        check_repeatable(members[0], examples)
+        copied(members[0])  # as what is served is tried in a copy
+
+    def forward(
+        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
+    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"]]:
+        """Return the outputs of each drawn member and row, and the standardised row as features."""
+        outputs, features, _ = self.run(x, theta)
+        return outputs, features
+
+    def run(
+        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
+    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], None]:
+        """Return outputs and features; there is no KL."""
+        standard = self.standardised(x)
+        outputs = torch.stack([member(standard) for member in self.members])
+        return outputs.index_select(0, theta[:, 0, 0].long()), standard.flatten(1).float(), None
+
+    def embed(self, x: Float[Tensor, "N I"], _: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
+        """Return what the first member's last layer takes in; members share no space to take a mean
+        in."""
+        standard = self.standardised(x)
+        return last_input(self.members[0], lambda: self.members[0](standard)).flatten(1)
+
+    @torch.no_grad()
+    def initialise(self, x: Float[Tensor, "N I"], standardise: bool = True) -> None:
+        """Set standardisation from a batch, if there is to be any."""
+        if standardise:
+            self.standardise(x)
+
+    def fold(self) -> None:
+        """Do nothing: there is nothing to fold."""
+
+    def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
+        """Return sum |W|^2 / (2 prior_std^2) over the weight matrices of all members."""
+        squares = [p.square().sum() for p in self.parameters() if p.ndim > 1]
+        return torch.stack(squares).sum() / (2.0 * prior_std**2)
+
+
+def noise_rows(shape: Sequence[int]) -> Tensor:
+    """Return rows of normal noise, to find out what a module does."""
+    return torch.randn(ROWS, *shape, generator=torch.Generator().manual_seed(0))
+
+
+def last_input(module: nn.Module, run: Callable[[], object]) -> Tensor:
+    """Return what the last of a module's layers takes in while it runs."""
+    seen: list[Tensor] = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        for layer in _outermost(module)
+    ]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen[-1]
+
+
+def _outermost(module: nn.Module) -> list[nn.Module]:
+    """Return a module's layers with weights, not looking inside those that are made of others."""
+    if isinstance(module, WEIGHTED):
+        return [module]
+    return [layer for child in module.children() for layer in _outermost(child)]
+
+
+def unsupported(name: str, layer: nn.Module, why: str) -> InvalidInput:
+    """Return the error for a layer that cannot be made Bayesian."""
+    return InvalidInput(
+        "network",
+        "supported layers (docs/training.md lists them)",
+        f"layer {name}: {type(layer).__name__}: {why}",
+    )
+
+
+def _kept_square(weight: Tensor, kept: Float[Tensor, "I"]) -> Float[Tensor, ""]:
+    """Return the sum of a layer's squared weights, each by its input's factor; convolutions may
+    have groups."""
+    squares = weight.square().flatten(2).sum(2) if weight.ndim > 2 else weight.square()
+    groups = len(kept) // squares.shape[1]
+    return torch.dot(squares.unflatten(0, (groups, -1)).sum(1).flatten(), kept.to(weight))
+
+
+def _check_supported(module: nn.Module, drawn: dict[str, Drawable]) -> None:
+    """Check that nothing else has a drawn layer's weights: what is not drawn may be any layer.
+
+    Raises:
+        InvalidInput: naming the layer, and what to do.
+    """
+    names: dict[int, str] = {}
+    owners: dict[int, str] = {}  # of parameters
+    for name, layer in drawn.items():
+        names.setdefault(id(layer), name)
+        for parameter in layer.parameters(recurse=False):
+            owners.setdefault(id(parameter), name)
+    for name, layer in module.named_modules(remove_duplicate=False):
+        if names.get(id(layer), name) != name:
+            other = names[id(layer)]
+            raise unsupported(
+                name,
+                layer,
+                f"it is also layer {other}; layers that share weights are not{NOT_DRAWN}",
+            )
+        for part, parameter in layer.named_parameters(recurse=False):
+            owner = owners.get(id(parameter), name)
+            if owner != name:
+                raise unsupported(
+                    name,
+                    layer,
+                    f"its {part} is also layer {owner}'s; each needs its own{NOT_DRAWN}",
+                )
+
+
+def _is_chain(module: nn.Module) -> bool:
+    """Whether a module is nothing but Linear layers and elementwise nonlinearities, one after the
+    other."""
+    return isinstance(module, nn.Sequential) and all(
+        isinstance(layer, (nn.Linear, *ELEMENTWISE, *DROPOUTS)) for layer in module
+    )
+
+
+def _with(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
+    """Return a module with the layer of that name replaced."""
+    parent, _, last = name.rpartition(".")
+    setattr(module.get_submodule(parent), last, layer)
+    return module

@@ -1,0 +1,403 @@
+"""What a module shows of itself when it runs on rows."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from model_store.errors import InvalidInput, one_line
+from training.networks.selection import DRAWABLE, NOT_DRAWN
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+REPEATED_ROWS = 3
+ROWS = 32  # so that hardly a unit is 0 in all of them by chance
+
+Layers = dict[str, nn.Module]
+
+
+def run_on_rows(run: Callable[..., Any], *rows: Tensor) -> Any:
+    """Return what a module says of rows.
+
+    Raises:
+        InvalidInput: if it fails.
+    """
+    training = run.training if isinstance(run, nn.Module) else False
+    try:
+        with torch.no_grad():
+            return (run.eval() if isinstance(run, nn.Module) else run)(*rows)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise InvalidInput("network", "a module that runs on a batch of rows", reason) from error
+    finally:
+        if isinstance(run, nn.Module):
+            run.train(training)
+
+
+def check_width(
+    module: nn.Module, factory: str, examples: Num[Tensor, "R ..."], width: int, meaning: str
+) -> None:
+    """Check that the module of a user's factory gives `width` numbers for each row; `meaning` says
+    what they are.
+
+    Raises:
+        InvalidInput: if the module fails, or naming the factory and the last layer that ran.
+    """
+    layers = {
+        name: layer for name, layer in module.named_modules() if name and not any(layer.children())
+    }
+    ran: list[str] = []
+    with _noted(layers, lambda name, _: ran.append(name)):
+        outputs: object = run_on_rows(module, examples)
+    rows = len(examples)
+    if isinstance(outputs, Tensor) and outputs.shape == (rows, width):
+        return
+    if not isinstance(outputs, Tensor):
+        given = f"a {type(outputs).__name__}"
+    elif outputs.ndim == 2 and len(outputs) == rows:
+        given = str(outputs.shape[1])
+    else:
+        given = f"shape {tuple(outputs.shape)} for {rows} rows"
+    after = f" after layer {ran[-1]}: {type(layers[ran[-1]]).__name__}" if ran else ""
+    expected = f"{factory} to make a module of {width} outputs for each row ({meaning})"
+    raise InvalidInput("network.factory", expected, f"{given}{after}")
+
+
+def last_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> tuple[str | None, bool]:
+    """Return the name of the last Linear or convolution layer that runs, and whether its values are
+    the outputs.
+
+    None where there is none. A module that is itself such a layer is named as if it were in a
+    `Sequential`.
+    """
+    if isinstance(module, DRAWABLE):
+        return "0", isinstance(module, nn.Linear)
+    ran: list[tuple[str, object]] = []
+    layers = {name: layer for name, layer in module.named_modules() if type(layer) in DRAWABLE}
+    with _noted(layers, lambda name, gave: ran.append((name, gave)), of_outputs=True):
+        outputs: object = run_on_rows(module, examples)
+    if not ran:
+        return None, False
+    name, gave = ran[-1]
+    return name, gave is outputs and isinstance(layers[name], nn.Linear)
+
+
+def check_ids(module: nn.Module, shape: Sequence[int], largest: int) -> None:
+    """Check that a module takes every id, up to the largest, in every place of a row.
+
+    Raises:
+        InvalidInput: if it does not.
+    """
+    try:
+        run_on_rows(module, torch.tensor([0, largest]).view(2, *[1] * len(shape)).expand(2, *shape))
+    except InvalidInput as error:
+        expected = f"a module that takes ids from 0 to {largest} in rows of shape {tuple(shape)}"
+        raise InvalidInput("network", expected, error.got) from error
+
+
+def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
+    """Check that a module says the same of the same rows again, whatever stands beside each.
+
+    Raises:
+        InvalidInput: if it does not; of what is random, it names the first layer that gives
+            something else.
+    """
+    rows = examples[:REPEATED_ROWS]
+    layers = {name: layer for name, layer in module.named_modules() if name}  # inner ones end first
+    first, ran = _seeded_run(module, layers, rows, 1)
+    if not isinstance(first, Tensor):
+        raise InvalidInput("network", "a module that gives a tensor", f"a {type(first).__name__}")
+    again, ran_again = _seeded_run(module, layers, rows, 2)
+    if not _same(first, again):
+        pairs = zip(ran, ran_again, strict=False)
+        random = (
+            one.name
+            for one, two in pairs
+            if _same(one.took, two.took) and not _same(one.gave, two.gave)
+        )
+        found = next(random, None)
+        where = (
+            "in forward itself"
+            if found is None
+            else f"at layer {found}: {type(layers[found]).__name__}"
+        )
+        expected = "the same outputs for the same rows: no random numbers and nothing kept between calls in forward"
+        raise InvalidInput("network", expected, f"others the second time, {where}")
+    alone = torch.cat([run_on_rows(module, rows[n : n + 1]) for n in range(len(rows))])
+    if alone.shape != first.shape or not torch.allclose(alone, first, atol=1e-3, equal_nan=True):
+        expected = "one output row for each input row, whatever stands beside it"
+        raise InvalidInput(
+            "network", expected, f"a module that mixes rows{_not_batch_first(layers)}"
+        )
+
+
+def _not_batch_first(layers: Layers) -> str:
+    """Name the first layer that takes steps along its first axis, where rows are."""
+    for name, layer in layers.items():
+        if getattr(layer, "batch_first", True) is False:
+            return f" (layer {name}: {type(layer).__name__} has batch_first=False)"
+    return ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Ran:
+    """A layer that ran: what it took in, and what it gave."""
+
+    name: str
+    took: object
+    gave: object
+
+
+def _seeded_run(
+    module: nn.Module, layers: Layers, rows: Tensor, seed: int
+) -> tuple[Any, list[_Ran]]:
+    """Return what a module says of rows, and which of some layers ran, while torch's random numbers
+    have a seed."""
+    ran: list[_Ran] = []
+
+    def note(name: str) -> Callable[[nn.Module, object, object], None]:
+        return lambda _, took, gave: ran.append(_Ran(name, took, gave))
+
+    hooks = [layer.register_forward_hook(note(name)) for name, layer in layers.items()]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return run_on_rows(module, rows), ran
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """Return a copy of a module.
+
+    Raises:
+        InvalidInput: if it cannot be copied, as where it holds a lock or a file.
+    """
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise InvalidInput("network", "a module that copy.deepcopy can copy", reason) from error
+
+
+def check_calls(
+    module: nn.Module, drawn: Mapping[str, nn.Module], examples: Num[Tensor, "R ..."]
+) -> None:
+    """Check that each drawn layer runs once, and that nothing but its own run reads its weights.
+
+    Such a layer is replaced by one that reads theta, and has no weights of its own any more.
+
+    Raises:
+        InvalidInput: naming the layer, and what to do.
+    """
+    layers = dict(drawn)
+    calls: Counter[str] = Counter()
+    running: list[str] = []  # layers that run at the moment
+    reads: Counter[str] = Counter()  # of weights, from outside
+
+    def begin(name: str) -> None:
+        calls[name] += 1
+        running.append(name)
+
+    owners = {
+        id(parameter): name
+        for name, layer in layers.items()
+        for parameter in layer.parameters(recurse=False)
+    }
+    with (
+        _noted(layers, lambda name, _: begin(name)),
+        _noted(layers, lambda name, _: running.remove(name), of_outputs=True),
+        _Reads(owners, lambda name: reads.update([name] if name not in running else [])),
+    ):
+        run_on_rows(module, examples)
+    for name, layer in layers.items():
+        if reads[name]:
+            raise _refused(
+                name,
+                layer,
+                f"forward reads its weights itself; call the layer instead{NOT_DRAWN}",
+            )
+        if not calls[name]:
+            raise _refused(
+                name,
+                layer,
+                f"it never runs; call it in forward, leave it out of the module{NOT_DRAWN}",
+            )
+        if calls[name] > 1:
+            raise _refused(
+                name,
+                layer,
+                f"it runs {calls[name]} times; each place needs a layer of its own{NOT_DRAWN}",
+            )
+
+
+def layer_of_operator(module: nn.Module, run: Callable[[], object], operator: str) -> str | None:
+    """Return the innermost layer of a module in which an operator such as `cumprod` runs, if it is
+    seen to."""
+    layers = {name: layer for name, layer in module.named_modules() if name}
+    running: list[str] = []
+    found: list[str] = []
+
+    with (
+        _noted(layers, lambda name, _: running.append(name)),
+        _noted(layers, lambda name, _: running.remove(name), of_outputs=True),
+        _Operators(lambda name: found.extend(running[-1:] if name == operator else [])),
+    ):
+        run()
+    return f"layer {found[0]}: {type(layers[found[0]]).__name__}" if found else None
+
+
+def reads_values(run: Callable[[], object]) -> bool:
+    """Whether something asks for the value of a tensor while it runs, as `if`, `int` and `item`
+    do."""
+    asked: list[str] = []
+    with _Operators(
+        lambda name: asked.extend([name] if name in ("_local_scalar_dense", "is_nonzero") else [])
+    ):
+        run()
+    return bool(asked)
+
+
+class _Operators(TorchDispatchMode):
+    """Notes the names of the operators that run."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.note = note
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return what an operator gives."""
+        self.note(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class _Reads(TorchFunctionMode):
+    """Notes which of some tensors are handed to torch's functions, by the names of who owns
+    them."""
+
+    def __init__(self, owners: dict[int, str], note: Callable[[str], None]) -> None:
+        super().__init__()
+        self.owners = owners
+        self.note = note
+
+    def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return what a function of torch gives."""
+        for argument in (*args, *(kwargs or {}).values()):
+            for part in argument if isinstance(argument, list | tuple) else (argument,):
+                if id(part) in self.owners:
+                    self.note(self.owners[id(part)])
+        return func(*args, **(kwargs or {}))
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether two values that a layer took or gave are the same; of what is no tensor, the tensors
+    within."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return all(_same(a, b) for a, b in zip(one, other, strict=False))
+    return True
+
+
+def _refused(name: str, layer: nn.Module, why: str) -> InvalidInput:
+    """Return the error for a layer that cannot be made Bayesian as it is used."""
+    return InvalidInput(
+        "network",
+        "supported layers (docs/training.md lists them)",
+        f"layer {name}: {type(layer).__name__}: {why}",
+    )
+
+
+def dropped_units(
+    module: nn.Module, names: Sequence[str], examples: Num[Tensor, "R ..."]
+) -> dict[str, list[int]]:
+    """Return how many units, or channels, some Dropouts of a module see, by name, whenever they
+    run."""
+    dropouts = {name: module.get_submodule(name) for name in names}
+    units: dict[str, list[int]] = {name: [] for name in dropouts}
+    with _noted(dropouts, lambda name, inputs: units[name].append(inputs.shape[1])):
+        run_on_rows(module, examples)
+    return units
+
+
+def kept_inputs(
+    module: nn.Module, drawn: Sequence[str], dropouts: Sequence[str], examples: Num[Tensor, "R ..."]
+) -> dict[str, Float[Tensor, "I"]]:
+    """Return with what probability each drawn layer's inputs, or channels, pass some of the
+    module's Dropouts.
+
+    An input counts as dropped with a unit that it is 0 without. What weighted layers give is noise
+    here, so that only Dropouts between one and the next are seen.
+    """
+    layers = {name: module.get_submodule(name) for name in drawn}
+    weighted = [layer for layer in module.modules() if isinstance(layer, DRAWABLE)]
+    kept = {name: torch.ones(_inputs(layer)) for name, layer in layers.items()}
+    generator = torch.Generator().manual_seed(0)
+    live: dict[str, Tensor] = {}
+
+    def note(name: str, inputs: Tensor) -> None:
+        axis = -1 if isinstance(layers[name], nn.Linear) else 1
+        live[name] = (inputs != 0).movedim(axis, 0).flatten(1).any(1)
+
+    def noise(_: nn.Module, __: tuple[Tensor], outputs: Tensor) -> Tensor:
+        return torch.randn(outputs.shape, generator=generator)
+
+    noises = [layer.register_forward_hook(noise) for layer in weighted]
+    try:
+        with _noted(layers, note):
+            run_on_rows(module, examples)
+            alive = dict(live)
+            for name in dropouts:
+                dropout = module.get_submodule(name)
+                assert isinstance(dropout, DROPOUTS)
+                with _zeroed(dropout):
+                    run_on_rows(module, examples)
+                for layer, units in live.items():
+                    kept[layer][alive[layer] & ~units] *= 1.0 - dropout.p
+    finally:
+        for hook in noises:
+            hook.remove()
+    return kept
+
+
+def _inputs(layer: nn.Module) -> int:
+    assert isinstance(layer, DRAWABLE)
+    return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+
+
+@contextmanager
+def _noted(
+    layers: Layers, note: Callable[[str, Any], None], of_outputs: bool = False
+) -> Iterator[None]:
+    """Note what each layer takes in as its first argument, or what it gives."""
+    hooks = [
+        layer.register_forward_hook(lambda _, __, outputs, name=name: note(name, outputs))
+        if of_outputs
+        else layer.register_forward_pre_hook(
+            lambda _, inputs, name=name: note(name, inputs[0] if inputs else None)
+        )
+        for name, layer in layers.items()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _zeroed(layer: nn.Module) -> Iterator[None]:
+    """Give zeros in place of a layer's value."""
+    hook = layer.register_forward_hook(lambda _, __, outputs: torch.zeros_like(outputs))
+    try:
+        yield
+    finally:
+        hook.remove()

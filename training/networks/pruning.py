@@ -1,0 +1,139 @@
+"""Pruning by signal-to-noise ratio |mu| / sigma (Blundell et al. 2015, "Weight uncertainty",
+sections 3.2 and 5.1).
+
+A removed weight is 0 in every draw. Noise and theta then hold only what is left, and the network
+puts it into its place in matrices of zeros: ONNX has no product with sparse matrices. Of a chain of
+Linear layers, units that no weight leads out of any more are left out altogether, with what leads
+into them: no output depends on them. Units that no weight leads into stay, since their drawn biases
+matter.
+"""
+
+import copy
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from model_store.errors import InvalidInput
+from training.networks.layers import WeightLayer
+from training.networks.model import BayesianModel
+from training.networks.networks import DrawnNetwork
+from training.posteriors.gaussian import GaussianPosterior
+
+
+class InputUnits(nn.Module):
+    """Passes some of a row's numbers on, those that a weight leads out of."""
+
+    index: Tensor
+
+    def __init__(self, index: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("index", index, persistent=False)
+
+    def forward(self, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch J"]:
+        """Return the numbers of these places."""
+        return x.index_select(-1, self.index)
+
+
+def signal_to_noise(model: BayesianModel) -> Float[Tensor, "D"]:
+    """Return |mu| / sigma of every weight and bias, in theta's order.
+
+    Raises:
+        InvalidInput: if the model is not of Bayes by Backprop.
+    """
+    posterior = model.posterior
+    if not isinstance(posterior, GaussianPosterior):
+        raise InvalidInput(
+            "method", "bbb-gaussian or bbb-mixture, whose weights have a mu and a sigma", "another"
+        )
+    return (posterior.mu.abs() / posterior.sigma).detach()
+
+
+def is_weight(model: BayesianModel) -> Bool[Tensor, "D"]:
+    """Return which numbers of theta are weights; the others are biases."""
+    parts = []
+    for layer in _layers(model):
+        part = torch.ones(layer.place.slot.shape, dtype=torch.bool)
+        part[layer.shape[0] :] = False
+        parts.append(part.flatten())
+    return torch.cat(parts)
+
+
+def strongest(model: BayesianModel, fraction: float) -> Bool[Tensor, "D"]:
+    """Return which numbers of theta are left when `fraction` of the weights are removed: biases,
+    and the strongest.
+
+    Raises:
+        InvalidInput: if the fraction is not in [0, 1), or a layer would be left without weights.
+    """
+    if not 0 <= fraction < 1:
+        raise InvalidInput("--fraction", "at least 0 and less than 1", f"{fraction}")
+    ratio, weights = signal_to_noise(model), is_weight(model)
+    removed = round(fraction * int(weights.sum()))
+    order = ratio.masked_fill(~weights, torch.inf).argsort(stable=True)
+    kept = torch.ones_like(weights)
+    kept[order[:removed]] = False
+    for layer, part in zip(_layers(model), _matrices(model, kept), strict=True):
+        if not part.any():
+            name = layer.place.slot.name
+            raise InvalidInput(
+                "--fraction",
+                "one that leaves weights in every layer",
+                f"{fraction}: none in {name}",
+            )
+    return kept
+
+
+def prune(model: BayesianModel, kept: Bool[Tensor, "D"]) -> BayesianModel:
+    """Return a model whose theta is the numbers in `kept`, less those that no output depends on.
+
+    `network.kept` of its state holds their places in the old theta.
+    """
+    pruned = copy.deepcopy(model)
+    network, posterior = pruned.network, model.posterior
+    assert isinstance(network, DrawnNetwork)
+    assert isinstance(posterior, GaussianPosterior)
+    layers, matrices = _layers(pruned), _matrices(model, kept)
+    inputs = [torch.ones(len(matrix), dtype=torch.bool) for matrix in matrices]
+    outputs = [torch.ones(matrix.shape[1], dtype=torch.bool) for matrix in matrices]
+    if not network.folded:  # a chain
+        for i in reversed(range(len(layers))):
+            inputs[i] = (matrices[i] & outputs[i]).any(1)
+            if i > 0:
+                outputs[i - 1] = inputs[i]
+    places = []
+    for layer, matrix, used, live in zip(layers, matrices, inputs, outputs, strict=True):
+        biases = torch.ones(layer.place.slot.shape[0] - len(matrix), len(live), dtype=torch.bool)
+        places.append((torch.cat([matrix, biases]) & live).flatten())
+        layer.keep(matrix[used][:, live])
+    if not inputs[0].all():
+        network.module = nn.Sequential(
+            InputUnits(inputs[0].nonzero()[:, 0]), *network.module.children()
+        )
+    index = torch.cat(places).nonzero()[:, 0]
+    network.slots = [layer.place.slot for layer in layers]
+    network.theta_dimension = len(index)
+    network.initial = {}
+    network.register_buffer("kept", index.int())
+    pruned.posterior = GaussianPosterior(len(index), 0.0, posterior.prior)
+    pruned.posterior.load_state_dict({"mu": posterior.mu[index], "rho": posterior.rho[index]})
+    assert sum(slot.size for slot in network.slots) == len(index)
+    return pruned
+
+
+def _layers(model: BayesianModel) -> list[WeightLayer]:
+    """Return the layers whose weights are drawn, in theta's order."""
+    by_slot = {
+        part.place.slot.name: part for part in model.modules() if isinstance(part, WeightLayer)
+    }
+    assert isinstance(model.network, DrawnNetwork)
+    return [by_slot[slot.name] for slot in model.network.slots]
+
+
+def _matrices(model: BayesianModel, kept: Bool[Tensor, "D"]) -> list[Tensor]:
+    """Return which weights of each layer are left, (inputs, outputs)."""
+    parts = kept.split([layer.place.slot.size for layer in _layers(model)])
+    return [
+        part.unflatten(0, layer.place.slot.shape)[: layer.shape[0]]
+        for part, layer in zip(parts, _layers(model), strict=True)
+    ]

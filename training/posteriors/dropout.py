@@ -1,0 +1,55 @@
+"""Dropout: Bernoulli masks, one number a unit."""
+
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from model_store.inference.noise import NOISE_ALGORITHM
+from training.networks.layers import Slot
+
+
+class MaskPosterior(nn.Module):
+    """theta_i = 1 / keep_i where eps_i is below the keep_i-quantile of N(0, 1), else 0.
+
+    Monte Carlo dropout (Gal and Ghahramani 2016); its KL is the network's weight decay. Served
+    without masks (`is_served = False`) theta is 1, its mean: dropout in training alone, and a
+    single draw.
+    """
+
+    algorithm = NOISE_ALGORITHM
+    keep: Tensor
+    threshold: Tensor
+
+    def __init__(self, slots: Sequence[Slot], is_served: bool = True) -> None:
+        super().__init__()
+        keep = torch.cat([torch.full((slot.size,), slot.keep) for slot in slots])
+        self.noise_dimension = self.theta_dimension = len(keep)
+        self.max_draws: int | None = None if is_served else 1
+        quantiles = [torch.full((slot.size,), NormalDist().inv_cdf(slot.keep)) for slot in slots]
+        self.register_buffer("keep", keep)
+        self.register_buffer("threshold", torch.cat(quantiles))
+
+    def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
+        """Return one draw of theta for each row of noise."""
+        return self._masks(eps) if self.max_draws is None else torch.ones_like(eps)
+
+    def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
+        """Return masks, and 0: the KL depends on the network's weights, and is their decay."""
+        return self._masks(eps), eps.new_zeros(len(eps))
+
+    def spread_parameters(self) -> list[nn.Parameter]:
+        """Return none: the width of a mask is its rate."""
+        return []
+
+    def centre(self) -> Float[Tensor, "D"]:
+        """Return 1, the mean."""
+        return torch.ones(self.theta_dimension)
+
+    def start_at(self, theta: Float[Tensor, "D"]) -> None:
+        """Do nothing: masks have no centre."""
+
+    def _masks(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
+        return (eps < self.threshold).to(eps.dtype) / self.keep

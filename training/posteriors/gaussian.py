@@ -1,0 +1,143 @@
+"""Bayes by Backprop: a factorial Gaussian over weights."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from model_store.inference.noise import NOISE_ALGORITHM
+
+LEAST_EXPONENT = -20.0
+
+
+@dataclass(frozen=True)
+class GaussianPrior:
+    """N(0, std^2 I)."""
+
+    std: float
+    has_analytic_kl = True
+
+    def log_density(self, theta: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return the log density of each weight."""
+        return -0.5 * (theta / self.std).square() - math.log(self.std * math.sqrt(2 * math.pi))
+
+    def kl(
+        self, theta: Float[Tensor, "K D"], mu: Float[Tensor, "D"], sigma: Float[Tensor, "D"]
+    ) -> Float[Tensor, "K"]:
+        """Return KL(N(mu, sigma^2) || p), the same for each draw."""
+        ratio = (sigma / self.std).square()
+        kl = 0.5 * (ratio + (mu / self.std).square() - 1.0 - ratio.log()).sum()
+        return kl.expand(len(theta))
+
+
+@dataclass(frozen=True)
+class ScaleMixturePrior:
+    """pi N(0, std_1^2) + (1 - pi) N(0, std_2^2) for each weight (Blundell et al. 2015, equation
+    7)."""
+
+    pi: float
+    std_1: float
+    std_2: float
+    has_analytic_kl = False
+
+    def log_density(self, theta: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return the log density of each weight: that of the wider part, and how much the narrower
+        adds to it."""
+        parts = sorted(((self.std_1, self.pi), (self.std_2, 1.0 - self.pi)), reverse=True)
+        (wide, of_wide), (narrow, of_narrow) = parts
+        first = math.log(of_wide / (wide * math.sqrt(2 * math.pi)))
+        offset = math.log(of_narrow * wide / (of_wide * narrow))
+        square = theta.square()
+        exponent = offset - 0.5 * (narrow**-2 - wide**-2) * square
+        # Less than this adds nothing; its exponential is a denormal number, which takes ten times
+        # as long.
+        added = functional.softplus(exponent.clamp(min=LEAST_EXPONENT))
+        return first - 0.5 * wide**-2 * square + added
+
+    def kl(
+        self, theta: Float[Tensor, "K D"], mu: Float[Tensor, "D"], sigma: Float[Tensor, "D"]
+    ) -> Float[Tensor, "K"]:
+        """Return log q(theta) - log p(theta) of each draw.
+
+        Of theta = mu + sigma eps, log q is that of eps less log sigma: no gradient passes through
+        the quotient.
+        """
+        eps = ((theta - mu) / sigma).detach()
+        log_q = -0.5 * eps.square().sum(-1) - (sigma.log() + 0.5 * math.log(2 * math.pi)).sum()
+        return log_q - self.log_density(theta).sum(-1)
+
+
+class GaussianPosterior(nn.Module):
+    """theta = mu + softplus(rho) eps (Blundell et al. 2015, "Weight uncertainty in neural
+    networks", section 3.2)."""
+
+    algorithm = NOISE_ALGORITHM
+    max_draws: int | None = None
+
+    def __init__(
+        self, dimension: int, initial_log_std: float, prior: GaussianPrior | ScaleMixturePrior
+    ) -> None:
+        super().__init__()
+        self.noise_dimension = dimension
+        self.theta_dimension = dimension
+        self.prior = prior
+        self.mu = nn.Parameter(torch.zeros(dimension))
+        self.rho = nn.Parameter(
+            torch.full((dimension,), math.log(math.expm1(math.exp(initial_log_std))))
+        )
+
+    @property
+    def sigma(self) -> Float[Tensor, "D"]:
+        """The standard deviation of each weight."""
+        return functional.softplus(self.rho)
+
+    def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
+        """Return one draw of theta for each row of noise."""
+        return self.mu + self.sigma * eps
+
+    def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
+        """Return draws of theta, and the KL: of a Gaussian prior itself, of a mixture an estimate
+        from each draw."""
+        sigma = self.sigma
+        theta = self.mu + sigma * eps
+        return theta, self.prior.kl(theta, self.mu, sigma)
+
+    def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
+        """Return mean and standard deviation of each weight."""
+        return self.mu, self.sigma
+
+    def divergence(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
+        """Return the KL of `sample`; a Gaussian prior's does not look at the noise."""
+        sigma = self.sigma
+        theta = self.mu.expand(len(eps), -1) if self.has_analytic_kl else self.mu + sigma * eps
+        return self.prior.kl(theta, self.mu, sigma)
+
+    @property
+    def has_analytic_kl(self) -> bool:
+        """Whether the KL is that of the distributions, and no draw's estimate."""
+        return self.prior.has_analytic_kl
+
+    def spread_parameters(self) -> list[nn.Parameter]:
+        """Return rho, which is nearly log sigma where that is small."""
+        return [self.rho]
+
+    def location(self) -> Float[Tensor, "D"]:
+        """Return the mean."""
+        return self.mu
+
+    def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
+        """Return log p(theta)."""
+        return self.prior.log_density(theta).sum(-1)
+
+    @torch.no_grad()
+    def centre(self) -> Float[Tensor, "D"]:
+        """Return the mean."""
+        return self.mu.detach().clone()
+
+    @torch.no_grad()
+    def start_at(self, theta: Float[Tensor, "D"]) -> None:
+        """Move the mean."""
+        self.mu.copy_(theta)

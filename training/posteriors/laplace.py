@@ -1,0 +1,215 @@
+"""Laplace's approximation: a Gaussian around trained weights, whose covariance comes from the
+curvature there.
+
+theta ~ N(mean, (H + I / prior_std^2)^-1), where H is the generalised Gauss-Newton matrix of the
+training rows' negative log-likelihood (MacKay 1992, "A practical Bayesian framework for
+backpropagation networks"; Daxberger et al. 2021, "Laplace redux"). Training moves the mean alone;
+`training.fitting.laplace` then finds the rest. A spread is a module, one for each structure of H
+and each layer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+
+from model_store.errors import InvalidInput
+from model_store.inference.noise import NOISE_ALGORITHM
+from training.networks.layers import Slot
+
+Structure = Literal["full", "kronecker", "diagonal"]
+MOST_FULL = (
+    11_000  # weights: their matrix in float64 takes 1 GB, finding its eigenvectors three times that
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Eigen:
+    """A layer's H in its eigenbasis: eigenvalues, laid out as the spread's noise is, and
+    eigenvectors as columns."""
+
+    values: Float64[Tensor, "..."]
+    vectors: tuple[Float64[Tensor, "..."], ...] = ()
+
+    def std(self, precision: float) -> Float64[Tensor, "..."]:
+        """Return the posterior's standard deviation along each eigenvector, (lambda +
+        precision)^-1/2."""
+        return (self.values + precision).rsqrt()
+
+
+class Diagonal(nn.Module):
+    """Independent weights: std eps."""
+
+    std: Tensor
+
+    def __init__(self, slot: Slot) -> None:
+        super().__init__()
+        self.register_buffer("std", torch.zeros(slot.shape))
+
+    def forward(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
+        """Return deviations, given noise."""
+        return self.std.flatten() * eps
+
+    def widen(self, eigen: Eigen, precision: float) -> None:
+        """Take the covariance (H + precision I)^-1."""
+        self.std.copy_(eigen.std(precision))
+
+
+class Full(nn.Module):
+    """Any covariance, R' R: eps R."""
+
+    root: Tensor
+
+    def __init__(self, slot: Slot) -> None:
+        super().__init__()
+        self.register_buffer("root", torch.zeros(slot.size, slot.size))
+
+    def forward(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
+        """Return deviations, given noise."""
+        return eps @ self.root
+
+    def widen(self, eigen: Eigen, precision: float) -> None:
+        """Take the covariance (H + precision I)^-1."""
+        (vectors,) = eigen.vectors
+        self.root.copy_(eigen.std(precision)[:, None] * vectors.T)
+
+
+class Kronecker(nn.Module):
+    """H = A x B of inputs and outputs: U_A (S . E) U_B', S_io = (a_i b_o + precision)^-1/2.
+
+    A and B are those of Ritter, Botev and Barber (2018), "A scalable Laplace approximation for
+    neural networks". The prior is added in the eigenbasis of A x B, not to the factors, which would
+    add products of them and it. A convolution has a pair of factors for each of its groups, whose
+    outputs stand beside one another.
+    """
+
+    of_inputs: Tensor
+    of_outputs: Tensor
+    std: Tensor
+
+    def __init__(self, slot: Slot, groups: int) -> None:
+        super().__init__()
+        self.shape = slot.shape
+        inputs, outputs = slot.shape[0], slot.shape[1] // groups
+        self.groups = groups
+        # eigenvectors as rows: what draws are multiplied with from the right
+        self.register_buffer("of_inputs", torch.eye(inputs).repeat(groups, 1, 1))
+        self.register_buffer("of_outputs", torch.eye(outputs).repeat(groups, 1, 1))
+        self.register_buffer("std", torch.zeros(slot.shape))
+
+    def forward(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
+        """Return deviations, given noise."""
+        scaled = eps.unflatten(1, self.shape) * self.std
+        if self.groups == 1:
+            return _times(
+                _times(scaled, self.of_outputs[0]).transpose(1, 2), self.of_inputs[0]
+            ).mT.flatten(1)
+        by_group = scaled.unflatten(2, (self.groups, -1)).transpose(1, 2)  # (K, G, inputs, outputs)
+        rotated = _times(
+            _times(by_group, self.of_outputs).mT, self.of_inputs
+        )  # (K, G, outputs, inputs)
+        return rotated.flatten(1, 2).mT.flatten(1)
+
+    def widen(self, eigen: Eigen, precision: float) -> None:
+        """Take the covariance (H + precision I)^-1."""
+        of_inputs, of_outputs = eigen.vectors
+        self.of_inputs.copy_(of_inputs.mT)
+        self.of_outputs.copy_(of_outputs.mT)
+        self.std.copy_(eigen.std(precision))
+
+
+class LaplacePosterior(nn.Module):
+    """theta = mean + spread(eps); before the curvature is known, every draw is the mean.
+
+    While the mean is fitted, its KL is -log p(mean), up to a constant: the loss is then that of the
+    maximum a posteriori, or of maximum likelihood where the prior is chosen after it.
+    """
+
+    algorithm = NOISE_ALGORITHM
+    max_draws: int | None = None
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        groups: Sequence[int],
+        structure: Structure,
+        prior_std: float | None,
+    ) -> None:
+        """Make one of layers, each of so many groups; `prior_std` is None where it will be chosen
+        by the data."""
+        super().__init__()
+        self.sizes = [slot.size for slot in slots]
+        self.noise_dimension = self.theta_dimension = sum(self.sizes)
+        self.structure: Structure = structure
+        self.prior_std = prior_std
+        self.mean = nn.Parameter(torch.zeros(self.theta_dimension))
+        made: Sequence[Diagonal | Full | Kronecker]
+        if structure == "full":
+            _check_full(slots)
+            made = [Full(slot) for slot in slots]
+        elif structure == "kronecker":
+            made = [Kronecker(slot, count) for slot, count in zip(slots, groups, strict=True)]
+        else:
+            made = [Diagonal(slot) for slot in slots]
+        self.spreads = nn.ModuleList(made)
+
+    def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
+        """Return one draw of theta for each row of noise."""
+        parts = eps.split(self.sizes, dim=1)
+        return self.mean + torch.cat(
+            [spread(part) for spread, part in zip(self.spreads, parts, strict=True)], dim=1
+        )
+
+    def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
+        """Return the mean for each row of noise, which may have no numbers, and -log p(mean), up to
+        a constant."""
+        decay = (
+            self.mean.square().sum() / (2.0 * self.prior_std**2)
+            if self.prior_std
+            else self.mean.new_zeros(())
+        )
+        return self.mean.expand(len(eps), -1), decay.expand(len(eps))
+
+    @torch.no_grad()
+    def widen(self, eigens: Sequence[Eigen], precision: float) -> None:
+        """Take the covariance (H + precision I)^-1, given each layer's H."""
+        for spread, eigen in zip(self.spreads, eigens, strict=True):
+            assert isinstance(spread, Diagonal | Full | Kronecker)
+            spread.widen(eigen, precision)
+
+    def spread_parameters(self) -> list[nn.Parameter]:
+        """Return none: the curvature says how wide draws are."""
+        return []
+
+    @torch.no_grad()
+    def centre(self) -> Float[Tensor, "D"]:
+        """Return the mean."""
+        return self.mean.detach().clone()
+
+    @torch.no_grad()
+    def start_at(self, theta: Float[Tensor, "D"]) -> None:
+        """Move the mean."""
+        self.mean.copy_(theta)
+
+
+def _check_full(slots: Sequence[Slot]) -> None:
+    """Check that full covariances are not too large.
+
+    Raises:
+        InvalidInput: naming the layer and what its matrix would take.
+    """
+    for slot in slots:
+        if slot.size > MOST_FULL:
+            expected = f"kronecker or diagonal for {slot.size} weights (full: up to {MOST_FULL})"
+            takes = f"{8 * slot.size**2 / 1e9:.3g} GB for its matrix"
+            raise InvalidInput(
+                "posterior.structure", expected, f"'full' of layer {slot.name}: {takes}"
+            )
+
+
+def _times(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Return rows times eigenvectors: a lone one is 1 or -1, which is all the same to noise."""
+    return rows if matrix.shape[-1] == 1 else rows @ matrix
