@@ -25,11 +25,11 @@ class Named(Protocol):
     """A model, by the name and version that errors say."""
 
     @property
-    def model(self) -> Model: ...  # noqa: D102
+    def model(self) -> Model: ...
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str: ...
     @property
-    def version(self) -> str: ...  # noqa: D102
+    def version(self) -> str: ...
 
 
 def num_samples_of(envelope: Envelope, served: Named, settings: Settings) -> int:
