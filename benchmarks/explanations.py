@@ -25,7 +25,6 @@ from benchmarks.model import ROOT
 from model_store.artifacts.store import ModelStore
 from model_store.inference.explanation import DividedFlag, explain, falls, rows_as_usual
 from model_store.inference.model import NEEDED, Model
-from model_store.types import at_once
 from training.data import load, split, split_sizes
 from training.data.tables import column_width
 from training.export.served import ServedNetwork, fitted_detectors
@@ -92,7 +91,7 @@ def named(
     theta = model.runtime.draw(0, 0, DRAWS)
     prediction = model.predict(x, theta)
     flagged = prediction.p_values.p_value <= 0.05
-    usual = falls(model, model.predict(at_once(rows_as_usual(columns, x)), theta))
+    usual = falls(model, model.predict(rows_as_usual(columns, x), theta))
     flag = DividedFlag.of(model, prediction)
     is_mahalanobis = (flag.share["mahalanobis"] >= flag.share["residual"])[:, None]
     with torch.no_grad():
@@ -172,9 +171,9 @@ def costs(model: Model, x: np.ndarray) -> list[str]:
         begun = time.perf_counter()
         prediction = model.predict(row, theta)
         predicted = time.perf_counter()
-        as_usual = model.predict(at_once(rows_as_usual(columns, row)), theta)
+        as_usual = model.predict(rows_as_usual(columns, row), theta)
         usual = time.perf_counter()
-        at_once(explain(model, prediction, row, as_usual))
+        explain(model, prediction, row, as_usual)
         ended = time.perf_counter()
         for name, taken in zip(
             times, (predicted - begun, usual - predicted, ended - usual), strict=True

@@ -8,7 +8,7 @@ import io
 import math
 import zlib
 from array import array
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,8 @@ from service.api.json_blocks import JsonRows, parse, take_apart
 from service.api.multipart import parse_form
 from service.api.schemas import Envelope, kind_of, validate
 from service.api.schemas import Request as Envelope_
+from service.call import Call
 from service.errors import TooLarge, Unsupported
-from service.server.budget import Lease, lease_of
 
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
@@ -83,7 +83,7 @@ class Cells:
 Rows = list[Any] | np.ndarray | JsonRows | Cells
 
 
-async def read_body(request: Request, limit: int, json_limit: int) -> bytes | bytearray:
+async def read_body(call: Call, limit: int, json_limit: int) -> bytes | bytearray:
     """Read a request's body of at most `limit` bytes, or `json_limit` of JSON, which takes longer
     to read.
 
@@ -92,6 +92,7 @@ async def read_body(request: Request, limit: int, json_limit: int) -> bytes | by
         Overloaded: before more is kept than the process's budget of bytes has left.
         Unsupported: if it is encoded.
     """
+    request = call.request
     if header(request, b"content-encoding", "identity") != "identity":
         raise Unsupported("Content-Encoding: expected none, got an encoded body")
     if request_media_type(request) == JSON:
@@ -99,7 +100,6 @@ async def read_body(request: Request, limit: int, json_limit: int) -> bytes | by
     too_large = TooLarge(f"body: expected at most {limit} bytes, got more")
     if int(header(request, b"content-length", "0")) > limit:
         raise too_large
-    lease = lease_of(request.scope)
     body: bytes | bytearray = b""
     more = True
     while more:
@@ -109,7 +109,7 @@ async def read_body(request: Request, limit: int, json_limit: int) -> bytes | by
         part, more = message.get("body", b""), message.get("more_body", False)
         if len(body) + len(part) > limit:
             raise too_large
-        lease.acquire(len(part))
+        call.reservation.acquire(len(part))
         if not body:
             body = part
         elif part:
@@ -118,7 +118,7 @@ async def read_body(request: Request, limit: int, json_limit: int) -> bytes | by
     return body
 
 
-async def read_inflated(request: Request, limit: int) -> bytes | bytearray:
+async def read_inflated(call: Call, limit: int) -> bytes | bytearray:
     """Read a request's body of at most `limit` bytes, which may be compressed by gzip or deflate
     (zlib).
 
@@ -129,22 +129,18 @@ async def read_inflated(request: Request, limit: int) -> bytes | bytearray:
         Unsupported: if it is encoded otherwise.
         InvalidInput: if it is not one whole compressed body.
     """
-    coding = header(request, b"content-encoding", "identity").strip().lower()
+    coding = header(call.request, b"content-encoding", "identity").strip().lower()
     if coding == "identity":
-        return await read_body(request, limit, limit)
+        return await read_body(call, limit, limit)
     if coding not in WINDOWS:
         raise Unsupported(f"Content-Encoding: expected none, {' or '.join(WINDOWS)}, got another")
     wrong = InvalidInput(
         "body", f"one body compressed by {coding}, as its Content-Encoding says", "something else"
     )
-    lease, inflater, body = (
-        lease_of(request.scope),
-        zlib.decompressobj(WINDOWS[coding]),
-        bytearray(),
-    )
+    inflater, body = zlib.decompressobj(WINDOWS[coding]), bytearray()
     more = True
     while more:
-        message = await request.receive()
+        message = await call.request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         part, more = message.get("body", b""), message.get("more_body", False)
@@ -152,12 +148,12 @@ async def read_inflated(request: Request, limit: int) -> bytes | bytearray:
         while (
             part or inflated is None or len(inflated) == INFLATED_AT_ONCE
         ):  # of which more may be to come
-            lease.acquire(INFLATED_AT_ONCE)
+            call.reservation.acquire(INFLATED_AT_ONCE)
             try:
                 inflated = inflater.decompress(part, INFLATED_AT_ONCE)
             except zlib.error:
                 raise wrong from None
-            lease.release(INFLATED_AT_ONCE - len(inflated))
+            call.reservation.release(INFLATED_AT_ONCE - len(inflated))
             if len(body) + len(inflated) > limit:
                 raise TooLarge(f"body: expected at most {limit} bytes once inflated, got more")
             body += inflated
@@ -170,22 +166,15 @@ async def read_inflated(request: Request, limit: int) -> bytes | bytearray:
     return body
 
 
-async def hung_up(request: Request) -> None:
-    """Return when the client of a request whose body was read has gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def read_request(
-    request: Request,
+    call: Call,
     body: bytes | bytearray,
     kind: type[Envelope_],
     rows_field: str,
     max_rows: int,
     file_field: str | None = None,
-) -> Generator[None, None, tuple[Envelope_, Rows]]:
-    """Return the envelope of a JSON, npy or form request, and its rows as they came; yields after
-    each of many steps.
+) -> tuple[Envelope_, Rows]:
+    """Return the envelope of a JSON, npy or form request, and its rows as they came.
 
     An npy body holds the rows alone; the envelope's other fields are then query parameters. A form
     holds a file for each row, and the other fields beside them or in the query. Where JSON names a
@@ -196,7 +185,7 @@ def read_request(
         InvalidInput: naming the field that is wrong.
         TooLarge: if there are more than `max_rows` rows.
     """
-    media_type = request_media_type(request)
+    request, media_type = call.request, request_media_type(call.request)
     rows: Rows
     if media_type == JSON:
         if request.query_params:  # else a seed put there would be passed over in silence
@@ -204,8 +193,8 @@ def read_request(
                 "query", "nothing, since a JSON body holds every field", "parameters"
             )
         if len(body) > SMALL_JSON_BYTES:
-            reserve_json(body, rows_field, max_rows, lease_of(request.scope))
-            content, found = yield from take_apart(body, rows_field, max_rows)
+            reserve_json(body, rows_field, max_rows, call)
+            content, found = take_apart(body, rows_field, max_rows, call.pause)
             rows = [] if found is None else found
         else:
             content = parse_json(body)
@@ -217,14 +206,11 @@ def read_request(
         fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
         envelope = validate(kind, {rows_field: [], **fields})
         rows = parse_npy(body, rows_field)
-        lease_of(request.scope).acquire(ARRAY_BYTES * rows.size)
+        call.reservation.acquire(ARRAY_BYTES * rows.size)
     elif media_type == FORM:
-        lease_of(request.scope).acquire(
-            2 * len(body)
-        )  # its parts, as they are gathered and as they are kept
-        parts = yield from parse_form(
-            body, request.headers["content-type"], max_rows + MAX_FORM_FIELDS
-        )
+        call.reservation.acquire(2 * len(body))  # parts as they are gathered, and as they are kept
+        max_parts = max_rows + MAX_FORM_FIELDS
+        parts = parse_form(body, request.headers["content-type"], max_parts, call.pause)
         rows = [bytes(part.content) for part in parts if part.name == rows_field]
         beside = [
             (p.name, p.content.decode("utf-8", "replace")) for p in parts if p.name != rows_field
@@ -263,7 +249,7 @@ def envelope_of_query(
     return envelope
 
 
-def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, lease: Lease) -> None:
+def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, call: Call) -> None:
     """Take from the budget what a JSON body will need, counted by its punctuation before it is
     parsed.
 
@@ -277,7 +263,9 @@ def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, lease:
     nested, most = counts["["] + counts["{"], min(max_rows * NESTED_A_ROW, MAX_NESTED)
     if nested > most:
         raise TooLarge(f"{rows_field}: expected at most {most} arrays and objects, got {nested}")
-    lease.reserve(sum(JSON_OBJECT_BYTES[mark] * count for mark, count in counts.items()), "body")
+    call.reservation.reserve(
+        sum(JSON_OBJECT_BYTES[mark] * count for mark, count in counts.items()), "body"
+    )
 
 
 def parse_json(body: bytes | bytearray) -> dict[str, Any]:
@@ -383,12 +371,12 @@ def rows_array(
     spec: InputSpec,
     field: str,
     max_pixels: int,
-    lease: Lease,
+    call: Call,
     encoder: "TextEncoder | None" = None,
     first_row: int = 0,
-) -> Generator[None, None, Float32[np.ndarray, "N I"]]:
-    """Return rows as a flat float32 array; yields after each of many steps. Decoding takes memory
-    beside the lease. Errors count from `first_row`.
+) -> Float32[np.ndarray, "N I"]:
+    """Return rows as a flat float32 array. Decoding holds memory of its own for the moment. Errors
+    count from `first_row`.
 
     Each comes flat or in the model's input shape; to a model of columns also as an object keyed by
     column; to a model of images also as an image file, of which all together may have `max_pixels`;
@@ -420,10 +408,10 @@ def rows_array(
         for first in range(0, len(rows), at_once):
             here = slice(first, first + at_once)
             x[here] = from_cells(rows.take(here), spec.columns, field, first_row + first)
-            yield
+            call.pause()
         return x
     if isinstance(rows, list) and len(rows) <= at_once and not _is_long(rows[0], spec):
-        return _Reader(rows[0], spec, field, max_pixels, lease, encoder).block(rows, first_row)
+        return _Reader(rows[0], spec, field, max_pixels, call, encoder).block(rows, first_row)
     blocks: Iterable[list[Any]]
     blocks = (
         rows.parsed()
@@ -433,13 +421,13 @@ def rows_array(
     x = np.empty((len(rows), size), dtype=np.float32)
     reader, done = None, 0
     for block in blocks:
-        reader = reader or _Reader(block[0], spec, field, max_pixels, lease, encoder)
+        reader = reader or _Reader(block[0], spec, field, max_pixels, call, encoder)
         step = 1 if _is_long(block[0], spec) else len(block)
         for first in range(0, len(block), step):
             part = block[first : first + step]
             x[done : done + len(part)] = reader.block(part, first_row + done)
             done += len(part)
-            yield
+            call.pause()
     assert done == len(rows)
     return x
 
@@ -458,10 +446,10 @@ class _Reader:
         spec: InputSpec,
         field: str,
         max_pixels: int,
-        lease: Lease,
+        call: Call,
         encoder: "TextEncoder | None",
     ) -> None:
-        self.lease = lease
+        self.reservation = call.reservation
         self.spec = spec
         self.encoder = encoder
         self.field = field
@@ -520,7 +508,7 @@ class _Reader:
                 raise InvalidInput(field, "a text in UTF-8", "other bytes") from None
         if type(row) is not str:
             raise InvalidInput(field, "a string, as the row before it", kind_of(row))
-        with self.lease.beside(self.encoder.bytes_for(row, field), field):
+        with self.reservation.hold(self.encoder.bytes_for(row, field), field):
             try:
                 return self.encoder.row(row)
             except ValueError:
@@ -544,7 +532,7 @@ class _Reader:
         if self.pixels > self.max_pixels:
             expected = f"expected images of at most {self.max_pixels} pixels together"
             raise TooLarge(f"{self.field}: {expected}, got more")
-        with self.lease.beside(DECODED_BYTES * (image.width * image.height + resized), field):
+        with self.reservation.hold(DECODED_BYTES * (image.width * image.height + resized), field):
             return pixels(image, self.spec.shape, spec, field).astype(np.float32)
 
 

@@ -10,12 +10,11 @@ from jaxtyping import Float32, Int64
 
 from model_store.errors import DubitoError
 from model_store.inference.model import Model
-from model_store.types import at_once
 from service.batch.files import Copy, Files, Listed
 from service.batch.job import Shard
+from service.call import Call
 from service.pools.parquet import ParquetFile, byte_range
 from service.pools.rows import numbers_of
-from service.server.budget import ByteBudget, Lease
 
 MOST_PIXELS = 1 << 62  # of a part's images: each has its own bound
 
@@ -56,7 +55,7 @@ class Reader:
 
     def __init__(self, source: Files, files: tuple[Listed, ...], model: Model) -> None:
         self._source, self._files, self._model = source, files, model
-        self._lease = Lease(ByteBudget(1 << 62))  # bounded by parts
+        self._call = Call()  # bounded by parts
         self._open: tuple[int, Copy, ParquetFile] | None = None
 
     def rows(
@@ -126,9 +125,7 @@ class Reader:
                 named = pool.names_of(batch, first)
             part = pool.part(batch, first)
             encoder = self._model.text_encoder
-            x = at_once(
-                numbers_of(part, spec, pool.field, first, MOST_PIXELS, self._lease, encoder)
-            )
+            x = numbers_of(part, spec, pool.field, first, MOST_PIXELS, self._call, encoder)
         except DubitoError as error:
             if n == 1:
                 rejects.add(first + offset, named[0] if named else None, str(error))

@@ -7,10 +7,9 @@ from jaxtyping import Float32
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.sources.columns import from_cells
-from model_store.types import Steps
 from service.api.requests import rows_array
+from service.call import Call
 from service.pools.pool_file import Part, PoolFile
-from service.server.budget import Lease
 
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
@@ -22,29 +21,29 @@ def numbers_of(
     field: str,
     first: int,
     max_pixels: int,
-    lease: Lease,
+    call: Call,
     encoder: "TextEncoder | None",
-) -> Steps[Float32[np.ndarray, "n I"]]:
+) -> Float32[np.ndarray, "n I"]:
     """Return a part's rows, the first of which is row `first` of its pool.
 
     Raises:
         InvalidInput: naming the row that cannot be read.
     """
     if isinstance(part, dict):
-        yield
+        call.pause()
         return from_cells(part, spec.columns, field, first)
-    return (yield from rows_array(part, spec, field, max_pixels, lease, encoder, first))
+    return rows_array(part, spec, field, max_pixels, call, encoder, first)
 
 
 def pool_array(
-    pool: PoolFile, max_pixels: int, lease: Lease, encoder: "TextEncoder | None"
-) -> Steps[Float32[np.ndarray, "N I"]]:
+    pool: PoolFile, max_pixels: int, call: Call, encoder: "TextEncoder | None"
+) -> Float32[np.ndarray, "N I"]:
     """Return all rows of a pool; otherwise as `numbers_of`."""
     x = np.empty((pool.rows, pool.row_size), dtype=np.float32)
     first = 0
     for part in pool.parts():
-        rows = yield from numbers_of(part, pool.spec, pool.field, first, max_pixels, lease, encoder)
+        rows = numbers_of(part, pool.spec, pool.field, first, max_pixels, call, encoder)
         x[first : first + len(rows)] = rows
         first += len(rows)
-        yield
+        call.pause()
     return x

@@ -22,7 +22,7 @@ from service.context import Context
 from service.integrations.ray.board import ClusterBoard
 from service.integrations.ray.router import MODELS
 from service.integrations.ray.scaling import WORK
-from service.server.budget import SCOPE_KEY, ByteBudget, Lease
+from service.server.budget import SCOPE_KEY, ByteBudget, Reservation
 from service.server.memory import keep_heaps_whole
 from service.settings import SECRETS, SWITCH_S, settings_of
 from service.telemetry.logs import configure
@@ -56,11 +56,11 @@ class BehindProxy:
         self.budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with a lease, which ends with it."""
+        """Pass a request on with a reservation, which ends with it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        lease = scope[SCOPE_KEY] = Lease(self.budget)
+        reservation = scope[SCOPE_KEY] = Reservation(self.budget)
 
         async def sending(message: Message) -> None:
             if "body" in message:
@@ -70,7 +70,7 @@ class BehindProxy:
         try:
             await self.app(scope, receive, sending)
         finally:
-            lease.release()
+            reservation.release()
 
 
 @serve.deployment(
