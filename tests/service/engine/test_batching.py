@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.stopping import StoppingRule
@@ -223,7 +223,11 @@ def test_an_error_in_one_micro_batch_is_its_own_and_the_next_is_computed(
 
 
 def test_clients_that_have_gone_are_not_computed_for(engine, served, digits_rows):
-    gone = job(served, digits_rows[:1], seed=1)
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    call = Call(http=Request({"type": "http"}, receive))
+    gone = replace(job(served, digits_rows[:1], seed=1), call=call)
 
     async def ask():
         first, begin = held(served)
@@ -231,7 +235,7 @@ def test_clients_that_have_gone_are_not_computed_for(engine, served, digits_rows
         await asyncio.sleep(0.02)
         try:
             with pytest.raises(ClientDisconnect):
-                await engine.predict(gone, lambda: asyncio.sleep(0))
+                await engine.predict(gone)
         finally:
             begin.set()
         await busy
