@@ -14,10 +14,11 @@ from typing import TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
+from starlette.types import Message
 
 from model_store.types import Pause
 from service.server.budget import ByteBudget, Reservation, reservation_of
-from service.server.clients import client_of
+from service.server.shares import client_of
 from service.telemetry.records import RequestRecord, record_of
 
 T = TypeVar("T")
@@ -25,37 +26,40 @@ T = TypeVar("T")
 PATIENCE_S = 0.05  # before watching for a disconnect: most requests are answered by then
 
 
+async def _never() -> Message:
+    return await asyncio.Future[Message]()
+
+
+NO_REQUEST = Request({"type": "http", "headers": []}, _never)
+
+
 def _unbounded() -> Reservation:
     return Reservation(ByteBudget(1 << 62))
 
 
+def _no_record() -> RequestRecord:
+    return RequestRecord("", "", 0.0)
+
+
 @dataclass(eq=False, slots=True)
 class Call:
-    """A request, made at the door. Without one, as in a job, only memory is bounded."""
+    """A request, made at the door; or work without one, as that of a job."""
 
     reservation: Reservation = field(default_factory=_unbounded)
     client: Hashable = None  # whose share its work is part of
-    begun: float = field(default_factory=time.monotonic)
-    deadline: float = math.inf  # on the clock of time.monotonic
-    http: Request | None = None
+    deadline: float = math.inf  # on the clock of time.monotonic, as `begun`
+    begun: float = 0.0
+    request: Request = NO_REQUEST
+    record: RequestRecord = field(default_factory=_no_record)
     on_pause: Pause | None = None  # of the thread that works on it
 
     @classmethod
     def of(cls, request: Request, deadline_s: float) -> "Call":
         """Return the call of a request whose body was not read yet."""
-        client, reservation = client_of(request.scope), reservation_of(request.scope)
+        scope, begun = request.scope, time.monotonic()
+        client, reservation = client_of(scope), reservation_of(scope)
         reservation.assign(client)
-        begun = time.monotonic()
-        return cls(reservation, client, begun, begun + deadline_s, request)
-
-    @property
-    def request(self) -> Request:
-        assert self.http is not None
-        return self.http
-
-    @property
-    def record(self) -> RequestRecord:
-        return record_of(self.request.scope)
+        return cls(reservation, client, begun + deadline_s, begun, request, record_of(scope))
 
     def pause(self) -> None:
         """Let others work; long work calls it every few milliseconds.
@@ -73,8 +77,6 @@ class Call:
         Raises:
             ClientDisconnect: if the client hangs up before; the future is cancelled then.
         """
-        if self.http is None:
-            return await future
         loop = asyncio.get_running_loop()
         watching: list[asyncio.Task[None]] = []
 

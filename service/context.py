@@ -46,8 +46,7 @@ from service.models.trials import Trials
 from service.pools.pool_file import PoolFile
 from service.pools.rows import pool_array
 from service.settings import Settings
-from service.shared_state.board import Board
-from service.shared_state.exchange import Siblings
+from service.shared_state import SharedState, StateBackend
 from service.telemetry.metrics import Metrics
 
 NO_STATE = (
@@ -64,7 +63,7 @@ class Context:
         self,
         settings: Settings,
         key_ring: KeyRing,
-        board: Board | None = None,
+        backend: StateBackend | None = None,
         trials: Path | None = None,
         spare: TrialProcess | None = None,
     ) -> None:
@@ -73,13 +72,15 @@ class Context:
         idle = threading.Event()
         self.ending = threading.Event()
         self.trials = Trials(settings, self.ending, trials, spare)
-        self.models = Models(settings, idle, self.ending, self.trials, board)
+        self.models = Models(settings, idle, self.ending, self.trials, backend)
         actions: dict[str, Callable[..., Any]] = {
             "refresh": self.models.look,
             "unload": self.models.unload,
             "reset_drift": self.models.reset_drift,
         }
-        self.siblings = Siblings(board, actions, self.metrics_page, self.models.bring_drift)
+        self.shared_state = SharedState(
+            backend, actions, self.metrics_page, self.models.bring_drift
+        )
         self.metrics = Metrics()
         self.metrics.max_queued_row_draws.set(settings.max_queued_row_draws)
         self.runner = JobRunner(settings, lambda: self.state, self.metrics)

@@ -150,8 +150,8 @@ async def predict(context: Context, asked: Asked, form: Form) -> list[bytes]:
         else:
             size = call.reservation.held
             answer, flags = await context.threads.answers.run(call, size, write)
-    call.record.worked_on(predicted.phases)
-    call.record.used(served.name, served.version, len(x), num_samples, flags)
+    call.record.add_phases(predicted.phases)
+    call.record.add_usage(served.name, served.version, len(x), num_samples, flags)
     del x, job, predicted, write  # an answer may take long to be read
     call.reservation.shrink(sum(map(len, answer)))
     return answer

@@ -21,10 +21,9 @@ from uvicorn.server import ServerState
 
 from service.error_forms import error_form, is_of_others
 from service.server.budget import ByteBudget, Reservation
-from service.server.clients import address_client
 from service.server.exchange import STATUS_LINES, Exchange
 from service.server.http1 import BadRequest, ChunkedBody, Head, LengthBody, find_head, parse_head
-from service.server.shares import Shares
+from service.server.shares import Shares, address_client
 
 HIGH_WATER_BYTES = 64 << 10  # of what is received and not yet taken: no more is read then
 FREE_BYTES = 16 << 10  # that a connection holds without counting

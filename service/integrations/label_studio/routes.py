@@ -112,7 +112,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         }
         for value, doubt in zip(values, doubts, strict=True)
     ]
-    call.record.used(served.name, served.version, len(x), num_samples)
+    call.record.add_usage(served.name, served.version, len(x), num_samples)
     answer = orjson.dumps({"results": results, "model_version": version})
     return Response(answer, media_type=JSON)
 

@@ -226,7 +226,7 @@ def test_clients_that_have_gone_are_not_computed_for(engine, served, digits_rows
     async def receive():
         return {"type": "http.disconnect"}
 
-    call = Call(http=Request({"type": "http"}, receive))
+    call = Call(request=Request({"type": "http"}, receive))
     gone = replace(job(served, digits_rows[:1], seed=1), call=call)
 
     async def ask():

@@ -125,7 +125,7 @@ def test_work_ends_with_its_deadline_and_its_client(threads):
     assert ended.wait(5.0)
     ended.clear()
     with pytest.raises(ClientDisconnect):
-        asyncio.run(run(threads, endless, http=Request({"type": "http"}, receive)))
+        asyncio.run(run(threads, endless, request=Request({"type": "http"}, receive)))
     assert ended.wait(5.0)
 
 

@@ -32,7 +32,7 @@ def read(pieces, coding, limit, most=1 << 30):
     headers = [(b"content-encoding", coding.encode())]
     scope = {"type": "http", "headers": headers}
     return asyncio.run(
-        read_inflated(Call(reservation, http=Request(scope, receive)), limit)
+        read_inflated(Call(reservation, request=Request(scope, receive)), limit)
     ), reservation
 
 
