@@ -12,6 +12,7 @@ from model_store.inference.explanation import explain
 from model_store.inference.prediction import Prediction
 from service.api.explanations import Explained
 from service.api.openapi import ERRORS, request_body
+from service.api.predictions import PredictAnswer
 from service.api.requests import JSON, NPZ, header, read_body
 from service.api.responses import (
     NUMBERS_AT_ONCE,
@@ -23,7 +24,7 @@ from service.api.responses import (
     response,
     with_samples,
 )
-from service.api.schemas import PredictAnswer, PredictRequest
+from service.api.schemas import PredictRequest
 from service.call import Call
 from service.context import Context, context_of
 from service.engine.decision import Decision, DecisionOptions, decide
@@ -82,7 +83,10 @@ class AsJson:
             decision = decide(prediction, options)
             as_usual, cells = to_explain.as_usual, to_explain.cells
             why = explain(served.model, prediction, job.x, as_usual, job.call.pause)
-            parts = predict_json_parts(job, predicted, options, decision, Explained(why, cells))
+            manifest = served.model.manifest
+            parts = predict_json_parts(
+                job, predicted, options, decision, Explained(manifest, why, cells)
+            )
             return parts, decision.flag
         if len(job.x) * numbers_a_row(served, predicted.samples) > NUMBERS_AT_ONCE:
             decision = decide(prediction, options)
@@ -125,7 +129,7 @@ class AsArrays:
         if to_explain is not None:
             as_usual = to_explain.as_usual
             why = explain(job.served.model, prediction, job.x, as_usual, job.call.pause)
-            explained = Explained(why, to_explain.cells)
+            explained = Explained(job.served.model.manifest, why, to_explain.cells)
         job.call.pause()
         return [
             predict_npz(job.served, predicted, options, job.x, decision, explained)
