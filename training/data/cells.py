@@ -15,9 +15,8 @@ import numpy as np
 
 from model_store.artifacts.manifest import NumberWriting
 from model_store.errors import InvalidInput
+from model_store.sources.cells import MISSING, number_of
 from model_store.sources.columns import Categories, Numbers, category_text
-from model_store.sources.missing import MISSING
-from model_store.sources.numbers import number_of
 from training.data.dates import times_of
 from training.data.writing import writing_of
 from training.messages import log

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from model_store.errors import InvalidInput
+from model_store.sources.npy import read_npz
 from model_store.types import Task
-from training.data.arrays import SPLIT, read_npz
+from training.data.arrays import SPLIT
 from training.data.cells import index_column, values_of
 from training.data.columns import ColumnFinding, find, leaks
 from training.data.images import looked_at

@@ -26,6 +26,7 @@ from model_store.artifacts.manifest import (
 )
 from model_store.errors import InvalidInput
 from model_store.sources.columns import Categories, Columns, Numbers, category_text, encode
+from model_store.sources.parquet import is_list, read_table
 from model_store.sources.times import CYCLES_S, DAY_S
 from training.data.arrays import dataset_of_arrays
 from training.data.cells import (
@@ -165,13 +166,7 @@ def _lists(table: Any, task: str, section: "DataSection") -> dict[str, np.ndarra
             "data.target", f"one of the columns {table.column_names[:20]}", repr(target)[:100]
         )
     used = [name for name in table.column_names if section.columns.get(name) != "ignored"]
-    lists = [
-        name
-        for name in used
-        if types.is_list(of := table.schema.field(name).type)
-        or types.is_large_list(of)
-        or types.is_fixed_size_list(of)
-    ]
+    lists = [name for name in used if is_list(table.schema.field(name).type)]
     if len(lists) != 1 or not types.is_integer(table.schema.field(lists[0]).type.value_type):
         expected = "one column of lists of integers (`ignored` in data.columns leaves one out)"
         raise InvalidInput("data.source", expected, f"{lists or used}"[:200])
@@ -201,17 +196,7 @@ def _lists(table: Any, task: str, section: "DataSection") -> dict[str, np.ndarra
 def parquet_table(path: Path, task: str | None, section: "DataSection") -> Any:
     """Return a Parquet file as an Arrow table with numbers where columns of text are wanted or
     known as such."""
-    from pyarrow import ArrowException
-    from pyarrow import parquet as arrow
-
-    try:
-        with arrow.ParquetFile(str(path)) as file:
-            table = file.read()
-    except (ArrowException, OSError, ValueError) as error:
-        raise InvalidInput(
-            "data.source", f"a readable Parquet file, {str(path)!r}", _reason(error)
-        ) from None
-    table, changed = with_missing(table, section.missing_values)
+    table, changed = with_missing(read_table(path, "data.source"), section.missing_values)
     numeric = {name for name, kind in section.columns.items() if kind == "numeric"}
     target = {section.target} if task == "regression" else set()
     classes = set() if task == "regression" else {section.target}

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model_store.errors import InvalidInput
-from model_store.sources.delimiters import delimiter_of
-from model_store.sources.missing import MISSING
-from model_store.sources.numbers import COMMA_NUMBER
+from model_store.sources.cells import COMMA_NUMBER, MISSING
+from model_store.sources.csv import delimiter_of
 from training.messages import log
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import get_args
 
 from model_store.artifacts.manifest import Decimal, NumberWriting, Thousands
-from model_store.sources.numbers import number_of, sign_of
+from model_store.sources.cells import number_of, sign_of
 
 
 def writing_of(

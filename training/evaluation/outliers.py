@@ -27,7 +27,8 @@ from PIL import Image
 from model_store.artifacts.manifest import NAME_PATTERN, ImageSpec, InputSpec
 from model_store.errors import InvalidInput
 from model_store.sources.images import as_row
-from training.data.arrays import check_ids, numbers, read_npz
+from model_store.sources.npy import read_npz
+from training.data.arrays import check_ids, numbers
 from training.data.cells import values_of
 from training.data.idx import find_idx, read_idx
 from training.data.images import some_images

@@ -7,11 +7,11 @@ import numpy as np
 
 from model_store.artifacts.manifest import CategoricalColumn, InputSpec, Manifest, NumericColumn
 from model_store.errors import InvalidInput
+from model_store.sources.cells import cell_reader
 from model_store.types import Steps
 from service.api.requests import Cells, Rows
 from service.errors import TooLarge
 from service.integrations.open_inference.tensors import BOOL, BYTES, Tensor
-from service.pools.csv_file import reader_of
 from service.server.budget import Lease
 
 INPUT = "inputs"  # the one tensor of a model that takes one; any other name will do
@@ -143,7 +143,7 @@ def _cells(
         if tensor.datatype == BYTES:
             _refuse_base64(tensor)
             values = yield from tensor.values(lease)
-            read = reader_of(column, spec.missing_values)
+            read = cell_reader(column, spec.missing_values)
             cells[column.name] = [
                 None if value is None else read(_text(value, tensor.place)) for value in values
             ]
