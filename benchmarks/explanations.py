@@ -22,12 +22,12 @@ import numpy as np
 import torch
 
 from benchmarks.model import ROOT
+from model_store.artifacts.manifest import column_width
 from model_store.artifacts.store import ModelStore
 from model_store.inference.explanation import DividedFlag, explain, falls, rows_as_usual
 from model_store.inference.model import NEEDED, Model
 from model_store.types import at_once
 from training.data import load, split, split_sizes
-from training.data.tables import column_width
 from training.export.served import ServedNetwork, fitted_detectors
 from training.facts import TrainingFacts
 from training.networks.model import build, initialise

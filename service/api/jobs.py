@@ -319,13 +319,6 @@ def _asked_to_predict(
     options: DecisionOptions = decision_options(
         envelope, served, num_samples, context.settings.settle
     )
-    if envelope.format == "parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise InvalidInput(
-                "format", "npz, since pyarrow is not installed here", "parquet"
-            ) from None
     return {"options": options, "priors": options.priors, "format": envelope.format}
 
 

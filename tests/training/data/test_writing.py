@@ -12,8 +12,8 @@ from model_store.sources.columns import from_objects
 from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.data import load
+from training.data.cells import writing_of
 from training.data.findings import findings_of
-from training.data.writing import writing_of
 from training.recipe import DataSection
 
 DOLLARS = NumberWriting(sign="$", thousands=",")
