@@ -51,6 +51,8 @@ DATES = {  # what text looks like, and the formats that it may be read by
 }
 SHOWN = 40  # characters of a cell
 
+Column = pa.Array | pa.ChunkedArray
+
 
 @dataclass(frozen=True)
 class NumberFormat:
@@ -128,7 +130,7 @@ def index_column(names: list[str], wanted: set[str]) -> str | None:
     return None
 
 
-def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
+def as_text(column: Column) -> Column | None:
     """Return a column of text, also one of a dictionary; None for any other."""
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -175,7 +177,7 @@ def with_times(
     return table, found
 
 
-def values_of(column: pa.ChunkedArray, name: str, kind: str | None) -> Numbers | Categories:
+def values_of(column: Column, name: str, kind: str | None) -> Numbers | Categories:
     """Return a column as numbers or as categories; without a kind its type decides."""
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -204,7 +206,7 @@ def is_numeric(of: pa.DataType) -> bool:
     )
 
 
-def floats_of(column: pa.ChunkedArray) -> Numbers:
+def floats_of(column: Column) -> Numbers:
     """Return a column of numbers, NaN where one is missing."""
     numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return np.asarray(numbers, dtype=np.float64)
@@ -293,9 +295,7 @@ def _without(table: pa.Table, values: Collection[str]) -> tuple[pa.Table, set[st
     return table, changed
 
 
-def _null_where(
-    column: pa.ChunkedArray, looked_at: pa.ChunkedArray, values: Collection[str]
-) -> pa.ChunkedArray:
+def _null_where(column: Column, looked_at: Column, values: Collection[str]) -> Column:
     is_one = compute.is_in(looked_at, pa.array(values, column.type))
     return compute.if_else(is_one, pa.scalar(None, column.type), column)
 
@@ -341,8 +341,8 @@ def _typed(
 
 
 def _typed_column(
-    name: str, column: pa.ChunkedArray, kind: str | None, written: NumberFormat
-) -> tuple[str | pa.Field, pa.ChunkedArray]:
+    name: str, column: Column, kind: str | None, written: NumberFormat
+) -> tuple[str | pa.Field, Column]:
     """Return a column of text, and its field or name; the same column where it stays as it is."""
     texts = [text for text in column.unique().to_pylist() if text is not None]
     if texts and all(text.lower() in BOOLEANS for text in texts):
@@ -370,9 +370,7 @@ def _typed_column(
     return name, _mapped(column, with_points, column.type)
 
 
-def _floats(
-    column: pa.ChunkedArray, plain: Mapping[str, str], written: NumberFormat
-) -> pa.ChunkedArray:
+def _floats(column: Column, plain: Mapping[str, str], written: NumberFormat) -> Column:
     try:
         if written.is_plain:
             return column.cast(pa.float64())
@@ -381,7 +379,7 @@ def _floats(
     return _mapped(column, {text: float(number) for text, number in plain.items()}, pa.float64())
 
 
-def _mapped(column: pa.ChunkedArray, values: Mapping[str, object], of: pa.DataType) -> pa.Array:
+def _mapped(column: Column, values: Mapping[str, object], of: pa.DataType) -> Column:
     """Return what each text of a column is mapped to, null where it is null."""
     cells = column.to_pylist()
     return pa.array([None if text is None else values[text] for text in cells], of)
@@ -450,7 +448,7 @@ def _first_bad(values: Sequence[str | None], date_format: str | None) -> tuple[i
     return 0, present[0][1] if present else ""
 
 
-def _refuse_mostly_numbers(column: pa.ChunkedArray, name: str) -> None:
+def _refuse_mostly_numbers(column: Column, name: str) -> None:
     """Raise InvalidInput for a column of text that is numeric but for a few cells."""
     texts = column.to_pylist()
     present = sum(text is not None for text in texts)

@@ -1,4 +1,4 @@
-"""How columns are encoded, fitted on the training rows; `model_store.sources.columns` applies it."""
+"""The encoding of columns, fitted on the training rows; `model_store.sources.columns` applies it."""
 
 from collections import Counter
 from collections.abc import Mapping

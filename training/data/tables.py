@@ -142,9 +142,9 @@ class _Targets:
     y: np.ndarray
     y_test: np.ndarray
     classes: tuple[str, ...]
-    train: Index
-    test: Index
-    left_out: Index | None = None
+    train: Int64[np.ndarray, "R"]
+    test: Int64[np.ndarray, "T"]
+    left_out: Int64[np.ndarray, "L"] | None = None
 
 
 def dataset_of(
@@ -191,7 +191,7 @@ def dataset_of(
         out = rows.take(targets.left_out).columns
         x = encode(data.columns, out) if texts is None else texts.encode(_text(out, texts))
         data = replace(data, left_out=x)
-    of_train, of_test = kept[targets.train], kept[targets.test]
+    of_train = kept[targets.train]
     ids: np.ndarray = of_train
     if section.id is not None:
         ids = _ids(table.column(section.id), of_train)
@@ -322,7 +322,7 @@ def _keys(
         _refuse_missing([None if t != t else t for t in times.tolist()], "data.time", section.time)
         return Keys(times=times)
     if section.is_stratified and isinstance(given, list):
-        return Keys(labels=np.unique(given, return_inverse=True)[1])
+        return Keys(labels=np.unique(np.array(given), return_inverse=True)[1])
     return Keys()
 
 
