@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -51,7 +51,7 @@ DATES = {  # what text looks like, and the formats that it may be read by
 }
 SHOWN = 40  # characters of a cell
 
-Column = pa.Array | pa.ChunkedArray
+Column = Any  # an array of pyarrow, whole or in chunks
 
 
 @dataclass(frozen=True)
