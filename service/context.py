@@ -16,6 +16,7 @@ from prometheus_client import generate_latest
 from model_store.errors import InvalidInput, StateUnusable
 from model_store.inference.trials import TrialProcess
 from model_store.sources.columns import Columns, OddCells, odd_cells
+from model_store.sources.row_file import RowFile
 from model_store.state.database import Database
 from model_store.state.labels import has_state, labelled
 from service.api.json_blocks import JsonRows
@@ -26,6 +27,7 @@ from service.api.requests import (
     SMALL_JSON_BYTES,
     Cells,
     Rows,
+    pool_array,
     read_request,
     request_media_type,
     rows_array,
@@ -43,8 +45,6 @@ from service.integrations.label_studio.client import LabelStudio
 from service.models.collector import LoadedCollector
 from service.models.models import Models, Served
 from service.models.trials import Trials
-from service.pools.pool_file import PoolFile
-from service.pools.rows import pool_array
 from service.settings import Settings
 from service.shared_state import SharedState, StateBackend
 from service.telemetry.metrics import Metrics
@@ -222,7 +222,7 @@ class Context:
         return work()
 
     async def pool_rows(
-        self, call: Call, pool: PoolFile, served: Served
+        self, call: Call, pool: RowFile, served: Served
     ) -> Float32[np.ndarray, "N I"]:
         """Return the rows of a pool's file as numbers; they are read away from the event loop."""
         size = 4 * pool.rows * pool.row_size

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from model_store.inference.prediction import Prediction, check_computed
 from model_store.sources.columns import OddCells
+from model_store.sources.row_file import RowFile
 from service.api.explanations import explanation_bytes
 from service.api.options import (
     decision_options,
@@ -34,7 +35,6 @@ from service.engine.decision import DecisionOptions
 from service.engine.explaining import more_rows, predicted_as_usual
 from service.engine.jobs import Job, Predicted
 from service.models.models import Served
-from service.pools.pool_file import PoolFile
 
 T = TypeVar("T")
 
@@ -48,13 +48,13 @@ class Asked:
     call: Call
     envelope: PredictRequest
     served: Served
-    rows: Rows | PoolFile | None
+    rows: Rows | RowFile | None
 
     @property
     def num_rows(self) -> int:
         """How many rows it has, before they are let go of."""
         assert self.rows is not None
-        return self.rows.rows if isinstance(self.rows, PoolFile) else len(self.rows)
+        return self.rows.rows if isinstance(self.rows, RowFile) else len(self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +110,7 @@ async def predict(context: Context, asked: Asked, form: Form) -> list[bytes]:
         num_rows * (1 + more), num_samples, BATCH_ROW_DRAWS, call.client, encoding
     ):
         cells = None
-        if isinstance(asked.rows, PoolFile):
+        if isinstance(asked.rows, RowFile):
             x = await context.pool_rows(call, asked.rows, served)
         else:
             assert asked.rows is not None

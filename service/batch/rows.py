@@ -10,11 +10,11 @@ from jaxtyping import Float32, Int64
 
 from model_store.errors import DubitoError
 from model_store.inference.model import Model
+from model_store.sources.parquet import ParquetFile, byte_range
+from service.api.requests import rows_array
 from service.batch.files import Copy, Files, Listed
 from service.batch.job import Shard
 from service.call import Call
-from service.pools.parquet import ParquetFile, byte_range
-from service.pools.rows import numbers_of
 
 MOST_PIXELS = 1 << 62  # of a part's images: each has its own bound
 
@@ -122,10 +122,10 @@ class Reader:
         named: list[str] | None = None
         try:
             if pool.has_ids:
-                named = pool.names_of(batch, first)
+                named = pool.ids_of(batch, first)
             part = pool.part(batch, first)
             encoder = self._model.text_encoder
-            x = numbers_of(part, spec, pool.field, first, MOST_PIXELS, self._call, encoder)
+            x = rows_array(part, spec, pool.field, MOST_PIXELS, self._call, encoder, first)
         except DubitoError as error:
             if n == 1:
                 rejects.add(first + offset, named[0] if named else None, str(error))

@@ -11,7 +11,6 @@ from service.api.requests import Cells, Rows
 from service.call import Call
 from service.errors import TooLarge
 from service.integrations.open_inference.tensors import BOOL, BYTES, Tensor
-from service.pools.csv_file import reader_of
 
 INPUT = "inputs"  # the one tensor of a model that takes one; any other name will do
 GROUPS = "groups"  # of a model that is calibrated by group: the group of each row
