@@ -27,7 +27,7 @@ from service.engine.batching import part_rows
 from service.pools.files import check_ids, open_pool, stamp_of
 from service.pools.pool_file import Part, PoolFile
 from service.pools.rows import numbers_of
-from service.server.budget import ByteBudget, Lease
+from service.server.budget import ByteBudget, Reservation
 
 SYNC_S = 2.0  # between syncs, about
 IDS_FILE = "ids.json"
@@ -64,7 +64,7 @@ class Work(ABC):
         self._synced = time.monotonic()
         self._work = asked.rows * asked.num_samples
         self._done = 0
-        self._lease = Lease(ByteBudget(1 << 62))  # a job is bounded by its parts
+        self._reservation = Reservation(ByteBudget(1 << 62))  # a job is bounded by its parts
         self.pool = self._opened()
 
     def told(self, error: InvalidInput) -> str:
@@ -133,7 +133,7 @@ class Work(ABC):
     def _numbers(self, part: Part, first: int) -> Float32[np.ndarray, "n I"]:
         spec, encoder = self.model.manifest.input, self.model.text_encoder
         return at_once(
-            numbers_of(part, spec, self.asked.field, first, MOST_PIXELS, self._lease, encoder)
+            numbers_of(part, spec, self.asked.field, first, MOST_PIXELS, self._reservation, encoder)
         )
 
     def _in_runs(self, rows: Rows, num_samples: int) -> Rows:
