@@ -16,6 +16,7 @@ from prometheus_client import generate_latest
 from model_store.errors import InvalidInput, StateUnusable
 from model_store.inference.trials import TrialProcess
 from model_store.sources.columns import Columns, OddCells, odd_cells
+from model_store.sources.row_file import RowFile
 from model_store.state.database import Database
 from model_store.state.labels import has_state, labelled
 from model_store.types import Steps, at_once
@@ -28,6 +29,7 @@ from service.api.requests import (
     Cells,
     Rows,
     hung_up,
+    pool_array,
     read_request,
     request_media_type,
     rows_array,
@@ -44,8 +46,6 @@ from service.integrations.label_studio.client import LabelStudio
 from service.models.collector import LoadedCollector
 from service.models.models import Models, Served
 from service.models.trials import Trials
-from service.pools.pool_file import PoolFile
-from service.pools.rows import pool_array
 from service.server.budget import reservation_of
 from service.server.shares import client_of
 from service.settings import Settings
@@ -239,7 +239,7 @@ class Context:
         return at_once(steps)
 
     async def pool_rows(
-        self, request: Request, client: Hashable, pool: PoolFile, served: Served, deadline: float
+        self, request: Request, client: Hashable, pool: RowFile, served: Served, deadline: float
     ) -> Float32[np.ndarray, "N I"]:
         """Return the rows of a pool's file as numbers; they are read away from the event loop."""
         reservation, size = reservation_of(request.scope), 4 * pool.rows * pool.row_size

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from model_store.inference.prediction import Prediction, check_computed
 from model_store.sources.columns import OddCells
+from model_store.sources.row_file import RowFile
 from model_store.types import Steps, at_once
 from service.api.explanations import explanation_bytes
 from service.api.options import (
@@ -36,7 +37,6 @@ from service.engine.decision import DecisionOptions
 from service.engine.explaining import more_rows, predicted_as_usual
 from service.engine.jobs import Job, Predicted
 from service.models.models import Served
-from service.pools.pool_file import PoolFile
 from service.server.budget import reservation_of
 from service.telemetry.records import record_of
 
@@ -53,13 +53,13 @@ class Asked:
     begun: float  # on the clock of time.monotonic
     envelope: PredictRequest
     served: Served
-    rows: Rows | PoolFile | None
+    rows: Rows | RowFile | None
 
     @property
     def num_rows(self) -> int:
         """How many rows it has, before they are let go of."""
         assert self.rows is not None
-        return self.rows.rows if isinstance(self.rows, PoolFile) else len(self.rows)
+        return self.rows.rows if isinstance(self.rows, RowFile) else len(self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +147,7 @@ async def predict(request: Request, context: Context, asked: Asked, form: Form) 
         )
         wait = partial(hung_up, request)
         cells = None
-        if isinstance(asked.rows, PoolFile):
+        if isinstance(asked.rows, RowFile):
             x = await context.pool_rows(request, client, asked.rows, served, deadline)
         else:
             assert asked.rows is not None

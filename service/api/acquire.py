@@ -13,9 +13,12 @@ from model_store.acquisition.choice import RANDOM, checked_acquisition, checked_
 from model_store.acquisition.control import Selection, select
 from model_store.errors import InvalidInput
 from model_store.sources.columns import unknown_categories
+from model_store.sources.files import check_ids, open_rows
+from model_store.sources.row_file import RowFile
 from model_store.state.labels import Acquisition, has_state, keep_acquired, row_format
 from service.api.openapi import ERRORS, request_body
 from service.api.options import num_samples_of, priors_of
+from service.api.pool_files import path_in, with_id
 from service.api.requests import (
     FILE_ENDINGS,
     JSON,
@@ -35,8 +38,6 @@ from service.engine.pool_ranking import PoolRanking
 from service.errors import TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
-from service.pools.files import check_ids, open_pool, path_in, with_id
-from service.pools.pool_file import PoolFile
 from service.server.budget import reservation_of
 from service.telemetry.records import record_of
 
@@ -178,7 +179,7 @@ async def _opened(
     envelope: AcquireRequest,
     served: Served,
     body: bytes | bytearray,
-) -> PoolFile:
+) -> RowFile:
     """Open the file that is a request's body, or that it names.
 
     Raises:
@@ -187,10 +188,10 @@ async def _opened(
     """
     spec, ending = served.model.manifest.input, FILE_ENDINGS.get(request_media_type(request))
 
-    def work() -> PoolFile:
+    def work() -> RowFile:
         if envelope.pool_file is None:
-            return open_pool(body, spec, "pool", ending)
-        return open_pool(
+            return open_rows(body, spec, "pool", ending)
+        return open_rows(
             path_in(context.settings.pools, envelope.pool_file, "pool_file"), spec, "pool_file"
         )
 
@@ -212,7 +213,7 @@ def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
     return InvalidInput(f"pool.{places[int(row)]}", error.expected, error.got)
 
 
-def _names(envelope: AcquireRequest, pool: PoolFile | None, rows: int) -> list[str] | None:
+def _names(envelope: AcquireRequest, pool: RowFile | None, rows: int) -> list[str] | None:
     """Return the rows' names, None where they have none."""
     names = pool.ids() if envelope.ids is None and pool is not None else envelope.ids
     if names is not None:

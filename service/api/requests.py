@@ -4,7 +4,6 @@ model's shape."""
 import asyncio
 import base64
 import binascii
-import io
 import math
 import zlib
 from array import array
@@ -23,6 +22,8 @@ from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from model_store.sources.columns import from_cells, from_objects
 from model_store.sources.images import decoded_pixels, open_image, pixels, resized_pixels
+from model_store.sources.npy import parse_npy
+from model_store.sources.row_file import Part, RowFile, shapes_of
 from service.api.json_blocks import JsonRows, parse, take_apart
 from service.api.multipart import parse_form
 from service.api.schemas import Envelope, kind_of, validate
@@ -44,8 +45,6 @@ FILE_ENDINGS = {
     "application/zip": ".zip",
     "text/csv": ".csv",
 }  # of pools
-MAX_DIMENSIONS = 32  # of an npy array
-MAX_NPY_HEADER_BYTES = 128 << 10  # more than numpy reads
 FEW_NUMBERS = (
     4096  # looked at by Python: numpy lets go of the interpreter, and may wait long to get it back
 )
@@ -296,42 +295,6 @@ def parse_json(body: bytes | bytearray) -> dict[str, Any]:
     return content
 
 
-def parse_npy(body: bytes | bytearray, field: str) -> np.ndarray:
-    """Parse an npy file of numbers, never unpickling.
-
-    Raises:
-        InvalidInput: if it is not one, or its data are longer or shorter than its header says.
-    """
-    stream = io.BytesIO(memoryview(body)[:MAX_NPY_HEADER_BYTES])
-    try:
-        version = np.lib.format.read_magic(stream)
-        reader = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        shape, fortran, dtype = reader(stream)
-    except (
-        Exception
-    ):  # numpy's reader of headers lets many kinds through, tokenize's own among them
-        raise InvalidInput("body", "an npy file of format 1.0 or 2.0", "something else") from None
-    if dtype.kind not in "fiu" or dtype.itemsize > 8:
-        raise InvalidInput(
-            field, "float or integer numbers of at most 64 bits", f"dtype {dtype.str[:20]}"
-        )
-    if not 1 <= len(shape) <= MAX_DIMENSIONS or any(
-        type(length) is not int or length < 1 for length in shape
-    ):
-        raise InvalidInput(
-            field, "at least one row of at least one number", "an array of another shape"
-        )
-    data = memoryview(body)[stream.tell() :]
-    if dtype.itemsize * math.prod(shape) != len(data):
-        raise InvalidInput(
-            field, "as many bytes as the npy header says", f"{len(data)} bytes of data"
-        )
-    return np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if fortran else "C")
-
-
 def header(request: Request, name: bytes, default: str = "") -> str:
     """Return the first header of a name in lower case; the framework's own search takes several
     times as long."""
@@ -376,14 +339,8 @@ def text_fields(
     return fields
 
 
-def shapes_of(shape: tuple[int, ...]) -> str:
-    """Say what shapes an array of rows may have."""
-    flat = f" or (N, {math.prod(shape)})" if len(shape) > 1 else ""
-    return f"(N, {', '.join(map(str, shape))}){flat}"
-
-
 def rows_array(
-    rows: Rows,
+    rows: Rows | Part,
     spec: InputSpec,
     field: str,
     max_pixels: int,
@@ -395,8 +352,9 @@ def rows_array(
     beside the reservation. Errors count from `first_row`.
 
     Each comes flat or in the model's input shape; to a model of columns also as an object keyed by
-    column; to a model of images also as an image file, of which all together may have `max_pixels`;
-    to a model of text also as a string, an object of that alone, or a file.
+    column, and all of them as cells by column; to a model of images also as an image file, of which
+    all together may have `max_pixels`; to a model of text also as a string, an object of that
+    alone, or a file.
 
     Raises:
         InvalidInput: naming the row and element that is not a finite float32 number, or no id of
@@ -406,6 +364,9 @@ def rows_array(
     """
     shape = spec.shape
     size = math.prod(shape)
+    if isinstance(rows, dict):
+        yield
+        return from_cells(rows, spec.columns, field, first_row)
     if isinstance(rows, np.ndarray):
         if rows.shape[1:] not in (shape, (size,)):
             raise InvalidInput(
@@ -447,6 +408,22 @@ def rows_array(
             done += len(part)
             yield
     assert done == len(rows)
+    return x
+
+
+def pool_array(
+    pool: RowFile, max_pixels: int, reservation: Reservation, encoder: "TextEncoder | None"
+) -> Generator[None, None, Float32[np.ndarray, "N I"]]:
+    """Return all rows of a file; otherwise as `rows_array`."""
+    x = np.empty((pool.rows, pool.row_size), dtype=np.float32)
+    first = 0
+    for part in pool.parts():
+        rows = yield from rows_array(
+            part, pool.spec, pool.field, max_pixels, reservation, encoder, first
+        )
+        x[first : first + len(rows)] = rows
+        first += len(rows)
+        yield
     return x
 
 

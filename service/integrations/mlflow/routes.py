@@ -11,6 +11,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from model_store.errors import InvalidInput
+from model_store.sources.files import open_rows
 from service import VERSION
 from service.api.predict import AsJson
 from service.api.requests import JSON, read_body, request_media_type
@@ -19,7 +20,6 @@ from service.context import Context, context_of
 from service.errors import TooLarge, Unsupported
 from service.integrations.mlflow.forms import envelope_of_params, read_invocation, rows_of
 from service.integrations.open_inference.routes import refuse_unready
-from service.pools.files import open_pool
 from service.predicting import Asked, begin, in_steps, predict
 from service.server.budget import reservation_of
 from service.telemetry.records import record_of
@@ -87,7 +87,7 @@ async def _read_csv(request: Request, context: Context, client: Hashable, begun:
     envelope = envelope_of_params({})
     served = await context.served(envelope)
     spec = served.model.manifest.input
-    pool = await context.threads.state(partial(open_pool, body, spec, "body", ".csv"))
+    pool = await context.threads.state(partial(open_rows, body, spec, "body", ".csv"))
     if pool.rows > settings.max_rows:
         raise TooLarge(f"body: expected at most {settings.max_rows} rows, got {pool.rows}")
     return Asked(client, begun, envelope, served, pool)

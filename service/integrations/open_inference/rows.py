@@ -11,7 +11,6 @@ from model_store.types import Steps
 from service.api.requests import Cells, Rows
 from service.errors import TooLarge
 from service.integrations.open_inference.tensors import BOOL, BYTES, Tensor
-from service.pools.csv_file import reader_of
 from service.server.budget import Reservation
 
 INPUT = "inputs"  # the one tensor of a model that takes one; any other name will do

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from model_store.errors import InvalidInput
+from model_store.sources.npy import DIMENSIONS
 from model_store.types import Steps
-from service.api.requests import MAX_DIMENSIONS
 from service.api.schemas import kind_of
 from service.server.budget import Reservation
 
@@ -99,8 +99,8 @@ def shape_of(given: Any, place: str) -> tuple[int, ...]:
         InvalidInput: if it is none, or has no rows.
     """
     is_shape = isinstance(given, list) and all(type(length) is int for length in given)
-    if not is_shape or not 1 <= len(given) <= MAX_DIMENSIONS or min(given) < 1:
-        expected = f"an array of 1 to {MAX_DIMENSIONS} whole numbers, each at least 1"
+    if not is_shape or not 1 <= len(given) <= DIMENSIONS or min(given) < 1:
+        expected = f"an array of 1 to {DIMENSIONS} whole numbers, each at least 1"
         raise InvalidInput(f"{place}.shape", expected, "another" if is_shape else kind_of(given))
     return tuple(given)
 
