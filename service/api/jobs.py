@@ -25,6 +25,7 @@ from model_store.acquisition.choice import (
 )
 from model_store.acquisition.control import select
 from model_store.errors import InvalidInput, NotFound
+from model_store.inference.prediction import DecisionOptions
 from model_store.sources.files import check_ids, open_rows, stamp_of
 from model_store.state.database import of_disk
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
@@ -49,7 +50,6 @@ from service.batch.predict_work import GROUPS_FILE
 from service.batch.work import IDS_FILE
 from service.call import Call
 from service.context import Context, context_of
-from service.engine.decision import DecisionOptions
 from service.engine.keeping import check_keeping
 from service.errors import NotDone, Overloaded, TooLarge
 from service.models.models import Served

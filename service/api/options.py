@@ -12,8 +12,8 @@ from model_store.conformal.sets import confident_rank, largest_coverage
 from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
+from model_store.inference.prediction import DecisionOptions
 from service.api.schemas import Envelope, PredictRequest
-from service.engine.decision import DecisionOptions
 from service.errors import TooLarge
 from service.settings import Settings
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from model_store.conformal.stopping import StoppingRule
-from service.engine.decision import DecisionOptions
+from model_store.inference.prediction import DecisionOptions
 
 Format = Literal["parquet", "npz"]
 

@@ -10,14 +10,13 @@ from model_store.conformal.false_discovery import benjamini_hochberg
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.inference.draws import SharedDraws
 from model_store.inference.model import Model
-from model_store.inference.prediction import Prediction, check_computed
+from model_store.inference.prediction import DecisionOptions, Prediction, check_computed, decide
 from model_store.inference.runtime import DrawSet
 from model_store.sources.columns import count_unknown
 from service.api.responses import about_arrays, row_arrays
 from service.batch.column_files import ColumnFiles, write_npz
 from service.batch.table import table_columns, table_metadata
 from service.batch.work import UNKNOWN_CATEGORIES, Work
-from service.engine.decision import DecisionOptions, decide
 
 GROUPS_FILE = "groups.json"
 TABLE_ROWS = 1 << 16  # of a row group of parquet

@@ -21,8 +21,6 @@ from service.telemetry.records import Phase
 
 T = TypeVar("T")
 
-FEW_ROWS = 8  # of a request whose answer takes no time to write
-
 
 @dataclass(frozen=True, eq=False)
 class Job:
@@ -50,11 +48,6 @@ class Job:
     def row_draws(self) -> int:
         """The work of a row, in draws: those that it takes, and as many as its encoder is worth."""
         return self.num_samples + self.served.model.encoding_draws
-
-    @property
-    def has_short_answer(self) -> bool:
-        """Whether the event loop may write the answer."""
-        return len(self.x) <= FEW_ROWS and not self.keep_samples
 
     def goes_with(self, other: "Job") -> bool:
         """Whether both may be in one micro-batch: of the same model, number of draws, rule and
