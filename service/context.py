@@ -44,7 +44,8 @@ from service.errors import PastDeadline
 from service.integrations.label_studio.client import LabelStudio
 from service.models.collector import LoadedCollector
 from service.models.models import Models, Served
-from service.models.trials import Trials
+from service.models.preflights import Preflights
+from service.models.watcher import Watcher
 from service.settings import Settings
 from service.shared_state import SharedState, StateBackend
 from service.telemetry.metrics import Metrics
@@ -64,17 +65,18 @@ class Context:
         settings: Settings,
         key_ring: KeyRing,
         backend: StateBackend | None = None,
-        trials: Path | None = None,
+        preflights: Path | None = None,
         spare: TrialProcess | None = None,
     ) -> None:
         self.settings = settings
         self.key_ring = key_ring
         idle = threading.Event()
         self.ending = threading.Event()
-        self.trials = Trials(settings, self.ending, trials, spare)
-        self.models = Models(settings, idle, self.ending, self.trials, backend)
+        self.preflights = Preflights(settings, self.ending, preflights, spare)
+        self.models = Models(settings, idle, self.preflights, backend)
+        self.watcher = Watcher(self.models, self.ending)
         actions: dict[str, Callable[..., Any]] = {
-            "refresh": self.models.look,
+            "refresh": self.watcher.look,
             "unload": self.models.unload,
             "reset_drift": self.models.reset_drift,
         }
@@ -84,7 +86,7 @@ class Context:
         self.metrics = Metrics()
         self.metrics.max_queued_row_draws.set(settings.max_queued_row_draws)
         self.runner = JobRunner(settings, lambda: self.state, self.metrics)
-        self.metrics.registry.register(LoadedCollector(self.models))
+        self.metrics.registry.register(LoadedCollector(self.watcher))
         self.admission = Admission(settings, idle)
         self.engine = Engine(self.admission, self.metrics)
         self.threads = Threads()
@@ -177,10 +179,10 @@ class Context:
         wanted = envelope.model, envelope.version
         served = self.models.peek(*wanted)
         if served is None:
-            trial = await self.threads.files(partial(self.models.trial_of, *wanted))
-            if trial is not None:
-                await asyncio.wait([asyncio.wrap_future(trial)], timeout=deadline_s)
-                if not trial.done():
+            preflight = await self.threads.files(partial(self.models.preflight_of, *wanted))
+            if preflight is not None:
+                await asyncio.wait([asyncio.wrap_future(preflight)], timeout=deadline_s)
+                if not preflight.done():
                     raise PastDeadline
             served = await self.threads.loads(partial(self.models.get, *wanted))
         return served

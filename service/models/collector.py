@@ -7,15 +7,16 @@ from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFam
 from prometheus_client.registry import Collector
 
 from service.models.drift import EDGES
-from service.models.models import Models
+from service.models.watcher import Watcher
 from service.telemetry.metrics import OF_MODEL
 
 
 class LoadedCollector(Collector):
     """What is served, what is in memory and its drift, and what is broken."""
 
-    def __init__(self, models: Models) -> None:
-        self.models = models
+    def __init__(self, watcher: Watcher) -> None:
+        self.watcher = watcher
+        self.models = watcher.models
 
     def collect(self) -> Iterator[Metric]:
         """Yield what is served, loaded and broken; the flag's rate and p-values; evidence and alarm
@@ -80,8 +81,8 @@ class LoadedCollector(Collector):
             broken.add_metric(version, 1.0)
         for alias in self.models.all_aliases():
             aliases.add_metric(alias, 1.0)
-        seen.add_metric((), self.models.seen)
-        reachable.add_metric((), float(self.models.reachable))
+        seen.add_metric((), self.watcher.seen)
+        reachable.add_metric((), float(self.watcher.reachable))
         yield from (
             loaded,
             broken,

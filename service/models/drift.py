@@ -485,6 +485,9 @@ class SharedDrift:
         self._evidence.reset(self.watched)
 
 
+AnyDrift = Drift | SharedDrift
+
+
 def drift_content(report: DriftReport) -> dict[str, Any]:
     """Return what `GET /models/{name}` says of drift."""
     return {

@@ -160,7 +160,7 @@ def refuse_unready(context: Context) -> None:
     if context.ending.is_set():
         raise NotReady("the service is about to end")
     if not any(models.latest(name) for name in models.names()):
-        raise NotReady(BEING_TRIED if models.awaits_trials else HOW_TO_PUBLISH)
+        raise NotReady(BEING_TRIED if context.watcher.awaits_preflights else HOW_TO_PUBLISH)
 
 
 def _manifest(models: Models, name: str, version: str) -> Manifest:
