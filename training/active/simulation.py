@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from model_store.acquisition.ranking import Choice
 from model_store.scores.tasks import PREDICTIVES
 from training.active.learner import Learner
-from training.active.pool import Wanted, candidates, chosen, initial_labels
+from training.active.pool import candidates, choose, initial_labels
 from training.active.protocol import Arm, End, Protocol
 from training.active.records import Curves, Record, Round
 from training.active.savings import has_ended
@@ -122,14 +123,19 @@ def _acquired(
     among = candidates(labelled, len(data.train), protocol.candidates, seed, number)
     x, task = data.train.x[among], arm.recipe.task
     eps = learner.noise(protocol.draws, seed, ActiveStream.POOL_NOISE, number)
-    best = chosen(
+    raced = arm.acquisition in PREDICTIVES[task].raced
+    best = choose(
         lambda rows, draws: learner.predict(x[rows], eps[draws]),
-        len(eps),
         x.astype(np.float32),
         [str(i) for i in among],
-        Wanted(arm.acquisition, task, protocol.race, protocol.beta),
-        PREDICTIVES[task],
+        Choice(
+            task,
+            arm.acquisition,
+            protocol.batch,
+            len(eps),
+            protocol.race if raced else None,
+            protocol.beta,
+        ),
         hash_key(seed, ActiveStream.CHOICE, number),
-        protocol.batch,
     )
     return among[best]
