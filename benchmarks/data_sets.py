@@ -36,13 +36,12 @@ from benchmarks.model import NAME, ROOT, publish_untrained
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.processors import available_processors
-from service.batch.here import RUN
 from service.engine.batching import part_rows
 from tests.support.environment import environment_with
 
 RESULTS = ROOT / "docs" / "results"
 RAY = ROOT / ".venv-ray" / "bin" / "python"
-WORKERS = (RUN.encode(), b"ray::MapWorker")
+WORKERS = (b"multiprocessing.spawn", b"ray::MapWorker")
 GROUP_ROWS = 1 << 16
 LOOK_S = 0.5
 KERNEL_S = 5.0
