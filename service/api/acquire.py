@@ -38,7 +38,7 @@ from service.models.models import Served
 from service.models.reservoir import fresh_seed
 from service.pools.files import check_ids, open_pool, path_in, with_id
 from service.pools.pool_file import PoolFile
-from service.server.budget import lease_of
+from service.server.budget import reservation_of
 from service.telemetry.records import record_of
 
 ID_BYTES = 200  # of a row's name while a pool is ranked
@@ -71,7 +71,7 @@ async def post_acquire(request: Request) -> Response:
     pool = None if rows is not None else await _opened(request, context, envelope, served, body)
     pool_size = len(rows) if rows is not None else pool.rows if pool is not None else 0
     with context.admission.admitted(pool_size, num_samples, BATCH_ROW_DRAWS, client, encoding):
-        lease, deadline = lease_of(request.scope), context.deadline(begun, envelope)
+        reservation, deadline = reservation_of(request.scope), context.deadline(begun, envelope)
         find_names = partial(_names, envelope, pool, pool_size)
         names = find_names() if pool is None else await context.threads.state(find_names)
         if rows is not None:
@@ -83,8 +83,8 @@ async def post_acquire(request: Request) -> Response:
             except InvalidInput as error:
                 raise with_id(error, names) from None
         del body, rows, pool  # which may be many times as large
-        lease.shrink(x.nbytes)
-        lease.reserve(ID_BYTES * len(x), "ids")
+        reservation.shrink(x.nbytes)
+        reservation.reserve(ID_BYTES * len(x), "ids")
         whole, ids, are_named = (
             x,
             [str(i) for i in range(len(x))] if names is None else names,
@@ -93,7 +93,7 @@ async def post_acquire(request: Request) -> Response:
         seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
         chosen = await _selected(context, envelope, served.name, ids, are_named, seed or 0)
         if len(chosen.ranked) < len(x):
-            lease.reserve(x.nbytes, "pool")
+            reservation.reserve(x.nbytes, "pool")
             x = x[chosen.ranked]
         left = ids if len(x) == len(whole) else [ids[i] for i in chosen.ranked.tolist()]
         wait = partial(hung_up, request)
@@ -112,7 +112,7 @@ async def post_acquire(request: Request) -> Response:
             served.model.manifest.task, acquisition, k, num_samples, envelope.race, beta
         )
         to_rank = EnginePool(
-            context.engine, context.threads.answers, lease, wait, job, left, choice
+            context.engine, context.threads.answers, reservation, wait, job, left, choice
         )
         places = chosen.ranked.tolist()
         try:
@@ -130,7 +130,7 @@ async def post_acquire(request: Request) -> Response:
             job = Job(
                 served, whole[chosen.control], num_samples, to_rank.seed, deadline, client=client
             )
-            lease.reserve(kept_bytes(job), "pool")
+            reservation.reserve(kept_bytes(job), "pool")
             predicted = await context.engine.predict(job, wait)
             said = control_said(served.model.manifest, predicted.prediction)
             answered += set_aside(chosen.control.tolist(), ids, len(answered))
@@ -142,10 +142,10 @@ async def post_acquire(request: Request) -> Response:
             kept = acquired_rows(whole, answered, said)
             await context.threads.state(lambda: keep_acquired(context.state, how, kept))
             context.metrics.acquired(served.key, len(kept), len(chosen.control))
-        record.worked_on(to_rank.phases)
+        record.add_phases(to_rank.phases)
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.ranked(served.key, pool_size, draws)
-    record.used(served.name, served.version, pool_size, draws)
+    record.add_usage(served.name, served.version, pool_size, draws)
     answer = acquire_answer(
         served.model.manifest,
         acquisition=acquisition,

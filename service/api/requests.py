@@ -28,7 +28,7 @@ from service.api.multipart import parse_form
 from service.api.schemas import Envelope, kind_of, validate
 from service.api.schemas import Request as Envelope_
 from service.errors import TooLarge, Unsupported
-from service.server.budget import Lease, lease_of
+from service.server.budget import Reservation, reservation_of
 
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
@@ -99,7 +99,7 @@ async def read_body(request: Request, limit: int, json_limit: int) -> bytes | by
     too_large = TooLarge(f"body: expected at most {limit} bytes, got more")
     if int(header(request, b"content-length", "0")) > limit:
         raise too_large
-    lease = lease_of(request.scope)
+    reservation = reservation_of(request.scope)
     body: bytes | bytearray = b""
     more = True
     while more:
@@ -109,7 +109,7 @@ async def read_body(request: Request, limit: int, json_limit: int) -> bytes | by
         part, more = message.get("body", b""), message.get("more_body", False)
         if len(body) + len(part) > limit:
             raise too_large
-        lease.acquire(len(part))
+        reservation.acquire(len(part))
         if not body:
             body = part
         elif part:
@@ -137,8 +137,8 @@ async def read_inflated(request: Request, limit: int) -> bytes | bytearray:
     wrong = InvalidInput(
         "body", f"one body compressed by {coding}, as its Content-Encoding says", "something else"
     )
-    lease, inflater, body = (
-        lease_of(request.scope),
+    reservation, inflater, body = (
+        reservation_of(request.scope),
         zlib.decompressobj(WINDOWS[coding]),
         bytearray(),
     )
@@ -152,12 +152,12 @@ async def read_inflated(request: Request, limit: int) -> bytes | bytearray:
         while (
             part or inflated is None or len(inflated) == INFLATED_AT_ONCE
         ):  # of which more may be to come
-            lease.acquire(INFLATED_AT_ONCE)
+            reservation.acquire(INFLATED_AT_ONCE)
             try:
                 inflated = inflater.decompress(part, INFLATED_AT_ONCE)
             except zlib.error:
                 raise wrong from None
-            lease.release(INFLATED_AT_ONCE - len(inflated))
+            reservation.release(INFLATED_AT_ONCE - len(inflated))
             if len(body) + len(inflated) > limit:
                 raise TooLarge(f"body: expected at most {limit} bytes once inflated, got more")
             body += inflated
@@ -204,7 +204,7 @@ def read_request(
                 "query", "nothing, since a JSON body holds every field", "parameters"
             )
         if len(body) > SMALL_JSON_BYTES:
-            reserve_json(body, rows_field, max_rows, lease_of(request.scope))
+            reserve_json(body, rows_field, max_rows, reservation_of(request.scope))
             content, found = yield from take_apart(body, rows_field, max_rows)
             rows = [] if found is None else found
         else:
@@ -217,9 +217,9 @@ def read_request(
         fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
         envelope = validate(kind, {rows_field: [], **fields})
         rows = parse_npy(body, rows_field)
-        lease_of(request.scope).acquire(ARRAY_BYTES * rows.size)
+        reservation_of(request.scope).acquire(ARRAY_BYTES * rows.size)
     elif media_type == FORM:
-        lease_of(request.scope).acquire(
+        reservation_of(request.scope).acquire(
             2 * len(body)
         )  # its parts, as they are gathered and as they are kept
         parts = yield from parse_form(
@@ -263,7 +263,9 @@ def envelope_of_query(
     return envelope
 
 
-def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, lease: Lease) -> None:
+def reserve_json(
+    body: bytes | bytearray, rows_field: str, max_rows: int, reservation: Reservation
+) -> None:
     """Take from the budget what a JSON body will need, counted by its punctuation before it is
     parsed.
 
@@ -277,7 +279,9 @@ def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, lease:
     nested, most = counts["["] + counts["{"], min(max_rows * NESTED_A_ROW, MAX_NESTED)
     if nested > most:
         raise TooLarge(f"{rows_field}: expected at most {most} arrays and objects, got {nested}")
-    lease.reserve(sum(JSON_OBJECT_BYTES[mark] * count for mark, count in counts.items()), "body")
+    reservation.reserve(
+        sum(JSON_OBJECT_BYTES[mark] * count for mark, count in counts.items()), "body"
+    )
 
 
 def parse_json(body: bytes | bytearray) -> dict[str, Any]:
@@ -383,12 +387,12 @@ def rows_array(
     spec: InputSpec,
     field: str,
     max_pixels: int,
-    lease: Lease,
+    reservation: Reservation,
     encoder: "TextEncoder | None" = None,
     first_row: int = 0,
 ) -> Generator[None, None, Float32[np.ndarray, "N I"]]:
     """Return rows as a flat float32 array; yields after each of many steps. Decoding takes memory
-    beside the lease. Errors count from `first_row`.
+    beside the reservation. Errors count from `first_row`.
 
     Each comes flat or in the model's input shape; to a model of columns also as an object keyed by
     column; to a model of images also as an image file, of which all together may have `max_pixels`;
@@ -423,7 +427,9 @@ def rows_array(
             yield
         return x
     if isinstance(rows, list) and len(rows) <= at_once and not _is_long(rows[0], spec):
-        return _Reader(rows[0], spec, field, max_pixels, lease, encoder).block(rows, first_row)
+        return _Reader(rows[0], spec, field, max_pixels, reservation, encoder).block(
+            rows, first_row
+        )
     blocks: Iterable[list[Any]]
     blocks = (
         rows.parsed()
@@ -433,7 +439,7 @@ def rows_array(
     x = np.empty((len(rows), size), dtype=np.float32)
     reader, done = None, 0
     for block in blocks:
-        reader = reader or _Reader(block[0], spec, field, max_pixels, lease, encoder)
+        reader = reader or _Reader(block[0], spec, field, max_pixels, reservation, encoder)
         step = 1 if _is_long(block[0], spec) else len(block)
         for first in range(0, len(block), step):
             part = block[first : first + step]
@@ -458,10 +464,10 @@ class _Reader:
         spec: InputSpec,
         field: str,
         max_pixels: int,
-        lease: Lease,
+        reservation: Reservation,
         encoder: "TextEncoder | None",
     ) -> None:
-        self.lease = lease
+        self.reservation = reservation
         self.spec = spec
         self.encoder = encoder
         self.field = field
@@ -520,7 +526,7 @@ class _Reader:
                 raise InvalidInput(field, "a text in UTF-8", "other bytes") from None
         if type(row) is not str:
             raise InvalidInput(field, "a string, as the row before it", kind_of(row))
-        with self.lease.beside(self.encoder.bytes_for(row, field), field):
+        with self.reservation.hold(self.encoder.bytes_for(row, field), field):
             try:
                 return self.encoder.row(row)
             except ValueError:
@@ -544,7 +550,7 @@ class _Reader:
         if self.pixels > self.max_pixels:
             expected = f"expected images of at most {self.max_pixels} pixels together"
             raise TooLarge(f"{self.field}: {expected}, got more")
-        with self.lease.beside(DECODED_BYTES * (image.width * image.height + resized), field):
+        with self.reservation.hold(DECODED_BYTES * (image.width * image.height + resized), field):
             return pixels(image, self.spec.shape, spec, field).astype(np.float32)
 
 

@@ -20,7 +20,7 @@ from service.batch.computation import Kind, Request
 from service.batch.files import Copy, Files, Listed
 from service.pools.parquet import ParquetFile, byte_range
 from service.pools.rows import numbers_of
-from service.server.budget import ByteBudget, Lease
+from service.server.budget import ByteBudget, Reservation
 
 FORMAT = 1
 PLAN = "job.json"
@@ -259,7 +259,7 @@ class Reader:
 
     def __init__(self, source: Files, files: tuple[Listed, ...], model: Model) -> None:
         self._source, self._files, self._model = source, files, model
-        self._lease = Lease(ByteBudget(1 << 62))  # bounded by parts
+        self._reservation = Reservation(ByteBudget(1 << 62))  # bounded by parts
         self._open: tuple[int, Copy, ParquetFile] | None = None
 
     def rows(
@@ -323,7 +323,7 @@ class Reader:
             part = table.part(batch, first)
             encoder = self._model.text_encoder
             x = at_once(
-                numbers_of(part, spec, table.field, first, MOST_PIXELS, self._lease, encoder)
+                numbers_of(part, spec, table.field, first, MOST_PIXELS, self._reservation, encoder)
             )
         except DubitoError as error:
             if n == 1:

@@ -57,7 +57,7 @@ from service.engine.keeping import acquired_rows, control_said, set_aside
 from service.pools.files import check_ids, open_pool, stamp_of
 from service.pools.pool_file import Part, PoolFile
 from service.pools.rows import numbers_of
-from service.server.budget import ByteBudget, Lease
+from service.server.budget import ByteBudget, Reservation
 
 OVER = 0  # exit code: the job has ended, or is to end
 PUT_BACK = 3  # exit code: the job is to be taken up again later
@@ -113,7 +113,7 @@ class JobRows:
         self.work, self.done = request.rows * request.num_samples, 0
         self._report = report
         self._synced = time.monotonic()
-        self._lease = Lease(ByteBudget(1 << 62))  # a job is bounded by its parts
+        self._reservation = Reservation(ByteBudget(1 << 62))  # a job is bounded by its parts
         self._file = self._open()
 
     def _open(self) -> PoolFile:
@@ -170,7 +170,9 @@ class JobRows:
     def _numbers(self, part: Part, first: int) -> Float32[np.ndarray, "n I"]:
         spec, encoder = self.model.manifest.input, self.model.text_encoder
         return at_once(
-            numbers_of(part, spec, self.request.field, first, MOST_PIXELS, self._lease, encoder)
+            numbers_of(
+                part, spec, self.request.field, first, MOST_PIXELS, self._reservation, encoder
+            )
         )
 
     def advance(self, row_draws: int, columns: ColumnFiles | None = None) -> None:

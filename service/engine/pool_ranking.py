@@ -16,7 +16,7 @@ from service.engine.jobs import Job, PoolScores
 from service.engine.threads import SharedThreads
 from service.engine.waiting import HungUp
 from service.models.reservoir import fresh_seed
-from service.server.budget import Lease
+from service.server.budget import Reservation
 from service.telemetry.records import Phase
 
 COPY_BYTES = 200  # of a row while rows that are the same are looked for
@@ -24,11 +24,11 @@ COPY_BYTES = 200  # of a row while rows that are the same are looked for
 
 @dataclass(eq=False)
 class EnginePool(Pool):
-    """The pool of a request that was admitted; its memory is reserved of the request's lease."""
+    """The pool of a request that was admitted, within its reservation of memory."""
 
     engine: Engine
     answers: SharedThreads
-    lease: Lease
+    reservation: Reservation
     hung_up: HungUp
     job: Job  # with an acquisition
     ids: Sequence[str]
@@ -49,20 +49,20 @@ class EnginePool(Pool):
 
     async def lap(self, lap: Lap) -> Scored:
         """Return the scores of some rows, which are copied for as long as it takes."""
-        held = self.lease.held
-        self.lease.reserve(self.job.x[:1].nbytes * len(lap.rows), "pool")
+        held = self.reservation.held
+        self.reservation.reserve(self.job.x[:1].nbytes * len(lap.rows), "pool")
         is_race = lap.num_draws < self.choice.num_samples
         scored = await self._score(
             replace(self.job, x=self.job.x[lap.rows], num_samples=lap.num_draws, is_race=is_race)
         )
-        self.lease.shrink(held)
+        self.reservation.shrink(held)
         return scored.scores, scored.errors
 
     async def copies(self) -> Copies:
         """Find rows that are the same bits."""
         is_joint = self._most_candidates is not None
         size = COPY_BYTES * len(self.job.x) + is_joint * self.job.x.nbytes
-        self.lease.reserve(size, "pool")
+        self.reservation.reserve(size, "pool")
         return await self.run(copies_of(self.job.x))
 
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
@@ -86,7 +86,7 @@ class EnginePool(Pool):
         )
 
     async def _score(self, job: Job) -> PoolScores:
-        self.lease.reserve(kept_bytes(job), "pool")
+        self.reservation.reserve(kept_bytes(job), "pool")
         scored = await self.engine.score(job, self.hung_up)
         self.phases.extend(scored.phases)
         self.job = replace(self.job, seed=scored.seed)

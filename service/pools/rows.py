@@ -10,7 +10,7 @@ from model_store.sources.columns import from_cells
 from model_store.types import Steps
 from service.api.requests import rows_array
 from service.pools.pool_file import Part, PoolFile
-from service.server.budget import Lease
+from service.server.budget import Reservation
 
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
@@ -22,7 +22,7 @@ def numbers_of(
     field: str,
     first: int,
     max_pixels: int,
-    lease: Lease,
+    reservation: Reservation,
     encoder: "TextEncoder | None",
 ) -> Steps[Float32[np.ndarray, "n I"]]:
     """Return a part's rows, the first of which is row `first` of its pool.
@@ -33,17 +33,19 @@ def numbers_of(
     if isinstance(part, dict):
         yield
         return from_cells(part, spec.columns, field, first)
-    return (yield from rows_array(part, spec, field, max_pixels, lease, encoder, first))
+    return (yield from rows_array(part, spec, field, max_pixels, reservation, encoder, first))
 
 
 def pool_array(
-    pool: PoolFile, max_pixels: int, lease: Lease, encoder: "TextEncoder | None"
+    pool: PoolFile, max_pixels: int, reservation: Reservation, encoder: "TextEncoder | None"
 ) -> Steps[Float32[np.ndarray, "N I"]]:
     """Return all rows of a pool; otherwise as `numbers_of`."""
     x = np.empty((pool.rows, pool.row_size), dtype=np.float32)
     first = 0
     for part in pool.parts():
-        rows = yield from numbers_of(part, pool.spec, pool.field, first, max_pixels, lease, encoder)
+        rows = yield from numbers_of(
+            part, pool.spec, pool.field, first, max_pixels, reservation, encoder
+        )
         x[first : first + len(rows)] = rows
         first += len(rows)
         yield

@@ -16,7 +16,7 @@ from model_store.errors import InvalidInput
 from model_store.types import Steps
 from service.api.requests import MAX_DIMENSIONS
 from service.api.schemas import kind_of
-from service.server.budget import Lease
+from service.server.budget import Reservation
 
 BYTES, BOOL, FP16 = "BYTES", "BOOL", "FP16"
 NUMPY = {
@@ -57,7 +57,7 @@ class Tensor:
         """How many elements it has."""
         return math.prod(self.shape)
 
-    def values(self, lease: Lease) -> Steps[list[Any]]:
+    def values(self, reservation: Reservation) -> Steps[list[Any]]:
         """Return the elements of BYTES: strings or null in JSON, else bytes; yields after each of
         many steps.
 
@@ -74,7 +74,7 @@ class Tensor:
         content, end = self.content, len(self.content)
         if 4 * self.size > end:
             raise wrong
-        lease.reserve(ELEMENT_BYTES * self.size + end, self.place)
+        reservation.reserve(ELEMENT_BYTES * self.size + end, self.place)
         found: list[Any] = []
         at = 0
         while len(found) < self.size:

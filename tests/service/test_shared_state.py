@@ -1,5 +1,4 @@
-"""Processes that serve as one: the evidence of drift is one, notices reach the others, and so do
-pages."""
+"""Processes that share state: evidence of drift, notices and metrics."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,13 +8,11 @@ import pytest
 
 from model_store.conformal.rank_tables import conformal_p_value
 from service.models.drift import MOST_WAITING, Drift, LiveRows, SharedDrift, Watched, row_digests
-from service.server.supervisor import WorkerPlace
-from service.shared_state.board import FolderBoard
-from service.shared_state.exchange import Siblings
+from service.shared_state import FolderBackend, SharedState
 
 
-def boards(folder, count):
-    return [FolderBoard(WorkerPlace(worker, 0, 0, folder)) for worker in range(count)]
+def backends(folder, count):
+    return [FolderBackend(str(worker), folder) for worker in range(count)]
 
 
 @pytest.fixture
@@ -42,7 +39,10 @@ def test_the_evidence_of_several_processes_is_that_of_one_with_all_their_rows(
     tmp_path, ranking, shift
 ):
     watched = Watched.of_ranking(ranking, "m", "1")
-    alone, together = Drift(watched), [SharedDrift(watched, board) for board in boards(tmp_path, 3)]
+    alone, together = (
+        Drift(watched),
+        [SharedDrift(watched, backend) for backend in backends(tmp_path, 3)],
+    )
     for i, request in enumerate(requests(ranking, 300, shift)):
         alone.watch(*request)
         alone.report()  # rows are bet on as they come, and not in blocks
@@ -50,7 +50,7 @@ def test_the_evidence_of_several_processes_is_that_of_one_with_all_their_rows(
         drift.watch(*request)
         drift.bring()
         if i == 150:  # a worker is replaced
-            together[2] = SharedDrift(watched, boards(tmp_path, 3)[2])
+            together[2] = SharedDrift(watched, backends(tmp_path, 3)[2])
     expected = alone.report()
     for drift in together:
         report = drift.report()
@@ -67,7 +67,7 @@ def test_the_evidence_of_several_processes_is_that_of_one_with_all_their_rows(
 
 def test_rows_brought_at_the_same_time_are_all_taken_in(tmp_path, ranking):
     watched = Watched.of_ranking(ranking)
-    drifts = [SharedDrift(watched, board) for board in boards(tmp_path, 4)]
+    drifts = [SharedDrift(watched, backend) for backend in backends(tmp_path, 4)]
 
     def bring(drift):
         generator = np.random.default_rng(id(drift) % 1000)
@@ -108,48 +108,48 @@ def test_a_martingale_of_one_process_is_none_given_the_rows_of_another():
 def test_where_the_others_cannot_be_reached_own_rows_are_reported_and_brought_later(
     tmp_path, ranking
 ):
-    (board,) = boards(tmp_path, 1)
-    drift = SharedDrift(Watched.of_ranking(ranking), board)
-    folder, board.folder = board.folder, tmp_path / "gone"
+    (backend,) = backends(tmp_path, 1)
+    drift = SharedDrift(Watched.of_ranking(ranking), backend)
+    folder, backend.folder = backend.folder, tmp_path / "gone"
     drift.watch(np.array([0.5, 0.6]))
     report = drift.report()
     assert (report.rows, report.of_all) == (2, False)
     with pytest.raises(OSError):
         drift.bring()
-    board.folder = folder
+    backend.folder = folder
     report = drift.report()
     assert (report.rows, report.of_all) == (2, True)
 
 
 def test_what_waits_for_others_who_cannot_be_reached_is_bounded(tmp_path, ranking):
-    (board,) = boards(tmp_path, 1)
-    drift = SharedDrift(Watched.of_ranking(ranking), board)
-    folder, board.folder = board.folder, tmp_path / "gone"
+    (backend,) = backends(tmp_path, 1)
+    drift = SharedDrift(Watched.of_ranking(ranking), backend)
+    folder, backend.folder = backend.folder, tmp_path / "gone"
     for _ in range(MOST_WAITING // 1000):
         for _ in range(125):
             drift.watch(np.full(16, 0.5))
         with pytest.raises(OSError):
             drift.bring()
-    board.folder = folder
+    backend.folder = folder
     assert 0 < drift.report().rows <= MOST_WAITING
 
 
-def test_notices_reach_the_others_and_pages_are_one(tmp_path):
-    first, second = boards(tmp_path, 2)
+def test_notices_reach_the_others_and_metrics_are_merged(tmp_path):
+    first, second = backends(tmp_path, 2)
     heard, page = [], b"# HELP a What.\n# TYPE a gauge\na %d\n"
     one, other = (
-        Siblings(
-            board,
-            {"say": lambda text, name=board.name: heard.append((name, text))},
+        SharedState(
+            backend,
+            {"say": lambda text, name=backend.name: heard.append((name, text))},
             own,
             lambda: None,
         )
-        for board, own in ((first, lambda: page % 1), (second, lambda: page % 2))
+        for backend, own in ((first, lambda: page % 1), (second, lambda: page % 2))
     )
     one.post("say", "hello")
-    assert first.news() == []
-    for siblings in (one, other):
-        siblings._once(siblings.board)
+    assert first.new_notices() == []
+    for state in (one, other):
+        state._update(state.backend)
     assert heard == [("1", "hello")]
     expected = b'# HELP a What.\n# TYPE a gauge\na{worker="0"} 1\na{worker="1"} 2\n'
-    assert one.pages() == other.pages() == expected
+    assert one.metrics() == other.metrics() == expected
