@@ -87,16 +87,16 @@ async def post_predict_job(request: Request) -> Response:
 @router.get("/jobs", responses={200: {"model": JobsAnswer}})
 async def get_jobs(request: Request) -> Response:
     """List the jobs that the request's key asked for, the latest first."""
-    context, owner = context_of(request), _owner(request)
+    context, owner = context_of(request), key_name(request.scope) or ""
     jobs = await context.threads.state(lambda: Jobs(context.state).of(owner))
-    return _json({"jobs": [_job_json(job, context.settings.job_kept_s) for job in jobs]})
+    content = {"jobs": [_job_json(context, job) for job in jobs]}
+    return Response(orjson.dumps(content), media_type=JSON)
 
 
 @router.get("/jobs/{job}", responses={200: {"model": JobAnswer}, 404: ERRORS[404]})
 async def get_job(request: Request, job: str) -> Response:
     """Say how far a job is."""
-    context = context_of(request)
-    return _json(_job_json(await _find(request, job), context.settings.job_kept_s))
+    return _answer(context_of(request), await _find(request, job))
 
 
 @router.get(
@@ -138,7 +138,7 @@ async def post_job_cancel(request: Request, job: str) -> Response:
     found = await _find(request, job)
     found = await context.threads.state(lambda: Jobs(context.state).cancel(found.id))
     context.runner.wake()
-    return _json(_job_json(found, context.settings.job_kept_s))
+    return _answer(context, found)
 
 
 @router.delete(
@@ -154,12 +154,12 @@ async def delete_job(request: Request, job: str) -> Response:
             f"{found.state}"
         )
     await context.threads.state(lambda: Jobs(context.state).forget(found.id))
-    return _json(_job_json(found, context.settings.job_kept_s))
+    return _answer(context, found)
 
 
 async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field: str) -> Response:
     """Check a request for a job as far as can be done without computing, and queue it."""
-    context, owner = context_of(request), _owner(request)
+    context, owner = context_of(request), key_name(request.scope) or ""
     envelope, served, rows = await _read(request, context, envelope_kind, field)
 
     def queue() -> Job:
@@ -178,15 +178,14 @@ async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field:
     except TooManyJobs:
         raise Overloaded(RETRY_AFTER_S) from None
     context.runner.wake()
-    answer = orjson.dumps(_job_json(job, context.settings.job_kept_s))
-    return Response(answer, 202, {"Location": f"/jobs/{job.id}"}, media_type=JSON)
+    return _answer(context, job, 202, {"Location": f"/jobs/{job.id}"})
 
 
 async def _read(
     request: Request, context: Context, kind: type[Any], field: str
 ) -> tuple[Any, Served, _Rows]:
-    """Return a job's request, its model, and its rows: a file that came as the body, rows that came
-    in it, or the path of the file that it names.
+    """Return a job's envelope, its model, and its rows: the body is a file, has rows in it, or names
+    a file of the operator's.
     """
     settings, client = context.settings, context.client(request)
     file_field = f"{field}_file"
@@ -211,7 +210,6 @@ async def _read(
 
 
 def _refuse_options(envelope: Envelope) -> None:
-    """Raise InvalidInput for options that a job cannot have."""
     for name in ("deadline_s", "return_samples", "explain"):
         if getattr(envelope, name, None):
             raise InvalidInput(name, "none of a job", "one")
@@ -333,7 +331,7 @@ def _write(path: Path, content: bytes | bytearray | np.ndarray) -> None:
 
 
 async def _find(request: Request, job: str) -> Job:
-    context, owner = context_of(request), _owner(request)
+    context, owner = context_of(request), key_name(request.scope) or ""
     return await context.threads.state(lambda: Jobs(context.state).get(job, owner))
 
 
@@ -342,7 +340,7 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
     change."""
     before, told = b"", time.monotonic()
     while True:
-        content = orjson.dumps(_job_json(job, context.settings.job_kept_s))
+        content = orjson.dumps(_job_json(context, job))
         if content != before:
             before, told = content, time.monotonic()
             yield b"event: " + job.state.encode() + b"\ndata: " + content + b"\n\n"
@@ -358,12 +356,13 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
             return
 
 
-def _owner(request: Request) -> str:
-    """Return the name of the request's key, "" where the API is open."""
-    return key_name(request.scope) or ""
+def _answer(
+    context: Context, job: Job, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    return Response(orjson.dumps(_job_json(context, job)), status, headers, media_type=JSON)
 
 
-def _job_json(job: Job, kept_s: float) -> dict[str, Any]:
+def _job_json(context: Context, job: Job) -> dict[str, Any]:
     asked = job.request
     is_done = job.state == "done"
     share = 1.0 if is_done else min(1.0, job.done / job.work) if job.work else 0.0
@@ -387,11 +386,7 @@ def _job_json(job: Job, kept_s: float) -> dict[str, Any]:
         "created": job.created,
         "begun": job.begun,
         "ended": job.ended,
-        "expires": None if job.ended is None else job.ended + kept_s,
+        "expires": None if job.ended is None else job.ended + context.settings.job_kept_s,
         "error": job.said if job.state == "failed" else None,
         "result": f"/jobs/{job.id}/result" if is_done else None,
     }
-
-
-def _json(content: Any) -> Response:
-    return Response(orjson.dumps(content), media_type=JSON)

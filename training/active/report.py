@@ -1,21 +1,34 @@
-"""What a simulation found: a page with a table and a plot, and the same as JSON."""
+"""The report of a simulation: a page with a table and a plot, and the same as JSON."""
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 
+from model_store.acquisition.choice import RANDOM
 from model_store.errors import InvalidInput
 from model_store.types import Task
-from training.active.plot import learning_curves, number
 from training.active.protocol import End, Protocol
-from training.active.records import Curves
-from training.active.savings import Mean, Needed, Saved, has_ended, mean_needed, needed, saved
+from training.active.rounds import (
+    Curves,
+    Mean,
+    Needed,
+    Saved,
+    has_ended,
+    mean_needed,
+    needed,
+    saved,
+)
 from training.evaluation.intervals import LEVEL
 
 SHOWN_COUNTS = 5  # numbers of labels at which the metric is in the table
+DOTS = 100  # to an inch
+STYLES = ("-", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # of acquisitions; random choice is dashed
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,3 +270,75 @@ def _content(found: Findings) -> dict[str, Any]:
             for seed, rounds in found.curves.seeds.items()
         },
     }
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Return a number in a few digits, and whole from a thousand on."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
+
+
+def learning_curves(
+    curves: Sequence[Curves], means: Sequence[Mean], target: float, metric: str, unit: str = ""
+) -> bytes:
+    """Draw the metric against labels as a PNG, a panel for each start: an arm's mean over seeds
+    within least and most, and its labels needed.
+
+    Means go as far as all seeds of an arm do; beyond, its seeds are thin lines.
+    """
+    plt.switch_backend("Agg")
+    starts = list(dict.fromkeys(one.arm.start for one in curves))
+    figure, axes = plt.subplots(
+        1,
+        len(starts),
+        figsize=(1 + 6.5 * len(starts), 5.5),
+        layout="constrained",
+        sharey=True,
+        squeeze=False,
+    )
+    recipes = list(dict.fromkeys(one.arm.recipe.name for one in curves))
+    acquisitions = [
+        name for name in dict.fromkeys(one.arm.acquisition for one in curves) if name != RANDOM
+    ]
+    for axis, start in zip(axes[0], starts, strict=True):
+        axis.axhline(target, color="grey", linewidth=0.8)
+        for one, mean in zip(curves, means, strict=True):
+            if one.arm.start == start:
+                place = 0 if one.arm.is_control else acquisitions.index(one.arm.acquisition)
+                colour = (
+                    recipes.index(one.arm.recipe.name)
+                    if len(recipes) > 1
+                    else place + (not one.arm.is_control)
+                )
+                _draw(
+                    axis,
+                    one,
+                    mean,
+                    f"C{colour % 10}",
+                    "--" if one.arm.is_control else STYLES[place % len(STYLES)],
+                )
+        axis.legend(loc="best", fontsize="small")
+        of_what = f"test {metric}, in the units of {unit}" if unit else f"test {metric}"
+        axis.set(xlabel="labels", ylabel=of_what, title=f"{start} start; target {number(target)}")
+        axis.grid(alpha=0.3)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=DOTS)
+    plt.close(figure)
+    return picture.getvalue()
+
+
+def _draw(
+    axis: Axes, one: Curves, mean: Mean, colour: str, style: str | tuple[int, tuple[int, ...]]
+) -> None:
+    counts = one.counts
+    values = np.array([one.at(count) for count in counts])
+    told = f"{mean.bound} {mean.value:.0f}".strip()
+    label = f"{one.arm.recipe.name}, {one.arm.acquisition}: {told} labels"
+    axis.plot(counts, values.mean(1), linestyle=style, color=colour, label=label)
+    axis.fill_between(counts, values.min(1), values.max(1), color=colour, alpha=0.1, linewidth=0)
+    for rounds in one.seeds.values():
+        rest = rounds[len(counts) - 1 :]
+        labels, metrics = [done.labels for done in rest], [done.metric for done in rest]
+        axis.plot(labels, metrics, linestyle=style, color=colour, alpha=0.4, linewidth=0.8)
+    if not mean.bound:
+        height = np.interp(mean.value, counts, values.mean(1))
+        axis.plot(mean.value, height, "o", color=colour, markeredgecolor="black")

@@ -20,8 +20,7 @@ from model_store.scores.tasks import PREDICTIVES
 from training.active.learner import Learner
 from training.active.pool import candidates, choose, initial_labels
 from training.active.protocol import Arm, End, Protocol
-from training.active.records import Curves, Record, Round
-from training.active.savings import has_ended
+from training.active.rounds import Curves, Record, Round, has_ended
 from training.data import Dataset
 from training.seeds import ActiveStream, hash_key
 
