@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model_store.acquisition.choice import checked_acquisition, checked_beta, most_candidates
+from model_store.acquisition.choice import most_candidates
 from model_store.artifacts.place import is_url
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
-from service.api.options import decision_options, num_samples_of, priors_of
+from service.api.options import num_samples_of
 from service.api.schemas import AcquireRequest, PredictRequest, validate
-from service.batch.computation import StorePlace, whole_path
+from service.batch.computation import StorePlace, request_fields, whole_path
 from service.batch.data_set import (
     OUT,
     REJECTS,
@@ -70,12 +70,6 @@ def run(command: str, arguments: list[str], settings: Settings) -> int:
         Stopped: if the job cannot go on; what is done is kept.
     """
     options = _parser(command).parse_args(arguments)
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError:
-        raise InvalidInput(
-            SOURCE, "pyarrow, of the extra `pools`, to read it", "none of it"
-        ) from None
     try:
         _run(command, options, settings)
     except KeyboardInterrupt:
@@ -197,15 +191,15 @@ def _request(
 ) -> DataSetRequest:
     """Return what is asked, checked as a request is."""
     model = loaded.model
-    fields = ("num_samples", "seed", "priors", "fpr", "fdr", "coverage", "confidence", "risk")
+    names = ("num_samples", "seed", "priors", "fpr", "fdr", "coverage", "confidence", "risk")
     given: dict[str, Any] = {"inputs": []} if command == "score" else {}
-    for name in (*fields, "settle", "k", "acquisition", "beta"):
+    for name in (*names, "settle", "k", "acquisition", "beta"):
         value = getattr(options, name, None)
         if value is not None:
             given[name] = _json(value) if name == "priors" else value
     envelope = validate(PredictRequest if command == "score" else AcquireRequest, given)
     num_samples = num_samples_of(envelope, loaded, settings)
-    basics: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": loaded.name,
         "version": loaded.version,
         "manifest": manifest_digest(model.manifest),
@@ -213,7 +207,7 @@ def _request(
         "seed": fresh_seed() if envelope.seed is None else envelope.seed,
         "shard_rows": options.shard_rows
         or default_shard_rows(model.row_size, model.manifest.output_size),
-        "priors": priors_of(envelope, loaded),
+        **request_fields(envelope, loaded, num_samples, settings.settle),
     }
     if isinstance(envelope, PredictRequest):
         if envelope.fdr is not None:
@@ -221,19 +215,9 @@ def _request(
                 "none of a data set, whose rows are not decided together (p_value is in the parts)"
             )
             raise InvalidInput("fdr", expected, "one")
-        decided = decision_options(envelope, loaded, num_samples, settings.settle)
-        return DataSetRequest(kind="score", **basics, options=decided)
-    assert isinstance(envelope, AcquireRequest)
-    task = model.manifest.task
-    acquisition = checked_acquisition(options.acquisition, task)
-    return DataSetRequest(
-        kind="acquire",
-        **basics,
-        acquisition=acquisition,
-        k=envelope.k,
-        beta=checked_beta(envelope.beta, acquisition, task),
-        exclude=hashlib.sha256("\n".join(excluded).encode()).hexdigest() if excluded else "",
-    )
+        return DataSetRequest(kind="score", **fields)
+    exclude = hashlib.sha256("\n".join(excluded).encode()).hexdigest() if excluded else ""
+    return DataSetRequest(kind="acquire", **fields, exclude=exclude)
 
 
 def _json(text: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from jaxtyping import Float32, Int64
 
+from model_store.acquisition.choice import checked_acquisition, checked_beta
 from model_store.acquisition.scoring import pool_candidates
 from model_store.artifacts.place import is_url, open_store
 from model_store.artifacts.signature import read_public_key
@@ -22,7 +23,9 @@ from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
+from service.api.options import decision_options, priors_of
 from service.api.responses import about_arrays, row_arrays
+from service.api.schemas import AcquireRequest, PredictRequest
 from service.engine.batching import part_rows
 from service.engine.decision import DecisionOptions, decide
 from service.settings import VERIFY_KEY_VARIABLE, Settings
@@ -59,6 +62,28 @@ class Request:
 def _with_priors(content: dict[str, Any]) -> dict[str, Any]:
     priors = content["priors"]
     return {**content, "priors": None if priors is None else tuple(priors)}
+
+
+def request_fields(
+    envelope: AcquireRequest | PredictRequest, served: Any, num_samples: int, settle: float | None
+) -> dict[str, Any]:
+    """Return fields of a `Request`, checked as those of /acquire and /predict are.
+
+    Raises:
+        InvalidInput: naming an option that the model has not.
+    """
+    if not isinstance(envelope, AcquireRequest):
+        options = decision_options(envelope, served, num_samples, settle)
+        return {"options": options, "priors": options.priors}
+    task = served.model.manifest.task
+    named = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
+    acquisition = checked_acquisition(named, task)
+    return {
+        "acquisition": acquisition,
+        "k": envelope.k,
+        "beta": checked_beta(envelope.beta, acquisition, task),
+        "priors": priors_of(envelope, served),
+    }
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,11 @@ Predict = Callable[[Index, slice], Float32[np.ndarray, "_ _ _"]]  # what some dr
 
 
 def initial_labels(y: np.ndarray, classes: int, count: int, seed: int) -> Index:
-    """Return the rows that get the first labels: of each class as many as of any other, of a
-    regression random ones.
+    """Return the rows that get the first labels: equally many of each class, or of a regression
+    random ones.
 
     Raises:
-        InvalidInput: if they are too many, or too few to have one of each class, or targets that
-            differ.
+        InvalidInput: if they are too many, too few for one of each class, or all of one target.
     """
     if not 1 <= count <= len(y):
         raise InvalidInput(

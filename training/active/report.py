@@ -33,17 +33,17 @@ STYLES = ("-", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # of acquisitions; random ch
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What was found of an arm."""
+    """The results of an arm."""
 
     curves: Curves
     needed: dict[int, Needed]  # by seed
     mean: Mean
-    saved: Saved | None  # of an arm beside random choice
+    saved: Saved | None  # against random choice
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What was found of all arms."""
+    """The results of all arms."""
 
     task: Task
     source: str
@@ -57,7 +57,6 @@ class Report:
 
     @property
     def metric(self) -> str:
-        """What is measured on the test rows."""
         return "accuracy" if self.task == "classification" else "rmse"
 
     def text(self) -> str:
@@ -66,7 +65,7 @@ class Report:
         lines = [
             f"# Labels needed for a test {metric} of {number(self.target)}",
             "",
-            *self._told(),
+            *self._protocol(),
             "",
             f"| arm | labels needed | seeds there | {self.end.rounds} rounds in a row | saved "
             "against random "
@@ -113,28 +112,23 @@ class Report:
             "active.png": learning_curves(curves, means, self.target, self.metric, self.unit),
         }
 
-    def _told(self) -> list[str]:
-        """Say what was done."""
+    def _protocol(self) -> list[str]:
         p = self.protocol
         origin = "as asked for" if self.is_given else "what random choice comes to with all labels"
         return [
             f"Simulated on `{self.source}`: {p.initial} labels first, {p.batch} an acquisition "
-            f"out of {p.candidates} "
-            f"random rows without a label, scored by {p.draws} draws"
+            f"out of {p.candidates} random rows without a label, scored by {p.draws} draws"
             + (f" in a race (probability {p.race:g})" if p.race is not None else "")
             + (f", power_bald with beta {p.beta:g}" if p.beta != 1.0 else "")
             + f"; {p.epochs} epochs a fit; the test {self.metric}"
             + (f", in the units of `{self.unit}`," if self.unit else "")
-            + f" is of {p.test_draws} draws, on test rows that are "
-            f"used for nothing else. The target is {origin}. A fit sees the labels counted here "
-            "and no others: none "
-            "are held out for a checkpoint, a temperature or anything else. Labels needed are "
-            "those of the first "
-            "round at the target; in brackets the least and the most of the seeds.",
+            + f" is of {p.test_draws} draws, on test rows that are used for nothing else. The "
+            f"target is {origin}. A fit sees the labels counted here and no others: none are held "
+            "out for a checkpoint, a temperature or anything else. Labels needed are those of the "
+            "first round at the target; in brackets the least and the most of the seeds.",
         ]
 
     def _unfinished(self) -> list[str]:
-        """Say which seeds have not ended yet, and of which arms nothing is there."""
         begun = {found.curves.arm.label for found in self.arms}
         lines = [
             f"* {label}: **not finished**, of seeds {', '.join(map(str, seeds))}."
@@ -173,8 +167,7 @@ class Report:
         return f"| {' | '.join(cells)} |"
 
     def _verdicts(self) -> list[str]:
-        """Say of each arm whether it or random choice needs fewer labels, and whether that is
-        beyond chance."""
+        """State for each arm whether it or random choice needs fewer labels, beyond chance."""
         lines = []
         for found in self.arms:
             if found.saved is None:
@@ -194,11 +187,10 @@ class Report:
 
 
 def report(wanted: Sequence[Curves], source: str, protocol: Protocol, end: End) -> Report:
-    """Put together what was found; without a target it is what random choice comes to, over all its
-    seeds.
+    """Return the report; the default target is what random choice comes to, over all its seeds.
 
     Raises:
-        InvalidInput: if nothing was found, or nothing of random choice where that is the target.
+        InvalidInput: if there are no rounds, or none of random choice where that is the target.
     """
     curves = [
         Curves(one.arm, {seed: rounds for seed, rounds in one.seeds.items() if rounds})

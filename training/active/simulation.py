@@ -35,7 +35,6 @@ class Work:
     folder: Path
 
     def record(self) -> Record:
-        """Return what is there of it."""
         return Record(self.folder, f"{self.arm.acquisition}-{self.arm.start}-{self.seed}")
 
 
@@ -57,7 +56,7 @@ def simulate_all(
 
 
 def curves_of(work: Sequence[Work]) -> list[Curves]:
-    """Return the rounds that are there, by arm."""
+    """Return the rounds that were done, by arm."""
     curves: dict[str, Curves] = {}
     for one in work:
         curves.setdefault(one.arm.label, Curves(one.arm, {})).seeds[one.seed] = one.record().rounds
@@ -73,11 +72,12 @@ def simulate(
     record: Record,
     device: torch.device,
 ) -> Iterator[Round]:
-    """Do the rounds that are missing, and keep and give each."""
+    """Do the rounds that are missing, and record and yield each."""
     learner = Learner(arm.recipe, data, seed, device)
     task = arm.recipe.task
     if record.rounds and not has_ended(record.rounds, end, task, protocol.batch):
-        learner.restore(record.tensors(), _begun(arm, len(record.rounds) - 1))
+        begun_in = len(record.rounds) - 1 if arm.start == "cold" else 0
+        learner.restore(record.tensors(), begun_in)
     while not has_ended(record.rounds, end, task, protocol.batch):
         number, labelled = len(record.rounds), np.array(record.labelled, dtype=np.int64)
         begun = time.perf_counter()
@@ -102,11 +102,6 @@ def simulate(
         )
         record.add(done, learner.tensors())
         yield done
-
-
-def _begun(arm: Arm, number: int) -> int:
-    """Return the number of the round in which the weights of a round were begun."""
-    return number if arm.start == "cold" else 0
 
 
 def _acquired(
