@@ -19,7 +19,7 @@ from model_store.errors import InvalidInput
 from model_store.inference.prediction import check_computed
 from model_store.scores.joint import Candidates
 from model_store.scores.tasks import PREDICTIVES
-from model_store.types import Steps, Task, at_once
+from model_store.types import Pause, Task, no_pause
 
 T = TypeVar("T")
 
@@ -61,10 +61,12 @@ class Pool(ABC):
     Attributes:
         ids: names of the rows; with the seed they decide ties.
         seed: of all draws, known once rows were scored.
+        pause: called every few milliseconds of long work.
     """
 
     ids: Sequence[str]
     seed: int
+    pause: Pause = staticmethod(no_pause)
 
     @abstractmethod
     async def scores(self) -> Float64[np.ndarray, "N"]:
@@ -82,9 +84,9 @@ class Pool(ABC):
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
         """Return the rows of `copies.first` that gain most alone, as indices of it."""
 
-    async def run(self, steps: Steps[T]) -> T:
+    async def run(self, work: Callable[[], T]) -> T:
         """Do work that takes long."""
-        return at_once(steps)
+        return work()
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,17 +115,18 @@ async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
         copies = await pool.copies()
         rows, candidates = await pool.candidates(copies)
         joint = predictive.joint_scores[name](candidates, choice.num_samples, pool.seed)
-        return Ranked(await pool.run(joint_ranking(joint, rows, copies, pool.ids, k)))
+        work = partial(joint_ranking, joint, rows, copies, pool.ids, k, pool.pause)
+        return Ranked(await pool.run(work))
     elif name in predictive.sampled:
         copies = await pool.copies()
         bald = await pool.scores()
         check_computed(bald, "pool")
         powers = partial(power_scores, bald, pool.ids, pool.seed, choice.beta)
-        scores = await pool.run(_one_step(powers))
+        scores = await pool.run(powers)
     elif name != RANDOM:
         scores = await pool.scores()
     by_score = partial(ranking, scores, pool.ids, pool.seed, k, copies)
-    return Ranked(await pool.run(_one_step(by_score)), finalists)
+    return Ranked(await pool.run(by_score), finalists)
 
 
 def rank_now(pool: Pool, choice: Choice) -> Ranked:
@@ -134,11 +137,6 @@ def rank_now(pool: Pool, choice: Choice) -> Ranked:
         ranked: Ranked = end.value
         return ranked
     raise RuntimeError("expected a pool whose methods wait for nothing")
-
-
-def _one_step(work: Callable[[], T]) -> Steps[T]:
-    yield
-    return work()
 
 
 async def _race(

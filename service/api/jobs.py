@@ -17,14 +17,16 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
-from model_store.acquisition.choice import checked_acquisition, checked_beta, most_candidates
+from model_store.acquisition.choice import most_candidates
 from model_store.acquisition.control import Selection, select
 from model_store.acquisition.ranking import race_stages
 from model_store.errors import InvalidInput, NotFound
+from model_store.sources.files import check_ids, open_rows, stamp_of
 from model_store.state.database import of_disk
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from service.api.openapi import ERRORS, problem_content, request_body
-from service.api.options import decision_options, groups_of, num_samples_of, priors_of
+from service.api.options import groups_of, num_samples_of
+from service.api.pool_files import path_in
 from service.api.requests import (
     FILE_ENDINGS,
     JSON,
@@ -37,13 +39,14 @@ from service.api.requests import (
 )
 from service.api.schemas import AcquireRequest, Envelope, JobAnswer, JobsAnswer, PredictJobRequest
 from service.auth.keys import key_name
+from service.batch.computation import request_fields
 from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
+from service.call import Call
 from service.context import Context, context_of
 from service.engine.keeping import check_keeping
 from service.errors import NotDone, Overloaded, TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
-from service.pools.files import check_ids, open_pool, path_in, stamp_of
 
 RETRY_AFTER_S = 60  # where too many jobs are queued
 EVENTS_S = 0.5  # between looks at a job that somebody watches
@@ -187,25 +190,30 @@ async def _read(
     """Return a job's envelope, its model, and its rows: the body is a file, has rows in it, or names
     a file of the operator's.
     """
-    settings, client = context.settings, context.client(request)
+    settings, call = context.settings, Call.of(request, context.settings.deadline_s)
     file_field = f"{field}_file"
-    body = await read_body(request, settings.max_body_bytes, settings.max_json_bytes)
+    body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
+    call.begun = time.monotonic()  # the body of a job may take long to come
+    call.deadline = call.begun + settings.deadline_s
     ending = {**FILE_ENDINGS, NPY: ".npy"}.get(request_media_type(request))
     if ending is not None:
         envelope = envelope_of_query(request, kind, field, file_field)
         _refuse_options(envelope)
-        return envelope, await context.served(envelope), _Rows(field, f"{field}{ending}", body)
+        return (
+            envelope,
+            await context.served(call, envelope),
+            _Rows(field, f"{field}{ending}", body),
+        )
     envelope, inline = await context.read(
-        request, client, body, kind, field, settings.max_pool_rows, file_field
+        call, body, kind, field, settings.max_pool_rows, file_field
     )
     _refuse_options(envelope)
-    served = await context.served(envelope)
+    served = await context.served(call, envelope)
     named = getattr(envelope, file_field)
     if named is not None:
         path = await context.threads.state(partial(path_in, settings.pools, named, file_field))
         return envelope, served, _Rows(file_field, str(path))
-    deadline = time.monotonic() + settings.deadline_s
-    x = await context.rows(request, client, inline, served, field, deadline)
+    x = await context.rows(call, inline, served, field)
     return envelope, served, _Rows(field, f"{field}.npy", x)
 
 
@@ -225,7 +233,7 @@ def _job_request(
     num_samples = num_samples_of(envelope, served, settings)
     if rows.content is not None:
         _write(path, rows.content)
-    pool = open_pool(path, served.model.manifest.input, rows.field)
+    pool = open_rows(path, served.model.manifest.input, rows.field)
     if pool.rows * num_samples > settings.max_job_row_draws:
         most, got = settings.max_job_row_draws, pool.rows * num_samples
         raise TooLarge(f"rows x num_samples: expected at most {most} of a job, got {got}")
@@ -238,6 +246,7 @@ def _job_request(
         groups_of(envelope, pool.rows, served)
         _write(folder / GROUPS_FILE, orjson.dumps(envelope.groups))
     seed = fresh_seed() if envelope.seed is None else envelope.seed
+    fields = request_fields(envelope, served, num_samples, settings.settle)
     if isinstance(envelope, AcquireRequest):
         names = None if ids is None else list(ids)
         selection = _select(context, envelope, served, names, pool.rows, seed)
@@ -246,13 +255,16 @@ def _job_request(
             file = io.BytesIO()
             np.savez(file, ranked=selection.ranked, control=selection.control)
             _write(folder / SELECTED_FILE, file.getvalue())
-        of_kind = {
-            **_acquire_options(envelope, served, pool.rows, num_samples),
+        race_stages(envelope.race, fields["acquisition"], served.model.manifest.task, num_samples)
+        most_candidates(fields["acquisition"], served.model, pool.rows, envelope.k, num_samples)
+        fields |= {
+            "race": envelope.race,
+            "keep": envelope.keep,
             "selected": selected,
             "excluded": selection.excluded,
         }
     else:
-        of_kind = _predict_options(context, envelope, served, num_samples)
+        fields["format"] = envelope.format
     return JobRequest(
         model=served.name,
         version=served.version,
@@ -264,7 +276,7 @@ def _job_request(
         rows=pool.rows,
         read_as=pool.read_as,
         ignored=pool.ignored,
-        **of_kind,
+        **fields,
     )
 
 
@@ -281,39 +293,6 @@ def _select(
     is_excluding = ids is not None and envelope.exclude_labelled
     labelled = context.labelled(served.name, names) if is_excluding else set[str]()
     return select(names, labelled, envelope.control, envelope.k, seed)
-
-
-def _acquire_options(
-    envelope: AcquireRequest, served: Served, rows: int, num_samples: int
-) -> dict[str, Any]:
-    task = served.model.manifest.task
-    named = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
-    acquisition = checked_acquisition(named, task)
-    beta = checked_beta(envelope.beta, acquisition, task)
-    most_candidates(acquisition, served.model, rows, envelope.k, num_samples)
-    race_stages(envelope.race, acquisition, task, num_samples)
-    return {
-        "acquisition": acquisition,
-        "k": envelope.k,
-        "race": envelope.race,
-        "beta": beta,
-        "priors": priors_of(envelope, served),
-        "keep": envelope.keep,
-    }
-
-
-def _predict_options(
-    context: Context, envelope: PredictJobRequest, served: Served, num_samples: int
-) -> dict[str, Any]:
-    options = decision_options(envelope, served, num_samples, context.settings.settle)
-    if envelope.format == "parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise InvalidInput(
-                "format", "npz, since pyarrow is not installed here", "parquet"
-            ) from None
-    return {"options": options, "priors": options.priors, "format": envelope.format}
 
 
 def _write(path: Path, content: bytes | bytearray | np.ndarray) -> None:

@@ -15,12 +15,11 @@ from jaxtyping import Float32, Int64
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import Model
-from model_store.types import at_once
+from model_store.sources.parquet import ParquetFile, byte_range
+from service.api.requests import rows_array
 from service.batch.computation import Kind, Request
 from service.batch.files import Copy, Files, Listed
-from service.pools.parquet import ParquetFile, byte_range
-from service.pools.rows import numbers_of
-from service.server.budget import ByteBudget, Reservation
+from service.call import Call
 
 FORMAT = 1
 PLAN = "job.json"
@@ -259,7 +258,7 @@ class Reader:
 
     def __init__(self, source: Files, files: tuple[Listed, ...], model: Model) -> None:
         self._source, self._files, self._model = source, files, model
-        self._reservation = Reservation(ByteBudget(1 << 62))  # bounded by parts
+        self._call = Call()  # bounded by parts
         self._open: tuple[int, Copy, ParquetFile] | None = None
 
     def rows(
@@ -319,12 +318,10 @@ class Reader:
         named: list[str] | None = None
         try:
             if table.has_ids:
-                named = table.names_of(batch, first)
+                named = table.ids_of(batch, first)
             part = table.part(batch, first)
             encoder = self._model.text_encoder
-            x = at_once(
-                numbers_of(part, spec, table.field, first, MOST_PIXELS, self._reservation, encoder)
-            )
+            x = rows_array(part, spec, table.field, MOST_PIXELS, self._call, encoder, first)
         except DubitoError as error:
             if n == 1:
                 rejects.add(first + offset, named[0] if named else None, str(error))

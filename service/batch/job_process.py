@@ -40,10 +40,12 @@ from model_store.inference.prediction import check_computed
 from model_store.processes import be_idle, be_killed_first, end_with_parent
 from model_store.scores.joint import Candidates
 from model_store.sources.columns import count_unknown
+from model_store.sources.files import check_ids, open_rows, stamp_of
+from model_store.sources.row_file import Part, RowFile
 from model_store.state.database import Database, of_disk
 from model_store.state.jobs import Job, Jobs
 from model_store.state.labels import AcquiredRow, Acquisition, keep_acquired, row_format
-from model_store.types import at_once
+from service.api.requests import rows_array
 from service.api.responses import acquire_answer
 from service.batch.computation import UNKNOWN_CATEGORIES, Computation, Request, StorePlace
 from service.batch.output import (
@@ -53,11 +55,8 @@ from service.batch.output import (
     write_npz,
     write_parquet,
 )
+from service.call import Call
 from service.engine.keeping import acquired_rows, control_said, set_aside
-from service.pools.files import check_ids, open_pool, stamp_of
-from service.pools.pool_file import Part, PoolFile
-from service.pools.rows import numbers_of
-from service.server.budget import ByteBudget, Reservation
 
 OVER = 0  # exit code: the job has ended, or is to end
 PUT_BACK = 3  # exit code: the job is to be taken up again later
@@ -113,17 +112,17 @@ class JobRows:
         self.work, self.done = request.rows * request.num_samples, 0
         self._report = report
         self._synced = time.monotonic()
-        self._reservation = Reservation(ByteBudget(1 << 62))  # a job is bounded by its parts
+        self._call = Call()  # bounded by parts
         self._file = self._open()
 
-    def _open(self) -> PoolFile:
+    def _open(self) -> RowFile:
         request = self.request
         path = self.folder / request.path  # a whole path takes the place of the folder
         if request.stamp is not None and (not path.exists() or stamp_of(path) != request.stamp):
             raise InvalidInput(
                 request.field, "the file as it was when the job was asked for", "another, or none"
             )
-        return open_pool(path, self.model.manifest.input, request.field)
+        return open_rows(path, self.model.manifest.input, request.field)
 
     @property
     def has_ids(self) -> bool:
@@ -169,11 +168,7 @@ class JobRows:
 
     def _numbers(self, part: Part, first: int) -> Float32[np.ndarray, "n I"]:
         spec, encoder = self.model.manifest.input, self.model.text_encoder
-        return at_once(
-            numbers_of(
-                part, spec, self.request.field, first, MOST_PIXELS, self._reservation, encoder
-            )
-        )
+        return rows_array(part, spec, self.request.field, MOST_PIXELS, self._call, encoder, first)
 
     def advance(self, row_draws: int, columns: ColumnFiles | None = None) -> None:
         """Count what was done; now and then sync and report it.

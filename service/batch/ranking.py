@@ -25,13 +25,13 @@ from model_store.acquisition.choice import (
 from model_store.acquisition.ranking import Choice, Lap, Pool, Scored, rank_now
 from model_store.inference.model import Model
 from model_store.scores.joint import Candidates
+from model_store.sources.row_file import ID
 from service.api.responses import acquire_answer
 from service.batch.computation import Computation
 from service.batch.data_set import OUT, Plan, Reader, Rejects
 from service.batch.files import Files, Stopped
 from service.batch.output import parquet_bytes
 from service.batch.shards import EXCLUDED_KEY, UNKNOWN_KEY, check_unique, needs_all_rows
-from service.pools.pool_file import ID
 
 RANKING = "ranking"  # .json, the answer of /acquire, and .parquet
 BIN_ROWS = 1 << 22  # about, that are looked at together: 60 bytes each while they are sorted

@@ -39,11 +39,11 @@ from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.processes import be_killed_first, end_with_parent
 from model_store.sources.columns import count_unknown
+from model_store.sources.row_file import ID, IDS
 from service.batch.computation import UNKNOWN_CATEGORIES, Computation, StorePlace
 from service.batch.data_set import OUT, PLAN, SOURCE, Plan, Reader, Rejects, Rows, Shard
 from service.batch.files import Stopped, files_at
 from service.batch.output import parquet_bytes, table_columns, table_metadata
-from service.pools.pool_file import ID, IDS
 from service.server.memory import keep_heaps_whole
 
 EXCLUDED_KEY = b"dubito.excluded"  # in a part's metadata: how many of its rows were left out

@@ -1,7 +1,9 @@
 """The pool of a request: its rows are scored by the engine, within the request's memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -10,14 +12,13 @@ from model_store.acquisition.choice import Copies, copies_of, most_candidates
 from model_store.acquisition.ranking import Choice, Lap, Pool, Scored
 from model_store.inference.prediction import check_computed
 from model_store.scores.joint import Candidates
-from model_store.types import Steps, T
 from service.engine.batching import Engine, kept_bytes
 from service.engine.jobs import Job, PoolScores
-from service.engine.threads import SharedThreads
-from service.engine.waiting import HungUp
+from service.engine.threads import FairThreads
 from service.models.reservoir import fresh_seed
-from service.server.budget import Reservation
 from service.telemetry.records import Phase
+
+T = TypeVar("T")
 
 COPY_BYTES = 200  # of a row while rows that are the same are looked for
 
@@ -27,9 +28,7 @@ class EnginePool(Pool):
     """The pool of a request that was admitted, within its reservation of memory."""
 
     engine: Engine
-    answers: SharedThreads
-    reservation: Reservation
-    hung_up: HungUp
+    answers: FairThreads
     job: Job  # with an acquisition
     ids: Sequence[str]
     choice: Choice
@@ -49,21 +48,21 @@ class EnginePool(Pool):
 
     async def lap(self, lap: Lap) -> Scored:
         """Return the scores of some rows, which are copied for as long as it takes."""
-        held = self.reservation.held
-        self.reservation.reserve(self.job.x[:1].nbytes * len(lap.rows), "pool")
+        held = self.job.call.reservation.held
+        self.job.call.reservation.reserve(self.job.x[:1].nbytes * len(lap.rows), "pool")
         is_race = lap.num_draws < self.choice.num_samples
         scored = await self._score(
             replace(self.job, x=self.job.x[lap.rows], num_samples=lap.num_draws, is_race=is_race)
         )
-        self.reservation.shrink(held)
+        self.job.call.reservation.shrink(held)
         return scored.scores, scored.errors
 
     async def copies(self) -> Copies:
         """Find rows that are the same bits."""
         is_joint = self._most_candidates is not None
         size = COPY_BYTES * len(self.job.x) + is_joint * self.job.x.nbytes
-        self.reservation.reserve(size, "pool")
-        return await self.run(copies_of(self.job.x))
+        self.job.call.reservation.reserve(size, "pool")
+        return await self.run(partial(copies_of, self.job.x, self.pause))
 
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
         """Return the rows that gain most alone."""
@@ -73,10 +72,13 @@ class EnginePool(Pool):
         assert scored.best is not None
         return scored.best.rows, scored.best.candidates
 
-    async def run(self, steps: Steps[T]) -> T:
+    async def run(self, work: Callable[[], T]) -> T:
         """Do work on the threads for answers, by fair shares."""
-        job = self.job
-        return await self.answers.run(steps, job.client, job.x.nbytes, job.deadline)
+        return await self.answers.run(self.job.call, self.job.x.nbytes, work)
+
+    def pause(self) -> None:
+        """Let others work."""
+        self.job.call.pause()
 
     @property
     def _most_candidates(self) -> int | None:
@@ -86,8 +88,8 @@ class EnginePool(Pool):
         )
 
     async def _score(self, job: Job) -> PoolScores:
-        self.reservation.reserve(kept_bytes(job), "pool")
-        scored = await self.engine.score(job, self.hung_up)
+        self.job.call.reservation.reserve(kept_bytes(job), "pool")
+        scored = await self.engine.score(job)
         self.phases.extend(scored.phases)
         self.job = replace(self.job, seed=scored.seed)
         return scored

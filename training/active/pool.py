@@ -10,7 +10,6 @@ from model_store.acquisition.ranking import Choice, Lap, Pool, Scored, rank_now
 from model_store.errors import InvalidInput
 from model_store.scores.joint import Candidates
 from model_store.scores.tasks import PREDICTIVES, AnyScores
-from model_store.types import at_once
 from training.seeds import ActiveStream, generator
 
 SCORED_AT_ONCE = 1000  # rows
@@ -97,7 +96,7 @@ class LearnerPool(Pool):
 
     async def copies(self) -> Copies:
         """Find rows that are the same bits."""
-        return at_once(copies_of(self._x))
+        return copies_of(self._x)
 
     async def candidates(self, copies: Copies) -> tuple[Index, Candidates]:
         """Return all rows that differ."""

@@ -19,11 +19,12 @@ from model_store.artifacts.manifest import (
     TextSpec,
 )
 from model_store.errors import InvalidInput
+from model_store.sources import row_file
 from model_store.sources.columns import from_cells, from_objects
+from model_store.sources.files import check_ids, open_rows
+from model_store.sources.parquet import ParquetFile
+from service.api.pool_files import path_in
 from service.batch.files import Listed
-from service.pools import pool_file
-from service.pools.files import check_ids, open_pool, path_in
-from service.pools.parquet import ParquetFile
 from tests.support.recipes import recipe_of
 from training.data import load
 
@@ -52,7 +53,7 @@ FLAT = X.reshape(10, 6)
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch):
-    monkeypatch.setattr(pool_file, "MOST_AT_ONCE", 4)
+    monkeypatch.setattr(row_file, "PART_ROWS", 4)
 
 
 def png_bytes(pixels):
@@ -87,7 +88,7 @@ def gathered(pool, first=0):
 
 def refused(path, spec, match):
     with pytest.raises(InvalidInput, match=match):
-        open_pool(path, spec, "pool_file")
+        open_rows(path, spec, "pool_file")
 
 
 def written(tmp_path, kind):
@@ -127,28 +128,28 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("first", [0, 1, 4, 9])
 def test_rows_are_read_whole_and_from_any_row_on(tmp_path, kind, first):
-    pool = open_pool(written(tmp_path, kind), ARRAYS, "pool_file")
+    pool = open_rows(written(tmp_path, kind), ARRAYS, "pool_file")
     assert pool.rows == 10
     assert gathered(pool, first).tolist() == FLAT[first:].tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_are_no_longer_than_they_may_be(tmp_path, kind):
-    pool = open_pool(written(tmp_path, kind), ARRAYS, "pool_file")
+    pool = open_rows(written(tmp_path, kind), ARRAYS, "pool_file")
     assert [len(part) for part in pool.parts()] == [4, 4, 2]
 
 
 def test_ids_and_what_is_ignored_are_said(tmp_path):
-    npz = open_pool(written(tmp_path, "npz deflated"), ARRAYS, "pool_file")
+    npz = open_rows(written(tmp_path, "npz deflated"), ARRAYS, "pool_file")
     assert (npz.ids(), npz.ignored, npz.read_as) == (
         [str(i) for i in range(10)],
         ["other"],
         "the array pool",
     )
-    lists = open_pool(written(tmp_path, "parquet lists"), ARRAYS, "pool_file")
+    lists = open_rows(written(tmp_path, "parquet lists"), ARRAYS, "pool_file")
     assert (lists.ids(), lists.ignored) == ([f"r{i}" for i in range(10)], ["label"])
     assert lists.read_as == "the column v"
-    columns = open_pool(written(tmp_path, "parquet columns"), ARRAYS, "pool_file")
+    columns = open_rows(written(tmp_path, "parquet columns"), ARRAYS, "pool_file")
     assert columns.ids() is None
     assert columns.read_as == "the 6 columns of numbers, in the file's order"
 
@@ -177,7 +178,7 @@ def test_a_table_has_the_cells_that_objects_of_a_request_have(tmp_path, kind):
             for i, row in enumerate(ROWS):
                 cells = ["" if cell is None else cell for cell in (row["colour"], row["width"])]
                 writer.writerow([f"r{i}", cells[0], "a, b; c", cells[1]])
-    pool = open_pool(path, TABLE, "pool_file")
+    pool = open_rows(path, TABLE, "pool_file")
     expected = from_objects(ROWS, COLUMNS, "pool")
     x = np.concatenate([from_cells(part, COLUMNS, "pool") for part in pool.parts()])
     assert x.tolist() == expected.tolist()
@@ -189,7 +190,7 @@ def test_a_table_has_the_cells_that_objects_of_a_request_have(tmp_path, kind):
 def test_a_cell_that_is_no_number_is_named_by_row_and_column(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("width,colour\n" + "1,red\n" * 5 + "wide,red\n")
-    pool = open_pool(path, TABLE, "pool_file")
+    pool = open_rows(path, TABLE, "pool_file")
     parts = list(pool.parts(4))
     with pytest.raises(
         InvalidInput, match=r"pool_file\.5\.width: expected a number, or null, got a string"
@@ -200,7 +201,7 @@ def test_a_cell_that_is_no_number_is_named_by_row_and_column(tmp_path):
 def test_decimal_commas_are_read_as_such_where_no_number_has_a_point(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("width;colour\n1,5;red\n-0,25;blue\n3;red\n")
-    pool = open_pool(path, TABLE, "pool_file")
+    pool = open_rows(path, TABLE, "pool_file")
     assert pool.read_as == "2 columns by name, with decimal commas"
     assert next(pool.parts())["width"] == [1.5, -0.25, 3.0]
     path.write_text("width;colour\n1,5;red\n0.25;blue\n")
@@ -219,7 +220,7 @@ def test_a_csv_file_is_read_as_it_is_in_training(tmp_path):
         "key, width ,is sold, city,note,note\n007, 1.5,True, Oslo,a,b\n008,?,FALSE,NULL,a,b\n "
         "9,n/a,false,Rome,,\n"
     )
-    pool = open_pool(path, NAMED, "pool_file")
+    pool = open_rows(path, NAMED, "pool_file")
     assert pool.ids() == ["007", "008", " 9"]
     assert (pool.read_as, pool.ignored) == ("3 columns by name, named by key", ["note", "note"])
     expected = {
@@ -229,7 +230,7 @@ def test_a_csv_file_is_read_as_it_is_in_training(tmp_path):
     }
     assert next(pool.parts()) == expected
     path.write_text('width,is sold,city\n"1,5",true,Oslo\n"1,234",true,Oslo\n')
-    pool = open_pool(path, NAMED, "pool_file")
+    pool = open_rows(path, NAMED, "pool_file")
     assert pool.read_as == "3 columns by name, with decimal commas"
     assert next(pool.parts())["width"] == [1.5, 1.234]
 
@@ -273,7 +274,7 @@ def test_the_file_that_was_fitted_has_the_same_rows_as_a_pool(
         "csv:a.csv", "classification", target="label", id="key", missing_values=["?"]
     )
     data = load(recipe, tmp_path)
-    pool = open_pool(tmp_path / "a.csv", data.input, "pool_file")
+    pool = open_rows(tmp_path / "a.csv", data.input, "pool_file")
     x = np.concatenate([from_cells(part, data.columns, "pool_file") for part in pool.parts()])
     assert [column.name for column in data.columns] == names[1:-1]
     assert sorted(x.tolist()) == sorted(np.concatenate([data.train.x, data.test.x]).tolist())
@@ -287,7 +288,7 @@ def test_columns_that_are_there_twice_and_rows_without_ids_are_named(tmp_path):
     refused(path, TABLE, r"pool_file\.width: expected one column of that name, got 2")
     path.write_text("id,width,colour\na,1,red\n ,1,red\n")
     with pytest.raises(InvalidInput, match="id: expected a name for each row, got none of row 1"):
-        open_pool(path, TABLE, "pool_file").ids()
+        open_rows(path, TABLE, "pool_file").ids()
     path = tmp_path / "rows.parquet"
     cells = [pa.array([1.0, 2.0]), pa.array(["red", "blue"]), pa.array([1.0, 2.0])]
     pq.write_table(pa.Table.from_arrays(cells, names=["width", "colour", "width"]), path)
@@ -319,7 +320,7 @@ def test_columns_that_are_there_twice_and_rows_without_ids_are_named(tmp_path):
 def test_ids_are_kept_as_they_are_or_refused_by_row(tmp_path, ids, found):
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"id": ids, "width": [1.0, 2.0], "colour": ["red", "red"]}), path)
-    pool = open_pool(path, TABLE, "pool_file")
+    pool = open_rows(path, TABLE, "pool_file")
     if isinstance(found, list):
         assert pool.ids() == found
         return
@@ -339,7 +340,7 @@ def test_numbers_in_strings_and_an_index_of_pandas_in_parquet(tmp_path):
         ),
         path,
     )
-    part = next(open_pool(path, NAMED, "pool_file").parts())
+    part = next(open_rows(path, NAMED, "pool_file").parts())
     assert part == {
         "width": [1.5, -2.0, None, None],
         "is sold": ["true", None, "0", "false"],
@@ -347,7 +348,7 @@ def test_numbers_in_strings_and_an_index_of_pandas_in_parquet(tmp_path):
     }
     index = {"__index_level_0__": np.arange(10)}
     pq.write_table(pa.table({**{f"p{i}": FLAT[:, i] for i in range(6)}, **index}), path)
-    pool = open_pool(path, ARRAYS, "pool_file")
+    pool = open_rows(path, ARRAYS, "pool_file")
     assert (pool.ignored, gathered(pool).tolist()) == (["__index_level_0__"], FLAT.tolist())
 
 
@@ -375,7 +376,7 @@ def test_what_may_be_thousands_or_no_number_is_refused_and_not_guessed(tmp_path)
     path = tmp_path / "rows.csv"
     for cell in ('"1,234"', "1_000"):
         path.write_text(f"width,colour\n{cell},red\n")
-        pool = open_pool(path, TABLE, "pool_file")
+        pool = open_rows(path, TABLE, "pool_file")
         with pytest.raises(
             InvalidInput, match=r"pool_file\.0\.width: expected a number, or null, got a string"
         ):
@@ -389,7 +390,7 @@ def test_a_csv_file_of_another_encoding_is_read_and_said(tmp_path, encoding):
     path = tmp_path / "rows.csv"
     colour = "gr\x81n" if encoding == "latin-1" else "grün"  # a byte that cp1252 has not
     path.write_bytes(("width;colour\n" + f"1;{colour}\n" * 9).encode(encoding))
-    pool = open_pool(path, TABLE, "pool_file")
+    pool = open_rows(path, TABLE, "pool_file")
     assert next(pool.parts())["colour"] == [colour] * 4
     said = "" if encoding.startswith("utf-8") else f", as {encoding}"
     assert pool.read_as == "2 columns by name" + said
@@ -397,7 +398,7 @@ def test_a_csv_file_of_another_encoding_is_read_and_said(tmp_path, encoding):
 
 def test_a_file_that_is_cut_off_while_it_is_read_is_told(tmp_path):
     path = written(tmp_path, "npy")
-    pool = open_pool(path, ARRAYS, "pool_file")
+    pool = open_rows(path, ARRAYS, "pool_file")
     parts = pool.parts()
     next(parts)
     with path.open("r+b") as file:
@@ -414,7 +415,7 @@ def test_a_zip_s_files_are_rows_in_the_order_of_their_names(tmp_path):
         for name in ("b/2.png", "a.png", "__MACOSX/._a.png", "b/.DS_Store"):
             archive.writestr(name, png_bytes(X[0].astype(np.uint8)))
         archive.writestr("b/", "")
-    pool = open_pool(path, IMAGES, "pool_file")
+    pool = open_rows(path, IMAGES, "pool_file")
     assert pool.ids() == ["a.png", "b/2.png"]
     assert [len(part) for part in pool.parts()] == [2]
     refused(path, ARRAYS, "pool_file: expected a zip for a model of images or text alone")
@@ -427,7 +428,7 @@ def test_folders_in_a_zip_that_windows_made_are_folders(tmp_path):
             info = zipfile.ZipInfo("x")
             info.filename = name  # which ZipInfo would change
             archive.writestr(info, png_bytes(X[0].astype(np.uint8)))
-    pool = open_pool(path, IMAGES, "pool_file")
+    pool = open_rows(path, IMAGES, "pool_file")
     assert pool.ids() == ["a.png", "b/2.png"]
     assert [len(part) for part in pool.parts()] == [2]
 
@@ -442,7 +443,7 @@ def test_a_cell_of_a_csv_file_may_be_as_long_as_a_text(tmp_path):
     )
     path = tmp_path / "rows.csv"
     path.write_text(f"review\n{'a' * 200_000}\n")
-    assert [len(text) for part in open_pool(path, spec, "pool_file").parts() for text in part] == [
+    assert [len(text) for part in open_rows(path, spec, "pool_file").parts() for text in part] == [
         200_000
     ]
 
@@ -453,7 +454,7 @@ def test_files_in_a_column_of_parquet_are_images(tmp_path):
     pq.write_table(
         pa.table({"image": [{"bytes": content, "path": "a"}] * 3, "label": [0, 1, 2]}), path
     )
-    pool = open_pool(path, IMAGES, "pool_file")
+    pool = open_rows(path, IMAGES, "pool_file")
     assert next(pool.parts()) == [content] * 3
     assert pool.read_as == "files in the column image"
 
@@ -518,7 +519,7 @@ def test_what_is_no_pool_is_refused_with_the_reason(tmp_path):
 def test_a_list_of_another_length_is_named(tmp_path):
     path = tmp_path / "ragged.parquet"
     pq.write_table(pa.table({"v": [[1.0] * 6] * 5 + [[1.0] * 5] + [[1.0] * 7]}), path)
-    pool = open_pool(path, ARRAYS, "pool_file")
+    pool = open_rows(path, ARRAYS, "pool_file")
     with pytest.raises(InvalidInput, match=r"pool_file\.5: expected 6 numbers, got 5"):
         list(pool.parts())
 
@@ -528,7 +529,7 @@ def test_a_truncated_npz_is_told_where_it_ends(tmp_path):
     content = bytearray((tmp_path / "rows.npz").read_bytes())
     content[2000] ^= 255
     (tmp_path / "rows.npz").write_bytes(content)
-    pool = open_pool(tmp_path / "rows.npz", ARRAYS, "pool_file")
+    pool = open_rows(tmp_path / "rows.npz", ARRAYS, "pool_file")
     with pytest.raises(InvalidInput, match="a whole npz file"):
         list(pool.parts())
 
