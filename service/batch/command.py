@@ -198,6 +198,7 @@ def _request(
         if value is not None:
             given[name] = _json(value) if name == "priors" else value
     envelope = validate(PredictRequest if command == "score" else AcquireRequest, given)
+    assert isinstance(envelope, AcquireRequest | PredictRequest)
     num_samples = num_samples_of(envelope, loaded, settings)
     fields: dict[str, Any] = {
         "model": loaded.name,
