@@ -29,9 +29,9 @@ from model_store.types import at_once
 from training.data import load, split, split_sizes
 from training.data.tables import column_width
 from training.export.served import ServedNetwork, fitted_detectors
-from training.facts import TrainingFacts
+from training.fit import Fitted, publish, temper
 from training.networks.model import build, initialise
-from training.publishing.publish import publish
+from training.provenance import Provenance
 from training.recipe import Recipe
 
 ROWS, BROKEN = 3000, 200
@@ -131,8 +131,9 @@ def main() -> None:
         initialise(network, torch.from_numpy(splits.train.x))
         served = fitted_detectors(network, splits.train, recipe, data.shape)
         store = ModelStore(folder / "models")
-        facts = TrainingFacts(recipe=recipe.model_dump(mode="json"))
-        publish(store, "table", network, recipe, data, splits, facts, folder)
+        temper(network, recipe, splits.validation)
+        provenance = Provenance(recipe=recipe.model_dump(mode="json"))
+        publish(Fitted(network, recipe, data, splits, provenance), store, name="table")
         model = Model.load(store.open("table", "1", wanted=NEEDED))
     random = np.random.default_rng(1)
     lines = [

@@ -16,7 +16,7 @@ import time
 
 import torch
 
-from training.fitting.memory import keep_freed_memory
+from training.fitting.run import keep_freed_memory
 from training.networks.architectures import papers_cnn
 
 ROWS = 128

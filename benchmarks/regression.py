@@ -14,10 +14,10 @@ from sklearn.linear_model import LogisticRegression
 
 from model_store.artifacts.manifest import ENCODER
 from model_store.inference.encoder import Encoder
-from training.commands import folders
+from training.commands import open_store
 from training.data import load, split, split_sizes
-from training.fitting.encoded import SUFFIX, CachedEncoder
-from training.fitting.encoding import FOLDER
+from training.fitting.encoding import FOLDER, SUFFIX, CachedEncoder
+from training.folders import data_root, runs_folder
 from training.versions import open_parent
 
 STRENGTHS = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0]
@@ -32,14 +32,14 @@ def main() -> None:
     parser.add_argument("name", metavar="NAME[:VERSION]")
     parser.add_argument("--each", action="store_true", help="standardise each number by itself")
     options = parser.parse_args()
-    parent = open_parent(folders.store(), options.name, "NAME")
+    parent = open_parent(open_store(), options.name, "NAME")
     spec, digest = parent.manifest.encoder, parent.manifest.files[ENCODER].sha256
     assert spec is not None
-    kept = folders.runs() / FOLDER
+    kept = runs_folder() / FOLDER
     size = int(np.prod(parent.manifest.input.shape))
     rows_file = kept / f"{digest}-{spec.rows_at_once}{SUFFIX}"
     encoder = CachedEncoder(Encoder(kept / f"{digest}.onnx", spec, size), spec.outputs, rows_file)
-    splits = split(load(parent.recipe, folders.data_root()), split_sizes(parent.recipe))
+    splits = split(load(parent.recipe, data_root()), split_sizes(parent.recipe))
     parts = [splits.train, splits.validation, splits.test]
     x = [np.array(encoder.rows(rows.x)) for rows in parts]
     mean, std = (x[0].mean(0), x[0].std(0) + 1e-12) if options.each else (x[0].mean(), x[0].std())

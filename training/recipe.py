@@ -22,6 +22,7 @@ from model_store.errors import InvalidInput
 from model_store.scores.tasks import DETECTED
 from model_store.sources.times import is_date_format
 from model_store.types import Task
+from training.folders import data_root
 
 COMBINED_DENSITIES = ("residual", "mahalanobis", "input_neighbours", "feature_neighbours")
 IMAGE_DENSITIES = ("roughness",)  # combined too where the source is of images
@@ -155,7 +156,6 @@ class DataSection(Section):
 
     @property
     def longer_side(self) -> int:
-        """The longer side of the images that rows are, in pixels; 0 where that is not said."""
         return max(self.image_size or [0])
 
     @property
@@ -240,7 +240,6 @@ class NetworkSection(Section):
 
     @property
     def encoder_file(self) -> str | None:
-        """The ONNX file that is the encoder, if one is."""
         return (
             self.encoder.removeprefix("onnx:")
             if self.encoder and self.encoder.startswith("onnx:")
@@ -505,12 +504,10 @@ class Recipe(Section):
 
     @property
     def noise(self) -> Literal["homoscedastic", "heteroscedastic"]:
-        """Whether a regression's noise is one number or differs by row."""
         return (self.likelihood or LikelihoodSection()).noise
 
     @property
     def alpha(self) -> float:
-        """The objective's alpha."""
         default = 0.5 if self.method == "dropout-alpha" else 0.0
         return default if self.training.alpha is None else self.training.alpha
 
@@ -522,7 +519,6 @@ class Recipe(Section):
 
     @property
     def choose(self) -> Literal["elbo", "likelihood"]:
-        """What chooses the checkpoint that is kept."""
         return self.training.choose or ("elbo" if self.is_variational else "likelihood")
 
     @property
@@ -532,7 +528,6 @@ class Recipe(Section):
 
     @property
     def samples(self) -> int:
-        """Draws of a training step."""
         default = 10 if self.method == "dropout-alpha" else 1
         return default if self.training.samples is None else self.training.samples
 
@@ -545,8 +540,9 @@ class Recipe(Section):
         return sha256(self.model_dump_json(exclude={"gate"}).encode()).hexdigest()
 
 
-def load(path: Path) -> Recipe:
-    """Read a recipe.
+def load(path: Path, root: Path | None = None) -> Recipe:
+    """Read a recipe. Relative paths in it are of its own folder, else of `root`, by default
+    DUBITO_DATA; of its network's files, else of the current folder.
 
     Raises:
         InvalidInput: naming the field or line that is wrong, what was expected and what came.
@@ -559,7 +555,37 @@ def load(path: Path) -> Recipe:
         raise InvalidInput(str(path), "UTF-8 text", f"byte {error.start} that is not") from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(str(path), "TOML", str(error)) from None
-    return validated(content, str(path))
+    return _find_files(validated(content, str(path)), path.parent, root or data_root())
+
+
+def _find_files(recipe: Recipe, folder: Path, root: Path) -> Recipe:
+    """Return a recipe whose files are where readers look for them: data below `root`, files of
+    networks below the current folder. What is elsewhere gets an absolute path; other paths stay
+    as they were written, so that a recipe is the same on every machine."""
+
+    def find(name: str, usual: Path) -> str:
+        for place in (folder, root, usual):
+            if (place / name).exists():
+                is_usual = (usual / name).exists() and (usual / name).samefile(place / name)
+                return name if is_usual else str((place / name).absolute())
+        return name
+
+    data, network = recipe.data, recipe.network
+    kind, colon, name = data.source.partition(":")
+    of_data = {"source": f"{kind}:{find(name, root)}" if colon else kind}
+    if data.tokenizer is not None:
+        of_data["tokenizer"] = find(data.tokenizer, root)
+    of_network = {}
+    if network.weights is not None:
+        of_network["weights"] = find(network.weights, Path())
+    if network.encoder_file is not None:
+        of_network["encoder"] = f"onnx:{find(network.encoder_file, Path())}"
+    return recipe.model_copy(
+        update={
+            "data": data.model_copy(update=of_data),
+            "network": network.model_copy(update=of_network),
+        }
+    )
 
 
 def override(
@@ -643,11 +669,6 @@ def validated(content: dict[str, Any], origin: str) -> Recipe:
 
 
 def _check_ids(recipe: Recipe, origin: str) -> None:
-    """Check that a recipe for rows of ids treats them as such.
-
-    Raises:
-        InvalidInput: naming the key.
-    """
     network, why = recipe.network, "since rows are ids, which have no size"
     is_of_ids = network.encoder_file is None
     if network.factory is None and is_of_ids:

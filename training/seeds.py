@@ -80,7 +80,6 @@ class ActiveStream(IntEnum):
 
 
 def generator(*key: int) -> np.random.Generator:
-    """Return numpy's generator of a key."""
     return np.random.default_rng(hash_key(*key))
 
 

@@ -10,7 +10,8 @@ from benchmarks.audit.packages import torch_uncertainty
 from model_store.scores.classification import Scores, predictive_scores, predictive_sums
 from model_store.scores.regression import MixtureScores, log_density, mixture_scores, mixture_sums
 from training.evaluation.mixture import distribution_function, pinball_loss, quantile
-from training.fitting.importance import DRAWS, pareto_k
+from training.fitting.convergence import RATIO_DRAWS as DRAWS
+from training.fitting.convergence import pareto_k
 
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 

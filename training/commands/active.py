@@ -14,22 +14,24 @@ from model_store.acquisition.choice import RANDOM, checked_acquisition, checked_
 from model_store.errors import InvalidInput
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
+from training import log
 from training import recipe as recipes
 from training.active.protocol import Arm, End, Protocol, Start
-from training.commands import folders
-from training.commands.fit import weights_digest
+from training.commands import Commands, add_device, add_target
 from training.data import Dataset, load
-from training.messages import log
+from training.folders import data_root, hold, runs_folder
 from training.recipe import LaplaceSection, Recipe
 
-HELP = (
-    "simulate active learning on labelled data: how many labels are needed, and how many are saved"
-)
 FOLDER = "active"  # among the runs
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+def add_active(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "active",
+        help="simulate active learning on labelled data: how many labels are needed, and how many "
+        "are saved",
+    )
+    parser.set_defaults(run=_active)
     default = Protocol()
     parser.add_argument(
         "recipes", type=Path, nargs="+", metavar="RECIPE", help="TOML files, all of the same data"
@@ -37,9 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="SRC", help="in place of the recipes' source: digits, csv:FILE, ..."
     )
-    parser.add_argument(
-        "--target", metavar="COLUMN", help="what to predict of csv: and parquet: data"
-    )
+    add_target(parser)
     parser.add_argument(
         "--acquisition",
         metavar="NAME",
@@ -88,15 +88,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--epochs", type=int, default=default.epochs, help="of each fit, whatever the recipe says"
     )
     parser.add_argument("--seeds", type=int, default=5, help="how many, from the recipe's on")
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    add_device(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument(
         "--report", action="store_true", help="simulate nothing: report what there is"
     )
 
 
-def run(options: argparse.Namespace) -> None:
-    """Simulate what is missing, and write and print the report."""
+def _active(options: argparse.Namespace) -> None:
     loaded = [
         recipes.override(recipes.load(path), source=options.data, target=options.target)
         for path in options.recipes
@@ -106,18 +105,17 @@ def run(options: argparse.Namespace) -> None:
     protocol, end = _protocol(options, loaded[0].task), _end(options, loaded[0].task, rows)
     arms = [arm for recipe in loaded for arm in _arms(options, recipe)]
 
-    from training.active.report import (
-        report,
-    )  # wrong recipes and data are answered before torch is there
+    # wrong recipes and data are answered before torch is there
+    from training.active.report import report
     from training.active.simulation import Work, curves_of, simulate_all
-    from training.fitting.augmentation import check_augmentation
-    from training.fitting.memory import keep_freed_memory
-    from training.fitting.run import check_pixels, device_named
+    from training.fit import check_pixels, find_device, weights_digest
+    from training.fitting.run import keep_freed_memory
+    from training.fitting.steps import check_augmentation
 
     for recipe in loaded:
         check_augmentation(recipe.augmentation, data[recipe.name].shape)
         check_pixels(recipe, data[recipe.name])
-    device = device_named(options.device)
+    device = find_device(options.device)
     keep_freed_memory()
     asked = asdict(protocol)
     if protocol.beta == 1.0:  # so that simulations of before there was one go on
@@ -130,7 +128,7 @@ def run(options: argparse.Namespace) -> None:
         if recipe.network.weights is not None:
             told += f" {weights_digest(Path(recipe.network.weights))}"
         runs[recipe.name] = (
-            folders.runs() / FOLDER / f"{recipe.name}-{sha256(told.encode()).hexdigest()[:12]}"
+            runs_folder() / FOLDER / f"{recipe.name}-{sha256(told.encode()).hexdigest()[:12]}"
         )
     work = [
         Work(arm, data[arm.recipe.name], seed, runs[arm.recipe.name])
@@ -140,10 +138,10 @@ def run(options: argparse.Namespace) -> None:
     with ExitStack() as held:
         if not options.report:
             for folder in runs.values():
-                held.enter_context(folders.locked(folder))
+                held.enter_context(hold(folder))
             simulate_all(work, protocol, end, device, options.quiet)
         found = report(curves_of(work), loaded[0].data.source, protocol, end)
-    folder = folders.runs() / FOLDER / "-".join(runs)
+    folder = runs_folder() / FOLDER / "-".join(runs)
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in found.files().items():
         (folder / file).write_bytes(content)
@@ -152,11 +150,6 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _data(loaded: list[Recipe]) -> dict[str, Dataset]:
-    """Return the data of each recipe, by its name.
-
-    Raises:
-        InvalidInput: naming what cannot be simulated, or what differs between recipes.
-    """
     data: dict[str, Dataset] = {}
     for recipe in loaded:
         if recipe.name in data:
@@ -174,7 +167,7 @@ def _data(loaded: list[Recipe]) -> dict[str, Dataset]:
                 "'none': what a frozen encoder says of rows can be kept as npz: and be the data"
             )
             raise InvalidInput("network.encoder", expected, repr(recipe.network.encoder))
-        data[recipe.name] = load(recipe, folders.data_root())
+        data[recipe.name] = load(recipe, data_root())
         first = data[loaded[0].name]
         if (recipe.task, data[recipe.name].digest()) != (loaded[0].task, first.digest()):
             raise InvalidInput(
@@ -184,11 +177,6 @@ def _data(loaded: list[Recipe]) -> dict[str, Dataset]:
 
 
 def _protocol(options: argparse.Namespace, task: Task) -> Protocol:
-    """Return how the simulation goes.
-
-    Raises:
-        InvalidInput: naming the option that is wrong.
-    """
     for name in ("initial", "batch", "candidates", "draws", "test_draws", "epochs", "seeds"):
         if getattr(options, name) < 1:
             raise InvalidInput(
@@ -219,11 +207,6 @@ def _protocol(options: argparse.Namespace, task: Task) -> Protocol:
 
 
 def _end(options: argparse.Namespace, task: Task, rows: int) -> End:
-    """Return when arms end, with all rows labelled at the latest.
-
-    Raises:
-        InvalidInput: naming the option that is wrong.
-    """
     accuracy, rmse = options.target_accuracy, options.target_rmse
     if task == "regression" and accuracy is not None:
         raise InvalidInput(
@@ -245,11 +228,6 @@ def _end(options: argparse.Namespace, task: Task, rows: int) -> End:
 
 
 def _arms(options: argparse.Namespace, recipe: Recipe) -> list[Arm]:
-    """Return a recipe's arms: each start with each acquisition, and with random choice.
-
-    Raises:
-        InvalidInput: naming the acquisition that there is not.
-    """
     names = [checked_acquisition(name, recipe.task) for name in options.acquisition or [None]]
     starts: list[Start] = ["warm", "cold"] if options.start == "both" else [options.start]
     return [

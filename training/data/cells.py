@@ -18,9 +18,9 @@ from model_store.errors import InvalidInput
 from model_store.sources.columns import Categories, Numbers, category_text
 from model_store.sources.missing import MISSING
 from model_store.sources.numbers import number_of
+from training import log
 from training.data.dates import times_of
 from training.data.writing import writing_of
-from training.messages import log
 
 BOOLEANS = {"true", "false"}
 # share of a column's values that are numbers from which on the others are taken for mistakes

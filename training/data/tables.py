@@ -27,6 +27,7 @@ from model_store.artifacts.manifest import (
 from model_store.errors import InvalidInput
 from model_store.sources.columns import Categories, Columns, Numbers, category_text, encode
 from model_store.sources.times import CYCLES_S, DAY_S
+from training import log
 from training.data.arrays import dataset_of_arrays
 from training.data.cells import (
     BOOLEANS,
@@ -43,7 +44,6 @@ from training.data.rows import Dataset, Rows, class_numbers, classes_without
 from training.data.splitting import Keys, SplitSizes, hold_out
 from training.data.text_files import decimal_of, has_points, read_text_table
 from training.data.texts import TextRows
-from training.messages import log
 
 if TYPE_CHECKING:
     from training.recipe import DataSection

@@ -9,7 +9,7 @@ from model_store.errors import InvalidInput
 from model_store.sources.delimiters import delimiter_of
 from model_store.sources.missing import MISSING
 from model_store.sources.numbers import COMMA_NUMBER
-from training.messages import log
+from training import log
 
 if TYPE_CHECKING:
     from training.recipe import DataSection

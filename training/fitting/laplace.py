@@ -21,8 +21,8 @@ from scipy.optimize import brentq, minimize_scalar
 from torch import Tensor
 
 from model_store.errors import InvalidInput
+from training import log
 from training.fitting.curvature import Curvature, curvature
-from training.messages import log
 from training.networks.layers import WeightLayer
 from training.networks.likelihoods import SPEED, Gaussian
 from training.networks.model import CHUNK_ROWS, BayesianModel

@@ -161,7 +161,6 @@ def _fresh(model: BayesianModel, parent: BayesianModel) -> Float[Tensor, "D"]:
 
 
 def _moments(parent: BayesianModel) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
-    """Return mean and standard deviation of each coordinate of theta."""
     eps = standard_noise(MOMENT_DRAWS, parent.posterior.noise_dimension, 0)
     theta = parent.posterior(eps.to(next(parent.parameters()).device))
     return theta.mean(0), theta.std(0).clamp(min=1e-8)
@@ -174,7 +173,6 @@ def _carry_theta(
     slots: list[Slot],
     more: int,
 ) -> None:
-    """Copy numbers that are laid out as theta is, layer by layer."""
     old_parts = old.split([slot.size for slot in old_slots], dim=-1)
     new_parts = new.split([slot.size for slot in slots], dim=-1)
     for old_slot, slot, old_part, new_part in zip(

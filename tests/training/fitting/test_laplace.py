@@ -19,7 +19,7 @@ from training.fitting.laplace import (
     log_marginal_likelihood,
     predicted,
 )
-from training.fitting.run import Run, training_facts
+from training.fitting.run import Run, run_provenance
 from training.networks.model import build, initialise, split_network
 from training.posteriors import noise
 from training.posteriors.laplace import Eigen
@@ -128,7 +128,7 @@ def test_a_fit_ends_at_the_exact_posterior(problem, tmp_path, fits):
     torch.testing.assert_close(
         covariance(model.posterior), precision.inverse(), rtol=1e-3, atol=1e-7
     )
-    facts = training_facts(run, problem.splits)
+    facts = run_provenance(run, problem.splits)
     assert facts.laplace["says"].startswith(
         "laplace, full, of 6 weights: prior_std 1 as told, log marginal likelihood -"
     )
@@ -188,7 +188,7 @@ def test_a_trained_network_is_not_trained_and_its_noise_is_its_error(problem, tm
     torch.testing.assert_close(
         served[0, :, 1].exp(), errors.expand(len(x)).detach(), rtol=1e-4, atol=0
     )
-    facts = training_facts(run, problem.splits)
+    facts = run_provenance(run, problem.splits)
     assert (facts.epochs, facts.steps) == (0, 0)
     assert math.isfinite(facts.validation_log_likelihood)
     log_likelihood = model.likelihood.log_likelihood(served, y).sum().item()
