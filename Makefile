@@ -12,7 +12,7 @@ STORE := $(or $(DUBITO_STORE),models)
 # the digits model, where nothing is published
 PUBLISHED = @if [ -z "$$($(BIN)/python -m model_store --store '$(STORE)' list)" ]; then $(BIN)/python -m training fit recipes/digits.toml; fi
 
-.PHONY: install serve test test-quick test-slow test-real screenshots check mutants audit laplace examples cluster bench compose-check constraints sbom base-image
+.PHONY: install serve test test-quick test-slow test-real screenshots check mutants examples cluster bench compose-check constraints sbom base-image
 
 install: .venv/installed-$(RUNTIME)
 
@@ -76,12 +76,6 @@ mutants: install .venv-mutants/installed
 	.venv-mutants/bin/python -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
 	touch $@
 
-audit: install .venv-audit/installed
-	nice -n 15 .venv-audit/bin/python -W ignore -m benchmarks.audit $(AUDIT)
-
-laplace: install .venv-laplace/installed
-	nice -n 15 .venv-laplace/bin/python -W ignore -m benchmarks.laplace $(LAPLACE)
-
 examples: install .venv-examples/installed
 
 cluster: install .venv-ray/installed
@@ -94,12 +88,6 @@ $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($
 $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 touch $@
 endef
-
-.venv-audit/installed: benchmarks/audit/requirements.txt
-	$(BESIDE)
-
-.venv-laplace/installed: benchmarks/laplace/requirements.txt
-	$(BESIDE)
 
 .venv-examples/installed: examples/requirements.txt
 	$(BESIDE)

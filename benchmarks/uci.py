@@ -11,7 +11,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.model import ROOT
+from benchmarks.common import ROOT
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import ModelStore
 from training.data import load

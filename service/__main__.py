@@ -163,7 +163,7 @@ def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     from service.app import create_app
     from service.server.budget import ByteBudget
     from service.server.connections import Connections, HttpConnection
-    from service.shared_state.board import FolderBoard
+    from service.shared_state import FolderBackend
 
     connections = Connections(
         settings.deadline_s, settings.max_connections, ByteBudget(settings.memory_budget_bytes)
@@ -172,7 +172,7 @@ def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     config = uvicorn.Config(
         create_app(
             settings,
-            None if place is None else FolderBoard(place),
+            None if place is None else FolderBackend(str(place.worker), place.folder),
             None if place is None else place.folder,
             spare,
         ),

@@ -35,7 +35,7 @@ from service.server.memory import FreedMemory
 from service.server.shortcut import Shortcut
 from service.server.shutdown import CloseConnections, end_with_notice
 from service.settings import Settings
-from service.shared_state.board import Board
+from service.shared_state import StateBackend
 from service.telemetry.logs import request_log
 from service.telemetry.observe import Observe
 from service.telemetry.tracing import tracing_of
@@ -51,19 +51,19 @@ there are none, or the API needs a key, of the digits model.
 
 def create_app(
     settings: Settings,
-    board: Board | None = None,
+    backend: StateBackend | None = None,
     trials: Path | None = None,
     spare: TrialProcess | None = None,
 ) -> FastAPI:
     """Return the application; it opens the model store when it starts.
 
     Args:
-        board: of the processes that serve as one with this one, if there are others.
+        backend: of the state that is shared with other processes, if there are others.
         trials: a folder in which they find each other's trials of versions.
         spare: a process for the first trial of a version, started ahead.
     """
     key_ring = KeyRing(settings)
-    context = Context(settings, key_ring, board, trials, spare)
+    context = Context(settings, key_ring, backend, trials, spare)
     tracing = tracing_of(settings)
     runs_jobs = settings.state is not None and settings.jobs_at_once > 0
 
@@ -76,7 +76,7 @@ def create_app(
         await context.threads.loads(context.models.start)
         key_ring.start()
         freed_memory.start()
-        context.siblings.start()
+        context.shared_state.start()
         if runs_jobs:
             context.runner.start()
         gc.collect()
@@ -84,7 +84,7 @@ def create_app(
         gc.freeze()
         yield
         gc.unfreeze()
-        context.siblings.stop()
+        context.shared_state.stop()
         if runs_jobs:
             context.runner.stop()
         freed_memory.stop()

@@ -16,6 +16,7 @@ from prometheus_client import generate_latest
 from model_store.errors import InvalidInput, StateUnusable
 from model_store.inference.trials import TrialProcess
 from model_store.sources.columns import Columns, OddCells, odd_cells
+from model_store.sources.row_file import RowFile
 from model_store.state.database import Database
 from model_store.state.labels import has_state, labelled
 from model_store.types import Steps, at_once
@@ -28,6 +29,7 @@ from service.api.requests import (
     Cells,
     Rows,
     hung_up,
+    pool_array,
     read_request,
     request_media_type,
     rows_array,
@@ -44,13 +46,10 @@ from service.integrations.label_studio.client import LabelStudio
 from service.models.collector import LoadedCollector
 from service.models.models import Models, Served
 from service.models.trials import Trials
-from service.pools.pool_file import PoolFile
-from service.pools.rows import pool_array
-from service.server.budget import lease_of
-from service.server.clients import client_of
+from service.server.budget import reservation_of
+from service.server.shares import client_of
 from service.settings import Settings
-from service.shared_state.board import Board
-from service.shared_state.exchange import Siblings
+from service.shared_state import SharedState, StateBackend
 from service.telemetry.metrics import Metrics
 from service.telemetry.records import record_of
 
@@ -68,7 +67,7 @@ class Context:
         self,
         settings: Settings,
         key_ring: KeyRing,
-        board: Board | None = None,
+        backend: StateBackend | None = None,
         trials: Path | None = None,
         spare: TrialProcess | None = None,
     ) -> None:
@@ -77,13 +76,15 @@ class Context:
         idle = threading.Event()
         self.ending = threading.Event()
         self.trials = Trials(settings, self.ending, trials, spare)
-        self.models = Models(settings, idle, self.ending, self.trials, board)
+        self.models = Models(settings, idle, self.ending, self.trials, backend)
         actions: dict[str, Callable[..., Any]] = {
             "refresh": self.models.look,
             "unload": self.models.unload,
             "reset_drift": self.models.reset_drift,
         }
-        self.siblings = Siblings(board, actions, self.metrics_page, self.models.bring_drift)
+        self.shared_state = SharedState(
+            backend, actions, self.metrics_page, self.models.bring_drift
+        )
         self.metrics = Metrics()
         self.metrics.max_queued_row_draws.set(settings.max_queued_row_draws)
         self.runner = JobRunner(settings, lambda: self.state, self.metrics)
@@ -182,7 +183,7 @@ class Context:
     def client(self, request: Request) -> Hashable:
         """Return whose request it is; what it holds counts as this client's from now on."""
         client = client_of(request.scope)
-        lease_of(request.scope).belongs_to(client)
+        reservation_of(request.scope).assign(client)
         return client
 
     async def read(
@@ -221,11 +222,11 @@ class Context:
         """Return a request's rows as numbers; images, objects and many numbers are read away from
         the event loop."""
         numbers = len(rows) * served.model.row_size
-        lease = lease_of(request.scope)
-        lease.reserve(4 * numbers, rows_field)
+        reservation = reservation_of(request.scope)
+        reservation.reserve(4 * numbers, rows_field)
         model, most_pixels = served.model, self.settings.max_image_pixels
         steps = rows_array(
-            rows, model.manifest.input, rows_field, most_pixels, lease, model.text_encoder
+            rows, model.manifest.input, rows_field, most_pixels, reservation, model.text_encoder
         )
         is_dear = isinstance(rows, JsonRows | Cells) or (
             isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)
@@ -238,12 +239,14 @@ class Context:
         return at_once(steps)
 
     async def pool_rows(
-        self, request: Request, client: Hashable, pool: PoolFile, served: Served, deadline: float
+        self, request: Request, client: Hashable, pool: RowFile, served: Served, deadline: float
     ) -> Float32[np.ndarray, "N I"]:
         """Return the rows of a pool's file as numbers; they are read away from the event loop."""
-        lease, size = lease_of(request.scope), 4 * pool.rows * pool.row_size
-        lease.reserve(size, pool.field)
-        steps = pool_array(pool, self.settings.max_image_pixels, lease, served.model.text_encoder)
+        reservation, size = reservation_of(request.scope), 4 * pool.rows * pool.row_size
+        reservation.reserve(size, pool.field)
+        steps = pool_array(
+            pool, self.settings.max_image_pixels, reservation, served.model.text_encoder
+        )
         return await self.threads.requests.run(
             steps, client, size, deadline, partial(hung_up, request)
         )

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from model_store.inference.prediction import Prediction, check_computed
 from model_store.sources.columns import OddCells
+from model_store.sources.row_file import RowFile
 from model_store.types import Steps, at_once
 from service.api.explanations import explanation_bytes
 from service.api.options import (
@@ -36,8 +37,7 @@ from service.engine.decision import DecisionOptions
 from service.engine.explaining import more_rows, predicted_as_usual
 from service.engine.jobs import Job, Predicted
 from service.models.models import Served
-from service.pools.pool_file import PoolFile
-from service.server.budget import lease_of
+from service.server.budget import reservation_of
 from service.telemetry.records import record_of
 
 T = TypeVar("T")
@@ -53,13 +53,13 @@ class Asked:
     begun: float  # on the clock of time.monotonic
     envelope: PredictRequest
     served: Served
-    rows: Rows | PoolFile | None
+    rows: Rows | RowFile | None
 
     @property
     def num_rows(self) -> int:
         """How many rows it has, before they are let go of."""
         assert self.rows is not None
-        return self.rows.rows if isinstance(self.rows, PoolFile) else len(self.rows)
+        return self.rows.rows if isinstance(self.rows, RowFile) else len(self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,10 +141,13 @@ async def predict(request: Request, context: Context, asked: Asked, form: Form) 
     with context.admission.admitted(
         num_rows * (1 + more), num_samples, BATCH_ROW_DRAWS, client, encoding
     ):
-        lease, deadline = lease_of(request.scope), context.deadline(asked.begun, envelope)
+        reservation, deadline = (
+            reservation_of(request.scope),
+            context.deadline(asked.begun, envelope),
+        )
         wait = partial(hung_up, request)
         cells = None
-        if isinstance(asked.rows, PoolFile):
+        if isinstance(asked.rows, RowFile):
             x = await context.pool_rows(request, client, asked.rows, served, deadline)
         else:
             assert asked.rows is not None
@@ -152,7 +155,7 @@ async def predict(request: Request, context: Context, asked: Asked, form: Form) 
             if envelope.explain and served.model.manifest.input.columns:
                 cells = await context.odd_cells(request, client, asked.rows, served, deadline)
         asked.rows = None  # which may be many times as large
-        lease.shrink(x.nbytes)
+        reservation.shrink(x.nbytes)
         keep = envelope.return_samples
         job = Job(
             served,
@@ -168,10 +171,12 @@ async def predict(request: Request, context: Context, asked: Asked, form: Form) 
         kept = kept_bytes(job) + answer_bytes(
             served, len(x), num_samples if keep else 0, form.as_arrays
         )
-        lease.reserve(kept, "answer")
+        reservation.reserve(kept, "answer")
         if envelope.explain:
             explained = explanation_bytes(served.model.manifest, len(x), form.as_arrays)
-            lease.reserve(explained + more * x.nbytes + kept_bytes(job, more * len(x)), "explain")
+            reservation.reserve(
+                explained + more * x.nbytes + kept_bytes(job, more * len(x)), "explain"
+            )
         predicted = await context.engine.predict(job, wait)
         to_explain = None
         if envelope.explain:
@@ -184,13 +189,13 @@ async def predict(request: Request, context: Context, asked: Asked, form: Form) 
             answer, flags = at_once(steps)
         else:
             answer, flags = await context.threads.answers.run(
-                steps, client, lease.held, deadline, wait
+                steps, client, reservation.held, deadline, wait
             )
     record = record_of(request.scope)
-    record.worked_on(predicted.phases)
-    record.used(served.name, served.version, len(x), num_samples, flags)
+    record.add_phases(predicted.phases)
+    record.add_usage(served.name, served.version, len(x), num_samples, flags)
     del x, job, predicted, steps  # an answer may take long to be read
-    lease.shrink(sum(map(len, answer)))
+    reservation.shrink(sum(map(len, answer)))
     return answer
 
 

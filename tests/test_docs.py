@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from model_store.acquisition.choice import ACQUISITIONS
 from model_store.artifacts.manifest import Manifest
+from service.api.reference import REFERENCE, TABLES, with_tables
 from service.app import create_app
 from service.settings import Settings
 from tests.support.environment import ROOT
@@ -176,3 +177,9 @@ def test_every_field_of_requests_and_answers_is_in_the_reference():
     fields = {name for schema in ours for name in schema.get("properties", {})}
     assert len(fields) > 30
     assert {name for name in fields if not re.search(rf"[`.\"]{name}[`\"]", reference)} == set()
+
+
+def test_the_tables_of_fields_are_as_the_fields_are_declared():
+    text = REFERENCE.read_text()
+    assert with_tables(text) == text, "python -m service.api.reference"
+    assert all(f"<!-- fields: {name} -->" in text for name in TABLES)

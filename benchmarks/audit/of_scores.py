@@ -1,12 +1,12 @@
 """Scores of draws: of classes, and of a regression's mixture of Gaussians."""
 
 import numpy as np
-from jaxtyping import Float64
-from scipy.special import log_softmax
-
 from benchmarks.audit.check import SINGLE, Pairs, check
 from benchmarks.audit.inputs import draws_of_classes, gaussians
 from benchmarks.audit.packages import torch_uncertainty
+from jaxtyping import Float64
+from scipy.special import log_softmax
+
 from model_store.scores.classification import Scores, predictive_scores, predictive_sums
 from model_store.scores.regression import MixtureScores, log_density, mixture_scores, mixture_sums
 from training.evaluation.mixture import distribution_function, pinball_loss, quantile

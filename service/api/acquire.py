@@ -13,9 +13,12 @@ from model_store.acquisition.choice import RANDOM, checked_acquisition, checked_
 from model_store.acquisition.control import Selection, select
 from model_store.errors import InvalidInput
 from model_store.sources.columns import unknown_categories
+from model_store.sources.files import check_ids, open_rows
+from model_store.sources.row_file import RowFile
 from model_store.state.labels import Acquisition, has_state, keep_acquired, row_format
 from service.api.openapi import ERRORS, request_body
 from service.api.options import num_samples_of, priors_of
+from service.api.pool_files import path_in, with_id
 from service.api.requests import (
     FILE_ENDINGS,
     JSON,
@@ -35,9 +38,7 @@ from service.engine.pool_ranking import PoolRanking
 from service.errors import TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
-from service.pools.files import check_ids, open_pool, path_in, with_id
-from service.pools.pool_file import PoolFile
-from service.server.budget import lease_of
+from service.server.budget import reservation_of
 from service.telemetry.records import record_of
 
 ID_BYTES = 200  # of a row's name while a pool is ranked
@@ -70,7 +71,7 @@ async def post_acquire(request: Request) -> Response:
     pool = None if rows is not None else await _opened(request, context, envelope, served, body)
     pool_size = len(rows) if rows is not None else pool.rows if pool is not None else 0
     with context.admission.admitted(pool_size, num_samples, BATCH_ROW_DRAWS, client, encoding):
-        lease, deadline = lease_of(request.scope), context.deadline(begun, envelope)
+        reservation, deadline = reservation_of(request.scope), context.deadline(begun, envelope)
         find_names = partial(_names, envelope, pool, pool_size)
         names = find_names() if pool is None else await context.threads.state(find_names)
         if rows is not None:
@@ -82,8 +83,8 @@ async def post_acquire(request: Request) -> Response:
             except InvalidInput as error:
                 raise with_id(error, names) from None
         del body, rows, pool  # which may be many times as large
-        lease.shrink(x.nbytes)
-        lease.reserve(ID_BYTES * len(x), "ids")
+        reservation.shrink(x.nbytes)
+        reservation.reserve(ID_BYTES * len(x), "ids")
         whole, ids, are_named = (
             x,
             [str(i) for i in range(len(x))] if names is None else names,
@@ -92,7 +93,7 @@ async def post_acquire(request: Request) -> Response:
         seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
         chosen = await _selected(context, envelope, served.name, ids, are_named, seed or 0)
         if len(chosen.ranked) < len(x):
-            lease.reserve(x.nbytes, "pool")
+            reservation.reserve(x.nbytes, "pool")
             x = x[chosen.ranked]
         left = ids if len(x) == len(whole) else [ids[i] for i in chosen.ranked.tolist()]
         wait = partial(hung_up, request)
@@ -106,7 +107,7 @@ async def post_acquire(request: Request) -> Response:
             client=client,
             priors=priors,
         )
-        pool_ranking = PoolRanking(context.engine, context.threads.answers, lease, wait)
+        pool_ranking = PoolRanking(context.engine, context.threads.answers, reservation, wait)
         places = chosen.ranked.tolist()
         try:
             k = envelope.k - len(chosen.control)
@@ -124,7 +125,7 @@ async def post_acquire(request: Request) -> Response:
             job = Job(
                 served, whole[chosen.control], num_samples, ranked.seed, deadline, client=client
             )
-            lease.reserve(kept_bytes(job), "pool")
+            reservation.reserve(kept_bytes(job), "pool")
             predicted = await context.engine.predict(job, wait)
             said = control_said(served.model.manifest, predicted.prediction)
             answered += set_aside(chosen.control.tolist(), ids, len(answered))
@@ -136,10 +137,10 @@ async def post_acquire(request: Request) -> Response:
             kept = acquired_rows(whole, answered, said)
             await context.threads.state(lambda: keep_acquired(context.state, how, kept))
             context.metrics.acquired(served.key, len(kept), len(chosen.control))
-        record.worked_on(pool_ranking.phases)
+        record.add_phases(pool_ranking.phases)
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.ranked(served.key, pool_size, draws)
-    record.used(served.name, served.version, pool_size, draws)
+    record.add_usage(served.name, served.version, pool_size, draws)
     answer = acquire_answer(
         served.model.manifest,
         acquisition=acquisition,
@@ -178,7 +179,7 @@ async def _opened(
     envelope: AcquireRequest,
     served: Served,
     body: bytes | bytearray,
-) -> PoolFile:
+) -> RowFile:
     """Open the file that is a request's body, or that it names.
 
     Raises:
@@ -187,10 +188,10 @@ async def _opened(
     """
     spec, ending = served.model.manifest.input, FILE_ENDINGS.get(request_media_type(request))
 
-    def work() -> PoolFile:
+    def work() -> RowFile:
         if envelope.pool_file is None:
-            return open_pool(body, spec, "pool", ending)
-        return open_pool(
+            return open_rows(body, spec, "pool", ending)
+        return open_rows(
             path_in(context.settings.pools, envelope.pool_file, "pool_file"), spec, "pool_file"
         )
 
@@ -212,7 +213,7 @@ def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
     return InvalidInput(f"pool.{places[int(row)]}", error.expected, error.got)
 
 
-def _names(envelope: AcquireRequest, pool: PoolFile | None, rows: int) -> list[str] | None:
+def _names(envelope: AcquireRequest, pool: RowFile | None, rows: int) -> list[str] | None:
     """Return the rows' names, None where they have none."""
     names = pool.ids() if envelope.ids is None and pool is not None else envelope.ids
     if names is not None:

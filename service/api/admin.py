@@ -21,7 +21,7 @@ async def post_refresh(request: Request) -> Response:
     """Look at the store at once, broken versions included, and say what is served of each model."""
     context = context_of(request)
     models = context.models
-    await context.threads.files(partial(context.siblings.post, "refresh"))
+    await context.threads.files(partial(context.shared_state.post, "refresh"))
     await context.threads.loads(models.look)
     content = {}
     for name in models.names():
@@ -39,7 +39,7 @@ async def post_unload(request: Request, name: str, version: str) -> Response:
     """Take a version out of memory, unless `latest` serves it; a request for it loads it again."""
     context = context_of(request)
     number, unloaded = await context.threads.files(partial(context.models.unload, name, version))
-    await context.threads.files(partial(context.siblings.post, "unload", name, number))
+    await context.threads.files(partial(context.shared_state.post, "unload", name, number))
     return Response(
         orjson.dumps({"model": name, "version": number, "unloaded": unloaded}), media_type=JSON
     )
@@ -51,7 +51,7 @@ async def post_drift_reset(request: Request, name: str, version: str) -> Respons
     goes."""
     context = context_of(request)
     number, reset = await context.threads.files(partial(context.models.reset_drift, name, version))
-    await context.threads.files(partial(context.siblings.post, "reset_drift", name, number))
+    await context.threads.files(partial(context.shared_state.post, "reset_drift", name, number))
     return Response(
         orjson.dumps({"model": name, "version": number, "reset": reset}), media_type=JSON
     )

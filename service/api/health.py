@@ -41,6 +41,7 @@ async def get_ready(request: Request) -> dict[str, Any]:
 async def get_metrics(request: Request) -> Response:
     """Give the metrics of all processes, as Prometheus reads them."""
     context = context_of(request)
-    alone = context.siblings.board is None
-    page = context.metrics_page() if alone else await context.threads.files(context.siblings.pages)
+    shared = context.shared_state
+    alone = shared.backend is None
+    page = shared.metrics() if alone else await context.threads.files(shared.metrics)
     return Response(page, media_type=CONTENT_TYPE_LATEST)

@@ -25,10 +25,12 @@ from model_store.acquisition.choice import (
 )
 from model_store.acquisition.control import select
 from model_store.errors import InvalidInput, NotFound
+from model_store.sources.files import check_ids, open_rows, stamp_of
 from model_store.state.database import of_disk
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from service.api.openapi import ERRORS, problem_content, request_body
 from service.api.options import decision_options, groups_of, num_samples_of, priors_of
+from service.api.pool_files import path_in
 from service.api.requests import (
     FILE_ENDINGS,
     JSON,
@@ -51,7 +53,6 @@ from service.engine.keeping import check_keeping
 from service.errors import NotDone, Overloaded, TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
-from service.pools.files import check_ids, open_pool, path_in, stamp_of
 
 RETRY_AFTER_S = 60  # where too many jobs are queued
 EVENTS_S = 0.5  # between looks at a job that somebody watches
@@ -247,7 +248,7 @@ def _asked(
     num_samples = num_samples_of(envelope, served, settings)
     if rows.content is not None:
         _keep(path, rows.content)
-    pool = open_pool(path, served.model.manifest.input, rows.field)
+    pool = open_rows(path, served.model.manifest.input, rows.field)
     if pool.rows * num_samples > settings.max_job_row_draws:
         most, got = settings.max_job_row_draws, pool.rows * num_samples
         raise TooLarge(f"rows x num_samples: expected at most {most} of a job, got {got}")
@@ -318,13 +319,6 @@ def _asked_to_predict(
     options: DecisionOptions = decision_options(
         envelope, served, num_samples, context.settings.settle
     )
-    if envelope.format == "parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise InvalidInput(
-                "format", "npz, since pyarrow is not installed here", "parquet"
-            ) from None
     return {"options": options, "priors": options.priors, "format": envelope.format}
 
 

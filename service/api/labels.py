@@ -36,7 +36,7 @@ from service.auth.keys import key_name
 from service.context import Context, context_of
 from service.errors import TooLarge, Unsupported
 from service.models.models import Served
-from service.server.budget import Lease, lease_of
+from service.server.budget import Reservation, reservation_of
 
 MAX_BODY_BYTES = 4 << 20  # it is read in one step
 OBJECT_BYTES = 16  # that a byte of JSON may become
@@ -78,8 +78,8 @@ async def post_labels(request: Request) -> Response:
     body = await read_body(
         request, MAX_BODY_BYTES, min(MAX_BODY_BYTES, context.settings.max_json_bytes)
     )
-    lease = lease_of(request.scope)
-    lease.reserve(OBJECT_BYTES * len(body), "body")
+    reservation = reservation_of(request.scope)
+    reservation.reserve(OBJECT_BYTES * len(body), "body")
     envelope = await context.threads.state(lambda: validate(LabelsRequest, parse_json(body)))
     if len(envelope.labels) > context.settings.max_rows:
         raise TooLarge(
@@ -89,7 +89,7 @@ async def post_labels(request: Request) -> Response:
     key = key_name(request.scope)
 
     def work() -> tuple[Accepted, int]:
-        return keep_labels(context, served, envelope.labels, lease, envelope.replace, key)
+        return keep_labels(context, served, envelope.labels, reservation, envelope.replace, key)
 
     accepted, labels = await context.threads.state(work)
     answer = {
@@ -106,7 +106,7 @@ def keep_labels(
     context: Context,
     served: Served,
     entries: list[LabelEntry],
-    lease: Lease,
+    reservation: Reservation,
     replace: bool,
     key: str | None,
 ) -> tuple[Accepted, int]:
@@ -126,7 +126,11 @@ def keep_labels(
             raise InvalidInput(f"labels.{n}.id", "another than those before it", "one of them")
         seen.add(entry.id)
         labels.append(
-            Label(entry.id, label_value(manifest, entry, n), _row(context, served, entry, n, lease))
+            Label(
+                entry.id,
+                label_value(manifest, entry, n),
+                _row(context, served, entry, n, reservation),
+            )
         )
     accepted = accept(context.state, served.name, row_format(manifest), labels, replace, key)
     context.metrics.labelled(served.name, accepted)
@@ -161,18 +165,20 @@ def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
     return value
 
 
-def _row(context: Context, served: Served, entry: LabelEntry, n: int, lease: Lease) -> Any:
+def _row(
+    context: Context, served: Served, entry: LabelEntry, n: int, reservation: Reservation
+) -> Any:
     """Return the row of an entry that brings one, as numbers."""
     if entry.input is None:
         return None
     model = served.model
-    lease.reserve(4 * model.row_size, "labels")
+    reservation.reserve(4 * model.row_size, "labels")
     steps = rows_array(
         [entry.input],
         model.manifest.input,
         "input",
         context.settings.max_image_pixels,
-        lease,
+        reservation,
         model.text_encoder,
     )
     try:

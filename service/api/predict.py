@@ -13,6 +13,7 @@ from model_store.inference.prediction import Prediction
 from model_store.types import Steps
 from service.api.explanations import Explained
 from service.api.openapi import ERRORS, request_body
+from service.api.predictions import PredictAnswer
 from service.api.requests import JSON, NPZ, header, read_body
 from service.api.responses import (
     NUMBERS_AT_ONCE,
@@ -24,7 +25,7 @@ from service.api.responses import (
     response,
     with_samples,
 )
-from service.api.schemas import PredictAnswer, PredictRequest
+from service.api.schemas import PredictRequest
 from service.context import Context
 from service.engine.decision import Decision, DecisionOptions, decide
 from service.engine.jobs import Job, Predicted
@@ -84,7 +85,9 @@ class AsJson:
             decision = decide(prediction, options)
             as_usual, cells = to_explain.as_usual, to_explain.cells
             explained = Explained(
-                (yield from explain(served.model, prediction, job.x, as_usual)), cells
+                served.model.manifest,
+                (yield from explain(served.model, prediction, job.x, as_usual)),
+                cells,
             )
             parts = yield from predict_json_parts(
                 served, predicted, options, job.x, decision, explained
@@ -132,7 +135,7 @@ class AsArrays:
         decision, explained = decide(prediction, options), None
         if to_explain is not None:
             why = yield from explain(job.served.model, prediction, job.x, to_explain.as_usual)
-            explained = Explained(why, to_explain.cells)
+            explained = Explained(job.served.model.manifest, why, to_explain.cells)
         yield
         return [
             predict_npz(job.served, predicted, options, job.x, decision, explained)

@@ -4,7 +4,6 @@ model's shape."""
 import asyncio
 import base64
 import binascii
-import io
 import math
 import zlib
 from array import array
@@ -23,12 +22,14 @@ from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from model_store.sources.columns import from_cells, from_objects
 from model_store.sources.images import decoded_pixels, open_image, pixels, resized_pixels
+from model_store.sources.npy import parse_npy
+from model_store.sources.row_file import Part, RowFile, shapes_of
 from service.api.json_blocks import JsonRows, parse, take_apart
 from service.api.multipart import parse_form
 from service.api.schemas import Envelope, kind_of, validate
 from service.api.schemas import Request as Envelope_
 from service.errors import TooLarge, Unsupported
-from service.server.budget import Lease, lease_of
+from service.server.budget import Reservation, reservation_of
 
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
@@ -44,8 +45,6 @@ FILE_ENDINGS = {
     "application/zip": ".zip",
     "text/csv": ".csv",
 }  # of pools
-MAX_DIMENSIONS = 32  # of an npy array
-MAX_NPY_HEADER_BYTES = 128 << 10  # more than numpy reads
 FEW_NUMBERS = (
     4096  # looked at by Python: numpy lets go of the interpreter, and may wait long to get it back
 )
@@ -99,7 +98,7 @@ async def read_body(request: Request, limit: int, json_limit: int) -> bytes | by
     too_large = TooLarge(f"body: expected at most {limit} bytes, got more")
     if int(header(request, b"content-length", "0")) > limit:
         raise too_large
-    lease = lease_of(request.scope)
+    reservation = reservation_of(request.scope)
     body: bytes | bytearray = b""
     more = True
     while more:
@@ -109,7 +108,7 @@ async def read_body(request: Request, limit: int, json_limit: int) -> bytes | by
         part, more = message.get("body", b""), message.get("more_body", False)
         if len(body) + len(part) > limit:
             raise too_large
-        lease.acquire(len(part))
+        reservation.acquire(len(part))
         if not body:
             body = part
         elif part:
@@ -137,8 +136,8 @@ async def read_inflated(request: Request, limit: int) -> bytes | bytearray:
     wrong = InvalidInput(
         "body", f"one body compressed by {coding}, as its Content-Encoding says", "something else"
     )
-    lease, inflater, body = (
-        lease_of(request.scope),
+    reservation, inflater, body = (
+        reservation_of(request.scope),
         zlib.decompressobj(WINDOWS[coding]),
         bytearray(),
     )
@@ -152,12 +151,12 @@ async def read_inflated(request: Request, limit: int) -> bytes | bytearray:
         while (
             part or inflated is None or len(inflated) == INFLATED_AT_ONCE
         ):  # of which more may be to come
-            lease.acquire(INFLATED_AT_ONCE)
+            reservation.acquire(INFLATED_AT_ONCE)
             try:
                 inflated = inflater.decompress(part, INFLATED_AT_ONCE)
             except zlib.error:
                 raise wrong from None
-            lease.release(INFLATED_AT_ONCE - len(inflated))
+            reservation.release(INFLATED_AT_ONCE - len(inflated))
             if len(body) + len(inflated) > limit:
                 raise TooLarge(f"body: expected at most {limit} bytes once inflated, got more")
             body += inflated
@@ -204,7 +203,7 @@ def read_request(
                 "query", "nothing, since a JSON body holds every field", "parameters"
             )
         if len(body) > SMALL_JSON_BYTES:
-            reserve_json(body, rows_field, max_rows, lease_of(request.scope))
+            reserve_json(body, rows_field, max_rows, reservation_of(request.scope))
             content, found = yield from take_apart(body, rows_field, max_rows)
             rows = [] if found is None else found
         else:
@@ -217,9 +216,9 @@ def read_request(
         fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
         envelope = validate(kind, {rows_field: [], **fields})
         rows = parse_npy(body, rows_field)
-        lease_of(request.scope).acquire(ARRAY_BYTES * rows.size)
+        reservation_of(request.scope).acquire(ARRAY_BYTES * rows.size)
     elif media_type == FORM:
-        lease_of(request.scope).acquire(
+        reservation_of(request.scope).acquire(
             2 * len(body)
         )  # its parts, as they are gathered and as they are kept
         parts = yield from parse_form(
@@ -263,7 +262,9 @@ def envelope_of_query(
     return envelope
 
 
-def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, lease: Lease) -> None:
+def reserve_json(
+    body: bytes | bytearray, rows_field: str, max_rows: int, reservation: Reservation
+) -> None:
     """Take from the budget what a JSON body will need, counted by its punctuation before it is
     parsed.
 
@@ -277,7 +278,9 @@ def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, lease:
     nested, most = counts["["] + counts["{"], min(max_rows * NESTED_A_ROW, MAX_NESTED)
     if nested > most:
         raise TooLarge(f"{rows_field}: expected at most {most} arrays and objects, got {nested}")
-    lease.reserve(sum(JSON_OBJECT_BYTES[mark] * count for mark, count in counts.items()), "body")
+    reservation.reserve(
+        sum(JSON_OBJECT_BYTES[mark] * count for mark, count in counts.items()), "body"
+    )
 
 
 def parse_json(body: bytes | bytearray) -> dict[str, Any]:
@@ -290,42 +293,6 @@ def parse_json(body: bytes | bytearray) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InvalidInput("body", "a JSON object", kind_of(content))
     return content
-
-
-def parse_npy(body: bytes | bytearray, field: str) -> np.ndarray:
-    """Parse an npy file of numbers, never unpickling.
-
-    Raises:
-        InvalidInput: if it is not one, or its data are longer or shorter than its header says.
-    """
-    stream = io.BytesIO(memoryview(body)[:MAX_NPY_HEADER_BYTES])
-    try:
-        version = np.lib.format.read_magic(stream)
-        reader = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        shape, fortran, dtype = reader(stream)
-    except (
-        Exception
-    ):  # numpy's reader of headers lets many kinds through, tokenize's own among them
-        raise InvalidInput("body", "an npy file of format 1.0 or 2.0", "something else") from None
-    if dtype.kind not in "fiu" or dtype.itemsize > 8:
-        raise InvalidInput(
-            field, "float or integer numbers of at most 64 bits", f"dtype {dtype.str[:20]}"
-        )
-    if not 1 <= len(shape) <= MAX_DIMENSIONS or any(
-        type(length) is not int or length < 1 for length in shape
-    ):
-        raise InvalidInput(
-            field, "at least one row of at least one number", "an array of another shape"
-        )
-    data = memoryview(body)[stream.tell() :]
-    if dtype.itemsize * math.prod(shape) != len(data):
-        raise InvalidInput(
-            field, "as many bytes as the npy header says", f"{len(data)} bytes of data"
-        )
-    return np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def header(request: Request, name: bytes, default: str = "") -> str:
@@ -372,27 +339,22 @@ def text_fields(
     return fields
 
 
-def shapes_of(shape: tuple[int, ...]) -> str:
-    """Say what shapes an array of rows may have."""
-    flat = f" or (N, {math.prod(shape)})" if len(shape) > 1 else ""
-    return f"(N, {', '.join(map(str, shape))}){flat}"
-
-
 def rows_array(
-    rows: Rows,
+    rows: Rows | Part,
     spec: InputSpec,
     field: str,
     max_pixels: int,
-    lease: Lease,
+    reservation: Reservation,
     encoder: "TextEncoder | None" = None,
     first_row: int = 0,
 ) -> Generator[None, None, Float32[np.ndarray, "N I"]]:
     """Return rows as a flat float32 array; yields after each of many steps. Decoding takes memory
-    beside the lease. Errors count from `first_row`.
+    beside the reservation. Errors count from `first_row`.
 
     Each comes flat or in the model's input shape; to a model of columns also as an object keyed by
-    column; to a model of images also as an image file, of which all together may have `max_pixels`;
-    to a model of text also as a string, an object of that alone, or a file.
+    column, and all of them as cells by column; to a model of images also as an image file, of which
+    all together may have `max_pixels`; to a model of text also as a string, an object of that
+    alone, or a file.
 
     Raises:
         InvalidInput: naming the row and element that is not a finite float32 number, or no id of
@@ -402,6 +364,9 @@ def rows_array(
     """
     shape = spec.shape
     size = math.prod(shape)
+    if isinstance(rows, dict):
+        yield
+        return from_cells(rows, spec.columns, field, first_row)
     if isinstance(rows, np.ndarray):
         if rows.shape[1:] not in (shape, (size,)):
             raise InvalidInput(
@@ -423,7 +388,9 @@ def rows_array(
             yield
         return x
     if isinstance(rows, list) and len(rows) <= at_once and not _is_long(rows[0], spec):
-        return _Reader(rows[0], spec, field, max_pixels, lease, encoder).block(rows, first_row)
+        return _Reader(rows[0], spec, field, max_pixels, reservation, encoder).block(
+            rows, first_row
+        )
     blocks: Iterable[list[Any]]
     blocks = (
         rows.parsed()
@@ -433,7 +400,7 @@ def rows_array(
     x = np.empty((len(rows), size), dtype=np.float32)
     reader, done = None, 0
     for block in blocks:
-        reader = reader or _Reader(block[0], spec, field, max_pixels, lease, encoder)
+        reader = reader or _Reader(block[0], spec, field, max_pixels, reservation, encoder)
         step = 1 if _is_long(block[0], spec) else len(block)
         for first in range(0, len(block), step):
             part = block[first : first + step]
@@ -441,6 +408,22 @@ def rows_array(
             done += len(part)
             yield
     assert done == len(rows)
+    return x
+
+
+def pool_array(
+    pool: RowFile, max_pixels: int, reservation: Reservation, encoder: "TextEncoder | None"
+) -> Generator[None, None, Float32[np.ndarray, "N I"]]:
+    """Return all rows of a file; otherwise as `rows_array`."""
+    x = np.empty((pool.rows, pool.row_size), dtype=np.float32)
+    first = 0
+    for part in pool.parts():
+        rows = yield from rows_array(
+            part, pool.spec, pool.field, max_pixels, reservation, encoder, first
+        )
+        x[first : first + len(rows)] = rows
+        first += len(rows)
+        yield
     return x
 
 
@@ -458,10 +441,10 @@ class _Reader:
         spec: InputSpec,
         field: str,
         max_pixels: int,
-        lease: Lease,
+        reservation: Reservation,
         encoder: "TextEncoder | None",
     ) -> None:
-        self.lease = lease
+        self.reservation = reservation
         self.spec = spec
         self.encoder = encoder
         self.field = field
@@ -520,7 +503,7 @@ class _Reader:
                 raise InvalidInput(field, "a text in UTF-8", "other bytes") from None
         if type(row) is not str:
             raise InvalidInput(field, "a string, as the row before it", kind_of(row))
-        with self.lease.beside(self.encoder.bytes_for(row, field), field):
+        with self.reservation.hold(self.encoder.bytes_for(row, field), field):
             try:
                 return self.encoder.row(row)
             except ValueError:
@@ -544,7 +527,7 @@ class _Reader:
         if self.pixels > self.max_pixels:
             expected = f"expected images of at most {self.max_pixels} pixels together"
             raise TooLarge(f"{self.field}: {expected}, got more")
-        with self.lease.beside(DECODED_BYTES * (image.width * image.height + resized), field):
+        with self.reservation.hold(DECODED_BYTES * (image.width * image.height + resized), field):
             return pixels(image, self.spec.shape, spec, field).astype(np.float32)
 
 

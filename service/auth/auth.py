@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.api.problems import problem
 from service.auth.key_file import KeyRing
 from service.auth.keys import LABEL_STUDIO_PREFIX, Keys, key_name
-from service.server.clients import KEY_NAME
+from service.server.shares import KEY_NAME
 from service.telemetry.records import record_of
 
 EXPECTED = "key: expected one that is valid here, as Authorization: Bearer KEY or X-API-Key: KEY"

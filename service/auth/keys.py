@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from starlette.types import Scope as AsgiScope
 
 from model_store.errors import InvalidInput
-from service.server.clients import KEY_NAME
+from service.server.shares import KEY_NAME
 from service.settings import PREFIX, Settings
 
 KEY_PATTERN = re.compile(r"[!-+\--~]{16,256}")  # printable ASCII without space and comma

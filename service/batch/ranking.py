@@ -18,6 +18,7 @@ from model_store.acquisition.choice import candidates_of, copies_among, is_again
 from model_store.acquisition.scoring import pool_candidates
 from model_store.inference.model import Model
 from model_store.scores.joint import Candidates
+from model_store.sources.row_file import ID
 from model_store.types import at_once
 from service.api.responses import acquire_answer
 from service.batch.files import Files, Stopped
@@ -31,7 +32,6 @@ from service.batch.shard_work import (
     table,
 )
 from service.engine.batching import part_rows
-from service.pools.pool_file import ID
 
 RANKING = "ranking"  # .json, the answer of /acquire, and .parquet
 BIN_ROWS = (

@@ -26,7 +26,7 @@ from service.engine.jobs import Job, PoolScores
 from service.engine.threads import SharedThreads
 from service.engine.waiting import HungUp
 from service.models.reservoir import fresh_seed
-from service.server.budget import Lease
+from service.server.budget import Reservation
 from service.telemetry.records import Phase
 
 COPY_BYTES = 200  # of a row while rows that are the same are looked for
@@ -45,11 +45,11 @@ class Ranked:
 @dataclass(eq=False)
 class PoolRanking:
     """Ranks a pool for a request that was admitted; what it takes of memory is taken of the
-    request's lease first."""
+    request's reservation first."""
 
     engine: Engine
     answers: SharedThreads
-    lease: Lease
+    reservation: Reservation
     hung_up: HungUp
     phases: list[Phase] = field(default_factory=list)  # of all that was computed
 
@@ -79,7 +79,7 @@ class PoolRanking:
             finalists, steps = raced.finalists, _by_scores(raced.scores, ids, seed, k)
         elif acquisition in model.predictive.batches:
             most = candidates_of(acquisition, model, len(job.x), k, job.num_samples)
-            self.lease.reserve(
+            self.reservation.reserve(
                 COPY_BYTES * len(job.x) + (0 if most is None else job.x.nbytes), "pool"
             )
             copies = await self._in_steps(job, copies_of(job.x))
@@ -99,8 +99,8 @@ class PoolRanking:
         lap, seed = next(laps), job.seed
         while True:
             is_last = lap.num_draws == job.num_samples
-            held = self.lease.held
-            self.lease.reserve(job.x[:1].nbytes * len(lap.rows), "pool")
+            held = self.reservation.held
+            self.reservation.reserve(job.x[:1].nbytes * len(lap.rows), "pool")
             scored = await self._score(
                 replace(
                     job,
@@ -110,7 +110,7 @@ class PoolRanking:
                     is_race=not is_last,
                 )
             )
-            self.lease.shrink(held)
+            self.reservation.shrink(held)
             seed = scored.seed
             try:
                 lap = laps.send((scored.scores, scored.errors))
@@ -118,7 +118,7 @@ class PoolRanking:
                 return ended.value, seed
 
     async def _score(self, job: Job) -> PoolScores:
-        self.lease.reserve(kept_bytes(job), "pool")
+        self.reservation.reserve(kept_bytes(job), "pool")
         scored = await self.engine.score(job, self.hung_up)
         self.phases.extend(scored.phases)
         return scored

@@ -1,10 +1,9 @@
-"""One budget of bytes for the process: bodies that are read, what is made of them, answers that
-nobody has read yet.
+"""One budget of bytes for the process: request bodies, what is made of them, unread answers.
 
-Whoever is about to hold memory takes its bytes first and gives them back when they are gone. A
-request that finds too little left is answered 429 before it costs anything. No client may hold more
-than three times what would then be left for all: a lone one three quarters, each of two three
-sevenths, and whoever comes next finds something left. What is small may take of the rest too.
+Memory is reserved before it is allocated. A request that does not fit is answered 429 before it
+costs anything. No client may hold more than three times what would then be left for all: a lone
+one three quarters, each of two three sevenths, so the next client always finds something left.
+Small requests may take of the rest too.
 """
 
 import threading
@@ -16,14 +15,14 @@ from starlette.types import Scope
 
 from service.errors import Overloaded, TooLarge
 
-SCOPE_KEY = "dubito.lease"
+SCOPE_KEY = "dubito.reservation"
 RETRY_AFTER_S = 1
 TIMES_LEFT = 3  # how many times what is left a client may hold
 SMALL_BYTES = 256 << 10  # of a request that counts as small
 
 
 class ByteBudget:
-    """A number of bytes that may be held at a time. Any thread may call it."""
+    """A number of bytes that may be held at a time. Thread-safe."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -31,51 +30,37 @@ class ByteBudget:
         self._of_clients: Counter[Hashable] = Counter()
         self._lock = threading.Lock()
 
-    def try_acquire(self, size: int) -> bool:
-        """Take so many bytes if they are left; return whether they were."""
-        with self._lock:
-            if self.held + size > self.most:
-                return False
-            self.held += size
-            return True
-
-    def try_acquire_share(self, size: int, client: Hashable, small: bool) -> bool:
-        """Take so many bytes for a client if they are left and of its share, or small; return
-        whether."""
+    def try_acquire(self, size: int, client: Hashable = None, small: bool = True) -> bool:
+        """Take bytes if they are left and within the client's share, or small."""
         with self._lock:
             left = self.most - self.held - size
             if left < 0 or not (small or self._of_clients[client] + size <= TIMES_LEFT * left):
                 return False
-            self.held += size
-            self._of_clients[client] += size
+            self._add(size, client)
             return True
 
     def force(self, size: int) -> None:
-        """Take so many bytes that are held already, whether they are left or not."""
+        """Count bytes that are held already, whether they are left or not."""
         with self._lock:
-            self.held += size
+            self._add(size, None)
 
-    def release(self, size: int) -> None:
-        """Give so many bytes back."""
+    def release(self, size: int, client: Hashable = None) -> None:
         with self._lock:
-            self.held -= size
+            self._add(-size, client)
 
-    def release_share(self, size: int, client: Hashable) -> None:
-        """Give so many bytes of a client back."""
-        with self._lock:
-            self.held -= size
-            self._of_clients[client] -= size
-            if self._of_clients[client] == 0:
-                del self._of_clients[client]
+    def _add(self, size: int, client: Hashable) -> None:
+        self.held += size
+        self._of_clients[client] += size
+        if self._of_clients[client] == 0:
+            del self._of_clients[client]
 
     @property
     def overdrawn(self) -> bool:
-        """Whether more is held than may be."""
         return self.held > self.most
 
 
-class Lease:
-    """What one request has taken of a budget; all of it goes back when the request is over."""
+class Reservation:
+    """The bytes that one request holds of a budget; all are released when the request is over."""
 
     def __init__(self, budget: ByteBudget, client: Hashable = None) -> None:
         self.budget = budget
@@ -84,72 +69,71 @@ class Lease:
 
     @property
     def most(self) -> int:
-        """How many bytes a request may take when nothing else is held."""
+        """How many bytes a request may hold when nothing else is held."""
         return self.budget.most * TIMES_LEFT // (TIMES_LEFT + 1)
 
-    def belongs_to(self, client: Hashable) -> None:
-        """From now on count what is taken as this client's; nothing may be held yet."""
+    def assign(self, client: Hashable) -> None:
+        """Count what is taken from now on as this client's; nothing may be held yet."""
         assert self.held == 0
         self._client = client
 
     def acquire(self, size: int) -> None:
-        """Take so many bytes for the request.
+        """Take bytes for the request.
 
         Raises:
-            Overloaded: if so many are not left, or are more than the client's share.
+            Overloaded: if they are not left, or are more than the client's share.
         """
-        if not self.budget.try_acquire_share(size, self._client, self.held + size <= SMALL_BYTES):
-            raise Overloaded(RETRY_AFTER_S)
+        self._take(size, self.held + size)
         self.held += size
 
     def reserve(self, size: int, what: str) -> None:
-        """Take so many bytes for what will be made of the request.
+        """Take bytes for what will be made of the request.
 
         Raises:
-            TooLarge: if there are never so many.
+            TooLarge: if the budget can never hold them.
             Overloaded: as `acquire`.
         """
-        if self.held + size > self.most:
-            raise TooLarge(
-                f"{what}: expected at most {self.most} bytes in memory, got about "
-                f"{self.held + size}"
-            )
+        self._check(self.held + size, what)
         self.acquire(size)
 
     @contextmanager
-    def beside(self, size: int, what: str) -> Iterator[None]:
-        """Hold so many bytes for the moment, in whatever thread and even if the request is over
-        before.
+    def hold(self, size: int, what: str) -> Iterator[None]:
+        """Hold bytes for a moment, in any thread and even if the request is over before.
 
         Raises:
             TooLarge, Overloaded: as `reserve`.
         """
-        if size > self.most:
-            raise TooLarge(
-                f"{what}: expected at most {self.most} bytes in memory, got about {size}"
-            )
-        if not self.budget.try_acquire_share(size, self._client, size <= SMALL_BYTES):
-            raise Overloaded(RETRY_AFTER_S)
+        self._check(size, what)
+        self._take(size, size)
         try:
             yield
         finally:
-            self.budget.release_share(size, self._client)
+            self.budget.release(size, self._client)
 
     def shrink(self, to: int) -> None:
-        """Give back all that the request holds beyond so many bytes, as once its rows are one
-        array."""
+        """Release what is held beyond `to` bytes, as once the rows are one array."""
         self.release(max(0, self.held - to))
 
     def release(self, size: int | None = None) -> None:
-        """Give so many bytes back, by default all."""
+        """Release bytes, by default all."""
         size = self.held if size is None else size
         self.held -= size
-        self.budget.release_share(size, self._client)
+        self.budget.release(size, self._client)
+
+    def _check(self, total: int, what: str) -> None:
+        if total > self.most:
+            raise TooLarge(
+                f"{what}: expected at most {self.most} bytes in memory, got about {total}"
+            )
+
+    def _take(self, size: int, total: int) -> None:
+        if not self.budget.try_acquire(size, self._client, small=total <= SMALL_BYTES):
+            raise Overloaded(RETRY_AFTER_S)
 
 
-def lease_of(scope: Scope) -> Lease:
-    """Return a request's lease; without a server that gives one, as in tests, it has no bound."""
-    lease: Lease | None = scope.get(SCOPE_KEY)
-    if lease is None:
-        lease = scope[SCOPE_KEY] = Lease(ByteBudget(1 << 62))
-    return lease
+def reservation_of(scope: Scope) -> Reservation:
+    """Return a request's reservation; unbounded without a server that gives one, as in tests."""
+    reservation: Reservation | None = scope.get(SCOPE_KEY)
+    if reservation is None:
+        reservation = scope[SCOPE_KEY] = Reservation(ByteBudget(1 << 62))
+    return reservation

@@ -20,11 +20,10 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from service.error_forms import error_form, is_of_others
-from service.server.budget import ByteBudget, Lease
-from service.server.clients import address_client
+from service.server.budget import ByteBudget, Reservation
 from service.server.exchange import STATUS_LINES, Exchange
 from service.server.http1 import BadRequest, ChunkedBody, Head, LengthBody, find_head, parse_head
-from service.server.shares import Shares
+from service.server.shares import Shares, address_client
 
 HIGH_WATER_BYTES = 64 << 10  # of what is received and not yet taken: no more is read then
 FREE_BYTES = 16 << 10  # that a connection holds without counting
@@ -353,9 +352,9 @@ class HttpConnection(asyncio.Protocol):
             "headers": head.headers,
             "state": self.app_state.copy(),
         }
-        lease = Lease(self.shared.budget, self.client)
+        reservation = Reservation(self.shared.budget, self.client)
         self.exchange = Exchange(
-            self, scope, lease, head.keep_alive and not self._stopping, head.expects_continue
+            self, scope, reservation, head.keep_alive and not self._stopping, head.expects_continue
         )
         task = self.loop.create_task(self.exchange.run(self.config.loaded_app))
         self.server_state.tasks.add(task)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Scope
 
-from service.server.budget import SCOPE_KEY, Lease
+from service.server.budget import SCOPE_KEY, Reservation
 
 if TYPE_CHECKING:
     from service.server.connections import HttpConnection
@@ -29,14 +29,14 @@ class Exchange:
         self,
         connection: "HttpConnection",
         scope: Scope,
-        lease: Lease,
+        reservation: Reservation,
         keep_alive: bool,
         expects_continue: bool,
     ) -> None:
         self.connection = connection
         self.scope = scope
-        scope[SCOPE_KEY] = lease
-        self.lease = lease
+        scope[SCOPE_KEY] = reservation
+        self.reservation = reservation
         self.keep_alive = keep_alive
         self.expects_continue = expects_continue
         self.body = bytearray()  # what came and the application has not taken
@@ -57,7 +57,7 @@ class Exchange:
         except Exception as error:  # below the middleware that answers those: none should come
             logger.error("an answer failed: %s", type(error).__name__)
         finally:
-            self.lease.release()
+            self.reservation.release()
             self.connection.finished(self)
 
     def tell(self) -> None:

@@ -1,10 +1,9 @@
-"""Whose turn it is: work that waits, in an order in which nobody waits for all of another's large
-work.
+"""Fair shares: who a request's client is, and in which order clients' work is done.
 
-Work belongs to clients. What was done for each is on an account, and next is the client whose
-account will be smallest after its next piece. Who comes begins with the smallest account of those
-who wait: a pause saves nothing up, and costs nothing. So a client waits for at most one piece of
-each other client, however much these have waiting.
+Nobody waits for all of another's large work. Work belongs to clients. What was done for each is on
+an account, and next is the client whose account will be smallest after its next piece. A new client
+begins with the smallest account of those who wait: a pause saves nothing up, and costs nothing. So
+a client waits for at most one piece of each other client, however much these have waiting.
 
 Of one client's requests each of n that wait is owed an n-th of what is done for the client, and
 next is the one that would be done first in such shares. So a small one does not wait for all large
@@ -12,23 +11,54 @@ ones before it, and small ones without end do not stop a large one. Of two of th
 that came first goes first.
 """
 
+import ipaddress
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import attrgetter
 from typing import Generic, TypeVar
+
+from starlette.types import Scope
+
+KEY_NAME = "dubito.key"  # in a request's scope: the name of its valid key
+IPV6_NETWORK_BITS = 64  # that one customer has, and may choose addresses from
 
 T = TypeVar("T")
 
 
+def client_of(scope: Scope) -> Hashable:
+    """Identify the client of a request: by its valid key, else by the address it came from."""
+    key = scope.get(KEY_NAME)
+    return ("key", key) if key is not None else address_client(scope.get("client"))
+
+
+def address_client(peer: tuple[str, int] | None) -> Hashable:
+    """Identify the client of a connection by its peer; without one it is a client of its own."""
+    return object() if not peer else _network(peer[0])
+
+
+@lru_cache(maxsize=4096)
+def _network(address: str) -> str:
+    """Return the part of an address that its owner cannot choose."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed, IPV6_NETWORK_BITS), strict=False))
+    return address
+
+
 @dataclass(eq=False)
 class Piece(Generic[T]):
-    """A piece of work that waits: what it costs, and its places in the turns of its client and of
-    all."""
+    """A piece of work that waits."""
 
     work: T
     client: Hashable
     cost: float
-    due: float  # on what the client's requests are owed each
+    due: float  # its place among its client's: what each of these is owed when it is done
     number: int
     after: float = 0.0  # its client's account, once it and all of the client before it are done
 
@@ -44,7 +74,7 @@ _DUE, _AFTER = attrgetter("due", "number"), attrgetter("after", "number")
 
 
 class Shares(Generic[T]):
-    """Work that waits, of several clients. Costs are positive, in any unit. Callers hold a lock."""
+    """Work of several clients that waits. Costs are positive, in any unit. Callers hold a lock."""
 
     def __init__(self) -> None:
         self.least = 0.0  # no account of a client that waits is smaller
@@ -52,12 +82,10 @@ class Shares(Generic[T]):
         self._length = self._number = 0
 
     def __len__(self) -> int:
-        """How many pieces wait."""
         return self._length
 
     def put(self, work: T, client: Hashable, cost: float) -> None:
-        """Have a piece wait; of work in several pieces the next is put when the one before it is
-        done."""
+        """Queue a piece. Of work in several pieces, the next is put when the last is done."""
         account = self._accounts.get(client)
         if account is None:
             account = self._accounts[client] = _Account(self.least)
@@ -71,7 +99,7 @@ class Shares(Generic[T]):
         return self._accounts[client].used
 
     def turns(self) -> list[Piece[T]]:
-        """Return all that waits, in the order of its turns."""
+        """Return all that waits, in the order in which it is to be done."""
         found = []
         for account in self._accounts.values():
             account.waiting.sort(key=_DUE)
@@ -85,8 +113,7 @@ class Shares(Generic[T]):
         return found
 
     def take(self, pieces: Sequence[Piece[T]], free: Sequence[Piece[T]] = ()) -> None:
-        """Take pieces from those that wait; those that are `free` are on no account, as nothing is
-        done for them."""
+        """Remove pieces; those that are `free` cost nothing, as nothing is done for them."""
         gone = {piece.number for piece in (*pieces, *free)}
         waited = {
             client: len(self._accounts[client].waiting)

@@ -1,5 +1,4 @@
-"""What is known of a request while it is answered: written down by routes, told by metrics, log
-line and spans."""
+"""The record of a request: filled in by the routes, read by metrics, log and traces."""
 
 import re
 import secrets
@@ -21,7 +20,7 @@ _GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 def _ids() -> Iterator[str]:
-    """Yield ids that nobody can foresee; the system is asked for many at a time."""
+    """Yield unpredictable ids; the system is asked for many at a time."""
     while True:
         digits = secrets.token_hex(ID_BYTES * IDS_AT_A_TIME)
         yield from (digits[k : k + 2 * ID_BYTES] for k in range(0, len(digits), 2 * ID_BYTES))
@@ -61,8 +60,7 @@ class RequestRecord:
     worked: float | None = None  # when the last phase ended
     phases: list[tuple[str, float, float]] = field(default_factory=list)
 
-    def worked_on(self, phases: Iterable[Phase]) -> None:
-        """Note the phases of the work on the request, in their order."""
+    def add_phases(self, phases: Iterable[Phase]) -> None:
         for phase in phases:
             self.queue_s += phase.begun - phase.queued
             self.compute_s += phase.ended - phase.begun
@@ -73,22 +71,16 @@ class RequestRecord:
                     (COMPUTE, phase.begun, phase.ended),
                 )
 
-    def used(
+    def add_usage(
         self, model: str, version: str, rows: int, draws: int, flags: int | None = None
     ) -> None:
-        """Note what answered the request, and with how much."""
-        self.model, self.version, self.rows, self.draws, self.flags = (
-            model,
-            version,
-            rows,
-            draws,
-            flags,
-        )
+        """Record what answered the request, and with how much."""
+        self.model, self.version = model, version
+        self.rows, self.draws, self.flags = rows, draws, flags
 
 
 def new_record(scope: Scope) -> RequestRecord:
-    """Begin the record of a request; the id that the client gave is taken over where it may be
-    repeated."""
+    """Start the record of a request. An id that the client gave is kept where it is plain."""
     begun = time.perf_counter()
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     request_id = given.decode() if _GIVEN_ID.fullmatch(given) else next(_IDS)
@@ -100,6 +92,5 @@ def new_record(scope: Scope) -> RequestRecord:
 
 
 def record_of(scope: Scope) -> RequestRecord:
-    """Return the record of a request."""
     record: RequestRecord = scope[SCOPE_KEY]
     return record

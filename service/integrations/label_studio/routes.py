@@ -39,7 +39,7 @@ from service.integrations.label_studio.projects import (
     row_input,
 )
 from service.models.models import Served
-from service.server.budget import Lease, lease_of
+from service.server.budget import Reservation, reservation_of
 from service.telemetry.records import record_of
 
 OF_LABELS = {"ANNOTATION_CREATED", "ANNOTATION_UPDATED"}
@@ -78,8 +78,8 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
     context.admission.refuse_overload(1, client)
     begun = time.monotonic()
     body = await read_body(request, settings.max_json_bytes, settings.max_json_bytes)
-    lease = lease_of(request.scope)
-    lease.reserve(OBJECT_BYTES * len(body), "body")
+    reservation = reservation_of(request.scope)
+    reservation.reserve(OBJECT_BYTES * len(body), "body")
     content = await context.threads.state(partial(parse_json, body))
     served = await context.served(Envelope(model=name))
     manifest = served.model.manifest
@@ -89,7 +89,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         raise InvalidInput("tasks", "an array of tasks", "something else, or none")
     if len(tasks) > settings.max_rows:
         raise TooLarge(f"tasks: expected at most {settings.max_rows}, got {len(tasks)}")
-    rows = await asyncio.to_thread(_rows_of, context, manifest, config, tasks, lease)
+    rows = await asyncio.to_thread(_rows_of, context, manifest, config, tasks, reservation)
     num_samples = num_samples_of(Envelope(), served, settings)
     with context.admission.admitted(
         len(rows), num_samples, BATCH_ROW_DRAWS, client, served.model.encoding_draws
@@ -97,7 +97,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         deadline = context.deadline(begun, Envelope())
         x = await context.rows(request, client, rows, served, "tasks", deadline)
         job = Job(served, x, num_samples, None, deadline, client=client)
-        lease.reserve(kept_bytes(job), "answer")
+        reservation.reserve(kept_bytes(job), "answer")
         predicted = await context.engine.predict(job, partial(hung_up, request))
     prediction = predicted.prediction
     check_computed(prediction.scores.by_name()[prediction.scores.overall], "tasks")
@@ -117,7 +117,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         }
         for value, doubt in zip(values, doubts, strict=True)
     ]
-    record_of(request.scope).used(served.name, served.version, len(x), num_samples)
+    record_of(request.scope).add_usage(served.name, served.version, len(x), num_samples)
     answer = orjson.dumps({"results": results, "model_version": version})
     return Response(answer, media_type=JSON)
 
@@ -134,15 +134,15 @@ async def post_label_studio_webhook(request: Request, name: str) -> Response:
     context = context_of(request)
     context.admission.refuse_overload(1, context.client(request))
     body = await read_body(request, MAX_WEBHOOK_BYTES, MAX_WEBHOOK_BYTES)
-    lease = lease_of(request.scope)
-    lease.reserve(OBJECT_BYTES * len(body), "body")
+    reservation = reservation_of(request.scope)
+    reservation.reserve(OBJECT_BYTES * len(body), "body")
     content = parse_json(body)
     action = content.get("action")
     if not isinstance(action, str) or action not in OF_LABELS:
         return Response(orjson.dumps({"kept": False}), media_type=JSON)
     served = await context.served(Envelope(model=name))
     key = key_name(request.scope)
-    kept = await asyncio.to_thread(_kept, context, served, content, lease, key)
+    kept = await asyncio.to_thread(_kept, context, served, content, reservation, key)
     return Response(orjson.dumps({"kept": kept}), 201 if kept else 200, media_type=JSON)
 
 
@@ -152,7 +152,11 @@ def model_version(served: Served) -> str:
 
 
 def _rows_of(
-    context: Context, manifest: Manifest, config: LabelConfig, tasks: list[Any], lease: Lease
+    context: Context,
+    manifest: Manifest,
+    config: LabelConfig,
+    tasks: list[Any],
+    reservation: Reservation,
 ) -> list[Any]:
     """Return the row of each task. May fetch images: from a thread."""
     rows = []
@@ -160,13 +164,17 @@ def _rows_of(
         data = task.get("data") if isinstance(task, dict) else None
         row = row_input(manifest, config, data, f"tasks.{n}.data", context.fetched)
         if isinstance(row, str):
-            lease.reserve(len(row), "tasks")
+            reservation.reserve(len(row), "tasks")
         rows.append(row)
     return rows
 
 
 def _kept(
-    context: Context, served: Served, content: dict[str, Any], lease: Lease, key: str | None
+    context: Context,
+    served: Served,
+    content: dict[str, Any],
+    reservation: Reservation,
+    key: str | None,
 ) -> bool:
     """Keep the label of a webhook; False where it says nothing of the model's task. From a thread.
 
@@ -187,5 +195,5 @@ def _kept(
     if not is_known(context.state, served.name, name):
         data = task.get("data") if isinstance(task, dict) else None
         entry.input = row_input(manifest, config, data, "task.data", context.fetched)
-    keep_labels(context, served, [entry], lease, True, key)
+    keep_labels(context, served, [entry], reservation, True, key)
     return True

@@ -12,7 +12,7 @@ from service.api.parameters import envelope_of, fields_of
 from service.api.requests import SMALL_JSON_BYTES, Cells, Rows, parse_json
 from service.api.schemas import PredictRequest, kind_of
 from service.errors import TooLarge
-from service.server.budget import Lease
+from service.server.budget import Reservation
 
 SPLIT, RECORDS, INSTANCES, INPUTS, PARAMS = (
     "dataframe_split",
@@ -29,7 +29,7 @@ _NAN = re.compile(rb'(?:[^"N]++|"(?:[^"\\]++|\\.)*+"|N(?!aN\b))*+NaN\b', re.DOTA
 
 
 def read_invocation(
-    body: bytes | bytearray, max_rows: int, lease: Lease
+    body: bytes | bytearray, max_rows: int, reservation: Reservation
 ) -> Steps[tuple[PredictRequest, str, Any]]:
     """Return the envelope of a request, which form its rows have, and these as they came.
 
@@ -38,11 +38,11 @@ def read_invocation(
         TooLarge, Overloaded: before it takes more memory than it may.
     """
     if b"NaN" in body:
-        lease.acquire(len(body))
+        reservation.acquire(len(body))
         body = yield from _without_nan(body)
     if len(body) > SMALL_JSON_BYTES:
         items = body.count(b",") + body.count(b"[") + body.count(b"{") + body.count(b":")
-        lease.reserve(ITEM_BYTES * items, "body")
+        reservation.reserve(ITEM_BYTES * items, "body")
         yield
         content, rows = yield from take_apart(body, INPUTS, max_rows)
         if rows is not None:

@@ -11,6 +11,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from model_store.errors import InvalidInput
+from model_store.sources.files import open_rows
 from service import VERSION
 from service.api.predict import AsJson
 from service.api.requests import JSON, read_body, request_media_type
@@ -19,9 +20,8 @@ from service.context import Context, context_of
 from service.errors import TooLarge, Unsupported
 from service.integrations.mlflow.forms import envelope_of_params, read_invocation, rows_of
 from service.integrations.open_inference.routes import refuse_unready
-from service.pools.files import open_pool
 from service.predicting import Asked, begin, in_steps, predict
-from service.server.budget import lease_of
+from service.server.budget import reservation_of
 from service.telemetry.records import record_of
 
 CSV = "text/csv"
@@ -56,9 +56,9 @@ async def post_invocations(request: Request) -> Response:
 
 async def _read(request: Request, context: Context, client: Hashable, begun: float) -> Asked:
     """Return what a request asks; its body goes with its rows."""
-    settings, lease, media_type = (
+    settings, reservation, media_type = (
         context.settings,
-        lease_of(request.scope),
+        reservation_of(request.scope),
         request_media_type(request),
     )
     if media_type == CSV:
@@ -66,7 +66,7 @@ async def _read(request: Request, context: Context, client: Hashable, begun: flo
     if media_type != JSON:
         raise Unsupported(f"Content-Type: expected {JSON} or {CSV}, got another")
     body = await read_body(request, settings.max_json_bytes, settings.max_json_bytes)
-    steps = read_invocation(body, settings.max_rows, lease)
+    steps = read_invocation(body, settings.max_rows, reservation)
     size = len(body)
     envelope, form, given = await in_steps(
         request, context, steps, client, size, begun + settings.deadline_s
@@ -81,13 +81,13 @@ async def _read(request: Request, context: Context, client: Hashable, begun: flo
 
 async def _read_csv(request: Request, context: Context, client: Hashable, begun: float) -> Asked:
     """Return what a request asks whose body is a CSV file."""
-    settings, lease = context.settings, lease_of(request.scope)
+    settings, reservation = context.settings, reservation_of(request.scope)
     body = await read_body(request, settings.max_json_bytes, settings.max_json_bytes)
-    lease.reserve(CSV_BYTES * len(body), "body")
+    reservation.reserve(CSV_BYTES * len(body), "body")
     envelope = envelope_of_params({})
     served = await context.served(envelope)
     spec = served.model.manifest.input
-    pool = await context.threads.state(partial(open_pool, body, spec, "body", ".csv"))
+    pool = await context.threads.state(partial(open_rows, body, spec, "body", ".csv"))
     if pool.rows > settings.max_rows:
         raise TooLarge(f"body: expected at most {settings.max_rows} rows, got {pool.rows}")
     return Asked(client, begun, envelope, served, pool)

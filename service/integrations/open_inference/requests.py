@@ -27,7 +27,7 @@ from service.integrations.open_inference.tensors import (
     shape_of,
     strings_of_json,
 )
-from service.server.budget import Lease
+from service.server.budget import Reservation
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 MAX_TENSORS = 10_000
@@ -75,7 +75,7 @@ def header_length(headers: Headers, body: bytes | bytearray) -> int | None:
 
 
 def read_infer(
-    body: bytes | bytearray, length: int | None, max_json: int, lease: Lease
+    body: bytes | bytearray, length: int | None, max_json: int, reservation: Reservation
 ) -> Steps[InferRequest]:
     """Return a request as it was read, given how many bytes of it are JSON, None if all.
 
@@ -90,7 +90,7 @@ def read_infer(
             "bytes"
         )
     if len(text) > SMALL_JSON_BYTES:
-        content = yield from _large(text, lease)
+        content = yield from _large(text, reservation)
     else:
         content = parse_json(text)
     if not content.keys() <= FIELDS:
@@ -98,7 +98,7 @@ def read_infer(
     is_passed_on = content.get("inputs") is None and content.get("outputs") is not None
     where = "outputs" if is_passed_on else "inputs"
     after = memoryview(body)[len(text) :]
-    tensors = yield from _tensors(content.get(where), where, after, lease)
+    tensors = yield from _tensors(content.get(where), where, after, reservation)
     parameters = {} if is_passed_on else _object(content.get("parameters"), "parameters")
     outputs = None if is_passed_on else _outputs(content.get("outputs"))
     fields, binary_output = _options(parameters)
@@ -109,13 +109,13 @@ def read_infer(
     )
 
 
-def _large(text: bytes | bytearray, lease: Lease) -> Steps[dict[str, Any]]:
+def _large(text: bytes | bytearray, reservation: Reservation) -> Steps[dict[str, Any]]:
     """Return what long JSON holds, taken apart tensor by tensor."""
     nested = text.count(b"[") + text.count(b"{")
     if nested > MAX_NESTED:
         raise TooLarge(f"body: expected at most {MAX_NESTED} arrays and objects, got {nested}")
     items = text.count(b",") + nested + text.count(b'"') // 2
-    lease.reserve(JSON_NUMBER_BYTES * items, "body")
+    reservation.reserve(JSON_NUMBER_BYTES * items, "body")
     yield
     content, tensors = yield from take_apart(text, "inputs", MAX_TENSORS)
     yield
@@ -141,7 +141,9 @@ def _id(given: Any) -> str | None:
     return given or None
 
 
-def _tensors(given: Any, where: str, after: memoryview, lease: Lease) -> Steps[list[Tensor]]:
+def _tensors(
+    given: Any, where: str, after: memoryview, reservation: Reservation
+) -> Steps[list[Tensor]]:
     """Return the tensors of a request, whose bytes follow each other in `after`."""
     if not isinstance(given, list) or not given:
         raise InvalidInput(
@@ -149,10 +151,10 @@ def _tensors(given: Any, where: str, after: memoryview, lease: Lease) -> Steps[l
         )
     if len(given) > MAX_TENSORS:
         raise TooLarge(f"{where}: expected at most {MAX_TENSORS} tensors, got {len(given)}")
-    lease.acquire(TENSOR_BYTES * len(given))
+    reservation.acquire(TENSOR_BYTES * len(given))
     tensors = []
     for n, item in enumerate(given):
-        tensor, after = _tensor(item, f"{where}.{n}", after, lease)
+        tensor, after = _tensor(item, f"{where}.{n}", after, reservation)
         tensors.append(tensor)
         given[n] = None  # its data in JSON are let go of
         if tensor.size > SMALL_JSON_BYTES:
@@ -166,7 +168,9 @@ def _tensors(given: Any, where: str, after: memoryview, lease: Lease) -> Steps[l
     return tensors
 
 
-def _tensor(item: Any, place: str, after: memoryview, lease: Lease) -> tuple[Tensor, memoryview]:
+def _tensor(
+    item: Any, place: str, after: memoryview, reservation: Reservation
+) -> tuple[Tensor, memoryview]:
     """Return a tensor, and the bytes after its own."""
     if not isinstance(item, dict):
         raise InvalidInput(place, "an object", kind_of(item))
@@ -203,7 +207,7 @@ def _tensor(item: Any, place: str, after: memoryview, lease: Lease) -> tuple[Ten
         if datatype == BYTES:
             return Tensor(place, name, datatype, shape, None, None, own, is_base64), after
         array = array_of_bytes(own, datatype, shape, place)
-    lease.acquire(ARRAY_BYTES * array.size)
+    reservation.acquire(ARRAY_BYTES * array.size)
     return Tensor(place, name, datatype, shape, array), after
 
 

@@ -34,7 +34,7 @@ from service.integrations.open_inference.requests import (
 from service.integrations.open_inference.rows import rows_of
 from service.models.models import HOW_TO_PUBLISH, Models
 from service.predicting import Asked, begin, in_steps, predict
-from service.server.budget import lease_of
+from service.server.budget import reservation_of
 from service.telemetry.records import record_of
 
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_repository"]
@@ -131,13 +131,13 @@ async def _read(
     """Return what a request asks, and how it wants its answer; its body goes with its rows."""
     if request.query_params:  # else a parameter put there would be passed over in silence
         raise InvalidInput("query", "nothing, since parameters stand in the body", "parameters")
-    settings, lease = context.settings, lease_of(request.scope)
+    settings, reservation = context.settings, reservation_of(request.scope)
     is_json = HEADER_LENGTH not in request.headers
     body = await read_inflated(
         request, settings.max_json_bytes if is_json else settings.max_body_bytes
     )
     length = header_length(request.headers, body)
-    reading = read_infer(body, length, settings.max_json_bytes, lease)
+    reading = read_infer(body, length, settings.max_json_bytes, reservation)
     size = len(body) if length is None else length
     infer = await in_steps(request, context, reading, client, size, begun + settings.deadline_s)
     del body, reading
@@ -145,7 +145,7 @@ async def _read(
     envelope = envelope_of(name, version, infer.fields, "parameters")
     served = await context.served(envelope)
     making = rows_of(
-        infer.tensors, served.model.manifest, settings.max_rows, infer.is_passed_on, lease
+        infer.tensors, served.model.manifest, settings.max_rows, infer.is_passed_on, reservation
     )
     size += sum(len(tensor.content) for tensor in infer.tensors if tensor.content is not None)
     rows, groups = await in_steps(

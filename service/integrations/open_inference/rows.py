@@ -11,8 +11,7 @@ from model_store.types import Steps
 from service.api.requests import Cells, Rows
 from service.errors import TooLarge
 from service.integrations.open_inference.tensors import BOOL, BYTES, Tensor
-from service.pools.csv_file import reader_of
-from service.server.budget import Lease
+from service.server.budget import Reservation
 
 INPUT = "inputs"  # the one tensor of a model that takes one; any other name will do
 GROUPS = "groups"  # of a model that is calibrated by group: the group of each row
@@ -20,7 +19,11 @@ CELL_BYTES = 40  # of a cell of a table, beside its tensor
 
 
 def rows_of(
-    tensors: list[Tensor], manifest: Manifest, max_rows: int, is_passed_on: bool, lease: Lease
+    tensors: list[Tensor],
+    manifest: Manifest,
+    max_rows: int,
+    is_passed_on: bool,
+    reservation: Reservation,
 ) -> Steps[tuple[Rows, list[str] | None]]:
     """Return the rows of a request as `/predict` takes them, and the groups of rows, if they came.
 
@@ -30,19 +33,19 @@ def rows_of(
         InvalidInput: naming the tensor that is absent, of the wrong shape or not of the model's.
         TooLarge: if there are more rows than there may be.
     """
-    tensors, groups = yield from _without_groups(tensors, manifest, lease)
+    tensors, groups = yield from _without_groups(tensors, manifest, reservation)
     spec = manifest.input
     if spec.columns:
-        rows: Rows = yield from _cells(tensors, spec, max_rows, is_passed_on, lease)
+        rows: Rows = yield from _cells(tensors, spec, max_rows, is_passed_on, reservation)
     else:
         tensor = _only(tensors, is_passed_on)
         _check_rows(tensor, max_rows)
-        rows = yield from _rows(tensor, spec, lease)
+        rows = yield from _rows(tensor, spec, reservation)
     return rows, groups
 
 
 def _without_groups(
-    tensors: list[Tensor], manifest: Manifest, lease: Lease
+    tensors: list[Tensor], manifest: Manifest, reservation: Reservation
 ) -> Steps[tuple[list[Tensor], list[str] | None]]:
     """Return the tensors of rows, and the groups."""
     categories = manifest.categories
@@ -58,7 +61,7 @@ def _without_groups(
         raise InvalidInput(
             f"{given.place}.datatype", f"{BYTES}, the group of each row", given.datatype
         )
-    values = yield from given.values(lease)
+    values = yield from given.values(reservation)
     groups = ["" if value is None else _text(value, given.place) for value in values]
     return [tensor for tensor in tensors if tensor is not given], groups
 
@@ -80,7 +83,7 @@ def _check_rows(tensor: Tensor, max_rows: int) -> None:
         )
 
 
-def _rows(tensor: Tensor, spec: InputSpec, lease: Lease) -> Steps[Rows]:
+def _rows(tensor: Tensor, spec: InputSpec, reservation: Reservation) -> Steps[Rows]:
     if tensor.datatype == BYTES:
         if spec.image is None and spec.text is None:
             raise InvalidInput(
@@ -89,7 +92,7 @@ def _rows(tensor: Tensor, spec: InputSpec, lease: Lease) -> Steps[Rows]:
         _check_one_each(tensor)
         if spec.image is None:
             _refuse_base64(tensor)
-        return (yield from tensor.values(lease))
+        return (yield from tensor.values(reservation))
     if tensor.datatype == BOOL:
         raise InvalidInput(f"{tensor.place}.datatype", "a datatype of numbers, FP32 for one", BOOL)
     assert tensor.array is not None
@@ -115,7 +118,11 @@ def _check_one_each(tensor: Tensor) -> None:
 
 
 def _cells(
-    tensors: list[Tensor], spec: InputSpec, max_rows: int, is_passed_on: bool, lease: Lease
+    tensors: list[Tensor],
+    spec: InputSpec,
+    max_rows: int,
+    is_passed_on: bool,
+    reservation: Reservation,
 ) -> Steps[Cells]:
     """Return the cells of a table."""
     by_name = {tensor.name: tensor for tensor in tensors}
@@ -139,10 +146,10 @@ def _cells(
             raise InvalidInput(
                 f"{tensor.place}.shape", f"{count} rows, as the tensors before it", f"{tensor.size}"
             )
-        lease.reserve(CELL_BYTES * count, "inputs")
+        reservation.reserve(CELL_BYTES * count, "inputs")
         if tensor.datatype == BYTES:
             _refuse_base64(tensor)
-            values = yield from tensor.values(lease)
+            values = yield from tensor.values(reservation)
             read = reader_of(column, spec.missing_values)
             cells[column.name] = [
                 None if value is None else read(_text(value, tensor.place)) for value in values

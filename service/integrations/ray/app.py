@@ -19,10 +19,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from model_store.errors import InvalidInput
 from service.app import create_app
 from service.context import Context
-from service.integrations.ray.board import ClusterBoard
 from service.integrations.ray.router import MODELS
 from service.integrations.ray.scaling import WORK
-from service.server.budget import SCOPE_KEY, ByteBudget, Lease
+from service.integrations.ray.shared_state import RayBackend
+from service.server.budget import SCOPE_KEY, ByteBudget, Reservation
 from service.server.memory import keep_heaps_whole
 from service.settings import SECRETS, SWITCH_S, settings_of
 from service.telemetry.logs import configure
@@ -56,11 +56,11 @@ class BehindProxy:
         self.budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with a lease, which ends with it."""
+        """Pass a request on with a reservation, which ends with it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        lease = scope[SCOPE_KEY] = Lease(self.budget)
+        reservation = scope[SCOPE_KEY] = Reservation(self.budget)
 
         async def sending(message: Message) -> None:
             if "body" in message:
@@ -70,7 +70,7 @@ class BehindProxy:
         try:
             await self.app(scope, receive, sending)
         finally:
-            lease.release()
+            reservation.release()
 
 
 @serve.deployment(
@@ -99,7 +99,7 @@ class Replica:
         settings = settings_of(self._given)
         configure(settings)
         name = serve.get_replica_context().replica_id.unique_id
-        app: FastAPI = create_app(settings, ClusterBoard(name))
+        app: FastAPI = create_app(settings, RayBackend(name))
         self._context = app.state.context
         app.add_middleware(
             BehindProxy, budget=ByteBudget(settings.memory_budget_bytes)

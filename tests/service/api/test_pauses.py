@@ -15,11 +15,11 @@ from model_store.types import at_once
 from service.api.json_blocks import take_apart
 from service.api.requests import rows_array
 from service.app import create_app
-from service.server.budget import ByteBudget, Lease
+from service.server.budget import ByteBudget, Reservation
 from service.settings import Settings
 
 ROW = b"[" + b",".join([b"8"] * 64) + b"]"
-UNBOUNDED = Lease(ByteBudget(1 << 62))
+UNBOUNDED = Reservation(ByteBudget(1 << 62))
 
 
 def longest_step(steps):

@@ -12,7 +12,7 @@ from model_store.sources.text import TextEncoder
 from model_store.types import at_once
 from service.api.requests import rows_array
 from service.errors import Overloaded, TooLarge
-from service.server.budget import SMALL_BYTES, TIMES_LEFT, ByteBudget, Lease
+from service.server.budget import SMALL_BYTES, TIMES_LEFT, ByteBudget, Reservation
 from tests.support.texts import tokenizer
 
 MOST = 64 << 20
@@ -20,12 +20,12 @@ MOST = 64 << 20
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(SMALL_BYTES + 1, MOST)), max_size=60))
 def test_no_client_takes_all_and_all_is_given_back(asked):
-    budget, leases, held = ByteBudget(MOST), [], {}
+    budget, reservations, held = ByteBudget(MOST), [], {}
     for client, size in asked:
-        lease = Lease(budget, client)
-        leases.append(lease)
+        reservation = Reservation(budget, client)
+        reservations.append(reservation)
         try:
-            lease.acquire(size)
+            reservation.acquire(size)
         except Overloaded:
             assert size > budget.most - budget.held or held.get(client, 0) + size > TIMES_LEFT * (
                 budget.most - budget.held - size
@@ -35,49 +35,52 @@ def test_no_client_takes_all_and_all_is_given_back(asked):
         assert budget.held == sum(held.values()) <= MOST
         left = MOST - budget.held
         assert held[client] <= TIMES_LEFT * left
-        newcomer = Lease(budget, "newcomer")
+        newcomer = Reservation(budget, "newcomer")
         newcomer.acquire(left * TIMES_LEFT // (TIMES_LEFT + 1))
         newcomer.release()
-    for lease in leases:
-        lease.release()
+    for reservation in reservations:
+        reservation.release()
     assert budget.held == 0
 
 
 def test_small_requests_fit_where_their_client_has_its_share_already():
     budget = ByteBudget(MOST)
-    large = Lease(budget, "a")
+    large = Reservation(budget, "a")
     large.acquire(large.most)
     with pytest.raises(Overloaded):
-        Lease(budget, "a").acquire(SMALL_BYTES + 1)
-    small = Lease(budget, "a")
+        Reservation(budget, "a").acquire(SMALL_BYTES + 1)
+    small = Reservation(budget, "a")
     small.acquire(SMALL_BYTES)
     with pytest.raises(Overloaded):
         small.acquire(1)  # is small no more
 
 
 def test_what_never_fits_is_too_large():
-    lease = Lease(ByteBudget(MOST), "a")
+    reservation = Reservation(ByteBudget(MOST), "a")
     with pytest.raises(
         TooLarge, match="pool: expected at most 50331648 bytes in memory, got about 50331649"
     ):
-        lease.reserve(lease.most + 1, "pool")
-    lease.reserve(lease.most, "pool")
+        reservation.reserve(reservation.most + 1, "pool")
+    reservation.reserve(reservation.most, "pool")
     with pytest.raises(TooLarge):
-        lease.reserve(1, "pool")
+        reservation.reserve(1, "pool")
 
 
 def test_what_is_held_for_the_moment_is_given_back_once_also_when_the_request_is_over_before():
     budget = ByteBudget(MOST)
-    lease = Lease(budget, "a")
-    lease.acquire(1000)
-    with lease.beside(MOST // 2, "inputs"):
+    reservation = Reservation(budget, "a")
+    reservation.acquire(1000)
+    with reservation.hold(MOST // 2, "inputs"):
         assert budget.held == 1000 + MOST // 2
-        with pytest.raises(Overloaded), Lease(budget, "b").beside(MOST // 2, "inputs"):
+        with pytest.raises(Overloaded), Reservation(budget, "b").hold(MOST // 2, "inputs"):
             pass
-        lease.release()  # the request is over
+        reservation.release()  # the request is over
         assert budget.held == MOST // 2
-    assert budget.held == lease.held == 0
-    with pytest.raises(TooLarge, match=r"inputs: expected at most"), lease.beside(MOST, "inputs"):
+    assert budget.held == reservation.held == 0
+    with (
+        pytest.raises(TooLarge, match=r"inputs: expected at most"),
+        reservation.hold(MOST, "inputs"),
+    ):
         pass
     assert budget.held == 0
 
@@ -88,10 +91,10 @@ def test_decoding_an_image_takes_of_the_budget_before_it_begins():
     spec = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=ImageSpec(mode="L", resize=True))
     rows = [file.getvalue()] * 3
     assert at_once(
-        rows_array(rows, spec, "inputs", 1 << 30, Lease(ByteBudget(20 << 20)))
+        rows_array(rows, spec, "inputs", 1 << 30, Reservation(ByteBudget(20 << 20)))
     ).shape == (3, 16)
     with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
-        at_once(rows_array(rows, spec, "inputs", 1 << 30, Lease(ByteBudget(10 << 20))))
+        at_once(rows_array(rows, spec, "inputs", 1 << 30, Reservation(ByteBudget(10 << 20))))
 
 
 def test_an_image_counts_with_its_pixels_once_it_is_resized_in_proportion():
@@ -100,14 +103,14 @@ def test_an_image_counts_with_its_pixels_once_it_is_resized_in_proportion():
     image = ImageSpec(mode="L", resize=True, fit="crop", shorter=100)
     spec, rows = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=image), [file.getvalue()] * 2
     assert at_once(
-        rows_array(rows, spec, "inputs", 2_000_800, Lease(ByteBudget(20 << 20)))
+        rows_array(rows, spec, "inputs", 2_000_800, Reservation(ByteBudget(20 << 20)))
     ).shape == (2, 16)
     with pytest.raises(
         TooLarge, match=r"inputs: expected images of at most 2000799 pixels together"
     ):
-        at_once(rows_array(rows, spec, "inputs", 2_000_799, Lease(ByteBudget(20 << 20))))
+        at_once(rows_array(rows, spec, "inputs", 2_000_799, Reservation(ByteBudget(20 << 20))))
     with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
-        at_once(rows_array(rows, spec, "inputs", 1 << 30, Lease(ByteBudget(9 << 20))))
+        at_once(rows_array(rows, spec, "inputs", 1 << 30, Reservation(ByteBudget(9 << 20))))
 
 
 def test_tokenising_takes_of_the_budget_before_it_begins():
@@ -116,7 +119,7 @@ def test_tokenising_takes_of_the_budget_before_it_begins():
     encoder = TextEncoder(tokenizer().to_str().encode(), text)
     rows = [{"text": "good " * 20_000}] * 2
     assert at_once(
-        rows_array(rows, spec, "inputs", 1, Lease(ByteBudget(30 << 20)), encoder)
+        rows_array(rows, spec, "inputs", 1, Reservation(ByteBudget(30 << 20)), encoder)
     ).shape == (2, 8)
     with pytest.raises(TooLarge, match=r"inputs\.0\.text: expected at most .* bytes in memory"):
-        at_once(rows_array(rows, spec, "inputs", 1, Lease(ByteBudget(19 << 20)), encoder))
+        at_once(rows_array(rows, spec, "inputs", 1, Reservation(ByteBudget(19 << 20)), encoder))

@@ -4,8 +4,7 @@ order."""
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.server.clients import address_client, client_of
-from service.server.shares import Shares
+from service.server.shares import Shares, address_client, client_of
 
 LARGEST = 100
 ARRIVALS = st.lists(

@@ -16,7 +16,7 @@ import pytest
 from model_store.processors import available_processors
 from service.engine.batching import BATCH_ROW_DRAWS
 from service.settings import Settings
-from service.shared_state.pages import merged
+from service.shared_state import merge_metrics
 from tests.support.serving import answers, metric, wait_until
 from tests.support.stores import publish_again
 
@@ -139,7 +139,7 @@ def test_from_sigterm_on_the_service_is_not_ready_but_answers_until_its_notice_i
 def test_pages_of_metrics_become_one_with_a_label():
     page = '# HELP a_total What.\n# TYPE a_total counter\na_total{x="1"} 2.0\n# HELP b Less.\n# TYPE b gauge\nb 1.0\n'
     pages = {"1": page.replace("1.0", "3.5").encode(), "0": page.encode()}
-    assert merged(pages).decode() == (
+    assert merge_metrics(pages).decode() == (
         "# HELP a_total What.\n# TYPE a_total counter\n"
         'a_total{worker="0",x="1"} 2.0\na_total{worker="1",x="1"} 2.0\n'
         '# HELP b Less.\n# TYPE b gauge\nb{worker="0"} 1.0\nb{worker="1"} 3.5\n'

@@ -13,24 +13,24 @@ from hypothesis import strategies as st
 from model_store.errors import InvalidInput
 from service.api.requests import INFLATED_AT_ONCE, read_inflated
 from service.errors import Overloaded, TooLarge
-from service.server.budget import SCOPE_KEY, ByteBudget, Lease
+from service.server.budget import SCOPE_KEY, ByteBudget, Reservation
 
 ENCODERS = {"gzip": gzip.compress, "deflate": zlib.compress}
 few = settings(max_examples=60, deadline=None, database=None)
 
 
 def read(pieces, coding, limit, most=1 << 30):
-    """What is read of a body that comes in pieces, and the lease that counts it."""
+    """What is read of a body that comes in pieces, and the reservation that counts it."""
     waiting = [*pieces]
-    lease = Lease(ByteBudget(most))
+    reservation = Reservation(ByteBudget(most))
 
     async def receive():
         piece = waiting.pop(0)
         return {"type": "http.request", "body": piece, "more_body": bool(waiting)}
 
     headers = [(b"content-encoding", coding.encode())]
-    scope = {"type": "http", "headers": headers, SCOPE_KEY: lease}
-    return asyncio.run(read_inflated(Request(scope, receive), limit)), lease
+    scope = {"type": "http", "headers": headers, SCOPE_KEY: reservation}
+    return asyncio.run(read_inflated(Request(scope, receive), limit)), reservation
 
 
 def cut(content, places):
@@ -52,9 +52,9 @@ places = st.lists(st.integers(0, 1 << 20), max_size=5)
 @few
 @given(body=bodies, places=places, coding=st.sampled_from(sorted(ENCODERS)))
 def test_what_was_compressed_is_read_whatever_pieces_it_comes_in(body, places, coding):
-    read_body, lease = read(cut(ENCODERS[coding](body), places), coding, 1 << 20)
+    read_body, reservation = read(cut(ENCODERS[coding](body), places), coding, 1 << 20)
     assert read_body == body
-    assert lease.held == len(body)
+    assert reservation.held == len(body)
 
 
 @few

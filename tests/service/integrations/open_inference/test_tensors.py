@@ -26,7 +26,7 @@ from service.integrations.open_inference.tensors import (
     shape_of,
     strings_of_json,
 )
-from service.server.budget import ByteBudget, Lease
+from service.server.budget import ByteBudget, Reservation
 
 FORMATS = {
     "BOOL": "?",
@@ -46,14 +46,14 @@ FORMATS = {
 shapes = arrays.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=4)
 
 
-def lease(most=1 << 30):
-    return Lease(ByteBudget(most))
+def reservation(most=1 << 30):
+    return Reservation(ByteBudget(most))
 
 
 def elements(content, count, most=1 << 30):
     """The elements that bytes are."""
     tensor = Tensor("inputs.0", "x", BYTES, (count,), None, content=memoryview(content))
-    return at_once(tensor.values(lease(most)))
+    return at_once(tensor.values(reservation(most)))
 
 
 def test_there_is_a_case_of_every_datatype():
@@ -153,7 +153,9 @@ def test_a_shape_beyond_all_numbers_costs_nothing():
         lambda: array_of_json([1.0], "FP32", shape, "inputs.0"),
         lambda: strings_of_json(["a"], shape, "inputs.0"),
         lambda: at_once(
-            Tensor("inputs.0", "x", BYTES, shape, None, content=memoryview(b"1234")).values(lease())
+            Tensor("inputs.0", "x", BYTES, shape, None, content=memoryview(b"1234")).values(
+                reservation()
+            )
         ),
     ):
         with pytest.raises(InvalidInput):

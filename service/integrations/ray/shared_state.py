@@ -1,0 +1,137 @@
+"""The shared state of a cluster's replicas: an actor that all find by its name.
+
+It is held in memory. Where its node is lost, Ray starts another: evidence of drift starts again
+from nothing, and the log says so; metrics are there again after some seconds.
+"""
+
+import logging
+import time
+from collections import deque
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from service.models.drift import Drift, DriftReport, LiveRows, Watched
+from service.shared_state import Notice, StateBackend
+
+logger = logging.getLogger("dubito")
+
+NAME, NAMESPACE = "dubito-shared-state", "dubito"
+TIMEOUT_S = 5.0  # of a call to the actor
+MAX_NOTICES = 1000
+SILENT_S = 20.0  # after which a replica's metrics are no longer shown
+
+
+class StateActor:
+    """The state that all replicas share. Ray makes one call after the other."""
+
+    def __init__(self) -> None:
+        self._born = time.time_ns()  # tells an actor from the one before it
+        self._count = 0  # of notices so far
+        self._notices: deque[tuple[int, str, Notice]] = deque(maxlen=MAX_NOTICES)
+        self._metrics: dict[str, tuple[float, bytes]] = {}
+        self._drifts: dict[Watched, Drift] = {}
+
+    def last(self) -> tuple[int, int]:
+        """Return which actor this is, and the number of the last notice."""
+        return self._born, self._count
+
+    def post(self, name: str, notice: Notice) -> None:
+        self._count += 1
+        self._notices.append((self._count, name, notice))
+
+    def new_notices(
+        self, name: str, since: tuple[int, int]
+    ) -> tuple[tuple[int, int], list[Notice]]:
+        born, last = since
+        after = last if born == self._born else 0
+        return self.last(), [notice for n, of, notice in self._notices if n > after and of != name]
+
+    def put_metrics(self, name: str, page: bytes) -> None:
+        self._metrics[name] = time.monotonic(), page
+
+    def metrics(self) -> dict[str, bytes]:
+        oldest = time.monotonic() - SILENT_S
+        self._metrics = {name: page for name, page in self._metrics.items() if page[0] > oldest}
+        return {name: page for name, (_, page) in self._metrics.items()}
+
+    def take(self, watched: Watched, rows: LiveRows) -> None:
+        self._drift(watched).take(rows)
+
+    def report(self, watched: Watched) -> DriftReport:
+        return self._drift(watched).report()
+
+    def reset(self, watched: Watched) -> None:
+        self._drift(watched).reset()
+
+    def _drift(self, watched: Watched) -> Drift:
+        drift = self._drifts.get(watched)
+        # a deleted version's number may be given again
+        if drift is None or (drift.watched.gaps != watched.gaps).any():
+            drift = self._drifts[watched] = Drift(watched)
+        return drift
+
+
+class RayBackend(StateBackend):
+    """The shared state as a replica reaches it."""
+
+    notices_s = 1.0
+    metrics_s = 5.0
+
+    def __init__(self, name: str) -> None:
+        """Start the actor where there is none.
+
+        Raises:
+            OSError: if it cannot be reached.
+        """
+        self.name = name
+        self._actor = (
+            ray.remote(StateActor)
+            .options(
+                name=NAME,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                max_restarts=-1,
+            )
+            .remote()
+        )
+        self._seen: tuple[int, int] = self._call("last")
+
+    def post(self, notice: Notice) -> None:
+        self._call("post", self.name, notice)
+
+    def new_notices(self) -> list[Notice]:
+        seen, notices = self._call("new_notices", self.name, self._seen)
+        if seen[0] != self._seen[0]:
+            logger.warning(
+                "the cluster's shared state was lost: evidence of drift starts again from nothing"
+            )
+        self._seen = seen
+        return list(notices)
+
+    def put_metrics(self, page: bytes) -> None:
+        self._call("put_metrics", self.name, page)
+
+    def metrics(self) -> dict[str, bytes]:
+        return dict(self._call("metrics"))
+
+    def take(self, watched: Watched, rows: LiveRows) -> None:
+        self._call("take", watched, rows)
+
+    def report(self, watched: Watched) -> DriftReport:
+        report: DriftReport = self._call("report", watched)
+        return report
+
+    def reset(self, watched: Watched) -> None:
+        self._call("reset", watched)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=TIMEOUT_S)
+        except RayError as error:
+            raise OSError(
+                f"the cluster's shared state does not answer: {type(error).__name__}"
+            ) from None

@@ -1,0 +1,254 @@
+"""State that processes serving as one share: notices, metrics and evidence of drift.
+
+The processes are workers of one supervisor, which share a folder, or replicas of a cluster
+(`service.integrations.ray.shared_state`).
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load, save
+
+from model_store.errors import DubitoError
+from service.models.drift import Drift, DriftReport, LiveRows, Watched
+
+logger = logging.getLogger("dubito")
+
+NOTICES = "notices"
+
+Notice = list[str]  # an action and its arguments
+
+
+class StateBackend(ABC):
+    """Where the shared state is kept.
+
+    Any call may take as long as a file or a message does, and raises OSError where the state
+    cannot be reached.
+
+    Attributes:
+        name: of this process, unlike those of the others: the label `worker` of its metrics.
+        notices_s: seconds between looks for notices.
+        metrics_s: seconds between updates of this process's metrics.
+    """
+
+    name: str
+    notices_s: float
+    metrics_s: float
+
+    @abstractmethod
+    def post(self, notice: Notice) -> None:
+        """Show a notice to all other processes that run now."""
+
+    @abstractmethod
+    def new_notices(self) -> list[Notice]:
+        """Return others' notices since the last call, or since this process started."""
+
+    @abstractmethod
+    def put_metrics(self, page: bytes) -> None:
+        """Store this process's metrics, as Prometheus' text."""
+
+    @abstractmethod
+    def metrics(self) -> dict[str, bytes]:
+        """Return the latest metrics of each process, by its name."""
+
+    @abstractmethod
+    def take(self, watched: Watched, rows: LiveRows) -> None:
+        """Add live rows to the evidence of drift."""
+
+    @abstractmethod
+    def report(self, watched: Watched) -> DriftReport:
+        """Return the evidence about a version, of all processes."""
+
+    @abstractmethod
+    def reset(self, watched: Watched) -> None:
+        """Discard the evidence about a version."""
+
+
+class FolderBackend(StateBackend):
+    """The shared state of a supervisor's workers, in a folder.
+
+    Notices are lines of one file. Each worker's metrics are a file. The evidence about a version
+    is a file too, read and written under a lock, so a worker that is replaced takes none of it
+    along.
+    """
+
+    notices_s = 0.2
+    metrics_s = 1.0
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.folder = folder
+        with (self.folder / NOTICES).open("a") as file:
+            self._read = file.tell()
+
+    def post(self, notice: Notice) -> None:
+        line = json.dumps([self.name, *notice]) + "\n"
+        with (self.folder / NOTICES).open("ab", buffering=0) as file:
+            file.write(line.encode())  # in one piece
+
+    def new_notices(self) -> list[Notice]:
+        with (self.folder / NOTICES).open("rb") as file:
+            file.seek(self._read)
+            lines = file.readlines()
+        self._read += sum(map(len, lines))
+        notices = [json.loads(line) for line in lines]
+        return [notice for worker, *notice in notices if worker != self.name]
+
+    def put_metrics(self, page: bytes) -> None:
+        self._write(self.folder / f"{self.name}.prom", page)
+
+    def metrics(self) -> dict[str, bytes]:
+        return {path.stem: path.read_bytes() for path in sorted(self.folder.glob("*.prom"))}
+
+    def take(self, watched: Watched, rows: LiveRows) -> None:
+        with self._evidence(watched) as (drift, path):
+            drift.take(rows)
+            self._write(path, save(drift.state()))
+
+    def report(self, watched: Watched) -> DriftReport:
+        with self._evidence(watched) as (drift, _):
+            return drift.report()
+
+    def reset(self, watched: Watched) -> None:
+        with self._evidence(watched) as (_, path):
+            path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _evidence(self, watched: Watched) -> Iterator[tuple[Drift, Path]]:
+        """Yield the evidence about a version and its file, under a lock."""
+        digest = hashlib.blake2b(f"{watched.name} {watched.version} ".encode(), digest_size=16)
+        digest.update(watched.gaps.tobytes())  # a deleted version's number may be given again
+        path = self.folder / f"{digest.hexdigest()}.drift"
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            drift = Drift(watched)
+            if path.exists():
+                drift.restore(load(path.read_bytes()))
+            yield drift, path
+
+    def _write(self, path: Path, content: bytes) -> None:
+        draft = path.with_suffix(f".draft-{self.name}")
+        draft.write_bytes(content)
+        draft.rename(path)
+
+
+class SharedState:
+    """The shared state as the rest of a process uses it; a thread keeps it up to date.
+
+    A process that serves alone has no backend, and shares nothing.
+    """
+
+    def __init__(
+        self,
+        backend: StateBackend | None,
+        actions: Mapping[str, Callable[..., Any]],
+        own_metrics: Callable[[], bytes],
+        bring_drift: Callable[[], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            backend: where the state is kept.
+            actions: what notices can ask for.
+            own_metrics: returns this process's metrics.
+            bring_drift: adds the live rows of this process to the evidence of all.
+        """
+        self.backend = backend
+        self._actions = actions
+        self._own_metrics = own_metrics
+        self._bring_drift = bring_drift
+        self._next_metrics = 0.0
+        self._is_reachable = True
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="shared-state", daemon=True)
+
+    def start(self) -> None:
+        if self.backend is not None:
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def post(self, action: str, *arguments: str) -> None:
+        """Have all other processes do something. Takes as long as writing a file."""
+        assert action in self._actions
+        if self.backend is not None:
+            try:
+                self.backend.post([action, *arguments])
+            except OSError as error:
+                logger.error("%s reaches no other process: %s", action, error)
+
+    def metrics(self) -> bytes:
+        """Return the metrics of all processes; others' may be seconds old."""
+        if self.backend is None:
+            return self._own_metrics()
+        try:
+            pages = self.backend.metrics()
+        except OSError:
+            pages = {}
+        return merge_metrics({**pages, self.backend.name: self._own_metrics()})
+
+    def _run(self) -> None:
+        assert self.backend is not None
+        while not self._stopping.wait(self.backend.notices_s):
+            try:
+                self._update(self.backend)
+            except OSError as error:
+                if self._is_reachable:
+                    logger.error(
+                        "other processes that serve cannot be reached: %s; trying again", error
+                    )
+                self._is_reachable = False
+            except Exception:
+                logger.exception("the exchange with other processes failed; trying again")
+            else:
+                if not self._is_reachable:
+                    logger.info("other processes that serve can be reached again")
+                self._is_reachable = True
+
+    def _update(self, backend: StateBackend) -> None:
+        for notice in backend.new_notices():
+            self._act(notice)
+        self._bring_drift()
+        if time.monotonic() >= self._next_metrics:
+            backend.put_metrics(self._own_metrics())
+            self._next_metrics = time.monotonic() + backend.metrics_s
+
+    def _act(self, notice: Notice) -> None:
+        action, *arguments = notice
+        try:
+            self._actions[action](*arguments)
+        except DubitoError as error:  # of a version that this process does not have
+            logger.info("another process's %s: %s", action, error)
+        except Exception:
+            logger.exception("another process's %s failed", action)
+
+
+def merge_metrics(pages: dict[str, bytes]) -> bytes:
+    """Merge Prometheus pages into one; each sample gets its page's key as label `worker`."""
+    families: dict[str, list[str]] = {}
+    for worker, page in sorted(pages.items()):
+        samples: list[str] = []
+        for line in page.decode().splitlines():
+            if line.startswith("# HELP "):
+                samples = families.setdefault(line.split(" ")[2], [line])
+            elif line.startswith("# "):
+                if line not in samples:
+                    samples.append(line)
+            else:
+                name, bracket, rest = line.partition("{")
+                if bracket:
+                    samples.append(f'{name}{{worker="{worker}",{rest}')
+                else:
+                    name, _, value = line.partition(" ")
+                    samples.append(f'{name}{{worker="{worker}"}} {value}')
+    return "".join(f"{line}\n" for lines in families.values() for line in lines).encode()

@@ -1,0 +1,155 @@
+"""Processes that share state: evidence of drift, notices and metrics."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from model_store.conformal.rank_tables import conformal_p_value
+from service.models.drift import MOST_WAITING, Drift, LiveRows, SharedDrift, Watched, row_digests
+from service.shared_state import FolderBackend, SharedState
+
+
+def backends(folder, count):
+    return [FolderBackend(str(worker), folder) for worker in range(count)]
+
+
+@pytest.fixture
+def ranking():
+    return np.sort(np.random.default_rng(0).normal(size=200))
+
+
+def requests(ranking, count, shift):
+    """Requests of three rows: p-values, rows and client; some rows come twice."""
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(count, 3, 4)).astype(np.float32)
+    x[1::7] = x[::7][: len(x[1::7])]
+    p_values = conformal_p_value(generator.normal(shift, size=(count, 3)).ravel(), ranking).reshape(
+        count, 3
+    )
+    return [
+        (p, row_digests(rows), f"client {i % 5}")
+        for i, (p, rows) in enumerate(zip(p_values, x, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_the_evidence_of_several_processes_is_that_of_one_with_all_their_rows(
+    tmp_path, ranking, shift
+):
+    watched = Watched.of_ranking(ranking, "m", "1")
+    alone, together = (
+        Drift(watched),
+        [SharedDrift(watched, backend) for backend in backends(tmp_path, 3)],
+    )
+    for i, request in enumerate(requests(ranking, 300, shift)):
+        alone.watch(*request)
+        alone.report()  # rows are bet on as they come, and not in blocks
+        drift = together[i % 3]
+        drift.watch(*request)
+        drift.bring()
+        if i == 150:  # a worker is replaced
+            together[2] = SharedDrift(watched, backends(tmp_path, 3)[2])
+    expected = alone.report()
+    for drift in together:
+        report = drift.report()
+        assert replace(
+            report, evidence=0.0, largest_evidence=0.0, flag_rate=0.0, p_value_sum=0.0
+        ) == replace(expected, evidence=0.0, largest_evidence=0.0, flag_rate=0.0, p_value_sum=0.0)
+        for name in ("evidence", "largest_evidence", "flag_rate", "p_value_sum"):
+            assert getattr(report, name) == pytest.approx(getattr(expected, name), rel=1e-9)
+    assert expected.alarm == (shift > 0)
+    assert sum(drift.own_report().rows for drift in together) < 900
+    together[0].reset()
+    assert together[1].report().rows == 0
+
+
+def test_rows_brought_at_the_same_time_are_all_taken_in(tmp_path, ranking):
+    watched = Watched.of_ranking(ranking)
+    drifts = [SharedDrift(watched, backend) for backend in backends(tmp_path, 4)]
+
+    def bring(drift):
+        generator = np.random.default_rng(id(drift) % 1000)
+        for _ in range(25):
+            drift.watch(conformal_p_value(generator.normal(size=8), ranking))
+            drift.bring()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(bring, drifts))
+    assert drifts[0].report().rows == 4 * 25 * 8
+
+
+def test_a_martingale_of_one_process_is_none_given_the_rows_of_another():
+    """Why rows go to one urn: given others' rows, all of small p-values, its capital is expected to
+    grow."""
+    watched = Watched.of_ranking(np.array([1.0, 2.0, 3.0]))
+    p_values = conformal_p_value(np.arange(4) + 0.5, np.array([1.0, 2.0, 3.0]))
+    nobody = np.zeros(1, dtype=np.uint64)
+
+    def capital(before, gap):
+        drift = Drift(watched)
+        for one in (*before, gap):
+            drift.take(LiveRows(p_values[[one]], None, nobody))
+        return np.exp(drift.report().evidence)
+
+    others = [3] * 20
+    urn = np.array([1.0 + others.count(gap) for gap in range(4)]) / (4 + len(others))
+    start = np.exp(Drift(watched).report().evidence)
+    alone = sum(urn[gap] * capital((), gap) for gap in range(4))
+    pooled = sum(urn[gap] * capital(others, gap) for gap in range(4))
+    assert alone > start + 0.05
+    before = Drift(watched)
+    for _ in others:
+        before.take(LiveRows(p_values[[3]], None, nobody))
+    assert pooled == pytest.approx(np.exp(before.report().evidence), rel=1e-12)
+
+
+def test_where_the_others_cannot_be_reached_own_rows_are_reported_and_brought_later(
+    tmp_path, ranking
+):
+    (backend,) = backends(tmp_path, 1)
+    drift = SharedDrift(Watched.of_ranking(ranking), backend)
+    folder, backend.folder = backend.folder, tmp_path / "gone"
+    drift.watch(np.array([0.5, 0.6]))
+    report = drift.report()
+    assert (report.rows, report.of_all) == (2, False)
+    with pytest.raises(OSError):
+        drift.bring()
+    backend.folder = folder
+    report = drift.report()
+    assert (report.rows, report.of_all) == (2, True)
+
+
+def test_what_waits_for_others_who_cannot_be_reached_is_bounded(tmp_path, ranking):
+    (backend,) = backends(tmp_path, 1)
+    drift = SharedDrift(Watched.of_ranking(ranking), backend)
+    folder, backend.folder = backend.folder, tmp_path / "gone"
+    for _ in range(MOST_WAITING // 1000):
+        for _ in range(125):
+            drift.watch(np.full(16, 0.5))
+        with pytest.raises(OSError):
+            drift.bring()
+    backend.folder = folder
+    assert 0 < drift.report().rows <= MOST_WAITING
+
+
+def test_notices_reach_the_others_and_metrics_are_merged(tmp_path):
+    first, second = backends(tmp_path, 2)
+    heard, page = [], b"# HELP a What.\n# TYPE a gauge\na %d\n"
+    one, other = (
+        SharedState(
+            backend,
+            {"say": lambda text, name=backend.name: heard.append((name, text))},
+            own,
+            lambda: None,
+        )
+        for backend, own in ((first, lambda: page % 1), (second, lambda: page % 2))
+    )
+    one.post("say", "hello")
+    assert first.new_notices() == []
+    for state in (one, other):
+        state._update(state.backend)
+    assert heard == [("1", "hello")]
+    expected = b'# HELP a What.\n# TYPE a gauge\na{worker="0"} 1\na{worker="1"} 2\n'
+    assert one.metrics() == other.metrics() == expected
